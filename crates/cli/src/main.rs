@@ -1,0 +1,2 @@
+//! The `torpor` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Dump and restore.

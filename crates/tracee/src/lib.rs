@@ -1,0 +1,1 @@
+//! Stopped tasks.
