@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use prost::Message;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let proto = Path::new("proto");
     println!("cargo:rerun-if-changed={}", proto.display());
@@ -10,8 +12,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         std::fs::read_dir(proto)?.map(|entry| entry.map(|e| e.path())).collect::<Result<_, _>>()?;
     files.sort();
     let descriptors = protox::compile(&files, [proto])?;
-    prost_build::Config::new()
-        .file_descriptor_set_path(PathBuf::from(std::env::var("OUT_DIR")?).join("criu.bin"))
-        .compile_fds(descriptors)?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("criu.bin"), descriptors.encode_to_vec())?;
+    prost_build::Config::new().enable_type_names().compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,7 +1,31 @@
-//! CRIU's image format.
+//! CRIU's image format: the messages, how they are framed in files, and what
+//! else an image directory holds.
+//!
+//! Everything that is read here may come from a hostile file. Lengths are
+//! checked against the file before memory is taken for them, nothing panics,
+//! and an error names the file and the offset at which it was found.
+
+#![forbid(unsafe_code)]
+
+pub mod dir;
+pub mod error;
+pub mod kind;
+pub mod pagemap;
+pub mod reader;
+pub mod writer;
+
+pub use dir::ImageDir;
+pub use error::{Error, Result};
+pub use kind::Kind;
+pub use reader::Reader;
+pub use writer::Writer;
 
 /// The messages of the image files and of the RPC.
-#[allow(missing_docs, clippy::all)]
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/criu.rs"));
 }
+
+/// The descriptors of every message in [`proto`], as an encoded
+/// `google.protobuf.FileDescriptorSet`.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/criu.bin"));

@@ -1,0 +1,292 @@
+//! A directory of image files.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use prost::{Message, Name};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::kind::{self, Kind};
+use crate::proto::InventoryEntry;
+use crate::reader::Reader;
+use crate::writer::Writer;
+
+/// The symbolic link to the directory that an incremental dump builds on.
+pub const PARENT_LINK: &str = "parent";
+
+/// The version of the format that is read and written here.
+pub const IMAGE_VERSION: u32 = 2;
+
+/// How many `parent` directories may follow each other.
+const MAX_PARENTS: u32 = 4096;
+
+/// A directory of image files.
+///
+/// It is held open and files are opened relative to it, so that it stays the
+/// same whatever happens to its path, the root and the mount namespace.
+#[derive(Debug)]
+pub struct ImageDir {
+    path: PathBuf,
+    fd: OwnedFd,
+    parents: u32,
+}
+
+impl ImageDir {
+    /// Opens an existing directory.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_at(CWD, path.as_ref(), path.as_ref(), 0)
+    }
+
+    /// Opens a directory, which is made if it is not there (its parent must
+    /// be), for its owner only.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        match rustix::fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => Self::open(path),
+            Err(errno) => Err(Error::io(path, "create", errno.into())),
+        }
+    }
+
+    /// Takes over a descriptor of a directory; `path` is for messages only.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), fd, parents: 0 }
+    }
+
+    fn open_at(at: BorrowedFd<'_>, name: &Path, path: &Path, parents: u32) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(at, name, flags, Mode::empty())
+            .map_err(|errno| Error::io(path, "open", errno.into()))?;
+        Ok(Self { path: path.to_owned(), fd, parents })
+    }
+
+    /// The path that the directory was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory that this incremental dump builds on, if it is one.
+    pub fn parent(&self) -> Result<Option<Self>> {
+        let path = self.path.join(PARENT_LINK);
+        if self.parents == MAX_PARENTS {
+            return Err(Error::TooManyParents { file: path, limit: MAX_PARENTS });
+        }
+        match Self::open_at(self.fd.as_fd(), Path::new(PARENT_LINK), &path, self.parents + 1) {
+            Ok(parent) => Ok(Some(parent)),
+            // A link that leads nowhere is an error: pages would be missing.
+            Err(error) if error.is_missing() && !self.exists(PARENT_LINK)? => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes this directory an incremental dump on top of `target`, a path
+    /// relative to this directory.
+    pub fn set_parent(&self, target: &Path) -> Result<()> {
+        self.remove(PARENT_LINK)?;
+        rustix::fs::symlinkat(target, &self.fd, PARENT_LINK)
+            .map_err(|errno| Error::io(&self.path.join(PARENT_LINK), "create", errno.into()))
+    }
+
+    /// The names of everything in the directory, sorted.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let error = |errno: Errno| Error::io(&self.path, "list", errno.into());
+        let mut names = vec![];
+        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        Ok(names)
+    }
+
+    /// The ids for which there is a file of `kind`, in ascending order.
+    pub fn ids(&self, kind: Kind) -> Result<Vec<u64>> {
+        let mut ids: Vec<u64> = self.names()?.iter().filter_map(|name| kind.id_of(name)).collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// Whether there is a file of `kind` for `id`.
+    pub fn has(&self, kind: Kind, id: u64) -> Result<bool> {
+        self.exists(&kind.file_name(id))
+    }
+
+    /// The inventory, after a check of its version.
+    pub fn inventory(&self) -> Result<InventoryEntry> {
+        let inventory: InventoryEntry = self.read_one(kind::INVENTORY, 0)?;
+        if inventory.img_version != IMAGE_VERSION {
+            return Err(Error::BadVersion {
+                file: self.path.join(kind::INVENTORY.file_name(0)),
+                found: inventory.img_version,
+                expected: IMAGE_VERSION,
+            });
+        }
+        Ok(inventory)
+    }
+
+    /// Removes the inventory, if there is one. A dump does this first and
+    /// writes the inventory last, so that a directory without one is no
+    /// checkpoint.
+    pub fn remove_inventory(&self) -> Result<()> {
+        self.remove(&kind::INVENTORY.file_name(0))
+    }
+
+    /// Writes a file of one entry.
+    pub fn write_one<M: Message + Name>(&self, kind: Kind, id: u64, message: &M) -> Result<()> {
+        self.write_all(kind, id, [message])
+    }
+
+    /// Writes a file of entries.
+    pub fn write_all<'m, M: Message + Name + 'm>(
+        &self,
+        kind: Kind,
+        id: u64,
+        messages: impl IntoIterator<Item = &'m M>,
+    ) -> Result<()> {
+        let mut writer = self.writer(kind, id)?;
+        for message in messages {
+            writer.entry(message)?;
+        }
+        writer.finish()
+    }
+
+    /// Starts a file of entries and data.
+    pub fn writer(&self, kind: Kind, id: u64) -> Result<Writer> {
+        let name = kind.file_name(id);
+        Writer::new(kind, &self.path.join(&name), self.create_file(&name)?)
+    }
+
+    /// Reads a file that holds one entry and nothing else.
+    pub fn read_one<M: Message + Name + Default>(&self, kind: Kind, id: u64) -> Result<M> {
+        let mut reader = self.open_reader(kind, id)?;
+        let message = reader.expect()?;
+        reader.end()?;
+        Ok(message)
+    }
+
+    /// Reads a file that holds one entry, if there is such a file.
+    pub fn read_opt<M: Message + Name + Default>(&self, kind: Kind, id: u64) -> Result<Option<M>> {
+        optional(self.read_one(kind, id))
+    }
+
+    /// Reads a file of entries without data between them.
+    pub fn read_all<M: Message + Name + Default>(&self, kind: Kind, id: u64) -> Result<Vec<M>> {
+        let mut reader = self.open_reader(kind, id)?;
+        let mut messages = vec![];
+        while let Some(message) = reader.next()? {
+            messages.push(message);
+        }
+        Ok(messages)
+    }
+
+    /// Like [`ImageDir::read_all`]; no file is no entries.
+    pub fn read_all_or_empty<M: Message + Name + Default>(
+        &self,
+        kind: Kind,
+        id: u64,
+    ) -> Result<Vec<M>> {
+        optional(self.read_all(kind, id)).map(Option::unwrap_or_default)
+    }
+
+    /// Starts to read a file of entries and data, if it is there.
+    pub fn reader(&self, kind: Kind, id: u64) -> Result<Option<Reader>> {
+        optional(self.open_reader(kind, id))
+    }
+
+    fn open_reader(&self, kind: Kind, id: u64) -> Result<Reader> {
+        let name = kind.file_name(id);
+        let path = self.path.join(&name);
+        let file = self.open_file(&name)?;
+        let len = file.metadata().map_err(|error| Error::io(&path, "stat", error))?.len();
+        Reader::new(kind, &path, Box::new(file), len)
+    }
+
+    /// Creates a file that is written without a [`Writer`] (readable too),
+    /// such as `pages-ID.img`.
+    pub fn raw_file_create(&self, kind: Kind, id: u64) -> Result<File> {
+        self.create_file(&kind.file_name(id))
+    }
+
+    /// Opens a file that is read without a [`Reader`].
+    pub fn raw_file_open(&self, kind: Kind, id: u64) -> Result<File> {
+        self.open_file(&kind.file_name(id))
+    }
+
+    /// Creates the file `name`, for its owner only. One that was there is
+    /// unlinked, not written to: it may be a link to something else.
+    pub fn create_file(&self, name: &str) -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        loop {
+            self.remove(name)?;
+            match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(fd) => return Ok(File::from(fd)),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(Error::io(&self.path.join(name), "create", errno.into())),
+            }
+        }
+    }
+
+    /// Opens the file `name` for reading. It must be a regular file: links
+    /// could make a restore read what its caller may not, fifos could block.
+    pub fn open_file(&self, name: &str) -> Result<File> {
+        check_name(name)?;
+        let path = self.path.join(name);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::LOOP | Errno::NXIO) => return Err(Error::NotRegular { file: path }),
+            Err(errno) => return Err(Error::io(&path, "open", errno.into())),
+        };
+        let file = File::from(fd);
+        let meta = file.metadata().map_err(|error| Error::io(&path, "stat", error))?;
+        if !meta.is_file() {
+            return Err(Error::NotRegular { file: path });
+        }
+        Ok(file)
+    }
+
+    /// Removes the file `name`, if there is one.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(Error::io(&self.path.join(name), "remove", errno.into())),
+        }
+    }
+
+    fn exists(&self, name: &str) -> Result<bool> {
+        check_name(name)?;
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(Error::io(&self.path.join(name), "stat", errno.into())),
+        }
+    }
+}
+
+impl AsFd for ImageDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Fails unless `name` is the name of something directly in a directory.
+fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(Error::BadName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+fn optional<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,169 @@
+//! Image directories: what is written is read back, and nothing else is.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Read as _;
+use std::path::Path;
+
+use torpor_images::pagemap::{Pagemap, PagemapWriter, Run, page_size};
+use torpor_images::proto::{CoreEntry, InventoryEntry, PipeDataEntry, PstreeEntry};
+use torpor_images::{Error, ImageDir, kind};
+
+fn dir() -> (tempfile::TempDir, ImageDir) {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = ImageDir::open(temp.path()).unwrap();
+    (temp, dir)
+}
+
+fn pstree(pid: u32) -> PstreeEntry {
+    PstreeEntry { pid, ppid: 0, pgid: pid, sid: pid, threads: vec![pid] }
+}
+
+#[test]
+fn file_names_carry_the_id_in_the_base_of_the_kind() {
+    assert_eq!(kind::CORE.file_name(31), "core-31.img");
+    assert_eq!(kind::GHOST_FILE.file_name(31), "ghost-file-1f.img");
+    assert_eq!(kind::PAGEMAP.file_name(31), "pagemap-31.img");
+    assert_eq!(kind::FILES.file_name(31), "files.img");
+    assert_eq!(kind::TMPFS_IMG.file_name(3), "tmpfs-3.tar.gz.img");
+    assert_eq!(kind::STATS_DUMP.file_name(0), "stats-dump");
+}
+
+#[test]
+fn every_file_name_leads_back_to_its_kind() {
+    for kind in kind::ALL {
+        // Their names are those of kinds that came after them.
+        if [kind::PAGES_OLD, kind::PSIGNAL].contains(kind) {
+            continue;
+        }
+        let id = if kind.takes_id() { 0x2a } else { 0 };
+        assert_eq!(kind::Kind::of_file(&kind.file_name(id)), Some((*kind, id)), "{kind:?}");
+    }
+    for name in ["core-01.img", "core-.img", "core-1", "core--1.img", "core-+1.img", "x"] {
+        assert_eq!(kind::Kind::of_file(name), None, "{name}");
+    }
+}
+
+#[test]
+fn one_entry_is_read_back() {
+    let (_temp, dir) = dir();
+    let inventory = InventoryEntry { img_version: 2, ..Default::default() };
+    dir.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+    assert_eq!(dir.inventory().unwrap(), inventory);
+    dir.remove_inventory().unwrap();
+    dir.remove_inventory().unwrap();
+    assert!(dir.inventory().unwrap_err().is_missing());
+    assert_eq!(dir.read_opt::<CoreEntry>(kind::CORE, 1).unwrap(), None);
+}
+
+#[test]
+fn entries_are_read_back_in_order() {
+    let (_temp, dir) = dir();
+    let entries = [pstree(1), pstree(2), pstree(3)];
+    dir.write_all(kind::PSTREE, 0, &entries).unwrap();
+    assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), entries);
+    let error = dir.read_one::<PstreeEntry>(kind::PSTREE, 0).unwrap_err();
+    assert!(matches!(error, Error::Trailing { offset: 22, .. }), "{error}");
+    assert!(dir.read_all_or_empty::<PipeDataEntry>(kind::PIPES_DATA, 0).unwrap().is_empty());
+}
+
+#[test]
+fn data_follows_its_entry() {
+    let (_temp, dir) = dir();
+    let mut writer = dir.writer(kind::PIPES_DATA, 0).unwrap();
+    for (id, data) in [(1, "hello"), (2, "")] {
+        let bytes = u32::try_from(data.len()).unwrap();
+        writer.entry(&PipeDataEntry { pipe_id: id, bytes, size: None }).unwrap();
+        writer.raw(data.as_bytes()).unwrap();
+    }
+    writer.finish().unwrap();
+    let mut reader = dir.reader(kind::PIPES_DATA, 0).unwrap().unwrap();
+    let first: PipeDataEntry = reader.next().unwrap().unwrap();
+    assert_eq!(reader.raw(first.bytes.into()).unwrap(), b"hello");
+    let second: PipeDataEntry = reader.next().unwrap().unwrap();
+    assert_eq!((second.pipe_id, second.bytes), (2, 0));
+    reader.end().unwrap();
+    assert!(dir.reader(kind::FIFO_DATA, 0).unwrap().is_none());
+}
+
+#[test]
+fn streams_have_no_header() {
+    let (_temp, dir) = dir();
+    let mut writer = dir.writer(kind::IFADDR, 7).unwrap();
+    writer.raw(b"raw").unwrap();
+    writer.finish().unwrap();
+    assert_eq!(std::fs::read(dir.path().join("ifaddr-7.img")).unwrap(), b"raw");
+    let mut text = String::new();
+    dir.reader(kind::IFADDR, 7).unwrap().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "raw");
+}
+
+#[test]
+fn a_link_is_neither_followed_nor_written_through() {
+    let (temp, dir) = dir();
+    let secret = temp.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::os::unix::fs::symlink(&secret, temp.path().join("pages-1.img")).unwrap();
+    let error = dir.raw_file_open(kind::PAGES, 1).unwrap_err();
+    assert!(matches!(error, Error::NotRegular { .. }), "{error}");
+    drop(dir.raw_file_create(kind::PAGES, 1).unwrap());
+    assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+    dir.raw_file_open(kind::PAGES, 1).unwrap();
+    for name in ["../x", "", ".", "..", "a/b"] {
+        assert!(matches!(dir.open_file(name), Err(Error::BadName { .. })), "{name}");
+    }
+}
+
+#[test]
+fn parents_are_followed_but_not_for_ever() {
+    let (temp, dir) = dir();
+    assert!(dir.parent().unwrap().is_none());
+    let sub = ImageDir::create(temp.path().join("sub")).unwrap();
+    sub.set_parent(Path::new("..")).unwrap();
+    dir.write_one(kind::PSTREE, 0, &pstree(1)).unwrap();
+    assert!(sub.parent().unwrap().unwrap().has(kind::PSTREE, 0).unwrap());
+    sub.set_parent(Path::new("nowhere")).unwrap();
+    assert!(sub.parent().unwrap_err().is_missing());
+
+    sub.set_parent(Path::new(".")).unwrap();
+    let mut next = sub;
+    let error = loop {
+        match next.parent() {
+            Ok(parent) => next = parent.unwrap(),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
+}
+
+fn run(page: u64, pages: u64, flags: u32) -> Run {
+    Run {
+        vaddr: page * page_size(),
+        pages,
+        in_parent: flags & 1 != 0,
+        lazy: flags & 2 != 0,
+        present: flags & 4 != 0,
+    }
+}
+
+#[test]
+fn pagemaps_are_read_back_with_adjacent_runs_joined() {
+    let (_temp, dir) = dir();
+    let mut writer = PagemapWriter::create(&dir, kind::PAGEMAP, 5, 1).unwrap();
+    for run in [run(1, 1, 4), run(2, 3, 4), run(5, 1, 1), run(9, 1, 6), run(10, 2, 4)] {
+        writer.push(run).unwrap();
+    }
+    writer.finish().unwrap();
+    let file = dir.raw_file_create(kind::PAGES, 1).unwrap();
+    file.set_len(7 * page_size()).unwrap();
+    let map = Pagemap::read(&dir, kind::PAGEMAP, 5).unwrap();
+    assert_eq!(map.pages_id, 1);
+    assert_eq!(map.runs, [run(1, 4, 4), run(5, 1, 1), run(9, 1, 6), run(10, 2, 4)]);
+    let offsets: Vec<_> = map.offsets().map(|(_, offset)| offset).collect();
+    let at = |pages| Some(pages * page_size());
+    assert_eq!(offsets, [at(0), None, at(4), at(5)]);
+
+    file.set_len(7 * page_size() - 1).unwrap();
+    let error = Pagemap::read(&dir, kind::PAGEMAP, 5).unwrap_err();
+    assert!(matches!(error, Error::Truncated { .. }), "{error}");
+}
