@@ -1,0 +1,369 @@
+//! The runner: process 1 of a case's own pid namespace, which plays the case through.
+
+use crate::build;
+use crate::case::{Case, Outcome};
+use crate::commands;
+use crate::observe::{self, Observation};
+use crate::program::Mode;
+use crate::wait::wait_for;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, WaitOptions, waitpid};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a program may take to set itself up or to verify itself.
+const PROGRAM: Duration = Duration::from_secs(30);
+/// How long a dump or a restore may take.
+const ENGINE: Duration = Duration::from_secs(40);
+/// How long tasks may take to end that have been killed or have given their verdict.
+const END: Duration = Duration::from_secs(10);
+
+/// Plays a case and writes its outcome into its directory.
+///
+/// # Errors
+/// The outcome cannot be written.
+pub fn run(case: &Case) -> Result<()> {
+    let dir = case.dir()?;
+    let runner = Runner { case, dir: dir.clone() };
+    let outcome = runner.play().unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
+    std::fs::write(dir.join("outcome"), outcome.to_string())?;
+    Ok(())
+}
+
+/// A case in its world.
+#[derive(Debug)]
+struct Runner<'a> {
+    case: &'a Case,
+    dir: PathBuf,
+}
+
+impl Runner<'_> {
+    fn play(&self) -> Result<Outcome> {
+        if let Some(missing) = self.prepare()? {
+            return Ok(Outcome::Skip(missing));
+        }
+        let world = World::observe()?;
+        let root = self.start()?;
+        if let Some(verdict) = self.verdict_before_ready(root)? {
+            return Ok(verdict);
+        }
+        let outcome = match self.case.mode {
+            Mode::None => self.check().map(|()| Outcome::Pass),
+            _ if self.expects_refusal().is_some() => self.refused(root),
+            Mode::LeaveRunning => self.leave_running(root),
+            _ => self.dump_and_restore(root),
+        }?;
+        self.gone(root)?;
+        world.must_be_unchanged()?;
+        Ok(outcome)
+    }
+
+    /// Loopback up, a /run of our own to find litter in; says what the machine lacks.
+    fn prepare(&self) -> Result<Option<String>> {
+        let sh = "ip link set lo up && mount -t tmpfs tmpfs /run";
+        let status =
+            commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
+        ensure!(status.success(), "cannot prepare the case's namespaces");
+        for need in &self.case.program.needs {
+            match need.as_str() {
+                "hugepages" => {
+                    let limit = Path::new("/proc/sys/vm/nr_overcommit_hugepages");
+                    let have: u32 = std::fs::read_to_string(limit)?.trim().parse()?;
+                    if have < 64 && std::fs::write(limit, "64").is_err() {
+                        return Ok(Some("no huge pages, and no right to have some".to_owned()));
+                    }
+                }
+                path if path.starts_with('/') => {
+                    if !Path::new(path).exists() {
+                        return Ok(Some(format!("there is no {path}")));
+                    }
+                }
+                other => bail!("unknown need: {other}"),
+            }
+        }
+        Ok(None)
+    }
+
+    fn in_container(&self) -> bool {
+        !self.case.world().namespaces().is_empty()
+    }
+
+    /// The container's root directory; in the other modes there is none.
+    fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// The program's working directory, as seen from here.
+    fn work(&self) -> PathBuf {
+        if self.in_container() { self.root().join("work") } else { self.dir.join("work") }
+    }
+
+    fn images(&self) -> PathBuf {
+        self.dir.join("images")
+    }
+
+    /// Starts the program and waits for it to be there; the id is that of the tree's root.
+    fn start(&self) -> Result<i32> {
+        let pidfile = self.dir.join("pid");
+        std::fs::create_dir_all(self.work())?;
+        let binary = build::binary(&self.case.program.name)?;
+        let mut launch = Command::new(build::binary("container")?);
+        launch.arg(&pidfile);
+        launch.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ZOO", "torpor");
+        if self.in_container() {
+            self.fill_root(&binary)?;
+            let mut namespaces = vec![self.case.world().namespaces().to_owned()];
+            namespaces.extend(self.case.program.namespaces.iter().cloned());
+            launch.args(["/work", "/bin/program"]).arg(self.root()).arg(namespaces.join(","));
+        } else {
+            launch.arg(self.work()).arg(&binary);
+        }
+        let status = commands::run(&self.dir, "start", &mut launch, PROGRAM)?;
+        ensure!(status.success(), "the launcher failed: {}", self.output("start"));
+        let pid = wait_for("the program's id", PROGRAM, || Ok(std::fs::read(&pidfile).ok()))?;
+        Ok(String::from_utf8(pid)?.trim().parse()?)
+    }
+
+    /// A root directory with what a dynamically linked program needs.
+    fn fill_root(&self, binary: &Path) -> Result<()> {
+        let script = r#"
+            set -e
+            mkdir -p "$1/bin" "$1/proc" "$1/sys" "$1/dev/pts" "$1/dev/shm" "$1/dev/mqueue" "$1/tmp" "$1/work"
+            cp "$2" "$1/bin/program"
+            ldd "$2" | grep -o '/[^ ]*' | while read lib; do
+                mkdir -p "$1$(dirname "$lib")"; cp -L "$lib" "$1$lib"
+            done
+            mknod -m 666 "$1/dev/null" c 1 3; mknod -m 666 "$1/dev/zero" c 1 5
+            mknod -m 666 "$1/dev/tty" c 5 0; mknod -m 666 "$1/dev/urandom" c 1 9
+            ln -s pts/ptmx "$1/dev/ptmx"; ln -s /proc/self/fd "$1/dev/fd"
+            if [ "$3" = userns ]; then chown -Rh 100000:100000 "$1"; fi
+        "#;
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(self.root()).arg(binary);
+        command.arg(self.case.world().to_string());
+        let status = commands::run(&self.dir, "root", &mut command, PROGRAM)?;
+        ensure!(status.success(), "no root directory: {}", self.output("root"));
+        Ok(())
+    }
+
+    fn output(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.join(format!("{name}.out"))).unwrap_or_default()
+    }
+
+    fn result(&self) -> Option<String> {
+        std::fs::read_to_string(self.work().join("result")).ok()
+    }
+
+    /// Waits until the program is ready; a verdict that comes first is the outcome.
+    fn verdict_before_ready(&self, root: i32) -> Result<Option<Outcome>> {
+        wait_for("the program to be ready", PROGRAM, || {
+            reap()?;
+            if let Some(text) = self.result() {
+                return Ok(Some(Some(Outcome::parse(&text))));
+            }
+            if self.work().join("ready").exists() {
+                return Ok(Some(None));
+            }
+            ensure!(alive(root), "the program died: {}", self.program_output());
+            Ok(None)
+        })
+    }
+
+    fn program_output(&self) -> String {
+        std::fs::read_to_string(self.work().join("out")).unwrap_or_default()
+    }
+
+    /// Tells the program to verify itself and waits for its verdict.
+    fn check(&self) -> Result<()> {
+        std::fs::write(self.work().join("check"), "")?;
+        let verdict = wait_for("the program's verdict", PROGRAM, || {
+            reap()?;
+            Ok(self.result())
+        })?;
+        match Outcome::parse(&verdict) {
+            Outcome::Pass => Ok(()),
+            other => bail!("the program says {other}\n{}", self.program_output()),
+        }
+    }
+
+    /// Waits until the whole tree is gone, and all that it left to us is reaped.
+    fn gone(&self, root: i32) -> Result<()> {
+        wait_for("the tasks to end", END, || {
+            reap()?;
+            Ok((observe::processes()? == [1]).then_some(()))
+        })
+        .with_context(|| format!("of {root} there still are {:?}", observe::processes()))
+    }
+
+    fn criu(&self, action: &str, args: &[&str]) -> Result<bool> {
+        let mut command = Command::new(build::criu()?);
+        command.arg(action).arg("-D").arg(self.images());
+        command.args(["-v4", "-o", &format!("{action}.log")]).args(args);
+        let program = &self.case.program;
+        command.args(if action == "dump" { &program.dump } else { &program.restore });
+        let status = commands::run(&self.dir, action, &mut command, ENGINE);
+        Ok(status.with_context(|| self.log_tail(action))?.success())
+    }
+
+    /// The last lines of an action's log, for a report.
+    fn log_tail(&self, action: &str) -> String {
+        let log = std::fs::read(self.images().join(format!("{action}.log"))).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines.get(lines.len().saturating_sub(12)..).unwrap_or_default();
+        format!("{action}:\n{}\n{}", self.output(action), tail.join("\n"))
+    }
+
+    fn dump(&self, root: i32, args: &[&str]) -> Result<bool> {
+        std::fs::create_dir_all(self.images())?;
+        let pid = root.to_string();
+        self.criu("dump", &[&["-t", pid.as_str()], args].concat())
+    }
+
+    fn restore(&self) -> Result<i32> {
+        let pidfile = self.dir.join("pid.restored");
+        let _ = std::fs::remove_file(&pidfile);
+        let (path, root) = (pidfile.display().to_string(), self.root().display().to_string());
+        let mut args = vec!["-d", "--pidfile", &path];
+        if self.in_container() {
+            args.extend(["--root", &root]);
+        }
+        ensure!(self.criu("restore", &args)?, "the restore failed: {}", self.log_tail("restore"));
+        let pid = std::fs::read_to_string(&pidfile).context("the restore's pid file")?;
+        Ok(pid.trim().parse()?)
+    }
+
+    fn compare(&self, before: &Observation, root: i32) -> Result<()> {
+        let after = observe::tree(root, &self.work())?;
+        let found = observe::differences(before, &after, &self.case.program.varies);
+        ensure!(found.is_empty(), "the tasks are not as they were:\n{}", found.join("\n"));
+        untraced(root)
+    }
+
+    fn dump_and_restore(&self, root: i32) -> Result<Outcome> {
+        let before = observe::tree(root, &self.work())?;
+        if !self.dump(root, &[])? {
+            return self.unwanted_refusal(root);
+        }
+        self.gone(root)?;
+        let restored = self.restore()?;
+        self.compare(&before, restored)?;
+        self.check()?;
+        self.gone(restored)?;
+        Ok(Outcome::Pass)
+    }
+
+    /// The original must be unharmed, and the images good for a restore after its end.
+    fn leave_running(&self, root: i32) -> Result<Outcome> {
+        let before = observe::tree(root, &self.work())?;
+        if !self.dump(root, &["--leave-running"])? {
+            return self.unwanted_refusal(root);
+        }
+        self.compare(&before, root).context("after the dump")?;
+        self.keep_files("work", "kept")?;
+        self.check().context("the task left running")?;
+        self.gone(root)?;
+        self.keep_files("kept", "work")?;
+        let restored = self.restore()?;
+        self.compare(&before, restored)?;
+        self.check().context("the restored task")?;
+        self.gone(restored)?;
+        Ok(Outcome::Pass)
+    }
+
+    /// Makes the content of the directory `to` that of `from`.
+    fn keep_files(&self, from: &str, to: &str) -> Result<()> {
+        let script = r#"mkdir -p "$2" && find "$2" -mindepth 1 -delete && cp -a "$1/." "$2""#;
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", from, to]);
+        let status = commands::run(&self.dir, "keep", &mut command, PROGRAM)?;
+        ensure!(status.success(), "cannot copy files: {}", self.output("keep"));
+        Ok(())
+    }
+
+    fn expects_refusal(&self) -> Option<&str> {
+        let program = &self.case.program;
+        program.refused.as_deref().or(program.unsupported.as_ref().map(|_| ""))
+    }
+
+    /// The dump must be refused with a reason, and the task go on as if nothing had happened.
+    fn refused(&self, root: i32) -> Result<Outcome> {
+        let before = observe::tree(root, &self.work())?;
+        ensure!(!self.dump(root, &[])?, "the dump should have been refused");
+        let log = std::fs::read_to_string(self.images().join("dump.log")).unwrap_or_default();
+        let reason = log.lines().rfind(|line| line.contains("Error")).unwrap_or_default();
+        ensure!(!reason.is_empty(), "refused without an error: {}", self.log_tail("dump"));
+        let expected = self.expects_refusal().unwrap_or_default().to_lowercase();
+        let told = log
+            .lines()
+            .any(|line| line.contains("Error") && line.to_lowercase().contains(&expected));
+        ensure!(told, "the reason does not say \"{expected}\": {}", self.log_tail("dump"));
+        self.compare(&before, root).context("after the refused dump")?;
+        self.check().context("after the refused dump")?;
+        Ok(Outcome::Refused(reason.to_owned()))
+    }
+
+    /// A refusal that no header announces: still, the task must go on.
+    fn unwanted_refusal(&self, root: i32) -> Result<Outcome> {
+        let harm = untraced(root).and_then(|()| self.check());
+        let harm = harm.err().map(|error| format!("AND IT HARMED THE TASK: {error:#}\n"));
+        bail!("the dump failed. {}{}", harm.unwrap_or_default(), self.log_tail("dump"))
+    }
+}
+
+/// No task of the tree may be left traced.
+fn untraced(root: i32) -> Result<()> {
+    for pid in observe::descendants(root)? {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let tracer = observe::status_field(&dir, "TracerPid")?.parse::<i32>()?;
+        let inside = tracer == 0 || observe::descendants(root)?.contains(&tracer);
+        ensure!(inside, "task {pid} is traced by {tracer}");
+    }
+    Ok(())
+}
+
+fn alive(pid: i32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// Reaps the zombies that were left to us; what we started ourselves is waited for elsewhere.
+fn reap() -> Result<()> {
+    for pid in observe::processes()? {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let field = |name| observe::status_field(&dir, name).unwrap_or_default();
+        if field("PPid") == "1" && field("State").starts_with('Z') {
+            let _ = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a case must leave as it was.
+#[derive(Debug, PartialEq, Eq)]
+struct World {
+    mounts: Vec<String>,
+    run: Vec<PathBuf>,
+    rules: String,
+}
+
+impl World {
+    fn observe() -> Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let rules = Command::new("nft").args(["list", "ruleset"]).output().context("nft")?;
+        let mut run: Vec<_> =
+            std::fs::read_dir("/run")?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        run.sort();
+        Ok(Self {
+            mounts: mounts.lines().map(str::to_owned).collect(),
+            run,
+            rules: String::from_utf8_lossy(&rules.stdout).into_owned(),
+        })
+    }
+
+    fn must_be_unchanged(&self) -> Result<()> {
+        let now = Self::observe()?;
+        ensure!(*self == now, "something is left over: was {self:?}, is {now:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,11 @@
+//! The end-to-end tests' harness: runs each program of the zoo in each mode through the real
+//! `criu` command, in a small world of its own that ends with the case.
+
+pub mod build;
+pub mod case;
+pub mod commands;
+pub mod inside;
+pub mod observe;
+pub mod program;
+pub mod status;
+pub mod wait;

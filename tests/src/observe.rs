@@ -1,0 +1,459 @@
+//! What can be seen of a tree of tasks from outside, before the dump and after the restore: the two
+//! must be equal, whatever the program itself thinks of it.
+//!
+//! Ids that the kernel hands out anew (inode numbers of pipes, outer process ids, mount ids) are
+//! replaced by the order of their appearance, so that who shares what is still compared.
+
+use anyhow::{Context, Result};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Observations by their subject, such as `pid 7 fd 3: flags`.
+pub type Observation = BTreeMap<String, String>;
+
+/// A process as seen from the runner.
+#[derive(Debug)]
+struct Task {
+    /// Its directory in /proc.
+    dir: PathBuf,
+    /// Its id in its own namespace.
+    inner: i32,
+}
+
+/// Replaces ids by the order of their appearance.
+#[derive(Debug, Default)]
+struct Ordinals(HashMap<String, usize>);
+
+impl Ordinals {
+    fn of(&mut self, id: &str) -> usize {
+        let next = self.0.len() + 1;
+        *self.0.entry(id.to_owned()).or_insert(next)
+    }
+}
+
+/// Observes the tree below `root`, and the files in `work`.
+///
+/// # Errors
+/// A task is gone or unreadable.
+pub fn tree(root: i32, work: &Path) -> Result<Observation> {
+    let tasks = tasks(root)?;
+    let ids: HashMap<i32, i32> =
+        tasks.iter().filter_map(|task| Some((number(&task.dir)?, task.inner))).collect();
+    let (mut seen, mut objects) = (Observation::new(), Ordinals::default());
+    for task in &tasks {
+        let pid = task.inner;
+        let mut put = |subject: &str, value: String| {
+            seen.insert(format!("pid {pid} {subject}"), value);
+        };
+        stat(task, &ids, &mut put)?;
+        status("", &task.dir, &mut put)?;
+        whole_files(task, &mut put);
+        if state(&task.dir)? == 'Z' {
+            continue;
+        }
+        threads(task, &mut put)?;
+        maps(task, &mut put)?;
+        descriptors(task, &mut objects, &mut put)?;
+        namespaces(task, &mut objects, &mut put)?;
+        mounts(task, &mut put)?;
+    }
+    files(work, work, &mut seen)?;
+    Ok(seen)
+}
+
+/// The differences of two observations, less those of the kinds that may vary.
+#[must_use]
+pub fn differences(before: &Observation, after: &Observation, varies: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    let subjects: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    for subject in subjects {
+        let (old, new) = (before.get(subject), after.get(subject));
+        let may_vary =
+            varies.iter().any(|kind| subject.split([' ', ':']).any(|word| word == kind.as_str()));
+        if old == new || may_vary {
+            continue;
+        }
+        let mut text = format!("{subject}:");
+        let (old, new) = (old.map_or("", String::as_str), new.map_or("", String::as_str));
+        for line in old.lines().filter(|line| !new.lines().any(|other| other == *line)).take(8) {
+            let _ = write!(text, "\n    was {line}");
+        }
+        for line in new.lines().filter(|line| !old.lines().any(|other| other == *line)).take(8) {
+            let _ = write!(text, "\n    is  {line}");
+        }
+        found.push(text);
+    }
+    found
+}
+
+/// Ids of all processes in the runner's pid namespace.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn processes() -> Result<Vec<i32>> {
+    let mut found: Vec<i32> =
+        std::fs::read_dir("/proc")?.filter_map(|entry| number(&entry.ok()?.path())).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// A field of `/proc/PID/status`, or of a thread's.
+///
+/// # Errors
+/// The task is gone.
+pub fn status_field(dir: &Path, name: &str) -> Result<String> {
+    let text = read(&dir.join("status"))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(value.unwrap_or_default().trim().to_owned())
+}
+
+/// The processes of the tree below `root`, with it.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn descendants(root: i32) -> Result<Vec<i32>> {
+    let mut parents = HashMap::new();
+    for pid in processes()? {
+        let parent = status_field(&Path::new("/proc").join(pid.to_string()), "PPid");
+        if let Ok(parent) = parent.and_then(|text| Ok(text.parse::<i32>()?)) {
+            parents.insert(pid, parent);
+        }
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        found.extend(parents.iter().filter(|(_, parent)| **parent == pid).map(|(child, _)| child));
+        next += 1;
+    }
+    Ok(found)
+}
+
+fn tasks(root: i32) -> Result<Vec<Task>> {
+    let mut tasks = Vec::new();
+    for pid in descendants(root)? {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let inner = inner_id(&dir)?;
+        tasks.push(Task { dir, inner });
+    }
+    tasks.sort_by_key(|task| task.inner);
+    Ok(tasks)
+}
+
+fn number(path: &Path) -> Option<i32> {
+    path.file_name()?.to_str()?.parse().ok()
+}
+
+fn read(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("{}", path.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn inner_id(dir: &Path) -> Result<i32> {
+    let ids = status_field(dir, "NSpid")?;
+    ids.split_whitespace().last().context("no NSpid")?.parse().context("NSpid")
+}
+
+fn state(dir: &Path) -> Result<char> {
+    let state = status_field(dir, "State")?.chars().next().unwrap_or('?');
+    Ok(if "RSDI".contains(state) { 'S' } else { state })
+}
+
+/// What `stat` tells beside `status`: relations, scheduling, the bounds of the program's parts.
+fn stat(task: &Task, ids: &HashMap<i32, i32>, put: &mut impl FnMut(&str, String)) -> Result<()> {
+    let text = read(&task.dir.join("stat"))?;
+    let fields: Vec<&str> = text.rsplit_once(") ").context("stat")?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or("");
+    let id = |number: usize| {
+        let outer = field(number).parse().unwrap_or(0);
+        ids.get(&outer).map_or_else(|| "outside".to_owned(), ToString::to_string)
+    };
+    put("stat parent", id(4));
+    put("stat group", id(5));
+    put("stat session", id(6));
+    put("stat terminal", format!("{} group {}", field(7) != "0", id(8)));
+    put("stat state", state(&task.dir)?.to_string());
+    for (name, number) in [
+        ("priority", 18),
+        ("nice", 19),
+        ("exit-signal", 38),
+        ("rt-priority", 40),
+        ("policy", 41),
+        ("code", 26),
+        ("code-end", 27),
+        ("stack", 28),
+        ("data", 45),
+        ("data-end", 46),
+        ("brk", 47),
+        ("arg", 48),
+        ("arg-end", 49),
+        ("env", 50),
+        ("env-end", 51),
+        ("exit-code", 52),
+    ] {
+        put(&format!("stat {name}"), field(number).to_owned());
+    }
+    Ok(())
+}
+
+fn status(of: &str, dir: &Path, put: &mut impl FnMut(&str, String)) -> Result<()> {
+    for name in [
+        "Name",
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "SigPnd",
+        "ShdPnd",
+        "SigBlk",
+        "SigIgn",
+        "SigCgt",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
+        "Seccomp_filters",
+        "Cpus_allowed",
+        "THP_enabled",
+        "Threads",
+    ] {
+        put(&format!("{of}status {name}"), status_field(dir, name)?);
+    }
+    Ok(())
+}
+
+fn whole_files(task: &Task, put: &mut impl FnMut(&str, String)) {
+    for name in [
+        "cmdline",
+        "environ",
+        "limits",
+        "oom_score_adj",
+        "timerslack_ns",
+        "personality",
+        "coredump_filter",
+        "cgroup",
+        "uid_map",
+        "gid_map",
+        "setgroups",
+        "loginuid",
+    ] {
+        let text = read(&task.dir.join(name)).unwrap_or_else(|error| format!("{error:#}"));
+        put(&format!("file {name}"), text);
+    }
+    let auxv = std::fs::read(task.dir.join("auxv")).unwrap_or_default();
+    put("file auxv", format!("{auxv:x?}"));
+    for name in ["cwd", "root", "exe"] {
+        let link = std::fs::read_link(task.dir.join(name)).unwrap_or_default();
+        put(&format!("link {name}"), link.display().to_string());
+    }
+    let timers = read(&task.dir.join("timers")).unwrap_or_default();
+    let lines: Vec<_> = timers.lines().filter(|line| !line.starts_with("notify")).collect();
+    put("timers", lines.join("\n"));
+}
+
+fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
+    let mut ids = Vec::new();
+    for entry in std::fs::read_dir(task.dir.join("task"))? {
+        let dir = entry?.path();
+        let id = inner_id(&dir)?;
+        ids.push(id);
+        if id != task.inner {
+            status(&format!("thread {id} "), &dir, put)?;
+        }
+    }
+    ids.sort_unstable();
+    put("threads", format!("{ids:?}"));
+    Ok(())
+}
+
+/// A mapping; neighbours that differ in nothing are one, since the kernel merges as it likes.
+#[derive(Debug)]
+struct Area {
+    start: u64,
+    end: u64,
+    offset: u64,
+    rest: String,
+}
+
+fn maps(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
+    const MANY: usize = 3000;
+    let mut areas: Vec<Area> = Vec::new();
+    let maps = read(&task.dir.join("maps"))?;
+    let detailed = maps.lines().count() < MANY;
+    let text = if detailed { read(&task.dir.join("smaps"))? } else { maps };
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags: ") {
+            let area = areas.last_mut().context("smaps")?;
+            let flags: Vec<_> = flags.split_whitespace().filter(|flag| *flag != "sd").collect();
+            let _ = write!(area.rest, " [{}]", flags.join(" "));
+        } else if let Some(area) = area(line) {
+            areas.push(area);
+        }
+    }
+    areas.dedup_by(|next, area| {
+        let anonymous = next.offset == 0 && area.offset == 0;
+        let follows = anonymous || next.offset == area.offset + (area.end - area.start);
+        let same = next.start == area.end && next.rest == area.rest && follows;
+        if same {
+            area.end = next.end;
+        }
+        same
+    });
+    let lines: Vec<_> = areas
+        .iter()
+        .map(|area| format!("{:x}-{:x} +{:x} {}", area.start, area.end, area.offset, area.rest))
+        .collect();
+    put("maps", lines.join("\n"));
+    Ok(())
+}
+
+/// Parses the head of an area; smaps' other lines have no range at their start.
+fn area(line: &str) -> Option<Area> {
+    let mut words = line.split_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hex(start)?, hex(end)?);
+    let protection = words.next()?;
+    let offset = hex(words.next()?)?;
+    let name = words.skip(2).collect::<Vec<_>>().join(" ");
+    let offset = if name.starts_with('/') { offset } else { 0 };
+    let name = if name.starts_with("/SYSV") { "/SYSV".to_owned() } else { name };
+    Some(Area { start, end, offset, rest: format!("{protection} {name}") })
+}
+
+fn descriptors(
+    task: &Task,
+    objects: &mut Ordinals,
+    put: &mut impl FnMut(&str, String),
+) -> Result<()> {
+    let mut numbers: Vec<i32> = std::fs::read_dir(task.dir.join("fd"))?
+        .filter_map(|entry| number(&entry.ok()?.path()))
+        .collect();
+    numbers.sort_unstable();
+    put("fds", format!("{numbers:?}"));
+    for fd in numbers {
+        let link = std::fs::read_link(task.dir.join(format!("fd/{fd}")))?.display().to_string();
+        let link = match link.split_once(":[") {
+            Some((kind, id)) if id.starts_with(|c: char| c.is_ascii_digit()) => {
+                format!("{kind} number {}", objects.of(&link))
+            }
+            _ => link,
+        };
+        let info = read(&task.dir.join(format!("fdinfo/{fd}")))?;
+        let lines: Vec<_> = info.lines().filter_map(fdinfo_line).collect();
+        put(&format!("fd {fd}"), format!("{link}\n{}", lines.join("\n")));
+    }
+    Ok(())
+}
+
+/// A line of fdinfo without what the kernel numbers anew or what passes with time.
+fn fdinfo_line(line: &str) -> Option<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let first = words.first()?.trim_end_matches(':');
+    match first {
+        "mnt_id" | "ino" | "it_value" | "eventfd-id" | "Pid" | "NSpid" => None,
+        "lock" => {
+            let mut words = words;
+            words.drain(5..7.min(words.len()));
+            Some(words.join(" "))
+        }
+        "tfd" => Some(words.get(..6)?.join(" ")),
+        "inotify" => Some(
+            words
+                .iter()
+                .filter(|word| {
+                    ["inotify", "wd:", "mask:"].iter().any(|start| word.starts_with(start))
+                })
+                .copied()
+                .collect::<Vec<_>>()
+                .join(" "),
+        ),
+        _ => Some(words.join(" ")),
+    }
+}
+
+fn namespaces(
+    task: &Task,
+    objects: &mut Ordinals,
+    put: &mut impl FnMut(&str, String),
+) -> Result<()> {
+    for name in ["pid", "mnt", "net", "ipc", "uts", "cgroup", "time", "user"] {
+        let link = |dir: &Path| std::fs::read_link(dir.join("ns").join(name));
+        let (mine, theirs) = (link(Path::new("/proc/self"))?, link(&task.dir)?);
+        let text = if mine == theirs {
+            "the runner's".to_owned()
+        } else {
+            format!("number {}", objects.of(&theirs.display().to_string()))
+        };
+        put(&format!("namespace {name}"), text);
+    }
+    Ok(())
+}
+
+/// The mounts of a task that has a mount namespace of its own.
+fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
+    let link = |dir: &Path| std::fs::read_link(dir.join("ns/mnt"));
+    if link(Path::new("/proc/self"))? == link(&task.dir)? {
+        return Ok(());
+    }
+    let text = read(&task.dir.join("mountinfo"))?;
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+    let points: HashMap<&str, &str> =
+        lines.iter().filter_map(|line| Some((*line.first()?, *line.get(4)?))).collect();
+    let mut groups = Ordinals::default();
+    let mut shown = Vec::new();
+    for line in &lines {
+        let mut text = String::new();
+        for (index, word) in line.iter().enumerate() {
+            match index {
+                0 | 2 => {}
+                1 => text.push_str(points.get(word).copied().unwrap_or("none")),
+                _ => match word.split_once(':') {
+                    Some((kind @ ("shared" | "master" | "propagate_from"), id)) => {
+                        let _ = write!(text, " {kind} {}", groups.of(id));
+                    }
+                    _ => {
+                        let _ = write!(text, " {word}");
+                    }
+                },
+            }
+        }
+        shown.push(text);
+    }
+    shown.sort();
+    put("mounts", shown.join("\n"));
+    Ok(())
+}
+
+/// The files below `dir`: nothing may be left over and nothing may be missing.
+fn files(top: &Path, dir: &Path, seen: &mut Observation) -> Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        let kind = meta.file_type();
+        let name = entry.path().strip_prefix(top)?.display().to_string();
+        if ["check", "result", "out"].contains(&name.as_str()) || name.starts_with(".result") {
+            continue;
+        }
+        let kind = if kind.is_dir() {
+            "directory".to_owned()
+        } else if kind.is_file() {
+            format!("file of {} bytes, {} links", meta.len(), meta.nlink())
+        } else if kind.is_symlink() {
+            "symbolic link".to_owned()
+        } else {
+            format!("socket {} fifo {}", kind.is_socket(), kind.is_fifo())
+        };
+        let mode = meta.permissions().mode();
+        let owner = (meta.uid(), meta.gid());
+        seen.insert(format!("files {name}"), format!("{kind}, mode {mode:o}, owner {owner:?}"));
+        if meta.is_dir() {
+            files(top, &entry.path(), seen)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! The outcomes of all cases, kept as files, and the compatibility table made from them.
+
+use crate::build;
+use crate::case::{Case, Outcome};
+use crate::program::{Mode, Program};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+fn path(case: &Case) -> Result<PathBuf> {
+    Ok(build::area()?.join("status").join(&case.program.name).join(case.mode.to_string()))
+}
+
+/// Notes the outcome of a case.
+///
+/// # Errors
+/// It cannot be written.
+pub fn note(case: &Case, outcome: &Outcome) -> Result<()> {
+    let path = path(case)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    Ok(std::fs::write(path, outcome.to_string())?)
+}
+
+/// The last outcome of a case, if it has run.
+fn last(program: &Program, mode: Mode) -> Result<Option<Outcome>> {
+    let path = path(&Case { program: program.clone(), mode })?;
+    Ok(std::fs::read_to_string(path).ok().map(|text| Outcome::parse(&text)))
+}
+
+/// All outcomes as JSON: program, then mode, then the verdict and its reason.
+///
+/// # Errors
+/// See [`build::area`].
+pub fn json(programs: &[Program]) -> Result<Value> {
+    let mut all = serde_json::Map::new();
+    for program in programs {
+        let mut modes = serde_json::Map::new();
+        for mode in Mode::ALL {
+            if let Some(outcome) = last(program, mode)? {
+                modes.insert(mode.to_string(), Value::from(outcome.to_string()));
+            }
+        }
+        let entry = json!({ "area": program.area, "shows": program.shows, "modes": modes });
+        all.insert(program.name.clone(), entry);
+    }
+    Ok(Value::Object(all))
+}
+
+/// How many cases came out how, as a line.
+///
+/// # Errors
+/// See [`build::area`].
+pub fn summary(programs: &[Program]) -> Result<String> {
+    let mut text = String::new();
+    for mode in Mode::ALL {
+        let (mut good, mut refused, mut skipped, mut failed) = (0, 0, 0, 0);
+        for program in programs {
+            match last(program, mode)? {
+                Some(Outcome::Pass) => good += 1,
+                Some(Outcome::Refused(_)) => refused += 1,
+                Some(Outcome::Skip(_)) => skipped += 1,
+                Some(Outcome::Fail(_)) => failed += 1,
+                None => {}
+            }
+        }
+        let _ = writeln!(
+            text,
+            "{mode:>14}: {good} pass, {refused} refused as they should, {failed} fail, {skipped} skipped"
+        );
+    }
+    Ok(text)
+}
+
+/// The compatibility table.
+///
+/// # Errors
+/// See [`build::area`].
+pub fn table(programs: &[Program]) -> Result<String> {
+    const MODES: [Mode; 5] = [Mode::Plain, Mode::LeaveRunning, Mode::PidNs, Mode::Ns, Mode::UserNs];
+    let mut text = String::from(
+        "# What Torpor keeps\n\n\
+         Generated from the tests' outcomes by `make docs`; do not edit. Each row is a program of\n\
+         `zoo/` that sets up a state, is dumped and restored, and verifies that state; what can be\n\
+         seen of it from outside is compared as well.\n\n\
+         **yes**: kept. **refused**: the dump is refused with a reason and the task goes on.\n\
+         **no**: fails. **–**: does not apply in this mode. **?**: not run on the machine that made this.\n",
+    );
+    let mut areas: Vec<&str> = programs.iter().map(|program| program.area.as_str()).collect();
+    areas.sort_unstable();
+    areas.dedup();
+    for area in areas {
+        let _ = writeln!(text, "\n## {area}\n");
+        text.push_str(
+            "| behaviour | host | left running | pid ns | container | user ns | program |\n",
+        );
+        text.push_str("| --- | --- | --- | --- | --- | --- | --- |\n");
+        for program in programs.iter().filter(|program| program.area == area) {
+            let _ = write!(text, "| {} |", program.shows.replace('|', "\\|"));
+            for mode in MODES {
+                let cell = match last(program, mode)? {
+                    _ if !program.modes.contains(&mode) => "–",
+                    Some(Outcome::Pass) => "yes",
+                    Some(Outcome::Refused(_)) => "refused",
+                    Some(Outcome::Fail(_)) => "**no**",
+                    Some(Outcome::Skip(_)) | None => "?",
+                };
+                let _ = write!(text, " {cell} |");
+            }
+            let _ = writeln!(text, " [{0}](../zoo/{0}.c) |", program.name);
+        }
+    }
+    Ok(text)
+}

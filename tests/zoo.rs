@@ -1,0 +1,29 @@
+//! Each program of the zoo in each of its modes, as a test of its own.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::Path;
+use std::process::ExitCode;
+use torpor_tests::case::{Case, Outcome};
+use torpor_tests::{build, program, status};
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments = Arguments::from_args();
+    let programs = if arguments.list { program::all()? } else { build::everything()? };
+    let trials = Case::all(&programs).into_iter().map(trial).collect();
+    Ok(libtest_mimic::run(&arguments, trials).exit_code())
+}
+
+fn trial(case: Case) -> Trial {
+    Trial::test(case.name(), move || {
+        let outcome = case.run(Path::new(env!("CARGO_BIN_EXE_zoo")), false)?;
+        status::note(&case, &outcome)?;
+        match outcome {
+            Outcome::Fail(why) => Err(Failed::from(format!(
+                "{why}\nkept in {}\nagain: {}",
+                case.dir()?.display(),
+                case.replay()
+            ))),
+            _ => Ok(()),
+        }
+    })
+}
