@@ -1,1 +1,39 @@
-//! Kernel interfaces.
+//! Typed wrappers of the kernel's interfaces; the only crate with `unsafe`.
+//!
+//! What `rustix` and the standard library offer safely is used from there. A
+//! file here is one subject of the kernel, and each function one system call or
+//! one documented sequence of them.
+#![allow(unsafe_code)]
+
+pub mod kcmp;
+pub mod ns;
+pub mod process;
+pub mod ptrace;
+pub mod stub;
+pub mod vm;
+
+use std::io;
+
+/// The result of a system call.
+pub type Result<T> = io::Result<T>;
+
+/// Turns the return value of a libc wrapper into a result.
+fn check<T: PartialOrd + From<i8>>(ret: T) -> Result<T> {
+    if ret < T::from(0) { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
+
+/// Calls the kernel directly, for calls that libc has no wrapper for.
+///
+/// # Safety
+/// As for the system call: pointers among `args` must be valid for what the call
+/// reads and writes through them.
+unsafe fn syscall(nr: libc::c_long, args: [u64; 6]) -> Result<u64> {
+    // SAFETY: the caller answers for the arguments; libc's `syscall` passes them on.
+    let ret = unsafe { libc::syscall(nr, args[0], args[1], args[2], args[3], args[4], args[5]) };
+    check(ret).map(i64::cast_unsigned)
+}
+
+/// The value that a pointer has as a system call argument.
+fn addr<T: ?Sized>(pointer: *const T) -> u64 {
+    pointer.cast::<()>() as u64
+}

@@ -1,0 +1,87 @@
+//! What can go wrong in the engine, worded for the person who reads the log.
+
+use std::io;
+
+/// The result of an engine operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a dump or a restore ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A task ended while it was being worked on; not an error of Torpor's.
+    #[error("task {pid} is gone")]
+    Gone {
+        /// The task, in the pid namespace of the caller.
+        pid: i32,
+    },
+    /// The dump met something that it cannot keep, or may not without an option.
+    #[error("task {pid}: {object}: {reason}")]
+    Refused {
+        /// The task that holds the object, in the pid namespace of the caller.
+        pid: i32,
+        /// What was met, e.g. `fd 5 (/dev/kvm)`.
+        object: String,
+        /// Why it cannot be kept, and what to do about it.
+        reason: String,
+    },
+    /// The kernel refused an operation.
+    #[error("{what}: {source}")]
+    Os {
+        /// The operation and its object, e.g. `open /tmp/x`.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// An image file is missing, damaged or not an image.
+    #[error(transparent)]
+    Image(#[from] torpor_images::Error),
+    /// The images decode, but contradict each other or this machine.
+    #[error("{image}: {reason}")]
+    Invalid {
+        /// The image file.
+        image: String,
+        /// The contradiction.
+        reason: String,
+    },
+    /// A step on a stopped task failed.
+    #[error(transparent)]
+    Tracee(#[from] torpor_tracee::Error),
+    /// An option or a feature that this build does not have.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// A helper program (tar, ip, nft …) failed.
+    #[error("{program} failed: {reason}")]
+    Program {
+        /// The program and its arguments.
+        program: String,
+        /// Its exit status and the last line it printed.
+        reason: String,
+    },
+    /// The caller's hooks (action scripts, RPC notifications) asked to stop.
+    #[error("{0}")]
+    Hook(String),
+}
+
+impl Error {
+    /// The dump refuses `object` of task `pid`.
+    pub fn refused(pid: i32, object: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::Refused { pid, object: object.into(), reason: reason.into() }
+    }
+
+    /// The content of `image` is contradictory.
+    pub fn invalid(image: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::Invalid { image: image.into(), reason: reason.into() }
+    }
+}
+
+/// Adds the operation to an error of the kernel.
+pub trait Context<T> {
+    /// Names the operation, lazily.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|e| Error::Os { what: what(), source: e.into() })
+    }
+}

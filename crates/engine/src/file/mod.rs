@@ -1,0 +1,152 @@
+//! Open files: what a descriptor refers to, saved and made again.
+//!
+//! An *open file description* is saved once, however many descriptors of
+//! however many tasks refer to it. The dump walks all descriptors, fetches each
+//! new description with `pidfd_getfd` and asks the kinds below, in order, to
+//! describe it. The restore opens each description once, in the supervisor, and
+//! hands it to every task that holds it.
+//!
+//! A kind of file is a module with a [`Dumper`] and a [`Restorer`], and a line in
+//! each of the two tables at the end of this file.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
+
+use crate::dump::Dump;
+use crate::error::{Error, Result};
+use crate::restore::Restore;
+
+/// An open file description met for the first time by the dump.
+#[derive(Debug)]
+pub struct Found {
+    /// The number that the images know it by.
+    pub id: u32,
+    /// Index into [`Dump::tasks`] of the first holder.
+    pub task: usize,
+    /// Its pid, in the supervisor's pid namespace.
+    pub pid: i32,
+    /// The number of the descriptor in that task.
+    pub fd: i32,
+    /// A duplicate (`pidfd_getfd`): same description, so do not move its offset.
+    pub file: OwnedFd,
+    /// `fstat` of it.
+    pub stat: rustix::fs::Stat,
+    /// `statfs` type of it (`f_type`), 0 where that fails.
+    pub fs_type: i64,
+    /// The text of the link `/proc/PID/fd/FD`, e.g. `pipe:[4711]`.
+    pub link: PathBuf,
+    /// `/proc/PID/fdinfo/FD`.
+    pub info: FdInfo,
+    /// Owner and signal for SIGIO (`F_GETOWN_EX`, `F_GETSIG`).
+    pub fown: FownEntry,
+}
+
+impl Found {
+    /// The refusal that names this descriptor.
+    pub fn refuse(&self, reason: impl Into<String>) -> Error {
+        Error::refused(self.pid, format!("fd {} ({})", self.fd, self.link.display()), reason)
+    }
+}
+
+/// The common part of `/proc/PID/fdinfo/FD`, and the rest as text.
+#[derive(Debug, Clone, Default)]
+pub struct FdInfo {
+    /// File offset.
+    pub pos: i64,
+    /// `O_*` flags with `O_CLOEXEC` as shown by the kernel.
+    pub flags: u32,
+    /// The mount that the file was opened through.
+    pub mnt_id: i32,
+    /// Inode number.
+    pub ino: u64,
+    /// The remaining lines, `key:<tab>value`, in the order given.
+    pub rest: Vec<String>,
+}
+
+impl FdInfo {
+    /// The values of all remaining lines that start with `key:`.
+    pub fn values<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.rest.iter().filter_map(move |line| {
+            line.strip_prefix(key).and_then(|r| r.strip_prefix(':')).map(str::trim)
+        })
+    }
+}
+
+/// The dump half of a kind of file.
+pub trait Dumper: std::fmt::Debug {
+    /// Describes the file, or says that it is of another kind (`Ok(None)`).
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>>;
+
+    /// After the last descriptor of the tree: writes the images that belong to
+    /// the kind as a whole (queued data, shared inodes), refuses what is dangling.
+    fn finish(&mut self, _cx: &mut Dump<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The restore half of a kind of file. Methods are called in this order, each for
+/// all kinds before the next one.
+pub trait Restorer: std::fmt::Debug {
+    /// Reads and checks all images of this kind, before anything is created.
+    /// `entries` are the descriptions of this kind, by id.
+    fn load(&mut self, _cx: &mut Restore<'_>, _entries: &[FileEntry]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Opens one description. Called at most once for an id; where several come
+    /// into being together (both ends of a pipe) the others go into
+    /// [`OpenFiles::insert`]. May open what it depends on with [`Restore::file`].
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd>;
+
+    /// After all descriptions are open: connects them and fills their queues.
+    fn connect(&mut self, _cx: &mut Restore<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a task holds the descriptor: what only the task itself can do
+    /// (epoll interest, POSIX locks), by remote calls through [`Restore::remote`].
+    /// Called for every descriptor of this kind in every task.
+    fn attach(&mut self, _cx: &mut Restore<'_>, _holder: Holder, _entry: &FileEntry) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A descriptor of a restored task.
+#[derive(Debug, Clone, Copy)]
+pub struct Holder {
+    /// Index into [`Restore::tasks`].
+    pub task: usize,
+    /// Descriptor number.
+    pub fd: i32,
+}
+
+/// The descriptions that the restore has opened, by id.
+#[derive(Debug, Default)]
+pub struct OpenFiles {
+    by_id: HashMap<u32, OwnedFd>,
+}
+
+impl OpenFiles {
+    /// The description `id`, if it is open already.
+    pub fn get(&self, id: u32) -> Option<BorrowedFd<'_>> {
+        self.by_id.get(&id).map(AsFd::as_fd)
+    }
+
+    /// Adds a description.
+    pub fn insert(&mut self, id: u32, file: OwnedFd) {
+        self.by_id.insert(id, file);
+    }
+}
+
+/// The kinds in the order in which the dump asks them.
+pub fn dumpers() -> Vec<Box<dyn Dumper>> {
+    vec![]
+}
+
+/// The restorer of each type of `files.img`.
+pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
+    vec![]
+}

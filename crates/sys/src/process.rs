@@ -1,0 +1,247 @@
+//! Creating processes and waiting for them.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::{Result, addr, check, syscall};
+
+/// `struct clone_args` of linux/sched.h, as far as it is used.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CloneArgs {
+    /// `CLONE_*` flags.
+    pub flags: u64,
+    /// Where to store a pidfd (`CLONE_PIDFD`).
+    pub pidfd: u64,
+    /// Where to store the tid in the child.
+    pub child_tid: u64,
+    /// Where to store the tid in the parent.
+    pub parent_tid: u64,
+    /// Signal to the parent when the child ends.
+    pub exit_signal: u64,
+    /// Lowest address of the child's stack.
+    pub stack: u64,
+    /// Its size.
+    pub stack_size: u64,
+    /// TLS base.
+    pub tls: u64,
+    /// Array of pids, innermost namespace first.
+    pub set_tid: u64,
+    /// Their number.
+    pub set_tid_size: u64,
+    /// Descriptor of a cgroup directory (`CLONE_INTO_CGROUP`).
+    pub cgroup: u64,
+}
+
+/// Holds a new process back until its tracer is ready.
+#[derive(Debug)]
+pub struct Gate {
+    wait: OwnedFd,
+    open: OwnedFd,
+}
+
+impl Gate {
+    /// A closed gate.
+    ///
+    /// # Errors
+    /// See pipe2(2).
+    pub fn new() -> Result<Self> {
+        let (wait, open) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        Ok(Gate { wait, open })
+    }
+
+    /// Lets the process through.
+    ///
+    /// # Errors
+    /// `EPIPE` if it is gone.
+    pub fn open(self) -> Result<()> {
+        rustix::io::write(&self.open, &[1])?;
+        Ok(())
+    }
+}
+
+/// Creates a process that stops right away in `read` on `gate`, and executes the
+/// program in `image` (execveat of a descriptor) once a byte arrives there; it
+/// ends when the gate closes instead.
+///
+/// `set_tid` are the pids to give it, innermost namespace first. Returns its pid
+/// here and a pidfd.
+///
+/// # Errors
+/// See clone3(2); `EEXIST` when a pid is taken.
+pub fn spawn_gated(
+    flags: u64,
+    set_tid: &[i32],
+    gate: &Gate,
+    image: BorrowedFd<'_>,
+) -> Result<(i32, OwnedFd)> {
+    let mut pidfd: i32 = -1;
+    let args = CloneArgs {
+        flags: flags | libc::CLONE_PIDFD as u64,
+        pidfd: addr(&raw mut pidfd),
+        // A sibling's exit signal is that of the caller (clone(2), CLONE_PARENT).
+        exit_signal: if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD as u64 } else { 0 },
+        set_tid: if set_tid.is_empty() { 0 } else { addr(set_tid.as_ptr()) },
+        set_tid_size: set_tid.len() as u64,
+        ..CloneArgs::default()
+    };
+    let empty: [*const libc::c_char; 1] = [std::ptr::null()];
+    let (wait, open) = (gate.wait.as_raw_fd(), gate.open.as_raw_fd());
+    let image = image.as_raw_fd();
+    // SAFETY: without CLONE_VM the child runs on a copy of this address space.
+    // `args` lives on this stack. The child below makes only raw system calls (it
+    // may be the copy of one thread of many, so no lock may be taken, nothing
+    // allocated) and never returns from this function.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    if pid == 0 {
+        let mut byte = 0u8;
+        // SAFETY: raw system calls on memory of this frame and descriptors that the
+        // child inherited; execveat's arrays are NULL-terminated.
+        unsafe {
+            // Or else the child itself would keep the gate from closing.
+            libc::close(open);
+            let n = loop {
+                let n = libc::read(wait, (&raw mut byte).cast(), 1);
+                if n >= 0 || *libc::__errno_location() != libc::EINTR {
+                    break n;
+                }
+            };
+            if n == 1 {
+                libc::syscall(
+                    libc::SYS_execveat,
+                    image,
+                    c"".as_ptr(),
+                    empty.as_ptr(),
+                    empty.as_ptr(),
+                    libc::AT_EMPTY_PATH,
+                );
+            }
+            libc::_exit(127);
+        }
+    }
+    let pid = check(pid)?;
+    // SAFETY: the kernel stored a new descriptor that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok((i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidData)?, pidfd))
+}
+
+/// Forks this process; the child runs `work` and exits with its result.
+/// For helpers such as the guardian, which outlive or supervise the caller.
+///
+/// The child has only the calling thread. Call it before threads exist: a lock
+/// held by another thread would stay locked in the child for ever.
+///
+/// # Errors
+/// `EBUSY` if this process has more than one thread; else see fork(2).
+pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    // SAFETY: single-threaded (checked above), so that the child's copy of every
+    // lock and allocator state is consistent.
+    match check(unsafe { libc::fork() })? {
+        0 => {
+            let code = work();
+            // SAFETY: ends the child without running the parent's atexit handlers.
+            unsafe { libc::_exit(code) }
+        }
+        pid => Ok(pid),
+    }
+}
+
+/// What a wait reported about a child or tracee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal ended it.
+    Signaled(i32),
+    /// It stopped: signal in the low byte, `PTRACE_EVENT_*` in the next.
+    Stopped {
+        /// The stop signal (`SIGTRAP | 0x80` at system calls with `TRACESYSGOOD`).
+        signal: i32,
+        /// `PTRACE_EVENT_*`, 0 for none.
+        event: i32,
+    },
+    /// It was continued by `SIGCONT`.
+    Continued,
+}
+
+impl Status {
+    /// Decodes the status word of wait4(2).
+    fn from_raw(status: i32) -> Self {
+        if libc::WIFEXITED(status) {
+            Status::Exited(libc::WEXITSTATUS(status))
+        } else if libc::WIFSIGNALED(status) {
+            Status::Signaled(libc::WTERMSIG(status))
+        } else if libc::WIFSTOPPED(status) {
+            Status::Stopped { signal: libc::WSTOPSIG(status), event: status >> 16 }
+        } else {
+            Status::Continued
+        }
+    }
+}
+
+/// Waits for a child or tracee, threads included (wait4(2) with `__WALL`).
+/// `pid` -1 means any. Returns `None` if `block` is false and there is nothing.
+///
+/// # Errors
+/// `ECHILD` when there is no such child or tracee.
+pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, Status)>> {
+    let mut status = 0;
+    let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
+    loop {
+        // SAFETY: `status` is a valid place for the result.
+        let ret = unsafe { libc::wait4(pid, &raw mut status, flags, std::ptr::null_mut()) };
+        match check(ret) {
+            Ok(0) => return Ok(None),
+            Ok(found) => return Ok(Some((found, Status::from_raw(status)))),
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Sends a signal to one thread with full siginfo (rt_tgsigqueueinfo(2)); `info`
+/// holds the bytes of a `siginfo_t`.
+///
+/// # Errors
+/// `EPERM` if the kernel does not accept the `si_code` from another process.
+pub fn queue_thread_signal(tgid: i32, tid: i32, signal: i32, info: &[u8; 128]) -> Result<()> {
+    let arg = |v: i32| u64::from(v.cast_unsigned());
+    let args = [arg(tgid), arg(tid), arg(signal), addr(info.as_ptr()), 0, 0];
+    // SAFETY: `info` is as large as a siginfo_t and only read.
+    unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, args) }.map(drop)
+}
+
+/// Asks for `signal` when the parent of this process ends (`PR_SET_PDEATHSIG`).
+///
+/// # Errors
+/// See prctl(2).
+pub fn set_parent_death_signal(signal: i32) -> Result<()> {
+    // SAFETY: takes a number only.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) }).map(drop)
+}
+
+/// Sets this thread's name.
+///
+/// # Errors
+/// See prctl(2).
+pub fn set_name(name: &CStr) -> Result<()> {
+    // SAFETY: a NUL-terminated string that the call only reads.
+    check(unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) }).map(drop)
+}
+
+/// The robust futex list of a thread: address and length (get_robust_list(2)).
+///
+/// # Errors
+/// `ESRCH`, or `EPERM` without ptrace rights over it.
+pub fn robust_list(tid: i32) -> Result<(u64, u64)> {
+    let (mut head, mut len) = (0u64, 0u64);
+    let args = [u64::from(tid.cast_unsigned()), addr(&raw mut head), addr(&raw mut len), 0, 0, 0];
+    // SAFETY: two places for the results.
+    unsafe { syscall(libc::SYS_get_robust_list, args) }?;
+    Ok((head, len))
+}

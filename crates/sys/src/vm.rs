@@ -1,0 +1,207 @@
+//! The memory of another process.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::{Result, addr, check, syscall};
+
+/// Reads `buf.len()` bytes at `address` of process `pid` (process_vm_readv(2)).
+///
+/// # Errors
+/// `EFAULT` when nothing there is readable; a short count when only the head is.
+pub fn read(pid: i32, address: u64, buf: &mut [u8]) -> Result<usize> {
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: buf.len() };
+    // SAFETY: `local` covers `buf`, which is borrowed for writing; the remote
+    // address is checked by the kernel against the other address space.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    check(n).map(isize::cast_unsigned)
+}
+
+/// Reads several remote ranges into one buffer, one after the other.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_ranges(pid: i32, ranges: &[(u64, usize)], buf: &mut [u8]) -> Result<usize> {
+    let remote: Vec<libc::iovec> = ranges
+        .iter()
+        .map(|&(a, len)| libc::iovec { iov_base: a as *mut _, iov_len: len })
+        .collect();
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    // SAFETY: as in `read`; `remote` lives until the call returns.
+    let n = unsafe {
+        libc::process_vm_readv(
+            pid,
+            &raw const local,
+            1,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    check(n).map(isize::cast_unsigned)
+}
+
+/// Writes `buf` at `address` of process `pid` (process_vm_writev(2)).
+///
+/// # Errors
+/// `EFAULT` when nothing there is writable; a short count when only the head is.
+pub fn write(pid: i32, address: u64, buf: &[u8]) -> Result<usize> {
+    let local = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: buf.len() };
+    // SAFETY: `local` covers `buf` and is only read from; the remote address is
+    // checked by the kernel against the other address space.
+    let n = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    check(n).map(isize::cast_unsigned)
+}
+
+/// A category of pages for [`scan`]; values of linux/fs.h.
+pub mod page {
+    /// Written since it was write-protected.
+    pub const IS_WRITTEN: u64 = 1 << 1;
+    /// Belongs to a file, shared memory, or is the shared zero page's opposite.
+    pub const IS_FILE: u64 = 1 << 2;
+    /// In memory.
+    pub const IS_PRESENT: u64 = 1 << 3;
+    /// In swap.
+    pub const IS_SWAPPED: u64 = 1 << 4;
+    /// The zero page.
+    pub const IS_PFNZERO: u64 = 1 << 5;
+    /// Part of a huge page.
+    pub const IS_HUGE: u64 = 1 << 6;
+    /// Soft-dirty.
+    pub const IS_SOFT_DIRTY: u64 = 1 << 7;
+    /// A guard page (`MADV_GUARD_INSTALL`).
+    pub const IS_GUARD: u64 = 1 << 8;
+}
+
+/// A run of pages of the same categories.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PageRegion {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last page.
+    pub end: u64,
+    /// Bits of [`page`].
+    pub categories: u64,
+}
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+
+/// A search for pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scan {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last.
+    pub end: u64,
+    /// Pages must have one of these categories.
+    pub any_of: u64,
+    /// Pages must have all of these, after inversion.
+    pub all_of: u64,
+    /// Categories whose sense is inverted.
+    pub inverted: u64,
+    /// Categories to report.
+    pub report: u64,
+}
+
+/// Finds pages of an address space through its `/proc/PID/pagemap`, without
+/// touching holes (`PAGEMAP_SCAN`, Linux 6.7). Returns the number of regions
+/// filled into `out` and the address where the walk ended.
+///
+/// # Errors
+/// `ENOTTY` on kernels without it; `EINVAL` for unaligned ranges.
+pub fn scan(pagemap: &File, what: &Scan, out: &mut [PageRegion]) -> Result<(usize, u64)> {
+    let mut arg = ScanArg {
+        size: size_of::<ScanArg>() as u64,
+        start: what.start,
+        end: what.end,
+        vec: addr(out.as_mut_ptr()),
+        vec_len: out.len() as u64,
+        category_inverted: what.inverted,
+        category_mask: what.all_of,
+        category_anyof_mask: what.any_of,
+        return_mask: what.report,
+        ..ScanArg::default()
+    };
+    // SAFETY: `arg` is a pm_scan_arg of the size it states; `vec` points to
+    // `vec_len` regions that are borrowed for writing.
+    let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
+    let n = check(n)?;
+    let n = usize::try_from(n).map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok((n, arg.walk_end))
+}
+
+/// Maps `len` bytes of `file` at `offset` for reading, calls `work`, unmaps.
+/// The file may not be truncated meanwhile by anyone: it is an image that the
+/// caller holds open, and a shorter file raises `SIGBUS`, so `len` is checked first.
+///
+/// # Errors
+/// `EINVAL` if the file ends before `offset + len`; else see mmap(2).
+pub fn with_mapped<T>(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    work: impl FnOnce(&[u8]) -> T,
+) -> Result<T> {
+    let size = rustix::fs::fstat(file)?.st_size.cast_unsigned();
+    if offset.checked_add(len as u64).is_none_or(|end| end > size) || len == 0 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: a new private read-only mapping at an address that the kernel picks.
+    let base = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            rustix::mm::ProtFlags::READ,
+            rustix::mm::MapFlags::PRIVATE,
+            file,
+            offset,
+        )
+    }?;
+    // SAFETY: the mapping covers `len` readable bytes until it is unmapped below.
+    let result = work(unsafe { std::slice::from_raw_parts(base.cast(), len) });
+    // SAFETY: exactly the mapping made above; the slice has gone out of scope.
+    unsafe { rustix::mm::munmap(base, len) }?;
+    Ok(result)
+}
+
+/// Hints to the kernel about another process's memory (process_madvise(2)).
+///
+/// # Errors
+/// See process_madvise(2).
+pub fn advise(pidfd: BorrowedFd<'_>, address: u64, len: usize, advice: i32) -> Result<usize> {
+    let iov = libc::iovec { iov_base: address as *mut _, iov_len: len };
+    let args = [
+        u64::from(pidfd.as_raw_fd().cast_unsigned()),
+        addr(&raw const iov),
+        1,
+        u64::from(advice.cast_unsigned()),
+        0,
+        0,
+    ];
+    // SAFETY: `iov` is read only, and names memory of the other process.
+    let n = unsafe { syscall(libc::SYS_process_madvise, args) }?;
+    usize::try_from(n).map_err(|_| io::ErrorKind::InvalidData.into())
+}

@@ -1,0 +1,86 @@
+//! The signal frame that takes a task back to its own registers.
+
+use torpor_sys::ptrace::Registers;
+
+/// Room for a frame: `ucontext` and the extended state of any CPU of today
+/// (11 KiB with AMX).
+pub(crate) const FRAME_SIZE: usize = 16384;
+/// Where the extended state starts in a frame; XSAVE wants 64-byte alignment.
+const XSTATE_OFFSET: usize = 512;
+/// `struct ucontext` of x86-64 up to and including the signal mask (asm/ucontext.h).
+const UCONTEXT_SIZE: usize = 304;
+
+// linux/errno.h, include/linux/errno.h: never seen by programs, only by tracers.
+const ERESTARTSYS: i64 = 512;
+const ERESTARTNOINTR: i64 = 513;
+const ERESTARTNOHAND: i64 = 514;
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+/// The registers with which an interrupted task goes on by itself: an interrupted
+/// system call is wound back as the kernel would do on the way out. One that
+/// sleeps relative to a point in time that only the kernel remembers
+/// (`restart_block`) ends with `EINTR`, as after a signal.
+pub fn restarted(regs: &Registers) -> Registers {
+    let mut out = *regs;
+    if regs.orig_rax.cast_signed() >= 0 {
+        match -regs.rax.cast_signed() {
+            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => {
+                out.rax = regs.orig_rax;
+                out.rip = regs.rip.wrapping_sub(2);
+            }
+            ERESTART_RESTARTBLOCK => out.rax = (-i64::from(libc::EINTR)).cast_unsigned(),
+            _ => {}
+        }
+    }
+    out.orig_rax = u64::MAX;
+    out
+}
+
+/// Builds the frame to be placed at `address` (64-byte aligned). `rt_sigreturn`
+/// with `rsp == address` goes on with `regs`, `xstate` and `mask`.
+pub(crate) fn build(address: u64, regs: &Registers, xstate: &[u8], mask: u64) -> Vec<u8> {
+    let r = restarted(regs);
+    let mut out = vec![0u8; UCONTEXT_SIZE];
+    let mut put = |offset: usize, value: u64| {
+        out[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    // UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
+    put(0, 7);
+    // uc_stack: flags that sigaltstack(2) refuses, so that the task keeps its own.
+    put(24, 0xffff_ffff);
+    let general = [
+        r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx,
+        r.rax, r.rcx, r.rsp, r.rip, r.eflags,
+    ];
+    for (i, value) in general.into_iter().enumerate() {
+        put(40 + 8 * i, value);
+    }
+    put(40 + 144, (r.cs & 0xffff) | (r.gs & 0xffff) << 16 | (r.fs & 0xffff) << 32 | r.ss << 48);
+    put(40 + 184, address + XSTATE_OFFSET as u64);
+    put(296, mask);
+    out.resize(XSTATE_OFFSET, 0);
+    out.extend(fpstate(xstate));
+    out
+}
+
+/// The extended state as a signal frame holds it: the XSAVE image with the
+/// software bytes (asm/sigcontext.h, `struct _fpx_sw_bytes`) and a trailing magic.
+fn fpstate(xstate: &[u8]) -> Vec<u8> {
+    const MAGIC1: u32 = 0x4650_5853;
+    const MAGIC2: u32 = 0x4650_5845;
+    const SW_BYTES: usize = 464;
+    let mut out = xstate.to_vec();
+    if out.len() < 576 {
+        return out;
+    }
+    // ptrace stores the features that the image may have where the frame has its magic.
+    let mut features = [0u8; 8];
+    features.copy_from_slice(&xstate[SW_BYTES..SW_BYTES + 8]);
+    let size = u32::try_from(xstate.len()).unwrap_or(0);
+    out[SW_BYTES..SW_BYTES + 4].copy_from_slice(&MAGIC1.to_le_bytes());
+    out[SW_BYTES + 4..SW_BYTES + 8].copy_from_slice(&(size + 4).to_le_bytes());
+    out[SW_BYTES + 8..SW_BYTES + 16].copy_from_slice(&features);
+    out[SW_BYTES + 16..SW_BYTES + 20].copy_from_slice(&size.to_le_bytes());
+    out.extend(MAGIC2.to_le_bytes());
+    out
+}

@@ -1,0 +1,197 @@
+//! Husks: empty tasks to be filled by a restore.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use torpor_sys::process::{Gate, spawn_gated};
+use torpor_sys::ptrace::{self, option};
+use torpor_sys::stub;
+
+use crate::inject::{STUB_SIZE, Stub};
+use crate::stop::{StopState, wait_for};
+use crate::{Error, RemoteAddr, Result, Tracee};
+
+/// Where the program of a husk is linked to: above the usual `mmap_min_addr`.
+const HUSK_BASE: u64 = 0x20000;
+
+/// Options of tasks that Torpor made: they end with it.
+const OPTIONS: u64 = option::TRACESYSGOOD
+    | option::TRACEFORK
+    | option::TRACEVFORK
+    | option::TRACECLONE
+    | option::TRACEEXEC
+    | option::EXITKILL;
+
+/// A static executable whose one segment is the stub with its data.
+fn program() -> Vec<u8> {
+    const HEADERS: u64 = 64 + 56;
+    let code = stub::code();
+    let mut out = Vec::with_capacity(4096 + code.len());
+    // ELF header (elf(5)): 64-bit, little-endian, ET_EXEC, EM_X86_64.
+    out.extend(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    out.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [HUSK_BASE, 64, 0] {
+        out.extend(word.to_le_bytes());
+    }
+    out.extend(0u32.to_le_bytes());
+    for half in [64u16, 56, 1, 64, 0, 0] {
+        out.extend(half.to_le_bytes());
+    }
+    // Program header: PT_LOAD, rwx, from the second page of the file.
+    out.extend(1u32.to_le_bytes());
+    out.extend(7u32.to_le_bytes());
+    for word in [4096, HUSK_BASE, HUSK_BASE, code.len() as u64, STUB_SIZE, 4096] {
+        out.extend(word.to_le_bytes());
+    }
+    debug_assert_eq!(out.len() as u64, HEADERS);
+    out.resize(4096, 0);
+    out.extend(code);
+    out
+}
+
+impl Tracee {
+    /// Makes the first husk: a process with the given `clone3` flags and pids
+    /// (innermost namespace first), a child of the caller, or its sibling with
+    /// `CLONE_PARENT`. Returns it with its pidfd.
+    ///
+    /// # Errors
+    /// `EEXIST` in `Os` when a pid is taken.
+    pub fn spawn_husk(flags: u64, set_tid: &[i32]) -> Result<(Self, OwnedFd)> {
+        let image =
+            program_file().map_err(|source| Error::Os { pid: 0, what: "memfd_create", source })?;
+        let gate = Gate::new().map_err(|source| Error::Os { pid: 0, what: "pipe", source })?;
+        let (pid, pidfd) = spawn_gated(flags, set_tid, &gate, image.as_fd())
+            .map_err(|source| Error::Os { pid: 0, what: "clone3", source })?;
+        ptrace::seize(pid, OPTIONS).map_err(Error::os(pid, "PTRACE_SEIZE"))?;
+        gate.open().map_err(Error::os(pid, "gate"))?;
+        loop {
+            match wait_for(pid)? {
+                (_, libc::PTRACE_EVENT_EXEC) => break,
+                (signal, 0) => ptrace::cont(pid, signal),
+                _ => ptrace::cont(pid, 0),
+            }
+            .map_err(Error::os(pid, "PTRACE_CONT"))?;
+        }
+        let mut husk = Tracee::here(pid, pid, StopState::Interrupted)?;
+        husk.husk = true;
+        husk.own.orig_rax = u64::MAX;
+        husk.stub = Some(Stub::at(HUSK_BASE));
+        Ok((husk, pidfd))
+    }
+
+    /// Makes a child or thread of this husk with `clone3`. `set_tid` are its pids,
+    /// innermost namespace first. The new task stops before it runs anything.
+    ///
+    /// # Errors
+    /// The kernel's answer to clone3(2) in `Remote`.
+    pub fn spawn_child(&mut self, flags: u64, exit_signal: i32, set_tid: &[i32]) -> Result<Self> {
+        let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
+        let mut batch = self.batch();
+        let pids: Vec<u8> = set_tid.iter().flat_map(|p| p.to_le_bytes()).collect();
+        let tids = batch.bytes(&pids);
+        // struct clone_args: see torpor_sys::process::CloneArgs.
+        let set = if set_tid.is_empty() { [0, 0] } else { [tids.0, set_tid.len() as u64] };
+        let words = [flags, 0, 0, 0, exit_signal as u64, 0, 0, 0, set[0], set[1], 0];
+        let args = batch.bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+        let call = batch.call(libc::SYS_clone3, [args.0, 88]);
+        let outcome = batch.run()?;
+        outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
+        let Some(child) = self.take_born().pop() else {
+            return Err(Error::Unusable {
+                pid: self.tid,
+                reason: "clone3 made no task".to_owned(),
+            });
+        };
+        wait_for(child)?;
+        let pid = if is_thread { self.pid } else { child };
+        let mut tracee = Tracee::here(pid, child, StopState::Interrupted)?;
+        tracee.husk = true;
+        tracee.own.orig_rax = u64::MAX;
+        tracee.stub = self.stub;
+        Ok(tracee)
+    }
+
+    /// Moves the husk's stub to `base`, which must be free, and stops using the old
+    /// one (which stays mapped).
+    ///
+    /// # Errors
+    /// `EEXIST` in `Remote` if something is mapped there.
+    pub fn move_stub(&mut self, base: u64) -> Result<()> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        self.call(
+            "mmap of the stub",
+            libc::SYS_mmap,
+            [base, STUB_SIZE, prot as u64, flags as u64, u64::MAX, 0],
+        )?;
+        self.write(RemoteAddr(base), stub::code())?;
+        self.stub = Some(Stub::at(base));
+        Ok(())
+    }
+
+    /// Unmaps the stub as the last thing that the husk does. Other threads of the
+    /// process must not run through it any more. Set registers and
+    /// [`Tracee::release`] next.
+    ///
+    /// # Errors
+    /// Gone; or the kernel's.
+    pub fn drop_stub(&mut self) -> Result<()> {
+        let Some(stub) = self.stub.take() else { return Ok(()) };
+        let syscall_at = stub::code().len() as u64 - 2;
+        let regs = torpor_sys::ptrace::Registers {
+            rax: libc::SYS_munmap.cast_unsigned(),
+            rdi: stub.base,
+            rsi: STUB_SIZE,
+            rip: stub.base + syscall_at,
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        match self.step_syscall(&regs)? {
+            0 => Ok(()),
+            e => Err(Error::Remote {
+                pid: self.tid,
+                what: "munmap of the stub".to_owned(),
+                source: std::io::Error::from_raw_os_error(
+                    i32::try_from(-e.cast_signed()).unwrap_or(0),
+                ),
+            }),
+        }
+    }
+
+    /// Gives the husk the registers, extended state and signal mask of the task
+    /// that it becomes. It stays stopped.
+    ///
+    /// # Errors
+    /// `EINVAL` or `EIO` for states that this CPU refuses.
+    pub fn become_task(
+        &mut self,
+        regs: &torpor_sys::ptrace::Registers,
+        xstate: &[u8],
+        mask: u64,
+    ) -> Result<()> {
+        let tid = self.tid;
+        ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
+        ptrace::set_xstate(tid, xstate).map_err(Error::os(tid, "NT_X86_XSTATE"))?;
+        ptrace::set_signal_mask(tid, mask).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        (self.own, self.own_mask) = (*regs, mask);
+        Ok(())
+    }
+
+    /// Lets the restored task run on its own from now on.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn release(self) -> Result<()> {
+        ptrace::detach(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_DETACH"))
+    }
+}
+
+fn program_file() -> std::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("husk", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let image = program();
+    let mut rest = image.as_slice();
+    while !rest.is_empty() {
+        let n = rustix::io::write(&file, rest)?;
+        rest = &rest[n..];
+    }
+    Ok(file)
+}

@@ -1,0 +1,361 @@
+//! The stub: how it gets into a task and out again.
+//!
+//! The first mapping must be made before there is any code or data of ours in the
+//! task. It is made so that a task whose tracer dies in the middle still finds
+//! back: the registers point at a `syscall; ret` that the task's own libraries
+//! contain, and the stack pointer at a place where the return address is that of a
+//! signal restorer (`mov $15, %eax; syscall`), above it a signal frame with the
+//! task's own registers. That place lies *below* the lowest address that its stack
+//! ever had: the kernel grows the stack when a tracer writes there, and a program
+//! cannot have anything there. Where a task has no such stack or no such code, the
+//! registers are changed and put back by ptrace alone, with a window of some 10 µs.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+use torpor_sys::ptrace::Registers;
+use torpor_sys::stub::{self, Record};
+
+use crate::frame::{self, FRAME_SIZE};
+use crate::{Error, Mapping, RemoteAddr, Result, Tracee};
+
+const PAGE: u64 = 4096;
+/// Code page, frame, records, data.
+const FRAME_AT: u64 = PAGE;
+const RECORDS_AT: u64 = FRAME_AT + FRAME_SIZE as u64;
+/// Records that fit at once.
+pub(crate) const RECORDS_AT_ONCE: usize = 600;
+const DATA_AT: u64 = RECORDS_AT + 12 * PAGE;
+/// Bytes of arguments and results that a batch can have.
+pub(crate) const DATA_CAPACITY: usize = 256 * 1024;
+/// Size of the whole region.
+pub(crate) const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
+
+/// A stub inside a task.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stub {
+    pub(crate) base: u64,
+}
+
+impl Stub {
+    pub(crate) fn at(base: u64) -> Self {
+        Stub { base }
+    }
+
+    pub(crate) fn code_contains(&self, address: u64) -> bool {
+        (self.base..=self.base + stub::code().len() as u64).contains(&address)
+    }
+}
+
+impl Tracee {
+    /// Maps a stub into the task, at an address of the kernel's choice.
+    /// `maps` are the mappings of the task.
+    ///
+    /// # Errors
+    /// Unusable for 32-bit tasks and for tasks without a `syscall` instruction.
+    pub fn inject(&mut self, maps: &[Mapping]) -> Result<()> {
+        if self.own.cs != 0x33 {
+            return Err(Error::Unusable {
+                pid: self.tid,
+                reason: "it runs 32-bit code, which is not supported".to_owned(),
+            });
+        }
+        let args = [
+            0,
+            STUB_SIZE,
+            (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64,
+            (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64,
+            u64::MAX,
+            0,
+        ];
+        let base = self.call_without_stub(maps, libc::SYS_mmap, args)?;
+        if base.cast_signed() < 0 {
+            self.trap()?;
+            self.put_back()?;
+            return Err(Error::Remote {
+                pid: self.tid,
+                what: "mmap of the stub".to_owned(),
+                source: std::io::Error::from_raw_os_error(
+                    i32::try_from(-base.cast_signed()).unwrap_or(0),
+                ),
+            });
+        }
+        self.write(RemoteAddr(base), stub::code())?;
+        self.trap()?;
+        self.put_back()?;
+        self.stub = Some(Stub::at(base));
+        Ok(())
+    }
+
+    /// Uses the stub that another thread of the same process has.
+    pub fn share_stub(&mut self, of: &Tracee) {
+        self.stub = of.stub;
+    }
+
+    /// Where the stub is: first address and length.
+    pub fn stub_range(&self) -> Option<(u64, u64)> {
+        self.stub.map(|s| (s.base, STUB_SIZE))
+    }
+
+    /// Unmaps the stub and puts the task's own registers back.
+    ///
+    /// # Errors
+    /// Gone; or the kernel's.
+    pub fn eject(&mut self, maps: &[Mapping]) -> Result<()> {
+        let Some(stub) = self.stub.take() else { return Ok(()) };
+        self.call_without_stub(maps, libc::SYS_munmap, [stub.base, STUB_SIZE, 0, 0, 0, 0])?;
+        self.trap()?;
+        self.put_back()
+    }
+
+    /// Makes a system call with nothing of ours mapped in the task. The task is
+    /// left at the stop behind the call.
+    fn call_without_stub(
+        &mut self,
+        maps: &[Mapping],
+        number: libc::c_long,
+        args: [u64; 6],
+    ) -> Result<u64> {
+        let mut regs = Registers {
+            rax: number.cast_unsigned(),
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            r8: args[4],
+            r9: args[5],
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        if let Some((rip, rsp)) = self.way_back(maps)? {
+            (regs.rip, regs.rsp) = (rip, rsp);
+        } else {
+            let any = find_code(self.pid, maps, &[&[0x0f, 0x05]])?;
+            let Some([rip]) = any.as_deref() else {
+                return Err(Error::Unusable {
+                    pid: self.tid,
+                    reason: "no syscall instruction in its memory".to_owned(),
+                });
+            };
+            regs.rip = *rip;
+        }
+        self.step_syscall(&regs)
+    }
+
+    /// Prepares the return path on fresh stack: the addresses of `syscall; ret` and
+    /// of the stack pointer to run it with. `None` if the task does not offer it.
+    fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<(u64, u64)>> {
+        let code: [&[u8]; 2] =
+            [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+        let Some(found) = find_code(self.pid, maps, &code)? else { return Ok(None) };
+        let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
+        let (own, mask) = (self.own, self.own_mask);
+        let state = self.xstate()?.to_vec();
+        let Ok(memory) =
+            OpenOptions::new().read(true).write(true).open(format!("/proc/{}/mem", self.pid))
+        else {
+            return Ok(None);
+        };
+        let at = scratch::place(&memory, stack.start);
+        let content = frame::build(at + 64, &own, &state, mask);
+        if scratch::write(&memory, at, found[1], &content).is_err() {
+            return Ok(None);
+        }
+        Ok(Some((found[0], at + 56)))
+    }
+
+    /// Where arguments go.
+    pub(crate) fn data_address(&self) -> RemoteAddr {
+        RemoteAddr(self.stub.map_or(0, |s| s.base + DATA_AT))
+    }
+
+    pub(crate) fn record_address(&self, index: usize) -> RemoteAddr {
+        let offset = (index * size_of::<Record>()) as u64;
+        RemoteAddr(self.stub.map_or(0, |s| s.base + RECORDS_AT) + offset)
+    }
+
+    pub(crate) fn write_data(&self, data: &[u8]) -> Result<()> {
+        if data.is_empty() { Ok(()) } else { self.write(self.data_address(), data) }
+    }
+
+    pub(crate) fn read_data(&self, data: &mut [u8]) -> Result<()> {
+        if data.is_empty() { Ok(()) } else { self.read(self.data_address(), data) }
+    }
+
+    /// Runs records through the stub and reads their results back.
+    pub(crate) fn run_records(&mut self, records: &mut [Record]) -> Result<()> {
+        let Some(stub) = self.stub else {
+            return Err(Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() });
+        };
+        if !self.husk {
+            self.write_frame(stub)?;
+        }
+        let mut bytes: Vec<u8> = records.iter().flat_map(to_bytes).collect();
+        self.write(self.record_address(0), &bytes)?;
+        let regs = Registers {
+            rip: stub.base,
+            rsp: stub.base + FRAME_AT,
+            r12: stub.base + RECORDS_AT,
+            r13: records.len() as u64,
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        self.run_to_done(&regs)?;
+        self.read(self.record_address(0), &mut bytes)?;
+        for (record, bytes) in records.iter_mut().zip(bytes.chunks_exact(size_of::<Record>())) {
+            let mut value = [0u8; 8];
+            value.copy_from_slice(&bytes[56..64]);
+            record.result = u64::from_le_bytes(value);
+        }
+        Ok(())
+    }
+
+    /// Places the way back of this thread in the stub, which it shares with the other
+    /// threads: the frame belongs to whoever runs the present batch.
+    fn write_frame(&mut self, stub: Stub) -> Result<()> {
+        let (own, mask) = (self.own, self.own_mask);
+        let at = stub.base + FRAME_AT;
+        let content = frame::build(at, &own, self.xstate()?, mask);
+        self.write(RemoteAddr(at), &content)
+    }
+}
+
+fn to_bytes(r: &Record) -> [u8; 80] {
+    let words = [
+        r.number, r.args[0], r.args[1], r.args[2], r.args[3], r.args[4], r.args[5], r.result,
+        r.forward, r.flags,
+    ];
+    let mut out = [0u8; 80];
+    for (to, word) in out.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    out
+}
+
+/// Fresh stack below the lowest address that a program's stack ever had.
+mod scratch {
+    use super::{FRAME_SIZE, File, FileExt, PAGE};
+
+    /// Size of the place.
+    const SIZE: u64 = FRAME_SIZE as u64 + 2 * PAGE;
+    /// Marks a place that an earlier dump made.
+    const MAGIC: u64 = u64::from_le_bytes(*b"torpor\x01\x00");
+
+    /// The place to use: that of an earlier dump, if the program has not grown its
+    /// stack into it since, so that repeated dumps do not grow the stack each time.
+    pub(super) fn place(memory: &File, stack_start: u64) -> u64 {
+        let mut old = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
+        if memory.read_exact_at(&mut old, stack_start).is_ok() && word(&old, 0) == MAGIC {
+            let mut whole = old.clone();
+            whole[8..16].fill(0);
+            if word(&old, 8) == hash(&whole) {
+                return stack_start;
+            }
+        }
+        stack_start - SIZE
+    }
+
+    /// Writes the return address at `at + 56` and the frame at `at + 64`, zeroes behind.
+    pub(super) fn write(
+        memory: &File,
+        at: u64,
+        restorer: u64,
+        frame: &[u8],
+    ) -> std::io::Result<()> {
+        let mut content = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
+        if frame.len() + 64 > content.len() {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        content[..8].copy_from_slice(&MAGIC.to_le_bytes());
+        content[56..64].copy_from_slice(&restorer.to_le_bytes());
+        content[64..64 + frame.len()].copy_from_slice(frame);
+        let sum = hash(&content);
+        content[8..16].copy_from_slice(&sum.to_le_bytes());
+        memory.write_all_at(&content, at)
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u64 {
+        let mut value = [0u8; 8];
+        value.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_le_bytes(value)
+    }
+
+    /// FNV-1a over words: only to notice that a program has used the place.
+    fn hash(bytes: &[u8]) -> u64 {
+        bytes
+            .chunks_exact(8)
+            .fold(0xcbf2_9ce4_8422_2325, |h, c| (h ^ word(c, 0)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+/// Addresses of the wanted byte sequences in the executable mappings of a task;
+/// `None` if one is not found.
+fn find_code(pid: i32, maps: &[Mapping], wanted: &[&[u8]]) -> Result<Option<Vec<u64>>> {
+    let mut found: Vec<Option<u64>> = vec![None; wanted.len()];
+    // The C library has both, so look there first.
+    let executable = |m: &&Mapping| m.prot & libc::PROT_EXEC != 0 && m.name != "[vsyscall]";
+    let (libc_first, rest): (Vec<_>, Vec<_>) =
+        maps.iter().filter(executable).partition(|m| m.name.contains("/libc"));
+    for mapping in libc_first.into_iter().chain(rest) {
+        for (slot, bytes) in found.iter_mut().zip(wanted) {
+            if slot.is_none() {
+                *slot = find_in(pid, mapping, bytes)?;
+            }
+        }
+        if found.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// Offsets found so far, by file, part of it, and byte sequence: processes share
+/// their libraries.
+type Known = HashMap<(u64, u64, u64, Vec<u8>), Option<u64>>;
+static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+
+fn find_in(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Result<Option<u64>> {
+    let key = (mapping.dev, mapping.inode, mapping.offset, bytes.to_vec());
+    let cached = match KNOWN.lock() {
+        Ok(known) if mapping.inode != 0 => known.as_ref().and_then(|k| k.get(&key).copied()),
+        _ => None,
+    };
+    // A cached place is checked: a private mapping may have been changed.
+    if let Some(place) = cached {
+        let Some(offset) = place else { return Ok(None) };
+        let mut now = vec![0u8; bytes.len()];
+        let address = mapping.start + offset;
+        if torpor_sys::vm::read(pid, address, &mut now).is_ok_and(|n| n == now.len())
+            && now == bytes
+        {
+            return Ok(Some(address));
+        }
+    }
+    let offset = search(pid, mapping, bytes);
+    if let Ok(mut known) = KNOWN.lock() {
+        if mapping.inode != 0 {
+            known.get_or_insert_default().insert(key, offset);
+        }
+    }
+    Ok(offset.map(|o| mapping.start + o))
+}
+
+/// Offset of `bytes` in the first MiBs of a mapping.
+fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
+    const CHUNK: u64 = 256 * 1024;
+    const LIMIT: u64 = 16 * 1024 * 1024;
+    let end = mapping.end.min(mapping.start + LIMIT);
+    let mut at = mapping.start;
+    while at < end {
+        let len = (end - at).min(CHUNK + bytes.len() as u64);
+        let mut buf = vec![0u8; usize::try_from(len).ok()?];
+        let n = torpor_sys::vm::read(pid, at, &mut buf).ok()?;
+        if let Some(i) = buf[..n].windows(bytes.len()).position(|w| w == bytes) {
+            return Some(at - mapping.start + i as u64);
+        }
+        at += CHUNK;
+    }
+    None
+}

@@ -1,0 +1,339 @@
+//! A stopped thread.
+//!
+//! Between two batches a tracee has its own registers and signal mask in place, so
+//! that it simply goes on if its tracer dies. During a batch its way back lies in
+//! a signal frame, see [`crate::frame`].
+
+use torpor_sys::process::{Status, wait};
+use torpor_sys::ptrace::{self, Registers, SigInfo, option};
+use torpor_sys::stub::DONE;
+
+use crate::inject::Stub;
+use crate::{Batch, Error, RemoteAddr, Result};
+
+/// In what kind of stop a thread was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopState {
+    /// It ran (or slept in the kernel) until it was interrupted.
+    Interrupted,
+    /// Job control had stopped its process, with this signal.
+    Group(i32),
+}
+
+/// How to let a tracee go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// It goes on as it was: running, or stopped by job control.
+    AsFound,
+    /// It is killed.
+    Kill,
+}
+
+/// A thread stopped under ptrace. All its methods must be called on the thread
+/// that created it.
+#[derive(Debug)]
+pub struct Tracee {
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    pub(crate) state: StopState,
+    pub(crate) own: Registers,
+    pub(crate) own_mask: u64,
+    pub(crate) xstate: Option<Vec<u8>>,
+    pub(crate) stub: Option<Stub>,
+    /// Signals that arrived during batches, to be sent again.
+    pub(crate) held: Vec<i32>,
+    /// Children and threads that calls of a batch have created.
+    pub(crate) born: Vec<i32>,
+    /// Made by us: dies with us, and has no state of its own to go back to.
+    pub(crate) husk: bool,
+}
+
+impl Tracee {
+    /// Attaches to thread `tid` of process `pid` and asks it to stop, without
+    /// waiting for that: seize all threads first, then call [`Tracee::stopped`].
+    ///
+    /// # Errors
+    /// `EPERM` if it is traced by somebody else; gone.
+    pub fn seize(tid: i32, filtered: bool) -> Result<()> {
+        let seccomp = if filtered { option::SUSPEND_SECCOMP } else { 0 };
+        ptrace::seize(tid, option::TRACESYSGOOD | seccomp)
+            .map_err(Error::os(tid, "PTRACE_SEIZE"))?;
+        ptrace::interrupt(tid).map_err(Error::os(tid, "PTRACE_INTERRUPT"))
+    }
+
+    /// Waits until a thread that was seized has stopped. Signals that were on
+    /// their way are delivered first.
+    ///
+    /// # Errors
+    /// Gone, if it ended instead.
+    pub fn stopped(pid: i32, tid: i32) -> Result<Self> {
+        let state = loop {
+            match wait_for(tid)? {
+                (signal, ptrace::EVENT_STOP) if signal == libc::SIGTRAP => {
+                    break StopState::Interrupted;
+                }
+                (signal, ptrace::EVENT_STOP) => break StopState::Group(signal),
+                (signal, 0) => {
+                    ptrace::cont(tid, signal).map_err(Error::os(tid, "PTRACE_CONT"))?;
+                }
+                _ => ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?,
+            }
+        };
+        Self::here(pid, tid, state)
+    }
+
+    /// Takes stock of a thread that is stopped now.
+    pub(crate) fn here(pid: i32, tid: i32, state: StopState) -> Result<Self> {
+        Ok(Tracee {
+            pid,
+            tid,
+            state,
+            own: ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?,
+            own_mask: ptrace::signal_mask(tid).map_err(Error::os(tid, "PTRACE_GETSIGMASK"))?,
+            xstate: None,
+            stub: None,
+            held: Vec::new(),
+            born: Vec::new(),
+            husk: false,
+        })
+    }
+
+    /// Its process, in the supervisor's pid namespace.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its thread id, in the supervisor's pid namespace.
+    pub fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// How it was found.
+    pub fn state(&self) -> StopState {
+        self.state
+    }
+
+    /// Its own registers, as it was interrupted.
+    pub fn registers(&self) -> &Registers {
+        &self.own
+    }
+
+    /// Its own registers as they are to be restored: an interrupted system call is
+    /// wound back to be made again.
+    pub fn restartable_registers(&self) -> Registers {
+        crate::frame::restarted(&self.own)
+    }
+
+    /// Its own signal mask.
+    pub fn signal_mask(&self) -> u64 {
+        self.own_mask
+    }
+
+    /// Its x87, SSE, AVX … state in XSAVE layout.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn xstate(&mut self) -> Result<&[u8]> {
+        if self.xstate.is_none() {
+            self.xstate =
+                Some(ptrace::xstate(self.tid).map_err(Error::os(self.tid, "NT_X86_XSTATE"))?);
+        }
+        Ok(self.xstate.as_deref().unwrap_or_default())
+    }
+
+    /// Children and threads born by remote calls since the last time this was asked.
+    pub fn take_born(&mut self) -> Vec<i32> {
+        std::mem::take(&mut self.born)
+    }
+
+    /// Starts a batch of system calls.
+    pub fn batch(&mut self) -> Batch<'_> {
+        Batch::new(self)
+    }
+
+    /// Makes one system call inside the task.
+    ///
+    /// # Errors
+    /// The task's or the kernel's; use a [`Batch`] where failure is expected.
+    pub fn call<const N: usize>(
+        &mut self,
+        what: &str,
+        number: libc::c_long,
+        args: [u64; N],
+    ) -> Result<u64> {
+        let mut batch = self.batch();
+        let call = batch.call(number, args);
+        batch.run()?.expect(call, || what.to_owned())
+    }
+
+    /// Reads its memory.
+    ///
+    /// # Errors
+    /// `EFAULT` if not all of it is readable.
+    pub fn read(&self, address: RemoteAddr, buf: &mut [u8]) -> Result<()> {
+        let n = torpor_sys::vm::read(self.pid, address.0, buf)
+            .map_err(Error::os(self.tid, "process_vm_readv"))?;
+        if n == buf.len() { Ok(()) } else { Err(self.fault("process_vm_readv")) }
+    }
+
+    /// Writes its memory.
+    ///
+    /// # Errors
+    /// `EFAULT` if not all of it is writable.
+    pub fn write(&self, address: RemoteAddr, buf: &[u8]) -> Result<()> {
+        let n = torpor_sys::vm::write(self.pid, address.0, buf)
+            .map_err(Error::os(self.tid, "process_vm_writev"))?;
+        if n == buf.len() { Ok(()) } else { Err(self.fault("process_vm_writev")) }
+    }
+
+    fn fault(&self, what: &'static str) -> Error {
+        Error::os(self.tid, what)(std::io::Error::from_raw_os_error(libc::EFAULT))
+    }
+
+    /// Runs from `regs` until the stub's final signal stops it, then puts the
+    /// task's own registers back.
+    pub(crate) fn run_to_done(&mut self, regs: &Registers) -> Result<()> {
+        let tid = self.tid;
+        let but_done = !(1u64 << (DONE - 1));
+        ptrace::set_signal_mask(tid, but_done).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
+        ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?;
+        self.wait_done()?;
+        self.put_back()
+    }
+
+    /// Puts the task's own registers and mask back.
+    pub(crate) fn put_back(&mut self) -> Result<()> {
+        ptrace::set_registers(self.tid, &self.own)
+            .map_err(Error::os(self.tid, "PTRACE_SETREGS"))?;
+        ptrace::set_signal_mask(self.tid, self.own_mask)
+            .map_err(Error::os(self.tid, "PTRACE_SETSIGMASK"))
+    }
+
+    fn wait_done(&mut self) -> Result<()> {
+        loop {
+            let (signal, event) = wait_for(self.tid)?;
+            match event {
+                0 if signal == DONE && self.sent_by_stub()? => return Ok(()),
+                0 if is_fault(
+                    &ptrace::siginfo(self.tid).map_err(Error::os(self.tid, "siginfo"))?,
+                ) =>
+                {
+                    let at = ptrace::registers(self.tid).map(|r| r.rip).unwrap_or_default();
+                    self.put_back()?;
+                    return Err(Error::Unusable {
+                        pid: self.tid,
+                        reason: format!("signal {signal} inside the stub, at {at:#x}"),
+                    });
+                }
+                0 => self.held.push(signal),
+                libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK | libc::PTRACE_EVENT_CLONE => {
+                    let child = ptrace::event_message(self.tid)
+                        .map_err(Error::os(self.tid, "PTRACE_GETEVENTMSG"))?;
+                    self.born.push(i32::try_from(child).unwrap_or_default());
+                }
+                _ => {}
+            }
+            ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))?;
+        }
+    }
+
+    /// Whether the signal that it stopped at is the one with which a batch ends.
+    fn sent_by_stub(&self) -> Result<bool> {
+        let info = ptrace::siginfo(self.tid).map_err(Error::os(self.tid, "PTRACE_GETSIGINFO"))?;
+        let regs = ptrace::registers(self.tid).map_err(Error::os(self.tid, "PTRACE_GETREGS"))?;
+        let code = i32::from_le_bytes([info[8], info[9], info[10], info[11]]);
+        Ok(code == libc::SI_TKILL && self.stub.as_ref().is_some_and(|s| s.code_contains(regs.rip)))
+    }
+
+    /// Makes it stop at a signal-handling point, where the kernel looks after
+    /// interrupted system calls; needed after a stop at a system call.
+    pub(crate) fn trap(&mut self) -> Result<()> {
+        ptrace::interrupt(self.tid).map_err(Error::os(self.tid, "PTRACE_INTERRUPT"))?;
+        ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))?;
+        loop {
+            match wait_for(self.tid)? {
+                (_, ptrace::EVENT_STOP) => return Ok(()),
+                (signal, 0) => self.held.push(signal),
+                _ => {}
+            }
+            ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))?;
+        }
+    }
+
+    /// Makes the one system call that `regs` points at, and stops behind it.
+    pub(crate) fn step_syscall(&mut self, regs: &Registers) -> Result<u64> {
+        let tid = self.tid;
+        ptrace::set_signal_mask(tid, u64::MAX).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
+        let mut stops = 0;
+        while stops < 2 {
+            ptrace::cont_to_syscall(tid, 0).map_err(Error::os(tid, "PTRACE_SYSCALL"))?;
+            match wait_for(tid)? {
+                (signal, 0) if signal == libc::SIGTRAP | 0x80 => stops += 1,
+                (signal, 0) => self.held.push(signal),
+                _ => {}
+            }
+        }
+        Ok(ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?.rax)
+    }
+
+    /// Lets the thread go. Signals that arrived meanwhile are sent again. The stub
+    /// must have been removed before from one thread of the process.
+    ///
+    /// # Errors
+    /// Gone, which a caller that lets go can ignore.
+    pub fn finish(self, how: Resume) -> Result<()> {
+        let tid = self.tid;
+        for &signal in &self.held {
+            if let (Some(pid), Some(signal)) = (
+                rustix::process::Pid::from_raw(self.pid),
+                rustix::process::Signal::from_named_raw(signal),
+            ) {
+                rustix::process::kill_process(pid, signal)
+                    .map_err(|e| Error::os(tid, "kill")(e.into()))?;
+            }
+        }
+        match how {
+            Resume::AsFound => ptrace::detach(tid, 0).map_err(Error::os(tid, "PTRACE_DETACH")),
+            Resume::Kill => match rustix::process::Pid::from_raw(self.pid) {
+                Some(pid) => rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+                    .map_err(|e| Error::os(tid, "kill")(e.into())),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+/// Waits for a stop of `tid`: its signal and its event.
+pub(crate) fn wait_for(tid: i32) -> Result<(i32, i32)> {
+    loop {
+        match wait(tid, true) {
+            Ok(Some((_, Status::Stopped { signal, event }))) => return Ok((signal, event)),
+            Ok(Some((_, Status::Continued))) | Ok(None) => {}
+            Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) => {
+                return Err(Error::Gone { pid: tid });
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
+                return Err(Error::Gone { pid: tid });
+            }
+            Err(e) => return Err(Error::os(tid, "wait4")(e)),
+        }
+    }
+}
+
+/// Whether a signal comes from what the task itself executed.
+fn is_fault(info: &SigInfo) -> bool {
+    let signal = i32::from_le_bytes([info[0], info[1], info[2], info[3]]);
+    let code = i32::from_le_bytes([info[8], info[9], info[10], info[11]]);
+    code > 0
+        && matches!(
+            signal,
+            libc::SIGSEGV
+                | libc::SIGBUS
+                | libc::SIGILL
+                | libc::SIGFPE
+                | libc::SIGTRAP
+                | libc::SIGSYS
+        )
+}

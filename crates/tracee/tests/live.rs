@@ -1,0 +1,236 @@
+//! Remote calls in real processes.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::process::{Child, Command, Stdio};
+
+use torpor_tracee::{Mapping, Resume, Tracee, parse_maps};
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(program: &str, args: &[&str]) -> (Killed, i32) {
+    let child = Command::new(program)
+        .args(args)
+        .stdout(Stdio::piped())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    // Past execve and the dynamic loader: it sleeps in the kernel.
+    for _ in 0..1000 {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let name = program.rsplit('/').next().unwrap();
+        if comm.trim() == name && stat.contains(") S ") {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    (Killed(child), pid)
+}
+
+fn maps(pid: i32) -> Vec<Mapping> {
+    parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap())
+}
+
+fn stop(pid: i32) -> Tracee {
+    Tracee::seize(pid, false).unwrap();
+    Tracee::stopped(pid, pid).unwrap()
+}
+
+#[test]
+fn a_sleeper_runs_calls_and_goes_on() {
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let before = maps(pid);
+    let mut t = stop(pid);
+    t.inject(&before).unwrap();
+    let mut batch = t.batch();
+    let pid_call = batch.call(libc::SYS_getpid, []);
+    let bad = batch.call(libc::SYS_close, [9999]);
+    let slot = batch.space(16);
+    let clock = batch.call(libc::SYS_clock_gettime, [1, slot.addr.0]);
+    let out = batch.run().unwrap();
+    assert_eq!(out.result(pid_call).unwrap(), u64::try_from(pid).unwrap());
+    assert_eq!(out.result(bad).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    out.result(clock).unwrap();
+    assert!(out.u64_at(slot, 0) > 0);
+    t.eject(&before).unwrap();
+    t.finish(Resume::AsFound).unwrap();
+    let after = maps(pid);
+    // Only the stack may have grown, by the place for the way back.
+    let names = |m: &[Mapping]| m.iter().map(|m| (m.end, m.name.clone())).collect::<Vec<_>>();
+    assert_eq!(names(&before), names(&after));
+    // A second time it grows no more.
+    let mut t = stop(pid);
+    t.inject(&after).unwrap();
+    t.eject(&after).unwrap();
+    t.finish(Resume::AsFound).unwrap();
+    assert_eq!(after, maps(pid));
+    let asleep = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");
+    let mut tries = 0;
+    while !asleep() && tries < 500 {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        tries += 1;
+    }
+    assert!(asleep(), "it does not sleep any more");
+}
+
+#[test]
+fn a_failing_call_ends_the_batch_when_asked() {
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let m = maps(pid);
+    let mut t = stop(pid);
+    t.inject(&m).unwrap();
+    let mut batch = t.batch();
+    let open = batch.must(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, 0]);
+    let never = batch.call(libc::SYS_getpid, []);
+    let out = batch.run().unwrap();
+    assert_eq!(out.result(open).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+    assert_eq!(out.result(never).unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    let mut batch = t.batch();
+    let path = batch.cstr("/dev/null");
+    let open = batch.must(libc::SYS_openat, [libc::AT_FDCWD as u64, path.0, 0]);
+    let close = batch.call(libc::SYS_close, [9999]);
+    batch.forward(open, close, 0);
+    let out = batch.run().unwrap();
+    assert_eq!(out.result(close).unwrap(), 0);
+    t.eject(&m).unwrap();
+    t.finish(Resume::AsFound).unwrap();
+}
+
+#[test]
+fn many_records_are_run_in_chunks() {
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let m = maps(pid);
+    let mut t = stop(pid);
+    t.inject(&m).unwrap();
+    let mut batch = t.batch();
+    let calls: Vec<_> = (0..2000).map(|_| batch.call(libc::SYS_getppid, [])).collect();
+    let out = batch.run().unwrap();
+    for call in calls {
+        assert_eq!(out.result(call).unwrap(), u64::from(std::process::id()));
+    }
+    t.eject(&m).unwrap();
+    t.finish(Resume::AsFound).unwrap();
+}
+
+#[test]
+fn a_reader_restarts_its_read() {
+    use std::io::{Read, Write};
+    let (mut child, pid) = spawn("/bin/cat", &[]);
+    let m = maps(pid);
+    let mut t = stop(pid);
+    t.inject(&m).unwrap();
+    t.call("getpid", libc::SYS_getpid, []).unwrap();
+    t.eject(&m).unwrap();
+    t.finish(Resume::AsFound).unwrap();
+    child.0.stdin.take().unwrap().write_all(b"hello").unwrap();
+    let mut out = String::new();
+    child.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert_eq!(out, "hello");
+}
+
+#[test]
+fn a_husk_makes_children_and_threads() {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    assert_eq!(
+        husk.call("getpid", libc::SYS_getpid, []).unwrap(),
+        u64::try_from(husk.pid()).unwrap()
+    );
+    husk.move_stub(0x7000_0000).unwrap();
+    assert_eq!(husk.call("getppid", libc::SYS_getppid, []).unwrap(), u64::from(std::process::id()));
+    let mut child = husk.spawn_child(0, libc::SIGCHLD, &[]).unwrap();
+    assert_eq!(
+        child.call("getppid", libc::SYS_getppid, []).unwrap(),
+        u64::try_from(husk.pid()).unwrap()
+    );
+    let flags = libc::CLONE_THREAD
+        | libc::CLONE_VM
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_FILES
+        | libc::CLONE_FS;
+    let mut thread = husk.spawn_child(flags as u64, 0, &[]).unwrap();
+    assert_eq!(
+        thread.call("gettid", libc::SYS_gettid, []).unwrap(),
+        u64::try_from(thread.tid()).unwrap()
+    );
+    let name = std::fs::read_to_string(format!("/proc/{}/maps", husk.pid())).unwrap();
+    assert!(name.contains("70000000-"), "{name}");
+    child.drop_stub().unwrap();
+    child.finish(Resume::Kill).unwrap();
+    husk.finish(Resume::Kill).unwrap();
+}
+
+/// Runs batches until somebody kills this process: used by the test below.
+#[test]
+fn tracer_for_the_kill_test() {
+    let Ok(pid) = std::env::var("TORPOR_TEST_VICTIM") else { return };
+    let pid: i32 = pid.parse().unwrap();
+    loop {
+        let m = maps(pid);
+        let mut t = stop(pid);
+        t.inject(&m).unwrap();
+        for _ in 0..3 {
+            t.call("getpid", libc::SYS_getpid, []).unwrap();
+        }
+        t.eject(&m).unwrap();
+        t.finish(Resume::AsFound).unwrap();
+    }
+}
+
+/// A tracer that dies at any moment leaves its task running unharmed.
+#[test]
+fn a_killed_tracer_does_no_harm() {
+    let script = "import os,time\nx=1.5\nprint('on',flush=True)\nn=0\nwhile True:\n s=sum(i*x for i in range(100))\n assert s==7425.0\n n+=1\n if n%50==0: time.sleep(0.0001)\n";
+    let mut child = Command::new("/usr/bin/python3")
+        .args(["-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    {
+        use std::io::Read;
+        let mut on = [0u8; 3];
+        child.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
+    }
+    let mut victim = Killed(child);
+    let pid = victim.0.id();
+    for round in 0..60u64 {
+        let tracer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tracer_for_the_kill_test", "--nocapture"])
+            .env("TORPOR_TEST_VICTIM", pid.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut tracer = Killed(tracer);
+        std::thread::sleep(std::time::Duration::from_micros(20_000 + round * 137));
+        tracer.0.kill().unwrap();
+        tracer.0.wait().unwrap();
+        assert!(victim.0.try_wait().unwrap().is_none(), "the task died in round {round}");
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(status.contains("TracerPid:\t0\n"), "{status}");
+    }
+    let ticks = |pid: u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .unwrap()
+            .split(' ')
+            .nth(13)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    let before = ticks(pid);
+    for _ in 0..500 {
+        if ticks(pid) > before {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(ticks(pid) > before, "it does not run any more");
+}
