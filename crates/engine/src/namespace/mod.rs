@@ -2,8 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
-
 use crate::error::{Context, Error, Result};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
