@@ -6,9 +6,52 @@
 
 pub mod dump;
 mod error;
+pub mod external;
 pub mod file;
+pub mod hooks;
 pub mod namespace;
 pub mod options;
 pub mod restore;
 
 pub use error::{Context, Error, Result};
+pub use external::External;
+pub use hooks::{Event, Hooks, NoHooks};
+pub use options::Options;
+
+/// What a dump did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DumpReport {
+    /// How many tasks were dumped.
+    pub tasks: usize,
+}
+
+/// What a restore made.
+#[derive(Debug, Clone, Copy)]
+pub struct RestoreReport {
+    /// The root task, in the caller's pid namespace.
+    pub pid: i32,
+}
+
+/// Writes the tree under `opts.pid` to images and lets it go as `opts` says.
+///
+/// # Errors
+/// If anything cannot be kept; the tasks then go on as if nothing had happened.
+pub fn dump(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    Err(Error::Unsupported("dump".into()))
+}
+
+/// Writes the memory that changed since the last pre-dump, and lets the tree go on.
+///
+/// # Errors
+/// As [`dump()`].
+pub fn pre_dump(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    Err(Error::Unsupported("pre-dump".into()))
+}
+
+/// Makes a tree of tasks from images.
+///
+/// # Errors
+/// If anything cannot be brought back; nothing that was made then remains.
+pub fn restore(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+    Err(Error::Unsupported("restore".into()))
+}
