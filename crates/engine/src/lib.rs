@@ -9,8 +9,10 @@ mod error;
 pub mod external;
 pub mod file;
 pub mod hooks;
+pub mod memory;
 pub mod namespace;
 pub mod options;
+pub mod proc;
 pub mod restore;
 
 pub use error::{Context, Error, Result};

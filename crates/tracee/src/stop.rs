@@ -4,6 +4,8 @@
 //! that it simply goes on if its tracer dies. During a batch its way back lies in
 //! a signal frame, see [`crate::frame`].
 
+use std::time::{Duration, Instant};
+
 use torpor_sys::process::{Status, wait};
 use torpor_sys::ptrace::{self, Registers, SigInfo, option};
 use torpor_sys::stub::DONE;
@@ -61,25 +63,25 @@ impl Tracee {
         ptrace::interrupt(tid).map_err(Error::os(tid, "PTRACE_INTERRUPT"))
     }
 
-    /// Waits until a thread that was seized has stopped. Signals that were on
-    /// their way are delivered first.
+    /// Waits until a thread that was seized has stopped, for `patience` at most
+    /// (`None` then). Signals that were on their way are delivered first.
     ///
     /// # Errors
     /// Gone, if it ended instead.
-    pub fn stopped(pid: i32, tid: i32) -> Result<Self> {
+    pub fn stopped(pid: i32, tid: i32, patience: Duration) -> Result<Option<Self>> {
+        let deadline = Instant::now() + patience;
         let state = loop {
-            match wait_for(tid)? {
-                (signal, ptrace::EVENT_STOP) if signal == libc::SIGTRAP => {
-                    break StopState::Interrupted;
+            match stop_before(tid, deadline)? {
+                None => return Ok(None),
+                Some((libc::SIGTRAP, ptrace::EVENT_STOP)) => break StopState::Interrupted,
+                Some((signal, ptrace::EVENT_STOP)) => break StopState::Group(signal),
+                Some((signal, event)) => {
+                    let deliver = if event == 0 { signal } else { 0 };
+                    ptrace::cont(tid, deliver).map_err(Error::os(tid, "PTRACE_CONT"))?;
                 }
-                (signal, ptrace::EVENT_STOP) => break StopState::Group(signal),
-                (signal, 0) => {
-                    ptrace::cont(tid, signal).map_err(Error::os(tid, "PTRACE_CONT"))?;
-                }
-                _ => ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?,
             }
         };
-        Self::here(pid, tid, state)
+        Self::here(pid, tid, state).map(Some)
     }
 
     /// Takes stock of a thread that is stopped now.
@@ -313,6 +315,29 @@ pub(crate) fn wait_for(tid: i32) -> Result<(i32, i32)> {
             Ok(Some((_, Status::Continued))) | Ok(None) => {}
             Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) => {
                 return Err(Error::Gone { pid: tid });
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
+                return Err(Error::Gone { pid: tid });
+            }
+            Err(e) => return Err(Error::os(tid, "wait4")(e)),
+        }
+    }
+}
+
+/// As [`wait_for`], until `deadline`.
+fn stop_before(tid: i32, deadline: Instant) -> Result<Option<(i32, i32)>> {
+    let mut pause = Duration::from_micros(5);
+    loop {
+        match wait(tid, false) {
+            Ok(Some((_, Status::Stopped { signal, event }))) => return Ok(Some((signal, event))),
+            Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) => {
+                return Err(Error::Gone { pid: tid });
+            }
+            Ok(Some((_, Status::Continued))) => {}
+            Ok(None) if Instant::now() >= deadline => return Ok(None),
+            Ok(None) => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(2));
             }
             Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
                 return Err(Error::Gone { pid: tid });

@@ -41,7 +41,7 @@ fn maps(pid: i32) -> Vec<Mapping> {
 
 fn stop(pid: i32) -> Tracee {
     Tracee::seize(pid, false).unwrap();
-    Tracee::stopped(pid, pid).unwrap()
+    Tracee::stopped(pid, pid, std::time::Duration::from_secs(10)).unwrap().unwrap()
 }
 
 #[test]

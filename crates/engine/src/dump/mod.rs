@@ -1,5 +1,7 @@
 //! Dump: from running tasks to images.
 
+pub mod freeze;
+
 use std::os::fd::OwnedFd;
 
 use torpor_images::ImageDir;

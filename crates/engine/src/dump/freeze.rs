@@ -1,0 +1,146 @@
+//! Freezing a tree: every thread of every task stopped, and none escaped.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use torpor_tracee::{StopState, Tracee};
+
+use crate::error::{Error, Result};
+use crate::proc;
+
+/// A task found in the tree.
+#[derive(Debug)]
+pub struct Frozen {
+    /// Its pid here.
+    pub pid: i32,
+    /// `/proc/PID/stat` after it stopped.
+    pub stat: proc::Stat,
+    /// `/proc/PID/status` after it stopped.
+    pub status: proc::Status,
+    /// Its threads, the leader first; empty for a zombie.
+    pub threads: Vec<Tracee>,
+}
+
+impl Frozen {
+    /// The signal that job control had stopped it with, if any.
+    pub fn stop_signal(&self) -> Option<i32> {
+        match self.threads.first()?.state() {
+            StopState::Group(signal) => Some(signal),
+            StopState::Interrupted => None,
+        }
+    }
+}
+
+/// Stops `root` and all its descendants, parents before children in the result.
+/// Passes are made until one finds no new task and no new thread: a stopped task
+/// makes none.
+///
+/// # Errors
+/// A task that is traced by another program, that does not stop before
+/// `deadline`, or whose leader has ended while threads run on: refused by name.
+pub fn freeze(root: i32, deadline: Instant) -> Result<Vec<Frozen>> {
+    let mut order = vec![root];
+    let mut threads: HashMap<i32, Vec<Tracee>> = HashMap::new();
+    loop {
+        let mut news = false;
+        let mut next = 0;
+        while let Some(&pid) = order.get(next) {
+            next += 1;
+            news |= stop_threads(pid, threads.entry(pid).or_default(), deadline)?;
+            let tids: Vec<i32> = threads[&pid].iter().map(Tracee::tid).collect();
+            for child in proc::children(
+                pid,
+                if tids.is_empty() { std::slice::from_ref(&pid) } else { &tids },
+            )? {
+                if !order.contains(&child) {
+                    order.push(child);
+                    news = true;
+                }
+            }
+        }
+        if !news {
+            break;
+        }
+    }
+    order.into_iter().map(|pid| describe(pid, threads.remove(&pid).unwrap_or_default())).collect()
+}
+
+/// Stops the threads of a process that are not stopped yet. Whether there were any.
+fn stop_threads(pid: i32, known: &mut Vec<Tracee>, deadline: Instant) -> Result<bool> {
+    let mut news = false;
+    loop {
+        let mut seized = Vec::new();
+        for tid in proc::numbers(pid, "task")? {
+            if known.iter().any(|t| t.tid() == tid) {
+                continue;
+            }
+            match seize(pid, tid) {
+                Ok(true) => seized.push(tid),
+                Ok(false) => {}
+                Err(Error::Gone { .. }) if tid != pid => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if seized.is_empty() {
+            return Ok(news);
+        }
+        news = true;
+        for tid in seized {
+            match wait_stopped(pid, tid, deadline) {
+                Ok(tracee) => known.push(tracee),
+                Err(Error::Gone { .. }) if tid != pid => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// Seizes a thread; `false` for a zombie.
+fn seize(pid: i32, tid: i32) -> Result<bool> {
+    let status = proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?);
+    let state = status.get("State").unwrap_or_default().chars().next();
+    if matches!(state, Some('Z' | 'X')) {
+        if tid == pid && proc::numbers(pid, "task")?.len() > 1 {
+            return Err(Error::refused(
+                pid,
+                "its main thread",
+                "has ended while other threads run on; wait for the process to end or stop it",
+            ));
+        }
+        return Ok(false);
+    }
+    if let Some(tracer) = status.number("TracerPid", 10).filter(|&t| t != 0) {
+        return Err(Error::refused(
+            pid,
+            format!("thread {tid}"),
+            format!("is traced by task {tracer}; detach the debugger first"),
+        ));
+    }
+    let filtered = status.number("Seccomp", 10).unwrap_or(0) != 0;
+    Tracee::seize(tid, filtered).map_err(gone)?;
+    Ok(true)
+}
+
+fn gone(e: torpor_tracee::Error) -> Error {
+    match e {
+        torpor_tracee::Error::Gone { pid } => Error::Gone { pid },
+        other => other.into(),
+    }
+}
+
+fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
+    let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    match Tracee::stopped(pid, tid, patience).map_err(gone)? {
+        Some(tracee) => Ok(tracee),
+        None => Err(Error::refused(
+            pid,
+            format!("thread {tid}"),
+            "did not stop in time; it waits inside the kernel (vfork, a hung file system or device)",
+        )),
+    }
+}
+
+fn describe(pid: i32, mut threads: Vec<Tracee>) -> Result<Frozen> {
+    threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
+    Ok(Frozen { pid, stat: proc::stat(pid)?, status: proc::status(pid)?, threads })
+}

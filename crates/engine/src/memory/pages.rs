@@ -1,0 +1,290 @@
+//! Pages: found without touching holes, copied by all cores.
+//!
+//! A task's pages go to `pages-N.img` in the order of its pagemap, so the place of
+//! each is known before the first is copied and workers need not wait for each other.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use torpor_sys::vm::{self, PageRegion, Scan, page};
+
+use super::vma::{PAGE, Vma, status};
+use crate::error::{Context, Error, Result};
+use crate::proc;
+
+/// A run of pages to be saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last page.
+    pub end: u64,
+}
+
+/// What a scan of one mapping found.
+#[derive(Debug, Default)]
+pub struct Census {
+    /// Pages to be saved, in order.
+    pub pages: Vec<Found>,
+    /// Guard pages (`MADV_GUARD_INSTALL`), in order.
+    pub guards: Vec<Found>,
+    /// Number of pages looked at that exist.
+    pub scanned: u64,
+}
+
+/// Finds the pages of a private mapping that differ from what a fresh mapping of
+/// the same file, or of nothing, would show.
+///
+/// # Errors
+/// The kernel's.
+pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
+    let mut found = Census::default();
+    if vma.is(status::VVAR | status::VSYSCALL) || !vma.is_private() {
+        return Ok(found);
+    }
+    if vma.is(status::VDSO) {
+        found.pages.push(Found { start: vma.map.start, end: vma.map.end });
+        return Ok(found);
+    }
+    let what = Scan {
+        start: vma.map.start,
+        end: vma.map.end,
+        any_of: page::IS_PRESENT | page::IS_SWAPPED | page::IS_GUARD,
+        report: page::IS_FILE | page::IS_PFNZERO | page::IS_GUARD,
+        ..Scan::default()
+    };
+    for_each_region(pagemap, what, |region| {
+        let place = Found { start: region.start, end: region.end };
+        found.scanned += (region.end - region.start) / PAGE;
+        if region.categories & page::IS_GUARD != 0 {
+            push(&mut found.guards, place);
+        } else if region.categories & (page::IS_FILE | page::IS_PFNZERO) == 0
+            || anon_file(vma, region)
+        {
+            push(&mut found.pages, place);
+        }
+    })?;
+    Ok(found)
+}
+
+/// Private pages of a hugetlb mapping count as pages of its file.
+fn anon_file(vma: &Vma, region: &PageRegion) -> bool {
+    vma.has(b"ht") && region.categories & page::IS_PFNZERO == 0
+}
+
+fn push(list: &mut Vec<Found>, place: Found) {
+    match list.last_mut() {
+        Some(last) if last.end == place.start => last.end = place.end,
+        _ => list.push(place),
+    }
+}
+
+/// Walks all regions that match.
+///
+/// # Errors
+/// The kernel's; `ENOTTY` before Linux 6.7.
+pub fn for_each_region(
+    pagemap: &File,
+    mut what: Scan,
+    mut each: impl FnMut(&PageRegion),
+) -> Result<()> {
+    let mut out = [PageRegion::default(); 512];
+    while what.start < what.end {
+        let (n, walked) = vm::scan(pagemap, &what, &mut out)
+            .context(|| format!("PAGEMAP_SCAN {:x}-{:x}", what.start, what.end))?;
+        out[..n].iter().for_each(&mut each);
+        what.start = walked;
+    }
+    Ok(())
+}
+
+/// Where pages are copied from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Readable memory of a process.
+    Memory(i32),
+    /// Memory that the process itself may not read, through its `/proc/PID/mem`.
+    Forced(Arc<File>),
+    /// A file (shared memory).
+    File(Arc<File>),
+}
+
+/// A stretch of a pages file and the memory that goes there.
+#[derive(Debug)]
+pub struct Job {
+    source: Source,
+    ranges: Vec<(u64, usize)>,
+    target: Arc<File>,
+    offset: u64,
+}
+
+/// Bytes copied at once: two such buffers stay in a core's second-level cache.
+const CHUNK: usize = 512 * 1024;
+/// Ranges read at once (`IOV_MAX`).
+const MAX_RANGES: usize = 1024;
+
+/// Cuts runs of pages into jobs.
+#[derive(Debug)]
+pub struct Plan {
+    jobs: Vec<Job>,
+    target: Arc<File>,
+    offset: u64,
+}
+
+impl Plan {
+    /// Pages that go to `target` from its start on.
+    pub fn new(target: File) -> Self {
+        Plan { jobs: Vec::new(), target: Arc::new(target), offset: 0 }
+    }
+
+    /// Adds a run of pages.
+    pub fn push(&mut self, source: &Source, run: Found) {
+        let mut at = run.start;
+        while at < run.end {
+            let left = usize::try_from(run.end - at).unwrap_or(CHUNK);
+            let room = self.room(source);
+            let len = left.min(room);
+            match self.jobs.last_mut() {
+                Some(job) if room < CHUNK => job.ranges.push((at, len)),
+                _ => self.jobs.push(Job {
+                    source: source.clone(),
+                    ranges: vec![(at, len)],
+                    target: Arc::clone(&self.target),
+                    offset: self.offset,
+                }),
+            }
+            at += len as u64;
+            self.offset += len as u64;
+        }
+    }
+
+    /// Bytes that still fit into the last job; a whole chunk if a new one is due.
+    fn room(&self, source: &Source) -> usize {
+        let Some(job) = self.jobs.last() else { return CHUNK };
+        let used: usize = job.ranges.iter().map(|r| r.1).sum();
+        let same = match (&job.source, source) {
+            (Source::Memory(a), Source::Memory(b)) => a == b,
+            (Source::Forced(a), Source::Forced(b)) | (Source::File(a), Source::File(b)) => {
+                Arc::ptr_eq(a, b)
+            }
+            _ => false,
+        };
+        if !same || used >= CHUNK || job.ranges.len() >= MAX_RANGES { CHUNK } else { CHUNK - used }
+    }
+
+    /// The jobs and the number of bytes that they copy.
+    pub fn finish(self) -> (Vec<Job>, u64) {
+        (self.jobs, self.offset)
+    }
+}
+
+/// Copies everything, with as many threads as the machine has cores.
+/// `progress` is told the bytes of each finished job, from any thread.
+///
+/// # Errors
+/// The first one that a worker met; the others stop then.
+pub fn copy(jobs: &[Job], progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = cores.min(jobs.len());
+    if workers <= 1 {
+        return work(jobs, &AtomicUsize::new(0), progress);
+    }
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> =
+            (0..workers).map(|_| scope.spawn(|| work(jobs, &next, progress))).collect();
+        handles
+            .into_iter()
+            .map(|h| {
+                h.join()
+                    .unwrap_or_else(|_| Err(Error::Hook("a copying thread panicked".to_owned())))
+            })
+            .fold(Ok(()), Result::and)
+    })
+}
+
+fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    let mut buffer = vec![0u8; CHUNK];
+    while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let len: usize = job.ranges.iter().map(|r| r.1).sum();
+        let done = fill(job, &mut buffer[..len]).and_then(|()| {
+            job.target.write_all_at(&buffer[..len], job.offset).context(|| "write pages".to_owned())
+        });
+        if let Err(e) = done {
+            next.store(jobs.len(), Ordering::Relaxed);
+            return Err(e);
+        }
+        progress(len as u64);
+    }
+    Ok(())
+}
+
+fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
+    let first = job.ranges.first().map_or(0, |r| r.0);
+    match &job.source {
+        Source::Memory(pid) => {
+            let n = vm::read_ranges(*pid, &job.ranges, buffer)
+                .context(|| format!("read memory of task {pid} at {first:x}"))?;
+            if n == buffer.len() {
+                return Ok(());
+            }
+            Err(Error::Os {
+                what: format!("read memory of task {pid} at {first:x}"),
+                source: std::io::Error::from_raw_os_error(libc::EFAULT),
+            })
+        }
+        Source::Forced(file) | Source::File(file) => {
+            let mut at = 0;
+            for &(address, len) in &job.ranges {
+                file.read_exact_at(&mut buffer[at..at + len], address)
+                    .context(|| format!("read memory at {address:x}"))?;
+                at += len;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Where the pages of a mapping can be read.
+///
+/// # Errors
+/// The kernel's.
+pub fn source_of(pid: i32, vma: &Vma, forced: &mut Option<Arc<File>>) -> Result<Source> {
+    if vma.map.prot & libc::PROT_READ != 0 {
+        return Ok(Source::Memory(pid));
+    }
+    let file = match forced {
+        Some(file) => Arc::clone(file),
+        None => Arc::clone(forced.insert(Arc::new(proc::open(pid, "mem")?))),
+    };
+    Ok(Source::Forced(file))
+}
+
+/// The stretches of a file of shared memory that hold data.
+///
+/// # Errors
+/// The kernel's.
+pub fn data_runs(file: &File) -> Result<Vec<Found>> {
+    use rustix::fs::SeekFrom;
+    let mut runs = Vec::new();
+    let size =
+        rustix::fs::fstat(file.as_fd()).context(|| "fstat".to_owned())?.st_size.cast_unsigned();
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            // hugetlbfs knows no holes.
+            Err(rustix::io::Errno::INVAL) => return Ok(vec![Found { start: 0, end: size }]),
+            Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
+        };
+        let end =
+            rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
+        push(&mut runs, Found { start: start & !(PAGE - 1), end: end.next_multiple_of(PAGE) });
+        at = end;
+    }
+    Ok(runs)
+}

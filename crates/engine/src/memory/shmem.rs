@@ -1,0 +1,1 @@
+//! Shared anonymous memory: saved once, however many tasks map it.

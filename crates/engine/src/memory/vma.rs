@@ -1,0 +1,261 @@
+//! The mappings of a task: what there is, and how it is told in the images.
+
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::{Mapping, parse_maps};
+
+use crate::error::{Error, Result};
+use crate::proc;
+
+/// Page size of x86-64.
+pub const PAGE: u64 = 4096;
+
+/// Bits of `vma_entry.status`.
+pub mod status {
+    /// A mapping of the task's own, to be restored.
+    pub const REGULAR: u32 = 1 << 0;
+    /// The main stack.
+    pub const STACK: u32 = 1 << 1;
+    /// The fixed vsyscall page.
+    pub const VSYSCALL: u32 = 1 << 2;
+    /// The vDSO.
+    pub const VDSO: u32 = 1 << 3;
+    /// The heap (`brk`).
+    pub const HEAP: u32 = 1 << 5;
+    /// Private mapping of a file.
+    pub const FILE_PRIVATE: u32 = 1 << 6;
+    /// Shared mapping of a file.
+    pub const FILE_SHARED: u32 = 1 << 7;
+    /// Shared anonymous memory.
+    pub const ANON_SHARED: u32 = 1 << 8;
+    /// Private anonymous memory.
+    pub const ANON_PRIVATE: u32 = 1 << 9;
+    /// Attached SysV segment.
+    pub const SYSVIPC: u32 = 1 << 10;
+    /// Ring of a packet socket.
+    pub const SOCKET: u32 = 1 << 11;
+    /// The kernel's data for the vDSO.
+    pub const VVAR: u32 = 1 << 12;
+    /// Ring of an AIO context.
+    pub const AIO_RING: u32 = 1 << 13;
+    /// Mapping of a memfd.
+    pub const MEMFD: u32 = 1 << 14;
+    /// Guard pages inside another mapping.
+    pub const GUARD: u32 = 1 << 16;
+}
+
+/// A mapping of a dumped task.
+#[derive(Debug, Clone)]
+pub struct Vma {
+    /// Its line in `/proc/PID/maps`.
+    pub map: Mapping,
+    /// The two-letter codes of `VmFlags` (proc(5)), e.g. `dc`.
+    pub flags: Vec<[u8; 2]>,
+    /// Bits of [`status`].
+    pub status: u32,
+    /// Page size: 4096, or that of its hugetlb pages.
+    pub page_size: u64,
+}
+
+impl Vma {
+    /// Whether `VmFlags` has `code`.
+    pub fn has(&self, code: &[u8; 2]) -> bool {
+        self.flags.contains(code)
+    }
+
+    /// Whether its pages are in the task's own pagemap.
+    pub fn is_private(&self) -> bool {
+        !self.map.shared
+    }
+
+    /// Whether `status` has a bit.
+    pub fn is(&self, bit: u32) -> bool {
+        self.status & bit != 0
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.map.end - self.map.start
+    }
+
+    /// Its name in `/proc/PID/map_files`.
+    pub fn map_files_name(&self) -> String {
+        format!("map_files/{:x}-{:x}", self.map.start, self.map.end)
+    }
+}
+
+/// Reads the mappings of a task. `pid` is stopped.
+///
+/// # Errors
+/// The kernel's; refusals of mappings that cannot be kept, by name.
+pub fn read(pid: i32) -> Result<Vec<Vma>> {
+    parse(pid, &proc::read(pid, "smaps")?)
+}
+
+fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
+    let mut all: Vec<Vma> = Vec::new();
+    for line in smaps.lines() {
+        if let Some(codes) = line.strip_prefix("VmFlags:") {
+            if let Some(vma) = all.last_mut() {
+                vma.flags = codes
+                    .split_ascii_whitespace()
+                    .filter_map(|c| c.as_bytes().try_into().ok())
+                    .collect();
+            }
+        } else if let Some(size) = line.strip_prefix("KernelPageSize:") {
+            let kib = size.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(4);
+            if let Some(vma) = all.last_mut() {
+                vma.page_size = kib * 1024;
+            }
+        } else if line.as_bytes().first().is_some_and(|c| !c.is_ascii_uppercase()) {
+            let map = parse_maps(line).pop().ok_or_else(|| {
+                Error::invalid(format!("/proc/{pid}/smaps"), format!("unknown line {line:?}"))
+            })?;
+            all.push(Vma { map, flags: Vec::new(), status: 0, page_size: PAGE });
+        }
+    }
+    for vma in &mut all {
+        vma.status = classify(pid, vma)?;
+    }
+    Ok(all)
+}
+
+fn refuse(pid: i32, vma: &Vma, reason: &str) -> Error {
+    let name = if vma.map.name.is_empty() { "anonymous" } else { &vma.map.name };
+    Error::refused(pid, format!("mapping {:x}-{:x} ({name})", vma.map.start, vma.map.end), reason)
+}
+
+fn classify(pid: i32, vma: &Vma) -> Result<u32> {
+    use status::*;
+    match vma.map.name.as_str() {
+        "[vsyscall]" => return Ok(VSYSCALL),
+        "[vdso]" => return Ok(REGULAR | VDSO | ANON_PRIVATE),
+        n if n.starts_with("[vvar") => return Ok(REGULAR | VVAR | ANON_PRIVATE),
+        "[uprobes]" => {
+            return Err(refuse(pid, vma, "it is being probed; remove its uprobes first"));
+        }
+        _ => {}
+    }
+    if vma.has(b"ss") {
+        return Err(refuse(pid, vma, "shadow stacks are not supported"));
+    }
+    if vma.has(b"um") || vma.has(b"uw") || vma.has(b"ui") {
+        return Err(refuse(pid, vma, "it is registered with userfaultfd, which is not supported"));
+    }
+    let name = vma.map.name.strip_suffix(" (deleted)").unwrap_or(&vma.map.name);
+    if name == "/secretmem" {
+        return Err(refuse(pid, vma, "memfd_secret memory cannot be read from outside"));
+    }
+    if name.starts_with("anon_inode:[io_uring]") || name.starts_with("anon_inode:io_uring") {
+        return Err(refuse(pid, vma, "io_uring rings are not supported"));
+    }
+    let of_file = vma.map.inode != 0 || vma.map.dev != 0;
+    if name == "/[aio]" {
+        return Err(refuse(pid, vma, "contexts of kernel AIO (io_setup) are not supported"));
+    }
+    if name.starts_with("socket:[") {
+        return Err(refuse(pid, vma, "mapped packet socket rings are not supported"));
+    }
+    if (vma.has(b"io") || vma.has(b"pf")) && !name.starts_with("/dev/zero") {
+        return Err(refuse(pid, vma, "it maps a device"));
+    }
+    let mut bits = REGULAR;
+    bits |= match name {
+        "[heap]" => HEAP,
+        n if n.starts_with("[stack") => STACK,
+        _ => 0,
+    };
+    bits |= if name.starts_with("/SYSV") && vma.map.shared {
+        SYSVIPC | ANON_SHARED
+    } else if name.starts_with("/memfd:") {
+        MEMFD | if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
+    } else if is_anonymous_file(name) {
+        if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
+    } else if of_file {
+        if vma.map.shared { FILE_SHARED } else { FILE_PRIVATE }
+    } else if vma.map.shared {
+        return Err(refuse(pid, vma, "shared memory without a file behind it"));
+    } else {
+        ANON_PRIVATE
+    };
+    Ok(bits)
+}
+
+/// Mappings that the kernel backs with a file of its own although the program
+/// asked for anonymous memory.
+fn is_anonymous_file(name: &str) -> bool {
+    name == "/dev/zero" || name == "/anon_hugepage" || name.starts_with("[anon_shmem:")
+}
+
+/// `VmFlags` codes and the advice (madvise(2)) that sets them.
+const ADVICE: [(&[u8; 2], u32); 8] = [
+    (b"rr", libc::MADV_RANDOM as u32),
+    (b"sr", libc::MADV_SEQUENTIAL as u32),
+    (b"dc", libc::MADV_DONTFORK as u32),
+    (b"dd", libc::MADV_DONTDUMP as u32),
+    (b"mg", libc::MADV_MERGEABLE as u32),
+    (b"hg", libc::MADV_HUGEPAGE as u32),
+    (b"nh", libc::MADV_NOHUGEPAGE as u32),
+    (b"wf", libc::MADV_WIPEONFORK as u32),
+];
+
+/// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
+pub const MAP_DROPPABLE: u32 = 0x08;
+
+/// Describes a mapping for the images; `shmid` and `fd` are filled by the caller.
+pub fn to_entry(vma: &Vma) -> VmaEntry {
+    let bit = |yes: bool, flag: i32| if yes { flag.cast_unsigned() } else { 0 };
+    let mut flags =
+        if vma.map.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }.cast_unsigned();
+    let anonymous =
+        vma.status & (status::ANON_PRIVATE | status::ANON_SHARED) != 0 && !vma.is(status::MEMFD);
+    flags |= bit(anonymous, libc::MAP_ANONYMOUS);
+    flags |= bit(vma.has(b"gd"), libc::MAP_GROWSDOWN);
+    flags |= bit(vma.has(b"lo"), libc::MAP_LOCKED);
+    flags |= bit(vma.has(b"nr"), libc::MAP_NORESERVE);
+    if vma.has(b"ht") {
+        // The page size goes in as its logarithm (mmap(2), MAP_HUGE_SHIFT).
+        flags |= libc::MAP_HUGETLB.cast_unsigned() | vma.page_size.ilog2() << libc::MAP_HUGE_SHIFT;
+    }
+    if vma.has(b"dp") {
+        flags = flags & !libc::MAP_PRIVATE.cast_unsigned() | MAP_DROPPABLE;
+    }
+    let madv = ADVICE.iter().filter(|(code, _)| vma.has(code)).map(|&(_, a)| 1u64 << a).sum();
+    VmaEntry {
+        start: vma.map.start,
+        end: vma.map.end,
+        pgoff: vma.map.offset,
+        shmid: 0,
+        prot: vma.map.prot.cast_unsigned(),
+        flags,
+        status: vma.status,
+        fd: -1,
+        madv: (madv != 0).then_some(madv),
+        fdflags: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn reads_this_process() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let vmas = read(pid).unwrap();
+        let stack = vmas.iter().find(|v| v.is(status::STACK)).unwrap();
+        assert!(
+            stack.has(b"gd") && to_entry(stack).flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0
+        );
+        assert!(vmas.iter().any(|v| v.is(status::VDSO)));
+        assert!(vmas.iter().any(|v| v.is(status::FILE_PRIVATE)));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused_by_name() {
+        let text =
+            "7f00000000-7f00001000 rw-s 00000000 00:01 1 /secretmem (deleted)\nVmFlags: rd wr sh\n";
+        let text = parse(7, text).unwrap_err().to_string();
+        assert!(text.contains("task 7") && text.contains("memfd_secret"), "{text}");
+    }
+}
