@@ -152,6 +152,14 @@ static inline void zoo_wait(void)
 		}                                                                            \
 	} while (0)
 
+/* Lets one task of a program tell another how far it has come. */
+static inline void zoo_tell(const char *step)
+{
+	zoo_write(step, "");
+}
+
+#define zoo_await(step) WAIT_UNTIL(access(zoo_path(step), F_OK) == 0)
+
 /* Waits for a child and returns its status; ends the program if there is none. */
 static inline int zoo_reap(pid_t pid)
 {
@@ -209,7 +217,7 @@ static inline char *zoo_slurp(const char *path)
 	while ((n = read(fd, text + used, sizeof text - 1 - used)) > 0)
 		used += n;
 	close(fd);
-	text[used] = 0;
+	memset(text + used, 0, sizeof text - used);
 	return text;
 }
 

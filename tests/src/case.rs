@@ -93,15 +93,6 @@ impl Case {
         Ok(build::area()?.join("cases").join(&self.program.name).join(self.mode.to_string()))
     }
 
-    /// The mode whose world the program lives in: `none` borrows the first of the program's.
-    #[must_use]
-    pub fn world(&self) -> Mode {
-        match self.mode {
-            Mode::None => self.program.modes.first().copied().unwrap_or(Mode::Plain),
-            mode => mode,
-        }
-    }
-
     /// The command that runs this case again.
     #[must_use]
     pub fn replay(&self) -> String {

@@ -25,16 +25,35 @@ const END: Duration = Duration::from_secs(10);
 /// The outcome cannot be written.
 pub fn run(case: &Case) -> Result<()> {
     let dir = case.dir()?;
-    let runner = Runner { case, dir: dir.clone() };
-    let outcome = runner.play().unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
+    let outcome = if case.mode == Mode::None {
+        everywhere(case)
+    } else {
+        Runner { case, world: case.mode, dir: dir.clone() }.play()
+    };
+    let outcome = outcome.unwrap_or_else(|error| Outcome::Fail(format!("{error:#}")));
     std::fs::write(dir.join("outcome"), outcome.to_string())?;
     Ok(())
+}
+
+/// Runs the program without a checkpoint in each of the worlds that it is to be dumped in.
+fn everywhere(case: &Case) -> Result<Outcome> {
+    let mut worlds = case.program.modes.clone();
+    worlds.dedup_by_key(|mode| mode.namespaces());
+    let mut last = Outcome::Pass;
+    for world in worlds {
+        let dir = case.dir()?.join(world.to_string());
+        std::fs::create_dir_all(&dir)?;
+        last = Runner { case, world, dir }.play().with_context(|| format!("in {world}"))?;
+    }
+    Ok(last)
 }
 
 /// A case in its world.
 #[derive(Debug)]
 struct Runner<'a> {
     case: &'a Case,
+    /// The mode whose namespaces the program lives in.
+    world: Mode,
     dir: PathBuf,
 }
 
@@ -61,7 +80,7 @@ impl Runner<'_> {
 
     /// Loopback up, a /run of our own to find litter in; says what the machine lacks.
     fn prepare(&self) -> Result<Option<String>> {
-        let sh = "ip link set lo up && mount -t tmpfs tmpfs /run";
+        let sh = "ip link set lo up && { mountpoint -q /run || mount -t tmpfs tmpfs /run; }";
         let status =
             commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
         ensure!(status.success(), "cannot prepare the case's namespaces");
@@ -86,7 +105,7 @@ impl Runner<'_> {
     }
 
     fn in_container(&self) -> bool {
-        !self.case.world().namespaces().is_empty()
+        !self.world.namespaces().is_empty()
     }
 
     /// The container's root directory; in the other modes there is none.
@@ -113,7 +132,7 @@ impl Runner<'_> {
         launch.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("ZOO", "torpor");
         if self.in_container() {
             self.fill_root(&binary)?;
-            let mut namespaces = vec![self.case.world().namespaces().to_owned()];
+            let mut namespaces = vec![self.world.namespaces().to_owned()];
             namespaces.extend(self.case.program.namespaces.iter().cloned());
             launch.args(["/work", "/bin/program"]).arg(self.root()).arg(namespaces.join(","));
         } else {
@@ -141,7 +160,7 @@ impl Runner<'_> {
         "#;
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).arg(self.root()).arg(binary);
-        command.arg(self.case.world().to_string());
+        command.arg(self.world.to_string());
         let status = commands::run(&self.dir, "root", &mut command, PROGRAM)?;
         ensure!(status.success(), "no root directory: {}", self.output("root"));
         Ok(())

@@ -1,0 +1,43 @@
+// area: process tree
+// shows: a tree that forks and exits all the time is frozen as a whole: none of ten tokens is lost
+// varies: stat status file link timers thread threads maps fds fd namespace pid
+#include "zoo.h"
+
+#define TOKENS 10
+
+/* Who holds a token forks a successor that carries it on, and exits. */
+static void carry(int token)
+{
+	for (;;) {
+		pid_t next = TRY(fork());
+
+		if (next)
+			_exit(0);
+		if (zoo_go()) {
+			char name[16];
+
+			snprintf(name, sizeof name, "token%d", token);
+			if (mkdir(zoo_path(name), 0700))
+				zoo_fail("token %d was doubled", token);
+			_exit(0);
+		}
+	}
+}
+
+int main(void)
+{
+	TRY(signal(SIGCHLD, SIG_IGN) == SIG_ERR ? -1 : 0);
+	for (int token = 0; token < TOKENS; token++)
+		if (TRY(fork()) == 0)
+			carry(token);
+	zoo_sleep_ms(50);
+	zoo_ready();
+	zoo_wait();
+	for (int token = 0; token < TOKENS; token++) {
+		char name[16];
+
+		snprintf(name, sizeof name, "token%d", token);
+		zoo_await(name);
+	}
+	zoo_pass();
+}
