@@ -1,0 +1,313 @@
+//! Bundles and containers of unmodified runc.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use serde_json::{Value, json};
+
+use crate::command::{Run, command, wait};
+use crate::network::Network;
+use crate::process;
+use crate::rootfs;
+use crate::scratch::Scratch;
+use crate::wait::{until, until_true};
+
+/// A directory with a root file system and a configuration: what `runc spec` gives (all default
+/// namespaces, mounts, masked and read-only paths), changed by the methods.
+#[derive(Debug)]
+pub struct Bundle {
+    dir: PathBuf,
+    config: Value,
+}
+
+impl Bundle {
+    /// A bundle that runs `words`, with busybox and `programs` in its root file system. It has no
+    /// terminal, and its files can be written.
+    pub fn new(scratch: &Scratch, programs: &[&str], words: &[&str]) -> Self {
+        let dir = scratch.dir("bundle");
+        rootfs::make(&dir.join("rootfs"), programs);
+        scratch.command("runc").current_dir(&dir).arg("spec").succeed();
+        let text = fs::read_to_string(dir.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        config["process"]["terminal"] = json!(false);
+        config["process"]["args"] = json!(words);
+        config["root"]["readonly"] = json!(false);
+        Self { dir, config }
+    }
+
+    /// Gives the container a terminal.
+    pub fn terminal(mut self) -> Self {
+        self.config["process"]["terminal"] = json!(true);
+        self
+    }
+
+    /// Puts the container into a network namespace that exists.
+    pub fn network(mut self, network: &Network) -> Self {
+        for namespace in self.config["linux"]["namespaces"].as_array_mut().unwrap() {
+            if namespace["type"] == "network" {
+                namespace["path"] = json!(network.path());
+            }
+        }
+        self
+    }
+
+    /// Mounts a directory of the host.
+    pub fn bind(mut self, source: &Path, target: &str, access: &str) -> Self {
+        let mount = json!({
+            "type": "bind", "source": source, "destination": target, "options": ["rbind", access],
+        });
+        self.config["mounts"].as_array_mut().unwrap().push(mount);
+        self
+    }
+
+    /// Makes all programs of the host available, by read-only mounts in place of what
+    /// [`rootfs::make`] has put there.
+    pub fn host_programs(self) -> Self {
+        let root = self.dir.join("rootfs");
+        for name in ["bin", "sbin", "lib", "lib64"] {
+            fs::remove_dir_all(root.join(name)).unwrap();
+            std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).unwrap();
+        }
+        self.bind(Path::new("/usr"), "/usr", "ro").bind(Path::new("/etc"), "/etc", "ro")
+    }
+
+    /// Changes the configuration in a way that this type has no name for.
+    pub fn configure(mut self, change: impl FnOnce(&mut Value)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// A path in the container, as the host sees it.
+    pub fn file(&self, path: &str) -> PathBuf {
+        self.dir.join("rootfs").join(path.trim_start_matches('/'))
+    }
+
+    /// Writes a file into the root file system.
+    pub fn write(&self, path: &str, text: &str) {
+        fs::write(self.file(path), text).unwrap();
+    }
+}
+
+/// A container of runc, with a state directory of its own. It goes with this value.
+#[derive(Debug)]
+pub struct Container<'a> {
+    scratch: &'a Scratch,
+    bundle: &'a Bundle,
+    id: String,
+    /// The runc that stays in front of a container which is not detached.
+    front: Option<Child>,
+    images: PathBuf,
+    pre_dumped: bool,
+}
+
+impl<'a> Container<'a> {
+    /// Runs the bundle detached.
+    #[track_caller]
+    pub fn start(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
+        let container = Self::new(scratch, bundle);
+        container.run().arg("--detach").arg(&container.id).succeed();
+        container.expect_running();
+        container
+    }
+
+    /// Runs the bundle detached, its terminal handed over at `console`.
+    #[track_caller]
+    pub fn start_with_console(scratch: &'a Scratch, bundle: &'a Bundle, console: &Path) -> Self {
+        let container = Self::new(scratch, bundle);
+        container.run().arg("--detach").arg("--console-socket").arg(console).arg(&container.id).succeed();
+        container.expect_running();
+        container
+    }
+
+    /// Runs the bundle with a runc that stays in front and copies the output to `output.log`.
+    #[track_caller]
+    pub fn start_attached(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
+        let mut container = Self::new(scratch, bundle);
+        let mut command = container.run();
+        command.arg(&container.id);
+        container.stay_in_front(command);
+        container
+    }
+
+    /// A container that has yet to be started, with [`Container::run`].
+    pub fn new(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
+        let text = serde_json::to_string_pretty(&bundle.config).unwrap();
+        fs::write(bundle.dir.join("config.json"), text).unwrap();
+        let id = scratch.name().to_owned();
+        Self { scratch, bundle, id, front: None, images: scratch.dir("images"), pre_dumped: false }
+    }
+
+    /// The name of the container.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// `runc run`, still without `--detach` and the name.
+    pub fn run(&self) -> Command {
+        let mut command = self.runc("run");
+        command.arg("--bundle").arg(&self.bundle.dir);
+        command
+    }
+
+    /// `runc ACTION`.
+    pub fn runc(&self, action: &str) -> Command {
+        let mut command = self.scratch.command("runc");
+        command.arg("--root").arg(self.scratch.join("runc")).arg(action);
+        command
+    }
+
+    /// The first process of the container, as the host counts.
+    #[track_caller]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.state()["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    /// What `runc state` says.
+    #[track_caller]
+    pub fn state(&self) -> Value {
+        serde_json::from_str(&self.runc("state").arg(&self.id).succeed()).unwrap()
+    }
+
+    /// All processes of the container by their ids inside, with name and parent.
+    #[track_caller]
+    pub fn processes(&self) -> BTreeMap<i32, (String, i32)> {
+        inner_processes(self.pid())
+    }
+
+    /// The cgroups of the container's first process.
+    #[track_caller]
+    pub fn cgroups(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/cgroup", self.pid())).unwrap()
+    }
+
+    /// `runc checkpoint`, still without the name.
+    pub fn checkpoint_call(&self, options: &[&str]) -> Command {
+        self.with_images("checkpoint", options)
+    }
+
+    /// Saves the memory and leaves the container running; later dumps save only what has changed.
+    #[track_caller]
+    pub fn pre_dump(&mut self) {
+        self.checkpoint_call(&["--pre-dump"]).arg(&self.id).succeed();
+        fs::rename(&self.images, self.scratch.join("parent")).unwrap();
+        self.images = self.scratch.dir("images");
+        self.pre_dumped = true;
+    }
+
+    /// Checkpoints the container. Nothing of it may be left.
+    #[track_caller]
+    pub fn checkpoint(&mut self, options: &[&str]) {
+        let pids = process::tree(self.pid());
+        let mut call = self.checkpoint_call(options);
+        if self.pre_dumped {
+            call.args(["--parent-path", "../parent"]);
+        }
+        call.arg(&self.id).succeed();
+        if let Some(mut front) = self.front.take() {
+            wait(&mut front).expect("the runc in front ends with its container");
+        }
+        process::wait_gone(pids.keys());
+        self.runc("state").arg(&self.id).fail();
+    }
+
+    /// `runc restore`, still without the name and without `--detach`.
+    pub fn restore_call(&self, options: &[&str]) -> Command {
+        let mut command = self.with_images("restore", options);
+        command.arg("--bundle").arg(&self.bundle.dir);
+        command
+    }
+
+    /// Restores the container detached.
+    #[track_caller]
+    pub fn restore(&mut self, options: &[&str]) {
+        self.restore_call(options).arg("--detach").arg(&self.id).succeed();
+        self.expect_running();
+    }
+
+    /// Restores the container with a runc that stays in front.
+    #[track_caller]
+    pub fn restore_attached(&mut self, options: &[&str]) {
+        let mut command = self.restore_call(options);
+        command.arg(&self.id);
+        self.stay_in_front(command);
+    }
+
+    /// Checkpoints and restores, with the same options. All processes must be there again.
+    #[track_caller]
+    pub fn sleep_and_wake(&mut self, options: &[&str]) {
+        let before = self.processes();
+        self.checkpoint(options);
+        self.restore(options);
+        assert_eq!(self.processes(), before);
+    }
+
+    fn with_images(&self, action: &str, options: &[&str]) -> Command {
+        let mut command = self.runc(action);
+        command.arg("--image-path").arg(&self.images);
+        command.arg("--work-path").arg(self.scratch.dir("work")).args(options);
+        command
+    }
+
+    #[track_caller]
+    fn stay_in_front(&mut self, mut command: Command) {
+        let log = File::options().create(true).append(true).open(self.scratch.join("output.log")).unwrap();
+        command.stdin(File::open("/dev/null").unwrap());
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        let line = format!("{command:?}");
+        let mut front = command.spawn().unwrap();
+        until(&line, || {
+            if let Some(status) = front.try_wait().unwrap() {
+                let log = fs::read_to_string(self.scratch.join("output.log")).unwrap();
+                panic!("{line}: {status}\n{log}");
+            }
+            let state = self.runc("state").arg(&self.id).finish();
+            let state: Value = serde_json::from_str(&state.stdout).ok()?;
+            (state["status"] == "running").then_some(())
+        });
+        self.front = Some(front);
+    }
+
+    #[track_caller]
+    fn expect_running(&self) {
+        assert_eq!(self.state()["status"], "running");
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        let _ = self.runc("delete").arg("--force").arg(&self.id).finish();
+        if let Some(front) = &mut self.front {
+            let _ = wait(front);
+        }
+    }
+}
+
+/// All processes below `root` by their ids in their innermost pid namespace, with name and parent.
+/// What a shell runs for a moment only, `sleep`, is left out.
+pub fn inner_processes(root: i32) -> BTreeMap<i32, (String, i32)> {
+    let tree = process::tree(root);
+    let inner: BTreeMap<i32, i32> =
+        tree.keys().filter_map(|pid| Some((*pid, process::inner_pid(*pid)?))).collect();
+    let facts = tree.iter().filter(|(_, facts)| facts.name != "sleep").filter_map(|(pid, facts)| {
+        let parent = inner.get(&facts.parent).copied().unwrap_or(0);
+        Some((*inner.get(pid)?, (facts.name.clone(), parent)))
+    });
+    facts.collect()
+}
+
+/// Waits until `file` has more lines than now, and returns its last whole line.
+#[track_caller]
+pub fn next_line(file: &Path) -> String {
+    let lines = || fs::read_to_string(file).unwrap_or_default().matches('\n').count();
+    let before = lines();
+    until_true(&format!("{} grows", file.display()), || lines() > before);
+    let text = fs::read_to_string(file).unwrap();
+    text[..text.rfind('\n').unwrap()].lines().last().unwrap().to_owned()
+}
+
+/// Whether a cgroup of this name is left in any hierarchy.
+pub fn cgroup_left(name: &str) -> bool {
+    !command("find", &["/sys/fs/cgroup", "-maxdepth", "2", "-name", name]).succeed().is_empty()
+}

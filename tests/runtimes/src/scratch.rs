@@ -1,0 +1,106 @@
+//! A directory for each test, which stays with its logs printed when the test fails.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How much of each log a failing test prints, counted from its end.
+const SHOWN: usize = 16 * 1024;
+
+/// The directory of one test. Make it first, so that it goes last.
+#[derive(Debug)]
+pub struct Scratch {
+    name: String,
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// An empty directory for the test `name`, with our binary in it as `bin/criu`.
+    pub fn new(name: &str) -> Self {
+        let name = format!("torpor-{name}-{}", std::process::id());
+        // Short, since Unix sockets are made below it.
+        let path = PathBuf::from("/tmp").join(&name);
+        fs::create_dir(&path).unwrap();
+        fs::create_dir(path.join("bin")).unwrap();
+        symlink(torpor(), path.join("bin/criu")).unwrap();
+        Self { name, path }
+    }
+
+    /// A name that nothing else on this machine has: for containers, networks, cgroups.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path below the directory.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// A new directory below the directory.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let dir = self.join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// The link to our binary under the name `criu`.
+    pub fn criu(&self) -> PathBuf {
+        self.join("bin/criu")
+    }
+
+    /// A command that finds our binary as `criu` first on its PATH.
+    pub fn command(&self, program: &str) -> Command {
+        let mut path = OsString::from(self.join("bin"));
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        let mut command = Command::new(program);
+        command.env("PATH", path).current_dir(&self.path);
+        command
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            show_logs(&self.path);
+            eprintln!("--- kept: {}", self.path.display());
+        } else {
+            // A rest that is still busy is worth no failure.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Where `cargo` puts the programs of the build that this test belongs to.
+fn torpor() -> PathBuf {
+    if let Some(path) = std::env::var_os("TORPOR_BIN") {
+        return path.into();
+    }
+    let test = std::env::current_exe().unwrap();
+    let built = test.ancestors().nth(2).unwrap().join("torpor");
+    assert!(built.exists(), "no {}: run `cargo build` first", built.display());
+    built
+}
+
+fn show_logs(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() {
+            if entry.file_name() != "rootfs" && entry.file_name() != "merged" {
+                show_logs(&path);
+            }
+        } else if kind.is_file() && path.extension().is_some_and(|end| end == "log") {
+            let Ok(bytes) = fs::read(&path) else { continue };
+            let from = bytes.len().saturating_sub(SHOWN);
+            eprintln!("--- {}\n{}", path.display(), String::from_utf8_lossy(&bytes[from..]));
+        }
+    }
+}

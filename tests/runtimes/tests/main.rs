@@ -1,0 +1,14 @@
+//! Containers of the distribution's runtimes and real applications, put to sleep and woken.
+// A test fails by a panic.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod applications;
+mod containerd;
+mod counting;
+mod docker;
+mod hostile;
+mod postgres;
+mod podman;
+mod redis;
+mod runc;
+mod terminals;

@@ -1,0 +1,128 @@
+//! The main job: a Redis server with data and clients in a container that runc started goes to
+//! sleep, is gone altogether, and wakes up with its data, its connections and its process ids.
+
+use std::fs;
+
+use torpor_runtimes_tests::load::{self, Load};
+use torpor_runtimes_tests::network::Network;
+use torpor_runtimes_tests::process;
+use torpor_runtimes_tests::redis::{Redis, Reply};
+use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
+use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::wait::until;
+
+const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
+
+/// The first process: it starts the server and two clients of it, one over the loopback device and
+/// one over a Unix socket.
+const INIT: &str = r#"
+redis-server --bind 0.0.0.0 --protected-mode no --save '' --unixsocket /run/redis.sock \
+    --enable-debug-command yes --logfile /redis.log &
+until redis-cli -s /run/redis.sock ping; do sleep 0.05; done
+$WORKLOAD redis 127.0.0.1:6379 loopback /loopback &
+$WORKLOAD redis /run/redis.sock unix /unix &
+wait
+"#;
+
+/// Keys that are only read, with 1 KiB of data each.
+const KEYS: usize = 5000;
+
+fn bundle(scratch: &Scratch) -> Bundle {
+    let script = INIT.replace("$WORKLOAD", WORKLOAD);
+    Bundle::new(scratch, &["redis-server", "redis-cli", WORKLOAD], &["sh", "-c", &script])
+}
+
+fn fill(client: &mut Redis) {
+    for key in 0..KEYS {
+        client.command(&["SET", &format!("key:{key}"), &value(key)]).unwrap();
+    }
+}
+
+fn check(client: &mut Redis) {
+    for key in 0..KEYS {
+        assert_eq!(client.text(&["GET", &format!("key:{key}")]), value(key));
+    }
+}
+
+fn value(key: usize) -> String {
+    format!("{key}-").repeat(1024 / (key.to_string().len() + 1))
+}
+
+fn info(client: &mut Redis, field: &str) -> String {
+    let text = client.text(&["INFO", "server"]);
+    text.lines().find_map(|line| line.strip_prefix(&format!("{field}:"))).unwrap().to_owned()
+}
+
+#[test]
+fn in_runc_with_clients_inside_and_outside() {
+    let scratch = Scratch::new("redis");
+    let outside = Network::new(&format!("{}-out", scratch.name()));
+    let inside = Network::new(&format!("{}-in", scratch.name()));
+    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    let bundle = bundle(&scratch).network(&inside);
+    let mut container = Container::start(&scratch, &bundle);
+
+    let connect = || {
+        outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()))
+    };
+    let mut client = connect();
+    fill(&mut client);
+    let identity = (client.number(&["CLIENT", "ID"]), info(&mut client, "run_id"), info(&mut client, "process_id"));
+    // One in the middle of a transaction, one that waits for a list to get an element.
+    let mut transaction = connect();
+    assert_eq!(transaction.text(&["MULTI"]), "OK");
+    assert_eq!(transaction.text(&["INCR", "in-transaction"]), "QUEUED");
+    let mut waiting = connect();
+    waiting.send(&["BLPOP", "list", "0"]).unwrap();
+    let busy = outside.inside(|| {
+        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
+    });
+    let busy = Load::start(busy);
+    busy.advance(50);
+    next_line(&bundle.file("loopback"));
+    next_line(&bundle.file("unix"));
+
+    let processes = container.processes();
+    assert_eq!(processes.len(), 4, "{processes:?}");
+    container.checkpoint(&["--tcp-established"]);
+    assert!(!cgroup_left(container.id()), "a cgroup is left");
+    container.restore(&["--tcp-established"]);
+
+    assert_eq!(container.processes(), processes);
+    busy.advance(50);
+    for log in ["loopback", "unix"] {
+        next_line(&bundle.file(log));
+        let text = fs::read_to_string(bundle.file(log)).unwrap();
+        assert!(!text.contains("broken"), "{log}: {text}");
+    }
+    assert_eq!(
+        (client.number(&["CLIENT", "ID"]), info(&mut client, "run_id"), info(&mut client, "process_id")),
+        identity
+    );
+    check(&mut client);
+    assert_eq!(transaction.list(&["EXEC"]), [Reply::Number(1)]);
+    assert_eq!(client.number(&["RPUSH", "list", "element"]), 1);
+    assert_eq!(waiting.receive().unwrap(), Reply::List(vec!["list".into(), "element".into()]));
+    connect().text(&["PING"]);
+}
+
+/// All of it in the container's own network namespace, which is saved and made anew; several times.
+#[test]
+fn in_runc_with_its_own_network() {
+    let scratch = Scratch::new("redis-own");
+    let bundle = bundle(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let goes_on = || {
+        for log in ["loopback", "unix"] {
+            next_line(&bundle.file(log));
+            let text = fs::read_to_string(bundle.file(log)).unwrap();
+            assert!(!text.contains("broken"), "{log}: {text}");
+        }
+    };
+    goes_on();
+    for _ in 0..3 {
+        container.sleep_and_wake(&["--tcp-established"]);
+        goes_on();
+        assert!(process::alive(container.pid()));
+    }
+}

@@ -1,0 +1,275 @@
+//! runc: bundles with all default namespaces and mounts, and each of the options.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use serde_json::json;
+use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::network::{self, Network};
+use torpor_runtimes_tests::process;
+use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
+use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::wait::{LIMIT, until_true};
+
+use crate::counting::{COUNT, goes_on};
+
+/// The program of these tests that goes into containers.
+const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
+
+fn counter(scratch: &Scratch) -> Bundle {
+    Bundle::new(scratch, &[], &["sh", "-c", COUNT])
+}
+
+#[test]
+fn detached() {
+    let scratch = Scratch::new("runc-detached");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    assert!(!cgroup_left(container.id()), "a cgroup is left");
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+}
+
+#[test]
+fn mounts_and_paths_are_as_before() {
+    let scratch = Scratch::new("runc-mounts");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let look = |container: &Container| {
+        // Mounts and parents have other numbers than before, the rest is the same.
+        let mounts = "cut -d' ' -f4- /proc/self/mountinfo";
+        let paths = "ls -l /dev /dev/pts /proc/1/ns; cat /dev/shm/kept; head -c 1 /proc/kcore | wc -c; hostname";
+        container.runc("exec").args([container.id(), "sh", "-c", mounts]).succeed()
+            + &container.runc("exec").args([container.id(), "sh", "-c", paths]).succeed()
+    };
+    container.runc("exec").args([container.id(), "sh", "-c", "echo kept > /dev/shm/kept"]).succeed();
+    let namespaces = |text: &str| {
+        // Namespaces have new numbers.
+        text.lines().map(|line| line.split(":[").next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let before = look(&container);
+    container.sleep_and_wake(&[]);
+    assert_eq!(namespaces(&look(&container)), namespaces(&before));
+    container
+        .runc("exec")
+        .args([container.id(), "sh", "-c", "echo x > /proc/sys/kernel/hostname"])
+        .fail();
+    goes_on(&bundle.file("count"));
+}
+
+#[test]
+fn in_front() {
+    let scratch = Scratch::new("runc-front");
+    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", "i=0; while sleep 0.02; do i=$((i+1)); echo $i; done"]);
+    let mut container = Container::start_attached(&scratch, &bundle);
+    goes_on(&scratch.join("output.log"));
+    container.checkpoint(&[]);
+    container.restore_attached(&[]);
+    goes_on(&scratch.join("output.log"));
+}
+
+#[test]
+fn leave_running() {
+    let scratch = Scratch::new("runc-leave");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let before = process::tree(container.pid());
+    let pid = container.pid();
+    container.checkpoint_call(&["--leave-running"]).arg(container.id()).succeed();
+    assert_eq!(container.pid(), pid);
+    assert_eq!(process::tree(pid).get(&pid), before.get(&pid));
+    goes_on(&bundle.file("count"));
+    // The container that went on is another one than the one that sleeps in the images.
+    container.runc("delete").args(["--force", container.id()]).succeed();
+    let numbers = fs::read_to_string(bundle.file("count")).unwrap().lines().count();
+    container.restore(&[]);
+    let next: usize = next_line(&bundle.file("count")).parse().unwrap();
+    assert!(next <= numbers, "the restored one starts from the checkpoint: {next}, not {numbers}");
+    container.sleep_and_wake(&[]);
+}
+
+#[test]
+fn pre_dump() {
+    let scratch = Scratch::new("runc-predump");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    container.pre_dump();
+    goes_on(&bundle.file("count"));
+    container.sleep_and_wake(&[]);
+    goes_on(&bundle.file("count"));
+}
+
+#[test]
+fn file_locks() {
+    for kind in ["posix", "flock"] {
+        let scratch = Scratch::new(&format!("runc-{kind}"));
+        let words = ["torpor-test-workload", "lock", kind, "/locked", "/count"];
+        let bundle = Bundle::new(&scratch, &[WORKLOAD], &[&[WORKLOAD], &words[1..]].concat());
+        let mut container = Container::start(&scratch, &bundle);
+        goes_on(&bundle.file("count"));
+        // A lock that was not asked for is refused, and its holder goes on.
+        container.checkpoint_call(&[]).arg(container.id()).fail();
+        goes_on(&bundle.file("count"));
+        container.sleep_and_wake(&["--file-locks"]);
+        goes_on(&bundle.file("count"));
+        assert!(!lockable(&bundle.file("locked"), kind), "{kind}: the lock is lost");
+        process::kill(container.pid());
+        until_true("the lock goes with its holder", || lockable(&bundle.file("locked"), kind));
+    }
+}
+
+fn lockable(file: &Path, kind: &str) -> bool {
+    let file = fs::OpenOptions::new().write(true).open(file).unwrap();
+    let wish = FlockOperation::NonBlockingLockExclusive;
+    match kind {
+        "posix" => rustix::fs::fcntl_lock(&file, wish).is_ok(),
+        _ => flock(&file, wish).is_ok(),
+    }
+}
+
+#[test]
+fn ext_unix_sk() {
+    let scratch = Scratch::new("runc-extunix");
+    let outside = scratch.dir("outside");
+    let server = UnixDatagram::bind(outside.join("socket")).unwrap();
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    let bundle = Bundle::new(&scratch, &[WORKLOAD], &[WORKLOAD, "datagrams", "/outside/socket"])
+        .bind(&outside, "/outside", "rw");
+    let mut container = Container::start(&scratch, &bundle);
+    let receive = || {
+        let mut bytes = [0; 32];
+        let length = server.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).parse::<u64>().unwrap()
+    };
+    assert_eq!(receive(), 1);
+    let before = container.processes();
+    let refusal = container.checkpoint_call(&[]).arg(container.id()).fail();
+    assert!(!refusal.is_empty());
+    assert_eq!(receive(), 2);
+    container.checkpoint(&["--ext-unix-sk"]);
+    // All that was sent before; then nothing comes.
+    let mut last = 2;
+    server.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let mut bytes = [0; 32];
+    while let Ok(length) = server.recv(&mut bytes) {
+        last = String::from_utf8_lossy(&bytes[..length]).parse().unwrap();
+    }
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    container.restore(&["--ext-unix-sk"]);
+    assert_eq!(container.processes(), before);
+    for _ in 0..100 {
+        last += 1;
+        assert_eq!(receive(), last);
+    }
+}
+
+/// Which modes there are, and what they leave to the runtime.
+#[test]
+fn manage_cgroups_modes() {
+    for mode in ["soft", "full", "ignore"] {
+        let scratch = Scratch::new(&format!("runc-cgroups-{mode}"));
+        let bundle = counter(&scratch).configure(|config| {
+            config["linux"]["resources"]["memory"] = json!({"limit": 64 << 20});
+            config["linux"]["resources"]["pids"] = json!({"limit": 50});
+        });
+        let mut container = Container::start(&scratch, &bundle);
+        let before = container.cgroups();
+        assert!(before.contains(container.id()), "{before}");
+        let options = ["--manage-cgroups-mode", mode];
+        container.sleep_and_wake(&options);
+        assert_eq!(container.cgroups(), before, "{mode}");
+        let limit = container
+            .runc("exec")
+            .args([container.id(), "sh", "-c", "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null"])
+            .finish();
+        assert_eq!(limit.stdout.trim(), "50", "{mode}");
+        goes_on(&bundle.file("count"));
+    }
+}
+
+/// Strict wants no cgroup to be there yet; runc makes the container's own before it calls. So this
+/// either works or is refused by name, and leaves nothing.
+#[test]
+fn manage_cgroups_strict() {
+    let scratch = Scratch::new("runc-cgroups-strict");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let options = ["--manage-cgroups-mode", "strict"];
+    container.checkpoint(&options);
+    let end = container.restore_call(&options).args(["--detach", container.id()]).finish();
+    if !end.status.success() {
+        container.restore(&["--manage-cgroups-mode", "soft"]);
+    }
+    goes_on(&bundle.file("count"));
+}
+
+#[test]
+fn empty_ns_network() {
+    let scratch = Scratch::new("runc-emptyns");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let inside = |container: &Container, words: &[&str]| {
+        container.runc("exec").arg(container.id()).args(words).succeed()
+    };
+    assert!(inside(&container, &["ip", "link", "show", "lo"]).contains("UP"));
+    container.sleep_and_wake(&["--empty-ns", "network"]);
+    // The namespace is there and new: nothing was brought back in it.
+    assert!(!inside(&container, &["ip", "link", "show", "lo"]).contains("UP"));
+    let path = format!("/proc/{}/ns/net", container.pid());
+    assert_ne!(fs::read_link(path).unwrap(), fs::read_link("/proc/self/ns/net").unwrap());
+    goes_on(&bundle.file("count"));
+}
+
+/// A connection over the loopback device of the container's own network namespace, which is saved
+/// and made anew.
+#[test]
+fn tcp_established() {
+    let scratch = Scratch::new("runc-tcp");
+    let server = "nc -l -p 7000 -e cat & sleep 0.2; ";
+    let client = "i=0; (while :; do i=$((i+1)); echo $i; sleep 0.02; done) | nc 127.0.0.1 7000 > /count";
+    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", &format!("{server}{client}")]);
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint_call(&[]).arg(container.id()).fail();
+    goes_on(&bundle.file("count"));
+    container.sleep_and_wake(&["--tcp-established"]);
+    goes_on(&bundle.file("count"));
+    goes_on(&bundle.file("count"));
+}
+
+/// Two containers in the network namespace of a pod, of which one sleeps.
+#[test]
+fn in_a_named_network_namespace() {
+    let scratch = Scratch::new("runc-netns");
+    let pod = Network::new(scratch.name());
+    let bundle = counter(&scratch).network(&pod);
+    let mut container = Container::start(&scratch, &bundle);
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    let before = namespace(container.pid());
+    container.sleep_and_wake(&[]);
+    assert_eq!(namespace(container.pid()), before);
+    goes_on(&bundle.file("count"));
+    network::inside(&pod.path(), || std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+}
+
+/// A failed dump leaves the container as it was.
+#[test]
+fn full_disk() {
+    let scratch = Scratch::new("runc-full");
+    let bundle = counter(&scratch);
+    let container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    let small = scratch.join("images");
+    let mount = |words: &[&str]| torpor_runtimes_tests::command::command(words[0], &words[1..]).succeed();
+    mount(&["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small.to_str().unwrap()]);
+    let end = container.checkpoint_call(&[]).arg(container.id()).finish();
+    mount(&["umount", small.to_str().unwrap()]);
+    assert!(!end.status.success());
+    assert_eq!(container.state()["status"], "running");
+    goes_on(&bundle.file("count"));
+}
