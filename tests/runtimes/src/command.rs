@@ -44,7 +44,11 @@ impl Run for Command {
         let line = format!("{self:?}");
         let mut child = self.spawn().unwrap_or_else(|error| panic!("{line}: {error}"));
         let status = wait(&mut child).unwrap_or_else(|| {
-            panic!("{line}: still running after {LIMIT:?}\n{}{}", content(&mut stdout), content(&mut stderr))
+            panic!(
+                "{line}: still running after {LIMIT:?}\n{}{}",
+                content(&mut stdout),
+                content(&mut stderr)
+            )
         });
         Finished { line, status, stdout: content(&mut stdout), stderr: content(&mut stderr) }
     }

@@ -41,7 +41,9 @@ impl<'a> Containerd<'a> {
         command.arg("--config").arg(dir.join("config.toml"));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let containerd = Self { scratch, daemon: command.spawn().unwrap() };
-        until_true("containerd answers", || containerd.call(&["version"]).finish().status.success());
+        until_true("containerd answers", || {
+            containerd.call(&["version"]).finish().status.success()
+        });
         let archive = scratch.join("image.tar");
         rootfs::make(&scratch.join("rootfs"), programs);
         rootfs::image(IMAGE, &scratch.join("rootfs"), &archive);

@@ -31,7 +31,11 @@ impl<'a> Job<'a> {
     }
 
     /// Starts a command that makes a session by itself.
-    pub fn start_command(scratch: &'a Scratch, network: Option<&'a Network>, mut command: Command) -> Self {
+    pub fn start_command(
+        scratch: &'a Scratch,
+        network: Option<&'a Network>,
+        mut command: Command,
+    ) -> Self {
         let log = File::create(scratch.join("output.log")).unwrap();
         command.stdin(File::open("/dev/null").unwrap());
         command.stdout(log.try_clone().unwrap()).stderr(log);

@@ -35,7 +35,14 @@ impl<'a> Docker<'a> {
         // Its own mounts and network: what it sets up there goes with it.
         let mut command = scratch.command("nsenter");
         command.arg(format!("--net={}", network.path().display()));
-        command.args(["unshare", "--mount", "dockerd", "--experimental", "--storage-driver", "overlay2"]);
+        command.args([
+            "unshare",
+            "--mount",
+            "dockerd",
+            "--experimental",
+            "--storage-driver",
+            "overlay2",
+        ]);
         command.arg("--config-file").arg(dir.join("daemon.json"));
         command.arg("--data-root").arg(dir.join("data"));
         command.arg("--exec-root").arg(dir.join("exec"));
@@ -60,7 +67,9 @@ impl<'a> Docker<'a> {
     /// A call of the client.
     pub fn call(&self, words: &[&str]) -> Command {
         let mut command = self.scratch.command(CLIENT);
-        command.arg("--host").arg(format!("unix://{}", self.scratch.join("docker/socket").display()));
+        command
+            .arg("--host")
+            .arg(format!("unix://{}", self.scratch.join("docker/socket").display()));
         command.args(words);
         command
     }

@@ -100,7 +100,9 @@ pub fn counter(address: &str) -> io::Result<Step> {
             .split_once(' ')
             .and_then(|(sum, background)| Some((sum.parse().ok()?, background.parse().ok()?)));
         match answer {
-            Some((theirs, counted)) if theirs == sum && counted >= background => background = counted,
+            Some((theirs, counted)) if theirs == sum && counted >= background => {
+                background = counted
+            }
             _ => return Err(wrong(&format!("sum {sum}, background {background}: {line:?}"))),
         }
         Ok(())

@@ -68,7 +68,8 @@ impl Drop for Network {
 pub fn inside<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let file =
+                File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
             work()
         });

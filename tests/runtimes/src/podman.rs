@@ -107,7 +107,8 @@ impl<'a> Podman<'a> {
     /// The address of a container on the bridge.
     #[track_caller]
     pub fn address(&self, name: &str) -> String {
-        let address = &self.inspect(name)["NetworkSettings"]["Networks"][self.scratch.name()]["IPAddress"];
+        let address =
+            &self.inspect(name)["NetworkSettings"]["Networks"][self.scratch.name()]["IPAddress"];
         address.as_str().unwrap().to_owned()
     }
 
@@ -129,6 +130,7 @@ impl Drop for Podman<'_> {
         let _ = self.call(&["rm", "--all", "--force", "--time", "0"]).finish();
         let _ = self.call(&["network", "rm", "--force", self.scratch.name()]).finish();
         // Podman keeps its storage mounted on itself.
-        let _ = command("umount", &[self.scratch.join("podman/root/overlay").to_str().unwrap()]).finish();
+        let _ = command("umount", &[self.scratch.join("podman/root/overlay").to_str().unwrap()])
+            .finish();
     }
 }

@@ -107,7 +107,9 @@ impl Redis {
             },
             "*" => match usize::try_from(number()?) {
                 Err(_) => Ok(Reply::Nil),
-                Ok(length) => (0..length).map(|_| self.receive()).collect::<io::Result<_>>().map(Reply::List),
+                Ok(length) => {
+                    (0..length).map(|_| self.receive()).collect::<io::Result<_>>().map(Reply::List)
+                }
             },
             _ => Err(bad(&line)),
         }

@@ -116,7 +116,13 @@ impl<'a> Container<'a> {
     #[track_caller]
     pub fn start_with_console(scratch: &'a Scratch, bundle: &'a Bundle, console: &Path) -> Self {
         let container = Self::new(scratch, bundle);
-        container.run().arg("--detach").arg("--console-socket").arg(console).arg(&container.id).succeed();
+        container
+            .run()
+            .arg("--detach")
+            .arg("--console-socket")
+            .arg(console)
+            .arg(&container.id)
+            .succeed();
         container.expect_running();
         container
     }
@@ -252,7 +258,11 @@ impl<'a> Container<'a> {
 
     #[track_caller]
     fn stay_in_front(&mut self, mut command: Command) {
-        let log = File::options().create(true).append(true).open(self.scratch.join("output.log")).unwrap();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.join("output.log"))
+            .unwrap();
         command.stdin(File::open("/dev/null").unwrap());
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let line = format!("{command:?}");
@@ -290,10 +300,11 @@ pub fn inner_processes(root: i32) -> BTreeMap<i32, (String, i32)> {
     let tree = process::tree(root);
     let inner: BTreeMap<i32, i32> =
         tree.keys().filter_map(|pid| Some((*pid, process::inner_pid(*pid)?))).collect();
-    let facts = tree.iter().filter(|(_, facts)| facts.name != "sleep").filter_map(|(pid, facts)| {
-        let parent = inner.get(&facts.parent).copied().unwrap_or(0);
-        Some((*inner.get(pid)?, (facts.name.clone(), parent)))
-    });
+    let facts =
+        tree.iter().filter(|(_, facts)| facts.name != "sleep").filter_map(|(pid, facts)| {
+            let parent = inner.get(&facts.parent).copied().unwrap_or(0);
+            Some((*inner.get(pid)?, (facts.name.clone(), parent)))
+        });
     facts.collect()
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How much of each log a failing test prints, counted from its end.
-const SHOWN: usize = 16 * 1024;
+/// How much of each log a failing test prints, counted from its end: of ours, and of others'.
+const SHOWN: (usize, usize) = (16 * 1024, 2 * 1024);
 
 /// The directory of one test. Make it first, so that it goes last.
 #[derive(Debug)]
@@ -99,7 +99,8 @@ fn show_logs(dir: &Path) {
             }
         } else if kind.is_file() && path.extension().is_some_and(|end| end == "log") {
             let Ok(bytes) = fs::read(&path) else { continue };
-            let from = bytes.len().saturating_sub(SHOWN);
+            let ours = path.ends_with("dump.log") || path.ends_with("restore.log");
+            let from = bytes.len().saturating_sub(if ours { SHOWN.0 } else { SHOWN.1 });
             eprintln!("--- {}\n{}", path.display(), String::from_utf8_lossy(&bytes[from..]));
         }
     }

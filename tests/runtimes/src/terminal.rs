@@ -103,7 +103,13 @@ impl ConsoleSocket {
             let mut name = [0; 4096];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
-            recvmsg(stream.as_fd(), &mut [IoSliceMut::new(&mut name)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+            recvmsg(
+                stream.as_fd(),
+                &mut [IoSliceMut::new(&mut name)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+            .ok()?;
             control.drain().find_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(mut files) => files.next().map(Terminal::new),
                 _ => None,

@@ -18,7 +18,11 @@ const ADDRESS: &str = "127.0.0.1:7000";
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
 
 /// Makes clients in a network namespace as soon as the server there accepts them.
-fn clients(network: &Network, count: usize, connect: impl Fn(usize) -> io::Result<Step> + Send + Sync) -> Load {
+fn clients(
+    network: &Network,
+    count: usize,
+    connect: impl Fn(usize) -> io::Result<Step> + Send + Sync,
+) -> Load {
     let client = |number| until("the server answers", || connect(number).ok());
     Load::start(network.inside(|| (0..count).map(client).collect()))
 }
@@ -109,7 +113,11 @@ fn nginx() {
     );
     fs::write(scratch.join("nginx.conf"), configuration).unwrap();
     let file = scratch.join("nginx.conf");
-    let mut job = Job::start(&scratch, Some(&network), &["nginx", "-e", "stderr", "-c", file.to_str().unwrap()]);
+    let mut job = Job::start(
+        &scratch,
+        Some(&network),
+        &["nginx", "-e", "stderr", "-c", file.to_str().unwrap()],
+    );
     let load = clients(&network, 4, |_| keep_alive("/small", "small file\n"));
     let mut download = network.inside(|| get(ADDRESS, "/large").unwrap());
     let mut received = vec![0; 1 << 20];
@@ -127,7 +135,8 @@ fn nginx() {
 
 /// A client that asks for the same page again and again on one connection.
 fn keep_alive(path: &str, expected: &str) -> io::Result<Step> {
-    let (request, expected) = (format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n"), expected.to_owned());
+    let (request, expected) =
+        (format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n"), expected.to_owned());
     let mut stream = BufReader::new(TcpStream::connect(ADDRESS)?);
     Ok(Box::new(move || {
         stream.get_mut().write_all(request.as_bytes())?;

@@ -35,8 +35,17 @@ fn task_checkpoint() {
     assert_eq!(containerd.task(&name).unwrap(), before);
     goes_on(&count);
     let images = scratch.join("last-images");
-    containerd.ctr(&["task", "checkpoint", "--exit", "--image-path", images.to_str().unwrap(), &name]);
-    until_true("the task has stopped", || containerd.task(&name).is_none_or(|(_, status)| status == "STOPPED"));
+    containerd.ctr(&[
+        "task",
+        "checkpoint",
+        "--exit",
+        "--image-path",
+        images.to_str().unwrap(),
+        &name,
+    ]);
+    until_true("the task has stopped", || {
+        containerd.task(&name).is_none_or(|(_, status)| status == "STOPPED")
+    });
     assert!(images.join("inventory.img").exists());
 }
 
@@ -48,7 +57,15 @@ fn container_checkpoint_and_restore() {
     let count = start(&containerd, &scratch, &name);
     goes_on(&count);
     let processes = inner_processes(containerd.task(&name).unwrap().0);
-    containerd.ctr(&["container", "checkpoint", "--rw", "--image", "--task", &name, "localhost/sleeping:1"]);
+    containerd.ctr(&[
+        "container",
+        "checkpoint",
+        "--rw",
+        "--image",
+        "--task",
+        &name,
+        "localhost/sleeping:1",
+    ]);
     // It runs on: from here there are two of it.
     goes_on(&count);
     containerd.remove(&name);
@@ -58,10 +75,22 @@ fn container_checkpoint_and_restore() {
         let other = containerd.name(other);
         let log = File::create(scratch.join("ctr-restore.log")).unwrap();
         // ctr stays in front of the container that it restores.
-        let mut command = containerd.call(&["container", "restore", "--rw", "--live", &other, "localhost/sleeping:1"]);
-        command.stdin(File::open("/dev/null").unwrap()).stdout(log.try_clone().unwrap()).stderr(log);
+        let mut command = containerd.call(&[
+            "container",
+            "restore",
+            "--rw",
+            "--live",
+            &other,
+            "localhost/sleeping:1",
+        ]);
+        command
+            .stdin(File::open("/dev/null").unwrap())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
         let mut front = command.spawn().unwrap();
-        let (pid, _) = until("the task runs", || containerd.task(&other).filter(|(_, status)| status == "RUNNING"));
+        let (pid, _) = until("the task runs", || {
+            containerd.task(&other).filter(|(_, status)| status == "RUNNING")
+        });
         assert_eq!(inner_processes(pid), processes);
         let first = until("it counts on", || {
             let text = fs::read_to_string(&count).ok()?;

@@ -23,7 +23,9 @@ fn checkpoint_and_start() {
     docker.run(&["checkpoint", "create", "--leave-running", "one", "early"]);
     assert_eq!(connect().number(&["INCR", "kept"]), 6);
     docker.run(&["checkpoint", "create", "one", "late"]);
-    until_true("the container has stopped", || docker.inspect("one")["State"]["Status"] == "exited");
+    until_true("the container has stopped", || {
+        docker.inspect("one")["State"]["Status"] == "exited"
+    });
     let list = docker.run(&["checkpoint", "ls", "one"]);
     assert!(list.contains("early") && list.contains("late"), "{list}");
 
@@ -31,7 +33,9 @@ fn checkpoint_and_start() {
     assert_eq!(inner_processes(docker.pid("one")), processes);
     assert_eq!(connect().number(&["INCR", "kept"]), 7);
     docker.run(&["kill", "one"]);
-    until_true("the container has stopped", || docker.inspect("one")["State"]["Status"] == "exited");
+    until_true("the container has stopped", || {
+        docker.inspect("one")["State"]["Status"] == "exited"
+    });
     docker.run(&["start", "--checkpoint", "early", "one"]);
     assert_eq!(connect().number(&["INCR", "kept"]), 6);
 }

@@ -14,7 +14,9 @@ use crate::counting::goes_on;
 fn build(scratch: &Scratch, flags: &[&str]) -> String {
     let built = scratch.join("check").to_str().unwrap().to_owned();
     let source = program("check.c");
-    command("gcc", &["-g", "-O1", "-pthread", "-o", &built, source.to_str().unwrap()]).args(flags).succeed();
+    command("gcc", &["-g", "-O1", "-pthread", "-o", &built, source.to_str().unwrap()])
+        .args(flags)
+        .succeed();
     built
 }
 
@@ -30,7 +32,10 @@ fn address_sanitizer() {
         job.sleep_and_wake(&[]);
         goes_on(&log);
     }
-    let size: u64 = fs::read_dir(job.images()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    let size: u64 = fs::read_dir(job.images())
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len())
+        .sum();
     assert!(size < 256 << 20, "the shadow is in the images: {size} bytes");
 }
 

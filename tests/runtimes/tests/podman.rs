@@ -10,7 +10,8 @@ use torpor_runtimes_tests::scratch::Scratch;
 use torpor_runtimes_tests::wait::until;
 
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
-const SERVER: &[&str] = &["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
+const SERVER: &[&str] =
+    &["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
 
 /// A Podman with a Redis server in container `one`.
 fn server<'a>(scratch: &'a Scratch, subnet: &str) -> Podman<'a> {
@@ -53,7 +54,10 @@ fn keep_and_leave_running() {
     let static_dir = podman.inspect("one")["StaticDir"].as_str().unwrap().to_owned();
     assert!(fs::metadata(format!("{static_dir}/dump.log")).is_ok(), "--keep keeps the log");
     podman.run(&["container", "restore", "--keep", "one"]);
-    assert!(fs::metadata(format!("{static_dir}/checkpoint/inventory.img")).is_ok(), "--keep keeps the images");
+    assert!(
+        fs::metadata(format!("{static_dir}/checkpoint/inventory.img")).is_ok(),
+        "--keep keeps the images"
+    );
     assert_eq!(connect(&podman, "one").number(&["INCR", "kept"]), 7);
 }
 
@@ -79,7 +83,8 @@ fn file_locks() {
     let scratch = Scratch::new("podman-locks");
     let podman = Podman::new(&scratch, &[WORKLOAD], "10.97.4");
     podman.start("one", &[WORKLOAD, "lock", "posix", "/locked", "/count"]);
-    let count = || podman.run(&["exec", "one", "tail", "-n1", "/count"]).parse::<u64>().unwrap_or(0);
+    let count =
+        || podman.run(&["exec", "one", "tail", "-n1", "/count"]).parse::<u64>().unwrap_or(0);
     until("it counts", || (count() > 0).then_some(()));
     use torpor_runtimes_tests::command::Run;
     podman.call(&["container", "checkpoint", "one"]).fail();
@@ -141,7 +146,9 @@ fn pre_checkpoint() {
     drop(client);
     let (first, second) = (scratch.join("first.tar"), scratch.join("second.tar"));
     let (first, second) = (first.to_str().unwrap(), second.to_str().unwrap());
-    let archive = |more: &[&str]| podman.run(&[&["container", "checkpoint", "--compress", "none"], more].concat());
+    let archive = |more: &[&str]| {
+        podman.run(&[&["container", "checkpoint", "--compress", "none"], more].concat())
+    };
     archive(&["--pre-checkpoint", "--export", first, "one"]);
     connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
     archive(&["--with-previous", "--export", second, "one"]);

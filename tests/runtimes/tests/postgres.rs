@@ -27,7 +27,8 @@ impl Session {
         command.args(["-h", "10.99.0.2", "-U", "postgres", "postgres"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child = network.inside(|| command.spawn().unwrap());
-        let (stdin, stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let (stdin, stdout) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, stdin, stdout }
     }
 
@@ -71,7 +72,8 @@ fn inside_a_transaction() {
     .network(&inside)
     .configure(|config| config["process"]["env"].as_array_mut().unwrap().push(json!(format!("BIN={}", programs()))));
     let user = database(&bundle);
-    let bundle = bundle.configure(|config| config["process"]["user"] = json!({"uid": user.0, "gid": user.1}));
+    let bundle = bundle
+        .configure(|config| config["process"]["user"] = json!({"uid": user.0, "gid": user.1}));
     let mut container = Container::start(&scratch, &bundle);
     until_true("the server is ready", || {
         fs::read_to_string(bundle.file("data/log")).is_ok_and(|log| log.contains("ready to accept"))
@@ -79,13 +81,18 @@ fn inside_a_transaction() {
 
     let open = |name| Session::open(&scratch, &outside, name);
     let (mut first, mut second) = (open("first"), open("second"));
-    first.query("CREATE TABLE numbers AS SELECT n, md5(n::text) AS sum FROM generate_series(1, 50000) n");
+    first.query(
+        "CREATE TABLE numbers AS SELECT n, md5(n::text) AS sum FROM generate_series(1, 50000) n",
+    );
     first.query("CREATE INDEX ON numbers (n)");
     // One inside a transaction that has written and holds a lock, one that waits for this lock.
     first.query("BEGIN; UPDATE numbers SET sum = 'first' WHERE n = 7");
-    second.query("SET application_name = 'second'; PREPARE get AS SELECT sum FROM numbers WHERE n = $1");
+    second.query(
+        "SET application_name = 'second'; PREPARE get AS SELECT sum FROM numbers WHERE n = $1",
+    );
     second.query("CREATE TEMPORARY TABLE own AS SELECT 1 AS one");
-    writeln!(second.stdin, "UPDATE numbers SET sum = sum || '-second' WHERE n = 7;\n\\echo end").unwrap();
+    writeln!(second.stdin, "UPDATE numbers SET sum = sum || '-second' WHERE n = 7;\n\\echo end")
+        .unwrap();
     let back_ends = "SELECT pid FROM pg_stat_activity WHERE client_port > 0 ORDER BY pid";
     until_true("the second waits", || {
         first.query("SELECT count(*) FROM pg_locks WHERE NOT granted") == ["1"]
@@ -107,7 +114,8 @@ fn inside_a_transaction() {
     assert_eq!(second.query("EXECUTE get(7)"), ["first-second"]);
     assert_eq!(second.query("SELECT one FROM own"), ["1"]);
     let mut third = open("third");
-    let all = third.query("SELECT count(*), count(*) FILTER (WHERE sum = md5(n::text)) FROM numbers");
+    let all =
+        third.query("SELECT count(*), count(*) FILTER (WHERE sum = md5(n::text)) FROM numbers");
     assert_eq!(all, ["50000|49999"]);
     assert!(process::alive(container.pid()));
 }

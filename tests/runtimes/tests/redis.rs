@@ -62,12 +62,15 @@ fn in_runc_with_clients_inside_and_outside() {
     let bundle = bundle(&scratch).network(&inside);
     let mut container = Container::start(&scratch, &bundle);
 
-    let connect = || {
-        outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()))
-    };
+    let connect =
+        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
     let mut client = connect();
     fill(&mut client);
-    let identity = (client.number(&["CLIENT", "ID"]), info(&mut client, "run_id"), info(&mut client, "process_id"));
+    let identity = (
+        client.number(&["CLIENT", "ID"]),
+        info(&mut client, "run_id"),
+        info(&mut client, "process_id"),
+    );
     // One in the middle of a transaction, one that waits for a list to get an element.
     let mut transaction = connect();
     assert_eq!(transaction.text(&["MULTI"]), "OK");
@@ -96,7 +99,11 @@ fn in_runc_with_clients_inside_and_outside() {
         assert!(!text.contains("broken"), "{log}: {text}");
     }
     assert_eq!(
-        (client.number(&["CLIENT", "ID"]), info(&mut client, "run_id"), info(&mut client, "process_id")),
+        (
+            client.number(&["CLIENT", "ID"]),
+            info(&mut client, "run_id"),
+            info(&mut client, "process_id")
+        ),
         identity
     );
     check(&mut client);

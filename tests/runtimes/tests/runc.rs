@@ -47,7 +47,10 @@ fn mounts_and_paths_are_as_before() {
         container.runc("exec").args([container.id(), "sh", "-c", mounts]).succeed()
             + &container.runc("exec").args([container.id(), "sh", "-c", paths]).succeed()
     };
-    container.runc("exec").args([container.id(), "sh", "-c", "echo kept > /dev/shm/kept"]).succeed();
+    container
+        .runc("exec")
+        .args([container.id(), "sh", "-c", "echo kept > /dev/shm/kept"])
+        .succeed();
     let namespaces = |text: &str| {
         // Namespaces have new numbers.
         text.lines().map(|line| line.split(":[").next().unwrap().to_owned()).collect::<Vec<_>>()
@@ -65,7 +68,11 @@ fn mounts_and_paths_are_as_before() {
 #[test]
 fn in_front() {
     let scratch = Scratch::new("runc-front");
-    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", "i=0; while sleep 0.02; do i=$((i+1)); echo $i; done"]);
+    let bundle = Bundle::new(
+        &scratch,
+        &[],
+        &["sh", "-c", "i=0; while sleep 0.02; do i=$((i+1)); echo $i; done"],
+    );
     let mut container = Container::start_attached(&scratch, &bundle);
     goes_on(&scratch.join("output.log"));
     container.checkpoint(&[]);
@@ -185,7 +192,12 @@ fn manage_cgroups_modes() {
         assert_eq!(container.cgroups(), before, "{mode}");
         let limit = container
             .runc("exec")
-            .args([container.id(), "sh", "-c", "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null"])
+            .args([
+                container.id(),
+                "sh",
+                "-c",
+                "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null",
+            ])
             .finish();
         assert_eq!(limit.stdout.trim(), "50", "{mode}");
         goes_on(&bundle.file("count"));
@@ -231,7 +243,8 @@ fn empty_ns_network() {
 fn tcp_established() {
     let scratch = Scratch::new("runc-tcp");
     let server = "nc -l -p 7000 -e cat & sleep 0.2; ";
-    let client = "i=0; (while :; do i=$((i+1)); echo $i; sleep 0.02; done) | nc 127.0.0.1 7000 > /count";
+    let client =
+        "i=0; (while :; do i=$((i+1)); echo $i; sleep 0.02; done) | nc 127.0.0.1 7000 > /count";
     let bundle = Bundle::new(&scratch, &[], &["sh", "-c", &format!("{server}{client}")]);
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
@@ -265,7 +278,8 @@ fn full_disk() {
     let container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
     let small = scratch.join("images");
-    let mount = |words: &[&str]| torpor_runtimes_tests::command::command(words[0], &words[1..]).succeed();
+    let mount =
+        |words: &[&str]| torpor_runtimes_tests::command::command(words[0], &words[1..]).succeed();
     mount(&["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small.to_str().unwrap()]);
     let end = container.checkpoint_call(&[]).arg(container.id()).finish();
     mount(&["umount", small.to_str().unwrap()]);

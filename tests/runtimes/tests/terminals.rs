@@ -1,6 +1,6 @@
 //! A shell pipeline, and jobs in terminals: on the host and in containers.
 
-use std::fs::File;
+use std::fs::{self, File};
 
 use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::criu::Job;
@@ -45,20 +45,23 @@ fn shell_job() {
     command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
     let mut shell = command.spawn().unwrap();
     terminal.expect("prompt> ");
-    // The program names the process to dump: the shell's child.
-    terminal.write(&format!("sh -c 'echo pid $$; {}'\n", ANSWER.replace('"', "\\\"").replace("\\\"", "\"")));
-    terminal.expect("pid $$");
+    // The job names the process to dump.
+    fs::write(scratch.join("job"), format!("echo pid $$; {ANSWER}")).unwrap();
+    terminal.write("sh job\n");
     let pid: i32 = terminal.line_after("pid ").parse().unwrap();
     terminal.write("one\n");
     terminal.expect("answer 1: one");
 
     let images = scratch.dir("images");
     let mut dump = scratch.command("criu");
-    dump.args(["dump", "--shell-job", "-v4", "-o", "dump.log", "-D"]).arg(&images).args(["-t", &pid.to_string()]);
+    dump.args(["dump", "--shell-job", "-v4", "-o", "dump.log", "-D"])
+        .arg(&images)
+        .args(["-t", &pid.to_string()]);
     dump.succeed();
     process::wait_gone(&[pid]);
     terminal.expect("prompt> ");
-    terminal.write(&format!("criu restore --shell-job -v4 -o restore.log -D {}\n", images.display()));
+    terminal
+        .write(&format!("criu restore --shell-job -v4 -o restore.log -D {}\n", images.display()));
     until_true("the job is back", || process::alive(pid));
     terminal.write("two\n");
     terminal.expect("answer 2: two");
@@ -76,7 +79,8 @@ fn terminal_inside_the_tree() {
     let screen = scratch.join("screen.log");
     let count = "stty size > /dev/null; i=0; while sleep 0.02; do i=$((i+1)); echo $i; done";
     let line = format!("sh -c '{count}'");
-    let mut job = Job::start(&scratch, None, &["script", "-q", "-f", "-c", &line, screen.to_str().unwrap()]);
+    let mut job =
+        Job::start(&scratch, None, &["script", "-q", "-f", "-c", &line, screen.to_str().unwrap()]);
     // The screen has a header, and its lines end in carriage returns.
     let last = || next_line(&screen).trim().parse::<u64>().ok();
     for _ in 0..2 {
@@ -103,8 +107,7 @@ fn container_with_terminal() {
         let processes = container.processes();
         container.checkpoint(&[]);
         drop(terminal);
-        let mut restore = container.restore_call(&["--console-socket"]);
-        restore.arg(console.path()).arg("--detach").arg(container.id()).succeed();
+        container.restore(&["--console-socket", console.path().to_str().unwrap()]);
         terminal = console.receive();
         assert_eq!(container.processes(), processes);
         terminal.write("more\n");
