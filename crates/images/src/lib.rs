@@ -11,6 +11,7 @@ pub mod dir;
 pub mod error;
 pub mod kind;
 pub mod pagemap;
+pub mod payload;
 pub mod reader;
 pub mod writer;
 

@@ -5,7 +5,6 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use torpor_images::pagemap::{Pagemap, PagemapWriter, Run, page_size};
 use torpor_images::proto::{CoreEntry, InventoryEntry, PipeDataEntry, PstreeEntry};
 use torpor_images::{Error, ImageDir, kind};
 
@@ -134,36 +133,4 @@ fn parents_are_followed_but_not_for_ever() {
         }
     };
     assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
-}
-
-fn run(page: u64, pages: u64, flags: u32) -> Run {
-    Run {
-        vaddr: page * page_size(),
-        pages,
-        in_parent: flags & 1 != 0,
-        lazy: flags & 2 != 0,
-        present: flags & 4 != 0,
-    }
-}
-
-#[test]
-fn pagemaps_are_read_back_with_adjacent_runs_joined() {
-    let (_temp, dir) = dir();
-    let mut writer = PagemapWriter::create(&dir, kind::PAGEMAP, 5, 1).unwrap();
-    for run in [run(1, 1, 4), run(2, 3, 4), run(5, 1, 1), run(9, 1, 6), run(10, 2, 4)] {
-        writer.push(run).unwrap();
-    }
-    writer.finish().unwrap();
-    let file = dir.raw_file_create(kind::PAGES, 1).unwrap();
-    file.set_len(7 * page_size()).unwrap();
-    let map = Pagemap::read(&dir, kind::PAGEMAP, 5).unwrap();
-    assert_eq!(map.pages_id, 1);
-    assert_eq!(map.runs, [run(1, 4, 4), run(5, 1, 1), run(9, 1, 6), run(10, 2, 4)]);
-    let offsets: Vec<_> = map.offsets().map(|(_, offset)| offset).collect();
-    let at = |pages| Some(pages * page_size());
-    assert_eq!(offsets, [at(0), None, at(4), at(5)]);
-
-    file.set_len(7 * page_size() - 1).unwrap();
-    let error = Pagemap::read(&dir, kind::PAGEMAP, 5).unwrap_err();
-    assert!(matches!(error, Error::Truncated { .. }), "{error}");
 }
