@@ -50,6 +50,13 @@ impl Network {
         }
     }
 
+    /// Moves the device `eth0` with its address to another namespace.
+    pub fn replug(&self, other: &Self, address: &str) {
+        self.ip(&["link", "set", "eth0", "netns", &other.name]);
+        other.ip(&["address", "add", &format!("{address}/24"), "dev", "eth0"]);
+        other.ip(&["link", "set", "eth0", "up"]);
+    }
+
     /// Runs `work` inside the namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         inside(&self.path(), work)

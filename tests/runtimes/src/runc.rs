@@ -37,6 +37,13 @@ impl Bundle {
         Self { dir, config }
     }
 
+    /// A copy of this bundle on another host, of which the other scratch directory is the disk.
+    pub fn copy_to(&self, scratch: &Scratch) -> Self {
+        let dir = scratch.join("bundle");
+        command("cp", &["-a"]).arg(&self.dir).arg(&dir).succeed();
+        Self { dir, config: self.config.clone() }
+    }
+
     /// Gives the container a terminal.
     pub fn terminal(mut self) -> Self {
         self.config["process"]["terminal"] = json!(true);
@@ -143,6 +150,16 @@ impl<'a> Container<'a> {
         fs::write(bundle.dir.join("config.json"), text).unwrap();
         let id = scratch.name().to_owned();
         Self { scratch, bundle, id, front: None, images: scratch.dir("images"), pre_dumped: false }
+    }
+
+    /// The same container on another host, of which the other scratch directory is the disk: its
+    /// images are copied there.
+    pub fn copy_to(&self, scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
+        let mut other = Self::new(scratch, bundle);
+        other.id.clone_from(&self.id);
+        fs::remove_dir(&other.images).unwrap();
+        command("cp", &["-a"]).arg(&self.images).arg(&other.images).succeed();
+        other
     }
 
     /// The name of the container.

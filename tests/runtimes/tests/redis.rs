@@ -133,3 +133,36 @@ fn in_runc_with_its_own_network() {
         assert!(process::alive(container.pid()));
     }
 }
+
+/// A migration as the guide has it: images and root file system are copied to another host, which
+/// takes over the address. The client keeps its connection.
+#[test]
+fn moves_to_another_host() {
+    let scratch = Scratch::new("redis-here");
+    let client_network = Network::new(&format!("{}-out", scratch.name()));
+    let here = Network::new(&format!("{}-in", scratch.name()));
+    client_network.connect("10.99.0.1", &here, "10.99.0.2");
+    let bundle_here = bundle(&scratch).network(&here);
+    let mut container = Container::start(&scratch, &bundle_here);
+    let connect = || Redis::connect("10.99.0.2:6379").ok();
+    let mut client = client_network.inside(|| until("the server answers", connect));
+    fill(&mut client);
+    next_line(&bundle_here.file("loopback"));
+    next_line(&bundle_here.file("unix"));
+    let id = client.number(&["CLIENT", "ID"]);
+    let processes = container.processes();
+    container.checkpoint(&["--tcp-established"]);
+
+    let other_scratch = Scratch::new("redis-there");
+    let there = Network::new(&format!("{}-in", other_scratch.name()));
+    let bundle_there = bundle_here.copy_to(&other_scratch).network(&there);
+    let mut other = container.copy_to(&other_scratch, &bundle_there);
+    drop(container);
+    here.replug(&there, "10.99.0.2");
+    drop(here);
+    other.restore(&["--tcp-established"]);
+
+    assert_eq!(other.processes(), processes);
+    assert_eq!(client.number(&["CLIENT", "ID"]), id);
+    check(&mut client);
+}
