@@ -39,13 +39,17 @@ pub fn run(case: &Case) -> Result<()> {
 fn everywhere(case: &Case) -> Result<Outcome> {
     let mut worlds = case.program.modes.clone();
     worlds.dedup_by_key(|mode| mode.namespaces());
-    let mut last = Outcome::Pass;
+    let mut first = None;
     for world in worlds {
         let dir = case.dir()?.join(world.to_string());
         std::fs::create_dir_all(&dir)?;
-        last = Runner { case, world, dir }.play().with_context(|| format!("in {world}"))?;
+        let runner = Runner { case, world, dir };
+        match runner.play().with_context(|| format!("in {world}"))? {
+            Outcome::Fail(why) => bail!("in {world}: {why}"),
+            outcome => first = first.or(Some(outcome)),
+        }
     }
-    Ok(last)
+    first.context("the program has no mode")
 }
 
 /// A case in its world.
