@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
-use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::network::{self, Network};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
@@ -175,30 +175,31 @@ fn ext_unix_sk() {
     }
 }
 
-/// Which modes there are, and what they leave to the runtime.
+/// The modes, as options of runc; `ignore`, for which this runc has none, by the container's own
+/// configuration file for criu.
 #[test]
 fn manage_cgroups_modes() {
     for mode in ["soft", "full", "ignore"] {
         let scratch = Scratch::new(&format!("runc-cgroups-{mode}"));
+        let file = scratch.join("criu.conf");
+        fs::write(&file, format!("manage-cgroups {mode}\n")).unwrap();
         let bundle = counter(&scratch).configure(|config| {
             config["linux"]["resources"]["memory"] = json!({"limit": 64 << 20});
             config["linux"]["resources"]["pids"] = json!({"limit": 50});
+            if mode == "ignore" {
+                config["annotations"] = json!({"org.criu.config": file});
+            }
         });
         let mut container = Container::start(&scratch, &bundle);
         let before = container.cgroups();
         assert!(before.contains(container.id()), "{before}");
-        let options = ["--manage-cgroups-mode", mode];
-        container.sleep_and_wake(&options);
+        match mode {
+            "ignore" => container.sleep_and_wake(&[]),
+            _ => container.sleep_and_wake(&["--manage-cgroups-mode", mode]),
+        }
         assert_eq!(container.cgroups(), before, "{mode}");
-        let limit = container
-            .runc("exec")
-            .args([
-                container.id(),
-                "sh",
-                "-c",
-                "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null",
-            ])
-            .finish();
+        let limit = "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null";
+        let limit = container.runc("exec").args([container.id(), "sh", "-c", limit]).finish();
         assert_eq!(limit.stdout.trim(), "50", "{mode}");
         goes_on(&bundle.file("count"));
     }
@@ -220,20 +221,47 @@ fn manage_cgroups_strict() {
     goes_on(&bundle.file("count"));
 }
 
+/// The option that runc gives even without being asked: the network namespace is made anew, and
+/// nothing but the loopback device, which every runtime brings up, is in it.
 #[test]
 fn empty_ns_network() {
     let scratch = Scratch::new("runc-emptyns");
     let bundle = counter(&scratch);
     let mut container = Container::start(&scratch, &bundle);
-    let inside = |container: &Container, words: &[&str]| {
-        container.runc("exec").arg(container.id()).args(words).succeed()
+    let own = |container: &Container| PathBuf::from(format!("/proc/{}/ns/net", container.pid()));
+    let ip = |container: &Container, words: &[&str]| {
+        network::inside(&own(container), || command("ip", words).succeed())
     };
-    assert!(inside(&container, &["ip", "link", "show", "lo"]).contains("UP"));
+    ip(&container, &["link", "add", "extra0", "type", "veth", "peer", "name", "extra1"]);
     container.sleep_and_wake(&["--empty-ns", "network"]);
-    // The namespace is there and new: nothing was brought back in it.
-    assert!(!inside(&container, &["ip", "link", "show", "lo"]).contains("UP"));
-    let path = format!("/proc/{}/ns/net", container.pid());
-    assert_ne!(fs::read_link(path).unwrap(), fs::read_link("/proc/self/ns/net").unwrap());
+    assert_ne!(
+        fs::read_link(own(&container)).unwrap(),
+        fs::read_link("/proc/self/ns/net").unwrap()
+    );
+    assert!(!ip(&container, &["link"]).contains("extra"));
+    assert!(ip(&container, &["address", "show", "dev", "lo"]).contains("127.0.0.1"));
+    goes_on(&bundle.file("count"));
+}
+
+/// Either lazy pages work with all that belongs to them, or runc is told that they do not; then the
+/// container goes on, and the option without lazy pages changes nothing.
+#[test]
+fn status_fd() {
+    let scratch = Scratch::new("runc-status");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let lazy =
+        command(scratch.criu().to_str().unwrap(), &["check", "--feature", "lazy_pages"]).finish();
+    if !lazy.status.success() {
+        let refusal = container
+            .checkpoint_call(&["--lazy-pages", "--status-fd", "1"])
+            .arg(container.id())
+            .fail();
+        assert!(refusal.contains("lazy"), "{refusal}");
+        goes_on(&bundle.file("count"));
+    }
+    container.checkpoint(&["--status-fd", "1"]);
+    container.restore(&[]);
     goes_on(&bundle.file("count"));
 }
 
@@ -278,8 +306,7 @@ fn full_disk() {
     let container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
     let small = scratch.join("images");
-    let mount =
-        |words: &[&str]| torpor_runtimes_tests::command::command(words[0], &words[1..]).succeed();
+    let mount = |words: &[&str]| command(words[0], &words[1..]).succeed();
     mount(&["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small.to_str().unwrap()]);
     let end = container.checkpoint_call(&[]).arg(container.id()).finish();
     mount(&["umount", small.to_str().unwrap()]);
