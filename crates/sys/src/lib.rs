@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod kcmp;
+pub mod mount;
 pub mod ns;
 pub mod process;
 pub mod ptrace;

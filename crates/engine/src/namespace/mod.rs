@@ -1,5 +1,7 @@
 //! Namespaces: which there are, and how to work inside one.
 
+pub mod mount;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::error::{Context, Error, Result};

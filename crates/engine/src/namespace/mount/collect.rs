@@ -1,0 +1,207 @@
+//! The mount namespaces of a running tree.
+
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags};
+
+use super::mountinfo::{self, Mount};
+use super::tree::Tree;
+use crate::error::{Context, Error, Result};
+use crate::namespace::{Namespaces, NsKind, run_in};
+
+/// A mount namespace.
+#[derive(Debug)]
+pub struct Space {
+    /// Its number in the images.
+    pub ns: u32,
+    /// Whether it is the caller's own and not part of the checkpoint.
+    pub is_host: bool,
+    /// The first task that lives in it.
+    pub task: usize,
+    /// Its file.
+    pub file: OwnedFd,
+    /// Its root directory (`O_PATH`).
+    pub root: OwnedFd,
+    /// Its mounts.
+    pub tree: Tree,
+}
+
+/// The mounts of all namespaces of a tree of tasks.
+#[derive(Debug, Default)]
+pub struct Mounts {
+    /// In the order of [`Namespaces::all`]: the root task's first.
+    pub spaces: Vec<Space>,
+    /// The caller's own mounts.
+    pub host: Tree,
+}
+
+impl Mounts {
+    /// Reads the mounts of all mount namespaces among `namespaces`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn collect(namespaces: &Namespaces) -> Result<Self> {
+        let proc = open_proc()?;
+        let host = read_own(proc.as_fd())?;
+        let mut spaces = Vec::new();
+        for ns in namespaces.of_kind(NsKind::Mnt) {
+            let Some(file) = &ns.file else { continue };
+            let (tree, root) = if ns.is_host {
+                (host.clone(), open_root()?)
+            } else {
+                run_in(&[file.as_fd()], || Ok((read_own(proc.as_fd())?, open_root()?)))?
+            };
+            let file = file.try_clone().context(|| "dup".to_owned())?;
+            let (is_host, task) = (ns.is_host, ns.task);
+            spaces.push(Space { ns: ns.id, is_host, task, file, root, tree });
+        }
+        Ok(Mounts { spaces, host })
+    }
+
+    /// The mount with number `mnt_id` (as in `/proc/PID/fdinfo`), and its namespace.
+    /// `None` for one that is in no namespace of the tree: a detached one, or one
+    /// from outside.
+    #[must_use]
+    pub fn find(&self, mnt_id: i32) -> Option<(&Space, &Mount)> {
+        let id = u32::try_from(mnt_id).ok()?;
+        self.spaces.iter().find_map(|s| Some((s, s.tree.mount(s.tree.find(id)?))))
+    }
+
+    /// Whether `path`, seen from the root of the namespace, leads to the file that
+    /// the mount has there, rather than to one of another mount on top.
+    #[must_use]
+    pub fn is_visible(&self, mnt_id: i32, path: &Path) -> bool {
+        let id = u32::try_from(mnt_id).ok();
+        let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));
+        found.is_some_and(|(space, index)| space.tree.is_visible(index, path))
+    }
+
+    /// The root of a mount, through a detached copy of that mount alone: what other
+    /// mounts hide is there too.
+    ///
+    /// # Errors
+    /// The kernel's; `ENOENT` if no namespace of the tree has the mount.
+    pub fn open_alone(&self, mnt_id: i32) -> Result<OwnedFd> {
+        let id = u32::try_from(mnt_id).ok();
+        let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));
+        let Some((space, index)) = found else {
+            let source = rustix::io::Errno::NOENT.into();
+            return Err(Error::Os { what: format!("find mount {mnt_id}"), source });
+        };
+        space.open_alone(index)
+    }
+}
+
+impl Space {
+    /// As [`Mounts::open_alone`], by index into the tree.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_alone(&self, index: usize) -> Result<OwnedFd> {
+        let mount = self.tree.mount(index);
+        let what = || format!("open mount {} at {}", mount.id, mount.mountpoint.display());
+        let hiding = self.tree.hiding(index);
+        run_in(&[self.file.as_fd()], || {
+            if !hiding.is_empty() {
+                self.uncover(&hiding)?;
+            }
+            let root = open_root()?;
+            let place = open_beneath(root.as_fd(), &mount.mountpoint, true).context(what)?;
+            if hiding.is_empty() && mount_id(place.as_fd()).context(what)? != u64::from(mount.id) {
+                let source = rustix::io::Errno::STALE.into();
+                return Err(Error::Os { what: what(), source });
+            }
+            clone(place.as_fd()).context(what)
+        })
+    }
+
+    /// Takes away what hides a mount: in a copy of the namespace that only the
+    /// calling thread lives in, and that ends with it.
+    fn uncover(&self, hiding: &[usize]) -> Result<()> {
+        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNS)
+            .context(|| "unshare(CLONE_NEWNS)".to_owned())?;
+        make_all_private()?;
+        for &index in hiding {
+            let at = &self.tree.mount(index).mountpoint;
+            // The ones stacked on top of it first; unmounting takes all below along.
+            let above = self.tree.stacked_on(index);
+            for _ in 0..=above {
+                rustix::mount::unmount(at, UnmountFlags::DETACH)
+                    .context(|| format!("uncover what is below {}", at.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads the mounts of the calling thread's namespace. `proc` is the root of a
+/// procfs: the namespace may have none.
+pub(super) fn read_own(proc: BorrowedFd<'_>) -> Result<Tree> {
+    let name = "thread-self/mountinfo";
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, name, flags, Mode::empty())
+        .context(|| format!("open /proc/{name}"))?;
+    let mut text = Vec::new();
+    std::fs::File::from(file).read_to_end(&mut text).context(|| format!("read /proc/{name}"))?;
+    let mounts = mountinfo::parse(&text).map_err(|e| e.to_string());
+    mounts
+        .and_then(Tree::new)
+        .map_err(|why| std::io::Error::new(std::io::ErrorKind::InvalidData, why))
+        .context(|| format!("parse /proc/{name}"))
+}
+
+/// Cuts all mounts of the calling thread's namespace off from the others.
+pub(super) fn make_all_private() -> Result<()> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).context(|| "make all mounts private".to_owned())
+}
+
+/// The caller's procfs.
+pub(super) fn open_proc() -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open("/proc", flags, Mode::empty()).context(|| "open /proc".to_owned())
+}
+
+/// The root directory of the calling thread.
+pub(super) fn open_root() -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open("/", flags, Mode::empty()).context(|| "open /".to_owned())
+}
+
+/// Opens (`O_PATH`) a path below `dir` that has no symbolic links; it crosses mount
+/// points only if asked to.
+pub(super) fn open_beneath(
+    dir: BorrowedFd<'_>,
+    path: &Path,
+    cross_mounts: bool,
+) -> rustix::io::Result<OwnedFd> {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    resolve.set(ResolveFlags::NO_XDEV, !cross_mounts);
+    rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve)
+}
+
+/// A detached copy of the one mount that `at` lies on, with `at` as its root. `at`
+/// must be in the calling thread's mount namespace.
+pub(super) fn clone(at: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(at, "", flags)
+}
+
+/// The number of the mount that a file was opened through.
+pub(super) fn mount_id(file: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    Ok(stat.stx_mnt_id)
+}
+
+/// Opens a path of the caller's namespace, following symbolic links.
+pub(super) fn open_host(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
