@@ -10,6 +10,7 @@ use torpor_tracee::Tracee;
 
 use crate::error::Result;
 use crate::namespace::Namespaces;
+use crate::namespace::mount::Mounts;
 use crate::options::Options;
 
 /// Everything that the dump knows while the tree is frozen.
@@ -23,6 +24,8 @@ pub struct Dump<'a> {
     pub tasks: Vec<Task>,
     /// The namespaces that the tasks live in.
     pub ns: Namespaces,
+    /// The mounts in them ([`Mounts::collect`]).
+    pub mounts: Mounts,
 }
 
 /// A task (thread group) of the dumped tree.

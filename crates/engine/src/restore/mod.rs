@@ -10,6 +10,7 @@ use torpor_tracee::Tracee;
 
 use crate::error::{Context, Error, Result};
 use crate::file::{OpenFiles, Restorer};
+use crate::namespace::mount::Restored;
 use crate::namespace::{Namespaces, NsKind, run_in};
 use crate::options::Options;
 
@@ -28,6 +29,8 @@ pub struct Restore<'a> {
     pub roots: HashMap<u32, OwnedFd>,
     /// The mount namespace (image number) that each dumped mount id belongs to.
     pub mount_ns: HashMap<i32, u32>,
+    /// The mounts that were made.
+    pub mounts: Restored,
     /// Opened file descriptions.
     pub files: OpenFiles,
     /// What `files.img` says, by id.

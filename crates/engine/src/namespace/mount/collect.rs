@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags};
 
 use super::mountinfo::{self, Mount};
@@ -199,9 +199,4 @@ pub(super) fn clone(at: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 pub(super) fn mount_id(file: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
     Ok(stat.stx_mnt_id)
-}
-
-/// Opens a path of the caller's namespace, following symbolic links.
-pub(super) fn open_host(path: &Path) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }

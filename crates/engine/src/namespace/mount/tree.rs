@@ -80,7 +80,10 @@ impl Tree {
         }
         let reached = self.top_down().len();
         if reached != self.mounts.len() {
-            return Err(format!("{} mounts hang together in a circle", self.mounts.len() - reached));
+            return Err(format!(
+                "{} mounts hang together in a circle",
+                self.mounts.len() - reached
+            ));
         }
         let mut places = HashSet::new();
         for (i, mount) in self.mounts.iter().enumerate() {
@@ -157,9 +160,12 @@ impl Tree {
         let mut on_path = index;
         while let Some(parent) = self.parents[on_path] {
             let place = &self.mounts[on_path].mountpoint;
-            found.extend(self.children[parent].iter().copied().filter(|&c| {
-                c != on_path && place.starts_with(&self.mounts[c].mountpoint)
-            }));
+            found.extend(
+                self.children[parent]
+                    .iter()
+                    .copied()
+                    .filter(|&c| c != on_path && place.starts_with(&self.mounts[c].mountpoint)),
+            );
             on_path = parent;
         }
         found.sort_by_key(|&i| self.mounts[i].mountpoint.components().count());
