@@ -1,0 +1,76 @@
+//! What went wrong, for a person and for an RPC client.
+
+use std::fmt;
+use std::io;
+
+use torpor_engine::Error;
+
+/// An operation that did not work out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What happened, in a sentence.
+    pub text: String,
+    /// What to try.
+    pub hint: Option<String>,
+    /// The number nearest to it, for the RPC's `cr_errno`.
+    pub errno: i32,
+}
+
+impl Failure {
+    /// A failure of the kind `errno`.
+    pub fn new(errno: i32, text: impl Into<String>) -> Self {
+        Self { text: text.into(), hint: None, errno }
+    }
+
+    /// A request that makes no sense.
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self::new(libc::EINVAL, text)
+    }
+
+    /// Something that there is no support for.
+    pub fn unsupported(text: impl Into<String>) -> Self {
+        Self::new(libc::EOPNOTSUPP, text)
+    }
+
+    /// An operation of the kernel that failed.
+    pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        let failure =
+            Self::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{what}: {error}"));
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => failure.hint(PRIVILEGES),
+            _ => failure,
+        }
+    }
+
+    /// Adds what to try.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+const PRIVILEGES: &str = "run it as root, or with --unprivileged and CAP_CHECKPOINT_RESTORE";
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match &error {
+            Error::Os { what, source } => Self::io(what, source),
+            Error::Gone { .. } => Self::new(libc::ESRCH, text),
+            Error::Refused { .. } | Error::Unsupported(_) => Self::unsupported(text),
+            Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
+                .hint("torpor image info shows what is in the images directory"),
+            Error::Hook(_) => Self::new(libc::ECANCELED, text),
+            _ => Self::new(libc::EIO, text),
+        }
+    }
+}

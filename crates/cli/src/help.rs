@@ -1,0 +1,242 @@
+//! Help, manual pages and completions, all from the table of options.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction};
+use clap_complete::Shell;
+
+use crate::failure::Failure;
+use crate::options::{Command, CommandInfo, GROUPS, Opt, Set};
+use crate::program::Name;
+
+const ABOUT: &str =
+    "Put running processes and containers to sleep in files, and wake them up again";
+
+const LONG_ABOUT: &str = "Torpor saves a running process, or a whole container, to a directory of \
+    image files (a dump), and brings it back from there, on this machine or another, with its \
+    memory, open files, timers and connections as they were (a restore). The images are CRIU's, \
+    and so are commands and options: called by the name criu, the program takes its place under \
+    container runtimes.";
+
+const FILES: &str = "Options can also be given in configuration files, one a line, without the \
+    dashes: /etc/criu/default.conf, ~/.criu/default.conf, the file that the environment variable \
+    CRIU_CONFIG_FILE names, and the file given by --config. Later ones override earlier ones, and \
+    the command line overrides them all. Flags can be negated with no-, as in --no-shell-job.";
+
+const COMMAND_PAGE: &str =
+    "{about}\n\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
+
+/// Lines are wrapped here, or at the edge of a narrower terminal.
+const WIDTH: usize = 100;
+
+/// Commands that only `torpor` has: what no images directory is needed for.
+const OWN: &[(&str, &str)] = &[
+    ("completion", "Print a completion script: bash, zsh, fish or elvish"),
+    ("man", "Write the manual pages to a directory"),
+    ("help", "Print help on a command"),
+];
+
+/// Carries out `args` if they are a command that only `torpor` has.
+pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
+    let (first, rest) = args.split_first()?;
+    let result = match first.to_str()? {
+        "completion" => completion(rest),
+        "man" => man(rest),
+        "help" => help(rest),
+        _ => return None,
+    };
+    Some(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn help(words: &[OsString]) -> Result<(), Failure> {
+    let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+    let found = Command::all().iter().find(|info| info.words == words);
+    match (words.as_slice(), found) {
+        ([], _) => print(Name::Torpor, None),
+        (_, Some(info)) => print(Name::Torpor, Some(info.command)),
+        (words, None) => {
+            return Err(Failure::invalid(format!("there is no command {}", words.join(" "))));
+        }
+    }
+    Ok(())
+}
+
+/// Prints the help of the program, or of one of its commands.
+pub fn print(name: Name, command: Option<Command>) {
+    let mut page = tree(name);
+    page.build();
+    let words = command.map(Command::name).unwrap_or_default();
+    for word in words.split_whitespace() {
+        if let Some(sub) = page.find_subcommand(word) {
+            page = sub.clone();
+        }
+    }
+    // A reader that goes away early is no failure.
+    let _ = write!(io::stdout(), "{}", page.render_help());
+}
+
+/// The program as clap sees it. `torpor` has the options under its commands, `criu`
+/// takes any of them anywhere.
+#[must_use]
+pub fn tree(name: Name) -> clap::Command {
+    let mut root = clap::Command::new(name.as_str())
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .long_about(LONG_ABOUT)
+        .after_help(FILES)
+        .override_usage(format!("{} COMMAND [OPTION...]", name.as_str()))
+        .max_term_width(WIDTH)
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .disable_help_subcommand(true);
+    if name == Name::Torpor {
+        root =
+            root.after_help(format!("torpor help COMMAND tells more about a command.\n\n{FILES}"));
+    }
+    for info in Command::all() {
+        root = add_command(root, name, info);
+    }
+    match name {
+        Name::Torpor => {
+            root = OWN
+                .iter()
+                .fold(root, |root, (own, about)| root.subcommand(plain(own).about(*about)));
+            ["help", "version"]
+                .iter()
+                .filter_map(|long| Opt::find(long))
+                .fold(root, |root, opt| root.arg(arg(opt, "Options", opt.short)))
+        }
+        Name::Criu | Name::Crit => add_options(root, |_| true),
+    }
+}
+
+fn plain(name: &str) -> clap::Command {
+    clap::Command::new(name.to_owned()).disable_help_flag(true).disable_help_subcommand(true)
+}
+
+/// Adds a command of one word, or of two as a command within a command.
+fn add_command(root: clap::Command, name: Name, info: &CommandInfo) -> clap::Command {
+    match info.words {
+        [outer, inner] => {
+            let leaf = leaf(name, info, inner);
+            if root.find_subcommand(outer).is_some() {
+                return root.mut_subcommand(*outer, |cmd| cmd.subcommand(leaf));
+            }
+            let about = "Write or check what a processor can do";
+            root.subcommand(plain(outer).about(about).subcommand_required(true).subcommand(leaf))
+        }
+        words => root.subcommand(leaf(name, info, words.first().copied().unwrap_or_default())),
+    }
+}
+
+fn leaf(name: Name, info: &CommandInfo, word: &str) -> clap::Command {
+    let full = format!("{} {}", name.as_str(), info.words.join(" "));
+    let argument = if info.command == Command::Swrk { " FD" } else { "" };
+    let mut leaf = plain(word)
+        .about(info.about)
+        .long_about(info.long_about)
+        .before_help(info.long_about)
+        .help_template(COMMAND_PAGE)
+        .max_term_width(WIDTH)
+        .override_usage(format!("{full}{argument} [OPTION...]"));
+    if !info.examples.is_empty() {
+        let lines: Vec<String> =
+            info.examples.iter().map(|line| format!("  {} {line}", name.as_str())).collect();
+        leaf = leaf.after_help(format!("Examples:\n{}", lines.join("\n")));
+    }
+    if info.command == Command::Swrk {
+        leaf = leaf.arg(Arg::new("FD").help("Number of the socket's descriptor"));
+    }
+    if name == Name::Torpor {
+        leaf = add_options(leaf, |opt| opt.commands & info.command.bit() != 0);
+    }
+    leaf
+}
+
+fn add_options(mut command: clap::Command, wanted: impl Fn(&Opt) -> bool) -> clap::Command {
+    let mut letters = Vec::new();
+    for group in GROUPS {
+        for opt in group.options.iter().filter(|opt| wanted(opt)) {
+            // -d is two options' letter: one of them is enough here.
+            let letter = opt.short.filter(|letter| !letters.contains(letter));
+            letters.extend(letter);
+            command = command.arg(arg(opt, group.title, letter));
+        }
+    }
+    command
+}
+
+fn arg(opt: &'static Opt, heading: &'static str, letter: Option<char>) -> Arg {
+    let mut arg = Arg::new(opt.long).long(opt.long).help_heading(heading);
+    if let Some(letter) = letter {
+        arg = arg.short(letter);
+    }
+    arg = match opt.argument() {
+        None => arg.action(ArgAction::SetTrue),
+        Some((name, false)) => arg.value_name(name).action(ArgAction::Append),
+        Some((name, true)) => {
+            arg.value_name(name).num_args(0..=1).require_equals(true).action(ArgAction::Append)
+        }
+    };
+    match opt.set {
+        Set::Refused(_, why) => arg.help(format!("{} (not supported: {why})", opt.help)),
+        _ => arg.help(opt.help),
+    }
+}
+
+/// `completion SHELL`: for all names of the program.
+fn completion(args: &[OsString]) -> Result<(), Failure> {
+    let shell = args.first().and_then(|arg| arg.to_str()).and_then(|arg| arg.parse::<Shell>().ok());
+    let (Some(shell), 1) = (shell, args.len()) else {
+        return Err(Failure::invalid("completion takes the name of a shell")
+            .hint("torpor completion bash, zsh, fish, elvish or powershell"));
+    };
+    let mut script = Vec::new();
+    for name in [Name::Torpor, Name::Criu] {
+        clap_complete::generate(shell, &mut tree(name), name.as_str(), &mut script);
+    }
+    io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))
+}
+
+/// `man DIR`.
+fn man(args: &[OsString]) -> Result<(), Failure> {
+    let [dir] = args else {
+        return Err(Failure::invalid("man takes the directory to write the manual pages to"));
+    };
+    write_manual(Path::new(dir)).map_err(|e| Failure::io(dir.display(), &e))
+}
+
+/// Writes the manual pages: one for each command of `torpor`, and one for `criu`.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn write_manual(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let mut root = tree(Name::Torpor);
+    root.build();
+    write_page(&root, "torpor", "1", dir)?;
+    for sub in root.get_subcommands() {
+        let name = format!("torpor-{}", sub.get_name());
+        write_page(sub, &name, "1", dir)?;
+        for inner in sub.get_subcommands() {
+            write_page(inner, &format!("{name}-{}", inner.get_name()), "1", dir)?;
+        }
+    }
+    write_page(&tree(Name::Criu), "criu", "8", dir)
+}
+
+fn write_page(command: &clap::Command, name: &str, section: &str, dir: &Path) -> io::Result<()> {
+    // The long description stands in the page already.
+    let command = command.clone().name(name.to_owned()).before_help("");
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command)
+        .title(name.to_uppercase())
+        .section(section)
+        .manual("Torpor")
+        .render(&mut page)?;
+    fs::write(dir.join(format!("{name}.{section}")), page)
+}

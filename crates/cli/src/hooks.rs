@@ -1,0 +1,129 @@
+//! What the program does when the engine calls back: action scripts, the pid file,
+//! the progress bar.
+
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use torpor_engine::{Error, Event, Hooks, Result};
+
+use crate::options::Settings;
+
+/// How long work takes before a progress bar is worth its while.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The hooks of a dump or restore that a command line or request started.
+#[derive(Debug)]
+pub struct Actions {
+    scripts: Vec<String>,
+    images_dir: PathBuf,
+    pidfile: Option<PathBuf>,
+    root: i32,
+    progress: Progress,
+}
+
+impl Actions {
+    /// The hooks that `settings` asks for; `visible` if a person may be watching.
+    #[must_use]
+    pub fn new(settings: &Settings, visible: bool) -> Self {
+        Self {
+            scripts: settings.action_scripts.clone(),
+            images_dir: settings.engine.images_dir.clone(),
+            pidfile: settings.engine.pidfile.clone(),
+            root: settings.engine.pid,
+            progress: Progress::new(visible && std::io::stderr().is_terminal()),
+        }
+    }
+
+    fn run(&self, script: &str, event: &Event) -> Result<()> {
+        let name = event.name();
+        tracing::info!("Running {name} script {script}");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", script])
+            .env("CRTOOLS_SCRIPT_ACTION", name)
+            .env("CRTOOLS_IMAGE_DIR", &self.images_dir)
+            .stdin(Stdio::null());
+        if self.root > 0 {
+            command.env("CRTOOLS_INIT_PID", self.root.to_string());
+        }
+        let failed = |why: String| Error::Hook(format!("action script {script} at {name}: {why}"));
+        let status = command.status().map_err(|e| failed(e.to_string()))?;
+        if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
+    }
+}
+
+impl Hooks for Actions {
+    fn notify(&mut self, event: Event) -> Result<()> {
+        if let Some(pid) = event.pid() {
+            self.root = pid;
+        }
+        if let (Event::PostRestore { pid }, Some(file)) = (&event, &self.pidfile) {
+            write_pidfile(file, *pid)
+                .map_err(|e| Error::Hook(format!("pid file {}: {e}", file.display())))?;
+        }
+        if matches!(event, Event::OrphanPtsMaster(_) | Event::StatusReady) {
+            return Ok(());
+        }
+        self.scripts.iter().try_for_each(|script| self.run(script, &event))
+    }
+
+    fn progress(&mut self, done: u64, total: u64) {
+        self.progress.update(done, total);
+    }
+}
+
+/// Writes `pid` to `path`, as other programs read it: digits and nothing else.
+///
+/// # Errors
+/// If the file cannot be made or written.
+pub fn write_pidfile(path: &Path, pid: i32) -> std::io::Result<()> {
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o644).open(path)?;
+    write!(file, "{pid}")
+}
+
+/// A progress bar that only shows up when work takes long.
+#[derive(Debug)]
+struct Progress {
+    start: Instant,
+    bar: Option<ProgressBar>,
+    allowed: bool,
+}
+
+impl Progress {
+    fn new(allowed: bool) -> Self {
+        Self { start: Instant::now(), bar: None, allowed }
+    }
+
+    fn update(&mut self, done: u64, total: u64) {
+        if !self.allowed || self.start.elapsed() < PATIENCE {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| new_bar(total));
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Drawn when it is updated, never by a thread of its own: the engine forks.
+fn new_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    let template = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

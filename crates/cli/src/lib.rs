@@ -1,0 +1,15 @@
+//! The command line, the configuration files and the RPC of Torpor.
+//!
+//! One program with three names: `torpor`, `criu` and `crit`.
+
+pub mod failure;
+pub mod help;
+pub mod hooks;
+pub mod log;
+pub mod options;
+pub mod program;
+pub mod stats;
+pub mod work;
+
+/// The version of CRIU that the program is compatible with.
+pub const COMPATIBLE: &str = "4.2";

@@ -1,0 +1,200 @@
+//! The log: what the engine says through `tracing`, in lines as CRIU writes them,
+//! since scripts search them for `Error (` and for the time in front.
+
+use std::fmt::{self, Write as _};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use tracing::field::{Field, Visit};
+use tracing::span;
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::options::DEFAULT_VERBOSITY;
+
+/// From this level on each line begins with the time since the start.
+const LEVEL_WITH_TIME: u8 = 3;
+
+static LOG: OnceLock<&'static Log> = OnceLock::new();
+
+/// Where lines go, and which.
+#[derive(Debug)]
+pub struct Log {
+    level: AtomicU8,
+    start: Instant,
+    target: Mutex<Target>,
+}
+
+#[derive(Debug)]
+enum Target {
+    Stderr,
+    File(File),
+}
+
+/// The program's log; it goes to the standard error until it is told otherwise.
+pub fn get() -> &'static Log {
+    LOG.get_or_init(|| {
+        let log: &'static Log = Box::leak(Box::new(Log {
+            level: AtomicU8::new(DEFAULT_VERBOSITY),
+            start: Instant::now(),
+            target: Mutex::new(Target::Stderr),
+        }));
+        // Fails only if there is a subscriber already, as in tests.
+        let _ = tracing::subscriber::set_global_default(log);
+        log
+    })
+}
+
+impl Log {
+    /// Lets through errors from 1 on, warnings from 2, information from 3, debugging
+    /// from 4, everything from 5.
+    pub fn set_level(&self, level: u8) {
+        self.level.store(level, Ordering::Relaxed);
+        tracing::callsite::rebuild_interest_cache();
+    }
+
+    /// From now on lines go to the file `path`, which is made anew.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn to_file(&self, path: &Path) -> io::Result<()> {
+        use std::os::unix::fs::OpenOptionsExt;
+        // Appending, so that lines of forked helpers do not overwrite each other.
+        let file = File::options()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(path)?;
+        file.set_len(0)?;
+        self.set_target(Target::File(file));
+        Ok(())
+    }
+
+    /// From now on lines go to the standard error.
+    pub fn to_stderr(&self) {
+        self.set_target(Target::Stderr);
+    }
+
+    /// Whether lines go to a file, so that a person does not see them.
+    pub fn is_file(&self) -> bool {
+        matches!(*self.target.lock().unwrap_or_else(PoisonError::into_inner), Target::File(_))
+    }
+
+    fn set_target(&self, target: Target) {
+        *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    fn lets_through(&self, level: Level) -> bool {
+        number(level) <= self.level.load(Ordering::Relaxed)
+    }
+
+    fn line(&self, meta: &Metadata<'_>, text: &str) -> String {
+        let mut line = String::new();
+        if self.level.load(Ordering::Relaxed) >= LEVEL_WITH_TIME {
+            let time = self.start.elapsed();
+            let _ = write!(line, "({:02}.{:06}) ", time.as_secs(), time.subsec_micros());
+        }
+        let place = Place(meta);
+        let _ = match *meta.level() {
+            Level::ERROR => write!(line, "Error {place}: "),
+            Level::WARN => write!(line, "Warn  {place}: "),
+            _ => Ok(()),
+        };
+        line.push_str(text);
+        line.push('\n');
+        line
+    }
+}
+
+/// `(engine/dump/mod.rs:12)`.
+struct Place<'a>(&'a Metadata<'a>);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.0.file().unwrap_or("?");
+        let file = file.strip_prefix("crates/").unwrap_or(file).replacen("/src/", "/", 1);
+        write!(f, "({file}:{})", self.0.line().unwrap_or(0))
+    }
+}
+
+fn number(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 1,
+        Level::WARN => 2,
+        Level::INFO => 3,
+        Level::DEBUG => 4,
+        Level::TRACE => 5,
+    }
+}
+
+impl Subscriber for &'static Log {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> tracing::subscriber::Interest {
+        tracing::subscriber::Interest::sometimes()
+    }
+
+    fn enabled(&self, meta: &Metadata<'_>) -> bool {
+        meta.is_event() && self.lets_through(*meta.level())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        let line = self.line(event.metadata(), &text.finish());
+        let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        // There is nowhere to report that the log cannot be written.
+        let _ = match &mut *target {
+            Target::Stderr => io::stderr().write_all(line.as_bytes()),
+            Target::File(file) => file.write_all(line.as_bytes()),
+        };
+    }
+
+    // Spans have no place in these lines.
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// The message of an event, and its other fields behind it.
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Text {
+    /// On one line, whatever the names of files and tasks hold.
+    fn finish(self) -> String {
+        let text = self.message + &self.fields;
+        if text.contains(['\n', '\r']) {
+            text.trim_end().replace('\n', "\\n").replace('\r', "\\r")
+        } else {
+            text
+        }
+    }
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message.push_str(value),
+            name => {
+                let _ = write!(self.fields, " {name}={value}");
+            }
+        }
+    }
+}

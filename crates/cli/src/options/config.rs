@@ -1,0 +1,171 @@
+//! Configuration files: one option a line, without its dashes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::{Opt, OptValue, Set, Settings};
+
+/// No configuration file is larger.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// A configuration file that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("configuration file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A line makes no sense.
+    #[error("configuration file {}, line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line's number.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A line of a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// Its number, from 1.
+    pub number: usize,
+    /// The option.
+    pub name: String,
+    /// Its argument.
+    pub value: Option<String>,
+}
+
+/// Applies the files that are read unless `--no-default-config` is given, and the
+/// one that `--config` (already in `settings`) names, in CRIU's order.
+///
+/// # Errors
+/// If one of them cannot be followed, or the named one is not there.
+pub fn apply_defaults(settings: &mut Settings) -> Result<(), ConfigError> {
+    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".criu/default.conf"));
+    let system = settings.default_config.then(|| PathBuf::from("/etc/criu/default.conf"));
+    let home = home.filter(|_| settings.default_config);
+    apply_in_order(
+        settings,
+        system.into_iter().chain(home).collect(),
+        std::env::var_os("CRIU_CONFIG_FILE"),
+    )
+}
+
+/// `optional` files may be missing; that of the environment and `--config` may not.
+fn apply_in_order(
+    settings: &mut Settings,
+    optional: Vec<PathBuf>,
+    environment: Option<OsString>,
+) -> Result<(), ConfigError> {
+    for path in optional {
+        match apply_file(settings, &path) {
+            Err(ConfigError::Read { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    let environment = environment.filter(|name| !name.is_empty()).map(PathBuf::from);
+    for path in environment.into_iter().chain(settings.config.clone()) {
+        apply_file(settings, &path)?;
+    }
+    Ok(())
+}
+
+/// Applies one file.
+///
+/// # Errors
+/// If it cannot be read or followed.
+pub fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
+    let text = read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let wrong = |(line, reason)| ConfigError::Line { path: path.into(), line, reason };
+    for line in parse_config(&text).map_err(wrong)? {
+        apply_line(settings, &line).map_err(|reason| wrong((line.number, reason)))?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind, Read};
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    if u64::try_from(text.len()).is_ok_and(|len| len > MAX_SIZE) {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("it is over {MAX_SIZE} bytes")));
+    }
+    Ok(text)
+}
+
+fn apply_line(settings: &mut Settings, line: &Line) -> Result<(), String> {
+    if matches!(line.name.as_str(), "config" | "help" | "version" | "no-default-config") {
+        return Err(format!("{} has no meaning in a configuration file", line.name));
+    }
+    let negated = line
+        .name
+        .strip_prefix("no-")
+        .and_then(Opt::find)
+        .filter(|opt| matches!(opt.set, Set::Flag(_)));
+    let value = match (&line.value, negated) {
+        (Some(value), _) => OptValue::Some(value.as_ref()),
+        (None, Some(_)) => OptValue::Negated,
+        (None, None) => OptValue::None,
+    };
+    let opt = Opt::find(&line.name)
+        .or(negated)
+        .ok_or_else(|| format!("there is no option {:?}", line.name))?;
+    opt.apply(settings, value)
+}
+
+/// The lines of a configuration file.
+///
+/// # Errors
+/// The number of the line that is wrong, and why.
+pub fn parse_config(text: &str) -> Result<Vec<Line>, (usize, String)> {
+    let mut lines = Vec::new();
+    for (index, raw) in text.lines().enumerate() {
+        let number = index + 1;
+        let words = words(raw).map_err(|reason| (number, reason))?;
+        let mut words = words.into_iter();
+        let Some(name) = words.next() else { continue };
+        let value = words.next();
+        if words.next().is_some() {
+            return Err((number, "an option takes one argument; quote it if it has spaces".into()));
+        }
+        lines.push(Line { number, name, value });
+    }
+    Ok(lines)
+}
+
+/// The words of a line: split at white space, `"` keeps it together, `\"` within is
+/// a quote, `#` outside begins a comment.
+fn words(line: &str) -> Result<Vec<String>, String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quoted = false;
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if quoted && chars.peek() == Some(&'"') => {
+                word.get_or_insert_default().push('"');
+                chars.next();
+            }
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            '#' if !quoted => break,
+            c if c.is_whitespace() && !quoted => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    if quoted {
+        return Err("a quote is not closed".into());
+    }
+    words.extend(word);
+    Ok(words)
+}

@@ -1,0 +1,174 @@
+//! What the options add up to.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use torpor_engine::options::{InheritFd, PageServer, Tls};
+use torpor_engine::{External, Options};
+
+/// The log level unless `-v` says otherwise: errors and warnings.
+pub const DEFAULT_VERBOSITY: u8 = 2;
+
+/// Everything that options can set: the engine's [`Options`], and what the program
+/// itself does around the engine.
+///
+/// Descriptors stay numbers here, so that reading options has no side effects;
+/// [`Settings::adopt_descriptors`] turns them into open files.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What the engine is asked to do.
+    pub engine: Options,
+    /// What `--inherit-fd` names.
+    pub inherit_fd: Vec<(i32, String)>,
+    /// `--status-fd`.
+    pub status_fd: Option<i32>,
+    /// `--ps-socket`.
+    pub ps_socket: Option<i32>,
+    /// `--close`.
+    pub close_fds: Vec<i32>,
+    /// `--enable-external-sharing`.
+    pub external_sharing: bool,
+    /// `--enable-external-masters`.
+    pub external_masters: bool,
+
+    /// `-o`: where the log goes, relative to the work directory.
+    pub log_file: Option<PathBuf>,
+    /// `-v`: 0 nothing, 1 errors, 2 warnings, 3 information, 4 and more debugging.
+    pub verbosity: u8,
+    /// The log goes to the standard error (RPC `log_to_stderr`).
+    pub log_to_stderr: bool,
+    /// `--display-stats`.
+    pub display_stats: bool,
+    /// `--action-script`.
+    pub action_scripts: Vec<String>,
+
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// Whether the default configuration files count (not `--no-default-config`).
+    pub default_config: bool,
+    /// `-h` was given.
+    pub help: bool,
+    /// `-V` was given.
+    pub version: bool,
+
+    /// `--page-server`: pages go to a page server.
+    pub use_page_server: bool,
+    /// `--address`: of the page server, or the service's socket.
+    pub address: Option<String>,
+    /// `--port`, and the connection of `--ps-socket`.
+    pub page_server: PageServer,
+    /// `--tls`.
+    pub tls: bool,
+    /// `--tls-cacert` and its like.
+    pub tls_files: Tls,
+    /// `--exec-cmd` was given: what follows `--` is the command.
+    pub exec_cmd: bool,
+
+    /// `--feature`: the only things to check.
+    pub features: Vec<String>,
+    /// `--extra`, `--all`.
+    pub check_extra: bool,
+    /// `--experimental`, `--all`.
+    pub check_experimental: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            engine: Options::default(),
+            inherit_fd: Vec::new(),
+            status_fd: None,
+            ps_socket: None,
+            close_fds: Vec::new(),
+            external_sharing: false,
+            external_masters: false,
+            log_file: None,
+            verbosity: DEFAULT_VERBOSITY,
+            log_to_stderr: false,
+            display_stats: false,
+            action_scripts: Vec::new(),
+            config: None,
+            default_config: true,
+            help: false,
+            version: false,
+            use_page_server: false,
+            address: None,
+            page_server: PageServer::default(),
+            tls: false,
+            tls_files: Tls::default(),
+            exec_cmd: false,
+            features: Vec::new(),
+            check_extra: false,
+            check_experimental: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Whether to go on in the background (`-d` of the serving commands, which is
+    /// one option with `--restore-detached`).
+    #[must_use]
+    pub fn daemon(&self) -> bool {
+        self.engine.restore_detached
+    }
+
+    /// Opens what the options name by descriptor and closes what `--close` names.
+    ///
+    /// # Errors
+    /// If a descriptor is not open; the message names the option.
+    pub fn adopt_descriptors(&mut self) -> Result<(), String> {
+        for (number, key) in &self.inherit_fd {
+            let fd = adopt("--inherit-fd", *number)?;
+            self.engine.inherit_fd.push(InheritFd { fd, key: key.clone() });
+        }
+        if let Some(number) = self.status_fd {
+            self.engine.status_fd = Some(adopt("--status-fd", number)?);
+        }
+        if let Some(number) = self.ps_socket {
+            self.page_server.socket = Some(adopt("--ps-socket", number)?);
+        }
+        for number in &self.close_fds {
+            torpor_sys::inherited::close(*number).map_err(|e| format!("--close {number}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Merges the options that are spread over several places: the page server's,
+    /// and the flags of the mounts that are found by themselves.
+    ///
+    /// # Errors
+    /// If options contradict each other.
+    pub fn merge(&mut self) -> Result<(), String> {
+        if self.use_page_server {
+            self.engine.page_server = Some(self.page_server());
+        }
+        if self.external_sharing || self.external_masters {
+            let auto = self.engine.external.iter_mut().find_map(|external| match external {
+                External::MntAuto { sharing, masters } => Some((sharing, masters)),
+                _ => None,
+            });
+            let (sharing, masters) = auto.ok_or(
+                "--enable-external-sharing and --enable-external-masters need --external mnt[]",
+            )?;
+            *sharing |= self.external_sharing;
+            *masters |= self.external_masters;
+        }
+        Ok(())
+    }
+
+    /// Where the page server is, with its keys.
+    #[must_use]
+    pub fn page_server(&self) -> PageServer {
+        let mut server = self.page_server.clone();
+        server.address.clone_from(&self.address);
+        server.tls = self.tls.then(|| self.tls_files.clone());
+        server
+    }
+}
+
+fn adopt(option: &str, number: i32) -> Result<Arc<OwnedFd>, String> {
+    let fd = torpor_sys::inherited::duplicate(number)
+        .map_err(|e| format!("{option}: descriptor {number}: {e}"))?;
+    Ok(Arc::new(fd))
+}

@@ -1,0 +1,693 @@
+//! The table of options.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use torpor_engine::External;
+use torpor_engine::options::{CgroupMode, CpuCap};
+
+use super::value::{inherit_fd, level, number, parsed, path, size, string, text};
+use super::{Command, Commands, Opt, Set, Settings};
+
+/// Options that stand under one heading.
+#[derive(Debug)]
+pub struct Group {
+    /// The heading.
+    pub title: &'static str,
+    /// The options.
+    pub options: &'static [Opt],
+}
+
+const ALL: Commands = Commands::MAX;
+const DUMP: Commands = Command::Dump.bit();
+const PRE_DUMP: Commands = Command::PreDump.bit();
+const RESTORE: Commands = Command::Restore.bit();
+const CHECK: Commands = Command::Check.bit();
+const SERVER: Commands = Command::PageServer.bit();
+const LAZY: Commands = Command::LazyPages.bit();
+const SERVICE: Commands = Command::Service.bit();
+const EXEC: Commands = Command::Exec.bit();
+const BOTH: Commands = DUMP | RESTORE;
+const DUMPS: Commands = DUMP | PRE_DUMP;
+const TREES: Commands = DUMPS | RESTORE;
+const PEERS: Commands = DUMPS | SERVER | LAZY;
+
+const fn flag(
+    long: &'static str,
+    short: Option<char>,
+    commands: Commands,
+    set: fn(&mut Settings, bool),
+    help: &'static str,
+) -> Opt {
+    Opt { long, short, set: Set::Flag(set), commands, help }
+}
+
+const fn value(
+    (long, short, name): (&'static str, Option<char>, &'static str),
+    commands: Commands,
+    set: fn(&mut Settings, &OsStr) -> Result<(), String>,
+    help: &'static str,
+) -> Opt {
+    Opt { long, short, set: Set::Value(name, set), commands, help }
+}
+
+const fn optional(
+    (long, short, name): (&'static str, Option<char>, &'static str),
+    commands: Commands,
+    set: fn(&mut Settings, Option<&OsStr>) -> Result<(), String>,
+    help: &'static str,
+) -> Opt {
+    Opt { long, short, set: Set::Optional(name, set), commands, help }
+}
+
+const fn refused(
+    (long, short, name): (&'static str, Option<char>, Option<&'static str>),
+    commands: Commands,
+    why: &'static str,
+    help: &'static str,
+) -> Opt {
+    Opt { long, short, set: Set::Refused(name, why), commands, help }
+}
+
+/// Stores a value and reports success: what most of the setters below do.
+macro_rules! store {
+    ($($place:ident).+ = $convert:expr) => {
+        |s, v| {
+            s.$($place).+ = $convert(v)?;
+            Ok(())
+        }
+    };
+    ($($place:ident).+ = some $convert:expr) => {
+        |s, v| {
+            s.$($place).+ = Some($convert(v)?);
+            Ok(())
+        }
+    };
+    ($($place:ident).+ += $convert:expr) => {
+        |s, v| {
+            s.$($place).+.push($convert(v)?);
+            Ok(())
+        }
+    };
+}
+
+/// The options, under the headings of the help.
+pub const GROUPS: &[Group] = &[
+    Group { title: "Common options", options: COMMON },
+    Group { title: "What to dump or restore", options: WHAT },
+    Group { title: "External resources", options: EXTERNAL },
+    Group { title: "Files", options: FILES },
+    Group { title: "Network connections", options: NET },
+    Group { title: "Namespaces and security", options: SPACES },
+    Group { title: "Cgroups", options: CGROUPS },
+    Group { title: "Memory", options: MEMORY },
+    Group { title: "Page server", options: PAGES },
+    Group { title: "Checks", options: CHECKS },
+    Group { title: "Logging", options: LOGGING },
+    Group { title: "Configuration files", options: CONFIG },
+];
+
+const COMMON: &[Opt] = &[
+    value(
+        ("images-dir", Some('D'), "DIR"),
+        ALL,
+        store!(engine.images_dir = path),
+        "Directory of the image files (default: the current directory)",
+    ),
+    value(
+        ("work-dir", Some('W'), "DIR"),
+        ALL,
+        store!(engine.work_dir = some path),
+        "Directory of logs, pid files and statistics, and current directory of scripts (default: \
+         the images directory)",
+    ),
+    value(
+        ("pidfile", None, "FILE"),
+        RESTORE | SERVER | LAZY | SERVICE,
+        store!(engine.pidfile = some path),
+        "Write the pid of the root task, page server or service to FILE",
+    ),
+    value(
+        ("action-script", None, "SCRIPT"),
+        TREES,
+        store!(action_scripts += string),
+        "Run SCRIPT at each stage; the environment variable CRTOOLS_SCRIPT_ACTION names the stage",
+    ),
+    value(
+        ("close", None, "FD"),
+        ALL,
+        store!(close_fds += number),
+        "Close descriptor FD before anything else",
+    ),
+    value(
+        ("status-fd", None, "FD"),
+        PEERS | SERVICE | RESTORE,
+        store!(status_fd = some number),
+        "Write a zero byte to FD when ready to serve requests",
+    ),
+    flag("display-stats", None, TREES, |s, on| s.display_stats = on, "Print statistics at the end"),
+    flag(
+        "unprivileged",
+        None,
+        TREES | CHECK,
+        |s, on| s.engine.unprivileged = on,
+        "Work without root, with CAP_CHECKPOINT_RESTORE",
+    ),
+    refused(
+        ("libdir", Some('L'), Some("PATH")),
+        TREES,
+        "plugins of CRIU cannot be loaded",
+        "Directory of plugins",
+    ),
+    flag("help", Some('h'), ALL, |s, on| s.help = on, "Print help"),
+    flag("version", Some('V'), ALL, |s, on| s.version = on, "Print the version"),
+];
+
+const WHAT: &[Opt] = &[
+    value(
+        ("tree", Some('t'), "PID"),
+        DUMPS | EXEC,
+        store!(engine.pid = number),
+        "Dump the tree of tasks under PID",
+    ),
+    flag(
+        "leave-running",
+        Some('R'),
+        DUMP,
+        |s, on| s.engine.leave_running = on,
+        "Let the tasks run on after the dump",
+    ),
+    flag(
+        "leave-stopped",
+        Some('s'),
+        BOTH,
+        |s, on| s.engine.leave_stopped = on,
+        "Leave the tasks stopped after the dump or restore",
+    ),
+    flag(
+        "restore-detached",
+        Some('d'),
+        RESTORE,
+        |s, on| s.engine.restore_detached = on,
+        "Exit once the tasks run, instead of waiting for them",
+    ),
+    flag(
+        "restore-sibling",
+        Some('S'),
+        RESTORE,
+        |s, on| s.engine.restore_sibling = on,
+        "Make the root task a sibling (with --restore-detached)",
+    ),
+    flag(
+        "exec-cmd",
+        None,
+        RESTORE,
+        |s, on| s.exec_cmd = on,
+        "After the restore, run the command that follows \"--\" as the parent of the root task",
+    ),
+    flag(
+        "shell-job",
+        Some('j'),
+        TREES,
+        |s, on| s.engine.shell_job = on,
+        "The tasks may share session, process group and terminal with a shell; they are restored \
+         into those of the caller",
+    ),
+    value(
+        ("timeout", None, "SECONDS"),
+        DUMPS,
+        |s, v| {
+            s.engine.timeout = Duration::from_secs(number(v)?);
+            Ok(())
+        },
+        "How long to try to stop the tree; 0 is for ever (default: 10)",
+    ),
+    optional(
+        ("cpu-cap", None, "CAP"),
+        BOTH | Command::CpuinfoDump.bit() | Command::CpuinfoCheck.bit(),
+        |s, v| {
+            s.engine.cpu_cap = Some(v.map_or(Ok(CpuCap::ALL), parsed)?);
+            Ok(())
+        },
+        "What the processor must be able to do: a list of fpu, cpu, ins, all, none, ^CAP to take \
+         one out (without CAP: all)",
+    ),
+];
+
+const EXTERNAL: &[Opt] = &[
+    value(
+        ("external", None, "TYPE[ID]:VALUE"),
+        TREES,
+        store!(engine.external += parsed),
+        "Leave a resource to the caller. On dump: mnt[MOUNTPOINT]:NAME, mnt[]:FLAGS, \
+         dev[MAJOR/MINOR]:NAME, file[MNT_ID:INODE], tty[RDEV:DEV], unix[INODE], net[INODE]:NAME, \
+         pid[INODE]:NAME. On restore: mnt[NAME]:SOURCE, dev[NAME]:DEVICE, \
+         veth[INNER]:OUTER@BRIDGE, macvlan[INNER]:OUTER, netdev[INNER]:OUTER",
+    ),
+    value(
+        ("inherit-fd", None, "fd[N]:KEY"),
+        RESTORE,
+        store!(inherit_fd += inherit_fd),
+        "Use the open descriptor N for KEY: pipe[INODE], socket[INODE], tty[RDEV:DEV], \
+         file[MNT_ID:INODE], the name of an external namespace, or a path without its first slash",
+    ),
+    value(
+        ("ext-mount-map", Some('M'), "KEY:VALUE"),
+        BOTH,
+        |s, v| {
+            s.engine.external.push(External::from_mount_map(text(v)?)?);
+            Ok(())
+        },
+        "The older form of --external mnt[KEY]:VALUE",
+    ),
+    flag(
+        "enable-external-sharing",
+        None,
+        DUMP,
+        |s, on| s.external_sharing = on,
+        "The older form of --external mnt[]:s",
+    ),
+    flag(
+        "enable-external-masters",
+        None,
+        DUMP,
+        |s, on| s.external_masters = on,
+        "The older form of --external mnt[]:m",
+    ),
+    value(
+        ("veth-pair", None, "INNER=OUTER"),
+        RESTORE,
+        |s, v| {
+            s.engine.external.push(External::from_veth_pair(text(v)?)?);
+            Ok(())
+        },
+        "The older form of --external veth[INNER]:OUTER",
+    ),
+    optional(
+        ("ext-unix-sk", Some('x'), "INODE"),
+        BOTH,
+        |s, v| {
+            match v {
+                Some(v) => s.engine.external.push(External::Unix { inode: number(v)? }),
+                None => s.engine.ext_unix_sk = true,
+            }
+            Ok(())
+        },
+        "Unix sockets may have their peer outside of the tree: the one with INODE, or any",
+    ),
+];
+
+const FILES: &[Opt] = &[
+    flag(
+        "file-locks",
+        Some('l'),
+        BOTH,
+        |s, on| s.engine.file_locks = on,
+        "Keep file locks; only safe if nobody outside of the tree holds or waits for them",
+    ),
+    flag(
+        "link-remap",
+        None,
+        DUMPS,
+        |s, on| s.engine.link_remap = on,
+        "Give open files that lost their name a new one where they have others",
+    ),
+    value(
+        ("ghost-limit", None, "SIZE"),
+        DUMP,
+        store!(engine.ghost_limit = size),
+        "Largest unlinked file to keep in the images, in bytes or with K, M or G (default: 1M)",
+    ),
+    flag(
+        "ghost-fiemap",
+        None,
+        DUMP,
+        |s, on| s.engine.ghost_fiemap = on,
+        "Find the data of sparse unlinked files by FIEMAP",
+    ),
+    flag(
+        "evasive-devices",
+        None,
+        BOTH,
+        |s, on| s.engine.evasive_devices = on,
+        "Use any path to a device if the original one is gone",
+    ),
+    flag(
+        "force-irmap",
+        None,
+        DUMPS,
+        |s, on| s.engine.force_irmap = on,
+        "Search for the names of watched files",
+    ),
+    value(
+        ("irmap-scan-path", None, "DIR"),
+        DUMPS,
+        store!(engine.irmap_scan_paths += path),
+        "Search for them in DIR too",
+    ),
+    value(
+        ("file-validation", None, "METHOD"),
+        BOTH,
+        store!(engine.file_validation = parsed),
+        "How files are compared with those of the dump: buildid (default) or filesize",
+    ),
+    flag(
+        "skip-file-rwx-check",
+        None,
+        RESTORE,
+        |s, on| s.engine.skip_file_rwx_check = on,
+        "Do not compare the permissions of files with those of the dump",
+    ),
+    flag(
+        "allow-uprobes",
+        None,
+        BOTH,
+        |s, on| s.engine.allow_uprobes = on,
+        "Dump tasks that have a uprobes area",
+    ),
+    flag(
+        "orphan-pts-master",
+        None,
+        RESTORE,
+        |s, on| s.engine.orphan_pts_master = on,
+        "Send masters of terminals to the RPC client",
+    ),
+];
+
+const NET: &[Opt] = &[
+    flag(
+        "tcp-established",
+        None,
+        BOTH,
+        |s, on| s.engine.tcp_established = on,
+        "Keep established TCP connections",
+    ),
+    flag(
+        "tcp-close",
+        None,
+        BOTH,
+        |s, on| s.engine.tcp_close = on,
+        "Close established TCP connections instead of keeping them",
+    ),
+    flag(
+        "skip-in-flight",
+        None,
+        DUMP,
+        |s, on| s.engine.tcp_skip_in_flight = on,
+        "Leave TCP connections out that are not yet established",
+    ),
+    value(
+        ("network-lock", None, "METHOD"),
+        BOTH,
+        store!(engine.network_lock = parsed),
+        "How to hold the network still: iptables (default), nftables or skip",
+    ),
+];
+
+const SPACES: &[Opt] = &[
+    value(
+        ("root", Some('r'), "PATH"),
+        RESTORE,
+        store!(engine.root = some path),
+        "Root directory of the restored mount namespace; it must be a mount point",
+    ),
+    value(
+        ("join-ns", Some('J'), "NS:{PID|FILE}[,UID,GID]"),
+        RESTORE,
+        store!(engine.join_ns += parsed),
+        "Restore into an existing namespace: ipc, mnt, net, time, user or uts",
+    ),
+    value(
+        ("empty-ns", None, "NS"),
+        BOTH,
+        |s, v| match text(v)? {
+            "net" => {
+                s.engine.empty_netns = true;
+                Ok(())
+            }
+            _ => Err("only net can be left empty".into()),
+        },
+        "Make the namespace, but leave what is in it to action scripts (net only)",
+    ),
+    value(
+        ("skip-mnt", None, "PATH"),
+        DUMP,
+        store!(engine.skip_mnt += path),
+        "Leave the mount at PATH out",
+    ),
+    value(
+        ("enable-fs", None, "FS[,FS]"),
+        BOTH,
+        |s, v| {
+            s.engine.enable_fs.extend(text(v)?.split(',').map(str::to_owned));
+            Ok(())
+        },
+        "Trust that a plain mount call brings these file systems back (or \"all\")",
+    ),
+    flag(
+        "mntns-compat-mode",
+        None,
+        BOTH,
+        |s, on| s.engine.mntns_compat_mode = on,
+        "Restore mounts without MOVE_MOUNT_SET_GROUP",
+    ),
+    value(
+        ("lsm-profile", None, "TYPE:NAME"),
+        RESTORE,
+        |s, v| {
+            let profile = string(v)?;
+            match profile.split_once(':') {
+                Some(("apparmor" | "selinux", _)) => s.engine.lsm_profile = Some(profile),
+                _ => return Err("expected apparmor:NAME or selinux:NAME".into()),
+            }
+            Ok(())
+        },
+        "Security profile of the restored tasks",
+    ),
+    value(
+        ("lsm-mount-context", None, "CONTEXT"),
+        RESTORE,
+        store!(engine.lsm_mount_context = some string),
+        "Replaces the security context of mounts that have one",
+    ),
+    flag(
+        "weak-sysctls",
+        None,
+        RESTORE,
+        |s, on| s.engine.weak_sysctls = on,
+        "Leave sysctls out that this kernel does not have",
+    ),
+];
+
+const CGROUPS: &[Opt] = &[
+    optional(
+        ("manage-cgroups", None, "MODE"),
+        BOTH,
+        |s, v| {
+            s.engine.manage_cgroups = v.map_or(Ok(CgroupMode::Soft), parsed)?;
+            Ok(())
+        },
+        "Keep cgroups: none, props, soft (without MODE), full, strict or ignore (default)",
+    ),
+    value(
+        ("cgroup-root", None, "[CONTROLLER:]/PATH"),
+        BOTH,
+        store!(engine.cgroup_roots += parsed),
+        "Root of the cgroups of a controller, or of all, to dump or to restore into",
+    ),
+    value(
+        ("cgroup-props", None, "SPEC"),
+        DUMP,
+        store!(engine.cgroup_props = some string),
+        "Controllers and properties to keep, in a simple YAML form",
+    ),
+    value(
+        ("cgroup-props-file", None, "FILE"),
+        DUMP,
+        store!(engine.cgroup_props_file = some path),
+        "The same, read from FILE",
+    ),
+    value(
+        ("cgroup-dump-controller", None, "NAME"),
+        DUMP,
+        store!(engine.cgroup_dump_controllers += string),
+        "Keep only this controller (and others named so)",
+    ),
+    value(
+        ("cgroup-yard", None, "DIR"),
+        BOTH,
+        store!(engine.cgroup_yard = some path),
+        "Use the cgroup mounts in DIR instead of making some",
+    ),
+    value(
+        ("freeze-cgroup", None, "DIR"),
+        DUMPS,
+        store!(engine.freeze_cgroup = some path),
+        "Freeze the tree by this cgroup",
+    ),
+];
+
+const MEMORY: &[Opt] = &[
+    flag(
+        "track-mem",
+        None,
+        DUMPS,
+        |s, on| s.engine.track_mem = on,
+        "Track memory changes for the next dump",
+    ),
+    value(
+        ("prev-images-dir", None, "DIR"),
+        DUMPS | SERVER,
+        store!(engine.parent_img = some path),
+        "Images of the dump before this one, relative to the images directory",
+    ),
+    flag(
+        "auto-dedup",
+        None,
+        TREES | SERVER,
+        |s, on| s.engine.auto_dedup = on,
+        "Free the space of pages that the new images hold too, or that have been restored",
+    ),
+    value(
+        ("pre-dump-mode", None, "MODE"),
+        PRE_DUMP,
+        store!(engine.pre_dump_mode = parsed),
+        "How a pre-dump reads memory: splice (default) or read",
+    ),
+    flag(
+        "lazy-pages",
+        None,
+        BOTH | SERVER,
+        |s, on| s.engine.lazy_pages = on,
+        "Leave memory for later: it is fetched from a lazy-pages daemon when it is touched",
+    ),
+    flag(
+        "stream",
+        None,
+        TREES,
+        |s, on| s.engine.stream = on,
+        "Exchange images with criu-image-streamer",
+    ),
+];
+
+const PAGES: &[Opt] = &[
+    flag(
+        "page-server",
+        None,
+        DUMPS | LAZY,
+        |s, on| s.use_page_server = on,
+        "Send pages to, or fetch them from, a page server",
+    ),
+    value(
+        ("address", None, "ADDRESS"),
+        PEERS | SERVICE,
+        store!(address = some string),
+        "Address of the page server, or path of the service's socket",
+    ),
+    value(
+        ("port", None, "PORT"),
+        PEERS,
+        store!(page_server.port = number),
+        "Port of the page server",
+    ),
+    value(
+        ("ps-socket", None, "FD"),
+        PEERS,
+        store!(ps_socket = some number),
+        "Use descriptor FD as the connection to the page server",
+    ),
+    flag(
+        "daemon",
+        Some('d'),
+        SERVER | LAZY | SERVICE,
+        |s, on| s.engine.restore_detached = on,
+        "Go on in the background once the socket listens",
+    ),
+    flag("tls", None, PEERS, |s, on| s.tls = on, "Encrypt the connection"),
+    value(
+        ("tls-cacert", None, "FILE"),
+        PEERS,
+        store!(tls_files.ca_cert = some path),
+        "Trust only this certificate authority",
+    ),
+    value(
+        ("tls-cacrl", None, "FILE"),
+        PEERS,
+        store!(tls_files.ca_crl = some path),
+        "Certificates that are revoked",
+    ),
+    value(("tls-cert", None, "FILE"), PEERS, store!(tls_files.cert = some path), "Our certificate"),
+    value(
+        ("tls-key", None, "FILE"),
+        PEERS,
+        store!(tls_files.key = some path),
+        "The key of our certificate",
+    ),
+    flag(
+        "tls-no-cn-verify",
+        None,
+        PEERS,
+        |s, on| s.tls_files.no_cn_verify = on,
+        "Do not compare the server's name with its certificate",
+    ),
+];
+
+const CHECKS: &[Opt] = &[
+    flag("extra", None, CHECK, |s, on| s.check_extra = on, "Check also what only some tasks need"),
+    flag(
+        "experimental",
+        None,
+        CHECK,
+        |s, on| s.check_experimental = on,
+        "Check also what is experimental",
+    ),
+    flag(
+        "all",
+        None,
+        CHECK,
+        |s, on| (s.check_extra, s.check_experimental) = (on, on),
+        "Check everything",
+    ),
+    value(
+        ("feature", None, "NAME"),
+        CHECK,
+        store!(features += string),
+        "Check only this; \"list\" prints the names",
+    ),
+];
+
+const LOGGING: &[Opt] = &[
+    value(
+        ("log-file", Some('o'), "FILE"),
+        ALL,
+        store!(log_file = some path),
+        "Write the log to FILE, relative to the work directory",
+    ),
+    optional(
+        ("verbosity", Some('v'), "LEVEL"),
+        ALL,
+        |s, v| {
+            s.verbosity = level(s.verbosity, v)?;
+            Ok(())
+        },
+        "0 logs nothing, 1 errors, 2 warnings (default), 3 information, 4 debugging; -v for one \
+         more",
+    ),
+    refused(
+        ("log-pid", None, None),
+        RESTORE,
+        "one process restores all tasks and writes one log",
+        "A log file for each task",
+    ),
+];
+
+const CONFIG: &[Opt] = &[
+    value(("config", None, "FILE"), ALL, store!(config = some path), "Read options from FILE"),
+    Opt {
+        long: "no-default-config",
+        short: None,
+        set: Set::Flag(|s, on| s.default_config = !on),
+        commands: ALL,
+        help: "Do not read /etc/criu/default.conf and ~/.criu/default.conf",
+    },
+];

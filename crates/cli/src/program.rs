@@ -1,0 +1,264 @@
+//! From the words of a command line to what they ask for.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::failure::Failure;
+use crate::hooks::{Actions, write_pidfile};
+use crate::options::{self, Command, Invocation, Opt, Settings, UsageError};
+use crate::{COMPATIBLE, help, log, stats, work};
+
+/// The name that the program was called by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// Its own.
+    Torpor,
+    /// As a replacement of `criu`.
+    Criu,
+    /// As a replacement of `crit`.
+    Crit,
+}
+
+impl Name {
+    /// From the program's path.
+    #[must_use]
+    pub fn of(program: Option<&OsStr>) -> Self {
+        let base = program.and_then(|p| Path::new(p).file_name());
+        match base.and_then(OsStr::to_str) {
+            Some("criu") => Self::Criu,
+            Some("crit") => Self::Crit,
+            _ => Self::Torpor,
+        }
+    }
+
+    /// As it is written.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Torpor => "torpor",
+            Self::Criu => "criu",
+            Self::Crit => "crit",
+        }
+    }
+}
+
+/// Runs the program with its command line, and says how it went.
+#[must_use]
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args = args.into_iter();
+    let name = Name::of(args.next().as_deref());
+    let args: Vec<OsString> = args.collect();
+    log::get();
+    match run(name, args) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("Error: {failure}");
+            if let Some(hint) = &failure.hint {
+                eprintln!("Hint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl From<UsageError> for Failure {
+    fn from(error: UsageError) -> Self {
+        Self::invalid(error.to_string()).hint("--help lists commands and options")
+    }
+}
+
+impl From<options::ConfigError> for Failure {
+    fn from(error: options::ConfigError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
+    if name == Name::Torpor
+        && let Some(result) = help::own_command(&args)
+    {
+        return result;
+    }
+    let found = options::parse(args)?;
+    let command = found.command()?;
+    let settings = settings(&found)?;
+    if settings.version {
+        println!("{}", version(name));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some((command, words)) = command else {
+        help::print(name, None);
+        return Ok(if settings.help { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    };
+    if settings.help {
+        help::print(name, Some(command));
+        return Ok(ExitCode::SUCCESS);
+    }
+    check_words(name, command, words, &found, &settings)?;
+    perform(name, command, settings, words, &found)
+}
+
+/// All settings that a command line amounts to: the configuration files first, then
+/// the options, so that the latter win.
+fn settings(found: &Invocation) -> Result<Settings, Failure> {
+    let mut settings = Settings::default();
+    found.apply_only("no-default-config", &mut settings)?;
+    found.apply_only("config", &mut settings)?;
+    options::apply_defaults(&mut settings)?;
+    found.apply(&mut settings)?;
+    Ok(settings)
+}
+
+/// What `--version` prints. Runtimes read the number behind `Version:`.
+fn version(name: Name) -> String {
+    match name {
+        Name::Torpor => {
+            format!("torpor {} (as criu: {COMPATIBLE})", env!("CARGO_PKG_VERSION"))
+        }
+        Name::Criu | Name::Crit => format!("Version: {COMPATIBLE}"),
+    }
+}
+
+/// Refuses words that no command takes, and options that make no sense together.
+fn check_words(
+    name: Name,
+    command: Command,
+    words: &[OsString],
+    found: &Invocation,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    if command != Command::Swrk
+        && let Some(word) = words.first()
+    {
+        let text = format!("{} takes no argument {:?}", command.name(), word.display());
+        return Err(Failure::invalid(text)
+            .hint("arguments of --verbosity, --cpu-cap, --manage-cgroups and --ext-unix-sk follow =: --cpu-cap=none"));
+    }
+    if settings.exec_cmd == found.rest.is_empty() {
+        return Err(Failure::invalid("--exec-cmd takes a command, after --")
+            .hint("restore --images-dir DIR --exec-cmd -- program argument"));
+    }
+    if settings.engine.restore_sibling && !settings.engine.restore_detached {
+        return Err(Failure::invalid("--restore-sibling needs --restore-detached"));
+    }
+    if settings.exec_cmd && settings.engine.restore_detached {
+        return Err(Failure::invalid("--exec-cmd and --restore-detached exclude each other"));
+    }
+    // CRIU takes any option with any command, and scripts give common sets of them.
+    if name == Name::Torpor {
+        for given in &found.options {
+            let alike = |opt: &&'static Opt| {
+                opt.long == given.opt.long || (opt.short.is_some() && opt.short == given.opt.short)
+            };
+            if !Opt::all().filter(alike).any(|opt| opt.commands & command.bit() != 0) {
+                let text = format!("{} has no option --{}", command.name(), given.opt.long);
+                return Err(Failure::invalid(text)
+                    .hint(format!("torpor {} --help lists what it has", command.name())));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn perform(
+    name: Name,
+    command: Command,
+    mut settings: Settings,
+    words: &[OsString],
+    found: &Invocation,
+) -> Result<ExitCode, Failure> {
+    settings.adopt_descriptors().map_err(Failure::invalid)?;
+    settings.merge().map_err(Failure::invalid)?;
+    match command {
+        Command::Swrk | Command::Service | Command::Check => {
+            return Err(Failure::unsupported(format!("{} is not supported yet", command.name())));
+        }
+        Command::Exec => {
+            return Err(Failure::unsupported("exec is not supported: CRIU has deprecated it"));
+        }
+        _ => {}
+    }
+    if name == Name::Torpor && matches!(command, Command::Dump | Command::PreDump) {
+        make_directory(&settings.engine.images_dir)?;
+    }
+    work::prepare(&mut settings)?;
+    let result = in_images(name, command, &mut settings, &found.rest);
+    if result.is_err() && log::get().is_file() {
+        let file = settings.log_file.unwrap_or_default();
+        return result.map_err(|f| match f.hint {
+            None => {
+                f.hint(format!("the log is {}", settings.engine.work_dir().join(file).display()))
+            }
+            Some(_) => f,
+        });
+    }
+    result
+}
+
+/// The commands that work on an images directory.
+fn in_images(
+    name: Name,
+    command: Command,
+    settings: &mut Settings,
+    rest: &[OsString],
+) -> Result<ExitCode, Failure> {
+    let mut hooks = Actions::new(settings, name == Name::Torpor);
+    match command {
+        Command::Dump => {
+            work::dump(settings, &mut hooks)?;
+            drop(hooks);
+            stats::display(settings, stats::Which::Dump)?;
+        }
+        Command::PreDump => {
+            work::pre_dump(settings, &mut hooks)?;
+            drop(hooks);
+            stats::display(settings, stats::Which::Dump)?;
+        }
+        Command::Restore => {
+            let report = work::restore(settings, &mut hooks)?;
+            drop(hooks);
+            stats::display(settings, stats::Which::Restore)?;
+            after_restore(settings, report.pid, rest)?;
+        }
+        other => {
+            return Err(Failure::unsupported(format!("{} is not supported", other.name())));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tasks run: become the command of `--exec-cmd`, or wait for the root task
+/// unless told otherwise.
+fn after_restore(settings: &Settings, root: i32, rest: &[OsString]) -> Result<(), Failure> {
+    if let ([program, args @ ..], true) = (rest, settings.exec_cmd) {
+        let error = std::process::Command::new(program).args(args).exec();
+        return Err(Failure::io(format_args!("--exec-cmd {}", program.display()), &error));
+    }
+    if !settings.engine.restore_detached {
+        work::wait_for_end(root)?;
+    }
+    Ok(())
+}
+
+fn make_directory(path: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Failure::io(format_args!("images directory {}", path.display()), &e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes the pid of this process for `--pidfile`.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_own_pidfile(settings: &Settings) -> Result<(), Failure> {
+    let Some(file) = &settings.engine.pidfile else { return Ok(()) };
+    let pid = i32::try_from(std::process::id()).unwrap_or(0);
+    write_pidfile(file, pid)
+        .map_err(|e| Failure::io(format_args!("pid file {}", file.display()), &e))
+}

@@ -1,0 +1,65 @@
+//! The statistics that a dump or restore leaves behind, for `--display-stats`.
+
+use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry, StatsEntry};
+use torpor_images::{ImageDir, kind};
+
+use crate::failure::Failure;
+use crate::options::Settings;
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// Of a dump or pre-dump.
+    Dump,
+    /// Of a restore.
+    Restore,
+}
+
+/// Prints the statistics, if they are asked for.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn display(settings: &Settings, which: Which) -> Result<(), Failure> {
+    if !settings.display_stats {
+        return Ok(());
+    }
+    let failed = |e: torpor_images::Error| Failure::from(torpor_engine::Error::from(e));
+    let dir = ImageDir::open(settings.engine.work_dir()).map_err(failed)?;
+    let kind = match which {
+        Which::Dump => kind::STATS_DUMP,
+        Which::Restore => kind::STATS_RESTORE,
+    };
+    let entry: StatsEntry = dir.read_one(kind, 0).map_err(failed)?;
+    for line in
+        entry.dump.iter().flat_map(dump_lines).chain(entry.restore.iter().flat_map(restore_lines))
+    {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
+    vec![
+        "Displaying dump stats:".to_owned(),
+        format!("Freezing time: {} us", stats.freezing_time),
+        format!("Frozen time: {} us", stats.frozen_time),
+        format!("Memory dump time: {} us", stats.memdump_time),
+        format!("Memory write time: {} us", stats.memwrite_time),
+        format!("IRMAP resolve time: {} us", stats.irmap_resolve()),
+        format!("Memory pages scanned: {}", stats.pages_scanned),
+        format!("Memory pages skipped from parent: {}", stats.pages_skipped_parent),
+        format!("Memory pages written: {}", stats.pages_written),
+        format!("Lazy memory pages: {}", stats.pages_lazy),
+    ]
+}
+
+fn restore_lines(stats: &RestoreStatsEntry) -> Vec<String> {
+    vec![
+        "Displaying restore stats:".to_owned(),
+        format!("Pages compared: {}", stats.pages_compared),
+        format!("Pages skipped COW: {}", stats.pages_skipped_cow),
+        format!("Pages restored: {}", stats.pages_restored()),
+        format!("Restore time: {} us", stats.restore_time),
+        format!("Forking time: {} us", stats.forking_time),
+    ]
+}

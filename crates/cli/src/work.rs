@@ -1,0 +1,177 @@
+//! The operations as the command line and the RPC both perform them: the engine's
+//! work, and what belongs around it.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use torpor_engine::{DumpReport, Hooks, RestoreReport};
+
+use crate::failure::Failure;
+use crate::options::Settings;
+use crate::{COMPATIBLE, log};
+
+/// Opens the images and work directories for good, whatever becomes of their paths,
+/// enters the work directory and opens the log there.
+///
+/// # Errors
+/// If one of them is missing.
+pub fn prepare(settings: &mut Settings) -> Result<(), Failure> {
+    let images = directory(&settings.engine.images_dir, "images")?;
+    if let Some(work) = &settings.engine.work_dir {
+        settings.engine.work_dir = Some(directory(work, "work")?);
+    }
+    settings.engine.images_dir = images;
+    std::env::set_current_dir(settings.engine.work_dir())
+        .map_err(|e| Failure::io(settings.engine.work_dir().display(), &e))?;
+    open_log(settings)
+}
+
+fn directory(path: &Path, role: &str) -> Result<PathBuf, Failure> {
+    let failed = |e| Failure::io(format_args!("{role} directory {}", path.display()), &e);
+    let path = path.canonicalize().map_err(failed)?;
+    if path.is_dir() { Ok(path) } else { Err(failed(std::io::ErrorKind::NotADirectory.into())) }
+}
+
+/// Sends the log where `settings` say, relative to the current directory.
+///
+/// # Errors
+/// If the log file cannot be made.
+pub fn open_log(settings: &Settings) -> Result<(), Failure> {
+    let log = log::get();
+    log.set_level(settings.verbosity);
+    match &settings.log_file {
+        Some(file) if !settings.log_to_stderr => log
+            .to_file(file)
+            .map_err(|e| Failure::io(format_args!("log file {}", file.display()), &e))?,
+        _ => log.to_stderr(),
+    }
+    let system = rustix::system::uname();
+    tracing::info!("Version: {COMPATIBLE} (Torpor {})", env!("CARGO_PKG_VERSION"));
+    tracing::info!(
+        "Running on {} {} {} {}",
+        system.nodename().to_string_lossy(),
+        system.sysname().to_string_lossy(),
+        system.release().to_string_lossy(),
+        system.machine().to_string_lossy()
+    );
+    Ok(())
+}
+
+/// Refuses to go on without the rights that the engine needs.
+///
+/// # Errors
+/// If the caller is not root and did not say that this is meant.
+pub fn require_rights(settings: &Settings) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() || settings.engine.unprivileged {
+        return Ok(());
+    }
+    Err(Failure::new(libc::EPERM, "you need to be root to run this command")
+        .hint("with CAP_CHECKPOINT_RESTORE there is --unprivileged"))
+}
+
+/// Logs the end of an operation in the words that scripts look for.
+fn concluded<T>(
+    result: torpor_engine::Result<T>,
+    success: &str,
+    failed: &str,
+) -> Result<T, Failure> {
+    match result {
+        Ok(report) => {
+            tracing::info!("{success}");
+            Ok(report)
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            tracing::error!("{failed}");
+            Err(error.into())
+        }
+    }
+}
+
+/// Dumps.
+///
+/// # Errors
+/// Whatever the engine meets.
+pub fn dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Failure> {
+    require_rights(settings)?;
+    require_pid(settings)?;
+    let result = torpor_engine::dump(&settings.engine, hooks);
+    concluded(result, "Dumping finished successfully", "Dumping FAILED.")
+}
+
+/// Pre-dumps.
+///
+/// # Errors
+/// Whatever the engine meets.
+pub fn pre_dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Failure> {
+    require_rights(settings)?;
+    require_pid(settings)?;
+    let result = torpor_engine::pre_dump(&settings.engine, hooks);
+    concluded(result, "Pre-dumping finished successfully", "Pre-dumping FAILED.")
+}
+
+fn require_pid(settings: &Settings) -> Result<(), Failure> {
+    match settings.engine.pid {
+        pid if pid > 0 => Ok(()),
+        0 => Err(Failure::invalid("no task to dump is given").hint("name it with --tree PID")),
+        pid => Err(Failure::invalid(format!("{pid} is not a process id"))),
+    }
+}
+
+/// Restores; the tasks run when this returns.
+///
+/// # Errors
+/// Whatever the engine meets.
+pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreReport, Failure> {
+    require_rights(settings)?;
+    let result = torpor_engine::restore(&settings.engine, hooks);
+    concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
+}
+
+/// Tells the one who gave `--status-fd` that it is time.
+///
+/// # Errors
+/// If nobody listens.
+pub fn report_ready(settings: &mut Settings) -> Result<(), Failure> {
+    let Some(fd) = settings.engine.status_fd.take() else { return Ok(()) };
+    let failed = |e: std::io::Error| Failure::io("--status-fd", &e);
+    let mut file = std::fs::File::from(fd.try_clone().map_err(failed)?);
+    file.write_all(&[0]).map_err(failed)
+}
+
+/// Waits until the task `pid` has ended, child or not, and reaps it if it is one.
+///
+/// # Errors
+/// If it cannot be watched.
+pub fn wait_for_end(pid: i32) -> Result<Option<torpor_sys::process::Status>, Failure> {
+    let failed = |e: std::io::Error| Failure::io(format_args!("wait for task {pid}"), &e);
+    let Some(task) = Pid::from_raw(pid).filter(|_| pid > 0) else {
+        return Err(Failure::invalid(format!("{pid} is not a process id")));
+    };
+    let pidfd = match pidfd_open(task, PidfdFlags::empty()) {
+        Ok(pidfd) => pidfd,
+        // It may have ended and been reaped already.
+        Err(rustix::io::Errno::SRCH) => return Ok(None),
+        Err(e) => return Err(failed(e.into())),
+    };
+    wait_readable(&pidfd).map_err(failed)?;
+    match torpor_sys::process::wait(pid, true) {
+        Ok(status) => Ok(status.map(|(_, status)| status)),
+        Err(e) if e.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+fn wait_readable(fd: &OwnedFd) -> std::io::Result<()> {
+    loop {
+        let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
