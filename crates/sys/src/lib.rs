@@ -11,6 +11,7 @@ pub mod mount;
 pub mod ns;
 pub mod process;
 pub mod ptrace;
+pub mod socket;
 pub mod stub;
 pub mod vm;
 
