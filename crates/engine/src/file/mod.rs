@@ -9,6 +9,8 @@
 //! A kind of file is a module with a [`Dumper`] and a [`Restorer`], and a line in
 //! each of the two tables at the end of this file.
 
+pub mod socket;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -143,10 +145,10 @@ impl OpenFiles {
 
 /// The kinds in the order in which the dump asks them.
 pub fn dumpers() -> Vec<Box<dyn Dumper>> {
-    vec![]
+    vec![Box::new(socket::SocketDumper::default())]
 }
 
 /// The restorer of each type of `files.img`.
 pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
-    vec![]
+    vec![(FdTypes::Inetsk, Box::new(socket::InetRestorer::default()))]
 }

@@ -177,7 +177,7 @@ pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
     // struct inet_diag_req_v2; the extension asked for is INET_DIAG_SHUTDOWN (8).
     let mut request = vec![u8_of(family), u8_of(protocol), 1 << 7, 0];
     // All states but those of sockets that are no file any more: TIME_WAIT.
-    request.extend((u32::MAX & !(1 << 6)).to_ne_bytes());
+    request.extend((!(1u32 << 6)).to_ne_bytes());
     request.resize(request.len() + 48, 0);
     list(&request, |message| {
         let port = |at: usize| Some(u16::from_be(message.u16(at)?));
@@ -368,10 +368,7 @@ fn list<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Result<Vec
 }
 
 /// `None` if the list was interrupted.
-fn list_once<T>(
-    request: &[u8],
-    parse: impl Fn(Bytes<'_>) -> Option<T>,
-) -> Result<Option<Vec<T>>> {
+fn list_once<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Result<Option<Vec<T>>> {
     let socket = ask(request)?;
     let mut found = Vec::new();
     let mut interrupted = false;

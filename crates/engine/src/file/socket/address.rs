@@ -1,0 +1,174 @@
+//! Internet addresses as the kernel and the images have them.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::net::netdevice;
+
+use crate::error::{Context, Result};
+
+/// An IPv4 or IPv6 address with its port (or protocol, for raw sockets).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// `AF_INET` or `AF_INET6`.
+    pub family: i32,
+    /// In network byte order, as the kernel and the images keep it; one word for IPv4.
+    pub words: [u32; 4],
+    /// In host byte order.
+    pub port: u16,
+    /// Index of the device that a link-local address belongs to.
+    pub scope: u32,
+}
+
+impl Address {
+    /// The family's "any" address without a port.
+    pub fn unspecified(family: i32) -> Self {
+        Address { family, words: [0; 4], port: 0, scope: 0 }
+    }
+
+    /// From a `struct sockaddr_in` or `sockaddr_in6`.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+        let family = i32::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+        let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
+        match family {
+            libc::AF_INET => Some(Address { family, words: [word(4)?, 0, 0, 0], port, scope: 0 }),
+            libc::AF_INET6 => Some(Address {
+                family,
+                words: [word(8)?, word(12)?, word(16)?, word(20)?],
+                port,
+                scope: word(24)?,
+            }),
+            _ => None,
+        }
+    }
+
+    /// From an image: as many words as the family has.
+    pub fn from_image(family: u32, words: &[u32], port: u32) -> Option<Self> {
+        let family = family.cast_signed();
+        let port = u16::try_from(port).ok()?;
+        let words = match (family, words) {
+            (libc::AF_INET, [word]) => [*word, 0, 0, 0],
+            (libc::AF_INET6, words) => words.try_into().ok()?,
+            _ => return None,
+        };
+        Some(Address { family, words, port, scope: 0 })
+    }
+
+    /// For an image.
+    pub fn to_image(self) -> Vec<u32> {
+        self.words.iter().copied().take(if self.is_v6() { 4 } else { 1 }).collect()
+    }
+
+    /// As `struct sockaddr_in` or `sockaddr_in6`.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(28);
+        bytes.extend(u16::try_from(self.family).unwrap_or(0).to_ne_bytes());
+        bytes.extend(self.port.to_be_bytes());
+        if self.is_v6() {
+            bytes.extend([0; 4]);
+            bytes.extend(self.words.iter().flat_map(|w| w.to_ne_bytes()));
+            bytes.extend(self.scope.to_ne_bytes());
+        } else {
+            bytes.extend(self.words[0].to_ne_bytes());
+            bytes.extend([0; 8]);
+        }
+        bytes
+    }
+
+    /// Whether it is an IPv6 address.
+    pub fn is_v6(self) -> bool {
+        self.family == libc::AF_INET6
+    }
+
+    /// Whether it is the "any" address.
+    pub fn is_unspecified(self) -> bool {
+        self.words == [0; 4]
+    }
+
+    /// Whether it means something on one device only.
+    pub fn is_link_local(self) -> bool {
+        let [a, b, ..] = self.words[0].to_ne_bytes();
+        self.is_v6() && (a, b & 0xc0) == (0xfe, 0x80)
+            || self.is_v6() && a == 0xff && matches!(b & 0x0f, 1 | 2)
+    }
+
+    /// The IPv4 address in an IPv4-mapped IPv6 address; itself if it is IPv4 already.
+    pub fn as_v4(self) -> Option<Self> {
+        let mapped = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff])];
+        match self.words {
+            _ if !self.is_v6() => Some(self),
+            [a, b, c, v4] if [a, b, c] == mapped => Some(Address {
+                family: libc::AF_INET,
+                words: [v4, 0, 0, 0],
+                port: self.port,
+                scope: 0,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The name of the device that it belongs to, in the socket's namespace.
+    pub fn device(self, socket: BorrowedFd<'_>) -> Option<String> {
+        (self.scope != 0).then(|| netdevice::index_to_name(socket, self.scope).ok()).flatten()
+    }
+
+    /// The same address on the device `name` of the socket's namespace.
+    ///
+    /// # Errors
+    /// `ENODEV`.
+    pub fn on_device(mut self, socket: BorrowedFd<'_>, name: Option<&str>) -> Result<Self> {
+        if let Some(name) = name.filter(|n| !n.is_empty() && self.is_link_local()) {
+            self.scope = netdevice::name_to_index(socket, name)
+                .context(|| format!("network device {name}"))?;
+        }
+        Ok(self)
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut octets = [0u8; 16];
+        for (to, word) in octets.chunks_exact_mut(4).zip(self.words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        if self.is_v6() {
+            write!(f, "[{}]:{}", std::net::Ipv6Addr::from(octets), self.port)
+        } else {
+            let [a, b, c, d, ..] = octets;
+            write!(f, "{}:{}", std::net::Ipv4Addr::new(a, b, c, d), self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive() {
+        let v4 = [2, 0, 0x1f, 0x90, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let a = Address::parse(&v4).unwrap();
+        assert_eq!(a.to_string(), "127.0.0.1:8080");
+        assert_eq!(a.to_bytes(), v4);
+        assert_eq!(Address::from_image(2, &a.to_image(), 8080), Some(a));
+        assert_eq!(Address::from_image(10, &a.to_image(), 8080), None);
+        assert_eq!(Address::from_image(2, &a.to_image(), 0x10000), None);
+
+        let mut v6 = vec![10, 0, 0, 80, 0, 0, 0, 0, 0xfe, 0x80];
+        v6.resize(23, 0);
+        v6.extend([1, 3, 0, 0, 0]);
+        let a = Address::parse(&v6).unwrap();
+        assert_eq!(a.to_string(), "[fe80::1]:80");
+        assert!(a.is_link_local());
+        assert_eq!(a.scope, 3);
+        assert_eq!(a.to_bytes(), v6);
+        assert_eq!(Address::parse(&v6[..20]), None);
+    }
+
+    #[test]
+    fn mapped_addresses_are_known() {
+        let mapped = Address::from_image(10, &[0, 0, 0xffff_0000, 0x0100_007f], 7).unwrap();
+        assert_eq!(mapped.as_v4().unwrap().to_string(), "127.0.0.1:7");
+        assert!(Address::unspecified(libc::AF_INET6).as_v4().is_none());
+    }
+}

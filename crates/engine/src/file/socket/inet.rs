@@ -1,0 +1,462 @@
+//! Internet sockets: TCP that listens or is closed, UDP, UDP-Lite, ICMP ("ping") and
+//! raw. Connections of TCP are in [`super::tcp`].
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use torpor_images::proto::{
+    FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
+};
+use torpor_sys::socket::{self, Opt};
+
+use super::address::Address;
+use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags, state};
+use crate::dump::Dump;
+use crate::error::{Context, Result};
+use crate::file::{Found, Restorer};
+use crate::restore::Restore;
+
+const IP_NODEFRAG: i32 = 22;
+const IP_CHECKSUM: i32 = 23;
+const IPV6_FREEBIND: i32 = 78;
+/// Level and name of the filter of raw ICMP sockets (linux/icmp.h).
+const ICMP_FILTER: (i32, i32) = (255, 1);
+
+/// Describes an Internet socket.
+pub(super) fn dump(
+    sockets: &mut SocketDumper,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+) -> Result<FileEntry> {
+    check_kind(found, about)?;
+    let fd = found.file.as_fd();
+    let parse = |bytes: Vec<u8>| Address::parse(&bytes);
+    let local = socket::local_address(fd)
+        .ok()
+        .and_then(parse)
+        .unwrap_or(Address::unspecified(about.domain));
+    let remote = socket::peer_address(fd).ok().and_then(parse);
+    let mut isk = InetSkEntry {
+        id: found.id,
+        ino: about.inode,
+        family: about.domain.cast_unsigned(),
+        r#type: about.kind.cast_unsigned(),
+        proto: about.protocol.cast_unsigned(),
+        state: if remote.is_some() { state::ESTABLISHED } else { state::CLOSE },
+        src_port: local.port.into(),
+        src_addr: local.to_image(),
+        flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
+        fown: found.fown,
+        opts: options::dump(found, about, &mut sockets.defaults)?,
+        v6only: v6only(fd, about.domain),
+        ip_opts: Some(dump_ip(fd, about)),
+        ifname: local.device(fd),
+        ns_id: Some(about.ns_id),
+        ..InetSkEntry::default()
+    };
+    if let Some(remote) = remote {
+        isk.dst_port = remote.port.into();
+        isk.dst_addr = remote.to_image();
+        isk.ifname = isk.ifname.or_else(|| remote.device(fd));
+    } else {
+        isk.dst_addr = Address::unspecified(about.domain).to_image();
+    }
+    if about.protocol == libc::IPPROTO_TCP {
+        dump_tcp(sockets, cx, found, about, &mut isk)?;
+    } else {
+        let listed = sockets.spaces.inet(about)?;
+        isk.shutdown =
+            Some(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)).into());
+        refuse_corked(found, about)?;
+    }
+    Ok(FileEntry {
+        r#type: FdTypes::Inetsk.into(),
+        id: found.id,
+        isk: Some(isk),
+        ..FileEntry::default()
+    })
+}
+
+fn check_kind(found: &Found, about: &Socket) -> Result<()> {
+    match (about.kind, about.protocol) {
+        (libc::SOCK_STREAM, libc::IPPROTO_TCP)
+        | (libc::SOCK_DGRAM, libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE | libc::IPPROTO_ICMP)
+        | (libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6)
+        | (libc::SOCK_RAW, _) => Ok(()),
+        (_, libc::IPPROTO_MPTCP) => Err(found.refuse("Multipath TCP is not supported")),
+        (_, libc::IPPROTO_SCTP) => Err(found.refuse("SCTP is not supported")),
+        (kind, protocol) => Err(found.refuse(format!(
+            "Internet sockets of type {kind} and protocol {protocol} are not supported"
+        ))),
+    }
+}
+
+fn v6only(fd: BorrowedFd<'_>, family: i32) -> Option<bool> {
+    let get = || socket::get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY).ok();
+    (family == libc::AF_INET6).then(get).flatten().map(|v| v != 0)
+}
+
+/// What poll(2) tells about a socket that nothing can be read from or written to.
+pub(super) struct Polled {
+    /// Nothing will come any more: its reading side was shut down.
+    pub ended: bool,
+    /// Both sides were shut down, or it is a stream that is not connected.
+    pub hung_up: bool,
+    /// There is an error to be fetched.
+    pub error: bool,
+}
+
+pub(super) fn polled(fd: BorrowedFd<'_>) -> Polled {
+    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP)];
+    let seen = match poll(&mut polled, Some(&Timespec::default())) {
+        Ok(_) => polled[0].revents(),
+        Err(_) => PollFlags::empty(),
+    };
+    Polled {
+        ended: seen.contains(PollFlags::RDHUP),
+        hung_up: seen.contains(PollFlags::HUP),
+        error: seen.contains(PollFlags::ERR),
+    }
+}
+
+/// The kernel lists only what is bound; of others the writing side does not show.
+fn shutdown_unlisted(fd: BorrowedFd<'_>) -> SkShutdown {
+    match polled(fd) {
+        Polled { hung_up: true, .. } => SkShutdown::Both,
+        Polled { ended: true, .. } => SkShutdown::Read,
+        _ => SkShutdown::None,
+    }
+}
+
+fn shutdown(bits: u8) -> SkShutdown {
+    SkShutdown::try_from(i32::from(bits & 3)).unwrap_or(SkShutdown::None)
+}
+
+/// Data that waits for an uncorked send has no way into an image. Packets that have
+/// only not left the host yet do not count: they leave.
+fn refuse_corked(found: &Found, about: &Socket) -> Result<()> {
+    const ATTEMPTS: u32 = 100;
+    if about.kind != libc::SOCK_DGRAM {
+        return Ok(());
+    }
+    for attempt in 0..ATTEMPTS {
+        let waiting = socket::send_queue(found.file.as_fd()).unwrap_or(0);
+        if waiting == 0 {
+            return Ok(());
+        }
+        let corked = socket::get_int(found.file.as_fd(), libc::IPPROTO_UDP, libc::UDP_CORK);
+        if corked.is_ok_and(|c| c != 0) || attempt + 1 == ATTEMPTS {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err(found.refuse("it holds data that is corked (UDP_CORK, MSG_MORE), which cannot be read"))
+}
+
+fn dump_tcp(
+    sockets: &mut SocketDumper,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+    isk: &mut InetSkEntry,
+) -> Result<()> {
+    let fd = found.file.as_fd();
+    let mut info = [0; 32];
+    socket::get(fd, Opt::TCP_INFO, &mut info).context(|| "TCP_INFO".to_owned())?;
+    let word = |at: usize| info.get(at..).and_then(|b| b.first_chunk().copied());
+    let word = |at: usize| word(at).map_or(0, u32::from_ne_bytes);
+    isk.state = u32::from(info[0]);
+    isk.tcp_opts = Some(dump_tcp_options(fd));
+    match isk.state {
+        state::LISTEN => {
+            // In this state tcpi_unacked and tcpi_sacked are the accept queue's.
+            let (waiting, backlog) = (word(24), word(28));
+            isk.backlog = backlog;
+            let _ = sockets;
+            if waiting > 0 && !cx.opts.tcp_skip_in_flight {
+                return Err(found.refuse(
+                    "a connection waits to be accepted, which cannot be kept \
+                     (--skip-in-flight leaves it out)",
+                ));
+            }
+        }
+        state::CLOSE => {
+            // Whether it can write makes no difference: it cannot.
+            let closed = if polled(fd).ended { SkShutdown::Both } else { SkShutdown::None };
+            isk.shutdown = Some(closed.into());
+        }
+        _ => return Err(found.refuse("connected TCP sockets are not supported")),
+    }
+    Ok(())
+}
+
+fn dump_tcp_options(fd: BorrowedFd<'_>) -> TcpOptsEntry {
+    let int = |name| socket::get_int(fd, libc::IPPROTO_TCP, name).ok();
+    TcpOptsEntry {
+        cork: int(libc::TCP_CORK).map(|v| v != 0),
+        nodelay: int(libc::TCP_NODELAY).map(|v| v != 0),
+        keepcnt: int(libc::TCP_KEEPCNT).map(i32::cast_unsigned),
+        keepidle: int(libc::TCP_KEEPIDLE).map(i32::cast_unsigned),
+        keepintvl: int(libc::TCP_KEEPINTVL).map(i32::cast_unsigned),
+    }
+}
+
+/// Where the two families have an option under different names.
+fn by_family(family: i32, v4: (i32, i32), v6: (i32, i32)) -> (i32, i32) {
+    if family == libc::AF_INET6 { v6 } else { v4 }
+}
+
+fn freebind(family: i32) -> (i32, i32) {
+    by_family(family, (libc::IPPROTO_IP, libc::IP_FREEBIND), (libc::IPPROTO_IPV6, IPV6_FREEBIND))
+}
+
+fn pktinfo(family: i32) -> (i32, i32) {
+    by_family(
+        family,
+        (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    )
+}
+
+fn dump_ip(fd: BorrowedFd<'_>, about: &Socket) -> IpOptsEntry {
+    let int = |(level, name): (i32, i32)| socket::get_int(fd, level, name).ok();
+    let flag = |option| int(option).map(|v| v != 0);
+    IpOptsEntry {
+        freebind: flag(freebind(about.domain)),
+        pktinfo: flag(pktinfo(about.domain)),
+        tos: int((libc::IPPROTO_IP, libc::IP_TOS)).map(i32::cast_unsigned),
+        ttl: int((libc::IPPROTO_IP, libc::IP_TTL)).map(i32::cast_unsigned),
+        raw: (about.kind == libc::SOCK_RAW).then(|| IpOptsRawEntry {
+            hdrincl: flag((libc::IPPROTO_IP, libc::IP_HDRINCL)),
+            nodefrag: flag((libc::IPPROTO_IP, IP_NODEFRAG)),
+            checksum: flag((libc::IPPROTO_IP, IP_CHECKSUM)),
+            icmpv_filter: icmp_filter(fd, about),
+        }),
+    }
+}
+
+fn icmp_filter(fd: BorrowedFd<'_>, about: &Socket) -> Vec<u32> {
+    match (about.domain, about.protocol) {
+        (libc::AF_INET, libc::IPPROTO_ICMP) => socket::get_int(fd, ICMP_FILTER.0, ICMP_FILTER.1)
+            .map(|v| vec![v.cast_unsigned()])
+            .unwrap_or_default(),
+        (libc::AF_INET6, libc::IPPROTO_ICMPV6) => {
+            let mut value = [0; 32];
+            match socket::get(fd, Opt::ICMP6_FILTER, &mut value) {
+                Ok(_) => value.as_chunks().0.iter().map(|w| u32::from_ne_bytes(*w)).collect(),
+                Err(_) => Vec::new(),
+            }
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What several sockets may be bound to: network namespace, family-independent
+/// protocol, port.
+type Port = (u32, u32, u32);
+
+fn port(isk: &InetSkEntry) -> Port {
+    (isk.ns_id.unwrap_or(0), isk.proto, isk.src_port)
+}
+
+/// The restore half of Internet sockets.
+#[derive(Debug, Default)]
+pub struct InetRestorer {
+    /// Ports that sockets share by `SO_REUSEPORT`. All of them need it while they are
+    /// bound, although some may have lost it since.
+    shared: HashSet<Port>,
+    opened: Vec<InetSkEntry>,
+}
+
+impl Restorer for InetRestorer {
+    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let isk = part(entry)?;
+            addresses(isk)?;
+            check_entry(isk)?;
+            if isk.opts.so_reuseport() {
+                self.shared.insert(port(isk));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let isk = part(entry)?;
+        let fd = create(cx, isk.ns_id, isk.family, isk.r#type, isk.proto)?;
+        self.prepare(fd.as_fd(), isk)?;
+        let (local, _) = addresses(isk)?;
+        bind(fd.as_fd(), isk, local)?;
+        self.opened.push(isk.clone());
+        Ok(fd)
+    }
+
+    /// Only when everything is bound: what listens forbids others to bind its port.
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        for isk in self.opened.drain(..) {
+            let Some(fd) = cx.files.get(isk.id) else { continue };
+            finish(fd, &isk)?;
+        }
+        Ok(())
+    }
+}
+
+impl InetRestorer {
+    /// What must be set before a socket is bound.
+    fn prepare(&self, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+        let family = isk.family.cast_signed();
+        let set = |(level, name): (i32, i32), value: bool| {
+            if socket::get_int(fd, level, name).is_ok_and(|now| now == i32::from(value)) {
+                return Ok(());
+            }
+            socket::set_int(fd, level, name, value.into())
+                .context(|| format!("setsockopt({level}, {name})"))
+        };
+        options::restore_device(fd, &isk.opts)?;
+        options::restore_more(fd, &isk.opts)?;
+        if let Some(v6only) = isk.v6only.filter(|_| family == libc::AF_INET6) {
+            set((libc::IPPROTO_IPV6, libc::IPV6_V6ONLY), v6only)?;
+        }
+        // An address may be gone from the host, or never have been there.
+        set(freebind(family), true)?;
+        set((libc::SOL_SOCKET, libc::SO_REUSEADDR), true)?;
+        if self.shared.contains(&port(isk)) {
+            set((libc::SOL_SOCKET, libc::SO_REUSEPORT), true)?;
+        }
+        Ok(())
+    }
+}
+
+fn part(entry: &FileEntry) -> Result<&InetSkEntry> {
+    entry.isk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no Internet socket"))
+}
+
+/// Local and remote address of an entry.
+fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
+    let family = isk.family;
+    let local = Address::from_image(family, &isk.src_addr, isk.src_port);
+    let remote = match isk.dst_addr.as_slice() {
+        [] => Some(Address::unspecified(family.cast_signed())),
+        words => Address::from_image(family, words, isk.dst_port),
+    };
+    local.zip(remote).ok_or_else(|| bad_entry(isk.id, "its address is none"))
+}
+
+fn check_entry(isk: &InetSkEntry) -> Result<()> {
+    let known = match isk.r#type.cast_signed() {
+        libc::SOCK_STREAM => isk.proto == libc::IPPROTO_TCP.cast_unsigned(),
+        libc::SOCK_DGRAM | libc::SOCK_RAW => true,
+        _ => false,
+    };
+    if !known {
+        let reason = format!("has type {} with protocol {}", isk.r#type, isk.proto);
+        return Err(bad_entry(isk.id, reason));
+    }
+    Ok(())
+}
+
+fn bind(fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
+    let raw = isk.r#type == libc::SOCK_RAW.cast_unsigned();
+    if local.is_unspecified() && (raw || local.port == 0) {
+        return Ok(());
+    }
+    let local = local.on_device(fd, isk.ifname.as_deref())?;
+    socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))
+}
+
+/// Connects or listens, and sets what must be set last.
+fn finish(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+    let (_, remote) = addresses(isk)?;
+    let tcp = isk.proto == libc::IPPROTO_TCP.cast_unsigned();
+    match isk.state {
+        state::LISTEN if tcp => {
+            rustix::net::listen(fd, i32::try_from(isk.backlog).unwrap_or(i32::MAX))
+                .context(|| format!("listen on socket {}", isk.id))?;
+        }
+        state::ESTABLISHED if !tcp => {
+            let remote = remote.on_device(fd, isk.ifname.as_deref())?;
+            socket::connect(fd, &remote.to_bytes())
+                .context(|| format!("connect socket {} to {remote}", isk.id))?;
+        }
+        _ => {}
+    }
+    shut_down(fd, isk.shutdown());
+    restore_ip(fd, isk)?;
+    restore_tcp_options(fd, isk)?;
+    options::restore(fd, &isk.opts)?;
+    restore_flags(fd, isk.flags)
+}
+
+/// The kernel shuts down what is not connected, too, but complains.
+fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
+    let how = match how {
+        SkShutdown::None => return,
+        SkShutdown::Read => rustix::net::Shutdown::Read,
+        SkShutdown::Write => rustix::net::Shutdown::Write,
+        SkShutdown::Both => rustix::net::Shutdown::Both,
+    };
+    if let Err(e) = rustix::net::shutdown(fd, how) {
+        tracing::debug!("shutdown of an unconnected socket: {e}");
+    }
+}
+
+fn restore_ip(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+    let family = isk.family.cast_signed();
+    let default = IpOptsEntry::default();
+    let ip = isk.ip_opts.as_ref().unwrap_or(&default);
+    let set = |(level, name): (i32, i32), value: Option<i32>| {
+        let same = |v| socket::get_int(fd, level, name).is_ok_and(|now| now == v);
+        match value.filter(|v| !same(*v)) {
+            Some(value) => socket::set_int(fd, level, name, value)
+                .context(|| format!("setsockopt({level}, {name}, {value})")),
+            None => Ok(()),
+        }
+    };
+    set(freebind(family), Some(ip.freebind().into()))?;
+    set(pktinfo(family), ip.pktinfo.map(i32::from))?;
+    set((libc::IPPROTO_IP, libc::IP_TOS), ip.tos.map(u32::cast_signed))?;
+    set((libc::IPPROTO_IP, libc::IP_TTL), ip.ttl.map(u32::cast_signed))?;
+    let Some(raw) = &ip.raw else { return Ok(()) };
+    set((libc::IPPROTO_IP, libc::IP_HDRINCL), raw.hdrincl.map(i32::from))?;
+    set((libc::IPPROTO_IP, IP_NODEFRAG), raw.nodefrag.map(i32::from))?;
+    set((libc::IPPROTO_IP, IP_CHECKSUM), raw.checksum.map(i32::from))?;
+    match raw.icmpv_filter.as_slice() {
+        [] => Ok(()),
+        [word] => set(ICMP_FILTER, Some(word.cast_signed())),
+        words if words.len() == 8 => {
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            socket::set(fd, Opt::ICMP6_FILTER, &bytes).context(|| "ICMPV6_FILTER".to_owned())
+        }
+        words => Err(bad_entry(isk.id, format!("has an ICMP filter of {} words", words.len()))),
+    }
+}
+
+/// Older images keep some of these elsewhere.
+fn restore_tcp_options(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+    if isk.proto != libc::IPPROTO_TCP.cast_unsigned() {
+        return Ok(());
+    }
+    let tcp = isk.tcp_opts.unwrap_or_default();
+    let values = [
+        (libc::TCP_KEEPCNT, tcp.keepcnt.or(isk.opts.tcp_keepcnt)),
+        (libc::TCP_KEEPIDLE, tcp.keepidle.or(isk.opts.tcp_keepidle)),
+        (libc::TCP_KEEPINTVL, tcp.keepintvl.or(isk.opts.tcp_keepintvl)),
+        (libc::TCP_NODELAY, tcp.nodelay.map(u32::from)),
+        (libc::TCP_CORK, tcp.cork.map(u32::from)),
+    ];
+    for (name, value) in values {
+        let Some(value) = value.map(u32::cast_signed) else { continue };
+        if socket::get_int(fd, libc::IPPROTO_TCP, name).is_ok_and(|now| now == value) {
+            continue;
+        }
+        socket::set_int(fd, libc::IPPROTO_TCP, name, value)
+            .context(|| format!("setsockopt(TCP, {name}, {value})"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

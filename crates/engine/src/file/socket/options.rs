@@ -1,0 +1,472 @@
+//! Options that sockets of all families have (socket(7)), and a table of those for
+//! which CRIU's images have no field.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Gid, Uid};
+use torpor_images::proto::{SkOption, SkOptsEntry};
+use torpor_sys::socket::{self, Instruction, Opt};
+
+use super::Socket;
+use crate::error::{Context, Error, Result};
+use crate::file::Found;
+
+/// Options, each an `int`, that CRIU's images do not hold: level and name. They are
+/// kept, in fields of our own, where they differ from those of a new socket, and
+/// restored before the socket is bound. A number from an image that is not in this
+/// table is refused.
+const MORE: &[(i32, &[i32])] = &[
+    (
+        libc::SOL_SOCKET,
+        &[
+            libc::SO_DEBUG,
+            29, // SO_TIMESTAMP_OLD
+            35, // SO_TIMESTAMPNS_OLD
+            37, // SO_TIMESTAMPING_OLD
+            63, // SO_TIMESTAMP_NEW
+            64, // SO_TIMESTAMPNS_NEW
+            65, // SO_TIMESTAMPING_NEW
+            libc::SO_RXQ_OVFL,
+            41, // SO_WIFI_STATUS
+            libc::SO_PEEK_OFF,
+            43, // SO_NOFCS
+            libc::SO_SELECT_ERR_QUEUE,
+            libc::SO_BUSY_POLL,
+            libc::SO_MAX_PACING_RATE,
+            libc::SO_ZEROCOPY,
+            libc::SO_PREFER_BUSY_POLL,
+            libc::SO_BUSY_POLL_BUDGET,
+            74, // SO_TXREHASH
+            75, // SO_RCVMARK
+            76, // SO_PASSPIDFD
+            82, // SO_RCVPRIORITY
+            83, // SO_PASSRIGHTS
+            84, // SO_INQ
+        ],
+    ),
+    (
+        libc::IPPROTO_IP,
+        &[
+            libc::IP_RECVOPTS,
+            libc::IP_RETOPTS,
+            libc::IP_MTU_DISCOVER,
+            libc::IP_RECVERR,
+            libc::IP_RECVTTL,
+            libc::IP_RECVTOS,
+            18, // IP_PASSSEC
+            libc::IP_TRANSPARENT,
+            libc::IP_RECVORIGDSTADDR,
+            libc::IP_MINTTL,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            25, // IP_RECVFRAGSIZE
+            26, // IP_RECVERR_RFC4884
+            libc::IP_MULTICAST_TTL,
+            libc::IP_MULTICAST_LOOP,
+            49, // IP_MULTICAST_ALL
+            50, // IP_UNICAST_IF
+            51, // IP_LOCAL_PORT_RANGE
+        ],
+    ),
+    (
+        libc::IPPROTO_IPV6,
+        &[
+            7, // IPV6_CHECKSUM
+            libc::IPV6_UNICAST_HOPS,
+            libc::IPV6_MULTICAST_IF,
+            libc::IPV6_MULTICAST_HOPS,
+            libc::IPV6_MULTICAST_LOOP,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_RECVERR,
+            29, // IPV6_MULTICAST_ALL
+            30, // IPV6_ROUTER_ALERT_ISOLATE
+            31, // IPV6_RECVERR_RFC4884
+            33, // IPV6_FLOWINFO_SEND
+            36, // IPV6_HDRINCL
+            libc::IPV6_RECVHOPLIMIT,
+            libc::IPV6_RECVHOPOPTS,
+            libc::IPV6_RECVRTHDR,
+            libc::IPV6_RECVDSTOPTS,
+            libc::IPV6_RECVPATHMTU,
+            libc::IPV6_DONTFRAG,
+            libc::IPV6_RECVTCLASS,
+            libc::IPV6_TCLASS,
+            70, // IPV6_AUTOFLOWLABEL
+            72, // IPV6_ADDR_PREFERENCES
+            73, // IPV6_MINHOPCOUNT
+            74, // IPV6_ORIGDSTADDR
+            75, // IPV6_TRANSPARENT
+            76, // IPV6_UNICAST_IF
+            77, // IPV6_RECVFRAGSIZE
+        ],
+    ),
+    (
+        libc::IPPROTO_TCP,
+        &[
+            libc::TCP_SYNCNT,
+            libc::TCP_LINGER2,
+            libc::TCP_DEFER_ACCEPT,
+            libc::TCP_THIN_LINEAR_TIMEOUTS,
+            libc::TCP_THIN_DUPACK,
+            libc::TCP_USER_TIMEOUT,
+            libc::TCP_FASTOPEN,
+            25, // TCP_NOTSENT_LOWAT
+            27, // TCP_SAVE_SYN
+            30, // TCP_FASTOPEN_CONNECT
+            34, // TCP_FASTOPEN_NO_COOKIE
+            36, // TCP_INQ
+            37, // TCP_TX_DELAY
+            44, // TCP_RTO_MAX_MS
+        ],
+    ),
+    (
+        libc::IPPROTO_UDP,
+        &[
+            libc::UDP_CORK,
+            100, // UDP_ENCAP
+            101, // UDP_NO_CHECK6_TX
+            102, // UDP_NO_CHECK6_RX
+            103, // UDP_SEGMENT
+            104, // UDP_GRO
+        ],
+    ),
+    (
+        libc::IPPROTO_UDPLITE,
+        &[
+            10, // UDPLITE_SEND_CSCOV
+            11, // UDPLITE_RECV_CSCOV
+        ],
+    ),
+    (
+        libc::SOL_NETLINK,
+        &[
+            3,  // NETLINK_PKTINFO
+            4,  // NETLINK_BROADCAST_ERROR
+            5,  // NETLINK_NO_ENOBUFS
+            8,  // NETLINK_LISTEN_ALL_NSID
+            10, // NETLINK_CAP_ACK
+            11, // NETLINK_EXT_ACK
+            12, // NETLINK_GET_STRICT_CHK
+        ],
+    ),
+    (
+        libc::SOL_PACKET,
+        &[
+            19, // PACKET_TX_HAS_OFF
+            20, // PACKET_QDISC_BYPASS
+            23, // PACKET_IGNORE_OUTGOING
+            24, // PACKET_VNET_HDR_SZ
+        ],
+    ),
+];
+
+/// The name of a congestion control algorithm: the one of these options that is no `int`.
+const CONGESTION: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+
+/// Cannot be removed once it is set, so it comes last.
+const LOCK_FILTER: (i32, i32) = (libc::SOL_SOCKET, 44);
+
+/// Values of options, by level and name.
+type Values = HashMap<(i32, i32), Vec<u8>>;
+
+/// What [`MORE`] says of new sockets, by domain, type and protocol.
+#[derive(Debug, Default)]
+pub struct Defaults(HashMap<(i32, i32, i32), Values>);
+
+impl Defaults {
+    /// A socket that the caller may not make has no defaults: all its options are kept.
+    fn of(&mut self, socket: &Socket) -> &Values {
+        let key = (socket.domain, socket.kind, socket.protocol);
+        self.0.entry(key).or_insert_with(|| {
+            socket::socket(key.0, key.1, key.2).map_or_else(|_| Values::new(), |s| more(s.as_fd()))
+        })
+    }
+}
+
+/// The options of [`MORE`] that a socket has.
+fn more(socket: BorrowedFd<'_>) -> Values {
+    let all = MORE.iter().flat_map(|(level, names)| names.iter().map(|name| (*level, *name)));
+    let mut values: Values = all
+        .filter_map(|key| {
+            let value = socket::get_int(socket, key.0, key.1).ok()?;
+            Some((key, value.to_le_bytes().to_vec()))
+        })
+        .collect();
+    let mut name = [0; 16];
+    if let Ok(len) = socket::get(socket, Opt::TCP_CONGESTION, &mut name) {
+        values.insert(CONGESTION, name.into_iter().take(len).take_while(|b| *b != 0).collect());
+    }
+    values
+}
+
+/// Describes the options of a socket.
+///
+/// # Errors
+/// Refused for a filter that is an eBPF program; getsockopt(2).
+pub fn dump(found: &Found, about: &Socket, defaults: &mut Defaults) -> Result<SkOptsEntry> {
+    let fd = found.file.as_fd();
+    let int = |name: i32| {
+        socket::get_int(fd, libc::SOL_SOCKET, name)
+            .map(i32::cast_unsigned)
+            .context(|| format!("getsockopt({name}) of {}", found.link.display()))
+    };
+    // A family may lack an option.
+    let flag = |name: i32| int(name).ok().map(|v| v != 0);
+    let (snd_sec, snd_usec) = timeout(fd, Opt::SNDTIMEO)?;
+    let (rcv_sec, rcv_usec) = timeout(fd, Opt::RCVTIMEO)?;
+    Ok(SkOptsEntry {
+        so_sndbuf: int(libc::SO_SNDBUF)?,
+        so_rcvbuf: int(libc::SO_RCVBUF)?,
+        so_snd_tmo_sec: snd_sec,
+        so_snd_tmo_usec: snd_usec,
+        so_rcv_tmo_sec: rcv_sec,
+        so_rcv_tmo_usec: rcv_usec,
+        reuseaddr: flag(libc::SO_REUSEADDR),
+        so_priority: int(libc::SO_PRIORITY).ok(),
+        so_rcvlowat: int(libc::SO_RCVLOWAT).ok(),
+        so_mark: int(libc::SO_MARK).ok(),
+        so_passcred: flag(libc::SO_PASSCRED),
+        so_passsec: flag(libc::SO_PASSSEC),
+        so_dontroute: flag(libc::SO_DONTROUTE),
+        so_no_check: flag(libc::SO_NO_CHECK),
+        so_bound_dev: bound_device(fd),
+        so_filter: filter(found)?,
+        so_reuseport: flag(libc::SO_REUSEPORT),
+        so_broadcast: flag(libc::SO_BROADCAST),
+        so_keepalive: flag(libc::SO_KEEPALIVE),
+        so_oobinline: flag(libc::SO_OOBINLINE).map(u32::from),
+        so_linger: linger(fd),
+        so_buf_lock: int(libc::SO_BUF_LOCK).ok(),
+        torpor_uid: Some(found.stat.st_uid),
+        torpor_gid: Some(found.stat.st_gid),
+        torpor_options: changed(fd, defaults.of(about)),
+        ..SkOptsEntry::default()
+    })
+}
+
+fn changed(fd: BorrowedFd<'_>, defaults: &Values) -> Vec<SkOption> {
+    let option = |(level, name): (i32, i32), value| SkOption {
+        level: level.cast_unsigned(),
+        name: name.cast_unsigned(),
+        value,
+    };
+    let mut out: Vec<SkOption> = more(fd)
+        .into_iter()
+        .filter(|(key, value)| defaults.get(key) != Some(value))
+        .map(|(key, value)| option(key, value))
+        .collect();
+    out.sort_by_key(|o| (o.level, o.name));
+    if socket::get_int(fd, LOCK_FILTER.0, LOCK_FILTER.1).is_ok_and(|v| v != 0) {
+        out.push(option(LOCK_FILTER, vec![1, 0, 0, 0]));
+    }
+    out
+}
+
+/// Seconds and microseconds of a `struct timeval`.
+fn timeout(fd: BorrowedFd<'_>, opt: Opt) -> Result<(u64, u64)> {
+    let mut value = [0; 16];
+    socket::get(fd, opt, &mut value).context(|| "getsockopt of a timeout".to_owned())?;
+    let (words, _) = value.as_chunks::<8>();
+    let word = |i: usize| words.get(i).map_or(0, |w| u64::from_ne_bytes(*w));
+    Ok((word(0), word(1)))
+}
+
+fn linger(fd: BorrowedFd<'_>) -> Option<u32> {
+    let mut value = [0; 8];
+    socket::get(fd, Opt::LINGER, &mut value).ok()?;
+    let (words, _) = value.as_chunks::<4>();
+    let [on, seconds] = words else { return None };
+    (u32::from_ne_bytes(*on) != 0).then_some(u32::from_ne_bytes(*seconds))
+}
+
+fn bound_device(fd: BorrowedFd<'_>) -> Option<String> {
+    let mut name = [0; 16];
+    let len = socket::get(fd, Opt::BINDTODEVICE, &mut name).ok()?;
+    let name = name.get(..len)?.split(|b| *b == 0).next().filter(|n| !n.is_empty())?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+fn filter(found: &Found) -> Result<Vec<u64>> {
+    match socket::filter(found.file.as_fd()) {
+        Ok(program) => Ok(program.into_iter().map(pack).collect()),
+        Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
+            Err(found.refuse("an eBPF program is attached to it, which cannot be read back"))
+        }
+        // Not every family has filters.
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// An instruction as the images have it.
+fn pack(i: Instruction) -> u64 {
+    u64::from(i.code) << 48 | u64::from(i.jt) << 40 | u64::from(i.jf) << 32 | u64::from(i.k)
+}
+
+fn unpack(word: u64) -> Instruction {
+    let [.., c1, c0, jt, jf, k3, k2, k1, k0] = word.to_be_bytes();
+    Instruction {
+        code: u16::from_be_bytes([c1, c0]),
+        jt,
+        jf,
+        k: u32::from_be_bytes([k3, k2, k1, k0]),
+    }
+}
+
+/// Gives a new socket those options of [`MORE`] that the images have: before it is
+/// bound or connected.
+///
+/// # Errors
+/// If one is not in the table, or the kernel does not know it.
+pub fn restore_more(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    for option in &opts.torpor_options {
+        let key = (option.level.cast_signed(), option.name.cast_signed());
+        if key == LOCK_FILTER {
+            continue;
+        }
+        if key == CONGESTION {
+            let name = || String::from_utf8_lossy(&option.value).into_owned();
+            socket::set(fd, Opt::TCP_CONGESTION, &option.value)
+                .context(|| format!("congestion control {}", name()))?;
+            continue;
+        }
+        let known = MORE.iter().any(|(level, names)| *level == key.0 && names.contains(&key.1));
+        let value = option.value.as_slice().try_into().map(i32::from_le_bytes);
+        let (true, Ok(value)) = (known, value) else {
+            let what = format!("socket option {} of level {} is not known", key.1, key.0);
+            return Err(Error::invalid("files.img", what));
+        };
+        socket::set_int(fd, key.0, key.1, value)
+            .context(|| format!("setsockopt({}, {}, {value})", key.0, key.1))?;
+    }
+    Ok(())
+}
+
+/// Binds a new socket to its device. It must be known before the address is.
+///
+/// # Errors
+/// `ENODEV`.
+pub fn restore_device(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    let Some(name) = opts.so_bound_dev.as_deref().filter(|n| !n.is_empty()) else {
+        return Ok(());
+    };
+    socket::set(fd, Opt::BINDTODEVICE, name.as_bytes()).context(|| format!("bind to device {name}"))
+}
+
+/// Gives a socket its options when it is what it shall be: bound, connected, its
+/// queues filled.
+///
+/// # Errors
+/// See setsockopt(2).
+pub fn restore(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    let set = |name: i32, value: u32| {
+        socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
+            .context(|| format!("setsockopt({name}, {value})"))
+    };
+    restore_buffers(fd, opts)?;
+    restore_timeout(fd, Opt::SNDTIMEO, opts.so_snd_tmo_sec, opts.so_snd_tmo_usec)?;
+    restore_timeout(fd, Opt::RCVTIMEO, opts.so_rcv_tmo_sec, opts.so_rcv_tmo_usec)?;
+    let values = [
+        (libc::SO_REUSEADDR, opts.reuseaddr.map(u32::from)),
+        (libc::SO_REUSEPORT, opts.so_reuseport.map(u32::from)),
+        (libc::SO_PRIORITY, opts.so_priority),
+        (libc::SO_RCVLOWAT, opts.so_rcvlowat),
+        (libc::SO_MARK, opts.so_mark),
+        (libc::SO_PASSCRED, opts.so_passcred.map(u32::from)),
+        (libc::SO_PASSSEC, opts.so_passsec.map(u32::from)),
+        (libc::SO_DONTROUTE, opts.so_dontroute.map(u32::from)),
+        (libc::SO_NO_CHECK, opts.so_no_check.map(u32::from)),
+        (libc::SO_BROADCAST, opts.so_broadcast.map(u32::from)),
+        (libc::SO_KEEPALIVE, opts.so_keepalive.map(u32::from)),
+        (libc::SO_OOBINLINE, opts.so_oobinline),
+    ];
+    for (name, value) in values {
+        // What a new socket has already may not be settable in its family.
+        let same = |v| socket::get_int(fd, libc::SOL_SOCKET, name).is_ok_and(|now| now == v);
+        if let Some(value) = value.filter(|v| !same(v.cast_signed())) {
+            set(name, value)?;
+        }
+    }
+    if let Some(seconds) = opts.so_linger {
+        let words = [1u32.to_ne_bytes(), seconds.to_ne_bytes()];
+        socket::set(fd, Opt::LINGER, words.as_flattened()).context(|| "SO_LINGER".to_owned())?;
+    }
+    if !opts.so_filter.is_empty() {
+        let program: Vec<Instruction> = opts.so_filter.iter().map(|w| unpack(*w)).collect();
+        socket::attach_filter(fd, &program).context(|| "attach a socket filter".to_owned())?;
+    }
+    let locked = |o: &SkOption| (o.level.cast_signed(), o.name.cast_signed()) == LOCK_FILTER;
+    if opts.torpor_options.iter().any(locked) {
+        set(LOCK_FILTER.1, 1)?;
+    }
+    restore_owner(fd, opts)
+}
+
+/// Sizes of the buffers. The kernel doubles what it is told, and shows the double.
+fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    const SOCK_BUF_LOCK: u32 = 3;
+    for (get, force, value) in [
+        (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, opts.so_sndbuf),
+        (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, opts.so_rcvbuf),
+    ] {
+        let half = (value / 2).cast_signed();
+        let now = socket::get_int(fd, libc::SOL_SOCKET, get).unwrap_or(0);
+        if now.cast_unsigned() == value {
+            continue;
+        }
+        socket::set_int(fd, libc::SOL_SOCKET, force, half)
+            .or_else(|_| socket::set_int(fd, libc::SOL_SOCKET, get, half))
+            .context(|| format!("set the size of a socket buffer to {value}"))?;
+    }
+    // To have set a size switches the kernel's own tuning off.
+    if let Some(locks) = opts.so_buf_lock {
+        socket::set_int(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_BUF_LOCK,
+            (locks & SOCK_BUF_LOCK).cast_signed(),
+        )
+        .context(|| "SO_BUF_LOCK".to_owned())?;
+    }
+    Ok(())
+}
+
+fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<()> {
+    if (sec, usec) == (0, 0) {
+        return Ok(());
+    }
+    let words = [sec.to_ne_bytes(), usec.to_ne_bytes()];
+    socket::set(fd, opt, words.as_flattened()).context(|| "setsockopt of a timeout".to_owned())
+}
+
+/// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is
+/// the owner of its inode.
+fn restore_owner(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    let (Some(uid), Some(gid)) = (opts.torpor_uid, opts.torpor_gid) else { return Ok(()) };
+    let stat = rustix::fs::fstat(fd).context(|| "fstat of a socket".to_owned())?;
+    if (stat.st_uid, stat.st_gid) == (uid, gid) || uid == u32::MAX || gid == u32::MAX {
+        return Ok(());
+    }
+    rustix::fs::fchown(fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+        .context(|| format!("chown of a socket to {uid}:{gid}"))
+}
+
+/// A new socket of the given kind with room for `SO_SNDBUF`/`SO_RCVBUF` beyond all
+/// limits, for the time while its queues are filled.
+pub fn raise_buffers(fd: &OwnedFd) {
+    for name in [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE] {
+        // Without the right to it the limits have to do.
+        let _ = socket::set_int(fd.as_fd(), libc::SOL_SOCKET, name, i32::MAX / 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_survive_packing() {
+        let i = Instruction { code: 0x15, jt: 3, jf: 7, k: 0x0800_0001 };
+        assert_eq!(pack(i), 0x0015_0307_0800_0001);
+        assert_eq!(unpack(pack(i)), i);
+    }
+}

@@ -1,0 +1,147 @@
+//! A small world for tests: a network namespace of its own, and sockets of the test
+//! itself that are dumped and restored.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use torpor_images::ImageDir;
+use torpor_images::proto::{FileEntry, FownEntry};
+
+use crate::dump::Dump;
+use crate::error::Result;
+use crate::file::{self, FdInfo, Found, OpenFiles};
+use crate::namespace::{Namespace, Namespaces, NsKind};
+use crate::options::Options;
+use crate::restore::Restore;
+
+/// Runs a test on a thread with a network namespace of its own, in which lo is up.
+pub fn in_netns(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET).unwrap();
+            command("ip", &["link", "set", "lo", "up"]);
+            test();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Runs a program that must succeed.
+pub fn command(program: &str, arguments: &[&str]) {
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+}
+
+/// The network namespace of this thread, as the only one of a tree.
+fn namespaces() -> Namespaces {
+    let file = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+    let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+    let net = Namespace {
+        kind: NsKind::Net,
+        id: 7,
+        inode,
+        is_host: false,
+        file: Some(file.into()),
+        task: 0,
+    };
+    Namespaces { all: vec![net] }
+}
+
+fn found(id: u32, file: &OwnedFd) -> Found {
+    let file = file.try_clone().unwrap();
+    let stat = rustix::fs::fstat(&file).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&file).unwrap().bits();
+    Found {
+        id,
+        task: 0,
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        fd: 3,
+        link: format!("socket:[{}]", stat.st_ino).into(),
+        stat,
+        file,
+        fs_type: 0,
+        info: FdInfo { flags, ..FdInfo::default() },
+        fown: FownEntry::default(),
+    }
+}
+
+/// Dumps files, which get the ids from 1 on.
+pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<FileEntry>> {
+    let images = ImageDir::open(dir).unwrap();
+    let mut cx = Dump { opts, images, tasks: Vec::new(), ns: namespaces() };
+    let mut dumpers = file::dumpers();
+    let mut entries = Vec::new();
+    for (id, file) in (1..).zip(files) {
+        let found = found(id, file);
+        for dumper in &mut dumpers {
+            if let Some(entry) = dumper.describe(&mut cx, &found)? {
+                entries.push(entry);
+                break;
+            }
+        }
+    }
+    for dumper in &mut dumpers {
+        dumper.finish(&mut cx)?;
+    }
+    Ok(entries)
+}
+
+/// Restores files from images; the result is in the order of `entries`.
+pub fn restore(opts: &Options, dir: &Path, entries: &[FileEntry]) -> Result<Vec<OwnedFd>> {
+    let root = std::fs::File::open("/").unwrap();
+    let mut cx = Restore {
+        opts,
+        images: ImageDir::open(dir).unwrap(),
+        tasks: Vec::new(),
+        ns: namespaces(),
+        roots: HashMap::from([(0, root.into())]),
+        mount_ns: HashMap::new(),
+        files: OpenFiles::default(),
+        entries: entries.iter().map(|e| (e.id, e.clone())).collect(),
+        restorers: file::restorers().into_iter().collect(),
+    };
+    let mut kinds: Vec<_> = cx.restorers.keys().copied().collect();
+    kinds.sort_unstable();
+    for kind in &kinds {
+        let mut restorer = cx.restorers.remove(kind).unwrap();
+        let own: Vec<_> = entries.iter().filter(|e| e.r#type() == *kind).cloned().collect();
+        restorer.load(&mut cx, &own)?;
+        cx.restorers.insert(*kind, restorer);
+    }
+    for entry in entries {
+        cx.file(entry.id)?;
+    }
+    for kind in &kinds {
+        let mut restorer = cx.restorers.remove(kind).unwrap();
+        restorer.connect(&mut cx)?;
+        cx.restorers.insert(*kind, restorer);
+    }
+    Ok(entries.iter().map(|e| cx.files.get(e.id).unwrap().try_clone_to_owned().unwrap()).collect())
+}
+
+/// Dumps files, closes them, restores them.
+pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
+    let dir = tempfile::tempdir().unwrap();
+    let entries = dump(opts, dir.path(), &files).unwrap();
+    drop(files);
+    restore(opts, dir.path(), &entries).unwrap()
+}
+
+/// Reads exactly `len` bytes.
+pub fn read(file: impl AsFd, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    let mut at = 0;
+    while at < len {
+        match rustix::io::read(&file, &mut data[at..]) {
+            Ok(0) => break,
+            Ok(n) => at += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => panic!("read: {e}"),
+        }
+    }
+    data.truncate(at);
+    data
+}
