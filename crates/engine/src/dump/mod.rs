@@ -54,3 +54,11 @@ impl Dump<'_> {
         t.tracee.as_mut().ok_or(crate::error::Error::Gone { pid })
     }
 }
+
+#[cfg(test)]
+impl<'a> Dump<'a> {
+    /// A dump of no tasks, for the tests of single kinds of resources.
+    pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
+        Dump { opts, images, tasks: Vec::new(), ns, mounts: Mounts::default() }
+    }
+}

@@ -135,3 +135,22 @@ impl Restore<'_> {
         }
     }
 }
+
+#[cfg(test)]
+impl<'a> Restore<'a> {
+    /// A restore of no tasks, for the tests of single kinds of resources.
+    pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
+        Restore {
+            opts,
+            images,
+            tasks: Vec::new(),
+            ns,
+            mounts: Restored::default(),
+            roots: HashMap::new(),
+            mount_ns: HashMap::new(),
+            files: OpenFiles::default(),
+            entries: HashMap::new(),
+            restorers: crate::file::restorers().into_iter().collect(),
+        }
+    }
+}

@@ -10,7 +10,7 @@ use torpor_images::proto::{FileEntry, FownEntry};
 
 use crate::dump::Dump;
 use crate::error::Result;
-use crate::file::{self, FdInfo, Found, OpenFiles};
+use crate::file::{self, FdInfo, Found};
 use crate::namespace::{Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::restore::Restore;
@@ -71,7 +71,7 @@ fn found(id: u32, file: &OwnedFd) -> Found {
 /// Dumps files, which get the ids from 1 on.
 pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<FileEntry>> {
     let images = ImageDir::open(dir).unwrap();
-    let mut cx = Dump { opts, images, tasks: Vec::new(), ns: namespaces() };
+    let mut cx = Dump::bare(opts, images, namespaces());
     let mut dumpers = file::dumpers();
     let mut entries = Vec::new();
     for (id, file) in (1..).zip(files) {
@@ -92,17 +92,9 @@ pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<FileEnt
 /// Restores files from images; the result is in the order of `entries`.
 pub fn restore(opts: &Options, dir: &Path, entries: &[FileEntry]) -> Result<Vec<OwnedFd>> {
     let root = std::fs::File::open("/").unwrap();
-    let mut cx = Restore {
-        opts,
-        images: ImageDir::open(dir).unwrap(),
-        tasks: Vec::new(),
-        ns: namespaces(),
-        roots: HashMap::from([(0, root.into())]),
-        mount_ns: HashMap::new(),
-        files: OpenFiles::default(),
-        entries: entries.iter().map(|e| (e.id, e.clone())).collect(),
-        restorers: file::restorers().into_iter().collect(),
-    };
+    let mut cx = Restore::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
+    cx.roots = HashMap::from([(0, root.into())]);
+    cx.entries = entries.iter().map(|e| (e.id, e.clone())).collect();
     let mut kinds: Vec<_> = cx.restorers.keys().copied().collect();
     kinds.sort_unstable();
     for kind in &kinds {
