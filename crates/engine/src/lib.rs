@@ -8,6 +8,7 @@ pub mod dump;
 mod error;
 pub mod external;
 pub mod file;
+pub mod guardian;
 pub mod hooks;
 pub mod memory;
 pub mod namespace;

@@ -5,7 +5,7 @@
 //! one documented sequence of them.
 #![allow(unsafe_code)]
 
-pub mod inherited;
+pub mod fcntl;
 pub mod kcmp;
 pub mod mount;
 pub mod ns;

@@ -245,3 +245,19 @@ pub fn robust_list(tid: i32) -> Result<(u64, u64)> {
     unsafe { syscall(libc::SYS_get_robust_list, args) }?;
     Ok((head, len))
 }
+
+/// Closes all descriptors of this process but `keep`: for a forked helper, which must
+/// not hold open what its parent was given. Only for a process that is a fresh copy
+/// and uses none of them.
+pub fn close_but(keep: BorrowedFd<'_>) {
+    let keep = keep.as_raw_fd().cast_unsigned();
+    // SAFETY: close_range takes numbers. The caller is a fresh fork that promises to use
+    // no descriptor but `keep`; owners of the others never run their destructors, since
+    // the process ends with _exit.
+    unsafe {
+        if keep > 0 {
+            libc::syscall(libc::SYS_close_range, 0, keep - 1, 0);
+        }
+        libc::syscall(libc::SYS_close_range, keep + 1, u32::MAX, 0);
+    }
+}

@@ -180,7 +180,8 @@ impl Tracee {
     ///
     /// # Errors
     /// Gone.
-    pub fn release(self) -> Result<()> {
+    pub fn release(mut self) -> Result<()> {
+        self.held_back = false;
         ptrace::detach(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_DETACH"))
     }
 }

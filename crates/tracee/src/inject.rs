@@ -14,12 +14,13 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use torpor_sys::ptrace::Registers;
 use torpor_sys::stub::{self, Record};
 
 use crate::frame::{self, FRAME_SIZE};
-use crate::{Error, Mapping, RemoteAddr, Result, Tracee};
+use crate::{Error, Mapping, RemoteAddr, Result, Tracee, parse_maps};
 
 const PAGE: u64 = 4096;
 /// Code page, frame, records, data.
@@ -30,8 +31,8 @@ pub(crate) const RECORDS_AT_ONCE: usize = 600;
 const DATA_AT: u64 = RECORDS_AT + 12 * PAGE;
 /// Bytes of arguments and results that a batch can have.
 pub(crate) const DATA_CAPACITY: usize = 256 * 1024;
-/// Size of the whole region.
-pub(crate) const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
+/// Size of a stub with its data, in bytes.
+pub const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
 
 /// A stub inside a task.
 #[derive(Debug, Clone, Copy)]
@@ -358,4 +359,73 @@ fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
         at += CHUNK;
     }
     None
+}
+
+/// Removes the stub that a dead supervisor left behind in process `pid`, which runs on
+/// its own again. Returns whether there was one.
+///
+/// # Errors
+/// Gone; the kernel's.
+pub fn remove_leftover(pid: i32, patience: Duration) -> Result<bool> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let maps = read_maps(pid)?;
+        let Some(base) = leftover(pid, &maps) else { return Ok(false) };
+        Tracee::seize(pid, false)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Some(mut tracee) = Tracee::stopped(pid, pid, left)? else {
+            return Err(Error::Unusable { pid, reason: "it does not stop".to_owned() });
+        };
+        let stub = Stub::at(base);
+        // Another thread may be on its way back from it as well.
+        if in_use(pid, &tracee, stub) && Instant::now() < deadline {
+            tracee.finish()?;
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        tracee.stub = Some(stub);
+        tracee.eject(&maps)?;
+        tracee.finish()?;
+        return Ok(true);
+    }
+}
+
+fn read_maps(pid: i32) -> Result<Vec<Mapping>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))
+        .map_err(Error::os(pid, "/proc/PID/maps"))?;
+    Ok(parse_maps(&text))
+}
+
+/// Where a mapping looks like a stub: its size, its rights, its first bytes. A
+/// supervisor that died right after it mapped a stub has left it empty. Stubs of several
+/// dead supervisors lie side by side, and show as one mapping.
+fn leftover(pid: i32, maps: &[Mapping]) -> Option<u64> {
+    let rwx = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let code = stub::code();
+    let is_stub = |m: &Mapping, at: u64| {
+        let mut head = vec![0u8; code.len()];
+        let whole = (m.end - m.start).is_multiple_of(STUB_SIZE);
+        torpor_sys::vm::read(pid, at, &mut head).is_ok_and(|n| n == head.len())
+            && (head == code || whole && head.iter().all(|&b| b == 0))
+    };
+    maps.iter().filter(|m| m.prot == rwx && m.inode == 0).find_map(|m| {
+        let count = (m.end - m.start) / STUB_SIZE;
+        let upwards = (0..count).map(|i| m.start + i * STUB_SIZE);
+        let downwards = (1..=count).map(|i| m.end - i * STUB_SIZE);
+        upwards.chain(downwards).find(|&at| is_stub(m, at))
+    })
+}
+
+/// Whether a thread of the process executes the stub at the moment.
+fn in_use(pid: i32, leader: &Tracee, stub: Stub) -> bool {
+    if stub.code_contains(leader.own.rip) {
+        return true;
+    }
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    tasks.flatten().any(|t| {
+        // The instruction pointer is the last field; "running" for one on a CPU.
+        let text = std::fs::read_to_string(t.path().join("syscall")).unwrap_or_default();
+        let at = text.split_ascii_whitespace().last().and_then(|f| f.strip_prefix("0x"));
+        at.and_then(|a| u64::from_str_radix(a, 16).ok()).is_some_and(|a| stub.code_contains(a))
+    })
 }

@@ -15,8 +15,9 @@ mod maps;
 mod stop;
 
 pub use batch::{Batch, Call, Outcome, Slot};
+pub use inject::{STUB_SIZE, remove_leftover};
 pub use maps::{Mapping, parse_maps};
-pub use stop::{Resume, StopState, Tracee};
+pub use stop::{StopState, Tracee};
 
 /// Why a step on a tracee failed.
 #[derive(Debug, thiserror::Error)]

@@ -22,15 +22,6 @@ pub enum StopState {
     Group(i32),
 }
 
-/// How to let a tracee go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resume {
-    /// It goes on as it was: running, or stopped by job control.
-    AsFound,
-    /// It is killed.
-    Kill,
-}
-
 /// A thread stopped under ptrace. All its methods must be called on the thread
 /// that created it.
 #[derive(Debug)]
@@ -48,6 +39,24 @@ pub struct Tracee {
     pub(crate) born: Vec<i32>,
     /// Made by us: dies with us, and has no state of its own to go back to.
     pub(crate) husk: bool,
+    /// Still ours to let go when it is dropped.
+    pub(crate) held_back: bool,
+}
+
+/// Only the net below: a tracee is let go by [`Tracee::finish`], a husk by
+/// [`Tracee::release`]. What an error left behind goes on as it was, and a husk ends.
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if !self.held_back {
+            return;
+        }
+        if self.husk {
+            self.kill();
+            self.wait_gone();
+        } else {
+            let _ = ptrace::detach(self.tid, 0);
+        }
+    }
 }
 
 impl Tracee {
@@ -97,6 +106,7 @@ impl Tracee {
             held: Vec::new(),
             born: Vec::new(),
             husk: false,
+            held_back: true,
         })
     }
 
@@ -280,30 +290,68 @@ impl Tracee {
         Ok(ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?.rax)
     }
 
-    /// Lets the thread go. Signals that arrived meanwhile are sent again. The stub
-    /// must have been removed before from one thread of the process.
+    /// Lets the thread go on as it was found. Signals that arrived meanwhile are sent
+    /// again. The stub must have been removed before from one thread of the process.
     ///
     /// # Errors
     /// Gone, which a caller that lets go can ignore.
-    pub fn finish(self, how: Resume) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         let tid = self.tid;
-        for &signal in &self.held {
-            if let (Some(pid), Some(signal)) = (
-                rustix::process::Pid::from_raw(self.pid),
-                rustix::process::Signal::from_named_raw(signal),
-            ) {
-                rustix::process::kill_process(pid, signal)
-                    .map_err(|e| Error::os(tid, "kill")(e.into()))?;
+        for signal in std::mem::take(&mut self.held) {
+            send(self.pid, signal).map_err(Error::os(tid, "kill"))?;
+        }
+        self.held_back = false;
+        ptrace::detach(tid, 0).map_err(Error::os(tid, "PTRACE_DETACH"))
+    }
+
+    /// Waits for a thread that has been killed to be gone.
+    pub fn wait_gone(&mut self) {
+        self.held_back = false;
+        while wait_for(self.tid).is_ok() {
+            // A stop on its way out, or one that was pending.
+            let _ = ptrace::cont(self.tid, 0);
+        }
+    }
+
+    /// Kills its process.
+    pub(crate) fn kill(&self) {
+        let _ = send(self.pid, libc::SIGKILL);
+    }
+
+    /// Ends a husk with a wait status: an exit code, or the signal that killed it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn exit_with(mut self, status: u32) -> Result<()> {
+        let tid = self.tid;
+        let signal = (status & 0x7f).cast_signed();
+        if signal == 0 {
+            let mut batch = self.batch();
+            batch.call(libc::SYS_exit_group, [u64::from(status >> 8 & 0xff)]);
+            match batch.run() {
+                Err(Error::Gone { .. }) => {}
+                Err(e) => return Err(e),
+                Ok(_) => {
+                    return Err(Error::Unusable { pid: tid, reason: "it does not exit".to_owned() });
+                }
             }
+        } else {
+            // The stop at the end of a batch is one at which a signal can be injected.
+            self.call("getpid", libc::SYS_getpid, [])?;
+            ptrace::set_signal_mask(tid, 0).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+            ptrace::cont(tid, signal).map_err(Error::os(tid, "PTRACE_CONT"))?;
         }
-        match how {
-            Resume::AsFound => ptrace::detach(tid, 0).map_err(Error::os(tid, "PTRACE_DETACH")),
-            Resume::Kill => match rustix::process::Pid::from_raw(self.pid) {
-                Some(pid) => rustix::process::kill_process(pid, rustix::process::Signal::KILL)
-                    .map_err(|e| Error::os(tid, "kill")(e.into())),
-                None => Ok(()),
-            },
-        }
+        self.wait_gone();
+        Ok(())
+    }
+}
+
+/// Sends a signal to a process.
+fn send(pid: i32, signal: i32) -> std::io::Result<()> {
+    use rustix::process::{Pid, Signal, kill_process};
+    match (Pid::from_raw(pid), Signal::from_named_raw(signal)) {
+        (Some(pid), Some(signal)) => Ok(kill_process(pid, signal)?),
+        _ => Err(std::io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 

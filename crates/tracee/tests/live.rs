@@ -3,7 +3,7 @@
 
 use std::process::{Child, Command, Stdio};
 
-use torpor_tracee::{Mapping, Resume, Tracee, parse_maps};
+use torpor_tracee::{Mapping, Tracee, parse_maps};
 
 struct Killed(Child);
 
@@ -61,7 +61,7 @@ fn a_sleeper_runs_calls_and_goes_on() {
     out.result(clock).unwrap();
     assert!(out.u64_at(slot, 0) > 0);
     t.eject(&before).unwrap();
-    t.finish(Resume::AsFound).unwrap();
+    t.finish().unwrap();
     let after = maps(pid);
     // Only the stack may have grown, by the place for the way back.
     let names = |m: &[Mapping]| m.iter().map(|m| (m.end, m.name.clone())).collect::<Vec<_>>();
@@ -70,7 +70,7 @@ fn a_sleeper_runs_calls_and_goes_on() {
     let mut t = stop(pid);
     t.inject(&after).unwrap();
     t.eject(&after).unwrap();
-    t.finish(Resume::AsFound).unwrap();
+    t.finish().unwrap();
     assert_eq!(after, maps(pid));
     let asleep = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ");
     let mut tries = 0;
@@ -101,7 +101,7 @@ fn a_failing_call_ends_the_batch_when_asked() {
     let out = batch.run().unwrap();
     assert_eq!(out.result(close).unwrap(), 0);
     t.eject(&m).unwrap();
-    t.finish(Resume::AsFound).unwrap();
+    t.finish().unwrap();
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn many_records_are_run_in_chunks() {
         assert_eq!(out.result(call).unwrap(), u64::from(std::process::id()));
     }
     t.eject(&m).unwrap();
-    t.finish(Resume::AsFound).unwrap();
+    t.finish().unwrap();
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_reader_restarts_its_read() {
     t.inject(&m).unwrap();
     t.call("getpid", libc::SYS_getpid, []).unwrap();
     t.eject(&m).unwrap();
-    t.finish(Resume::AsFound).unwrap();
+    t.finish().unwrap();
     child.0.stdin.take().unwrap().write_all(b"hello").unwrap();
     let mut out = String::new();
     child.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
@@ -162,9 +162,9 @@ fn a_husk_makes_children_and_threads() {
     );
     let name = std::fs::read_to_string(format!("/proc/{}/maps", husk.pid())).unwrap();
     assert!(name.contains("70000000-"), "{name}");
-    child.drop_stub().unwrap();
-    child.finish(Resume::Kill).unwrap();
-    husk.finish(Resume::Kill).unwrap();
+    child.exit_with(7 << 8).unwrap();
+    let status = husk.call("wait4", libc::SYS_wait4, [u64::MAX, 0, 0, 0]).unwrap();
+    assert!(status > 0);
 }
 
 /// Runs batches until somebody kills this process: used by the test below.
@@ -180,7 +180,7 @@ fn tracer_for_the_kill_test() {
             t.call("getpid", libc::SYS_getpid, []).unwrap();
         }
         t.eject(&m).unwrap();
-        t.finish(Resume::AsFound).unwrap();
+        t.finish().unwrap();
     }
 }
 
@@ -216,6 +216,10 @@ fn a_killed_tracer_does_no_harm() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
     }
+    // What it left behind goes.
+    let pid_t = i32::try_from(pid).unwrap();
+    while torpor_tracee::remove_leftover(pid_t, std::time::Duration::from_secs(5)).unwrap() {}
+    assert!(maps(pid_t).iter().all(|m| m.prot != 7), "a stub is left");
     let ticks = |pid: u32| {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .unwrap()
