@@ -115,10 +115,8 @@ fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
 
 fn decode(message: &[u8]) -> Option<(u8, Undo)> {
     let (&sign, rest) = message.split_first()?;
-    let fields: Vec<String> = rest
-        .split(|&b| b == 0)
-        .map(|f| String::from_utf8_lossy(f).into_owned())
-        .collect();
+    let fields: Vec<String> =
+        rest.split(|&b| b == 0).map(|f| String::from_utf8_lossy(f).into_owned()).collect();
     let field = |i: usize| fields.get(i).cloned();
     let undo = match fields.first()?.as_str() {
         "stub" => Undo::Stub(field(1)?.parse().ok()?),

@@ -332,7 +332,10 @@ impl Tracee {
                 Err(Error::Gone { .. }) => {}
                 Err(e) => return Err(e),
                 Ok(_) => {
-                    return Err(Error::Unusable { pid: tid, reason: "it does not exit".to_owned() });
+                    return Err(Error::Unusable {
+                        pid: tid,
+                        reason: "it does not exit".to_owned(),
+                    });
                 }
             }
         } else {
