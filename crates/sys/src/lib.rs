@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod fcntl;
+pub mod inherited;
 pub mod kcmp;
 pub mod mount;
 pub mod ns;

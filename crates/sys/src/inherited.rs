@@ -1,0 +1,60 @@
+//! Descriptors that this process was started with, known by number only.
+//!
+//! Nothing in this process owns them, so they are duplicated before they are used.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use crate::{Result, check};
+
+/// A duplicate (close-on-exec) of descriptor `number`. The original becomes
+/// close-on-exec too, so that it does not leak into programs started from here.
+///
+/// # Errors
+/// `EBADF` if it is not open.
+pub fn duplicate(number: RawFd) -> Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes an integer and makes a new descriptor; no memory
+    // is passed.
+    let fd = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
+    // SAFETY: F_SETFD changes a flag of an open descriptor, which its owner, if any,
+    // cannot be hurt by; no memory is passed.
+    check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    // SAFETY: the kernel has just made `fd` for this call alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Closes descriptor `number`, one that nothing in this process has opened.
+///
+/// # Errors
+/// `EBADF` if it is not open; `EBUSY` if it was opened after the start of the
+/// program, as far as can be told: its close-on-exec flag is set, which no descriptor
+/// has that came through exec.
+pub fn close(number: RawFd) -> Result<()> {
+    // SAFETY: F_GETFD reads a flag; no memory is passed.
+    let flags = check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    if flags & libc::FD_CLOEXEC != 0 {
+        return Err(std::io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    // SAFETY: the descriptor came through exec (checked above: everything that is
+    // opened by this program is close-on-exec), so no OwnedFd here stands for it.
+    check(unsafe { libc::close(number) })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn what_is_not_open_cannot_be_taken() {
+        assert_eq!(duplicate(9999).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(close(9999).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn own_files_are_not_closed() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(close(file.as_raw_fd()).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        assert!(duplicate(file.as_raw_fd()).is_ok());
+    }
+}
