@@ -8,6 +8,7 @@ use std::path::Path;
 use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, FownEntry};
 
+use super::diag;
 use crate::dump::Dump;
 use crate::error::Result;
 use crate::file::{self, FdInfo, Found};
@@ -118,8 +119,31 @@ pub fn restore(opts: &Options, dir: &Path, entries: &[FileEntry]) -> Result<Vec<
 pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let dir = tempfile::tempdir().unwrap();
     let entries = dump(opts, dir.path(), &files).unwrap();
-    drop(files);
+    close(files);
     restore(opts, dir.path(), &entries).unwrap()
+}
+
+/// Closes sockets, and waits until they are gone: a child that another test starts at
+/// this moment has them, too, until it executes its program.
+fn close(files: Vec<OwnedFd>) {
+    let inodes: Vec<_> = files
+        .iter()
+        .map(|f| u32::try_from(rustix::fs::fstat(f).unwrap().st_ino).unwrap())
+        .collect();
+    drop(files);
+    for _ in 0..1000 {
+        let mut listed: Vec<u32> = diag::unix().unwrap().iter().map(|s| s.inode).collect();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_RAW] {
+                listed.extend(diag::inet(family, protocol).unwrap().iter().map(|s| s.inode));
+            }
+        }
+        if !listed.iter().any(|i| inodes.contains(i)) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("closed sockets stay");
 }
 
 /// Reads exactly `len` bytes.
