@@ -43,7 +43,9 @@ pub fn programs(programs: &[Program]) -> Result<()> {
     std::fs::create_dir_all(&bin)?;
     let lock = std::fs::File::create(area()?.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
-    let header = modified(&repository().join("zoo/zoo.h"))?;
+    let headers = ["zoo.h", "scm.h", "tcp.h"].map(|name| repository().join("zoo").join(name));
+    let times = headers.iter().map(|header| modified(header)).collect::<Result<Vec<_>>>()?;
+    let header = times.into_iter().max().context("no header")?;
     compile(&repository().join("tests/container.c"), &bin.join("container"), header, &[])?;
     let next = AtomicUsize::new(0);
     let worker = || -> Result<()> {
