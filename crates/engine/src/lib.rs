@@ -15,11 +15,15 @@ pub mod namespace;
 pub mod options;
 pub mod proc;
 pub mod restore;
+mod stats;
+pub mod task;
 
+pub use dump::dump;
 pub use error::{Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
 pub use options::Options;
+pub use restore::restore;
 
 /// What a dump did.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,26 +39,10 @@ pub struct RestoreReport {
     pub pid: i32,
 }
 
-/// Writes the tree under `opts.pid` to images and lets it go as `opts` says.
-///
-/// # Errors
-/// If anything cannot be kept; the tasks then go on as if nothing had happened.
-pub fn dump(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<DumpReport> {
-    Err(Error::Unsupported("dump".into()))
-}
-
 /// Writes the memory that changed since the last pre-dump, and lets the tree go on.
 ///
 /// # Errors
 /// As [`dump()`].
 pub fn pre_dump(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<DumpReport> {
     Err(Error::Unsupported("pre-dump".into()))
-}
-
-/// Makes a tree of tasks from images.
-///
-/// # Errors
-/// If anything cannot be brought back; nothing that was made then remains.
-pub fn restore(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<RestoreReport> {
-    Err(Error::Unsupported("restore".into()))
 }

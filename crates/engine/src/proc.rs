@@ -74,7 +74,7 @@ pub fn children(pid: i32, threads: &[i32]) -> Result<Vec<i32>> {
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct Stat {
-    pub comm: String,
+    pub comm: Vec<u8>,
     pub state: char,
     pub ppid: i32,
     pub pgid: i32,
@@ -99,14 +99,16 @@ pub struct Stat {
 /// # Errors
 /// The kernel's.
 pub fn stat(pid: i32) -> Result<Stat> {
-    let text = read(pid, "stat")?;
-    parse_stat(&text).ok_or_else(|| Error::invalid(format!("/proc/{pid}/stat"), "unknown layout"))
+    parse_stat(&bytes(pid, "stat")?)
+        .ok_or_else(|| Error::invalid(format!("/proc/{pid}/stat"), "unknown layout"))
 }
 
-fn parse_stat(text: &str) -> Option<Stat> {
+fn parse_stat(text: &[u8]) -> Option<Stat> {
     // The name may contain anything, parentheses and blanks too: its end is the last one.
-    let (head, tail) = text.rsplit_once(')')?;
-    let comm = head.split_once('(')?.1.to_owned();
+    let end = text.iter().rposition(|&b| b == b')')?;
+    let start = text.iter().position(|&b| b == b'(')?;
+    let comm = text.get(start + 1..end)?.to_vec();
+    let tail = std::str::from_utf8(&text[end + 1..]).ok()?;
     let field: Vec<&str> = tail.split_ascii_whitespace().collect();
     // Field N of the manual page is element N - 3 here.
     let number = |n: usize| field.get(n - 3).and_then(|f| f.parse::<i64>().ok());
@@ -238,8 +240,8 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_confuse() {
         let tail = "S 1 2 3 0 -1 4194304 77 0 0 0 0 0 0 0 20 0 1 0 179782 3014656 425 18446744073709551615 1 2 3 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 4 5 6 7 8 9 10 0";
-        let stat = parse_stat(&format!("12 (a) b (c)) {tail}")).unwrap();
-        assert_eq!(stat.comm, "a) b (c)");
+        let stat = parse_stat(format!("12 (a) b (c)) {tail}").as_bytes()).unwrap();
+        assert_eq!(stat.comm, b"a) b (c)");
         assert_eq!((stat.ppid, stat.start_code, stat.env_end), (1, 1, 10));
     }
 

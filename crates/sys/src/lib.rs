@@ -12,6 +12,7 @@ pub mod mount;
 pub mod ns;
 pub mod process;
 pub mod ptrace;
+pub mod sched;
 pub mod socket;
 pub mod stub;
 pub mod vm;

@@ -216,6 +216,16 @@ pub fn queue_thread_signal(tgid: i32, tid: i32, signal: i32, info: &[u8; 128]) -
     unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, args) }.map(drop)
 }
 
+/// Sends a signal to one thread (tgkill(2)).
+///
+/// # Errors
+/// `ESRCH` if it is gone, `EPERM`.
+pub fn kill_thread(tgid: i32, tid: i32, signal: i32) -> Result<()> {
+    let arg = |v: i32| u64::from(v.cast_unsigned());
+    // SAFETY: takes numbers only.
+    unsafe { syscall(libc::SYS_tgkill, [arg(tgid), arg(tid), arg(signal), 0, 0, 0]) }.map(drop)
+}
+
 /// Asks for `signal` when the parent of this process ends (`PR_SET_PDEATHSIG`).
 ///
 /// # Errors

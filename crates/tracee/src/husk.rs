@@ -128,6 +128,55 @@ impl Tracee {
         Ok(())
     }
 
+    /// Room for arguments of [`Tracee::call_alone`].
+    pub fn scratch(&self) -> RemoteAddr {
+        self.data_address()
+    }
+
+    /// Makes one call in the husk with all signals blocked, the one included that
+    /// ends a batch. That one would be lost if it were pending already.
+    ///
+    /// # Errors
+    /// Gone; or the kernel's answer in `Remote`.
+    pub fn call_alone(&mut self, what: &str, number: libc::c_long, args: [u64; 4]) -> Result<u64> {
+        let Some(stub) = self.stub else {
+            return Err(Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() });
+        };
+        let regs = torpor_sys::ptrace::Registers {
+            rax: number.cast_unsigned(),
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            rip: stub.base + stub::code().len() as u64 - 2,
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        let result = self.step_syscall(&regs)?;
+        self.put_back()?;
+        self.answer(what, result)
+    }
+
+    fn answer(&self, what: &str, result: u64) -> Result<u64> {
+        match result.cast_signed() {
+            e @ -4095..0 => Err(Error::Remote {
+                pid: self.tid,
+                what: what.to_owned(),
+                source: std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(0)),
+            }),
+            _ => Ok(result),
+        }
+    }
+
+    /// Makes the kernel pass over its seccomp filters as long as it is traced.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_ADMIN`, or if the tracer has filters itself.
+    pub fn suspend_seccomp(&mut self) -> Result<()> {
+        ptrace::set_options(self.tid, OPTIONS | option::SUSPEND_SECCOMP)
+            .map_err(Error::os(self.tid, "PTRACE_O_SUSPEND_SECCOMP"))
+    }
+
     /// Unmaps the stub as the last thing that the husk does. Other threads of the
     /// process must not run through it any more. Set registers and
     /// [`Tracee::release`] next.
@@ -145,16 +194,8 @@ impl Tracee {
             orig_rax: u64::MAX,
             ..self.own
         };
-        match self.step_syscall(&regs)? {
-            0 => Ok(()),
-            e => Err(Error::Remote {
-                pid: self.tid,
-                what: "munmap of the stub".to_owned(),
-                source: std::io::Error::from_raw_os_error(
-                    i32::try_from(-e.cast_signed()).unwrap_or(0),
-                ),
-            }),
-        }
+        let result = self.step_syscall(&regs)?;
+        self.answer("munmap of the stub", result).map(drop)
     }
 
     /// Gives the husk the registers, extended state and signal mask of the task
@@ -173,6 +214,7 @@ impl Tracee {
         ptrace::set_xstate(tid, xstate).map_err(Error::os(tid, "NT_X86_XSTATE"))?;
         ptrace::set_signal_mask(tid, mask).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
         (self.own, self.own_mask) = (*regs, mask);
+        self.xstate = None;
         Ok(())
     }
 

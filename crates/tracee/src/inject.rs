@@ -48,6 +48,13 @@ impl Stub {
     pub(crate) fn code_contains(&self, address: u64) -> bool {
         (self.base..=self.base + stub::code().len() as u64).contains(&address)
     }
+
+    /// Whether `address` is behind the call that sends the final signal. The task may
+    /// have had one of its own pending, which then stops it at the start.
+    pub(crate) fn is_behind_done(&self, address: u64) -> bool {
+        // `mov eax, imm32; syscall` are 7 bytes.
+        address == self.base + stub::code().len() as u64 - 7
+    }
 }
 
 impl Tracee {

@@ -11,7 +11,9 @@ mod batch;
 mod frame;
 mod husk;
 mod inject;
+mod job;
 mod maps;
+mod rseq;
 mod stop;
 
 pub use batch::{Batch, Call, Outcome, Slot};

@@ -37,6 +37,9 @@ pub struct Tracee {
     pub(crate) held: Vec<i32>,
     /// Children and threads that calls of a batch have created.
     pub(crate) born: Vec<i32>,
+    /// Where the thread's pointer to its critical section is, and that section, if
+    /// it must be found in it again.
+    pub(crate) critical_section: Option<(u64, u64)>,
     /// Made by us: dies with us, and has no state of its own to go back to.
     pub(crate) husk: bool,
     /// Still ours to let go when it is dropped.
@@ -90,7 +93,9 @@ impl Tracee {
                 }
             }
         };
-        Self::here(pid, tid, state).map(Some)
+        let mut tracee = Self::here(pid, tid, state)?;
+        tracee.leave_critical_section()?;
+        Ok(Some(tracee))
     }
 
     /// Takes stock of a thread that is stopped now.
@@ -105,6 +110,7 @@ impl Tracee {
             stub: None,
             held: Vec::new(),
             born: Vec::new(),
+            critical_section: None,
             husk: false,
             held_back: true,
         })
@@ -255,7 +261,7 @@ impl Tracee {
         let info = ptrace::siginfo(self.tid).map_err(Error::os(self.tid, "PTRACE_GETSIGINFO"))?;
         let regs = ptrace::registers(self.tid).map_err(Error::os(self.tid, "PTRACE_GETREGS"))?;
         let code = i32::from_le_bytes([info[8], info[9], info[10], info[11]]);
-        Ok(code == libc::SI_TKILL && self.stub.as_ref().is_some_and(|s| s.code_contains(regs.rip)))
+        Ok(code == libc::SI_TKILL && self.stub.as_ref().is_some_and(|s| s.is_behind_done(regs.rip)))
     }
 
     /// Makes it stop at a signal-handling point, where the kernel looks after
@@ -300,6 +306,7 @@ impl Tracee {
         for signal in std::mem::take(&mut self.held) {
             send(self.pid, signal).map_err(Error::os(tid, "kill"))?;
         }
+        self.enter_critical_section()?;
         self.held_back = false;
         ptrace::detach(tid, 0).map_err(Error::os(tid, "PTRACE_DETACH"))
     }

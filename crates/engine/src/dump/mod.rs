@@ -1,17 +1,38 @@
 //! Dump: from running tasks to images.
+//!
+//! The steps are those of [`run`]: freeze, number what is shared, namespaces, then
+//! for each task its files, its mappings and its own state, then all pages at once,
+//! and the inventory last: a directory without it is not a checkpoint. Until the
+//! very end the tasks can simply be let go.
 
 pub mod freeze;
+mod ids;
+mod memory;
+mod task;
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
-use torpor_images::ImageDir;
-use torpor_images::proto::TaskKobjIdsEntry;
-use torpor_tracee::Tracee;
+use torpor_images::proto::{
+    DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
+};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::kcmp::Object;
+use torpor_tracee::{Mapping, Tracee};
 
-use crate::error::Result;
-use crate::namespace::Namespaces;
+use self::freeze::Frozen;
+use self::ids::Sharers;
+use crate::error::{Context, Error, Result};
+use crate::file::table::{self, FileTable};
+use crate::hooks::{Event, Hooks};
+use crate::memory::vma::Vma;
 use crate::namespace::mount::Mounts;
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespace, Namespaces, NsKind};
 use crate::options::Options;
+use crate::task::Filters;
+use crate::{DumpReport, proc};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -26,6 +47,20 @@ pub struct Dump<'a> {
     pub ns: Namespaces,
     /// The mounts in them ([`Mounts::collect`]).
     pub mounts: Mounts,
+    /// The open files met so far.
+    pub files: FileTable,
+    /// The numbers of the dumping program itself.
+    own_ids: TaskKobjIdsEntry,
+    /// The ids of the tree's user namespace.
+    pub id_maps: IdMaps,
+    /// Seccomp filters met so far.
+    filters: Filters,
+    /// The ids of all threads in the images, by their ids here.
+    vtids: HashMap<i32, i32>,
+    /// What is to be copied when everything else is known.
+    memory: memory::Memory,
+    /// For stats-dump.
+    stats: DumpStatsEntry,
 }
 
 /// A task (thread group) of the dumped tree.
@@ -39,19 +74,320 @@ pub struct Task {
     pub pidfd: OwnedFd,
     /// Kernel objects that it shares with others, numbered from 1.
     pub ids: TaskKobjIdsEntry,
-    /// The stopped leader; `None` for a zombie.
-    pub tracee: Option<Tracee>,
+    /// `/proc/PID/stat`.
+    pub stat: proc::Stat,
+    /// `/proc/PID/status`.
+    pub status: proc::Status,
+    /// Its stopped threads, the leader first; none for a zombie.
+    pub threads: Vec<Tracee>,
+    /// The signal that job control had stopped it with.
+    pub stop_signal: Option<i32>,
+    /// Its mappings, as they were before anything of ours was mapped.
+    pub vmas: Vec<Vma>,
+    maps: Vec<Mapping>,
+}
+
+impl Task {
+    /// Whether it has ended and only waits to be waited for.
+    pub fn is_zombie(&self) -> bool {
+        self.threads.is_empty()
+    }
 }
 
 impl Dump<'_> {
     /// Remote calls in the leader of `task`.
     ///
     /// # Errors
-    /// If the task is a zombie.
+    /// If the task is a zombie, or has no room for the stub.
     pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
         let t = &mut self.tasks[task];
         let pid = t.pid;
-        t.tracee.as_mut().ok_or(crate::error::Error::Gone { pid })
+        let leader = t.threads.first_mut().ok_or(Error::Gone { pid })?;
+        if leader.stub_range().is_none() {
+            leader.inject(&t.maps)?;
+        }
+        Ok(leader)
+    }
+
+    /// The pid in the images of the task with pid `pid` here.
+    pub fn vpid_of(&self, pid: i32) -> Option<i32> {
+        self.tasks.iter().find(|t| t.pid == pid).map(|t| t.vpid)
+    }
+}
+
+/// Dumps the tree under `opts.pid`.
+///
+/// # Errors
+/// Refusals and the kernel's; the tasks go on as if nothing had happened.
+pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    let images = ImageDir::create(&opts.images_dir)?;
+    images.remove_inventory()?;
+    hooks.notify(Event::PreDump)?;
+    let start = Instant::now();
+    let frozen = freeze::freeze(opts.pid, start + opts.timeout)?;
+    let freezing = start.elapsed();
+    let mut cx = Dump::new(opts, images, frozen)?;
+    let done = run(&mut cx, hooks).and_then(|()| {
+        cx.stats.freezing_time = micros(freezing);
+        cx.stats.frozen_time = micros(start.elapsed());
+        cx.seal()?;
+        hooks.notify(Event::PostDump)
+    });
+    let tasks = cx.tasks.len();
+    let kill = done.is_ok() && !opts.leave_running && !opts.leave_stopped;
+    let stop = done.is_ok() && opts.leave_stopped;
+    if done.is_err() {
+        cx.images.remove_inventory()?;
+    }
+    cx.let_go(kill, stop);
+    done.map(|()| DumpReport { tasks })
+}
+
+/// Collects and writes everything but the inventory.
+fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    hooks.notify(Event::NetworkLock)?;
+    cx.number_objects()?;
+    for task in 0..cx.tasks.len() {
+        if cx.tasks[task].is_zombie() {
+            task::dump_zombie(cx, task)?;
+            continue;
+        }
+        if cx.is_first_with(task, |ids| ids.files_id) {
+            table::dump_descriptors(cx, task)?;
+        }
+        let flags = task::dump(cx, task)?;
+        memory::dump_mappings(cx, task, &flags)?;
+    }
+    table::finish(cx)?;
+    cx.filters.save(&cx.images)?;
+    cx.write_tree()?;
+    memory::copy_pages(cx, hooks)
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Microseconds, as the stats have them.
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+impl<'a> Dump<'a> {
+    fn new(opts: &'a Options, images: ImageDir, frozen: Vec<Frozen>) -> Result<Self> {
+        let mut vtids = HashMap::new();
+        for task in &frozen {
+            vtids.extend(task::vtids(task)?);
+        }
+        let tasks = frozen.into_iter().map(Task::new).collect::<Result<Vec<_>>>()?;
+        Ok(Dump::of(opts, images, tasks, vtids, IdMaps::of(opts.pid)?))
+    }
+
+    fn of(
+        opts: &'a Options,
+        images: ImageDir,
+        tasks: Vec<Task>,
+        vtids: HashMap<i32, i32>,
+        id_maps: IdMaps,
+    ) -> Self {
+        Dump {
+            opts,
+            images,
+            tasks,
+            ns: Namespaces::default(),
+            mounts: Mounts::default(),
+            files: FileTable::new(),
+            own_ids: TaskKobjIdsEntry::default(),
+            id_maps,
+            filters: Filters::default(),
+            vtids,
+            memory: memory::Memory::default(),
+            stats: DumpStatsEntry::default(),
+        }
+    }
+
+    /// Numbers what tasks share: address spaces, tables, namespaces.
+    fn number_objects(&mut self) -> Result<()> {
+        let mut sharers =
+            [Object::Vm, Object::Files, Object::Fs, Object::Sighand].map(Sharers::new);
+        // The dumping program comes first: a task that shares a namespace with it has
+        // that namespace from the host.
+        self.own_ids = self.ids_of(own_pid(), 0, &mut sharers)?;
+        for index in 0..self.tasks.len() {
+            if self.tasks[index].is_zombie() {
+                continue;
+            }
+            let pid = self.tasks[index].pid;
+            let ids = self.ids_of(pid, index, &mut sharers)?;
+            if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
+                return Err(Error::refused(
+                    pid,
+                    "its address space",
+                    "is shared with another process (CLONE_VM without CLONE_THREAD)",
+                ));
+            }
+            self.tasks[index].ids = ids;
+        }
+        Ok(())
+    }
+
+    fn ids_of(
+        &mut self,
+        pid: i32,
+        task: usize,
+        sharers: &mut [Sharers; 4],
+    ) -> Result<TaskKobjIdsEntry> {
+        let mut number = |i: usize| sharers[i].number(pid);
+        let mut ids = TaskKobjIdsEntry {
+            vm_id: number(0)?,
+            files_id: number(1)?,
+            fs_id: number(2)?,
+            sighand_id: number(3)?,
+            ..TaskKobjIdsEntry::default()
+        };
+        for kind in NsKind::ALL {
+            let id = self.namespace_id(pid, task, kind)?;
+            kind.set_id_in(&mut ids, id);
+        }
+        Ok(ids)
+    }
+
+    /// The number of a namespace of process `pid`; a new one is added.
+    fn namespace_id(&mut self, pid: i32, task: usize, kind: NsKind) -> Result<u32> {
+        let inode = proc::ns_inode(pid, kind.name())?;
+        if let Some(known) = self.ns.by_inode(inode) {
+            return Ok(known.id);
+        }
+        let id = u32::try_from(self.ns.all.len()).unwrap_or(u32::MAX).saturating_add(1);
+        self.ns.all.push(Namespace {
+            kind,
+            id,
+            inode,
+            is_host: pid == own_pid(),
+            file: Some(proc::open(pid, &format!("ns/{}", kind.name()))?.into()),
+            task,
+        });
+        Ok(id)
+    }
+
+    /// Whether `task` is the first one with its number of some shared object.
+    fn is_first_with(&self, task: usize, id: impl Fn(&TaskKobjIdsEntry) -> u32) -> bool {
+        let number = id(&self.tasks[task].ids);
+        !self.tasks[..task].iter().any(|t| !t.is_zombie() && id(&t.ids) == number)
+    }
+
+    fn write_tree(&mut self) -> Result<()> {
+        let mut tree = Vec::new();
+        for t in &self.tasks {
+            let vpid_here = |pid: i32| self.vpid_of(pid).unwrap_or(0);
+            let in_ns = |key: &str| {
+                t.status.numbers(key, 10).last().copied().and_then(|v| u32::try_from(v).ok())
+            };
+            let threads = if t.is_zombie() {
+                vec![t.vpid.cast_unsigned()]
+            } else {
+                let vtid = |t: &Tracee| self.vtids.get(&t.tid()).copied().unwrap_or(t.tid());
+                t.threads.iter().map(|t| vtid(t).cast_unsigned()).collect()
+            };
+            tree.push(PstreeEntry {
+                pid: t.vpid.cast_unsigned(),
+                ppid: vpid_here(t.stat.ppid).cast_unsigned(),
+                pgid: in_ns("NSpgid").unwrap_or(0),
+                sid: in_ns("NSsid").unwrap_or(0),
+                threads,
+            });
+            if !t.is_zombie() {
+                self.images.write_one(kind::IDS, u64::from(t.vpid.cast_unsigned()), &t.ids)?;
+            }
+        }
+        Ok(self.images.write_all(kind::PSTREE, 0, &tree)?)
+    }
+
+    /// Writes the statistics and, last of all, the inventory.
+    fn seal(&mut self) -> Result<()> {
+        let stats = StatsEntry { dump: Some(self.stats), restore: None };
+        crate::stats::write_dump(self.opts, &stats)?;
+        let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let inventory = InventoryEntry {
+            img_version: 2,
+            fdinfo_per_id: Some(true),
+            root_ids: Some(self.own_ids),
+            ns_per_id: Some(true),
+            dump_uptime: u64::try_from(uptime.tv_sec)
+                .ok()
+                .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),
+            ..InventoryEntry::default()
+        };
+        Ok(self.images.write_one(kind::INVENTORY, 0, &inventory)?)
+    }
+
+    /// Lets every task go, whatever happens to some of them: they may be killed by
+    /// others at any moment, which is not an error here.
+    fn let_go(&mut self, kill: bool, stop: bool) {
+        for task in &mut self.tasks {
+            if kill && task.kill().is_ok() {
+                continue;
+            }
+            if stop {
+                task.signal(rustix::process::Signal::STOP);
+            }
+            if let Some(leader) = task.threads.first_mut() {
+                if let Err(e) = leader.eject(&task.maps) {
+                    tracing::debug!("task {}: {e}", task.pid);
+                }
+            }
+            for thread in task.threads.drain(..) {
+                if let Err(e) = thread.finish() {
+                    tracing::debug!("task {}: {e}", task.pid);
+                }
+            }
+        }
+        if kill {
+            self.wait_killed();
+        }
+    }
+
+    /// Waits until the killed tasks have ended: for their memory and their
+    /// pids to be free when the caller goes on.
+    fn wait_killed(&mut self) {
+        for task in &mut self.tasks {
+            for mut thread in task.threads.drain(..).rev() {
+                thread.wait_gone();
+            }
+        }
+    }
+}
+
+impl Task {
+    fn new(frozen: Frozen) -> Result<Self> {
+        let stop_signal = frozen.stop_signal();
+        let Frozen { pid, stat, status, threads } = frozen;
+        let vpid = status.ns_pids().last().copied().unwrap_or(pid);
+        let vmas = if threads.is_empty() { Vec::new() } else { crate::memory::vma::read(pid)? };
+        let maps = vmas.iter().map(|v| v.map.clone()).collect();
+        Ok(Task {
+            pid,
+            vpid,
+            pidfd: proc::pidfd(pid)?,
+            ids: TaskKobjIdsEntry::default(),
+            stat,
+            status,
+            threads,
+            stop_signal,
+            vmas,
+            maps,
+        })
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        if let Err(e) = rustix::process::pidfd_send_signal(&self.pidfd, signal) {
+            tracing::debug!("task {}: {e}", self.pid);
+        }
+    }
+
+    fn kill(&self) -> Result<()> {
+        rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL)
+            .context(|| format!("kill task {}", self.pid))
     }
 }
 
@@ -59,6 +395,6 @@ impl Dump<'_> {
 impl<'a> Dump<'a> {
     /// A dump of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        Dump { opts, images, tasks: Vec::new(), ns, mounts: Mounts::default() }
+        Dump { ns, ..Dump::of(opts, images, Vec::new(), HashMap::new(), IdMaps::identity()) }
     }
 }

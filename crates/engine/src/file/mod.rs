@@ -9,7 +9,10 @@
 //! A kind of file is a module with a [`Dumper`] and a [`Restorer`], and a line in
 //! each of the two tables at the end of this file.
 
+pub mod memfd;
+pub mod regular;
 pub mod socket;
+pub mod table;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

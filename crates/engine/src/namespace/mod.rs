@@ -1,8 +1,11 @@
 //! Namespaces: which there are, and how to work inside one.
 
 pub mod mount;
+pub mod user;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_images::proto::TaskKobjIdsEntry;
 
 use crate::error::{Context, Error, Result};
 
@@ -60,6 +63,37 @@ impl NsKind {
             NsKind::Time => 0x80, // CLONE_NEWTIME, linux/sched.h: outside of libc's int flags
         };
         u64::from(flag.cast_unsigned())
+    }
+}
+
+impl NsKind {
+    /// The number of a task's namespace of this kind.
+    pub fn id_in(self, ids: &TaskKobjIdsEntry) -> Option<u32> {
+        match self {
+            NsKind::Pid => ids.pid_ns_id,
+            NsKind::Net => ids.net_ns_id,
+            NsKind::Ipc => ids.ipc_ns_id,
+            NsKind::Uts => ids.uts_ns_id,
+            NsKind::Mnt => ids.mnt_ns_id,
+            NsKind::User => ids.user_ns_id,
+            NsKind::Cgroup => ids.cgroup_ns_id,
+            NsKind::Time => ids.time_ns_id,
+        }
+    }
+
+    /// Sets the number of a task's namespace of this kind.
+    pub fn set_id_in(self, ids: &mut TaskKobjIdsEntry, id: u32) {
+        let field = match self {
+            NsKind::Pid => &mut ids.pid_ns_id,
+            NsKind::Net => &mut ids.net_ns_id,
+            NsKind::Ipc => &mut ids.ipc_ns_id,
+            NsKind::Uts => &mut ids.uts_ns_id,
+            NsKind::Mnt => &mut ids.mnt_ns_id,
+            NsKind::User => &mut ids.user_ns_id,
+            NsKind::Cgroup => &mut ids.cgroup_ns_id,
+            NsKind::Time => &mut ids.time_ns_id,
+        };
+        *field = Some(id);
     }
 }
 

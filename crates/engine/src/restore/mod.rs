@@ -1,18 +1,38 @@
 //! Restore: from images to running tasks.
+//!
+//! The steps are those of [`run`]: read and judge everything, make the root husk with
+//! its namespaces, fill those, grow the tree with its memory, open all files and hand
+//! them out, give every thread the rest of its state, and wake all at once. Whatever
+//! fails, dropping the husks kills all that was made.
+
+mod descriptors;
+pub mod load;
+pub mod memory;
+mod task;
+mod transport;
+mod tree;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{FdTypes, FileEntry};
+use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry, VmaEntry};
 use torpor_tracee::Tracee;
 
+use self::load::{Checkpoint, TaskImage};
+use crate::RestoreReport;
 use crate::error::{Context, Error, Result};
 use crate::file::{OpenFiles, Restorer};
+use crate::hooks::{Event, Hooks};
 use crate::namespace::mount::Restored;
-use crate::namespace::{Namespaces, NsKind, run_in};
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
+use crate::task::Filters;
+
+pub use self::transport::{Transport, place_words};
 
 /// Everything that the restore knows and has made so far.
 #[derive(Debug)]
@@ -37,17 +57,243 @@ pub struct Restore<'a> {
     pub entries: HashMap<u32, FileEntry>,
     /// The kinds of files; a kind is absent while it works.
     pub restorers: HashMap<FdTypes, Box<dyn Restorer>>,
+    /// The ids of the tree's user namespace.
+    pub id_maps: IdMaps,
+    /// Seccomp filters of the tree.
+    filters: Filters,
+    /// Objects of shared anonymous memory, by number.
+    pub shared: HashMap<u64, OwnedFd>,
+    stats: RestoreStatsEntry,
 }
 
 /// A task (thread group) that is being restored.
 #[derive(Debug)]
 pub struct Task {
-    /// Its pid here.
+    /// Its pid here, 0 before it exists.
     pub pid: i32,
     /// Its pid in the images.
     pub vpid: i32,
-    /// Its husk; `None` for a zombie, and before it exists.
-    pub husk: Option<Tracee>,
+    /// Its husks, the leader first, in the order of the images; none before it exists,
+    /// and for a zombie that has ended.
+    pub threads: Vec<Tracee>,
+    /// What the images say.
+    pub image: TaskImage,
+    /// The mappings that its husk has.
+    mapped: Vec<VmaEntry>,
+}
+
+/// Makes the tree of tasks that the images in `opts.images_dir` hold.
+///
+/// # Errors
+/// The images', the kernel's; nothing that was made then remains.
+pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+    let start = Instant::now();
+    let images = ImageDir::open(&opts.images_dir)?;
+    let mut cx = Restore::new(opts, images)?;
+    hooks.notify(Event::PreRestore)?;
+    run(&mut cx, hooks)?;
+    let pid = cx.tasks[0].pid;
+    hooks.notify(Event::PostRestore { pid })?;
+    cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
+    crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
+    hooks.notify(Event::PreResume { pid })?;
+    task::wake(&mut cx)?;
+    hooks.notify(Event::PostResume { pid })?;
+    Ok(RestoreReport { pid })
+}
+
+/// Makes everything; the tasks are still stopped afterwards.
+fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    let start = Instant::now();
+    cx.load_files()?;
+    let pid = cx.make_root()?;
+    hooks.notify(Event::SetupNamespaces { pid })?;
+    hooks.notify(Event::PostSetupNamespaces)?;
+    tree::build(cx)?;
+    cx.stats.forking_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
+    tree::join_groups(cx)?;
+    for task in 0..cx.tasks.len() {
+        task::restore_paths(cx, task)?;
+    }
+    descriptors::restore(cx)?;
+    descriptors::attach(cx)?;
+    for task in 0..cx.tasks.len() {
+        memory::finish(cx, task)?;
+    }
+    tree::make_threads(cx)?;
+    for task in 0..cx.tasks.len() {
+        task::restore(cx, task)?;
+    }
+    tree::bury(cx)
+}
+
+impl<'a> Restore<'a> {
+    fn new(opts: &'a Options, images: ImageDir) -> Result<Self> {
+        let Checkpoint { inventory, tasks, files } = load::load(&images)?;
+        let filters = Filters::load(&images)?;
+        let tasks = tasks
+            .into_iter()
+            .map(|image| Task {
+                pid: 0,
+                vpid: image.vpid(),
+                threads: Vec::new(),
+                image,
+                mapped: Vec::new(),
+            })
+            .collect();
+        let mut cx = Restore::of(opts, images, tasks, files, filters);
+        cx.list_namespaces(inventory.root_ids.unwrap_or_default());
+        Ok(cx)
+    }
+
+    fn of(
+        opts: &'a Options,
+        images: ImageDir,
+        tasks: Vec<Task>,
+        entries: HashMap<u32, FileEntry>,
+        filters: Filters,
+    ) -> Self {
+        Restore {
+            opts,
+            images,
+            tasks,
+            ns: Namespaces::default(),
+            roots: HashMap::new(),
+            mount_ns: HashMap::new(),
+            mounts: Restored::default(),
+            files: OpenFiles::default(),
+            entries,
+            restorers: crate::file::restorers().into_iter().collect(),
+            id_maps: IdMaps::identity(),
+            filters,
+            shared: HashMap::new(),
+            stats: RestoreStatsEntry::default(),
+        }
+    }
+
+    /// Lists the namespaces of the tasks; those that the dumping program shared with
+    /// them are the caller's own now.
+    fn list_namespaces(&mut self, host: torpor_images::proto::TaskKobjIdsEntry) {
+        for index in 0..self.tasks.len() {
+            let ids = self.tasks[index].image.ids;
+            for kind in NsKind::ALL {
+                let id = kind.id_in(&ids).unwrap_or(0);
+                if id == 0 || self.ns.by_id(id).is_some() {
+                    continue;
+                }
+                let is_host = kind.id_in(&host) == Some(id);
+                self.ns.all.push(Namespace {
+                    kind,
+                    id,
+                    inode: 0,
+                    is_host,
+                    file: None,
+                    task: index,
+                });
+            }
+        }
+    }
+
+    /// Lets every kind of file read and check its images.
+    fn load_files(&mut self) -> Result<()> {
+        let mut by_kind: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
+        for entry in self.entries.values() {
+            by_kind.entry(entry.r#type()).or_default().push(entry.clone());
+        }
+        for (kind, mut entries) in by_kind {
+            entries.sort_by_key(|e| e.id);
+            if !self.restorers.contains_key(&kind) {
+                return Err(Error::invalid(
+                    "files.img",
+                    format!(
+                        "file {} is of type {}, which is not supported",
+                        entries[0].id,
+                        kind.as_str_name()
+                    ),
+                ));
+            }
+            self.with_restorer(kind, |cx, r| r.load(cx, &entries))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the husk of the root task in new namespaces.
+    fn make_root(&mut self) -> Result<i32> {
+        let mut flags = 0;
+        let mut new_pids = false;
+        for ns in self.ns.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
+            flags |= ns.kind.clone_flag();
+            new_pids |= ns.kind == NsKind::Pid;
+        }
+        let vpid = self.tasks[0].vpid;
+        if self.opts.restore_sibling {
+            flags |= libc::CLONE_PARENT as u64;
+        }
+        let (husk, _pidfd) = Tracee::spawn_husk(flags, &[vpid]).map_err(|e| taken(e, vpid))?;
+        let pid = husk.pid();
+        self.adopt(0, husk)?;
+        tracing::debug!("root task {vpid} is {pid} here, new pid namespace: {new_pids}");
+        if !self.ns.of_kind(NsKind::Mnt).any(|ns| !ns.is_host) {
+            let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+                .context(|| "open /".to_owned())?;
+            let id = self.ns.of_kind(NsKind::Mnt).next().map_or(0, |ns| ns.id);
+            self.roots.insert(id, root);
+        }
+        Ok(pid)
+    }
+
+    /// The husk of `task` has been made.
+    fn adopt(&mut self, task: usize, husk: Tracee) -> Result<()> {
+        self.tasks[task].pid = husk.pid();
+        self.tasks[task].threads = vec![husk];
+        Ok(())
+    }
+
+    /// A duplicate of description `id`.
+    fn duplicate(&mut self, id: u32) -> Result<OwnedFd> {
+        let file = self.file(id)?;
+        rustix::io::fcntl_dupfd_cloexec(file, 0).context(|| "dup".to_owned())
+    }
+
+    /// Takes a kind of file out of the table while it works on the rest.
+    fn with_restorer<T>(
+        &mut self,
+        kind: FdTypes,
+        work: impl FnOnce(&mut Self, &mut dyn Restorer) -> Result<T>,
+    ) -> Result<T> {
+        let mut restorer = self.restorers.remove(&kind).ok_or_else(|| {
+            Error::invalid(
+                "files.img",
+                format!("files of type {} are not supported", kind.as_str_name()),
+            )
+        })?;
+        let done = work(self, restorer.as_mut());
+        self.restorers.insert(kind, restorer);
+        done
+    }
+
+    /// Lets all kinds do something, in the order of their types.
+    fn each_restorer(
+        &mut self,
+        mut work: impl FnMut(&mut Self, &mut dyn Restorer) -> Result<()>,
+    ) -> Result<()> {
+        let mut kinds: Vec<FdTypes> = self.restorers.keys().copied().collect();
+        kinds.sort_by_key(|k| *k as i32);
+        kinds.into_iter().try_for_each(|kind| self.with_restorer(kind, &mut work))
+    }
+}
+
+/// Says so when a pid is taken: the commonest reason for a restore to fail.
+fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
+    match e {
+        torpor_tracee::Error::Os { source, .. } if source.raw_os_error() == Some(libc::EEXIST) => {
+            Error::Os {
+                what: format!("pid {vpid} is in use; end that task, or restore in a pid namespace"),
+                source,
+            }
+        }
+        other => other.into(),
+    }
 }
 
 impl Restore<'_> {
@@ -58,7 +304,7 @@ impl Restore<'_> {
     pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
         let t = &mut self.tasks[task];
         let pid = t.vpid;
-        t.husk.as_mut().ok_or(Error::Gone { pid })
+        t.threads.first_mut().ok_or(Error::Gone { pid })
     }
 
     /// The pid here of the task with pid `vpid` in the images.
@@ -84,13 +330,7 @@ impl Restore<'_> {
             .get(&id)
             .cloned()
             .ok_or_else(|| Error::invalid("files.img", format!("no file with id {id}")))?;
-        let kind = entry.r#type();
-        let mut restorer = self.restorers.remove(&kind).ok_or_else(|| {
-            Error::invalid("files.img", format!("file {id} is of type {}", kind.as_str_name()))
-        })?;
-        let opened = restorer.open(self, &entry);
-        self.restorers.insert(kind, restorer);
-        opened
+        self.with_restorer(entry.r#type(), |cx, r| r.open(cx, &entry))
     }
 
     /// Opens a path as the tasks of a mount namespace see it. `mnt_id` is the
@@ -113,7 +353,7 @@ impl Restore<'_> {
     /// # Errors
     /// If there is none.
     pub fn root_of_mount(&self, mnt_id: i32) -> Result<BorrowedFd<'_>> {
-        let root_ns = self.ns.of_kind(NsKind::Mnt).next().map(|ns| ns.id);
+        let root_ns = self.tasks.first().and_then(|t| t.image.ids.mnt_ns_id);
         self.mount_ns
             .get(&mnt_id)
             .copied()
@@ -140,17 +380,6 @@ impl Restore<'_> {
 impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        Restore {
-            opts,
-            images,
-            tasks: Vec::new(),
-            ns,
-            mounts: Restored::default(),
-            roots: HashMap::new(),
-            mount_ns: HashMap::new(),
-            files: OpenFiles::default(),
-            entries: HashMap::new(),
-            restorers: crate::file::restorers().into_iter().collect(),
-        }
+        Restore { ns, ..Restore::of(opts, images, Vec::new(), HashMap::new(), Filters::default()) }
     }
 }

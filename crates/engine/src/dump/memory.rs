@@ -1,0 +1,187 @@
+//! The memory of the dumped tasks: mappings first, all pages in one go later.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use torpor_images::kind::{self, Kind};
+use torpor_images::pagemap::{PagemapWriter, Run};
+use torpor_images::proto::{MmEntry, VmaEntry};
+
+use super::{Dump, micros};
+use crate::error::{Error, Result};
+use crate::file::{memfd, regular};
+use crate::hooks::Hooks;
+use crate::memory::pages::{self, Found, Job, Plan, Source};
+use crate::memory::vma::{PAGE, Vma, status, to_entry};
+use crate::proc;
+use crate::task::MmFlags;
+
+/// What is to be copied, and the objects of shared memory met so far.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    jobs: Vec<Job>,
+    bytes: u64,
+    last_pages_id: u32,
+    /// Objects of shared anonymous memory whose pages are planned.
+    shared: HashMap<u64, ()>,
+}
+
+/// Writes `mm-PID.img` and `pagemap-PID.img` of a task and plans its pages.
+pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> Result<()> {
+    let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
+    let vmas = std::mem::take(&mut cx.tasks[task].vmas);
+    let pagemap = proc::open(pid, "pagemap")?;
+    let mut entries = Vec::new();
+    let mut runs: Vec<(Source, Found)> = Vec::new();
+    let mut forced = None;
+    for vma in &vmas {
+        let census = pages::census(&pagemap, vma)?;
+        cx.stats.pages_scanned += census.scanned;
+        entries.push(describe(cx, task, vma)?);
+        entries.extend(census.guards.iter().map(guard_entry));
+        if !census.pages.is_empty() {
+            let source = pages::source_of(pid, vma, &mut forced)?;
+            runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
+        }
+    }
+    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), &runs)?;
+    cx.tasks[task].vmas = vmas;
+    let mm = mm_entry(cx, task, entries, flags)?;
+    Ok(cx.images.write_one(kind::MM, u64::from(vpid.cast_unsigned()), &mm)?)
+}
+
+fn guard_entry(run: &Found) -> VmaEntry {
+    VmaEntry {
+        start: run.start,
+        end: run.end,
+        status: status::GUARD,
+        fd: -1,
+        ..VmaEntry::default()
+    }
+}
+
+/// Describes a mapping and, if it is the first of its shared object, plans the pages
+/// of that.
+fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
+    let mut entry = to_entry(vma);
+    if vma.is(status::SYSVIPC) {
+        let ipc_is_host =
+            cx.ns.by_id(cx.tasks[task].ids.ipc_ns_id.unwrap_or(0)).is_none_or(|ns| ns.is_host);
+        if ipc_is_host {
+            return Err(Error::refused(
+                cx.tasks[task].pid,
+                format!("SysV shared memory at {:x}", vma.map.start),
+                "belongs to the IPC namespace of the host; run the tree in an IPC namespace of its own",
+            ));
+        }
+        entry.shmid = vma.map.inode;
+    } else if vma.is(status::MEMFD) {
+        entry.shmid = u64::from(memfd::describe_mapped(cx, task, vma)?);
+    } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
+        let (id, flags) = regular::describe_mapped(cx, task, vma)?;
+        entry.shmid = u64::from(id);
+        entry.fdflags = Some(flags);
+    } else if vma.is(status::ANON_SHARED) {
+        entry.shmid = vma.map.inode;
+        let file = proc::open(cx.tasks[task].pid, &vma.map_files_name())?;
+        dump_shared(cx, vma.map.inode, file)?;
+    }
+    Ok(entry)
+}
+
+/// Plans the pages of an object of shared memory, once: `pagemap-shmem-ID.img`,
+/// where addresses are offsets into the object.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()> {
+    if cx.memory.shared.insert(id, ()).is_some() {
+        return Ok(());
+    }
+    let runs = pages::data_runs(&file)?;
+    let source = Source::File(Arc::new(file));
+    let runs: Vec<_> = runs.into_iter().map(|run| (source.clone(), run)).collect();
+    cx.stats.shpages_written = Some(
+        cx.stats.shpages_written.unwrap_or(0)
+            + runs.iter().map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>(),
+    );
+    plan(cx, kind::SHMEM_PAGEMAP, id, &runs)
+}
+
+/// Writes a pagemap and plans the copying of its pages.
+fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: &[(Source, Found)]) -> Result<()> {
+    cx.memory.last_pages_id += 1;
+    let pages_id = cx.memory.last_pages_id;
+    let mut pagemap = PagemapWriter::create(&cx.images, kind, id, pages_id)?;
+    let mut plan = Plan::new(cx.images.raw_file_create(kind::PAGES, u64::from(pages_id))?);
+    for (source, run) in runs {
+        pagemap.push(Run {
+            vaddr: run.start,
+            pages: (run.end - run.start) / PAGE,
+            in_parent: false,
+            lazy: false,
+            present: true,
+        })?;
+        plan.push(source, *run);
+    }
+    pagemap.finish()?;
+    let (jobs, bytes) = plan.finish();
+    cx.memory.jobs.extend(jobs);
+    cx.memory.bytes += bytes;
+    Ok(())
+}
+
+/// Copies all planned pages.
+pub(super) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    let start = Instant::now();
+    let total = cx.memory.bytes;
+    let done = AtomicU64::new(0);
+    let count = |bytes: u64| {
+        done.fetch_add(bytes, Ordering::Relaxed);
+    };
+    hooks.progress(0, total);
+    pages::copy(&cx.memory.jobs, &count)?;
+    hooks.progress(done.into_inner(), total);
+    cx.memory.jobs.clear();
+    cx.stats.memdump_time = micros(start.elapsed());
+    cx.stats.memwrite_time = cx.stats.memdump_time;
+    cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
+    Ok(())
+}
+
+fn mm_entry(
+    cx: &mut Dump<'_>,
+    task: usize,
+    vmas: Vec<VmaEntry>,
+    flags: &MmFlags,
+) -> Result<MmEntry> {
+    let pid = cx.tasks[task].pid;
+    let brk = cx.remote(task)?.call("brk", libc::SYS_brk, [0])?;
+    let exe_file_id = regular::describe_exe(cx, task)?;
+    let auxv = proc::bytes(pid, "auxv")?;
+    let stat = &cx.tasks[task].stat;
+    Ok(MmEntry {
+        mm_start_code: stat.start_code,
+        mm_end_code: stat.end_code,
+        mm_start_data: stat.start_data,
+        mm_end_data: stat.end_data,
+        mm_start_stack: stat.start_stack,
+        mm_start_brk: stat.start_brk,
+        mm_brk: brk,
+        mm_arg_start: stat.arg_start,
+        mm_arg_end: stat.arg_end,
+        mm_env_start: stat.env_start,
+        mm_env_end: stat.env_end,
+        exe_file_id,
+        mm_saved_auxv: auxv
+            .chunks_exact(8)
+            .map(|w| w.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
+            .collect(),
+        vmas,
+        dumpable: Some(flags.dumpable),
+        aios: Vec::new(),
+        thp_disabled: flags.thp_disabled.then_some(true),
+    })
+}

@@ -1,0 +1,85 @@
+//! A task's own state: `core-*.img` and `fs-PID.img`.
+
+use torpor_images::kind;
+use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March};
+use torpor_tracee::Tracee;
+
+use super::Dump;
+use super::freeze::Frozen;
+use crate::error::Result;
+use crate::file::regular;
+use crate::proc;
+use crate::task::{MmFlags, Tree, state};
+
+/// The ids of the threads of a process as the images know them: in its innermost pid
+/// namespace, by their ids here.
+pub(super) fn vtids(frozen: &Frozen) -> Result<Vec<(i32, i32)>> {
+    let nested = frozen.status.ns_pids().len() > 1;
+    let mut all = Vec::new();
+    for tid in frozen.threads.iter().map(Tracee::tid) {
+        let vtid = if nested {
+            let text = proc::read(frozen.pid, &format!("task/{tid}/status"))?;
+            proc::Status::parse(&text).ns_pids().last().copied().unwrap_or(tid)
+        } else {
+            tid
+        };
+        all.push((tid, vtid));
+    }
+    Ok(all)
+}
+
+/// Writes the images of a zombie: its name and how it ended.
+pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) -> Result<()> {
+    let t = &cx.tasks[task];
+    let core = CoreEntry {
+        mtype: March::X8664.into(),
+        tc: Some(TaskCoreEntry {
+            task_state: state::DEAD,
+            exit_code: t.stat.exit_code.cast_unsigned(),
+            comm: t.stat.comm.clone(),
+            ..TaskCoreEntry::default()
+        }),
+        ..CoreEntry::default()
+    };
+    Ok(cx.images.write_one(kind::CORE, u64::from(t.vpid.cast_unsigned()), &core)?)
+}
+
+/// Writes the images of a live task but for its memory. Returns what the kernel keeps
+/// with the memory.
+pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
+    dump_fs(cx, task)?;
+    cx.remote(task)?;
+    let mut threads = std::mem::take(&mut cx.tasks[task].threads);
+    if let Some((leader, others)) = threads.split_first_mut() {
+        others.iter_mut().for_each(|t| t.share_stub(leader));
+    }
+    let mut filters = std::mem::take(&mut cx.filters);
+    let vtids = std::mem::take(&mut cx.vtids);
+    let mut tree =
+        Tree { maps: &cx.id_maps, vtid: &|tid| vtids.get(&tid).copied(), filters: &mut filters };
+    let state = crate::task::dump(&mut threads, &mut tree);
+    (cx.filters, cx.vtids) = (filters, vtids);
+    let state = state.and_then(|s| Ok((write_cores(cx, &threads, s.cores)?, s.mm)));
+    cx.tasks[task].threads = threads;
+    state.map(|((), mm)| mm)
+}
+
+fn write_cores(cx: &Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) -> Result<()> {
+    for (thread, core) in threads.iter().zip(cores) {
+        let vtid = cx.vtids.get(&thread.tid()).copied().unwrap_or(thread.tid());
+        cx.images.write_one(kind::CORE, u64::from(vtid.cast_unsigned()), &core)?;
+    }
+    Ok(())
+}
+
+/// Working directory, root and umask.
+fn dump_fs(cx: &mut Dump<'_>, task: usize) -> Result<()> {
+    let umask = cx.tasks[task].status.number("Umask", 8);
+    let entry = FsEntry {
+        cwd_id: regular::describe_path(cx, task, "cwd")?,
+        root_id: regular::describe_path(cx, task, "root")?,
+        umask: umask.and_then(|u| u32::try_from(u).ok()),
+    };
+    let vpid = u64::from(cx.tasks[task].vpid.cast_unsigned());
+    Ok(cx.images.write_one(kind::FS, vpid, &entry)?)
+}

@@ -1,0 +1,110 @@
+//! User namespaces: which ids inside are which ids outside.
+
+use torpor_images::proto::UidGidExtent;
+
+use crate::error::{Error, Result};
+use crate::proc;
+
+/// How the ids of a user namespace are called in the supervisor's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IdMaps {
+    /// `None` where both are the same namespace.
+    maps: Option<[Vec<UidGidExtent>; 2]>,
+}
+
+impl IdMaps {
+    /// Ids are the same inside and outside.
+    #[must_use]
+    pub fn identity() -> Self {
+        IdMaps { maps: None }
+    }
+
+    /// The maps of the user namespace that a task lives in.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn of(pid: i32) -> Result<Self> {
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        if proc::ns_inode(pid, "user")? == proc::ns_inode(own, "user")? {
+            // The file would show what the ids are in the parent namespace.
+            return Ok(Self::identity());
+        }
+        Ok(IdMaps { maps: Some([extents(pid, "uid_map")?, extents(pid, "gid_map")?]) })
+    }
+
+    /// The name inside of a user id outside; `None` if it has none.
+    #[must_use]
+    pub fn uid_inside(&self, id: u32) -> Option<u32> {
+        self.maps.as_ref().map_or(Some(id), |[uids, _]| inside(uids, id))
+    }
+
+    /// The name inside of a group id outside; `None` if it has none.
+    #[must_use]
+    pub fn gid_inside(&self, id: u32) -> Option<u32> {
+        self.maps.as_ref().map_or(Some(id), |[_, gids]| inside(gids, id))
+    }
+
+    /// The user id outside of one inside; `None` if it is not mapped.
+    #[must_use]
+    pub fn uid_outside(&self, id: u32) -> Option<u32> {
+        self.maps.as_ref().map_or(Some(id), |[uids, _]| outside(uids, id))
+    }
+
+    /// The group id outside of one inside; `None` if it is not mapped.
+    #[must_use]
+    pub fn gid_outside(&self, id: u32) -> Option<u32> {
+        self.maps.as_ref().map_or(Some(id), |[_, gids]| outside(gids, id))
+    }
+}
+
+fn inside(map: &[UidGidExtent], id: u32) -> Option<u32> {
+    map.iter().find_map(|e| {
+        let offset = id.checked_sub(e.lower_first).filter(|&o| o < e.count)?;
+        e.first.checked_add(offset)
+    })
+}
+
+fn outside(map: &[UidGidExtent], id: u32) -> Option<u32> {
+    map.iter().find_map(|e| {
+        let offset = id.checked_sub(e.first).filter(|&o| o < e.count)?;
+        e.lower_first.checked_add(offset)
+    })
+}
+
+/// Reads `/proc/PID/uid_map` or `gid_map`.
+fn extents(pid: i32, name: &str) -> Result<Vec<UidGidExtent>> {
+    let text = proc::read(pid, name)?;
+    text.lines()
+        .map(|line| {
+            let mut numbers = line.split_ascii_whitespace().map(str::parse);
+            match (numbers.next(), numbers.next(), numbers.next()) {
+                (Some(Ok(first)), Some(Ok(lower_first)), Some(Ok(count))) => {
+                    Ok(UidGidExtent { first, lower_first, count })
+                }
+                _ => Err(Error::invalid(format!("/proc/{pid}/{name}"), line)),
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ids_are_translated_both_ways() {
+        let map = |first, lower_first, count| UidGidExtent { first, lower_first, count };
+        let maps = IdMaps {
+            maps: Some([vec![map(0, 1000, 1), map(1, 100_000, 65536)], vec![map(0, 0, 10)]]),
+        };
+        assert_eq!(maps.uid_inside(1000), Some(0));
+        assert_eq!(maps.uid_inside(100_004), Some(5));
+        assert_eq!(maps.uid_inside(5), None);
+        assert_eq!(maps.uid_outside(65536), Some(165_535));
+        assert_eq!(maps.uid_outside(65537), None);
+        assert_eq!(maps.gid_inside(9), Some(9));
+        assert_eq!(maps.gid_outside(10), None);
+        assert_eq!(IdMaps::identity().uid_inside(7), Some(7));
+    }
+}

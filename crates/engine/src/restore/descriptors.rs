@@ -1,0 +1,153 @@
+//! Descriptors: what the supervisor opened goes to the tasks, at its old numbers.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_images::proto::FdinfoEntry;
+
+use super::Restore;
+use super::transport::{Transport, place_words};
+use crate::error::{Context, Error, Result};
+use crate::file::Holder;
+
+/// How many descriptors are sent in one batch: one message.
+const AT_ONCE: usize = 253;
+
+/// Opens every description that a task holds, connects them, and fills the tables of
+/// all tasks.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    let mut ids: Vec<u32> = cx.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    for id in ids {
+        cx.file(id)?;
+    }
+    cx.each_restorer(|cx, restorer| restorer.connect(cx))?;
+    for task in 0..cx.tasks.len() {
+        if !cx.tasks[task].image.fds.is_empty() || !shares_table(cx, task) {
+            fill_table(cx, task)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a task before this one has the same table.
+fn shares_table(cx: &Restore<'_>, task: usize) -> bool {
+    let id = cx.tasks[task].image.ids.files_id;
+    cx.tasks[task].image.is_zombie() || cx.tasks[..task].iter().any(|t| t.image.ids.files_id == id)
+}
+
+/// Sends the descriptors of `task` and moves them to their numbers.
+///
+/// What is received gets the lowest free numbers, in the order sent. Sent in
+/// ascending order of their final numbers, each arrives at or below its own, so that
+/// moving them from the highest down never meets one that is still to be moved.
+fn fill_table(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let fds = cx.tasks[task].image.fds.clone();
+    let end = free_number(&fds);
+    raise_limit(cx, task, &fds, end)?;
+    let transport = Transport::open(cx.remote(task)?, end)?;
+    // The highest first, in as many messages as it takes: each leaves the low numbers free.
+    for chunk in fds.rchunks(AT_ONCE) {
+        let files = chunk.iter().map(|f| cx.duplicate(f.id)).collect::<Result<Vec<OwnedFd>>>()?;
+        let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        let mut batch = cx.remote(task)?.batch();
+        transport.send(&mut batch, &borrowed)?;
+        for (i, fd) in chunk.iter().enumerate().rev() {
+            let from = i as u64;
+            let cloexec = if fd.flags & 1 != 0 { libc::O_CLOEXEC as u64 } else { 0 };
+            if from == u64::from(fd.fd) {
+                batch.must(libc::SYS_fcntl, [from, libc::F_SETFD as u64, u64::from(fd.flags & 1)]);
+            } else {
+                batch.must(libc::SYS_dup3, [from, u64::from(fd.fd), cloexec]);
+                batch.must(libc::SYS_close, [from]);
+            }
+        }
+        if let Some((_, e)) = batch.run()?.first_error() {
+            let pid = cx.tasks[task].vpid;
+            return Err(e).context(|| format!("giving task {pid} its descriptors"));
+        }
+    }
+    let mut batch = cx.remote(task)?.batch();
+    transport.close(&mut batch);
+    batch.run()?;
+    Ok(())
+}
+
+/// A number for the transport: not one of the task's, and above those that the
+/// descriptors of one message arrive at.
+fn free_number(fds: &[FdinfoEntry]) -> i32 {
+    let mut number = u32::try_from(AT_ONCE.min(fds.len())).unwrap_or(0);
+    let after = fds.partition_point(|f| f.fd < number);
+    for fd in &fds[after..] {
+        if fd.fd > number {
+            break;
+        }
+        number = fd.fd + 1;
+    }
+    number.cast_signed()
+}
+
+/// A husk has the limits of the supervisor; the highest number must fit.
+fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32) -> Result<()> {
+    let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
+    let mut batch = cx.remote(task)?.batch();
+    let old = batch.space(16);
+    let got = batch.call(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]);
+    let out = batch.run()?;
+    out.expect(got, || "prlimit".to_owned())?;
+    let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
+    if u64::from(highest) < soft {
+        return Ok(());
+    }
+    if u64::from(highest) >= hard {
+        let pid = cx.tasks[task].vpid;
+        return Err(Error::invalid(
+            "fdinfo",
+            format!(
+                "task {pid} has fd {highest}, above this machine's limit of {hard} (ulimit -Hn)"
+            ),
+        ));
+    }
+    let mut batch = cx.remote(task)?.batch();
+    let new = place_words(&mut batch, &[hard, hard]);
+    batch.must(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]);
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "raising the limit of descriptors".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Lets the kinds do what only the tasks themselves can.
+///
+/// # Errors
+/// The kernel's.
+pub fn attach(cx: &mut Restore<'_>) -> Result<()> {
+    for task in 0..cx.tasks.len() {
+        for fd in cx.tasks[task].image.fds.clone() {
+            let holder = Holder { task, fd: fd.fd.cast_signed() };
+            let Some(entry) = cx.entries.get(&fd.id).cloned() else { continue };
+            cx.with_restorer(entry.r#type(), |cx, r| r.attach(cx, holder, &entry))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fd(number: u32) -> FdinfoEntry {
+        FdinfoEntry { fd: number, ..FdinfoEntry::default() }
+    }
+
+    #[test]
+    fn the_transport_avoids_the_numbers_of_the_task() {
+        assert_eq!(free_number(&[]), 0);
+        assert_eq!(free_number(&[fd(0), fd(1), fd(2)]), 3);
+        assert_eq!(free_number(&[fd(0), fd(2), fd(3)]), 4);
+        assert_eq!(free_number(&[fd(5), fd(100)]), 2);
+    }
+}

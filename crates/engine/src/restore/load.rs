@@ -1,0 +1,227 @@
+//! What the images say, read and checked before anything is created.
+
+use std::collections::{HashMap, HashSet};
+
+use torpor_images::pagemap::Pagemap;
+use torpor_images::proto::{
+    CoreEntry, FdinfoEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry,
+    TaskKobjIdsEntry, VmaEntry,
+};
+use torpor_images::{ImageDir, kind};
+
+use crate::error::{Error, Result};
+use crate::memory::vma::{PAGE, status};
+use crate::task::state;
+
+/// Highest pid of any Linux (`PID_MAX_LIMIT`).
+const PID_MAX: u32 = 4 * 1024 * 1024;
+/// Lowest address behind user space with five-level page tables.
+const TASK_SIZE_MAX: u64 = 1 << 56;
+
+/// Everything about one task.
+#[derive(Debug)]
+pub struct TaskImage {
+    /// Its place in the tree.
+    pub tree: PstreeEntry,
+    /// What it shares; all zero for a zombie.
+    pub ids: TaskKobjIdsEntry,
+    /// Its threads, the leader first.
+    pub cores: Vec<CoreEntry>,
+    /// Its address space; `None` for a zombie.
+    pub mm: Option<MmEntry>,
+    /// Its pages.
+    pub pagemap: Option<Pagemap>,
+    /// Its descriptors, by number; empty if a task before it has the same table.
+    pub fds: Vec<FdinfoEntry>,
+    /// Working directory, root, umask.
+    pub fs: Option<FsEntry>,
+}
+
+impl TaskImage {
+    /// Its pid.
+    pub fn vpid(&self) -> i32 {
+        self.tree.pid.cast_signed()
+    }
+
+    /// Whether it is a zombie.
+    pub fn is_zombie(&self) -> bool {
+        self.mm.is_none()
+    }
+
+    /// The state of the task as a whole.
+    pub fn state(&self) -> u32 {
+        self.cores.first().and_then(|c| c.tc.as_ref()).map_or(0, |tc| tc.task_state)
+    }
+
+    /// Its mappings, guard pages left out.
+    pub fn vmas(&self) -> impl Iterator<Item = &VmaEntry> {
+        self.mm.iter().flat_map(|mm| &mm.vmas).filter(|v| v.status & status::GUARD == 0)
+    }
+}
+
+/// A checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// `inventory.img`.
+    pub inventory: InventoryEntry,
+    /// The tasks, parents before children, the root first.
+    pub tasks: Vec<TaskImage>,
+    /// `files.img` by id.
+    pub files: HashMap<u32, FileEntry>,
+}
+
+/// Reads a checkpoint.
+///
+/// # Errors
+/// An image that is missing or damaged, or contradicts another, by name.
+pub fn load(images: &ImageDir) -> Result<Checkpoint> {
+    let inventory = images.inventory()?;
+    let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
+    check_tree(&tree)?;
+    let mut tables = HashSet::new();
+    let tasks = tree
+        .into_iter()
+        .map(|entry| load_task(images, entry, &mut tables))
+        .collect::<Result<Vec<_>>>()?;
+    let mut files = HashMap::new();
+    for entry in images.read_all_or_empty::<FileEntry>(kind::FILES, 0)? {
+        let id = entry.id;
+        if files.insert(id, entry).is_some() {
+            return Err(Error::invalid("files.img", format!("file {id} appears twice")));
+        }
+    }
+    let checkpoint = Checkpoint { inventory, tasks, files };
+    check_references(&checkpoint)?;
+    Ok(checkpoint)
+}
+
+fn check_tree(tree: &[PstreeEntry]) -> Result<()> {
+    let bad = |reason: String| Err(Error::invalid("pstree.img", reason));
+    let mut pids = HashSet::new();
+    let mut tids = HashSet::new();
+    if tree.is_empty() {
+        return bad("there is no task".to_owned());
+    }
+    for (i, t) in tree.iter().enumerate() {
+        if i > 0 && !pids.contains(&t.ppid) {
+            return bad(format!("task {} comes before its parent {}", t.pid, t.ppid));
+        }
+        pids.insert(t.pid);
+        for &tid in t.threads.iter().chain(t.threads.is_empty().then_some(&t.pid)) {
+            if tid == 0 || tid > PID_MAX || !tids.insert(tid) {
+                return bad(format!("pid {tid} is impossible or appears twice"));
+            }
+        }
+        if t.threads.first().is_some_and(|&first| first != t.pid) && !t.threads.contains(&t.pid) {
+            return bad(format!("task {} is not among its own threads", t.pid));
+        }
+    }
+    Ok(())
+}
+
+fn load_task(
+    images: &ImageDir,
+    mut tree: PstreeEntry,
+    tables: &mut HashSet<u32>,
+) -> Result<TaskImage> {
+    let pid = u64::from(tree.pid);
+    // The leader first, whatever the order in the file.
+    tree.threads.sort_by_key(|&t| (t != tree.pid, t));
+    let leader: CoreEntry = images.read_one(kind::CORE, pid)?;
+    let tc = leader
+        .tc
+        .as_ref()
+        .ok_or_else(|| Error::invalid(kind::CORE.file_name(pid), "no task part"))?;
+    if tc.task_state == state::DEAD {
+        return Ok(TaskImage {
+            tree,
+            ids: TaskKobjIdsEntry::default(),
+            cores: vec![leader],
+            mm: None,
+            pagemap: None,
+            fds: Vec::new(),
+            fs: None,
+        });
+    }
+    let mut cores = vec![leader];
+    for &tid in tree.threads.iter().skip(1) {
+        cores.push(images.read_one(kind::CORE, u64::from(tid))?);
+    }
+    let ids: TaskKobjIdsEntry = match cores[0].ids {
+        Some(ids) => ids,
+        None => images.read_one(kind::IDS, pid)?,
+    };
+    let mm: MmEntry = images.read_one(kind::MM, pid)?;
+    check_vmas(&kind::MM.file_name(pid), &mm.vmas)?;
+    let fds = if tables.insert(ids.files_id) {
+        let mut fds: Vec<FdinfoEntry> = images.read_all(kind::FDINFO, u64::from(ids.files_id))?;
+        fds.sort_by_key(|f| f.fd);
+        fds
+    } else {
+        Vec::new()
+    };
+    Ok(TaskImage {
+        pagemap: Some(Pagemap::read(images, kind::PAGEMAP, pid)?),
+        fs: Some(images.read_one(kind::FS, pid)?),
+        tree,
+        ids,
+        cores,
+        mm: Some(mm),
+        fds,
+    })
+}
+
+/// Mappings must be sorted, aligned and disjoint; guard pages lie inside them.
+fn check_vmas(image: &str, vmas: &[VmaEntry]) -> Result<()> {
+    let mut end = 0;
+    for vma in vmas {
+        let ok = vma.start < vma.end
+            && vma.start.is_multiple_of(PAGE)
+            && vma.end.is_multiple_of(PAGE)
+            && (vma.end <= TASK_SIZE_MAX || vma.status & status::VSYSCALL != 0);
+        if !ok || (vma.status & status::GUARD == 0 && vma.start < end) {
+            return Err(Error::invalid(
+                image,
+                format!("mapping {:x}-{:x} is impossible here", vma.start, vma.end),
+            ));
+        }
+        if vma.status & status::GUARD == 0 {
+            end = vma.end;
+        }
+    }
+    Ok(())
+}
+
+/// Every file that is referred to must be described.
+fn check_references(checkpoint: &Checkpoint) -> Result<()> {
+    for task in &checkpoint.tasks {
+        let mut last = None;
+        for fd in &task.fds {
+            let image = kind::FDINFO.file_name(u64::from(task.ids.files_id));
+            if !checkpoint.files.contains_key(&fd.id) {
+                return Err(Error::invalid(
+                    image,
+                    format!("fd {} is file {}, which files.img lacks", fd.fd, fd.id),
+                ));
+            }
+            if last == Some(fd.fd) || fd.fd > i32::MAX.cast_unsigned() {
+                return Err(Error::invalid(image, format!("fd {} is impossible", fd.fd)));
+            }
+            last = Some(fd.fd);
+        }
+        for vma in task.vmas() {
+            let of_file = status::FILE_PRIVATE | status::FILE_SHARED | status::MEMFD;
+            let known = u32::try_from(vma.shmid).is_ok_and(|id| checkpoint.files.contains_key(&id));
+            if vma.status & of_file != 0 && vma.status & status::SYSVIPC == 0 && !known {
+                return Err(Error::invalid(
+                    kind::MM.file_name(u64::from(task.tree.pid)),
+                    format!(
+                        "mapping {:x} is of file {}, which files.img lacks",
+                        vma.start, vma.shmid
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,723 @@
+//! The address space of a husk becomes that of its task.
+//!
+//! A child husk starts with a copy of its parent's address space. What both have
+//! alike stays, so that pages which were never written after the fork stay shared
+//! copy-on-write; the rest is unmapped and made anew. Advice, locks and guard pages
+//! come last, after the children have been made: some of them keep a mapping from
+//! being inherited.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::proto::VmaEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_sys::vm;
+use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
+
+use super::Restore;
+use super::transport::Transport;
+use crate::error::{Context, Error, Result};
+use crate::file::{memfd, regular};
+use crate::memory::vma::{MAP_DROPPABLE, PAGE, status};
+use crate::proc;
+
+const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
+/// Lowest address at which a stub is placed.
+const STUB_FROM: u64 = 1 << 20;
+
+/// Builds the address space of `task`, whose husk is a fresh one or a fork of that
+/// of `parent`, and fills it.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
+    let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().cloned().collect();
+    let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
+    let here = current(cx, task)?;
+    let base = free_place(&wanted, &here)?;
+    let old_stub = cx.remote(task)?.stub_range();
+    cx.remote(task)?.move_stub(base)?;
+    let kept: Vec<VmaEntry> = wanted.iter().filter(|v| survives(v, &inherited)).cloned().collect();
+    clear(cx, task, &here, &kept, old_stub)?;
+    move_vdso(cx, task, &wanted, &here)?;
+    let fresh: Vec<VmaEntry> = wanted.iter().filter(|v| !kept.contains(v)).cloned().collect();
+    map(cx, task, &fresh)?;
+    drop_absent(cx, task, parent, &kept)?;
+    fill(cx, task, parent, &kept)?;
+    cx.tasks[task].mapped = wanted;
+    Ok(())
+}
+
+/// The mappings that the husk has now.
+fn current(cx: &mut Restore<'_>, task: usize) -> Result<Vec<Mapping>> {
+    let pid = cx.remote(task)?.pid();
+    Ok(parse_maps(&proc::read(pid, "maps")?))
+}
+
+fn is_special(name: &str) -> bool {
+    name == "[vdso]" || name.starts_with("[vvar") || name == "[vsyscall]"
+}
+
+/// An address at which neither the task nor the husk has anything.
+fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
+    let mut taken: Vec<(u64, u64)> = wanted
+        .iter()
+        .map(|v| (v.start, v.end))
+        .chain(here.iter().map(|m| (m.start, m.end)))
+        .collect();
+    taken.sort_unstable();
+    // A stack that grows down wants a gap below it (the kernel's stack guard gap).
+    const GAP: u64 = 256 * PAGE + 64 * PAGE;
+    let mut at = STUB_FROM;
+    for (start, end) in taken {
+        if start.saturating_sub(GAP) >= at + STUB_SIZE {
+            return Ok(at);
+        }
+        at = at.max(end + PAGE);
+    }
+    if at + STUB_SIZE < 1 << 47 {
+        return Ok(at);
+    }
+    Err(Error::invalid("mm", "the address space has no room for the stub"))
+}
+
+/// Whether a mapping that the parent has can be kept as it is.
+fn survives(vma: &VmaEntry, inherited: &[VmaEntry]) -> bool {
+    let special = status::VDSO | status::VVAR | status::VSYSCALL;
+    vma.status & special == 0
+        && inherited.iter().any(|i| {
+            (i.start, i.end, i.pgoff, i.shmid, i.flags, i.status)
+                == (vma.start, vma.end, vma.pgoff, vma.shmid, vma.flags, vma.status)
+        })
+}
+
+/// Unmaps everything but what is kept, the stub and the vDSO.
+fn clear(
+    cx: &mut Restore<'_>,
+    task: usize,
+    here: &[Mapping],
+    kept: &[VmaEntry],
+    old_stub: Option<(u64, u64)>,
+) -> Result<()> {
+    let mut keep: Vec<(u64, u64)> = kept.iter().map(|v| (v.start, v.end)).collect();
+    keep.extend(here.iter().filter(|m| is_special(&m.name)).map(|m| (m.start, m.end)));
+    if let Some((base, len)) = cx.remote(task)?.stub_range() {
+        keep.push((base, base + len));
+    }
+    keep.sort_unstable();
+    let mut remove: Vec<(u64, u64)> = here.iter().map(|m| (m.start, m.end)).collect();
+    remove.extend(old_stub.map(|(base, len)| (base, base + len)));
+    let mut batch = cx.remote(task)?.batch();
+    for (start, end) in remove {
+        let mut at = start;
+        for &(from, to) in keep.iter().filter(|k| k.1 > start && k.0 < end) {
+            if from > at {
+                batch.call(libc::SYS_munmap, [at, from - at]);
+            }
+            at = at.max(to);
+        }
+        if at < end {
+            batch.call(libc::SYS_munmap, [at, end - at]);
+        }
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| format!("clearing husk {task}")),
+        None => Ok(()),
+    }
+}
+
+/// Moves the kernel's vDSO and its data to where the task had them, or away.
+fn move_vdso(
+    cx: &mut Restore<'_>,
+    task: usize,
+    wanted: &[VmaEntry],
+    here: &[Mapping],
+) -> Result<()> {
+    let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
+    let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
+    let sources: Vec<&Mapping> =
+        here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
+    let moves = pair_vdso(&cx.tasks[task].image.vpid(), &sources, &targets)?;
+    let Some(parking) = parking_place(wanted, here, sources.len()) else {
+        return Err(Error::invalid("mm", "the address space has no room to move the vDSO"));
+    };
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    let mut batch = cx.remote(task)?.batch();
+    let mut second = Vec::new();
+    for (i, (from, to)) in moves.iter().enumerate() {
+        let len = from.end - from.start;
+        match to {
+            Some(to) if *to == from.start => {}
+            Some(to) => {
+                let park = parking + i as u64 * PARKING;
+                batch.call(libc::SYS_mremap, [from.start, len, len, flags, park]);
+                second.push([park, len, len, flags, *to]);
+            }
+            None => {
+                batch.call(libc::SYS_munmap, [from.start, len]);
+            }
+        }
+    }
+    for args in second {
+        batch.call(libc::SYS_mremap, args);
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "moving the vDSO".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Room for one part of the vDSO while the others move.
+const PARKING: u64 = 1 << 20;
+
+fn parking_place(wanted: &[VmaEntry], here: &[Mapping], parts: usize) -> Option<u64> {
+    let mut taken: Vec<(u64, u64)> = wanted
+        .iter()
+        .map(|v| (v.start, v.end))
+        .chain(here.iter().map(|m| (m.start, m.end)))
+        .collect();
+    taken.sort_unstable();
+    let size = PARKING * (parts as u64 + 1);
+    // Above the stub, which was placed by the same rule.
+    let mut at = STUB_FROM + 4 * STUB_SIZE;
+    for (start, end) in taken {
+        if start >= at + size {
+            return Some(at);
+        }
+        at = at.max(end + 2 * STUB_SIZE).next_multiple_of(PAGE);
+    }
+    (at + size < 1 << 47).then_some(at)
+}
+
+/// Says which part of the kernel's vDSO goes where: the parts must be the same, in
+/// number and size, as those of the task, unless the task had none of them.
+fn pair_vdso<'m>(
+    pid: &i32,
+    sources: &[&'m Mapping],
+    targets: &[&VmaEntry],
+) -> Result<Vec<(&'m Mapping, Option<u64>)>> {
+    let differs = || {
+        Error::invalid(
+            format!("mm-{pid}.img"),
+            "the vDSO differs from that of this kernel; restore on the kernel release of the dump",
+        )
+    };
+    let of = |bit: u32| targets.iter().filter(move |v| v.status & bit != 0).collect::<Vec<_>>();
+    let (vdso, vvar) = (of(status::VDSO), of(status::VVAR));
+    let mut out = Vec::new();
+    let (mut next_vdso, mut next_vvar) = (vdso.iter(), vvar.iter());
+    for source in sources {
+        let (list, next) =
+            if source.name == "[vdso]" { (&vdso, &mut next_vdso) } else { (&vvar, &mut next_vvar) };
+        if list.is_empty() {
+            out.push((*source, None));
+            continue;
+        }
+        let target = next.next().ok_or_else(differs)?;
+        if target.end - target.start != source.end - source.start {
+            return Err(differs());
+        }
+        out.push((*source, Some(target.start)));
+    }
+    if next_vdso.next().is_some() || next_vvar.next().is_some() {
+        return Err(differs());
+    }
+    Ok(out)
+}
+
+/// Makes mappings. Private ones are writable until they have been filled.
+fn map(cx: &mut Restore<'_>, task: usize, vmas: &[VmaEntry]) -> Result<()> {
+    let special = status::VDSO | status::VVAR | status::VSYSCALL;
+    let plain: Vec<&VmaEntry> = vmas.iter().filter(|v| v.status & special == 0).collect();
+    let sysv: Vec<&VmaEntry> =
+        plain.iter().copied().filter(|v| v.status & status::SYSVIPC != 0).collect();
+    let (anonymous, backed): (Vec<&VmaEntry>, Vec<&VmaEntry>) = plain
+        .iter()
+        .copied()
+        .filter(|v| v.status & status::SYSVIPC == 0)
+        .partition(|v| v.status & status::ANON_PRIVATE != 0 && v.status & status::MEMFD == 0);
+    map_anonymous(cx, task, &anonymous)?;
+    attach_sysv(cx, task, &sysv)?;
+    // As many files at once as one message carries.
+    for chunk in backed.chunks(200) {
+        map_files(cx, task, chunk)?;
+    }
+    Ok(())
+}
+
+fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+    let husk = cx.remote(task)?;
+    let mut batch = husk.batch();
+    for vma in vmas {
+        let flags = mmap_flags(vma) | libc::MAP_ANONYMOUS.cast_unsigned();
+        let prot = u64::from(vma.prot | PROT_WRITE);
+        batch.must(
+            libc::SYS_mmap,
+            [vma.start, vma.end - vma.start, prot, u64::from(flags), u64::MAX, 0],
+        );
+    }
+    failed_mapping(batch.run()?.first_error(), vmas)
+}
+
+/// The `mmap` flags of a mapping; locks come at the end.
+fn mmap_flags(vma: &VmaEntry) -> u32 {
+    let fixed = if vma.flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0 {
+        // The guard gap that MAP_FIXED_NOREPLACE looks at is no mapping of ours.
+        libc::MAP_FIXED
+    } else {
+        libc::MAP_FIXED_NOREPLACE
+    };
+    let kind = if vma.flags & MAP_DROPPABLE != 0 && vma.flags & 3 == 0 {
+        MAP_DROPPABLE
+    } else {
+        vma.flags & 3
+    };
+    let keep = (libc::MAP_GROWSDOWN | libc::MAP_NORESERVE | libc::MAP_HUGETLB).cast_unsigned()
+        | (0x3f << libc::MAP_HUGE_SHIFT);
+    kind | vma.flags & keep | fixed.cast_unsigned()
+}
+
+fn failed_mapping(error: Option<(usize, std::io::Error)>, vmas: &[&VmaEntry]) -> Result<()> {
+    match error {
+        None => Ok(()),
+        Some((i, e)) => Err(e).context(|| match vmas.get(i) {
+            Some(v) => format!("mapping {:x}-{:x}", v.start, v.end),
+            None => "mapping memory".to_owned(),
+        }),
+    }
+}
+
+fn attach_sysv(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+    const SHM_RDONLY: u64 = 0o10000;
+    const SHM_EXEC: u64 = 0o100000;
+    let husk = cx.remote(task)?;
+    let mut batch = husk.batch();
+    for vma in vmas {
+        let mut flags = 0;
+        if vma.prot & PROT_WRITE == 0 {
+            flags |= SHM_RDONLY;
+        }
+        if vma.prot & libc::PROT_EXEC.cast_unsigned() != 0 {
+            flags |= SHM_EXEC;
+        }
+        batch.must(libc::SYS_shmat, [vma.shmid, vma.start, flags]);
+    }
+    failed_mapping(batch.run()?.first_error(), vmas)
+}
+
+/// Maps files: they are opened here, sent over, mapped and closed again.
+fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+    if vmas.is_empty() {
+        return Ok(());
+    }
+    let mut files: Vec<OwnedFd> = Vec::new();
+    let mut index: HashMap<(u64, u32, u32), usize> = HashMap::new();
+    let mut of: Vec<usize> = Vec::new();
+    for vma in vmas {
+        let key = (vma.shmid, vma.status & status::ANON_SHARED, vma.fdflags.unwrap_or(0));
+        let place = match index.get(&key) {
+            Some(&place) => place,
+            None => {
+                files.push(backing(cx, task, vma)?);
+                index.insert(key, files.len() - 1);
+                files.len() - 1
+            }
+        };
+        of.push(place);
+    }
+    let transport = open_transport(cx, task)?;
+    let husk = cx.remote(task)?;
+    let mut batch = husk.batch();
+    let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    transport.send(&mut batch, &borrowed)?;
+    let skipped = batch.len();
+    for (vma, &file) in vmas.iter().zip(&of) {
+        let private = vma.flags & libc::MAP_PRIVATE.cast_unsigned() != 0;
+        let prot = vma.prot | if private { PROT_WRITE } else { 0 };
+        batch.must(
+            libc::SYS_mmap,
+            [
+                vma.start,
+                vma.end - vma.start,
+                u64::from(prot),
+                u64::from(mmap_flags(vma)),
+                file as u64,
+                vma.pgoff,
+            ],
+        );
+    }
+    batch.call(libc::SYS_close_range, [0, files.len() as u64 - 1, 0]);
+    transport.close(&mut batch);
+    let error = batch.run()?.first_error().map(|(i, e)| (i.wrapping_sub(skipped), e));
+    failed_mapping(error, vmas)
+}
+
+/// A transport whose end lies above what is sent through it.
+fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
+    Transport::open(cx.remote(task)?, 300)
+}
+
+/// The file behind a mapping.
+fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
+    let id = u32::try_from(vma.shmid);
+    if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
+        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
+        return regular::open_for_mapping(cx, id, vma.fdflags);
+    }
+    if vma.status & status::MEMFD != 0 {
+        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
+        return memfd::open_for_mapping(cx, id, vma);
+    }
+    shared_object(cx, task, vma)
+}
+
+/// The object of shared anonymous memory with number `vma.shmid`. The first task that
+/// maps it makes it, so that the kernel names it as it did; the supervisor takes a
+/// descriptor of it and fills it.
+fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
+    if let Some(file) = cx.shared.get(&vma.shmid) {
+        return file.try_clone().context(|| "dup".to_owned());
+    }
+    let size = cx
+        .tasks
+        .iter()
+        .flat_map(|t| t.image.vmas())
+        .filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0)
+        .map(|v| v.pgoff + (v.end - v.start))
+        .max()
+        .unwrap_or(0);
+    let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
+    let size = pages.runs.iter().map(|r| r.range().end).fold(size, u64::max);
+    let husk = cx.remote(task)?;
+    let keep =
+        (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS).cast_unsigned() | vma.flags & keep;
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let at = husk.call(
+        "mmap of shared memory",
+        libc::SYS_mmap,
+        [0, size, prot, u64::from(flags), u64::MAX, 0],
+    )?;
+    let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
+    let file =
+        File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
+    husk.call("munmap", libc::SYS_munmap, [at, size])?;
+    fill_object(&cx.images, &pages, &file)?;
+    let clone = file.try_clone().context(|| "dup".to_owned())?;
+    cx.shared.insert(vma.shmid, file.into());
+    Ok(clone.into())
+}
+
+/// Writes the pages of a shared object into its file.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File) -> Result<()> {
+    if pages.present_bytes() == 0 {
+        return Ok(());
+    }
+    let source = images.raw_file_open(kind::PAGES, u64::from(pages.pages_id))?;
+    let mut buffer = vec![0u8; CHUNK];
+    for (run, offset) in pages.offsets() {
+        let Some(offset) = offset else { continue };
+        let mut done = 0;
+        while done < run.bytes() {
+            let len = usize::try_from(run.bytes() - done).unwrap_or(CHUNK).min(CHUNK);
+            source
+                .read_exact_at(&mut buffer[..len], offset + done)
+                .context(|| format!("read pages-{}.img", pages.pages_id))?;
+            file.write_all_at(&buffer[..len], run.vaddr + done)
+                .context(|| "filling shared memory".to_owned())?;
+            done += len as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes copied at once.
+const CHUNK: usize = 256 * 1024;
+
+/// Fills the private mappings with the pages of the image. In mappings that were
+/// inherited, pages with the same content stay shared with the parent, and those
+/// that the task does not have any more are dropped.
+fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEntry]) -> Result<()> {
+    let image = &cx.tasks[task].image;
+    let Some(pagemap) = &image.pagemap else { return Ok(()) };
+    let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
+    let writable = |vma: &VmaEntry| vma.status & (status::VDSO | status::VVAR) == 0;
+    let vmas: Vec<&VmaEntry> = image.vmas().filter(|v| writable(v)).collect();
+    let source = cx.images.raw_file_open(kind::PAGES, u64::from(pagemap.pages_id));
+    let source = match source {
+        Ok(file) => file,
+        Err(_) if pagemap.present_bytes() == 0 => return Ok(()),
+        Err(e) => return Err(e.into()),
+    };
+    let inherited = match parent.and_then(|p| cx.tasks[p].image.pagemap.as_ref()) {
+        Some(map) if !kept.is_empty() => Some(Inherited {
+            file: cx.images.raw_file_open(kind::PAGES, u64::from(map.pages_id))?,
+            runs: map.offsets().filter_map(|(r, o)| Some((r.range(), o?))).collect(),
+            kept,
+        }),
+        _ => None,
+    };
+    let jobs = cut(image.vpid(), pagemap, &vmas)?;
+    let filler = Filler { pid: husk.pid(), source: &source, inherited };
+    filler.run(&jobs)
+}
+
+/// The pages that a husk has from its parent.
+struct Inherited<'a> {
+    file: File,
+    /// Where each run of them is in the parent's pages file.
+    runs: Vec<(Range<u64>, u64)>,
+    kept: &'a [VmaEntry],
+}
+
+/// A stretch of the pages file and where it goes.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    vaddr: u64,
+    len: usize,
+    offset: u64,
+}
+
+/// Cuts the present pages into pieces that lie inside one mapping each.
+fn cut(pid: i32, pagemap: &Pagemap, vmas: &[&VmaEntry]) -> Result<Vec<Piece>> {
+    let mut pieces = Vec::new();
+    let mut next = vmas.iter().peekable();
+    for (run, offset) in pagemap.offsets() {
+        let Some(offset) = offset else {
+            return Err(missing(pid, &run));
+        };
+        let range = run.range();
+        let mut at = range.start;
+        while at < range.end {
+            while next.peek().is_some_and(|v| v.end <= at) {
+                next.next();
+            }
+            let Some(vma) = next.peek() else { break };
+            let end =
+                if vma.start > at { vma.start.min(range.end) } else { vma.end.min(range.end) };
+            if vma.start <= at {
+                let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+                pieces.push(Piece { vaddr: at, len, offset: offset + (at - range.start) });
+                at += len as u64;
+            } else {
+                // Pages of the vDSO, which the kernel provides.
+                at = end;
+            }
+        }
+    }
+    Ok(pieces)
+}
+
+fn missing(pid: i32, run: &Run) -> Error {
+    Error::invalid(
+        format!("pagemap-{pid}.img"),
+        format!("pages at {:x} are in another checkpoint, which is not supported", run.vaddr),
+    )
+}
+
+/// Drops the inherited pages that the task does not have: they read as zeroes, or as
+/// the file, again.
+fn drop_absent(
+    cx: &mut Restore<'_>,
+    task: usize,
+    parent: Option<usize>,
+    kept: &[VmaEntry],
+) -> Result<()> {
+    let Some(theirs) = parent.and_then(|p| cx.tasks[p].image.pagemap.as_ref()) else {
+        return Ok(());
+    };
+    let own = cx.tasks[task].image.pagemap.as_ref();
+    let mut calls = Vec::new();
+    for vma in kept.iter().filter(|v| v.flags & libc::MAP_SHARED.cast_unsigned() == 0) {
+        let mine = own.map(|map| runs_in(map, vma)).unwrap_or_default();
+        for (start, end) in runs_in(theirs, vma) {
+            let mut at = start;
+            for &(from, to) in mine.iter().filter(|m| m.1 > start && m.0 < end) {
+                if from > at {
+                    calls.push((at, from - at));
+                }
+                at = at.max(to);
+            }
+            if at < end {
+                calls.push((at, end - at));
+            }
+        }
+    }
+    let mut batch = cx.remote(task)?.batch();
+    for (at, len) in calls {
+        batch.call(libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]);
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// The runs of a pagemap inside a mapping, cut to it.
+fn runs_in(map: &Pagemap, vma: &VmaEntry) -> Vec<(u64, u64)> {
+    let first = map.runs.partition_point(|r| r.range().end <= vma.start);
+    map.runs[first..]
+        .iter()
+        .map(Run::range)
+        .take_while(|r| r.start < vma.end)
+        .map(|r| (r.start.max(vma.start), r.end.min(vma.end)))
+        .collect()
+}
+
+/// What only the finished address space can have: real protections, advice, locks,
+/// guard pages. After the children have been made.
+///
+/// # Errors
+/// The kernel's.
+pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    const MADV_GUARD_INSTALL: u64 = 102;
+    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
+    let special = status::VDSO | status::VVAR | status::VSYSCALL;
+    let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & special == 0).cloned().collect();
+    let mut batch = cx.remote(task)?.batch();
+    for vma in &vmas {
+        let len = vma.end - vma.start;
+        if vma.status & status::GUARD != 0 {
+            batch.must(libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]);
+            continue;
+        }
+        let private = vma.flags & libc::MAP_SHARED.cast_unsigned() == 0;
+        if private && vma.prot & PROT_WRITE == 0 {
+            batch.must(libc::SYS_mprotect, [vma.start, len, u64::from(vma.prot)]);
+        }
+        for advice in (0..64).filter(|a| vma.madv.unwrap_or(0) >> a & 1 != 0) {
+            batch.must(libc::SYS_madvise, [vma.start, len, advice]);
+        }
+        if vma.flags & libc::MAP_LOCKED.cast_unsigned() != 0 {
+            batch.must(libc::SYS_mlock, [vma.start, len]);
+        }
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "protecting and advising memory".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Copies pages into a husk, on all cores.
+struct Filler<'a> {
+    pid: i32,
+    source: &'a File,
+    inherited: Option<Inherited<'a>>,
+}
+
+impl Filler<'_> {
+    fn run(&self, pieces: &[Piece]) -> Result<()> {
+        let total: usize = pieces.iter().map(|p| p.len).sum();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        // A thread is not worth its start for less.
+        if total < 1 << 20 || cores == 1 {
+            return self.work(pieces, &next);
+        }
+        let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
+        std::thread::scope(|scope| {
+            for _ in 0..cores {
+                scope.spawn(|| {
+                    if let Err(e) = self.work(pieces, &next) {
+                        next.store(pieces.len(), Ordering::Relaxed);
+                        if let Ok(mut failed) = failed.lock() {
+                            *failed = Err(e);
+                        }
+                    }
+                });
+            }
+        });
+        failed.into_inner().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes pieces, several small ones at a time, until there are no more.
+    fn work(&self, pieces: &[Piece], next: &AtomicUsize) -> Result<()> {
+        let mut buffer = vec![0u8; CHUNK];
+        let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let bytes = &mut buffer[..piece.len];
+            self.source
+                .read_exact_at(bytes, piece.offset)
+                .context(|| format!("read pages of task {}", self.pid))?;
+            match &self.inherited {
+                None => self.put(piece.vaddr, bytes)?,
+                Some(inherited) => {
+                    self.put_changed(inherited, piece.vaddr, bytes, &mut other[..piece.len])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, vaddr: u64, bytes: &[u8]) -> Result<()> {
+        let n = vm::write(self.pid, vaddr, bytes)
+            .context(|| format!("write memory of task {} at {vaddr:x}", self.pid))?;
+        if n == bytes.len() {
+            return Ok(());
+        }
+        Err(Error::Os {
+            what: format!("write memory of task {} at {vaddr:x}", self.pid),
+            source: std::io::Error::from_raw_os_error(libc::EFAULT),
+        })
+    }
+
+    /// Writes the pages that differ from those that were inherited.
+    fn put_changed(
+        &self,
+        inherited: &Inherited<'_>,
+        vaddr: u64,
+        bytes: &[u8],
+        other: &mut [u8],
+    ) -> Result<()> {
+        let page = usize::try_from(PAGE).unwrap_or(4096);
+        let known = inherited.read(vaddr, other)?;
+        let mut start = 0;
+        let mut at = 0;
+        while at < bytes.len() {
+            let same = known[at / page] && bytes[at..at + page] == other[at..at + page];
+            if same {
+                if at > start {
+                    self.put(vaddr + start as u64, &bytes[start..at])?;
+                }
+                start = at + page;
+            }
+            at += page;
+        }
+        if at > start {
+            self.put(vaddr + start as u64, &bytes[start..at])?;
+        }
+        Ok(())
+    }
+}
+
+impl Inherited<'_> {
+    /// Reads what the parent has at `vaddr`; says for each page whether it has any.
+    fn read(&self, vaddr: u64, out: &mut [u8]) -> Result<Vec<bool>> {
+        let page = usize::try_from(PAGE).unwrap_or(4096);
+        let mut known = vec![false; out.len() / page];
+        let end = vaddr + out.len() as u64;
+        let first = self.runs.partition_point(|(range, _)| range.end <= vaddr);
+        for (range, offset) in self.runs[first..].iter().take_while(|(r, _)| r.start < end) {
+            let (from, to) = (range.start.max(vaddr), range.end.min(end));
+            if !self.kept.iter().any(|v| v.start <= from && v.end >= to) {
+                continue;
+            }
+            let at = usize::try_from(from - vaddr).unwrap_or(0);
+            let len = usize::try_from(to - from).unwrap_or(0);
+            self.file
+                .read_exact_at(&mut out[at..at + len], *offset + (from - range.start))
+                .context(|| "read pages of the parent".to_owned())?;
+            known[at / page..(at + len) / page].fill(true);
+        }
+        Ok(known)
+    }
+}

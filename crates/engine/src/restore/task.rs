@@ -1,0 +1,133 @@
+//! The rest of a task: its directories, its program, the state of its threads.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_images::kind;
+use torpor_images::proto::MmEntry;
+use torpor_tracee::{Batch, Tracee};
+
+use super::Restore;
+use super::transport::{Transport, place_words};
+use crate::error::{Context, Result};
+use crate::file::regular;
+use crate::task;
+
+/// Sets root, working directory and umask, and tells the kernel what it keeps of the
+/// program: the executable, where code, heap, arguments and environment are.
+/// Comes before the task has any descriptor.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let image = &cx.tasks[task].image;
+    let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
+    let files: Vec<OwnedFd> = [fs.root_id, fs.cwd_id, mm.exe_file_id]
+        .into_iter()
+        .map(|id| regular::open_for_mapping(cx, id, None))
+        .collect::<Result<_>>()?;
+    let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    let husk = cx.remote(task)?;
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &borrowed)?;
+    let dot = batch.cstr(".").0;
+    batch.must(libc::SYS_fchdir, [0]);
+    batch.must(libc::SYS_chroot, [dot]);
+    batch.must(libc::SYS_fchdir, [1]);
+    if let Some(umask) = fs.umask {
+        batch.must(libc::SYS_umask, [u64::from(umask)]);
+    }
+    set_program(&mut batch, &mm);
+    batch.call(libc::SYS_close_range, [0, 2, 0]);
+    transport.close(&mut batch);
+    match batch.run()?.first_error() {
+        None => Ok(()),
+        Some((step, e)) => {
+            let what = ["receiving files", "fchdir to its root", "chroot", "fchdir"];
+            let what = what.get(step).copied().unwrap_or("PR_SET_MM_MAP");
+            let name = kind::MM.file_name(u64::from(cx.tasks[task].image.tree.pid));
+            Err(e).context(|| format!("{what} ({name})"))
+        }
+    }
+}
+
+/// `PR_SET_MM` (prctl(2)) with a whole `struct prctl_mm_map`; the executable is
+/// descriptor 2.
+fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
+    const PR_SET_MM: u64 = 35;
+    const PR_SET_MM_MAP: u64 = 14;
+    const MM_MAP_SIZE: u64 = 104;
+    let auxv = place_words(batch, &mm.mm_saved_auxv);
+    // Size of the auxiliary vector, then the descriptor: two 32-bit halves.
+    let auxv_size = 8 * mm.mm_saved_auxv.len() as u64;
+    let map = place_words(
+        batch,
+        &[
+            mm.mm_start_code,
+            mm.mm_end_code,
+            mm.mm_start_data,
+            mm.mm_end_data,
+            mm.mm_start_brk,
+            mm.mm_brk,
+            mm.mm_start_stack,
+            mm.mm_arg_start,
+            mm.mm_arg_end,
+            mm.mm_env_start,
+            mm.mm_env_end,
+            auxv.0,
+            auxv_size | 2 << 32,
+        ],
+    );
+    batch.must(libc::SYS_prctl, [PR_SET_MM, PR_SET_MM_MAP, map.0, MM_MAP_SIZE, 0]);
+}
+
+/// Gives the threads of a task the rest of their state, and removes the stub. All that
+/// is left to do is to let them go.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn restore(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let mut threads = std::mem::take(&mut cx.tasks[task].threads);
+    let done = cx.rest_of(task, &mut threads);
+    cx.tasks[task].threads = threads;
+    done
+}
+
+impl Restore<'_> {
+    fn rest_of(&self, task: usize, threads: &mut [Tracee]) -> Result<()> {
+        let image = &self.tasks[task].image;
+        let Some(mm) = &image.mm else { return Ok(()) };
+        let images = task::Images {
+            mm,
+            maps: &self.id_maps,
+            filters: &self.filters,
+            profile: self.opts.lsm_profile.as_deref(),
+        };
+        task::restore(threads, &image.cores, &images)
+    }
+}
+
+/// Takes the stub out of every task and lets all threads go, the children first: a
+/// parent that runs early could miss them.
+///
+/// # Errors
+/// Gone.
+pub fn wake(cx: &mut Restore<'_>) -> Result<()> {
+    for task in &mut cx.tasks {
+        if let Some(leader) = task.threads.first_mut() {
+            leader.drop_stub()?;
+        }
+        for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
+            task::dress(thread, core)?;
+        }
+        if !task.threads.is_empty() {
+            task::restore_stop(&mut task.threads, &task.image.cores)?;
+        }
+    }
+    for task in cx.tasks.iter_mut().rev() {
+        for thread in task.threads.drain(..).rev() {
+            thread.release()?;
+        }
+    }
+    Ok(())
+}

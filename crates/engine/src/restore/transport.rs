@@ -1,0 +1,118 @@
+//! Handing descriptors to husks.
+//!
+//! The husk makes a pair of sockets by remote call; the supervisor takes one end
+//! with `pidfd_getfd`, so nothing needs to be inherited or reachable by name from
+//! inside the husk's namespaces.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::PidfdGetfdFlags;
+use torpor_tracee::{Batch, RemoteAddr, Tracee};
+
+use crate::error::{Context, Result};
+use crate::proc;
+
+/// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
+const MAX_FDS: usize = 253;
+
+/// A way into the descriptor table of a husk.
+#[derive(Debug)]
+pub struct Transport {
+    ours: OwnedFd,
+    /// The husk's end.
+    theirs: i32,
+}
+
+/// The arguments that system calls take a descriptor as.
+fn arg(fd: i32) -> u64 {
+    u64::from(fd.cast_unsigned())
+}
+
+impl Transport {
+    /// Opens a way into `husk`, whose table is emptied first. Its end gets the
+    /// number `at`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(husk: &mut Tracee, at: i32) -> Result<Self> {
+        let pid = husk.pid();
+        let mut batch = husk.batch();
+        let pair = batch.space(8);
+        batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+        let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+        let made = batch.must(libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, pair.addr.0]);
+        let out = batch.run()?;
+        out.expect(made, || "socketpair".to_owned())?;
+        let (a, b) = (out.u32_at(pair, 0).cast_signed(), out.u32_at(pair, 4).cast_signed());
+        let pidfd = proc::pidfd(pid)?;
+        let ours = rustix::process::pidfd_getfd(&pidfd, a, PidfdGetfdFlags::empty())
+            .context(|| format!("pidfd_getfd from husk {pid}"))?;
+        let mut batch = husk.batch();
+        if b != at {
+            batch.must(libc::SYS_dup3, [arg(b), arg(at), libc::O_CLOEXEC as u64]);
+            batch.call(libc::SYS_close, [arg(b)]);
+        }
+        if a != at {
+            batch.call(libc::SYS_close, [arg(a)]);
+        }
+        let out = batch.run()?;
+        if let Some((_, e)) = out.first_error() {
+            return Err(e).context(|| format!("moving the transport of husk {pid} to {at}"));
+        }
+        Ok(Transport { ours, theirs: at })
+    }
+
+    /// The number of the husk's end.
+    pub fn number(&self) -> i32 {
+        self.theirs
+    }
+
+    /// Sends `files` and adds the calls that receive them to a batch of the husk;
+    /// they get the lowest free numbers there, in order.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn send(&self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
+        for chunk in files.chunks(MAX_FDS) {
+            let mut space = vec![MaybeUninit::uninit(); 16 + 4 * MAX_FDS + 8];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(chunk));
+            sendmsg(&self.ours, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())
+                .context(|| "sending descriptors to a husk".to_owned())?;
+            self.receive(batch);
+        }
+        Ok(())
+    }
+
+    /// Adds one recvmsg(2) with room for any number of descriptors.
+    fn receive(&self, batch: &mut Batch<'_>) {
+        let byte = batch.space(1).addr;
+        let iov = place_words(batch, &[byte.0, 1]);
+        let control = batch.space(16 + 4 * MAX_FDS + 4).addr;
+        let control_len = (16 + 4 * MAX_FDS + 4) as u64;
+        // struct msghdr: name, namelen, iov, iovlen, control, controllen, flags.
+        let header = place_words(batch, &[0, 0, iov.0, 1, control.0, control_len, 0]);
+        batch.must(libc::SYS_recvmsg, [arg(self.theirs), header.0, 0]);
+    }
+
+    /// Adds the call that closes the husk's end.
+    pub fn close(self, batch: &mut Batch<'_>) {
+        batch.call(libc::SYS_close, [arg(self.theirs)]);
+    }
+}
+
+impl AsFd for Transport {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        debug_assert!(self.ours.as_raw_fd() >= 0);
+        self.ours.as_fd()
+    }
+}
+
+/// Places 64-bit words inside the task.
+pub fn place_words(batch: &mut Batch<'_>, words: &[u64]) -> RemoteAddr {
+    let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    batch.bytes(&bytes)
+}

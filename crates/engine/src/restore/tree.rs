@@ -1,0 +1,330 @@
+//! The process tree: who is born when, and from whom.
+//!
+//! A task's session is that of its parent at its birth, unless it becomes a leader
+//! itself. So the children that are in the session which their parent was born into
+//! come first, then the parent calls setsid(2), then the others. A task whose
+//! session is neither that of its parent's birth nor the one its parent leads has lost the
+//! parent it was born from; it is born from the leader of its session again, and
+//! adopted by its present parent because the one in between ends.
+
+use torpor_tracee::Tracee;
+
+use super::{Restore, memory};
+use crate::error::{Context, Error, Result};
+
+/// A step of building the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// `task` is born from its parent (`None`: from the supervisor).
+    Birth { task: usize, from: Option<usize> },
+    /// `task` becomes a session leader.
+    Setsid { task: usize },
+    /// `task` is born from the leader of its session, which shares its parent.
+    SiblingBirth { task: usize, leader: usize },
+    /// `task` is born from a child of the leader of its session that ends at once.
+    OrphanBirth { task: usize, leader: usize },
+}
+
+/// What the plan needs to know of a task.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    pid: u32,
+    sid: u32,
+    parent: Option<usize>,
+}
+
+/// Orders births and setsid calls.
+///
+/// # Errors
+/// A session that no task of the tree can have founded.
+fn plan(nodes: &[Node], root_session: u32) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    let mut orphans = Vec::new();
+    grow(nodes, 0, None, root_session, &mut steps, &mut orphans);
+    // Those that come from another session's leader can bring children of their own.
+    while !orphans.is_empty() {
+        let mut later = Vec::new();
+        let before = orphans.len();
+        for task in orphans {
+            let node = nodes[task];
+            let born = |t: usize| steps.iter().any(|s| born_by(*s) == Some(t));
+            let leader = nodes.iter().position(|n| n.pid == node.sid);
+            match leader.filter(|&l| born(l)) {
+                None => later.push(task),
+                Some(leader) => {
+                    let step = if nodes[leader].parent == node.parent {
+                        Step::SiblingBirth { task, leader }
+                    } else {
+                        Step::OrphanBirth { task, leader }
+                    };
+                    steps.push(step);
+                    let mut more = Vec::new();
+                    below(nodes, task, node.sid, &mut steps, &mut more);
+                    later.extend(more);
+                }
+            }
+        }
+        if later.len() == before {
+            let node = nodes[later[0]];
+            return Err(Error::invalid(
+                "pstree.img",
+                format!(
+                    "task {} is in session {}, whose leader is not in the tree; see --shell-job",
+                    node.pid, node.sid
+                ),
+            ));
+        }
+        orphans = later;
+    }
+    Ok(steps)
+}
+
+fn born_by(step: Step) -> Option<usize> {
+    match step {
+        Step::Birth { task, .. }
+        | Step::SiblingBirth { task, .. }
+        | Step::OrphanBirth { task, .. } => Some(task),
+        Step::Setsid { .. } => None,
+    }
+}
+
+/// Adds the birth of `task` and of what is below it.
+fn grow(
+    nodes: &[Node],
+    task: usize,
+    from: Option<usize>,
+    session: u32,
+    steps: &mut Vec<Step>,
+    orphans: &mut Vec<usize>,
+) {
+    steps.push(Step::Birth { task, from });
+    below(nodes, task, session, steps, orphans);
+}
+
+/// Adds what is below `task`, which is in `session` now.
+fn below(
+    nodes: &[Node],
+    task: usize,
+    session: u32,
+    steps: &mut Vec<Step>,
+    orphans: &mut Vec<usize>,
+) {
+    let children: Vec<usize> =
+        (0..nodes.len()).filter(|&c| nodes[c].parent == Some(task)).collect();
+    let leads = nodes[task].sid == nodes[task].pid && session != nodes[task].sid;
+    let fits = |c: usize, sid: u32| nodes[c].sid == sid;
+    if leads {
+        for &child in children.iter().filter(|&&c| fits(c, session)) {
+            grow(nodes, child, Some(task), session, steps, orphans);
+        }
+        steps.push(Step::Setsid { task });
+    }
+    let now = if leads { nodes[task].sid } else { session };
+    for &child in &children {
+        if leads && fits(child, session) {
+            continue;
+        }
+        if fits(child, now) || nodes[child].sid == nodes[child].pid {
+            grow(nodes, child, Some(task), now, steps, orphans);
+        } else {
+            orphans.push(child);
+        }
+    }
+}
+
+/// Makes all husks, parents before children, and builds their memory on the way.
+///
+/// # Errors
+/// The kernel's; a pid that is taken.
+pub fn build(cx: &mut Restore<'_>) -> Result<()> {
+    let index_of = |pid: u32| cx.tasks.iter().position(|t| t.image.tree.pid == pid);
+    let nodes: Vec<Node> = cx
+        .tasks
+        .iter()
+        .enumerate()
+        .map(|(i, t)| Node {
+            pid: t.image.tree.pid,
+            sid: t.image.tree.sid,
+            parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
+        })
+        .collect();
+    let root_session = if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid };
+    for step in plan(&nodes, root_session)? {
+        match step {
+            // The root husk was made with the namespaces.
+            Step::Birth { task, from: None } => memory_of(cx, task, None)?,
+            Step::Birth { task, from: Some(parent) } => {
+                let flags = shared_with(cx, task, parent);
+                bear(cx, task, parent, flags)?;
+                memory_of(cx, task, Some(parent))?;
+            }
+            Step::Setsid { task } => {
+                cx.remote(task)?.call("setsid", libc::SYS_setsid, [])?;
+            }
+            Step::SiblingBirth { task, leader } => {
+                bear(cx, task, leader, libc::CLONE_PARENT as u64)?;
+                memory_of(cx, task, Some(leader))?;
+            }
+            Step::OrphanBirth { task, leader } => {
+                bear_orphan(cx, task, leader)?;
+                memory_of(cx, task, Some(leader))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
+    if cx.tasks[task].image.is_zombie() { Ok(()) } else { memory::build(cx, task, parent) }
+}
+
+/// What a child shares with its parent for ever: descriptor table, directories.
+fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
+    let (a, b) = (&cx.tasks[task].image.ids, &cx.tasks[parent].image.ids);
+    let mut flags = 0;
+    if a.files_id != 0 && a.files_id == b.files_id {
+        flags |= libc::CLONE_FILES;
+    }
+    if a.fs_id != 0 && a.fs_id == b.fs_id {
+        flags |= libc::CLONE_FS;
+    }
+    flags as u64
+}
+
+/// `task` is born from the husk of task `from`.
+fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()> {
+    let pid = cx.tasks[task].vpid;
+    let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
+    let child = cx.remote(from)?.spawn_child(flags, signal, &[pid])?;
+    cx.adopt(task, child)
+}
+
+/// `task` is born from a child of task `leader` that ends at once.
+fn bear_orphan(cx: &mut Restore<'_>, task: usize, leader: usize) -> Result<()> {
+    let pid = cx.tasks[task].vpid;
+    let leader = cx.remote(leader)?;
+    let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
+    let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
+    between.exit_with(0)?;
+    // Reap it, or it would stay behind as a zombie.
+    leader.call("wait4", libc::SYS_wait4, [u64::MAX, 0, libc::__WALL as u64, 0])?;
+    cx.adopt(task, child)
+}
+
+/// Puts every task into its process group: leaders first.
+///
+/// # Errors
+/// The kernel's; a group without a leader in the tree.
+pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
+    let groups: Vec<(usize, u32, u32, u32)> = cx
+        .tasks
+        .iter()
+        .enumerate()
+        .map(|(i, t)| (i, t.image.tree.pid, t.image.tree.pgid, t.image.tree.sid))
+        .collect();
+    // A session leader leads its group already, and cannot be moved.
+    for &(task, pid, pgid, sid) in &groups {
+        if pid == pgid && pid != sid {
+            set_group(cx, task, 0)?;
+        }
+    }
+    for &(task, pid, pgid, _) in &groups {
+        let leader_here = groups.iter().any(|g| g.1 == pgid);
+        if pid != pgid && leader_here {
+            set_group(cx, task, pgid)?;
+        }
+    }
+    Ok(())
+}
+
+fn set_group(cx: &mut Restore<'_>, task: usize, pgid: u32) -> Result<()> {
+    let name = format!("setpgid({pgid})");
+    cx.remote(task)?.call(&name, libc::SYS_setpgid, [0, u64::from(pgid)])?;
+    Ok(())
+}
+
+/// Makes the threads of every task.
+///
+/// # Errors
+/// The kernel's; a thread id that is taken.
+pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
+    let flags = libc::CLONE_THREAD
+        | libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_SYSVSEM;
+    for task in 0..cx.tasks.len() {
+        let tids: Vec<u32> = cx.tasks[task].image.tree.threads.iter().skip(1).copied().collect();
+        for tid in tids {
+            let tid = i32::try_from(tid).unwrap_or(0);
+            let thread = cx.remote(task)?.spawn_child(flags as u64, 0, &[tid])?;
+            cx.tasks[task].threads.push(thread);
+        }
+    }
+    Ok(())
+}
+
+/// Ends the tasks that are zombies in the images, with the status they had.
+///
+/// # Errors
+/// The kernel's.
+pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
+    for task in 0..cx.tasks.len() {
+        if !cx.tasks[task].image.is_zombie() {
+            continue;
+        }
+        let code = cx.tasks[task]
+            .image
+            .cores
+            .first()
+            .and_then(|c| c.tc.as_ref())
+            .map_or(0, |tc| tc.exit_code);
+        let Some(husk) = cx.tasks[task].threads.pop() else { continue };
+        let pid = husk.pid();
+        husk.exit_with(code).context_of(pid)?;
+    }
+    Ok(())
+}
+
+/// Names the zombie in an error.
+trait ContextOf<T> {
+    fn context_of(self, pid: i32) -> Result<T>;
+}
+
+impl<T> ContextOf<T> for torpor_tracee::Result<T> {
+    fn context_of(self, pid: i32) -> Result<T> {
+        self.map_err(|e| std::io::Error::other(e.to_string()))
+            .context(|| format!("ending task {pid}, a zombie"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn node(pid: u32, sid: u32, parent: Option<usize>) -> Node {
+        Node { pid, sid, parent }
+    }
+
+    #[test]
+    fn children_of_the_old_session_come_before_setsid() {
+        let nodes =
+            [node(1, 0, None), node(2, 2, Some(0)), node(3, 0, Some(1)), node(4, 2, Some(1))];
+        let steps = plan(&nodes, 0).unwrap();
+        let at = |s: Step| steps.iter().position(|x| *x == s).unwrap();
+        let setsid = at(Step::Setsid { task: 1 });
+        assert!(at(Step::Birth { task: 2, from: Some(1) }) < setsid);
+        assert!(at(Step::Birth { task: 3, from: Some(1) }) > setsid);
+    }
+
+    #[test]
+    fn an_orphan_is_born_from_the_leader_of_its_session() {
+        let nodes =
+            [node(1, 0, None), node(2, 2, Some(0)), node(3, 2, Some(0)), node(4, 3, Some(2))];
+        let steps = plan(&nodes[..3], 0).unwrap();
+        assert!(steps.contains(&Step::SiblingBirth { task: 2, leader: 1 }));
+        assert!(plan(&[node(1, 0, None), node(2, 77, Some(0))], 0).is_err());
+    }
+}

@@ -1,0 +1,272 @@
+//! Credentials of a thread: ids, groups, capabilities, security bits.
+//!
+//! Images hold ids as the root task's user namespace has them; `/proc` shows them as
+//! the supervisor's has them.
+
+use torpor_images::proto::CredsEntry;
+use torpor_tracee::{Batch, Call, Outcome, Tracee};
+
+use super::script::{Script, write_own};
+use crate::error::{Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::proc;
+
+/// linux/securebits.h: changing ids does not change capabilities.
+const SECBIT_NO_SETUID_FIXUP: u32 = 1 << 2;
+/// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h.
+const CAPABILITY_VERSION: u64 = 0x2008_0522;
+
+/// The question for what `/proc` does not show.
+#[derive(Debug)]
+pub(crate) struct Question(Call);
+
+/// Asks for the security bits.
+pub(crate) fn ask(batch: &mut Batch<'_>) -> Question {
+    let option = u64::from(libc::PR_GET_SECUREBITS.cast_unsigned());
+    Question(batch.call(libc::SYS_prctl, [option, 0, 0, 0, 0]))
+}
+
+impl Question {
+    /// Adds the answer to what [`dump`] found.
+    pub(crate) fn answer(self, out: &Outcome, creds: &mut CredsEntry) -> Result<()> {
+        let bits = out.expect(self.0, || "PR_GET_SECUREBITS".to_owned())?;
+        creds.secbits = u32::try_from(bits).unwrap_or_default();
+        Ok(())
+    }
+}
+
+/// The credentials of a thread, all but the security bits.
+///
+/// # Errors
+/// Gone; an id that the user namespace of the tree has no name for.
+pub(crate) fn dump(pid: i32, tid: i32, maps: &IdMaps) -> Result<CredsEntry> {
+    let status = proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?);
+    let mut creds = parse(&status)
+        .ok_or_else(|| Error::invalid(format!("/proc/{pid}/task/{tid}/status"), "no ids"))?;
+    for uid in [&mut creds.uid, &mut creds.euid, &mut creds.suid, &mut creds.fsuid] {
+        *uid = maps.uid_inside(*uid).ok_or_else(|| unmapped(tid, "user", *uid))?;
+    }
+    let gids = [&mut creds.gid, &mut creds.egid, &mut creds.sgid, &mut creds.fsgid];
+    for gid in gids.into_iter().chain(&mut creds.groups) {
+        *gid = maps.gid_inside(*gid).ok_or_else(|| unmapped(tid, "group", *gid))?;
+    }
+    creds.lsm_profile = lsm_profile(pid, tid)?;
+    Ok(creds)
+}
+
+fn unmapped(tid: i32, what: &str, id: u32) -> Error {
+    let reason = "is not mapped in the user namespace of the tree";
+    Error::refused(tid, format!("{what} id {id}"), reason)
+}
+
+/// What `/proc/PID/status` says.
+fn parse(status: &proc::Status) -> Option<CredsEntry> {
+    let numbers = |key: &str| -> Vec<u32> {
+        status.numbers(key, 10).into_iter().filter_map(|n| u32::try_from(n).ok()).collect()
+    };
+    let set = |key: &str| status.number(key, 16).map(words);
+    let (uids, gids) = (numbers("Uid"), numbers("Gid"));
+    let ([uid, euid, suid, fsuid], [gid, egid, sgid, fsgid]) =
+        (<[u32; 4]>::try_from(uids).ok()?, <[u32; 4]>::try_from(gids).ok()?);
+    Some(CredsEntry {
+        uid,
+        gid,
+        euid,
+        egid,
+        suid,
+        sgid,
+        fsuid,
+        fsgid,
+        cap_inh: set("CapInh")?,
+        cap_prm: set("CapPrm")?,
+        cap_eff: set("CapEff")?,
+        cap_bnd: set("CapBnd")?,
+        cap_amb: set("CapAmb").unwrap_or_else(|| words(0)),
+        groups: numbers("Groups"),
+        no_new_privs: status.number("NoNewPrivs", 10).and_then(|n| u32::try_from(n).ok()),
+        ..CredsEntry::default()
+    })
+}
+
+/// The security profile of a thread, `None` without a security module or profile.
+fn lsm_profile(pid: i32, tid: i32) -> Result<Option<String>> {
+    let text = match proc::read(pid, &format!("task/{tid}/attr/current")) {
+        Ok(text) => text,
+        // No security module answers.
+        Err(Error::Os { source, .. })
+            if matches!(source.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) =>
+        {
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
+    };
+    // AppArmor adds the mode: "name (enforce)".
+    let text = text.trim_end_matches(['\0', '\n']);
+    let name = text.split_once(" (").map_or(text, |(name, _)| name);
+    Ok((!name.is_empty() && name != "unconfined").then(|| name.to_owned()))
+}
+
+/// A capability set as the image holds it: low word first.
+fn words(set: u64) -> Vec<u32> {
+    let bytes = set.to_le_bytes();
+    bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+}
+
+/// A capability set of an image.
+fn set(words: &[u32]) -> Result<u64> {
+    match *words {
+        [] => Ok(0),
+        [low] => Ok(u64::from(low)),
+        [low, high] => Ok(u64::from(low) | u64::from(high) << 32),
+        _ => Err(Error::invalid("core", format!("a capability set of {} words", words.len()))),
+    }
+}
+
+/// The numbers of the capabilities in a set.
+fn members(set: u64) -> impl Iterator<Item = u64> {
+    (0..64).filter(move |bit| set >> bit & 1 == 1)
+}
+
+/// Gives a husk's thread the credentials of an image. `profile` replaces the security
+/// profile that the image names.
+///
+/// # Errors
+/// If the supervisor may not give them, by name.
+pub(crate) fn restore(
+    husk: &mut Tracee,
+    wanted: &CredsEntry,
+    maps: &IdMaps,
+    profile: Option<&str>,
+) -> Result<()> {
+    let mut now = dump(husk.pid(), husk.tid(), maps)?;
+    let option = u64::from(libc::PR_GET_SECUREBITS.cast_unsigned());
+    let bits = husk.call("PR_GET_SECUREBITS", libc::SYS_prctl, [option, 0, 0, 0, 0])?;
+    now.secbits = u32::try_from(bits).unwrap_or_default();
+    check(husk.tid(), wanted, &now)?;
+    if let Some(profile) = profile.or(wanted.lsm_profile.as_deref()) {
+        change_profile(husk, profile)?;
+    }
+    let mut script = Script::new(husk);
+    change_ids(&mut script, wanted, &mut now);
+    change_capabilities(&mut script, wanted, &now)?;
+    if wanted.no_new_privs.is_some_and(|n| n != 0) {
+        script.prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1);
+    }
+    script.run()?;
+    Ok(())
+}
+
+/// Fails if capabilities are wanted that the supervisor has not got.
+fn check(tid: i32, wanted: &CredsEntry, now: &CredsEntry) -> Result<()> {
+    let missing =
+        set(&wanted.cap_prm)? & !set(&now.cap_prm)? | set(&wanted.cap_bnd)? & !set(&now.cap_bnd)?;
+    match members(missing).next() {
+        None => Ok(()),
+        Some(first) => Err(Error::Os {
+            what: format!("task {tid}: giving it capability {first}, which is not available here"),
+            source: std::io::Error::from_raw_os_error(libc::EPERM),
+        }),
+    }
+}
+
+/// AppArmor and SELinux take the new profile from the thread itself.
+fn change_profile(husk: &mut Tracee, profile: &str) -> Result<()> {
+    let text = match std::fs::exists("/sys/kernel/security/apparmor") {
+        Ok(true) => format!("changeprofile {profile}"),
+        _ => profile.to_owned(),
+    };
+    write_own(husk, "/proc/thread-self/attr/current", &text)
+}
+
+/// Groups before users: without root's ids there is no right to change groups.
+fn change_ids(script: &mut Script<'_>, wanted: &CredsEntry, now: &mut CredsEntry) {
+    if wanted.groups != now.groups {
+        let bytes: Vec<u8> = wanted.groups.iter().flat_map(|g| g.to_le_bytes()).collect();
+        let at = script.bytes(&bytes).0;
+        script.step("setgroups", libc::SYS_setgroups, [wanted.groups.len() as u64, at]);
+    }
+    let gids = |c: &CredsEntry| [c.gid, c.egid, c.sgid, c.fsgid].map(u64::from);
+    let [gid, egid, sgid, fsgid] = gids(wanted);
+    if gids(wanted) != gids(now) {
+        script.step("setresgid", libc::SYS_setresgid, [gid, egid, sgid]);
+        script.step("setfsgid", libc::SYS_setfsgid, [fsgid]);
+    }
+    let uids = |c: &CredsEntry| [c.uid, c.euid, c.suid, c.fsuid].map(u64::from);
+    let [uid, euid, suid, fsuid] = uids(wanted);
+    if uids(wanted) != uids(now) {
+        // Capabilities are still needed, and are set as a whole later.
+        now.secbits |= SECBIT_NO_SETUID_FIXUP;
+        let bits = u64::from(now.secbits);
+        script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, bits);
+        script.step("setresuid", libc::SYS_setresuid, [uid, euid, suid]);
+        script.step("setfsuid", libc::SYS_setfsuid, [fsuid]);
+    }
+}
+
+/// The kernel's rules give the order: inheritable capabilities must be within the
+/// bounding set when they are set, ambient ones within permitted and inheritable, and
+/// all of it, and the security bits, needs `CAP_SETPCAP`.
+fn change_capabilities(
+    script: &mut Script<'_>,
+    wanted: &CredsEntry,
+    now: &CredsEntry,
+) -> Result<()> {
+    let [eff, prm, inh] = [set(&wanted.cap_eff)?, set(&wanted.cap_prm)?, set(&wanted.cap_inh)?];
+    let [eff_now, prm_now, inh_now] = [set(&now.cap_eff)?, set(&now.cap_prm)?, set(&now.cap_inh)?];
+    let (amb, amb_now) = (set(&wanted.cap_amb)?, set(&now.cap_amb)?);
+    if inh != inh_now {
+        capset(script, eff_now, prm_now, inh | amb_now & inh_now);
+    }
+    for cap in members(set(&now.cap_bnd)? & !set(&wanted.cap_bnd)?) {
+        script.prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, cap);
+    }
+    let ambient = u64::from(libc::PR_CAP_AMBIENT.cast_unsigned());
+    let mut change = |operation: i32, cap: u64| {
+        let args = [ambient, u64::from(operation.cast_unsigned()), cap, 0, 0];
+        script.step("PR_CAP_AMBIENT", libc::SYS_prctl, args);
+    };
+    members(amb & !amb_now).for_each(|cap| change(libc::PR_CAP_AMBIENT_RAISE, cap));
+    members(amb_now & !amb).for_each(|cap| change(libc::PR_CAP_AMBIENT_LOWER, cap));
+    if wanted.secbits != now.secbits {
+        let bits = u64::from(wanted.secbits);
+        script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, bits);
+    }
+    if (eff, prm, inh) != (eff_now, prm_now, inh_now) {
+        capset(script, eff, prm, inh);
+    }
+    Ok(())
+}
+
+fn capset(script: &mut Script<'_>, eff: u64, prm: u64, inh: u64) {
+    // struct __user_cap_header_struct: version, and 0 for the caller itself.
+    let header = script.words(&[CAPABILITY_VERSION]).0;
+    let data: Vec<u8> = [0, 32]
+        .into_iter()
+        .flat_map(|shift| [eff, prm, inh].map(|set| (set >> shift) & 0xffff_ffff))
+        .flat_map(|word| word.to_le_bytes().into_iter().take(4))
+        .collect();
+    let data = script.bytes(&data).0;
+    script.step("capset", libc::SYS_capset, [header, data]);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn status_is_understood() {
+        let status = proc::Status::parse(
+            "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapInh:\t0000000000000001\n\
+             CapPrm:\t000001ffffffffff\nCapEff:\t0\nCapBnd:\t2\nCapAmb:\t1\nNoNewPrivs:\t1\n",
+        );
+        let creds = parse(&status).unwrap();
+        assert_eq!((creds.uid, creds.euid, creds.suid, creds.fsuid), (1, 2, 3, 4));
+        assert_eq!((creds.gid, creds.egid, creds.sgid, creds.fsgid), (5, 6, 7, 8));
+        assert_eq!((creds.groups, creds.no_new_privs), (vec![9, 10], Some(1)));
+        assert_eq!(creds.cap_prm, [0xffff_ffff, 0x1ff]);
+        assert_eq!(set(&creds.cap_prm).unwrap(), 0x1ff_ffff_ffff);
+        assert!(set(&[1, 2, 3]).is_err());
+        assert_eq!(members(0b1010).collect::<Vec<_>>(), [1, 3]);
+    }
+}

@@ -1,0 +1,326 @@
+//! Tasks: what the kernel keeps for a process and its threads that is neither memory
+//! nor files. One file each for what belongs together, with its dump and its restore.
+//!
+//! Both halves are driven from here, because the order matters. A dump asks each
+//! thread everything in one batch. A restore works through [`restore`] once the memory
+//! and the files of a process are in place; then, when everything else of the whole
+//! tree is done and the stub is gone from the process, each thread is [`dress`]ed and
+//! job control put back by [`restore_stop`].
+
+mod creds;
+mod limits;
+mod process;
+mod registers;
+mod sched;
+mod script;
+mod seccomp;
+mod signals;
+mod thread;
+mod timers;
+
+use torpor_images::proto::core_entry::March;
+use torpor_images::proto::{CoreEntry, MmEntry, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86};
+use torpor_tracee::{Batch, Outcome, RemoteAddr, Tracee};
+
+pub use process::MmFlags;
+pub use seccomp::Filters;
+pub use signals::restore_stop;
+
+use crate::error::{Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::proc;
+use script::Script;
+use signals::Pending;
+
+/// Values of `task_core_entry.task_state`.
+pub mod state {
+    /// It runs.
+    pub const ALIVE: u32 = 1;
+    /// It is a zombie.
+    pub const DEAD: u32 = 2;
+    /// Job control has stopped it.
+    pub const STOPPED: u32 = 3;
+}
+
+/// What the dump of a task needs to know about the tree.
+pub struct Tree<'a> {
+    /// Ids of the tree's user namespace.
+    pub maps: &'a IdMaps,
+    /// The thread id in the images for one in the supervisor's pid namespace.
+    pub vtid: &'a dyn Fn(i32) -> Option<i32>,
+    /// Collects the seccomp filters of all tasks.
+    pub filters: &'a mut Filters,
+}
+
+impl std::fmt::Debug for Tree<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree").field("maps", &self.maps).finish_non_exhaustive()
+    }
+}
+
+/// The state of a process, as its images hold it.
+#[derive(Debug)]
+pub struct ProcessState {
+    /// One for each thread, in the given order; the leader's has `tc`. What is still to
+    /// be filled in: `ids`, `cg_set`.
+    pub cores: Vec<CoreEntry>,
+    /// What belongs into `mm_entry`.
+    pub mm: MmFlags,
+}
+
+/// Describes a process by its stopped threads, the leader first. They must have their
+/// stub, but nothing may have been run in them that pending signals could disturb.
+///
+/// # Errors
+/// Gone; what cannot be kept is refused by name.
+pub fn dump(threads: &mut [Tracee], tree: &mut Tree<'_>) -> Result<ProcessState> {
+    let mut cores = Vec::new();
+    let mut mm = MmFlags::default();
+    for (i, tracee) in threads.iter_mut().enumerate() {
+        let core = if i == 0 {
+            let (core, flags) = dump_leader(tracee, tree)?;
+            mm = flags;
+            core
+        } else {
+            dump_thread(tracee, tree)?
+        };
+        cores.push(core);
+    }
+    Ok(ProcessState { cores, mm })
+}
+
+fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, MmFlags)> {
+    let pid = tracee.pid();
+    let signals = signals::pending(tracee, true)?;
+    let timers = timers::list(pid, tree.vtid)?;
+    let (task_state, stop_signo) = signals::stop_state(tracee);
+    let mut tc = TaskCoreEntry {
+        task_state,
+        stop_signo,
+        personality: thread::personality(pid)?,
+        flags: proc::stat(pid)?.flags,
+        blk_sigset: tracee.signal_mask(),
+        comm: thread::name(pid)?,
+        signals_s: Some(signals),
+        loginuid: limits::loginuid(pid)?,
+        oom_score_adj: limits::oom_score_adj(pid)?,
+        ..TaskCoreEntry::default()
+    };
+    let outside = seen_from_outside(tracee, tree)?;
+    let mut batch = tracee.batch();
+    let inside = ThreadQuestions::ask(&mut batch);
+    let actions = signals::ask_actions(&mut batch);
+    let timers = timers::ask(&mut batch, timers);
+    let limits = limits::ask(&mut batch);
+    let process = process::ask(&mut batch);
+    let out = batch.run()?;
+    tc.sigactions = actions.answer(&out)?;
+    tc.timers = Some(timers.answer(&out)?);
+    tc.rlimits = Some(limits.answer(&out)?);
+    let flags = process.answer(pid, &out, &mut tc)?;
+    let mut core = inside.answer(tracee, &out, outside)?;
+    core.tc = Some(tc);
+    Ok((core, flags))
+}
+
+fn dump_thread(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<CoreEntry> {
+    let outside = seen_from_outside(tracee, tree)?;
+    let mut batch = tracee.batch();
+    let inside = ThreadQuestions::ask(&mut batch);
+    let out = batch.run()?;
+    inside.answer(tracee, &out, outside)
+}
+
+/// What ptrace and `/proc` tell about a thread.
+fn seen_from_outside(tracee: &Tracee, tree: &mut Tree<'_>) -> Result<ThreadCoreEntry> {
+    let (mode, filter) = seccomp::dump(tracee, tree.filters)?;
+    let mut entry = ThreadCoreEntry {
+        blk_sigset: Some(tracee.signal_mask()),
+        signals_p: Some(signals::pending(tracee, false)?),
+        creds: Some(creds::dump(tracee.pid(), tracee.tid(), tree.maps)?),
+        seccomp_mode: Some(mode.into()),
+        seccomp_filter: filter,
+        ..ThreadCoreEntry::default()
+    };
+    thread::dump(tracee, &mut entry)?;
+    sched::dump(tracee, &mut entry)?;
+    Ok(entry)
+}
+
+/// What only the thread itself knows.
+struct ThreadQuestions {
+    stack: signals::StackQuestion,
+    thread: thread::Questions,
+    creds: creds::Question,
+}
+
+impl ThreadQuestions {
+    fn ask(batch: &mut Batch<'_>) -> Self {
+        ThreadQuestions {
+            stack: signals::ask_stack(batch),
+            thread: thread::ask(batch),
+            creds: creds::ask(batch),
+        }
+    }
+
+    fn answer(
+        self,
+        tracee: &mut Tracee,
+        out: &Outcome,
+        mut entry: ThreadCoreEntry,
+    ) -> Result<CoreEntry> {
+        entry.sas = Some(self.stack.answer(out)?);
+        let (tid_address, pdeath) = self.thread.answer(out)?;
+        entry.pdeath_sig = pdeath;
+        if let Some(creds) = &mut entry.creds {
+            self.creds.answer(out, creds)?;
+        }
+        Ok(CoreEntry {
+            mtype: March::X8664.into(),
+            thread_info: Some(registers::dump(tracee, tid_address)?),
+            thread_core: Some(entry),
+            ..CoreEntry::default()
+        })
+    }
+}
+
+/// What the restore of a process needs besides its own images.
+#[derive(Debug)]
+pub struct Images<'a> {
+    /// The process' memory, for the flags that the kernel keeps with it.
+    pub mm: &'a MmEntry,
+    /// Ids of the tree's user namespace, as the supervisor sees them.
+    pub maps: &'a IdMaps,
+    /// The filters of the tree.
+    pub filters: &'a Filters,
+    /// The security profile to use instead of those in the image.
+    pub profile: Option<&'a str>,
+}
+
+/// Checks the core of a thread (`leader`: of a process), before anything is created.
+///
+/// # Errors
+/// What is missing or makes no sense.
+pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
+    if core.mtype() != March::X8664 {
+        return Err(Error::Unsupported(format!("a task of {}", core.mtype().as_str_name())));
+    }
+    registers::registers(info(core)?)?;
+    thread::check(thread_core(core)?)?;
+    let Some(tc) = &core.tc else {
+        return if leader { Err(missing("tc")) } else { Ok(()) };
+    };
+    // Images of old versions have actions and timers in files of their own.
+    signals::check_actions(&tc.sigactions)?;
+    timers::check(tc.timers.as_ref().ok_or_else(|| missing("timers"))?)
+}
+
+/// Gives the husks of a process, the leader first, all that they are to be but
+/// registers and blocked signals. Memory must be mapped and files in place; `cores`
+/// are in the order of `threads`. After this no batch must be run in the process:
+/// it could swallow a pending signal.
+///
+/// # Errors
+/// The kernel's, by name.
+pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>) -> Result<()> {
+    let tc = cores.first().and_then(|c| c.tc.as_ref()).ok_or_else(|| missing("tc"))?;
+    let no_timers = Default::default();
+    let timers = tc.timers.as_ref().unwrap_or(&no_timers);
+    if let Some(leader) = threads.first_mut() {
+        restore_process(leader, tc, images)?;
+        timers::create(leader, timers)?;
+    }
+    for (thread, core) in threads.iter_mut().zip(cores) {
+        let entry = thread_core(core)?;
+        sched::restore(thread, entry)?;
+        let mut script = Script::new(thread);
+        let tid_address = info(core)?.clear_tid_addr;
+        thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
+        if let Some(stack) = &entry.sas {
+            signals::restore_stack(&mut script, stack);
+        }
+        script.run()?;
+    }
+    // From here on rights are given up.
+    seccomp::restore(threads, cores, images.filters)?;
+    for (thread, core) in threads.iter_mut().zip(cores) {
+        let entry = thread_core(core)?;
+        if let Some(wanted) = &entry.creds {
+            creds::restore(thread, wanted, images.maps, images.profile)?;
+        }
+        let mut script = Script::new(thread);
+        thread::restore_pdeath(&mut script, entry);
+        script.run()?;
+    }
+    queue(threads, cores, tc, Pending::Most)?;
+    if let Some(leader) = threads.first_mut() {
+        timers::arm(leader, timers)?;
+        process::restore_dumpable(leader, images.mm)?;
+    }
+    queue(threads, cores, tc, Pending::Done)
+}
+
+fn queue(
+    threads: &mut [Tracee],
+    cores: &[CoreEntry],
+    tc: &TaskCoreEntry,
+    which: Pending,
+) -> Result<()> {
+    for (i, (thread, core)) in threads.iter_mut().zip(cores).enumerate() {
+        let of_process = (i == 0).then_some(tc);
+        signals::restore_pending(thread, thread_core(core)?, of_process, which)?;
+    }
+    Ok(())
+}
+
+fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
+    if let Some(wanted) = tc.loginuid {
+        limits::restore_loginuid(leader, wanted)?;
+    }
+    if let Some(wanted) = tc.oom_score_adj {
+        limits::restore_oom_score_adj(leader.pid(), wanted)?;
+    }
+    let mut script = Script::new(leader);
+    signals::restore_actions(&mut script, &tc.sigactions);
+    process::restore(&mut script, tc, images.mm);
+    script.run()?;
+    match &tc.rlimits {
+        Some(wanted) => limits::restore(leader, wanted),
+        None => Ok(()),
+    }
+}
+
+/// Gives a restored thread its registers and blocked signals: the last thing before it
+/// is released. Nothing may be run in its process any more.
+///
+/// # Errors
+/// States that this processor refuses.
+pub fn dress(husk: &mut Tracee, core: &CoreEntry) -> Result<()> {
+    let info = info(core)?;
+    let registers = registers::registers(info)?;
+    let xstate = registers::xstate(husk, info)?;
+    let entry = thread_core(core)?;
+    let of_process = core.tc.as_ref().map(|tc| tc.blk_sigset);
+    let mask = entry.blk_sigset.or(of_process).unwrap_or_default();
+    husk.become_task(&registers, &xstate, mask)?;
+    // The kernel forgets a critical section whenever something else is run.
+    if let Some(r) = &entry.rseq_entry
+        && let Some(section) = r.rseq_cs_pointer
+    {
+        let at = RemoteAddr(r.rseq_abi_pointer.wrapping_add(thread::RSEQ_CS_OFFSET));
+        husk.write(at, &section.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+fn info(core: &CoreEntry) -> Result<&ThreadInfoX86> {
+    core.thread_info.as_ref().ok_or_else(|| missing("thread_info"))
+}
+
+fn thread_core(core: &CoreEntry) -> Result<&ThreadCoreEntry> {
+    core.thread_core.as_ref().ok_or_else(|| missing("thread_core"))
+}
+
+fn missing(what: &str) -> Error {
+    Error::invalid("core", format!("{what} is missing"))
+}

@@ -1,0 +1,400 @@
+//! Registers of a thread, and the extended state (x87, SSE, AVX, AVX-512, keys).
+//!
+//! ptrace shows the extended state as an XSAVE image in the standard format: a
+//! legacy area, a header that says which components are not in their initial state,
+//! and the components, at offsets that the processor gives. The image of the
+//! checkpoint has a field for each component instead, so that it fits another
+//! processor whose offsets differ.
+
+use std::arch::x86_64::__cpuid_count;
+
+use torpor_images::proto::{
+    ThreadInfoX86, UserX86FpregsEntry, UserX86RegsEntry, UserX86RegsMode, UserX86XsaveEntry,
+};
+use torpor_sys::ptrace::Registers;
+use torpor_tracee::Tracee;
+
+use crate::error::{Error, Result};
+
+/// The result of translating; the error says what is in the way.
+type Parsed<T> = std::result::Result<T, String>;
+
+/// Size of the legacy area and of the header behind it.
+const LEGACY: usize = 512;
+const HEADER: usize = 64;
+
+/// The components that the image has fields for, by their number in XCR0.
+const X87: u32 = 0;
+const SSE: u32 = 1;
+const AVX: u32 = 2;
+const BNDREGS: u32 = 3;
+const BNDCSR: u32 = 4;
+const OPMASK: u32 = 5;
+const ZMM_UPPER: u32 = 6;
+const HI16_ZMM: u32 = 7;
+const PKRU: u32 = 9;
+const KNOWN: u64 = 1 << X87
+    | 1 << SSE
+    | 1 << AVX
+    | 1 << BNDREGS
+    | 1 << BNDCSR
+    | 1 << OPMASK
+    | 1 << ZMM_UPPER
+    | 1 << HI16_ZMM
+    | 1 << PKRU;
+
+/// What Linux gives every task, protection keys in use or not.
+const DEFAULT_PKRU: u32 = 0x5555_5554;
+
+/// Code segment of 64-bit user code.
+const USER_CS: u64 = 0x33;
+
+/// Registers and extended state of a thread; `tid_address` is its `clear_tid_addr`.
+///
+/// # Errors
+/// Gone; refused if a component is in use that the image has no field for.
+pub(crate) fn dump(tracee: &mut Tracee, tid_address: u64) -> Result<ThreadInfoX86> {
+    let r = tracee.restartable_registers();
+    let pid = tracee.pid();
+    let fpregs = unpack(tracee.xstate()?, component).map_err(|what| {
+        Error::refused(pid, format!("processor state ({what})"), "the image has no place for it")
+    })?;
+    Ok(ThreadInfoX86 { clear_tid_addr: tid_address, gpregs: general(&r), fpregs, tls: vec![] })
+}
+
+fn general(r: &Registers) -> UserX86RegsEntry {
+    UserX86RegsEntry {
+        r15: r.r15,
+        r14: r.r14,
+        r13: r.r13,
+        r12: r.r12,
+        bp: r.rbp,
+        bx: r.rbx,
+        r11: r.r11,
+        r10: r.r10,
+        r9: r.r9,
+        r8: r.r8,
+        ax: r.rax,
+        cx: r.rcx,
+        dx: r.rdx,
+        si: r.rsi,
+        di: r.rdi,
+        orig_ax: r.orig_rax,
+        ip: r.rip,
+        cs: r.cs,
+        flags: r.eflags,
+        sp: r.rsp,
+        ss: r.ss,
+        fs_base: r.fs_base,
+        gs_base: r.gs_base,
+        ds: r.ds,
+        es: r.es,
+        fs: r.fs,
+        gs: r.gs,
+        mode: Some(UserX86RegsMode::Native.into()),
+    }
+}
+
+/// The registers to set for what an image says.
+///
+/// # Errors
+/// If they are those of a 32-bit task or TLS segments of one are in use.
+pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
+    let r = &info.gpregs;
+    if r.mode() != UserX86RegsMode::Native || r.cs != USER_CS {
+        return Err(Error::Unsupported("a 32-bit task".into()));
+    }
+    if info.tls.iter().any(|entry| !entry.seg_not_present) {
+        return Err(Error::Unsupported("a task with segments for 32-bit code".into()));
+    }
+    Ok(Registers {
+        r15: r.r15,
+        r14: r.r14,
+        r13: r.r13,
+        r12: r.r12,
+        rbp: r.bp,
+        rbx: r.bx,
+        r11: r.r11,
+        r10: r.r10,
+        r9: r.r9,
+        r8: r.r8,
+        rax: r.ax,
+        rcx: r.cx,
+        rdx: r.dx,
+        rsi: r.si,
+        rdi: r.di,
+        // The dump has wound interrupted calls back: there is nothing to restart.
+        orig_rax: u64::MAX,
+        rip: r.ip,
+        cs: r.cs,
+        eflags: r.flags,
+        rsp: r.sp,
+        ss: r.ss,
+        fs_base: r.fs_base,
+        gs_base: r.gs_base,
+        ds: r.ds,
+        es: r.es,
+        fs: r.fs,
+        gs: r.gs,
+    })
+}
+
+/// The extended state to set, as an XSAVE image of the husk's own layout.
+///
+/// # Errors
+/// If this processor lacks a component that was in use, or a field has a wrong size.
+pub(crate) fn xstate(husk: &mut Tracee, info: &ThreadInfoX86) -> Result<Vec<u8>> {
+    let template = husk.xstate()?.to_vec();
+    pack(&info.fpregs, template, component).map_err(|why| Error::invalid("core", why))
+}
+
+/// Size and offset of a component in the standard format (CPUID leaf 0xD); 0 if this
+/// processor has none.
+fn component(number: u32) -> (usize, usize) {
+    let leaf = __cpuid_count(0xd, number);
+    (usize::try_from(leaf.eax).unwrap_or(0), usize::try_from(leaf.ebx).unwrap_or(0))
+}
+
+fn word32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+fn words32(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|c| word32(c, 0)).collect()
+}
+
+fn words64(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|c| word64(c, 0)).collect()
+}
+
+/// Takes an XSAVE image apart. The error says which component has no field.
+fn unpack(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<UserX86FpregsEntry> {
+    if state.len() < LEGACY {
+        return Err(format!("{} bytes of it", state.len()));
+    }
+    let in_use = word64(state, LEGACY);
+    if in_use & !KNOWN != 0 {
+        return Err(format!("XSAVE components {:#x}", in_use & !KNOWN));
+    }
+    // A component that this processor does not have shows as zeroes.
+    let part = |number: u32, len: usize| {
+        let (size, offset) = layout(number);
+        let mut bytes = vec![0u8; len];
+        if size != 0 && offset >= LEGACY + HEADER && offset + len.min(size) <= state.len() {
+            let len = len.min(size);
+            bytes[..len].copy_from_slice(&state[offset..offset + len]);
+        }
+        bytes
+    };
+    let xsave = UserX86XsaveEntry {
+        xstate_bv: in_use,
+        ymmh_space: words32(&part(AVX, 256)),
+        bndreg_state: words64(&part(BNDREGS, 64)),
+        bndcsr_state: words64(&part(BNDCSR, 16)),
+        opmask_reg: words64(&part(OPMASK, 64)),
+        zmm_upper: words64(&part(ZMM_UPPER, 512)),
+        hi16_zmm: words64(&part(HI16_ZMM, 1024)),
+        pkru: words32(&part(PKRU, 8)),
+        cet: None,
+    };
+    // Intel SDM 10.5.1, layout of the x87 FPU and SSE state in 64-bit mode.
+    let low = word32(state, 0);
+    let high = word32(state, 4);
+    Ok(UserX86FpregsEntry {
+        cwd: low & 0xffff,
+        swd: low >> 16,
+        twd: high & 0xffff,
+        fop: high >> 16,
+        rip: word64(state, 8),
+        rdp: word64(state, 16),
+        mxcsr: word32(state, 24),
+        mxcsr_mask: word32(state, 28),
+        st_space: words32(&state[32..160]),
+        xmm_space: words32(&state[160..416]),
+        padding: vec![],
+        xsave: (state.len() >= LEGACY + HEADER).then_some(xsave),
+    })
+}
+
+/// Puts an XSAVE image together, on top of `state`, which is one of this processor.
+fn pack(
+    entry: &UserX86FpregsEntry,
+    mut state: Vec<u8>,
+    layout: impl Fn(u32) -> (usize, usize),
+) -> Parsed<Vec<u8>> {
+    if state.len() < LEGACY + HEADER {
+        return Err("this processor has no XSAVE".to_owned());
+    }
+    let half = |value: u32, what: &str| {
+        u16::try_from(value).map_err(|_| format!("{value:#x} in the x87 {what} word"))
+    };
+    let [cwd, swd, twd, fop] = [
+        half(entry.cwd, "control")?,
+        half(entry.swd, "status")?,
+        half(entry.twd, "tag")?,
+        half(entry.fop, "opcode")?,
+    ];
+    // What the kernel keeps behind the registers (48 bytes) and the header stay.
+    for (i, value) in [cwd, swd, twd, fop].into_iter().enumerate() {
+        state[2 * i..2 * i + 2].copy_from_slice(&value.to_le_bytes());
+    }
+    state[8..16].copy_from_slice(&entry.rip.to_le_bytes());
+    state[16..24].copy_from_slice(&entry.rdp.to_le_bytes());
+    // The kernel refuses reserved bits; which those are is a matter of this processor.
+    let valid = match word32(&state, 28) {
+        0 => 0xffbf,
+        mask => mask,
+    };
+    if entry.mxcsr & !valid != 0 {
+        return Err(format!("MXCSR {:#x} has bits that this processor lacks", entry.mxcsr));
+    }
+    state[24..28].copy_from_slice(&entry.mxcsr.to_le_bytes());
+    put32(&mut state, 32, &entry.st_space, 32, "x87")?;
+    put32(&mut state, 160, &entry.xmm_space, 64, "SSE")?;
+    let Some(xsave) = &entry.xsave else {
+        let features: u64 = 1 << X87 | 1 << SSE;
+        state[LEGACY..LEGACY + 8].copy_from_slice(&features.to_le_bytes());
+        return Ok(state);
+    };
+    if xsave.cet.as_ref().is_some_and(|cet| cet.cet != 0) {
+        return Err("a shadow stack, which is not supported".to_owned());
+    }
+    if xsave.xstate_bv & !KNOWN != 0 {
+        return Err(format!("XSAVE components {:#x}", xsave.xstate_bv));
+    }
+    let mut in_use = xsave.xstate_bv;
+    let mut part = |number: u32, bytes: Vec<u8>, name: &str| {
+        let (size, offset) = layout(number);
+        let present = size != 0 && offset + size <= state.len();
+        if xsave.xstate_bv & 1 << number == 0 {
+            return Ok(());
+        }
+        if !present && number == PKRU && word32(&bytes, 0) == DEFAULT_PKRU {
+            return Ok(in_use &= !(1 << PKRU));
+        }
+        if !present {
+            return Err(format!("{name} state, which this processor does not have"));
+        }
+        if bytes.is_empty() || bytes.len() > size {
+            return Err(format!("{} bytes of {name} state, {size} expected", bytes.len()));
+        }
+        state[offset..offset + bytes.len()].copy_from_slice(&bytes);
+        Ok(())
+    };
+    part(AVX, from32(&xsave.ymmh_space), "AVX")?;
+    part(BNDREGS, from64(&xsave.bndreg_state), "MPX")?;
+    part(BNDCSR, from64(&xsave.bndcsr_state), "MPX")?;
+    part(OPMASK, from64(&xsave.opmask_reg), "AVX-512")?;
+    part(ZMM_UPPER, from64(&xsave.zmm_upper), "AVX-512")?;
+    part(HI16_ZMM, from64(&xsave.hi16_zmm), "AVX-512")?;
+    part(PKRU, from32(&xsave.pkru), "protection key")?;
+    state[LEGACY..LEGACY + 8].copy_from_slice(&in_use.to_le_bytes());
+    Ok(state)
+}
+
+fn put32(state: &mut [u8], at: usize, words: &[u32], len: usize, name: &str) -> Parsed<()> {
+    if words.len() != len {
+        return Err(format!("{} words of {name} registers, {len} expected", words.len()));
+    }
+    state[at..at + 4 * len].copy_from_slice(&from32(words));
+    Ok(())
+}
+
+fn from32(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+fn from64(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Sizes and offsets of two processors.
+    fn intel(number: u32) -> (usize, usize) {
+        match number {
+            AVX => (256, 576),
+            OPMASK => (64, 832),
+            ZMM_UPPER => (512, 896),
+            HI16_ZMM => (1024, 1408),
+            PKRU => (8, 2432),
+            _ => (0, 0),
+        }
+    }
+
+    fn amd(number: u32) -> (usize, usize) {
+        match number {
+            AVX => (256, 576),
+            PKRU => (8, 832),
+            _ => (0, 0),
+        }
+    }
+
+    fn filled(len: usize, in_use: u64) -> Vec<u8> {
+        let mut state: Vec<u8> = (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        state[24..32].copy_from_slice(&[0x80, 0x1f, 0, 0, 0xff, 0xff, 0, 0]);
+        state[LEGACY..LEGACY + HEADER].fill(0);
+        state[LEGACY..LEGACY + 8].copy_from_slice(&in_use.to_le_bytes());
+        state
+    }
+
+    fn blank(len: usize) -> Vec<u8> {
+        let mut state = vec![0; len];
+        state[28..32].copy_from_slice(&[0xff, 0xff, 0, 0]);
+        state
+    }
+
+    #[test]
+    fn everything_comes_back_on_the_same_processor() {
+        let state = filled(2440, KNOWN & !(1 << BNDREGS | 1 << BNDCSR));
+        let entry = unpack(&state, intel).unwrap();
+        let again = pack(&entry, blank(2440), intel).unwrap();
+        assert_eq!(state[..416], again[..416]);
+        assert_eq!(state[LEGACY..LEGACY + HEADER], again[LEGACY..LEGACY + HEADER]);
+        for number in [AVX, OPMASK, ZMM_UPPER, HI16_ZMM, PKRU] {
+            let (size, at) = intel(number);
+            assert_eq!(state[at..at + size], again[at..at + size], "component {number}");
+        }
+    }
+
+    #[test]
+    fn components_move_to_where_another_processor_has_them() {
+        let mut state = filled(2440, 1 << X87 | 1 << SSE | 1 << AVX | 1 << PKRU);
+        state[2432..2440].copy_from_slice(&[1, 2, 3, 4, 0, 0, 0, 0]);
+        let entry = unpack(&state, intel).unwrap();
+        let moved = pack(&entry, blank(840), amd).unwrap();
+        assert_eq!(moved[832..836], [1, 2, 3, 4]);
+        assert_eq!(moved[576..832], state[576..832]);
+    }
+
+    #[test]
+    fn what_a_processor_lacks_is_refused() {
+        let entry = unpack(&filled(2440, 1 << OPMASK), intel).unwrap();
+        assert!(pack(&entry, blank(840), amd).unwrap_err().contains("AVX-512"));
+        // Unused, it does not matter.
+        let entry = unpack(&filled(2440, 1 << AVX), intel).unwrap();
+        pack(&entry, blank(840), amd).unwrap();
+        assert!(unpack(&filled(2440, 1 << 18), intel).unwrap_err().contains("0x40000"));
+    }
+
+    #[test]
+    fn fields_of_a_wrong_size_are_refused() {
+        let good = unpack(&filled(2440, 1 << AVX), intel).unwrap();
+        let mut bad = good.clone();
+        bad.xmm_space.pop();
+        assert!(pack(&bad, blank(2440), intel).is_err());
+        let mut bad = good.clone();
+        bad.xsave.as_mut().unwrap().ymmh_space.extend([0; 64]);
+        assert!(pack(&bad, blank(2440), intel).is_err());
+        let mut bad = good;
+        bad.cwd = 0x10000;
+        assert!(pack(&bad, blank(2440), intel).is_err());
+    }
+}

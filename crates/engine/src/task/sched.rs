@@ -1,0 +1,61 @@
+//! How a thread is scheduled.
+
+use rustix::process::Pid;
+use torpor_images::proto::ThreadCoreEntry;
+use torpor_sys::sched::{attributes, set_attributes};
+use torpor_tracee::Tracee;
+
+use crate::error::{Context, Error, Result};
+
+/// The flag of sched_setscheduler(2) that is or-ed to the policy, also in images.
+const RESET_ON_FORK: u32 = 0x4000_0000;
+/// The same in `struct sched_attr`.
+const FLAG_RESET_ON_FORK: u64 = 1;
+/// linux/sched.h.
+const SCHED_DEADLINE: u32 = 6;
+
+/// Fills in policy, nice value and priority.
+///
+/// # Errors
+/// Gone; a deadline policy is refused.
+pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
+    let tid = tracee.tid();
+    let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
+    if now.policy == SCHED_DEADLINE {
+        let reason = "the image has no place for it";
+        return Err(Error::refused(tid, "scheduling policy SCHED_DEADLINE", reason));
+    }
+    let reset = if now.flags & FLAG_RESET_ON_FORK == 0 { 0 } else { RESET_ON_FORK };
+    entry.sched_policy = Some(now.policy | reset);
+    // sched_getattr(2) does not show the nice value that a real-time thread keeps.
+    let nice = rustix::process::getpriority_process(Pid::from_raw(tid));
+    entry.sched_nice = Some(nice.context(|| format!("task {tid}: getpriority"))?);
+    entry.sched_prio = Some(now.priority);
+    Ok(())
+}
+
+/// Sets them, if they are different now.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_NICE` or the limits that allow it.
+pub(crate) fn restore(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
+    let Some(policy) = entry.sched_policy else { return Ok(()) };
+    let tid = husk.tid();
+    let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
+    let reset = if policy & RESET_ON_FORK == 0 { 0 } else { FLAG_RESET_ON_FORK };
+    let nice = entry.sched_nice.unwrap_or_default();
+    let old = rustix::process::getpriority_process(Pid::from_raw(tid));
+    if old != Ok(nice) {
+        rustix::process::setpriority_process(Pid::from_raw(tid), nice)
+            .context(|| format!("task {tid}: setpriority to {nice}"))?;
+    }
+    let mut wanted = now;
+    wanted.policy = policy & !RESET_ON_FORK;
+    wanted.flags = now.flags & !FLAG_RESET_ON_FORK | reset;
+    wanted.nice = nice;
+    wanted.priority = entry.sched_prio.unwrap_or_default();
+    if wanted == now {
+        return Ok(());
+    }
+    set_attributes(tid, &wanted).context(|| format!("task {tid}: sched_setattr to {wanted:?}"))
+}

@@ -1,0 +1,89 @@
+//! Remote calls of a restore, which must all succeed.
+
+use std::borrow::Cow;
+
+use torpor_tracee::{Batch, Call, Outcome, RemoteAddr, Slot, Tracee};
+
+use crate::error::Result;
+
+/// A batch in which every call has a purpose: the first one that fails ends it and
+/// is named in the error.
+#[derive(Debug)]
+pub(crate) struct Script<'t> {
+    batch: Batch<'t>,
+    steps: Vec<(Call, Cow<'static, str>)>,
+}
+
+impl<'t> Script<'t> {
+    pub(crate) fn new(husk: &'t mut Tracee) -> Self {
+        Script { batch: husk.batch(), steps: Vec::new() }
+    }
+
+    /// Adds a call.
+    pub(crate) fn step<const N: usize>(
+        &mut self,
+        what: impl Into<Cow<'static, str>>,
+        number: libc::c_long,
+        args: [u64; N],
+    ) -> Call {
+        let call = self.batch.must(number, args);
+        self.steps.push((call, what.into()));
+        call
+    }
+
+    /// Adds a prctl(2).
+    pub(crate) fn prctl(&mut self, what: &'static str, option: i32, arg: u64) {
+        self.step(what, libc::SYS_prctl, [u64::from(option.cast_unsigned()), arg, 0, 0, 0]);
+    }
+
+    /// Places bytes inside the husk.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> RemoteAddr {
+        self.batch.bytes(bytes)
+    }
+
+    /// Places a string with its NUL inside the husk.
+    pub(crate) fn cstr(&mut self, string: &str) -> RemoteAddr {
+        self.batch.cstr(string)
+    }
+
+    /// Places 64-bit words inside the husk.
+    pub(crate) fn words(&mut self, words: &[u64]) -> RemoteAddr {
+        self.batch.bytes(&to_bytes(words))
+    }
+
+    /// Places bytes that a call writes back to.
+    pub(crate) fn inout(&mut self, bytes: &[u8]) -> Slot {
+        self.batch.inout(bytes)
+    }
+
+    /// Runs the calls.
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let outcome = self.batch.run()?;
+        for (call, what) in self.steps {
+            outcome.expect(call, || what.into_owned())?;
+        }
+        Ok(outcome)
+    }
+}
+
+/// Writes a file of `/proc` that the kernel lets only the task itself write.
+pub(crate) fn write_own(husk: &mut Tracee, path: &'static str, text: &str) -> Result<()> {
+    let mut script = Script::new(husk);
+    let at = script.cstr(path).0;
+    let cwd = u64::from(libc::AT_FDCWD.cast_unsigned());
+    let flags = u64::from((libc::O_WRONLY | libc::O_CLOEXEC).cast_unsigned());
+    let open = script.step(format!("open {path}"), libc::SYS_openat, [cwd, at, flags, 0]);
+    let fd = script.run()?.expect(open, || path.to_owned())?;
+    let mut script = Script::new(husk);
+    let at = script.bytes(text.as_bytes()).0;
+    let len = text.len() as u64;
+    let write = script.batch.call(libc::SYS_write, [fd, at, len]);
+    script.step("close", libc::SYS_close, [fd]);
+    script.run()?.expect(write, || format!("write {text:?} to {path}"))?;
+    Ok(())
+}
+
+/// Words as the kernel reads them from memory.
+pub(crate) fn to_bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}

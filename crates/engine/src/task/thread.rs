@@ -1,0 +1,140 @@
+//! What the kernel keeps for one thread: its name, robust futexes, the address it
+//! clears when it ends, restartable sequences, personality, and the signal it gets
+//! when its parent ends.
+
+use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
+use torpor_sys::process::robust_list;
+use torpor_sys::ptrace::rseq;
+use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
+
+use super::script::Script;
+use crate::error::{Context, Error, Result};
+use crate::proc;
+
+/// Size of `struct robust_list_head` (linux/futex.h), the only one accepted.
+const ROBUST_HEAD: u32 = 24;
+/// Longest name of a task without its NUL.
+const NAME_MAX: usize = 15;
+/// Where `struct rseq` (linux/rseq.h) points to the critical section.
+pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
+/// `PR_GET_TID_ADDRESS` of linux/prctl.h.
+const PR_GET_TID_ADDRESS: u64 = 40;
+
+/// What only the thread itself can be asked for.
+#[derive(Debug)]
+pub(crate) struct Questions {
+    tid_address: (Call, Slot),
+    pdeath: (Call, Slot),
+}
+
+/// Asks a thread.
+pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
+    let mut get = |option: u64| {
+        let slot = batch.space(8);
+        (batch.call(libc::SYS_prctl, [option, slot.addr.0, 0, 0, 0]), slot)
+    };
+    let tid_address = get(PR_GET_TID_ADDRESS);
+    let pdeath = get(u64::from(libc::PR_GET_PDEATHSIG.cast_unsigned()));
+    Questions { tid_address, pdeath }
+}
+
+impl Questions {
+    /// The address that the kernel clears when the thread ends (`clear_tid_addr`),
+    /// and the signal that it gets when its parent ends, if any.
+    pub(crate) fn answer(self, out: &Outcome) -> Result<(u64, Option<u32>)> {
+        out.expect(self.tid_address.0, || "PR_GET_TID_ADDRESS".to_owned())?;
+        out.expect(self.pdeath.0, || "PR_GET_PDEATHSIG".to_owned())?;
+        let signal = out.u32_at(self.pdeath.1, 0);
+        Ok((out.u64_at(self.tid_address.1, 0), (signal != 0).then_some(signal)))
+    }
+}
+
+/// Fills in what can be seen from outside.
+///
+/// # Errors
+/// Gone.
+pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
+    let tid = tracee.tid();
+    let (head, len) = robust_list(tid).context(|| format!("task {tid}: get_robust_list"))?;
+    entry.futex_rla = head;
+    entry.futex_rla_len = u32::try_from(len).unwrap_or_default();
+    entry.comm = Some(name(tid)?);
+    entry.rseq_entry = match rseq(tid) {
+        Ok(config) if config.address != 0 => Some(RseqEntry {
+            rseq_abi_pointer: config.address,
+            rseq_abi_size: config.size,
+            signature: config.signature,
+            rseq_cs_pointer: tracee.critical_section(),
+        }),
+        Ok(_) => None,
+        // A kernel without restartable sequences.
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => None,
+        Err(e) => return Err(e).context(|| format!("task {tid}: its rseq area")),
+    };
+    Ok(())
+}
+
+/// The name of a thread.
+pub(crate) fn name(tid: i32) -> Result<Vec<u8>> {
+    let mut name = proc::bytes(tid, "comm")?;
+    if name.last() == Some(&b'\n') {
+        name.pop();
+    }
+    Ok(name)
+}
+
+/// The personality of a thread, personality(2).
+pub(crate) fn personality(tid: i32) -> Result<u32> {
+    let text = proc::read(tid, "personality")?;
+    u32::from_str_radix(text.trim(), 16)
+        .map_err(|_| Error::invalid(format!("/proc/{tid}/personality"), text))
+}
+
+/// Checks what an image says about a thread.
+pub(crate) fn check(entry: &ThreadCoreEntry) -> Result<()> {
+    if entry.futex_rla != 0 && entry.futex_rla_len != ROBUST_HEAD {
+        let reason = format!("a robust list of {} bytes", entry.futex_rla_len);
+        return Err(Error::invalid("core", reason));
+    }
+    match &entry.comm {
+        Some(name) if name.len() > NAME_MAX || name.contains(&0) => {
+            Err(Error::invalid("core", "a task's name that is too long"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Restores all but the parent-death signal; the thread's memory must be in place.
+/// `name` and `personality` are those of the process, for images that have none
+/// for each thread.
+pub(crate) fn restore(
+    script: &mut Script<'_>,
+    entry: &ThreadCoreEntry,
+    tid_address: u64,
+    name: &[u8],
+    personality: u32,
+) {
+    script.step("personality", libc::SYS_personality, [u64::from(personality)]);
+    let name = entry.comm.as_deref().unwrap_or(name);
+    let mut bytes = [0u8; NAME_MAX + 1];
+    let len = name.len().min(NAME_MAX);
+    bytes[..len].copy_from_slice(&name[..len]);
+    let at = script.bytes(&bytes).0;
+    script.prctl("PR_SET_NAME", libc::PR_SET_NAME, at);
+    script.step("set_tid_address", libc::SYS_set_tid_address, [tid_address]);
+    if entry.futex_rla != 0 {
+        let args = [entry.futex_rla, u64::from(entry.futex_rla_len)];
+        script.step("set_robust_list", libc::SYS_set_robust_list, args);
+    }
+    if let Some(r) = &entry.rseq_entry {
+        let args = [r.rseq_abi_pointer, u64::from(r.rseq_abi_size), 0, u64::from(r.signature)];
+        script.step("rseq", libc::SYS_rseq, args);
+    }
+}
+
+/// Restores the parent-death signal. After the credentials: changing those clears it.
+pub(crate) fn restore_pdeath(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
+    if let Some(signal) = entry.pdeath_sig {
+        script.prctl("PR_SET_PDEATHSIG", libc::PR_SET_PDEATHSIG, u64::from(signal));
+    }
+}

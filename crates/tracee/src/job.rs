@@ -1,0 +1,56 @@
+//! Job control: stopped processes stay stopped.
+
+use torpor_sys::process::kill_thread;
+use torpor_sys::ptrace;
+
+use crate::stop::{StopState, wait_for};
+use crate::{Error, Result, Tracee};
+
+impl Tracee {
+    /// Stops the process of this thread by job control, as `signal` would do it. The
+    /// thread and the others, once released, stay stopped until `SIGCONT`. To be
+    /// called when its registers and mask are those to go on with; no code of it runs.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn stop_group(&mut self, signal: i32) -> Result<()> {
+        let tid = self.tid;
+        // Whatever else is pending must not be handled before the stop.
+        ptrace::set_signal_mask(tid, !(1u64 << (signal - 1)))
+            .map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        kill_thread(self.pid, tid, signal).map_err(Error::os(tid, "tgkill"))?;
+        let mut deliver = 0;
+        loop {
+            ptrace::cont(tid, deliver).map_err(Error::os(tid, "PTRACE_CONT"))?;
+            match wait_for(tid)? {
+                (found, 0) if found == signal => deliver = signal,
+                (found, 0) => {
+                    self.held.push(found);
+                    deliver = 0;
+                }
+                (found, ptrace::EVENT_STOP) if found == signal => break,
+                _ => deliver = 0,
+            }
+        }
+        self.state = StopState::Group(signal);
+        ptrace::set_signal_mask(tid, self.own_mask).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))
+    }
+
+    /// Sends a signal to the thread, or to its process (`shared`).
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn send(&self, signal: i32, shared: bool) -> Result<()> {
+        if !shared {
+            return kill_thread(self.pid, self.tid, signal).map_err(Error::os(self.tid, "tgkill"));
+        }
+        let (Some(pid), Some(signal)) = (
+            rustix::process::Pid::from_raw(self.pid),
+            rustix::process::Signal::from_named_raw(signal),
+        ) else {
+            return Ok(());
+        };
+        rustix::process::kill_process(pid, signal)
+            .map_err(|e| Error::os(self.pid, "kill")(e.into()))
+    }
+}

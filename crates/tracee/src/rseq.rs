@@ -1,0 +1,89 @@
+//! Restartable sequences (rseq(2)).
+//!
+//! A thread that is interrupted inside a critical section must not go on there: the
+//! kernel sends it to the section's abort handler, but looks for that only on the way
+//! back to the thread's own code. Once anything else is run in the thread it forgets
+//! the section. So a thread that is found in one is taken out of it as the kernel
+//! would do it, before anything is run.
+
+use torpor_sys::ptrace;
+
+use crate::{Error, RemoteAddr, Result, Tracee};
+
+/// Offsets in `struct rseq` (linux/rseq.h).
+const RSEQ_CS: u64 = 8;
+const RSEQ_FLAGS: u64 = 16;
+
+/// `struct rseq_cs`.
+struct Section {
+    flags: u32,
+    start: u64,
+    len: u64,
+    abort: u64,
+}
+
+impl Tracee {
+    /// Moves a thread that was found in a critical section to its abort handler.
+    pub(crate) fn leave_critical_section(&mut self) -> Result<()> {
+        let tid = self.tid;
+        let config = match ptrace::rseq(tid) {
+            Ok(config) if config.address != 0 => config,
+            Ok(_) => return Ok(()),
+            // A kernel without restartable sequences.
+            Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(()),
+            Err(e) => return Err(Error::os(tid, "PTRACE_GET_RSEQ_CONFIGURATION")(e)),
+        };
+        let area = config.address;
+        let (Some(at), Some(flags)) = (self.word(area + RSEQ_CS), self.word(area + RSEQ_FLAGS))
+        else {
+            return Ok(());
+        };
+        if at == 0 {
+            return Ok(());
+        }
+        let Some(section) = self.section(at) else { return Ok(()) };
+        if self.own.rip.wrapping_sub(section.start) >= section.len {
+            return Ok(());
+        }
+        // Flags that forbid the abort: kept by kernels before 6.1, fatal since.
+        let flags = section.flags | u32::try_from(flags & 0xffff_ffff).unwrap_or_default();
+        let signature = self.word(section.abort.wrapping_sub(4)).unwrap_or_default();
+        let signed = signature & 0xffff_ffff == u64::from(config.signature);
+        if flags != 0 || !signed {
+            self.critical_section = Some((area + RSEQ_CS, at));
+        } else {
+            self.own.rip = section.abort;
+        }
+        Ok(())
+    }
+
+    /// The critical section that the thread is in and must be found in again, if it
+    /// cannot be aborted.
+    pub fn critical_section(&self) -> Option<u64> {
+        self.critical_section.map(|(_, section)| section)
+    }
+
+    /// Points the thread to its critical section again, if it has to be in one.
+    pub(crate) fn enter_critical_section(&self) -> Result<()> {
+        match self.critical_section {
+            Some((place, section)) => self.write(RemoteAddr(place), &section.to_le_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    fn word(&self, at: u64) -> Option<u64> {
+        let mut bytes = [0u8; 8];
+        self.read(RemoteAddr(at), &mut bytes).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    fn section(&self, at: u64) -> Option<Section> {
+        let first = self.word(at)?;
+        Some(Section {
+            flags: u32::try_from(first >> 32).ok()?,
+            start: self.word(at + 8)?,
+            len: self.word(at + 16)?,
+            abort: self.word(at + 24)?,
+        })
+    }
+}
