@@ -5,6 +5,7 @@ pub mod build;
 pub mod case;
 pub mod commands;
 pub mod inside;
+pub mod interchange;
 pub mod observe;
 pub mod program;
 pub mod status;
