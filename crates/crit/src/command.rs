@@ -15,16 +15,9 @@ use crate::explore::{What, explore};
 use crate::image::{View, decode, decode_file, encode, info};
 use crate::text::to_string;
 
-/// Look into the images of a checkpoint
-#[derive(Debug, Parser)]
-#[command(name = "torpor image", disable_help_subcommand = true)]
-struct Image {
-    #[command(subcommand)]
-    command: ImageCommand,
-}
-
+/// The subcommands of `torpor image`.
 #[derive(Debug, Subcommand)]
-enum ImageCommand {
+pub enum ImageCommand {
     /// Show an image, or all images of a checkpoint, as JSON for people
     Show(Show),
     /// Say what kind of image it is and how many entries it has
@@ -60,7 +53,7 @@ enum ImageCommand {
 
 /// The arguments of `show`.
 #[derive(Args, Debug)]
-struct Show {
+pub struct Show {
     /// The image, or the directory of a checkpoint
     path: PathBuf,
     /// Do not show the data behind entries, only its size
@@ -70,7 +63,7 @@ struct Show {
 
 /// The arguments of `decode`.
 #[derive(Args, Debug)]
-struct Decode {
+pub struct Decode {
     /// Use many lines, and show numbers in the form that suits their field
     #[arg(long)]
     pretty: bool,
@@ -84,7 +77,7 @@ struct Decode {
 
 /// The arguments of `encode`.
 #[derive(Args, Debug)]
-struct Encode {
+pub struct Encode {
     /// The JSON (standard input by default)
     #[arg(short, long = "in", value_name = "IN")]
     input: Option<PathBuf>,
@@ -124,14 +117,9 @@ enum CritCommand {
     Show(Show),
 }
 
-/// Runs `torpor image` with its command line, whose first word is the
-/// program's name.
+/// Runs `torpor image`.
 #[must_use]
-pub fn image(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command = match Image::try_parse_from(args) {
-        Ok(args) => args.command,
-        Err(error) => return usage(&error),
-    };
+pub fn run(command: ImageCommand) -> ExitCode {
     let result = match command {
         ImageCommand::Show(args) => show(&args),
         ImageCommand::Info { file } => print_info(&file),
@@ -145,25 +133,17 @@ pub fn image(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     report("torpor image", result)
 }
 
-/// The command line of `torpor image`, for help and manual pages.
-#[must_use]
-pub fn image_command() -> clap::Command {
-    Image::command()
-}
-
-/// The command line of `crit`, for help and manual pages.
-#[must_use]
-pub fn crit_command() -> clap::Command {
-    Crit::command()
-}
-
 /// Runs `crit` with its own command line, whose first word is the program's
 /// name.
 #[must_use]
 pub fn crit(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args = match Crit::try_parse_from(args) {
         Ok(args) => args,
-        Err(error) => return usage(&error),
+        Err(error) => {
+            // Fails only if nobody reads it.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
     };
     let result = match args.command {
         None => {
@@ -178,13 +158,6 @@ pub fn crit(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some(CritCommand::Show(args)) => show(&args),
     };
     report("crit", result)
-}
-
-/// Prints what is wrong with the command line, or the help that it asks for.
-fn usage(error: &clap::Error) -> ExitCode {
-    // Fails only if nobody reads it.
-    let _ = error.print();
-    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 fn report(program: &str, result: Result<()>) -> ExitCode {

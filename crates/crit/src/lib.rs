@@ -1,5 +1,5 @@
 //! Looking into image files: the same as CRIU's `crit`, under its command
-//! line ([`crit()`]) and as `torpor image` ([`image()`]).
+//! line ([`crit`]) and as `torpor image` ([`ImageCommand`]).
 //!
 //! An image is shown as JSON in the way that CRIU's tool shows it, so that
 //! scripts and people who know one know the other, and turned back into the
@@ -23,7 +23,7 @@ mod payload;
 mod schema;
 mod text;
 
-pub use command::{crit, crit_command, image, image_command};
+pub use command::{ImageCommand, crit, run};
 pub use error::{Error, Result};
 pub use image::{View, decode, decode_file, encode, info};
 pub use json::UNKNOWN_FIELDS;
