@@ -1,0 +1,38 @@
+// area: mounts
+// shows: a nested mount namespace that has moved to a tmpfs as its root
+// modes: pidns ns userns
+#include "zoo.h"
+#include <sys/mount.h>
+
+int main(void)
+{
+	int ends[2];
+	pid_t child;
+	char c;
+
+	TRY(mkdir("root", 0755));
+	TRY(pipe(ends));
+	child = TRY(fork());
+	if (child == 0) {
+		TRY(unshare(CLONE_NEWNS));
+		TRY(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+		TRY(mount("tmpfs", "root", "tmpfs", 0, "mode=0755"));
+		TRY(chdir("root"));
+		TRY(mkdir("inside", 0755));
+		zoo_tell("child");
+		TRY(syscall(SYS_pivot_root, ".", "."));
+		TRY(umount2(".", MNT_DETACH));
+		TRY(chdir("/"));
+		while (read(ends[0], &c, 1) != 1)
+			;
+		CHECK(access("/inside", F_OK) == 0 && access("/work", F_OK) < 0);
+		_exit(3);
+	}
+	zoo_await("child");
+	zoo_sleep_ms(50);
+	zoo_ready();
+	zoo_wait();
+	CHECK_EQ(write(ends[1], "x", 1), 1);
+	CHECK_EXIT(child, 3);
+	zoo_pass();
+}
