@@ -9,15 +9,24 @@
 //! A kind of file is a module with a [`Dumper`] and a [`Restorer`], and a line in
 //! each of the two tables at the end of this file.
 
+pub mod description;
+pub mod eventfd;
+pub mod ext;
 pub mod memfd;
+pub mod pipe;
+pub mod queue;
 pub mod regular;
+pub mod signalfd;
 pub mod socket;
 pub mod table;
+pub mod timerfd;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use rustix::fs::OFlags;
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
 
 use crate::dump::Dump;
@@ -33,7 +42,8 @@ pub struct Found {
     pub task: usize,
     /// Its pid, in the supervisor's pid namespace.
     pub pid: i32,
-    /// The number of the descriptor in that task.
+    /// The number of the descriptor in that task; -1 where there is none (a mapped
+    /// file, an executable, a directory).
     pub fd: i32,
     /// A duplicate (`pidfd_getfd`): same description, so do not move its offset.
     pub file: OwnedFd,
@@ -52,7 +62,38 @@ pub struct Found {
 impl Found {
     /// The refusal that names this descriptor.
     pub fn refuse(&self, reason: impl Into<String>) -> Error {
-        Error::refused(self.pid, format!("fd {} ({})", self.fd, self.link.display()), reason)
+        let object = match self.fd {
+            // A mapped file, an executable, a directory: no descriptor refers to it.
+            ..0 => self.link.display().to_string(),
+            fd => format!("fd {fd} ({})", self.link.display()),
+        };
+        Error::refused(self.pid, object, reason)
+    }
+
+    /// The `O_*` flags of the description: `O_CLOEXEC` is the descriptor's.
+    pub fn flags(&self) -> u32 {
+        self.info.flags & !OFlags::CLOEXEC.bits()
+    }
+
+    /// Whether it was opened with `O_PATH`: a reference to a path and nothing else,
+    /// whatever the path leads to.
+    pub fn is_path_only(&self) -> bool {
+        self.flags() & OFlags::PATH.bits() != 0
+    }
+
+    /// Whether it is an anonymous inode of this kind, e.g. `[eventfd]`.
+    pub fn is_anon(&self, name: &str) -> bool {
+        self.link_bytes().strip_prefix(b"anon_inode:") == Some(name.as_bytes())
+    }
+
+    /// The link's text; names of files need not be UTF-8.
+    pub fn link_bytes(&self) -> &[u8] {
+        self.link.as_os_str().as_bytes()
+    }
+
+    /// An entry of `files.img` for it, whose message is still to be added.
+    pub fn entry(&self, kind: FdTypes) -> FileEntry {
+        FileEntry { r#type: kind.into(), id: self.id, ..FileEntry::default() }
     }
 }
 
@@ -148,10 +189,22 @@ impl OpenFiles {
 
 /// The kinds in the order in which the dump asks them.
 pub fn dumpers() -> Vec<Box<dyn Dumper>> {
-    vec![Box::new(socket::SocketDumper::default())]
+    vec![
+        Box::<socket::SocketDumper>::default(),
+        Box::<eventfd::EventfdDumper>::default(),
+        Box::<signalfd::SignalfdDumper>::default(),
+        Box::<timerfd::TimerfdDumper>::default(),
+        Box::<pipe::PipeDumper>::default(),
+    ]
 }
 
 /// The restorer of each type of `files.img`.
 pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
-    vec![(FdTypes::Inetsk, Box::new(socket::InetRestorer::default()))]
+    vec![
+        (FdTypes::Eventfd, Box::<eventfd::EventfdRestorer>::default()),
+        (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
+        (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
+        (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
+        (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),
+    ]
 }

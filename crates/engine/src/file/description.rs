@@ -1,0 +1,102 @@
+//! What all kinds of open file descriptions have in common.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::error::{Context, Error, Result};
+
+/// `O_LARGEFILE` as the kernel shows it: libc's constant is 0 on 64-bit systems.
+const O_LARGEFILE: u32 = 0o100_000;
+
+/// The `O_*` bits that `fcntl(F_SETFL)` can change, less `O_ASYNC`, which comes
+/// with the owner (see [`super::fown`]).
+const SETTABLE: OFlags =
+    OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
+
+/// The flags to open a description with, from those in its image: without what
+/// belongs to the descriptor, to the first opening, or to its owner.
+pub fn open_flags(flags: u32) -> OFlags {
+    let once = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::CLOEXEC;
+    // O_TMPFILE contains O_DIRECTORY, which a plain directory keeps.
+    let tmpfile = if flags & OFlags::TMPFILE.bits() == OFlags::TMPFILE.bits() {
+        OFlags::TMPFILE
+    } else {
+        OFlags::empty()
+    };
+    let known = OFlags::from_bits_retain(flags & !O_LARGEFILE & !libc::O_ASYNC.cast_unsigned());
+    known.difference(once).difference(tmpfile)
+}
+
+/// The access mode in `flags`.
+pub fn access(flags: u32) -> OFlags {
+    OFlags::from_bits_retain(flags).intersection(OFlags::RWMODE)
+}
+
+/// Whether a description with `flags` can be read from.
+pub fn is_readable(flags: u32) -> bool {
+    access(flags) != OFlags::WRONLY && !OFlags::from_bits_retain(flags).contains(OFlags::PATH)
+}
+
+/// Opens the file behind `file` once more: a new description of the same inode,
+/// through procfs's link.
+///
+/// # Errors
+/// See open(2).
+pub fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(&path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+        .context(|| format!("open {path} again"))
+}
+
+/// Gives a description the changeable flags in `flags`.
+///
+/// # Errors
+/// See fcntl(2).
+pub fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
+    let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
+    let wanted = OFlags::from_bits_retain(flags).intersection(SETTABLE);
+    if now.intersection(SETTABLE) == wanted {
+        return Ok(());
+    }
+    rustix::fs::fcntl_setfl(&file, now.difference(SETTABLE) | wanted)
+        .context(|| "F_SETFL".to_owned())
+}
+
+/// A duplicate of a descriptor, closed on exec.
+///
+/// # Errors
+/// `EMFILE`.
+pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(file, 0).context(|| "F_DUPFD_CLOEXEC".to_owned())
+}
+
+/// The message of a `files.img` entry, which must have it.
+///
+/// # Errors
+/// If the entry has another type's.
+pub fn part<'e, T>(id: u32, message: Option<&'e T>, name: &str) -> Result<&'e T> {
+    message.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_the_first_opening_are_left_out() {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::TMPFILE;
+        assert_eq!(open_flags(flags.bits() | O_LARGEFILE), OFlags::RDWR | OFlags::APPEND);
+        assert_eq!(open_flags(OFlags::DIRECTORY.bits()), OFlags::DIRECTORY);
+    }
+
+    #[test]
+    fn a_description_is_opened_again() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let second = reopen(&read, OFlags::RDONLY | OFlags::NONBLOCK).unwrap();
+        rustix::io::write(&write, b"x").unwrap();
+        assert_eq!(rustix::io::read(&second, &mut [0u8; 4]).unwrap(), 1);
+        set_status_flags(&read, libc::O_NONBLOCK.cast_unsigned()).unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0u8; 4]), Err(rustix::io::Errno::AGAIN));
+    }
+}

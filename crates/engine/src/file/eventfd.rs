@@ -1,0 +1,62 @@
+//! Eventfds: a counter.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::EventfdFlags;
+use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
+
+use super::description::{part, set_status_flags};
+use super::{Dumper, Found, Restorer};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+/// `EFD_SEMAPHORE`. It is kept in the lowest bit of the flags, which is free: an
+/// eventfd is always open for reading and writing, `O_RDWR` is bit 1.
+const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct EventfdDumper;
+
+impl Dumper for EventfdDumper {
+    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.is_anon("[eventfd]") {
+            return Ok(None);
+        }
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let counter = found
+            .info
+            .values("eventfd-count")
+            .next()
+            .and_then(hex)
+            .ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
+        let semaphore = found.info.values("eventfd-semaphore").next() == Some("1");
+        let flags = found.flags() | if semaphore { SEMAPHORE } else { 0 };
+        let efd = EventfdFileEntry { id: found.id, flags, fown: found.fown, counter };
+        Ok(Some(FileEntry { efd: Some(efd), ..found.entry(FdTypes::Eventfd) }))
+    }
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct EventfdRestorer;
+
+impl Restorer for EventfdRestorer {
+    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
+        let kind = EventfdFlags::from_bits_retain(efd.flags & SEMAPHORE);
+        let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context(|| "eventfd".to_owned())?;
+        if efd.counter == u64::MAX {
+            return Err(Error::invalid("files.img", format!("eventfd {} counts too far", efd.id)));
+        }
+        // eventfd(2) takes 32 bits only.
+        if efd.counter > 0 {
+            rustix::io::write(&file, &efd.counter.to_ne_bytes())
+                .context(|| "write to an eventfd".to_owned())?;
+        }
+        set_status_flags(&file, efd.flags)?;
+        Ok(file)
+    }
+}

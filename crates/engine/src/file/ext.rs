@@ -1,0 +1,67 @@
+//! Files from outside of the tree: named by the dump, brought by the restore's caller.
+//!
+//! `--external file[MNT_ID:INODE]` and `tty[RDEV:DEV]` let a dump pass over what a
+//! descriptor refers to; `--inherit-fd` gives a restore an open file for a key, which
+//! may also be a pipe, a socket or a path that the dump treats like any other.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::external::External;
+use crate::options::Options;
+
+/// The file that the caller of a restore gave for `key`.
+pub fn inherited<'o>(opts: &'o Options, key: &str) -> Option<BorrowedFd<'o>> {
+    opts.inherit_fd.iter().find(|i| i.key == key).map(|i| i.fd.as_fd())
+}
+
+/// The file that the caller gave for a pipe or socket. Its key is the text of
+/// procfs's link, `pipe:[1]`; the manual's `pipe[1]` is taken as well.
+pub fn inherited_number<'o>(opts: &'o Options, kind: &str, inode: u32) -> Option<BorrowedFd<'o>> {
+    inherited(opts, &format!("{kind}:[{inode}]"))
+        .or_else(|| inherited(opts, &format!("{kind}[{inode}]")))
+}
+
+/// The file that the caller gave for a path, with or without its leading slash.
+pub fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'o>> {
+    let bare = |p: &[u8]| p.strip_prefix(b"/").unwrap_or(p).to_vec();
+    let wanted = bare(path);
+    opts.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
+}
+
+/// The name in the images of an open file, if the dump was told that it is external.
+pub fn external_file(opts: &Options, mnt_id: i32, inode: u64) -> Option<String> {
+    let wanted = External::File { mnt_id: u32::try_from(mnt_id).ok()?, inode };
+    opts.external.contains(&wanted).then(|| wanted.to_string())
+}
+
+/// The name in the images of a terminal, if the dump was told that it is external.
+pub fn external_tty(opts: &Options, rdev: u64, dev: u64) -> Option<String> {
+    let wanted = External::Tty { rdev, dev };
+    opts.external.contains(&wanted).then(|| wanted.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::options::InheritFd;
+
+    #[test]
+    fn keys_are_found() {
+        let file = || Arc::new(rustix::pipe::pipe().unwrap().0);
+        let key = |key: &str| InheritFd { fd: file(), key: key.to_owned() };
+        let opts = Options {
+            inherit_fd: vec![key("pipe:[7]"), key("socket[8]"), key("tmp/x")],
+            external: vec!["file[1f:2a6]".parse().unwrap(), "tty[8800:d]".parse().unwrap()],
+            ..Options::default()
+        };
+        assert!(inherited_number(&opts, "pipe", 7).is_some());
+        assert!(inherited_number(&opts, "socket", 8).is_some());
+        assert!(inherited_number(&opts, "pipe", 8).is_none());
+        assert!(inherited_path(&opts, b"/tmp/x").is_some());
+        assert_eq!(external_file(&opts, 0x1f, 0x2a6).unwrap(), "file[1f:2a6]");
+        assert_eq!(external_file(&opts, -1, 0x2a6), None);
+        assert!(external_tty(&opts, 0x8800, 0xd).is_some());
+    }
+}

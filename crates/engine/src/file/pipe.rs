@@ -1,0 +1,141 @@
+//! Pipes: their ends, their size, and what is queued in them.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::pipe::PipeFlags;
+use torpor_images::kind;
+use torpor_images::proto::{FdTypes, FileEntry, PipeEntry};
+
+use super::description::{access, duplicate, open_flags, part, reopen, set_status_flags};
+use super::queue::{Anchor, Queues, Saved};
+use super::{Dumper, Found, Restorer, ext};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+/// `PIPEFS_MAGIC` of linux/magic.h.
+const PIPEFS: i64 = 0x5049_5045;
+
+/// The dump half.
+#[derive(Debug)]
+pub struct PipeDumper {
+    queues: Queues,
+}
+
+impl Default for PipeDumper {
+    fn default() -> Self {
+        PipeDumper { queues: Queues::new(kind::PIPES_DATA) }
+    }
+}
+
+impl Dumper for PipeDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if found.fs_type != PIPEFS || found.is_path_only() {
+            return Ok(None);
+        }
+        let pipe_id = u32::try_from(found.stat.st_ino)
+            .map_err(|_| found.refuse("its inode number does not fit the images"))?;
+        self.queues.save(&cx.images, found, pipe_id)?;
+        let pipe = PipeEntry { id: found.id, pipe_id, flags: found.flags(), fown: found.fown };
+        Ok(Some(FileEntry { pipe: Some(pipe), ..found.entry(FdTypes::Pipe) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        self.queues.finish(&cx.images)
+    }
+}
+
+/// The restore half. The first reading and the first writing end of a pipe are those
+/// that pipe(2) made, the others are opened through procfs.
+#[derive(Debug, Default)]
+pub struct PipeRestorer {
+    saved: Saved,
+    entries: Vec<FileEntry>,
+    anchors: HashMap<u32, Anchor>,
+    /// Original ends that are given away, by pipe and access mode.
+    given: HashSet<(u32, u32)>,
+}
+
+impl Restorer for PipeRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            part(entry.id, entry.pipe.as_ref(), "pipe")?;
+        }
+        self.entries = entries.to_vec();
+        self.saved = Saved::load(&cx.images, kind::PIPES_DATA)?;
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
+        match ext::inherited_number(cx.opts, "pipe", pipe.pipe_id) {
+            Some(file) => self.inherit(file, pipe),
+            None => self.end(pipe),
+        }
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        // Ends that only exist in flight in a socket are opened late, and could not be
+        // without the anchor.
+        for entry in std::mem::take(&mut self.entries) {
+            if cx.files.get(entry.id).is_none() {
+                let file = self.open(cx, &entry)?;
+                cx.files.insert(entry.id, file);
+            }
+        }
+        // Or else nobody would ever see an end of file.
+        self.anchors.clear();
+        Ok(())
+    }
+}
+
+impl PipeRestorer {
+    fn end(&mut self, pipe: &PipeEntry) -> Result<OwnedFd> {
+        if !self.anchors.contains_key(&pipe.pipe_id) {
+            let (read, write) =
+                rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context(|| "pipe".to_owned())?;
+            self.saved.fill(pipe.pipe_id, &write)?;
+            self.anchors.insert(pipe.pipe_id, Anchor { read, write });
+        }
+        let Some(anchor) = self.anchors.get(&pipe.pipe_id) else {
+            return Err(Error::invalid("files.img", format!("no pipe {}", pipe.pipe_id)));
+        };
+        let mode = access(pipe.flags);
+        let original = match mode {
+            OFlags::RDONLY => Some(&anchor.read),
+            OFlags::WRONLY => Some(&anchor.write),
+            _ => None,
+        };
+        match original {
+            Some(end) if self.given.insert((pipe.pipe_id, mode.bits())) => {
+                let end = duplicate(end.as_fd())?;
+                set_status_flags(&end, pipe.flags)?;
+                Ok(end)
+            }
+            _ => anchor.end(open_flags(pipe.flags)),
+        }
+    }
+
+    /// Takes the place of an end that was outside: the description that the caller
+    /// gave is used if it is like the old one, as sharing it was part of its state.
+    fn inherit(&mut self, file: impl AsFd, pipe: &PipeEntry) -> Result<OwnedFd> {
+        let now = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
+        let wanted = open_flags(pipe.flags);
+        let mode = access(pipe.flags);
+        let first = self.given.insert((pipe.pipe_id, mode.bits()));
+        // What was on its way to the tree is in the image, unless it is the same pipe.
+        // What was on its way out is the outside's business.
+        let empty = rustix::io::ioctl_fionread(&file).is_ok_and(|n| n == 0);
+        if first && empty && mode == OFlags::RDONLY {
+            self.saved.fill(pipe.pipe_id, reopen(&file, OFlags::WRONLY | OFlags::NONBLOCK)?)?;
+        }
+        if first && access(now.bits()) == mode {
+            let end = duplicate(file.as_fd())?;
+            set_status_flags(&end, pipe.flags)?;
+            return Ok(end);
+        }
+        reopen(&file, wanted)
+    }
+}

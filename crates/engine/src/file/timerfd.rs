@@ -1,0 +1,153 @@
+//! Timerfds: clock, remaining time, interval, and expirations not yet read.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use torpor_images::proto::{FdTypes, FileEntry, TimerfdEntry};
+
+use super::description::{part, set_status_flags};
+use super::{Dumper, Found, Restorer};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+const NANOS: u64 = 1_000_000_000;
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct TimerfdDumper;
+
+impl Dumper for TimerfdDumper {
+    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.is_anon("[timerfd]") {
+            return Ok(None);
+        }
+        let tfd = parse(found).ok_or_else(|| found.refuse("its fdinfo has an unknown layout"))?;
+        Ok(Some(FileEntry { tfd: Some(tfd), ..found.entry(FdTypes::Timerfd) }))
+    }
+}
+
+fn parse(found: &Found) -> Option<TimerfdEntry> {
+    let text = |key| found.info.values(key).next();
+    let (vsec, vnsec) = time(text("it_value")?)?;
+    let (isec, insec) = time(text("it_interval")?)?;
+    Some(TimerfdEntry {
+        id: found.id,
+        flags: found.flags(),
+        fown: found.fown,
+        clockid: text("clockid")?.parse().ok()?,
+        ticks: text("ticks")?.parse().ok()?,
+        settime_flags: u32::from_str_radix(text("settime flags")?, 8).ok()?,
+        vsec,
+        vnsec,
+        isec,
+        insec,
+    })
+}
+
+/// `(seconds, nanoseconds)`.
+fn time(text: &str) -> Option<(u64, u64)> {
+    let (sec, nsec) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+    Some((sec.trim().parse().ok()?, nsec.trim().parse().ok()?))
+}
+
+/// The restore half. Timers are armed late, so that little of their time is lost.
+#[derive(Debug, Default)]
+pub struct TimerfdRestorer {
+    made: Vec<TimerfdEntry>,
+    /// From now on they are armed at once: those in flight in sockets are opened late.
+    late: bool,
+}
+
+impl Restorer for TimerfdRestorer {
+    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
+            spec(tfd)?;
+            clock(tfd)?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
+        let file = rustix::time::timerfd_create(clock(tfd)?, TimerfdFlags::CLOEXEC)
+            .context(|| format!("timerfd_create of clock {}", tfd.clockid))?;
+        set_status_flags(&file, tfd.flags)?;
+        if self.late {
+            arm(&file, tfd)?;
+        } else {
+            self.made.push(tfd.clone());
+        }
+        Ok(file)
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        self.late = true;
+        for tfd in self.made.drain(..) {
+            let Some(file) = cx.files.get(tfd.id) else { continue };
+            arm(file, &tfd)?;
+        }
+        Ok(())
+    }
+}
+
+fn arm(file: impl AsFd, tfd: &TimerfdEntry) -> Result<()> {
+    let flags = TimerfdTimerFlags::from_bits_retain(tfd.settime_flags);
+    let mut spec = spec(tfd)?;
+    let armed = spec.it_value.tv_sec != 0 || spec.it_value.tv_nsec != 0;
+    if armed && flags.contains(TimerfdTimerFlags::ABSTIME) {
+        // The image has what was left. The clock is the timer's, so that it still
+        // follows the clock when that is set.
+        let now = rustix::time::clock_gettime(match clock(tfd)? {
+            TimerfdClockId::Realtime | TimerfdClockId::RealtimeAlarm => {
+                rustix::time::ClockId::Realtime
+            }
+            TimerfdClockId::Boottime | TimerfdClockId::BoottimeAlarm => {
+                rustix::time::ClockId::Boottime
+            }
+            _ => rustix::time::ClockId::Monotonic,
+        });
+        spec.it_value = add(now, spec.it_value);
+    }
+    rustix::time::timerfd_settime(&file, flags, &spec)
+        .context(|| format!("timerfd_settime of file {}", tfd.id))?;
+    if tfd.ticks > 0 {
+        torpor_sys::event::timerfd_set_ticks(&file, tfd.ticks)
+            .context(|| format!("TFD_IOC_SET_TICKS of file {}", tfd.id))?;
+    }
+    Ok(())
+}
+
+fn add(a: Timespec, b: Timespec) -> Timespec {
+    let nanos = a.tv_nsec + b.tv_nsec;
+    let billion = NANOS.cast_signed();
+    Timespec {
+        tv_sec: a.tv_sec.saturating_add(b.tv_sec).saturating_add(nanos / billion),
+        tv_nsec: nanos % billion,
+    }
+}
+
+fn clock(tfd: &TimerfdEntry) -> Result<TimerfdClockId> {
+    let known = [
+        (libc::CLOCK_REALTIME, TimerfdClockId::Realtime),
+        (libc::CLOCK_MONOTONIC, TimerfdClockId::Monotonic),
+        (libc::CLOCK_BOOTTIME, TimerfdClockId::Boottime),
+        (libc::CLOCK_REALTIME_ALARM, TimerfdClockId::RealtimeAlarm),
+        (libc::CLOCK_BOOTTIME_ALARM, TimerfdClockId::BoottimeAlarm),
+    ];
+    let found = known.iter().find(|(number, _)| number.cast_unsigned() == tfd.clockid);
+    found.map(|&(_, clock)| clock).ok_or_else(|| invalid(tfd, "an unknown clock"))
+}
+
+fn spec(tfd: &TimerfdEntry) -> Result<Itimerspec> {
+    let time = |sec: u64, nsec: u64| match (i64::try_from(sec), i64::try_from(nsec)) {
+        (Ok(tv_sec), Ok(tv_nsec)) if nsec < NANOS => Ok(Timespec { tv_sec, tv_nsec }),
+        _ => Err(invalid(tfd, "a time that is none")),
+    };
+    Ok(Itimerspec { it_value: time(tfd.vsec, tfd.vnsec)?, it_interval: time(tfd.isec, tfd.insec)? })
+}
+
+fn invalid(tfd: &TimerfdEntry, what: &str) -> Error {
+    Error::invalid("files.img", format!("timerfd {} has {what}", tfd.id))
+}
