@@ -134,7 +134,7 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: &[(Source, Found)]) -> Res
 }
 
 /// Copies all planned pages.
-pub(super) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
     let total = cx.memory.bytes;
     let done = AtomicU64::new(0);

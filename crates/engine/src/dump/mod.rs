@@ -7,7 +7,7 @@
 
 pub mod freeze;
 mod ids;
-mod memory;
+pub(crate) mod memory;
 mod task;
 
 use std::collections::HashMap;
@@ -136,6 +136,9 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let tasks = cx.tasks.len();
     let kill = done.is_ok() && !opts.leave_running && !opts.leave_stopped;
     let stop = done.is_ok() && opts.leave_stopped;
+    if kill || stop {
+        cx.files.remaps.keep();
+    }
     if done.is_err() {
         cx.images.remove_inventory()?;
     }
@@ -147,6 +150,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
 fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     hooks.notify(Event::NetworkLock)?;
     cx.number_objects()?;
+    cx.mounts = Mounts::collect(&cx.ns)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task)?;
@@ -396,5 +400,17 @@ impl<'a> Dump<'a> {
     /// A dump of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
         Dump { ns, ..Dump::of(opts, images, Vec::new(), HashMap::new(), IdMaps::identity()) }
+    }
+
+    /// A dump of this process, which goes on running.
+    pub fn of_this_process(opts: &'a Options) -> Result<Self> {
+        let pid = own_pid();
+        let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
+        let task = Task::new(Frozen { pid, stat, status, threads: Vec::new() })?;
+        let images = ImageDir::create(&opts.images_dir)?;
+        let mut cx = Dump::of(opts, images, vec![task], HashMap::new(), IdMaps::identity());
+        cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt)?);
+        cx.mounts = Mounts::collect(&cx.ns)?;
+        Ok(cx)
     }
 }

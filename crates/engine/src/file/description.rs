@@ -2,7 +2,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
 
@@ -15,7 +16,8 @@ const SETTABLE: OFlags =
     OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DIRECT).union(OFlags::NOATIME);
 
 /// The flags to open a description with, from those in its image: without what
-/// belongs to the descriptor, to the first opening, or to its owner.
+/// belongs to the descriptor, to the first opening, or to its owner. A terminal never
+/// becomes ours by the way.
 pub fn open_flags(flags: u32) -> OFlags {
     let once = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::CLOEXEC;
     // O_TMPFILE contains O_DIRECTORY, which a plain directory keeps.
@@ -25,7 +27,9 @@ pub fn open_flags(flags: u32) -> OFlags {
         OFlags::empty()
     };
     let known = OFlags::from_bits_retain(flags & !O_LARGEFILE & !libc::O_ASYNC.cast_unsigned());
-    known.difference(once).difference(tmpfile)
+    let flags = known.difference(once).difference(tmpfile);
+    // openat2(2) takes no flags with O_PATH that have no meaning there.
+    if flags.contains(OFlags::PATH) { flags } else { flags | OFlags::NOCTTY }
 }
 
 /// The access mode in `flags`.
@@ -45,7 +49,7 @@ pub fn is_readable(flags: u32) -> bool {
 /// See open(2).
 pub fn reopen(file: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    rustix::fs::open(&path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty())
         .context(|| format!("open {path} again"))
 }
 
@@ -79,6 +83,40 @@ pub fn part<'e, T>(id: u32, message: Option<&'e T>, name: &str) -> Result<&'e T>
     message.ok_or_else(|| Error::invalid("files.img", format!("file {id} has no {name}")))
 }
 
+/// Opens `path` as a task would whose root directory is `root`; symbolic links
+/// cannot lead out of it.
+///
+/// # Errors
+/// See openat2(2).
+pub fn open_in(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> rustix::io::Result<OwnedFd> {
+    let start = path.iter().position(|&c| c != b'/').unwrap_or(path.len());
+    let relative = if start == path.len() { b"." } else { &path[start..] };
+    rustix::fs::openat2(root, relative, flags | OFlags::CLOEXEC, mode, ResolveFlags::IN_ROOT)
+}
+
+/// What `path` leads to under `root`, links at its end not followed.
+///
+/// # Errors
+/// The kernel's, except that there is nothing.
+pub fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
+    let what = || format!("look up {}", String::from_utf8_lossy(path));
+    match open_in(root, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()) {
+        Ok(file) => rustix::fs::fstat(file).map(Some).context(what),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(e) => Err(e).context(what),
+    }
+}
+
+/// Whether two results of stat(2) are of the same inode.
+pub fn same_inode(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,8 +124,10 @@ mod tests {
     #[test]
     fn flags_of_the_first_opening_are_left_out() {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND | OFlags::TMPFILE;
-        assert_eq!(open_flags(flags.bits() | O_LARGEFILE), OFlags::RDWR | OFlags::APPEND);
-        assert_eq!(open_flags(OFlags::DIRECTORY.bits()), OFlags::DIRECTORY);
+        let kept = OFlags::RDWR | OFlags::APPEND | OFlags::NOCTTY;
+        assert_eq!(open_flags(flags.bits() | O_LARGEFILE), kept);
+        let path = OFlags::PATH | OFlags::DIRECTORY;
+        assert_eq!(open_flags(path.bits()), path);
     }
 
     #[test]

@@ -60,3 +60,28 @@ impl Restorer for EventfdRestorer {
         Ok(file)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::testing::{World, fdinfo};
+
+    #[test]
+    fn counters_come_back() {
+        let all = [(7, SEMAPHORE), (0, 0), (u64::MAX - 1, EventfdFlags::NONBLOCK.bits())];
+        let files: Vec<_> = all
+            .map(|(counter, flags)| {
+                let file =
+                    rustix::event::eventfd(0, EventfdFlags::from_bits_retain(flags)).unwrap();
+                rustix::io::write(&file, &u64::to_ne_bytes(counter)).unwrap();
+                file
+            })
+            .into();
+        let before: Vec<_> = files.iter().map(fdinfo).collect();
+        let files = World::new().round_trip(files);
+        assert_eq!(files.iter().map(fdinfo).collect::<Vec<_>>(), before);
+        let mut value = [0; 8];
+        rustix::io::read(&files[0], &mut value).unwrap();
+        assert_eq!(u64::from_ne_bytes(value), 1);
+    }
+}

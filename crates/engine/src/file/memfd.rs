@@ -1,9 +1,293 @@
-use crate::{dump::Dump, error::Result, memory::vma::Vma, restore::Restore};
-use std::os::fd::OwnedFd;
-use torpor_images::proto::VmaEntry;
-pub fn describe_mapped(_cx: &mut Dump<'_>, _task: usize, _vma: &Vma) -> Result<u32> {
-    Ok(0)
+//! Memfds: files in memory that never had a name in a directory.
+//!
+//! The content of one goes into the images of shared memory, under a number that the
+//! anonymous objects, which are known by their inode, cannot have.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
+use rustix::io::Errno;
+use torpor_images::kind;
+use torpor_images::pagemap::Pagemap;
+use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
+
+use super::description::{duplicate, open_flags, part, reopen, set_status_flags};
+use super::regular::through_link;
+use super::{Dumper, Found, Restorer};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::Vma;
+use crate::restore::Restore;
+
+/// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of linux/magic.h.
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// Added to the numbers of memfds in the images of shared memory.
+const FIRST_SHMID: u32 = 1 << 31;
+
+/// Whether a file is a memfd. Its inode lies on a mount inside the kernel.
+pub fn is_memfd(found: &Found) -> bool {
+    name_of(found).is_some()
+        && matches!(found.fs_type, TMPFS | HUGETLBFS)
+        && found.stat.st_nlink == 0
 }
-pub fn open_for_mapping(_cx: &mut Restore<'_>, _id: u32, _v: &VmaEntry) -> Result<OwnedFd> {
-    Err(crate::Error::Unsupported(String::new()))
+
+fn name_of(found: &Found) -> Option<&[u8]> {
+    found.link_bytes().strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")
+}
+
+/// The inodes that the dump has met.
+#[derive(Debug, Default)]
+pub struct Memfds {
+    known: HashMap<(u64, u64), u32>,
+    entries: Vec<MemfdInodeEntry>,
+}
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct MemfdDumper;
+
+impl Dumper for MemfdDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !is_memfd(found) || found.is_path_only() {
+            return Ok(None);
+        }
+        let memfd = file_entry(cx, found, found.id)?;
+        Ok(Some(FileEntry { memfd: Some(memfd), ..found.entry(FdTypes::Memfd) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        Ok(cx.images.write_all(kind::MEMFD_INODE, 0, &cx.files.memfds.entries)?)
+    }
+}
+
+fn file_entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<MemfdFileEntry> {
+    let inode_id = inode(cx, found)?;
+    let pos = u64::try_from(found.info.pos).unwrap_or(0);
+    Ok(MemfdFileEntry { id, flags: found.flags(), pos, fown: found.fown, inode_id })
+}
+
+/// Describes the memfd behind a mapping; the number is that of a file.
+///
+/// # Errors
+/// As for descriptors.
+pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<u32> {
+    let writable = vma.map.shared && vma.has(b"mw");
+    let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
+    let key = (0, vma.map.dev, vma.map.inode, vma.map.name.clone(), flags);
+    if let Some(&known) = cx.files.mapped.get(&key) {
+        return Ok(known);
+    }
+    let found = through_link(cx, task, &vma.map_files_name(), flags)?;
+    let id = describe_unopened(cx, &found)?;
+    cx.files.mapped.insert(key, id);
+    Ok(id)
+}
+
+/// Describes a memfd that no descriptor refers to: mapped, or executed.
+///
+/// # Errors
+/// As for descriptors.
+pub fn describe_unopened(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+    let id = cx.files.next_id();
+    let memfd = file_entry(cx, found, id)?;
+    cx.files.push(FileEntry {
+        id,
+        r#type: FdTypes::Memfd.into(),
+        memfd: Some(memfd),
+        ..FileEntry::default()
+    });
+    Ok(id)
+}
+
+/// The number of the inode, whose content is planned to be saved.
+fn inode(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+    let key = (found.stat.st_dev, found.stat.st_ino);
+    if let Some(&known) = cx.files.memfds.known.get(&key) {
+        return Ok(known);
+    }
+    let inode_id = u32::try_from(cx.files.memfds.known.len() + 1).unwrap_or(0);
+    let file = reopen(&found.file, OFlags::RDONLY)?;
+    let seals = rustix::fs::fcntl_get_seals(&file)
+        .context(|| format!("F_GET_SEALS of {}", found.link.display()))?;
+    let entry = MemfdInodeEntry {
+        name: name_of(found).unwrap_or_default().to_vec(),
+        uid: found.stat.st_uid,
+        gid: found.stat.st_gid,
+        size: found.stat.st_size.cast_unsigned(),
+        shmid: FIRST_SHMID | inode_id,
+        seals: seals.bits(),
+        inode_id: u64::from(inode_id),
+        hugetlb_flag: huge_pages(found, &file)?,
+        mode: Some(found.stat.st_mode & 0o7777),
+    };
+    crate::dump::memory::dump_shared(cx, u64::from(entry.shmid), File::from(file))?;
+    cx.files.memfds.known.insert(key, inode_id);
+    cx.files.memfds.entries.push(entry);
+    Ok(inode_id)
+}
+
+/// The flags of memfd_create(2) that chose the size of its pages.
+fn huge_pages(found: &Found, file: &OwnedFd) -> Result<Option<u32>> {
+    if found.fs_type != HUGETLBFS {
+        return Ok(None);
+    }
+    let stat = rustix::fs::fstatfs(file).context(|| "fstatfs".to_owned())?;
+    let size = u64::try_from(stat.f_bsize).unwrap_or(0);
+    let log = size.checked_ilog2().ok_or_else(|| found.refuse("its pages have no size"))?;
+    Ok(Some(MemfdFlags::HUGETLB.bits() | log << libc::MFD_HUGE_SHIFT))
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct MemfdRestorer {
+    inodes: HashMap<u32, MemfdInodeEntry>,
+    made: HashMap<u32, OwnedFd>,
+}
+
+impl Restorer for MemfdRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for inode in cx.images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
+            let id = u32::try_from(inode.inode_id)
+                .map_err(|_| Error::invalid("memfd.img", "an inode number is out of range"))?;
+            self.inodes.insert(id, inode);
+        }
+        for entry in entries {
+            let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
+            if !self.inodes.contains_key(&memfd.inode_id) {
+                let reason = format!("no inode {} for file {}", memfd.inode_id, memfd.id);
+                return Err(Error::invalid("memfd.img", reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
+        if !self.made.contains_key(&memfd.inode_id) {
+            let Some(inode) = self.inodes.get(&memfd.inode_id) else {
+                return Err(Error::invalid("memfd.img", format!("no inode {}", memfd.inode_id)));
+            };
+            self.made.insert(memfd.inode_id, make(cx, inode)?);
+        }
+        let file = reopen(&self.made[&memfd.inode_id], open_flags(memfd.flags))?;
+        set_status_flags(&file, memfd.flags)?;
+        if memfd.pos > 0 {
+            rustix::fs::seek(&file, SeekFrom::Start(memfd.pos))
+                .context(|| format!("seek in memfd {}", memfd.id))?;
+        }
+        Ok(file)
+    }
+
+    /// By now the memory of all tasks is mapped: a mapping that is older than the
+    /// seal may stay writable.
+    fn connect(&mut self, _cx: &mut Restore<'_>) -> Result<()> {
+        for (id, file) in &self.made {
+            let seals = self.inodes.get(id).map_or(SealFlags::empty(), seals);
+            if seals.contains(SealFlags::FUTURE_WRITE) {
+                add_seals(reopen(file, OFlags::RDWR)?, seals)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn seals(inode: &MemfdInodeEntry) -> SealFlags {
+    SealFlags::from_bits_retain(inode.seals)
+}
+
+/// Makes the inode, with its content. The result is not open for writing: that
+/// would keep it from being executed.
+fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
+    let what = || format!("memfd {}", String::from_utf8_lossy(&inode.name));
+    let huge = MemfdFlags::from_bits_retain(inode.hugetlb_flag.unwrap_or(0));
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
+    // Kernels before 6.3 do not know MFD_EXEC, which later ones want to be told.
+    let file = match rustix::fs::memfd_create(&*inode.name, flags | MemfdFlags::EXEC) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(&*inode.name, flags),
+        made => made,
+    };
+    let file = file.context(what)?;
+    rustix::fs::ftruncate(&file, inode.size).context(what)?;
+    let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
+    let file = File::from(file);
+    crate::restore::memory::fill_object(&cx.images, &pages, &file)?;
+    let owner = (rustix::fs::Uid::from_raw(inode.uid), rustix::fs::Gid::from_raw(inode.gid));
+    rustix::fs::fchown(&file, Some(owner.0), Some(owner.1)).context(what)?;
+    if let Some(mode) = inode.mode {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).context(what)?;
+    }
+    let seals = seals(inode);
+    if !seals.contains(SealFlags::FUTURE_WRITE) {
+        add_seals(&file, seals)?;
+    }
+    reopen(&file, OFlags::RDONLY)
+}
+
+fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {
+    if seals.is_empty() {
+        return Ok(());
+    }
+    rustix::fs::fcntl_add_seals(file, seals).context(|| format!("F_ADD_SEALS {seals:?}"))
+}
+
+/// Opens the memfd `id` of the images for a mapping.
+///
+/// # Errors
+/// As for descriptors.
+pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, _vma: &VmaEntry) -> Result<OwnedFd> {
+    duplicate(cx.file(id)?.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::file::testing::{World, fdinfo, link};
+
+    fn dump_pages(world: &World, files: &[OwnedFd]) -> Vec<FileEntry> {
+        world.dump(files).unwrap()
+    }
+
+    #[test]
+    fn content_seals_mode_and_descriptions_come_back() {
+        let world = World::new();
+        let name = "a b (deleted)";
+        let file = rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, 10 << 20).unwrap();
+        let file = File::from(file);
+        file.write_all_at(b"data", 5 << 20).unwrap();
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o751)).unwrap();
+        rustix::fs::seek(&file, SeekFrom::Start(5 << 20)).unwrap();
+        add_seals(&file, SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL).unwrap();
+        let files = vec![file.into()];
+        let before = (fdinfo(&files[0]), link(&files[0]));
+        let entries = dump_pages(&world, &files);
+        let file = File::from(world.restore(&entries).unwrap().pop().unwrap());
+        assert_eq!((fdinfo(&file), link(&file)), before);
+        let stat = rustix::fs::fstat(&file).unwrap();
+        assert_eq!((stat.st_size, stat.st_mode & 0o7777), (10 << 20, 0o751));
+        assert!(stat.st_blocks < 64);
+        let seals = rustix::fs::fcntl_get_seals(&file).unwrap();
+        assert_eq!(seals, SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+        let mut data = [0; 4];
+        rustix::io::read(&file, &mut data).unwrap();
+        assert_eq!(&data, b"data");
+    }
+
+    #[test]
+    fn two_descriptions_of_one_inode() {
+        let world = World::new();
+        let file = rustix::fs::memfd_create("two", MemfdFlags::CLOEXEC).unwrap();
+        let second = reopen(&file, OFlags::RDONLY).unwrap();
+        let files = world.round_trip(vec![file, second]);
+        rustix::io::write(&files[0], b"seen").unwrap();
+        let mut data = [0; 4];
+        rustix::io::read(&files[1], &mut data).unwrap();
+        assert_eq!(&data, b"seen");
+    }
 }

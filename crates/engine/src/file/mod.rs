@@ -9,16 +9,21 @@
 //! A kind of file is a module with a [`Dumper`] and a [`Restorer`], and a line in
 //! each of the two tables at the end of this file.
 
+pub mod buildid;
 pub mod description;
 pub mod eventfd;
 pub mod ext;
+pub mod ghost;
 pub mod memfd;
 pub mod pipe;
 pub mod queue;
 pub mod regular;
+pub mod remap;
 pub mod signalfd;
 pub mod socket;
 pub mod table;
+#[cfg(test)]
+mod testing;
 pub mod timerfd;
 
 use std::collections::HashMap;
@@ -29,6 +34,7 @@ use std::path::PathBuf;
 use rustix::fs::OFlags;
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
 
+use self::remap::Temporary;
 use crate::dump::Dump;
 use crate::error::{Error, Result};
 use crate::restore::Restore;
@@ -173,6 +179,8 @@ pub struct Holder {
 #[derive(Debug, Default)]
 pub struct OpenFiles {
     by_id: HashMap<u32, OwnedFd>,
+    /// Names that files have for as long as the restore lasts.
+    pub temporary: Temporary,
 }
 
 impl OpenFiles {
@@ -195,6 +203,8 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<signalfd::SignalfdDumper>::default(),
         Box::<timerfd::TimerfdDumper>::default(),
         Box::<pipe::PipeDumper>::default(),
+        Box::<memfd::MemfdDumper>::default(),
+        Box::<regular::RegularDumper>::default(),
     ]
 }
 
@@ -205,6 +215,8 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
+        (FdTypes::Memfd, Box::<memfd::MemfdRestorer>::default()),
+        (FdTypes::Reg, Box::<regular::RegularRestorer>::default()),
         (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),
     ]
 }

@@ -139,3 +139,74 @@ impl PipeRestorer {
         reopen(&file, wanted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::file::testing::World;
+    use crate::options::InheritFd;
+
+    fn read_all(file: &OwnedFd) -> Vec<u8> {
+        let mut data = vec![0; 1 << 20];
+        let n = rustix::io::read(file, &mut data).unwrap();
+        data.truncate(n);
+        data
+    }
+
+    #[test]
+    fn ends_flags_size_and_data_come_back() {
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
+        rustix::pipe::fcntl_setpipe_size(&write, 1 << 18).unwrap();
+        let second = reopen(&read, OFlags::RDWR).unwrap();
+        let data: Vec<u8> = (0u32..1 << 16).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(rustix::io::write(&write, &data).unwrap(), 1 << 18);
+        let files = World::new().round_trip(vec![read, write, second]);
+        let flags: Vec<_> = files
+            .iter()
+            .map(|f| rustix::fs::fcntl_getfl(f).unwrap() & !OFlags::LARGEFILE)
+            .collect();
+        let nonblock = OFlags::NONBLOCK;
+        assert_eq!(flags, [OFlags::RDONLY | nonblock, OFlags::WRONLY | nonblock, OFlags::RDWR]);
+        assert_eq!(rustix::pipe::fcntl_getpipe_size(&files[0]).unwrap(), 1 << 18);
+        assert_eq!(read_all(&files[0]), data);
+        // No anchor is left that keeps the pipe open.
+        let [read, write, second] = <[OwnedFd; 3]>::try_from(files).unwrap();
+        drop((write, second));
+        assert_eq!(read_all(&read), b"");
+    }
+
+    #[test]
+    fn the_data_is_still_there_after_the_dump() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&write, b"hello").unwrap();
+        let world = World::new();
+        world.dump(&[&write]).unwrap();
+        assert_eq!(read_all(&read), b"hello");
+        drop(write);
+        assert_eq!(read_all(&read), b"");
+    }
+
+    #[test]
+    fn packets_are_refused() {
+        let (_read, write) = rustix::pipe::pipe_with(PipeFlags::DIRECT).unwrap();
+        World::new().dump(&[&write]).unwrap();
+        rustix::io::write(&write, b"packet").unwrap();
+        let error = World::new().dump(&[&write]).unwrap_err().to_string();
+        assert!(error.contains("O_DIRECT") && error.contains("pipe:["), "{error}");
+    }
+
+    #[test]
+    fn an_end_is_inherited() {
+        let (_read, write) = rustix::pipe::pipe().unwrap();
+        let mut world = World::new();
+        let entries = world.dump(&[&write]).unwrap();
+        let (outer, inner) = rustix::pipe::pipe().unwrap();
+        let key = crate::file::testing::link(&write);
+        world.opts.inherit_fd = vec![InheritFd { fd: Arc::new(inner), key }];
+        let files = world.restore(&entries).unwrap();
+        rustix::io::write(&files[0], b"out").unwrap();
+        assert_eq!(read_all(&outer), b"out");
+    }
+}

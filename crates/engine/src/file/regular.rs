@@ -1,14 +1,443 @@
-use crate::{dump::Dump, error::Result, memory::vma::Vma, restore::Restore};
-use std::os::fd::OwnedFd;
-pub fn describe_mapped(_cx: &mut Dump<'_>, _task: usize, _vma: &Vma) -> Result<(u32, u32)> {
-    Ok((0, 0))
+//! Files that a path leads to: regular files, directories, symbolic links opened with
+//! `O_PATH`, and devices without a state of their own such as `/dev/null`.
+//!
+//! Also all that tasks refer to by path without a descriptor: mapped files,
+//! executables, working and root directories.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
+
+use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
+use super::remap::{Remaps, Temporary};
+use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::Vma;
+use crate::options::FileValidation;
+use crate::proc;
+use crate::restore::Restore;
+
+/// Major number of `/dev/null`, `/dev/zero`, `/dev/random` and their like.
+const MEM_MAJOR: u32 = 1;
+/// Minor numbers below it without a state: null, zero, full, random, urandom.
+const STATELESS: [u32; 5] = [3, 5, 7, 8, 9];
+/// Minor number of `/dev/kmsg`: what has been read of it is a state.
+const KMSG: u32 = 11;
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct RegularDumper;
+
+impl Dumper for RegularDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.link_bytes().starts_with(b"/") {
+            return Ok(None);
+        }
+        let device = found.stat.st_rdev;
+        match FileType::from_raw_mode(found.stat.st_mode) {
+            _ if found.is_path_only() => {}
+            FileType::RegularFile | FileType::Directory => {}
+            FileType::CharacterDevice if is_plain_device(device, found.flags()) => {}
+            _ => return Ok(None),
+        }
+        let reg = entry(cx, found, found.id)?;
+        Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        Remaps::write(cx)
+    }
 }
-pub fn describe_path(_cx: &mut Dump<'_>, _task: usize, _name: &str) -> Result<u32> {
-    Ok(0)
+
+/// Whether there is nothing to a character device but its number.
+fn is_plain_device(device: u64, flags: u32) -> bool {
+    let minor = rustix::fs::minor(device);
+    rustix::fs::major(device) == MEM_MAJOR
+        && (STATELESS.contains(&minor) || minor == KMSG && !is_readable(flags))
 }
-pub fn describe_exe(_cx: &mut Dump<'_>, _task: usize) -> Result<u32> {
-    Ok(0)
+
+/// Describes what `found` is open on by its path, as description `id`.
+///
+/// # Errors
+/// Refused, if no path leads to it and it cannot be carried along.
+pub fn entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
+    let external = ext::external_file(cx.opts, found.info.mnt_id, found.stat.st_ino);
+    let is_external = external.is_some();
+    let name = match external {
+        Some(key) => key.into_bytes(),
+        None => Remaps::name(cx, found, id)?,
+    };
+    let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
+    let build_id = cx.opts.file_validation == FileValidation::BuildId && regular && !is_external;
+    Ok(RegFileEntry {
+        id,
+        flags: found.flags(),
+        pos: u64::try_from(found.info.pos).unwrap_or(0),
+        fown: found.fown,
+        name,
+        mnt_id: Some(found.info.mnt_id),
+        size: regular.then_some(found.stat.st_size.cast_unsigned()),
+        ext: is_external.then_some(true),
+        mode: Some(found.stat.st_mode),
+        build_id: if build_id { build_id_of(found) } else { Vec::new() },
+        ..RegFileEntry::default()
+    })
 }
-pub fn open_for_mapping(_cx: &mut Restore<'_>, _id: u32, _flags: Option<u32>) -> Result<OwnedFd> {
-    Err(crate::Error::Unsupported(String::new()))
+
+/// Only of what can be read as it is, or is mapped: opening another task's file once
+/// more could break a lease on it.
+fn build_id_of(found: &Found) -> Vec<u32> {
+    if is_readable(found.flags()) && found.fd >= 0 {
+        return buildid::read(&found.file);
+    }
+    if found.fd < 0 && access(found.flags()) == OFlags::RDONLY {
+        let file = reopen(&found.file, OFlags::RDONLY | OFlags::NONBLOCK);
+        return file.map(buildid::read).unwrap_or_default();
+    }
+    Vec::new()
+}
+
+/// Describes what `found` is open on by its path, as a further file of the images.
+///
+/// # Errors
+/// As [`entry`].
+pub fn describe_as_path(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+    let id = cx.files.next_id();
+    let reg = entry(cx, found, id)?;
+    cx.files.push(FileEntry {
+        id,
+        r#type: FdTypes::Reg.into(),
+        reg: Some(reg),
+        ..FileEntry::default()
+    });
+    Ok(id)
+}
+
+/// Describes the file behind a mapping: its number, and the flags it must be opened
+/// with. A shared mapping that may become writable needs a writable file.
+///
+/// # Errors
+/// As [`entry`].
+pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32, u32)> {
+    let writable = vma.map.shared && vma.has(b"mw");
+    let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
+    let space = cx.tasks[task].ids.mnt_ns_id.unwrap_or(0);
+    let key = (space, vma.map.dev, vma.map.inode, vma.map.name.clone(), flags);
+    if let Some(&known) = cx.files.mapped.get(&key) {
+        return Ok((known, flags));
+    }
+    let found = through_link(cx, task, &vma.map_files_name(), flags)?;
+    let id = describe_as_path(cx, &found)?;
+    cx.files.mapped.insert(key, id);
+    Ok((id, flags))
+}
+
+/// Describes the directory behind `cwd` or `root` of a task.
+///
+/// # Errors
+/// As [`entry`].
+pub fn describe_path(cx: &mut Dump<'_>, task: usize, name: &str) -> Result<u32> {
+    let found = through_link(cx, task, name, OFlags::DIRECTORY.bits())?;
+    describe_as_path(cx, &found)
+}
+
+/// Describes the executable of a task.
+///
+/// # Errors
+/// As [`entry`].
+pub fn describe_exe(cx: &mut Dump<'_>, task: usize) -> Result<u32> {
+    let found = through_link(cx, task, "exe", OFlags::RDONLY.bits())?;
+    if memfd::is_memfd(&found) {
+        return memfd::describe_unopened(cx, &found);
+    }
+    describe_as_path(cx, &found)
+}
+
+/// What one of procfs's links of a task leads to, as if a descriptor with `flags`
+/// were open on it.
+///
+/// # Errors
+/// The kernel's.
+pub fn through_link(cx: &Dump<'_>, task: usize, name: &str, flags: u32) -> Result<Found> {
+    let pid = cx.tasks[task].pid;
+    let path = format!("/proc/{pid}/{name}");
+    let what = || format!("open {path}");
+    let file =
+        rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
+    let link = std::fs::read_link(&path).context(|| format!("readlink {path}"))?;
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let info = FdInfo::parse(&proc::read(own, &format!("fdinfo/{number}"))?);
+    Ok(Found {
+        id: 0,
+        task,
+        pid,
+        fd: -1,
+        stat: rustix::fs::fstat(&file).context(what)?,
+        fs_type: rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type),
+        file,
+        link,
+        info: FdInfo { pos: 0, flags, ..info },
+        fown: FownEntry::default(),
+    })
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct RegularRestorer;
+
+impl Restorer for RegularRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let reg = part(entry.id, entry.reg.as_ref(), "path")?;
+            if !reg.ext() && !reg.name.starts_with(b"/") {
+                let reason = format!("file {} has the path {}", reg.id, text(reg));
+                return Err(Error::invalid("files.img", reason));
+            }
+        }
+        Temporary::load(cx)
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        open(cx, part(entry.id, entry.reg.as_ref(), "path")?)
+    }
+}
+
+/// Opens what `reg` describes.
+///
+/// # Errors
+/// The kernel's; `Invalid` if it is not the file that it was.
+pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
+    if reg.ext() {
+        let key = String::from_utf8_lossy(&reg.name);
+        return match ext::inherited(cx.opts, &key) {
+            Some(file) => duplicate(file),
+            None => Err(Error::Unsupported(format!(
+                "file {} is external: a restore without --inherit-fd fd[N]:{key}",
+                reg.id
+            ))),
+        };
+    }
+    if let Some(file) = ext::inherited_path(cx.opts, &reg.name) {
+        return duplicate(file);
+    }
+    let flags = open_flags(reg.flags);
+    let file = match Temporary::open(cx, reg)? {
+        Some(file) => file,
+        None => cx.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, flags, Mode::empty())?,
+    };
+    validate(cx, reg, &file)?;
+    if reg.pos > 0 && !flags.contains(OFlags::PATH) {
+        seek(&file, reg)?;
+    }
+    Ok(file)
+}
+
+fn text(reg: &RegFileEntry) -> String {
+    String::from_utf8_lossy(&reg.name).into_owned()
+}
+
+fn seek(file: &OwnedFd, reg: &RegFileEntry) -> Result<()> {
+    match rustix::fs::seek(file, SeekFrom::Start(reg.pos)) {
+        // Devices that cannot seek count what was read all the same.
+        Ok(_) | Err(rustix::io::Errno::SPIPE) => Ok(()),
+        Err(e) => Err(e).context(|| format!("seek to {} in {}", reg.pos, text(reg))),
+    }
+}
+
+/// Fails unless the file is the one of the dump, as far as the images tell.
+fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(file).context(|| format!("fstat {}", text(reg)))?;
+    let differs = |what: &str, was: String, now: String| {
+        Err(Error::invalid(text(reg), format!("its {what} was {was} at the dump and is {now} now")))
+    };
+    if let Some(size) = reg.size.filter(|&size| size != stat.st_size.cast_unsigned()) {
+        return differs("size", size.to_string(), stat.st_size.to_string());
+    }
+    let rights = if cx.opts.skip_file_rwx_check { 0o777 } else { 0 };
+    if let Some(mode) = reg.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
+        return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
+    }
+    if !reg.build_id.is_empty() && cx.opts.file_validation == FileValidation::BuildId {
+        let now = match is_readable(reg.flags) {
+            true => buildid::read(file),
+            false => buildid::read(reopen(file, OFlags::RDONLY | OFlags::NONBLOCK)?),
+        };
+        if now != reg.build_id {
+            return differs("build id", hex(&reg.build_id), hex(&now));
+        }
+    }
+    Ok(())
+}
+
+fn hex(build_id: &[u32]) -> String {
+    build_id.iter().flat_map(|w| w.to_le_bytes()).map(|b| format!("{b:02x}")).collect()
+}
+
+/// Opens the file `id` of the images for a mapping, an executable or a directory to
+/// change to: with the flags of its entry, or others.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
+    let reg = cx.entries.get(&id).and_then(|entry| entry.reg.clone());
+    match (reg, flags) {
+        (Some(reg), Some(flags)) if flags != reg.flags => {
+            open(cx, &RegFileEntry { flags, pos: 0, ..reg })
+        }
+        _ => duplicate(cx.file(id)?.as_fd()),
+    }
+}
+
+/// The path in bytes: procfs's links are not UTF-8.
+pub fn path_bytes(path: &PathBuf) -> &[u8] {
+    std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::{Read, Seek, Write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::file::testing::{World, fdinfo, link};
+    use crate::options::InheritFd;
+
+    fn open_at(path: PathBuf, flags: OFlags) -> OwnedFd {
+        rustix::fs::open(path, flags, Mode::from_raw_mode(0o640)).unwrap()
+    }
+
+    #[test]
+    fn files_directories_and_devices_come_back() {
+        let world = World::new();
+        let file = world.path("a \\ file");
+        fs::write(&file, b"0123456789").unwrap();
+        symlink("nowhere", world.path("link")).unwrap();
+        let files = vec![
+            open_at(file.clone(), OFlags::RDWR | OFlags::APPEND | OFlags::CREATE),
+            open_at(file, OFlags::PATH),
+            open_at(world.path(""), OFlags::RDONLY | OFlags::DIRECTORY),
+            open_at(world.path("link"), OFlags::PATH | OFlags::NOFOLLOW),
+            open_at("/dev/null".into(), OFlags::WRONLY | OFlags::NONBLOCK),
+            open_at("/proc/1/stat".into(), OFlags::RDONLY),
+        ];
+        rustix::fs::seek(&files[0], SeekFrom::Start(4)).unwrap();
+        let before: Vec<_> = files.iter().map(|f| (fdinfo(f), link(f))).collect();
+        let files = world.round_trip(files);
+        assert_eq!(files.iter().map(|f| (fdinfo(f), link(f))).collect::<Vec<_>>(), before);
+        let mut text = String::new();
+        File::from(files.into_iter().next().unwrap()).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "456789");
+    }
+
+    #[test]
+    fn a_file_that_has_changed_is_not_taken() {
+        let world = World::new();
+        let path = world.path("file");
+        fs::write(&path, b"old").unwrap();
+        let entries = world.dump(&[File::open(&path).unwrap()]).unwrap();
+        fs::write(&path, b"longer").unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("size was 3 at the dump and is 6 now"), "{error}");
+        fs::write(&path, b"new").unwrap();
+        world.restore(&entries).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("mode was"), "{error}");
+        fs::remove_file(&path).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("/file"), "{error}");
+    }
+
+    #[test]
+    fn another_program_of_the_same_size_is_not_taken() {
+        let world = World::new();
+        let path = world.path("program");
+        fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+        let entries = world.dump(&[File::open(&path).unwrap()]).unwrap();
+        let Some(id) = entries[0].reg.as_ref().map(|reg| reg.build_id.clone()) else { panic!() };
+        if id.is_empty() {
+            return; // This toolchain's linker writes none.
+        }
+        let mut bytes = fs::read(&path).unwrap();
+        let old: Vec<u8> = id.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let at = bytes.windows(old.len()).position(|w| w == old).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let error = world.restore(&entries).unwrap_err().to_string();
+        assert!(error.contains("build id"), "{error}");
+    }
+
+    #[test]
+    fn external_and_inherited_files() {
+        let mut world = World::new();
+        let path = world.path("file");
+        fs::write(&path, b"x").unwrap();
+        let file = File::open(&path).unwrap();
+        let mnt_id = fs::read_to_string(format!(
+            "/proc/self/fdinfo/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&file)
+        ));
+        let mnt_id = FdInfo::parse(&mnt_id.unwrap()).mnt_id;
+        let inode = rustix::fs::fstat(&file).unwrap().st_ino;
+        let key = format!("file[{mnt_id:x}:{inode:x}]");
+        let other = || Arc::new(OwnedFd::from(File::open("/etc/hostname").unwrap()));
+        world.opts.external = vec![key.parse().unwrap()];
+        let entries = world.dump(&[&file]).unwrap();
+        assert!(world.restore(&entries).unwrap_err().to_string().contains(&key));
+        world.opts.inherit_fd = vec![InheritFd { fd: other(), key }];
+        assert_eq!(link(&world.restore(&entries).unwrap()[0]), "/etc/hostname");
+        world.opts.external.clear();
+        world.opts.inherit_fd[0].key = path.to_str().unwrap()[1..].to_owned();
+        let entries = world.dump(&[&file]).unwrap();
+        assert_eq!(link(&world.restore(&entries).unwrap()[0]), "/etc/hostname");
+    }
+
+    #[test]
+    fn unknown_devices_are_refused() {
+        let world = World::new();
+        let (path, device) = (world.path("kmsg"), rustix::fs::makedev(MEM_MAJOR, KMSG));
+        let (kind, mode) = (FileType::CharacterDevice, Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, device).unwrap();
+        world.dump(&[open_at(path.clone(), OFlags::WRONLY)]).unwrap();
+        let error = world.dump(&[open_at(path, OFlags::RDONLY)]).unwrap_err().to_string();
+        assert!(error.contains("/kmsg"), "{error}");
+    }
+
+    #[test]
+    fn what_is_mapped_is_described_once() {
+        let world = World::new();
+        let mut cx = Dump::of_this_process(&world.opts).unwrap();
+        let pid = cx.tasks[0].pid;
+        let exe = describe_exe(&mut cx, 0).unwrap();
+        let cwd = describe_path(&mut cx, 0, "cwd").unwrap();
+        let vmas = crate::memory::vma::read(pid).unwrap();
+        let own: Vec<_> = vmas
+            .iter()
+            .filter(|v| v.map.name.contains("torpor_engine"))
+            .map(|v| describe_mapped(&mut cx, 0, v).unwrap())
+            .collect();
+        assert!(own.len() > 1 && own.iter().all(|o| *o == own[0]));
+        let name = |id: u32| {
+            let entry = cx.files.entries().iter().find(|e| e.id == id).unwrap();
+            String::from_utf8(entry.reg.as_ref().unwrap().name.clone()).unwrap()
+        };
+        assert_eq!(name(exe), std::env::current_exe().unwrap().to_str().unwrap());
+        assert_eq!(name(own[0].0), name(exe));
+        assert_eq!(name(cwd), std::env::current_dir().unwrap().to_str().unwrap());
+    }
+
+    #[test]
+    fn the_offset_of_the_dumped_description_stays() {
+        let world = World::new();
+        let mut file = File::create_new(world.path("f")).unwrap();
+        file.write_all(b"12345").unwrap();
+        world.dump(&[&file]).unwrap();
+        assert_eq!(file.stream_position().unwrap(), 5);
+    }
 }

@@ -44,3 +44,18 @@ impl Restorer for SignalfdRestorer {
         Ok(file)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::file::testing::{World, fdinfo};
+
+    #[test]
+    fn the_set_of_signals_comes_back() {
+        let all = [(0x4000_0000_0000_0200, libc::SFD_NONBLOCK), (0, libc::SFD_CLOEXEC)];
+        let files: Vec<_> =
+            all.map(|(mask, flags)| torpor_sys::event::signalfd(mask, flags).unwrap()).into();
+        let before: Vec<_> = files.iter().map(fdinfo).collect();
+        let files = World::new().round_trip(files);
+        assert_eq!(files.iter().map(fdinfo).collect::<Vec<_>>(), before);
+    }
+}

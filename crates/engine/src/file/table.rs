@@ -1,8 +1,10 @@
 //! The descriptors of the dumped tasks: each description is described once.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::mem;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use rustix::process::PidfdGetfdFlags;
@@ -10,6 +12,8 @@ use torpor_images::kind;
 use torpor_images::proto::{FdinfoEntry, FileEntry, FownEntry};
 use torpor_sys::kcmp::{Object, kcmp};
 
+use super::memfd::Memfds;
+use super::remap::Remaps;
 use super::{Dumper, FdInfo, Found};
 use crate::dump::Dump;
 use crate::error::{Context, Result};
@@ -25,6 +29,12 @@ pub struct FileTable {
     /// Descriptions by device and inode of the file they are open on.
     known: HashMap<(u64, u64), Vec<Known>>,
     entries: Vec<FileEntry>,
+    /// Mapped files: mount namespace, device, inode, name, flags.
+    pub(super) mapped: HashMap<(u32, u64, u64, String, u32), u32>,
+    /// Files whose path does not lead to them.
+    pub remaps: Remaps,
+    /// Memfds by inode.
+    pub(super) memfds: Memfds,
     last_id: u32,
 }
 
@@ -154,7 +164,7 @@ fn fetch(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<Found>
     let stat = rustix::fs::fstat(&file).context(|| format!("fstat of fd {fd} of task {pid}"))?;
     let path = format!("/proc/{pid}/fd/{fd}");
     let link = rustix::fs::readlink(&path, Vec::new()).context(|| format!("readlink {path}"))?;
-    let link = PathBuf::from(String::from_utf8_lossy(link.as_bytes()).into_owned());
+    let link = PathBuf::from(OsString::from_vec(link.into_bytes()));
     let fs_type = rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type);
     let fown = owner(cx, &file);
     Ok(Found { id: cx.files.next_id(), task, pid, fd, file, stat, fs_type, link, info, fown })
@@ -172,6 +182,14 @@ fn owner(cx: &Dump<'_>, file: &OwnedFd) -> FownEntry {
         (fown.uid, fown.euid) = (owner.uid, owner.euid);
     }
     fown
+}
+
+/// Describes a descriptor of this process.
+#[cfg(test)]
+pub(super) fn describe_own(cx: &mut Dump<'_>, fd: i32) -> Result<FileEntry> {
+    let id = dump_descriptor(cx, 0, fd)?.id;
+    let found = cx.files.entries.iter().find(|entry| entry.id == id);
+    found.cloned().ok_or_else(|| crate::Error::invalid("files.img", "not described"))
 }
 
 /// After the last task: lets the kinds finish and writes `files.img`.

@@ -151,3 +151,61 @@ fn spec(tfd: &TimerfdEntry) -> Result<Itimerspec> {
 fn invalid(tfd: &TimerfdEntry, what: &str) -> Error {
     Error::invalid("files.img", format!("timerfd {} has {what}", tfd.id))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::testing::{World, fdinfo};
+
+    fn hour(flags: TimerfdTimerFlags, clock: TimerfdClockId, id: rustix::time::ClockId) -> OwnedFd {
+        let file = rustix::time::timerfd_create(clock, TimerfdFlags::NONBLOCK).unwrap();
+        let mut spec = Itimerspec {
+            it_value: Timespec { tv_sec: 3600, tv_nsec: 0 },
+            it_interval: Timespec { tv_sec: 7, tv_nsec: 9 },
+        };
+        if flags.contains(TimerfdTimerFlags::ABSTIME) {
+            spec.it_value = add(rustix::time::clock_gettime(id), spec.it_value);
+        }
+        rustix::time::timerfd_settime(&file, flags, &spec).unwrap();
+        file
+    }
+
+    #[test]
+    fn armed_timers_go_on() {
+        let abs = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
+        let files = vec![
+            hour(abs, TimerfdClockId::Realtime, rustix::time::ClockId::Realtime),
+            hour(
+                TimerfdTimerFlags::empty(),
+                TimerfdClockId::Boottime,
+                rustix::time::ClockId::Boottime,
+            ),
+        ];
+        let without_value = |file: &OwnedFd| -> Vec<String> {
+            fdinfo(file).into_iter().filter(|l| !l.starts_with("it_value")).collect()
+        };
+        let before: Vec<_> = files.iter().map(without_value).collect();
+        let files = World::new().round_trip(files);
+        assert_eq!(files.iter().map(without_value).collect::<Vec<_>>(), before);
+        for file in &files {
+            let left = rustix::time::timerfd_gettime(file).unwrap().it_value.tv_sec;
+            assert!((1..=3600).contains(&left), "{left}");
+        }
+    }
+
+    #[test]
+    fn expirations_that_were_not_read_are_there() {
+        let file = rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::empty());
+        let file = file.unwrap();
+        let soon = Timespec { tv_sec: 0, tv_nsec: 1 };
+        let spec = Itimerspec { it_value: soon, it_interval: Timespec::default() };
+        rustix::time::timerfd_settime(&file, TimerfdTimerFlags::empty(), &spec).unwrap();
+        while !fdinfo(&file).contains(&"ticks: 1".to_owned()) {
+            std::thread::yield_now();
+        }
+        let files = World::new().round_trip(vec![file]);
+        let mut value = [0; 8];
+        rustix::io::read(&files[0], &mut value).unwrap();
+        assert_eq!(u64::from_ne_bytes(value), 1);
+    }
+}

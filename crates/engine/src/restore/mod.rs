@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry, VmaEntry};
 use torpor_tracee::Tracee;
@@ -24,6 +24,7 @@ use torpor_tracee::Tracee;
 use self::load::{Checkpoint, TaskImage};
 use crate::RestoreReport;
 use crate::error::{Context, Error, Result};
+use crate::file::description::open_in;
 use crate::file::{OpenFiles, Restorer};
 use crate::hooks::{Event, Hooks};
 use crate::namespace::mount::Restored;
@@ -97,6 +98,7 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
     hooks.notify(Event::PreResume { pid })?;
+    cx.let_files_go();
     task::wake(&mut cx)?;
     hooks.notify(Event::PostResume { pid })?;
     Ok(RestoreReport { pid })
@@ -242,6 +244,14 @@ impl<'a> Restore<'a> {
         Ok(pid)
     }
 
+    /// The tasks have their files; nobody else holds them open or needs other names
+    /// for them any more.
+    fn let_files_go(&mut self) {
+        self.files.temporary.succeed();
+        self.files = OpenFiles::default();
+        self.restorers.clear();
+    }
+
     /// The husk of `task` has been made.
     fn adopt(&mut self, task: usize, husk: Tracee) -> Result<()> {
         self.tasks[task].pid = husk.pid();
@@ -340,12 +350,15 @@ impl Restore<'_> {
     ///
     /// # Errors
     /// See openat2(2).
-    pub fn open_path(&self, mnt_id: i32, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
-        let root = self.root_of_mount(mnt_id)?;
-        let relative = path.trim_start_matches('/');
-        let relative = if relative.is_empty() { "." } else { relative };
-        rustix::fs::openat2(root, relative, flags | OFlags::CLOEXEC, mode, ResolveFlags::IN_ROOT)
-            .context(|| format!("open {path}"))
+    pub fn open_path(
+        &self,
+        mnt_id: i32,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd> {
+        open_in(self.root_of_mount(mnt_id)?, path, flags, mode)
+            .context(|| format!("open {}", String::from_utf8_lossy(path)))
     }
 
     /// The root directory of the mount namespace that `mnt_id` belongs to.
@@ -381,5 +394,31 @@ impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
         Restore { ns, ..Restore::of(opts, images, Vec::new(), HashMap::new(), Filters::default()) }
+    }
+
+    /// A restore of files into this process.
+    pub fn into_this_process(opts: &'a Options) -> Result<Self> {
+        let images = ImageDir::open(&opts.images_dir)?;
+        let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
+        let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
+        let mut cx = Restore::of(opts, images, Vec::new(), entries, Filters::default());
+        let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .context(|| "open /".to_owned())?;
+        cx.roots.insert(1, root);
+        for entry in cx.entries.values() {
+            let mnt_id = entry.reg.as_ref().and_then(|reg| reg.mnt_id);
+            cx.mount_ns.extend(mnt_id.map(|id| (id, 1)));
+        }
+        cx.load_files()?;
+        Ok(cx)
+    }
+
+    /// Opens the files `ids` and connects all.
+    pub fn open_all(&mut self, ids: &[u32]) -> Result<Vec<OwnedFd>> {
+        for &id in ids {
+            self.file(id)?;
+        }
+        self.each_restorer(|cx, restorer| restorer.connect(cx))?;
+        ids.iter().map(|&id| self.duplicate(id)).collect()
     }
 }

@@ -1,0 +1,373 @@
+//! Ghosts: files that have no name any more. Their content goes into the images, and
+//! comes back under a name for as long as the restore needs one.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
+use rustix::io::Errno;
+use torpor_images::payload::next_chunk;
+use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
+use torpor_images::{ImageDir, Reader, Writer, kind};
+
+use super::Found;
+use super::description::reopen;
+use crate::error::{Context, Error, Result};
+use crate::options::Options;
+
+/// Bytes copied at once.
+const CHUNK: u64 = 1 << 20;
+
+/// Writes the image of a ghost.
+///
+/// # Errors
+/// Refused, if it is too large or of a type that cannot be made again.
+pub fn save(images: &ImageDir, opts: &Options, found: &Found, ghost: u32) -> Result<()> {
+    let stat = &found.stat;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    // Blocks of stat(2) are 512 bytes.
+    let data = stat.st_blocks.cast_unsigned().saturating_mul(512);
+    if kind == FileType::RegularFile && data > opts.ghost_limit {
+        return Err(found.refuse(format!(
+            "it is unlinked and holds {data} bytes, more than --ghost-limit {} allows",
+            opts.ghost_limit
+        )));
+    }
+    let sparse = kind == FileType::RegularFile && data < stat.st_size.cast_unsigned();
+    let target = match kind {
+        FileType::Symlink => Some(read_link(found)?),
+        FileType::Unknown => return Err(found.refuse("it is unlinked and of an unknown type")),
+        _ => None,
+    };
+    let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+    let entry = GhostFileEntry {
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        mode: stat.st_mode,
+        dev: u32::try_from(stat.st_dev).ok(),
+        ino: Some(stat.st_ino),
+        rdev: if is_device { u32::try_from(stat.st_rdev).ok() } else { None },
+        atim: timeval(stat.st_atime, stat.st_atime_nsec),
+        mtim: timeval(stat.st_mtime, stat.st_mtime_nsec),
+        chunks: sparse.then_some(true),
+        size: sparse.then_some(stat.st_size.cast_unsigned()),
+        symlnk_target: target,
+    };
+    let mut writer = images.writer(kind::GHOST_FILE, u64::from(ghost))?;
+    writer.entry(&entry)?;
+    if kind == FileType::RegularFile && stat.st_size > 0 {
+        // A description of our own: the task's would share its offset with us.
+        let file = File::from(reopen(&found.file, OFlags::RDONLY | OFlags::NONBLOCK)?);
+        if sparse {
+            write_chunks(&mut writer, &file, stat)?;
+        } else {
+            copy(&file, 0, stat.st_size.cast_unsigned(), &mut writer)?;
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+fn read_link(found: &Found) -> Result<Vec<u8>> {
+    let target = rustix::fs::readlinkat(&found.file, "", Vec::new())
+        .context(|| format!("readlink {}", found.link.display()))?;
+    Ok(target.into_bytes())
+}
+
+fn timeval(sec: i64, nsec: u64) -> Option<Timeval> {
+    Some(Timeval { tv_sec: sec.cast_unsigned(), tv_usec: nsec / 1000 })
+}
+
+fn write_chunks(writer: &mut Writer, file: &File, stat: &Stat) -> Result<()> {
+    let size = stat.st_size.cast_unsigned();
+    let mut at = 0;
+    while let Some((off, len)) = next_data(file.as_fd(), at, size)? {
+        writer.entry(&GhostChunkEntry { len, off })?;
+        copy(file, off, len, writer)?;
+        at = off + len;
+    }
+    Ok(())
+}
+
+/// The first stretch of data at or behind `at`: offset and length.
+fn next_data(file: BorrowedFd<'_>, at: u64, size: u64) -> Result<Option<(u64, u64)>> {
+    if at >= size {
+        return Ok(None);
+    }
+    let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        Err(Errno::INVAL) => return Ok(Some((at, size - at))),
+        Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
+    };
+    let end = rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
+    Ok(Some((start, end.min(size).saturating_sub(start))))
+}
+
+fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
+    let what = || "copy an unlinked file".to_owned();
+    let mut buffer = vec![0; usize::try_from(len.min(CHUNK)).unwrap_or(0)];
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let part = usize::try_from((end - at).min(CHUNK)).unwrap_or(0);
+        file.read_exact_at(&mut buffer[..part], at).context(what)?;
+        to.write_all(&buffer[..part]).context(what)?;
+        at += part as u64;
+    }
+    Ok(())
+}
+
+/// A ghost as its image describes it; its content is still in the reader.
+#[derive(Debug)]
+pub struct Image {
+    /// What it is.
+    pub entry: GhostFileEntry,
+    reader: Reader,
+}
+
+/// Reads the image of a ghost.
+///
+/// # Errors
+/// The image file's.
+pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
+    let file = kind::GHOST_FILE.file_name(u64::from(ghost));
+    let mut reader = images
+        .reader(kind::GHOST_FILE, u64::from(ghost))?
+        .ok_or_else(|| Error::invalid(file, "is missing, but remap-fpath.img refers to it"))?;
+    Ok(Image { entry: reader.expect()?, reader })
+}
+
+impl Image {
+    /// The type of the file.
+    pub fn file_type(&self) -> FileType {
+        FileType::from_raw_mode(self.entry.mode)
+    }
+
+    /// Makes the file as `name` in `dir`, where there must be nothing of that name.
+    ///
+    /// # Errors
+    /// The kernel's; the image file's.
+    pub fn create(mut self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        let what = || format!("make {} again", String::from_utf8_lossy(name));
+        let private = Mode::RUSR | Mode::WUSR;
+        match self.file_type() {
+            FileType::RegularFile => {
+                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(dir, name, flags, private).context(what)?;
+                self.fill(File::from(file))?;
+            }
+            FileType::Directory => {
+                rustix::fs::mkdirat(dir, name, Mode::RWXU).context(what)?;
+            }
+            FileType::Symlink => {
+                let target = self.entry.symlnk_target.as_deref().unwrap_or_default();
+                rustix::fs::symlinkat(target, dir, name).context(what)?;
+            }
+            kind => {
+                let device = u64::from(self.entry.rdev.unwrap_or(0));
+                rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
+            }
+        }
+        self.set_attributes(dir, name)
+    }
+
+    fn fill(&mut self, mut file: File) -> Result<()> {
+        if !self.entry.chunks() {
+            let len = self.reader.remaining();
+            return Ok(self.reader.copy_to(len, &mut file, "an unlinked file")?);
+        }
+        let mut end = 0;
+        while let Some(chunk) = next_chunk(&mut self.reader, end, self.entry.size)? {
+            rustix::fs::seek(&file, SeekFrom::Start(chunk.off)).context(|| "lseek".to_owned())?;
+            self.reader.copy_to(chunk.len, &mut file, "a chunk of an unlinked file")?;
+            end = chunk.off + chunk.len;
+        }
+        let size = self.entry.size.unwrap_or(end).max(end);
+        rustix::fs::ftruncate(&file, size)
+            .context(|| format!("ftruncate an unlinked file to {size} bytes"))
+    }
+
+    /// Sets owner, mode and times of `name` in `dir`: the owner before the mode, which
+    /// a change of owner could cut, times last.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_attributes(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        let what = || format!("set attributes of {}", String::from_utf8_lossy(name));
+        let (uid, gid) =
+            (rustix::fs::Uid::from_raw(self.entry.uid), rustix::fs::Gid::from_raw(self.entry.gid));
+        let no_follow = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::chownat(dir, name, Some(uid), Some(gid), no_follow).context(what)?;
+        if self.file_type() != FileType::Symlink {
+            let mode = Mode::from_raw_mode(self.entry.mode & 0o7777);
+            rustix::fs::chmodat(dir, name, mode, AtFlags::empty()).context(what)?;
+        }
+        let (Some(atim), Some(mtim)) = (&self.entry.atim, &self.entry.mtim) else { return Ok(()) };
+        let times = Timestamps { last_access: timespec(atim), last_modification: timespec(mtim) };
+        rustix::fs::utimensat(dir, name, &times, no_follow).context(what)
+    }
+}
+
+fn timespec(time: &Timeval) -> Timespec {
+    Timespec {
+        tv_sec: time.tv_sec.cast_signed(),
+        tv_nsec: i64::try_from(time.tv_usec % 1_000_000).unwrap_or(0) * 1000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::file::testing::{World, fdinfo, link};
+
+    fn create(path: &PathBuf) -> File {
+        File::options().read(true).write(true).create_new(true).mode(0o640).open(path).unwrap()
+    }
+
+    fn left_over(world: &World) -> Vec<String> {
+        let names = fs::read_dir(world.dir.path()).unwrap();
+        let mut names: Vec<_> =
+            names.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name != "images");
+        names
+    }
+
+    #[test]
+    fn an_unlinked_file_comes_back_with_all_its_descriptions() {
+        let world = World::new();
+        let path = world.path("with \n \" (deleted)");
+        let file = create(&path);
+        file.write_all_at(b"content", 0).unwrap();
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o6711)).unwrap();
+        rustix::fs::fchown(&file, Some(rustix::fs::Uid::from_raw(7)), None).unwrap();
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o6711)).unwrap();
+        let old = Timespec { tv_sec: 86400, tv_nsec: 5000 };
+        let times = Timestamps { last_access: old, last_modification: old };
+        rustix::fs::futimens(&file, &times).unwrap();
+        let write = File::options().append(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        // A new file with the same name is left alone.
+        fs::write(&path, b"new").unwrap();
+        let files = vec![file.into(), write.into()];
+        let before: Vec<_> = files.iter().map(|f: &OwnedFd| (fdinfo(f), link(f))).collect();
+        let files = world.round_trip(files);
+        assert_eq!(files.iter().map(|f| (fdinfo(f), link(f))).collect::<Vec<_>>(), before);
+        let [read, write] = <[OwnedFd; 2]>::try_from(files).unwrap().map(File::from);
+        let meta = read.metadata().unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.nlink()), (0o6711, 7, 0));
+        assert_eq!((meta.mtime(), meta.mtime_nsec()), (86400, 5000));
+        (&write).write_all(b" more").unwrap();
+        let mut text = [0; 12];
+        read.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(&text, b"content more");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(left_over(&world), [path.file_name().unwrap().to_str().unwrap()]);
+    }
+
+    #[test]
+    fn two_unlinked_names_are_one_inode() {
+        let world = World::new();
+        let (a, b) = (world.path("a"), world.path("b"));
+        let first = create(&a);
+        fs::hard_link(&a, &b).unwrap();
+        let second = File::open(&b).unwrap();
+        fs::remove_file(&a).unwrap();
+        fs::remove_file(&b).unwrap();
+        let files = world.round_trip(vec![first.into(), second.into()]);
+        let inode = |f: &OwnedFd| rustix::fs::fstat(f).unwrap().st_ino;
+        assert_eq!(inode(&files[0]), inode(&files[1]));
+        assert!(link(&files[0]).ends_with("/a (deleted)"));
+        assert!(link(&files[1]).ends_with("/b (deleted)"));
+        assert!(left_over(&world).is_empty());
+    }
+
+    #[test]
+    fn holes_stay_holes_and_only_data_counts() {
+        let mut world = World::new();
+        let file = create(&world.path("sparse"));
+        file.set_len(1 << 30).unwrap();
+        for at in [1 << 20, 1 << 29] {
+            file.write_all_at(&[7; 5000], at).unwrap();
+        }
+        fs::remove_file(world.path("sparse")).unwrap();
+        world.opts.ghost_limit = 4096;
+        let error = world.dump(&[&file]).unwrap_err().to_string();
+        assert!(error.contains("--ghost-limit"), "{error}");
+        world.opts.ghost_limit = 1 << 20;
+        let file = File::from(world.round_trip(vec![file.into()]).pop().unwrap());
+        let meta = file.metadata().unwrap();
+        assert_eq!(meta.len(), 1 << 30);
+        assert!(meta.blocks() < 64, "{} blocks", meta.blocks());
+        let mut data = [0; 5001];
+        file.read_exact_at(&mut data, 1 << 29).unwrap();
+        assert!(data[..5000].iter().all(|&b| b == 7) && data[5000] == 0);
+    }
+
+    #[test]
+    fn directories_and_what_was_in_them() {
+        let world = World::new();
+        let (upper, lower) = (world.path("upper"), world.path("upper/lower"));
+        fs::create_dir_all(&lower).unwrap();
+        let in_it = create(&lower.join("file"));
+        let dirs = [&lower, &upper].map(|p| File::open(p).unwrap());
+        fs::remove_file(lower.join("file")).unwrap();
+        fs::remove_dir(&lower).unwrap();
+        fs::remove_dir(&upper).unwrap();
+        let [a, b] = dirs;
+        let files = vec![OwnedFd::from(in_it), a.into(), b.into()];
+        let before: Vec<_> = files.iter().map(link).collect();
+        let files = world.round_trip(files);
+        assert_eq!(files.iter().map(link).collect::<Vec<_>>(), before);
+        assert!(left_over(&world).is_empty());
+    }
+
+    #[test]
+    fn symbolic_links_fifos_devices_and_tmpfiles() {
+        let world = World::new();
+        let path = |name| world.path(name);
+        std::os::unix::fs::symlink("target", path("link")).unwrap();
+        let device = rustix::fs::makedev(1, 3);
+        let kind = FileType::CharacterDevice;
+        rustix::fs::mknodat(rustix::fs::CWD, path("null"), kind, Mode::RUSR, device).unwrap();
+        let open = |name, flags| rustix::fs::open(path(name), flags, Mode::RUSR).unwrap();
+        let files = vec![
+            open("link", OFlags::PATH | OFlags::NOFOLLOW),
+            open("null", OFlags::RDONLY),
+            open("", OFlags::TMPFILE | OFlags::RDWR),
+        ];
+        fs::remove_file(path("link")).unwrap();
+        fs::remove_file(path("null")).unwrap();
+        let files = world.round_trip(files);
+        let target = rustix::fs::readlinkat(&files[0], "", Vec::new()).unwrap();
+        assert_eq!(target.as_bytes(), b"target");
+        assert_eq!(rustix::fs::fstat(&files[1]).unwrap().st_rdev, device);
+        assert_eq!(rustix::io::read(&files[1], &mut [0; 4]).unwrap(), 0);
+        assert_eq!(rustix::fs::fstat(&files[2]).unwrap().st_nlink, 0);
+        assert!(left_over(&world).is_empty());
+    }
+
+    #[test]
+    fn a_file_with_another_name_is_linked_for_the_time_being() {
+        let mut world = World::new();
+        fs::create_dir(world.path("dir")).unwrap();
+        let (path, other) = (world.path("dir/file"), world.path("other"));
+        let file = create(&path);
+        file.write_all_at(b"x", 0).unwrap();
+        fs::hard_link(&path, &other).unwrap();
+        fs::remove_dir_all(world.path("dir")).unwrap();
+        let error = world.dump(&[&file]).unwrap_err().to_string();
+        assert!(error.contains("--link-remap"), "{error}");
+        world.opts.link_remap = true;
+        let before = link(&file);
+        let inode = file.metadata().unwrap().ino();
+        let file = world.round_trip(vec![file.into()]).pop().unwrap();
+        assert_eq!((link(&file), rustix::fs::fstat(&file).unwrap().st_ino), (before, inode));
+        assert_eq!(left_over(&world), ["other"]);
+    }
+}

@@ -1,0 +1,426 @@
+//! Files whose path does not lead to them: what `remap-fpath.img` says about them.
+//!
+//! An unlinked file becomes a *ghost*: its content is in the images, and while the
+//! restore opens it, it has its old name again. A file that has lost this name but
+//! has others gets a further one from the dump (`--link-remap`), which the restore
+//! uses and removes.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use torpor_images::kind;
+use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry, RemapFilePathEntry, RemapType};
+
+use super::Found;
+use super::description::open_flags;
+use super::description::{lookup, open_in, same_inode};
+use super::ghost;
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+/// What procfs's links end with when the name is gone.
+const DELETED: &[u8] = b" (deleted)";
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct Remaps {
+    entries: Vec<RemapFilePathEntry>,
+    ghosts: HashMap<(u64, u64), u32>,
+    links: HashMap<(u64, u64), u32>,
+    /// Names that were given to files, removed again unless [`Remaps::keep`] is called.
+    given: Vec<(OwnedFd, Vec<u8>)>,
+}
+
+impl Remaps {
+    /// The path of a file as the images have it. One that does not lead to it any
+    /// more is noted for the description `id`.
+    ///
+    /// # Errors
+    /// Refused, if there is no such path and none can be made.
+    pub fn name(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<Vec<u8>> {
+        let link = found.link_bytes();
+        let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else {
+            return Err(found.refuse(format!(
+                "it was opened through mount {0} outside of the tree's mount namespaces; \
+                 --external file[{0:x}:{1:x}] leaves it to the caller",
+                found.info.mnt_id, found.stat.st_ino
+            )));
+        };
+        if lookup(space.root.as_fd(), link)?.is_some_and(|now| same_inode(&now, &found.stat)) {
+            return Ok(link.to_vec());
+        }
+        let Some(name) = link.strip_suffix(DELETED) else {
+            return Err(found.refuse("its path leads elsewhere: a later mount hides it"));
+        };
+        let is_dir = FileType::from_raw_mode(found.stat.st_mode) == FileType::Directory;
+        if found.stat.st_nlink == 0 || is_dir {
+            Self::note_ghost(cx, found, id)?;
+        } else {
+            Self::note_link(cx, found, id, name)?;
+        }
+        Ok(name.to_vec())
+    }
+
+    fn note_ghost(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<()> {
+        if is_made_by_kernel(found.fs_type) {
+            return Err(found.refuse("it is gone, and only the kernel could make it again"));
+        }
+        let key = (found.stat.st_dev, found.stat.st_ino);
+        let ghost = match cx.files.remaps.ghosts.get(&key) {
+            Some(&known) => known,
+            None => {
+                let ghost = u32::try_from(cx.files.remaps.ghosts.len() + 1).unwrap_or(u32::MAX);
+                ghost::save(&cx.images, cx.opts, found, ghost)?;
+                cx.files.remaps.ghosts.insert(key, ghost);
+                ghost
+            }
+        };
+        cx.files.remaps.note(id, ghost, RemapType::Ghost);
+        Ok(())
+    }
+
+    /// Gives the file a further name, and notes a description of that.
+    fn note_link(cx: &mut Dump<'_>, found: &Found, id: u32, name: &[u8]) -> Result<()> {
+        if !cx.opts.link_remap {
+            return Err(found.refuse(
+                "its name was removed while others lead to it; --link-remap gives it one",
+            ));
+        }
+        let key = (found.stat.st_dev, found.stat.st_ino);
+        let link = match cx.files.remaps.links.get(&key) {
+            Some(&known) => known,
+            None => {
+                let link = cx.files.next_id();
+                let path = Self::give_name(cx, found, name, link)?;
+                let reg = RegFileEntry {
+                    id: link,
+                    name: path,
+                    mnt_id: Some(found.info.mnt_id),
+                    mode: Some(found.stat.st_mode),
+                    fown: found.fown,
+                    ..RegFileEntry::default()
+                };
+                cx.files.push(FileEntry {
+                    id: link,
+                    r#type: FdTypes::Reg.into(),
+                    reg: Some(reg),
+                    ..FileEntry::default()
+                });
+                cx.files.remaps.links.insert(key, link);
+                link
+            }
+        };
+        cx.files.remaps.note(id, link, RemapType::Linked);
+        Ok(())
+    }
+
+    /// Links the file into its old directory, or the nearest one above that exists.
+    fn give_name(cx: &mut Dump<'_>, found: &Found, name: &[u8], link: u32) -> Result<Vec<u8>> {
+        let base = format!("link_remap.{link}").into_bytes();
+        let mut dir = parent(name);
+        loop {
+            let (space, _) = cx
+                .mounts
+                .find(found.info.mnt_id)
+                .ok_or_else(|| found.refuse("its mount is gone"))?;
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let linked = open_in(space.root.as_fd(), dir, flags, Mode::empty()).and_then(|at| {
+                rustix::fs::linkat(&found.file, "", &at, &base, AtFlags::EMPTY_PATH)?;
+                Ok(at)
+            });
+            match linked {
+                Ok(at) => {
+                    cx.files.remaps.given.push((at, base.clone()));
+                    return Ok(join(dir, &base));
+                }
+                Err(Errno::NOENT) if dir.len() > 1 => dir = parent(dir),
+                Err(e) => return Err(found.refuse(format!("it cannot be given a name: {e}"))),
+            }
+        }
+    }
+
+    fn note(&mut self, orig_id: u32, remap_id: u32, kind: RemapType) {
+        self.entries.push(RemapFilePathEntry { orig_id, remap_id, remap_type: Some(kind.into()) });
+    }
+
+    /// Leaves the names that were given to files: the tasks end, and only through
+    /// these names can a restore find the files.
+    pub fn keep(&mut self) {
+        self.given.clear();
+    }
+
+    /// Writes the image.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub fn write(cx: &Dump<'_>) -> Result<()> {
+        Ok(cx.images.write_all(kind::REMAP_FPATH, 0, &cx.files.remaps.entries)?)
+    }
+}
+
+impl Drop for Remaps {
+    fn drop(&mut self) {
+        for (dir, name) in self.given.drain(..) {
+            remove(dir.as_fd(), &name, AtFlags::empty());
+        }
+    }
+}
+
+/// File systems whose files are views of kernel objects.
+fn is_made_by_kernel(fs_type: i64) -> bool {
+    /// proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs (linux/magic.h).
+    const KERNEL: [i64; 7] =
+        [0x9fa0, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673];
+    KERNEL.contains(&fs_type)
+}
+
+/// The path up to its last component: `/` for those in the root directory.
+pub fn parent(path: &[u8]) -> &[u8] {
+    match path.iter().rposition(|&c| c == b'/') {
+        Some(0) | None => b"/",
+        Some(at) => &path[..at],
+    }
+}
+
+/// The last component of a path.
+pub fn base(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|&c| c == b'/').map_or(path, |at| &path[at + 1..])
+}
+
+fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let dir = dir.strip_suffix(b"/").unwrap_or(dir);
+    [dir, b"/", name].concat()
+}
+
+fn remove(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) {
+    if let Err(e) = rustix::fs::unlinkat(dir, name, flags) {
+        tracing::warn!("{} is left over: {e}", String::from_utf8_lossy(name));
+    }
+}
+
+/// The restore half: the files that have a name only for the time being. Dropping it
+/// removes those names.
+#[derive(Debug, Default)]
+pub struct Temporary {
+    remaps: HashMap<u32, (RemapType, u32)>,
+    /// Where each ghost can be linked from (or opened, a directory).
+    ghosts: HashMap<u32, Name>,
+    /// What was made, in this order.
+    made: Vec<(Name, AtFlags)>,
+    /// Directories among them that were made for something in them only.
+    parents: HashSet<Vec<u8>>,
+    /// Names that the dump gave, to be removed once the restore has succeeded.
+    given: Vec<Name>,
+    /// How often something had to step aside.
+    asides: u32,
+}
+
+/// A name in a directory.
+#[derive(Debug)]
+struct Name {
+    dir: OwnedFd,
+    name: Vec<u8>,
+}
+
+impl Name {
+    /// That of a file of the images.
+    fn of(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<Self> {
+        let dir = open_dir(cx, reg.mnt_id.unwrap_or(-1), parent(&reg.name))?;
+        Ok(Name { dir, name: base(&reg.name).to_vec() })
+    }
+
+    fn try_clone(&self) -> Result<Self> {
+        let dir = self.dir.try_clone().context(|| "dup".to_owned())?;
+        Ok(Name { dir, name: self.name.clone() })
+    }
+
+    fn is_dir(&self) -> bool {
+        rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+}
+
+impl Temporary {
+    /// Reads `remap-fpath.img`.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub fn load(cx: &mut Restore<'_>) -> Result<()> {
+        for entry in cx.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
+            let ghost = entry.remap_id & !OLD_GHOST;
+            let known = match entry.remap_type {
+                None if entry.remap_id & OLD_GHOST != 0 => (RemapType::Ghost, ghost),
+                _ => (entry.remap_type(), entry.remap_id),
+            };
+            cx.files.temporary.remaps.insert(entry.orig_id, known);
+        }
+        Ok(())
+    }
+
+    /// Opens the file of `reg`, if its path alone does not lead to it.
+    ///
+    /// # Errors
+    /// The kernel's; contradictions in the images.
+    pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<Option<OwnedFd>> {
+        let Some(&(kind, other)) = cx.files.temporary.remaps.get(&reg.id) else { return Ok(None) };
+        match kind {
+            RemapType::Ghost => open_ghost(cx, reg, other).map(Some),
+            RemapType::Linked => open_linked(cx, reg, other).map(Some),
+            RemapType::Procfs => Err(Error::Unsupported(format!(
+                "file {} ({}) of a process that has ended",
+                reg.id,
+                String::from_utf8_lossy(&reg.name)
+            ))),
+        }
+    }
+
+    /// Removes the names that the dump gave to files; call it when nothing can fail
+    /// any more.
+    pub fn succeed(&mut self) {
+        for Name { dir, name } in self.given.drain(..) {
+            remove(dir.as_fd(), &name, AtFlags::empty());
+        }
+    }
+}
+
+/// The bit that marked ghosts before `remap_type` was there.
+const OLD_GHOST: u32 = 1 << 31;
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        while let Some((Name { dir, name }, flags)) = self.made.pop() {
+            remove(dir.as_fd(), &name, flags);
+        }
+    }
+}
+
+fn open_linked(cx: &mut Restore<'_>, reg: &RegFileEntry, link: u32) -> Result<OwnedFd> {
+    let given = cx.entries.get(&link).and_then(|entry| entry.reg.clone()).ok_or_else(|| {
+        let reason = format!("file {} goes by {link}, which is no file", reg.id);
+        Error::invalid("remap-fpath.img", reason)
+    })?;
+    let from = Name::of(cx, &given)?;
+    let opened = open_as(cx, reg, &from)?;
+    if !cx.files.temporary.given.iter().any(|known| known.name == from.name) {
+        cx.files.temporary.given.push(from);
+    }
+    Ok(opened)
+}
+
+fn open_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<OwnedFd> {
+    let from = match cx.files.temporary.ghosts.get(&ghost) {
+        Some(name) => name.try_clone()?,
+        None => make_ghost(cx, reg, ghost)?,
+    };
+    if from.is_dir() { open_by_path(cx, reg) } else { open_as(cx, reg, &from) }
+}
+
+fn open_by_path(cx: &Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
+    cx.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, open_flags(reg.flags), Mode::empty())
+}
+
+/// Makes a ghost: a directory under its own name, all else under one of ours, next to
+/// the place of the first description that is met.
+fn make_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Name> {
+    let image = ghost::load(&cx.images, ghost)?;
+    let mut name = Name::of(cx, reg)?;
+    let is_dir = image.file_type() == FileType::Directory;
+    if is_dir && cx.files.temporary.parents.contains(&reg.name) {
+        // It is there already, as the directory of another unlinked file.
+        image.set_attributes(name.dir.as_fd(), &name.name)?;
+    } else {
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        if !is_dir {
+            let pid = std::process::id();
+            name.name = format!(".torpor.{pid}.ghost.{ghost:x}").into_bytes();
+        }
+        image.create(name.dir.as_fd(), &name.name)?;
+        cx.files.temporary.made.push((name.try_clone()?, flags));
+    }
+    cx.files.temporary.ghosts.insert(ghost, name.try_clone()?);
+    Ok(name)
+}
+
+/// Opens the file `from` under the name that `reg` has, which it has only for this
+/// moment. What has the name now steps aside meanwhile.
+fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Name) -> Result<OwnedFd> {
+    let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.name));
+    let Name { dir, name } = Name::of(cx, reg)?;
+    let aside = step_aside(cx, &dir, &name).context(what)?;
+    let linked = rustix::fs::linkat(&from.dir, &from.name, &dir, &name, AtFlags::empty());
+    let opened = linked.context(what).and_then(|()| {
+        let opened = open_by_path(cx, reg);
+        rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
+    });
+    if let Some(other) = aside {
+        rustix::fs::renameat_with(&dir, other, &dir, &name, RenameFlags::NOREPLACE)
+            .context(what)?;
+    }
+    opened
+}
+
+/// Renames what is called `name`, if there is such a thing.
+fn step_aside(
+    cx: &mut Restore<'_>,
+    dir: &OwnedFd,
+    name: &[u8],
+) -> rustix::io::Result<Option<String>> {
+    cx.files.temporary.asides += 1;
+    let other = format!(".torpor.{}.aside.{}", std::process::id(), cx.files.temporary.asides);
+    match rustix::fs::renameat_with(dir, name, dir, &other, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(Some(other)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Opens a directory to make files in: through a writable copy of its mount, where
+/// there is one. Missing directories are made, and removed in the end.
+fn open_dir(cx: &mut Restore<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let what = || format!("open {}", String::from_utf8_lossy(path));
+    match open_writable(cx, mnt_id, path, flags)? {
+        Err(Errno::NOENT) if path.len() > 1 => {}
+        other => return other.context(what),
+    }
+    let above = open_dir(cx, mnt_id, parent(path))?;
+    let name = Name { dir: above, name: base(path).to_vec() };
+    rustix::fs::mkdirat(&name.dir, &name.name, Mode::from_raw_mode(0o755)).context(what)?;
+    let dir = rustix::fs::openat(&name.dir, &name.name, flags | OFlags::CLOEXEC, Mode::empty());
+    cx.files.temporary.made.push((name, AtFlags::REMOVEDIR));
+    cx.files.temporary.parents.insert(path.to_vec());
+    dir.context(what)
+}
+
+fn open_writable(
+    cx: &Restore<'_>,
+    mnt_id: i32,
+    path: &[u8],
+    flags: OFlags,
+) -> Result<rustix::io::Result<OwnedFd>> {
+    if let Some((root, mountpoint)) = cx.mounts.writable(mnt_id) {
+        if let Ok(inside) = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint) {
+            return Ok(open_in(root, inside.as_os_str().as_bytes(), flags, Mode::empty()));
+        }
+    }
+    Ok(open_in(cx.root_of_mount(mnt_id)?, path, flags, Mode::empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_apart() {
+        assert_eq!((parent(b"/a/b"), base(b"/a/b")), (&b"/a"[..], &b"b"[..]));
+        assert_eq!((parent(b"/a"), base(b"/a")), (&b"/"[..], &b"a"[..]));
+        assert_eq!(join(b"/", b"x"), b"/x");
+        assert_eq!(join(b"/a", b"x"), b"/a/x");
+    }
+}
