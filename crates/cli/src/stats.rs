@@ -20,8 +20,22 @@ pub enum Which {
 /// # Errors
 /// If they cannot be read.
 pub fn display(settings: &Settings, which: Which) -> Result<(), Failure> {
+    lines(settings, which)?.iter().for_each(|line| println!("{line}"));
+    Ok(())
+}
+
+/// Logs the statistics, if they are asked for.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn log(settings: &Settings, which: Which) -> Result<(), Failure> {
+    lines(settings, which)?.iter().for_each(|line| tracing::info!("{line}"));
+    Ok(())
+}
+
+fn lines(settings: &Settings, which: Which) -> Result<Vec<String>, Failure> {
     if !settings.display_stats {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let failed = |e: torpor_images::Error| Failure::from(torpor_engine::Error::from(e));
     let dir = ImageDir::open(settings.engine.work_dir()).map_err(failed)?;
@@ -30,12 +44,8 @@ pub fn display(settings: &Settings, which: Which) -> Result<(), Failure> {
         Which::Restore => kind::STATS_RESTORE,
     };
     let entry: StatsEntry = dir.read_one(kind, 0).map_err(failed)?;
-    for line in
-        entry.dump.iter().flat_map(dump_lines).chain(entry.restore.iter().flat_map(restore_lines))
-    {
-        println!("{line}");
-    }
-    Ok(())
+    let dump = entry.dump.iter().flat_map(dump_lines);
+    Ok(dump.chain(entry.restore.iter().flat_map(restore_lines)).collect())
 }
 
 fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {

@@ -7,7 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use crate::{Result, check};
 
 /// A duplicate (close-on-exec) of descriptor `number`. The original becomes
-/// close-on-exec too, so that it does not leak into programs started from here.
+/// close-on-exec too, so that it does not leak into programs started from here,
+/// unless it is one of the standard three.
 ///
 /// # Errors
 /// `EBADF` if it is not open.
@@ -15,9 +16,11 @@ pub fn duplicate(number: RawFd) -> Result<OwnedFd> {
     // SAFETY: F_DUPFD_CLOEXEC takes an integer and makes a new descriptor; no memory
     // is passed.
     let fd = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
-    // SAFETY: F_SETFD changes a flag of an open descriptor, which its owner, if any,
-    // cannot be hurt by; no memory is passed.
-    check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    if number > libc::STDERR_FILENO {
+        // SAFETY: F_SETFD changes a flag of an open descriptor, which its owner, if
+        // any, cannot be hurt by; no memory is passed.
+        check(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    }
     // SAFETY: the kernel has just made `fd` for this call alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

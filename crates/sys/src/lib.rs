@@ -11,6 +11,7 @@ pub mod inherited;
 pub mod kcmp;
 pub mod mount;
 pub mod ns;
+pub mod peer;
 pub mod process;
 pub mod ptrace;
 pub mod sched;

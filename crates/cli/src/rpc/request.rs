@@ -1,0 +1,385 @@
+//! From the options of a request to settings.
+//!
+//! Every field of `criu_opts` is named here once: taken over, or refused. The
+//! structure is taken apart in one pattern, so that a new field is an error of the
+//! compiler, not one of the user.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_engine::External;
+use torpor_engine::options::{
+    CgroupMode, CgroupRoot, CpuCap, InheritFd, JoinNs, NetworkLock, PreDumpMode,
+};
+use torpor_images::proto::{
+    CriuCgMode, CriuNetworkLockMethod, CriuOpts, CriuPageServerInfo, CriuPreDumpMode,
+};
+
+use crate::failure::Failure;
+use crate::options::{Settings, apply_file};
+
+/// Where the log goes if a request does not say.
+const DEFAULT_LOG_FILE: &str = "criu.log";
+
+/// The files that a request names by numbers of the client's descriptors.
+#[derive(Debug)]
+pub struct Client {
+    pid: i32,
+}
+
+impl Client {
+    /// The client with this pid.
+    #[must_use]
+    pub fn new(pid: i32) -> Self {
+        Self { pid }
+    }
+
+    /// Descriptor `number` of the client.
+    fn file(&self, field: &str, number: i32) -> Result<OwnedFd, Failure> {
+        let failed =
+            |e: rustix::io::Errno| Failure::io(format_args!("{field} {number}"), &e.into());
+        let pid = Pid::from_raw(self.pid)
+            .ok_or_else(|| Failure::invalid("the client is in another pid namespace"))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).map_err(failed)
+    }
+
+    /// A directory that the client has open, and a path that leads to it from here.
+    fn directory(&self, field: &str, number: i32) -> Result<(OwnedFd, PathBuf), Failure> {
+        let fd = self.file(field, number)?;
+        let through_fd = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let failed = |e| Failure::io(format_args!("{field} {number}"), &e);
+        let name = std::fs::read_link(&through_fd).map_err(failed)?;
+        // The plain name makes for better messages, but is worth nothing if the
+        // client lives in another mount namespace.
+        let path = if same_file(&name, &through_fd) { name } else { through_fd };
+        Ok((fd, path))
+    }
+
+    /// A path as the client would resolve it.
+    fn path(&self, path: &str) -> PathBuf {
+        Path::new(&format!("/proc/{}/cwd", self.pid)).join(path)
+    }
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    match (rustix::fs::stat(a), rustix::fs::stat(b)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
+    }
+}
+
+/// What a request amounts to.
+#[derive(Debug)]
+pub struct Job {
+    /// The settings.
+    pub settings: Settings,
+    /// The client wants to be told of each stage.
+    pub notify: bool,
+    /// Descriptors that paths in the settings lead through.
+    pub held: Vec<OwnedFd>,
+}
+
+/// Adds the options of a request to the settings that configuration files made.
+///
+/// # Errors
+/// The first field that makes no sense, or that there is no support for.
+pub fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Failure> {
+    let mut job = Job { settings: base.clone(), notify: false, held: Vec::new() };
+    let config = opts.config_file.clone();
+    job.settings.engine.restore_detached = true;
+    take_over(&mut job, opts, client)?;
+    if let Some(file) = config {
+        apply_config(&mut job.settings, &file)?;
+    }
+    if job.settings.log_file.is_none() && !job.settings.log_to_stderr {
+        job.settings.log_file = Some(DEFAULT_LOG_FILE.into());
+    }
+    job.settings.merge().map_err(Failure::invalid)?;
+    Ok(job)
+}
+
+/// runc names /etc/criu/runc.conf in each request, whether it is there or not.
+fn apply_config(settings: &mut Settings, file: &str) -> Result<(), Failure> {
+    if Path::new(file).exists() {
+        apply_file(settings, Path::new(file))?;
+    }
+    Ok(())
+}
+
+/// Overwrites `place` if the field is there.
+fn set<T, U>(place: &mut T, field: Option<U>, convert: impl FnOnce(U) -> T) {
+    if let Some(value) = field {
+        *place = convert(value);
+    }
+}
+
+fn invalid(field: &str) -> impl Fn(String) -> Failure {
+    move |reason| Failure::invalid(format!("{field}: {reason}"))
+}
+
+#[allow(clippy::too_many_lines, reason = "one line a field; in one place so that none is missed")]
+fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failure> {
+    let CriuOpts {
+        images_dir_fd,
+        images_dir,
+        work_dir_fd,
+        pid,
+        leave_running,
+        leave_stopped,
+        ext_unix_sk,
+        unix_sk_ino,
+        tcp_established,
+        tcp_close,
+        tcp_skip_in_flight,
+        evasive_devices,
+        shell_job,
+        file_locks,
+        log_level,
+        log_file,
+        log_to_stderr,
+        display_stats,
+        ps,
+        notify_scripts,
+        root,
+        parent_img,
+        track_mem,
+        auto_dedup,
+        link_remap,
+        veths,
+        cpu_cap,
+        force_irmap,
+        irmap_scan_paths,
+        exec_cmd,
+        ext_mnt,
+        auto_ext_mnt,
+        ext_sharing,
+        ext_masters,
+        external,
+        manage_cgroups,
+        manage_cgroups_mode,
+        cg_root,
+        cgroup_props,
+        cgroup_props_file,
+        cgroup_dump_controller,
+        cgroup_yard,
+        freeze_cgroup,
+        rst_sibling,
+        inherit_fd,
+        skip_mnt,
+        enable_fs,
+        ghost_limit,
+        empty_ns,
+        join_ns,
+        timeout,
+        weak_sysctls,
+        lazy_pages,
+        status_fd,
+        orphan_pts_master,
+        config_file: _, // applied after everything else
+        lsm_profile,
+        lsm_mount_context,
+        tls_cacert,
+        tls_cacrl,
+        tls_cert,
+        tls_key,
+        tls,
+        tls_no_cn_verify,
+        pre_dump_mode,
+        pidfd_store_sk,
+        network_lock,
+        mntns_compat_mode,
+        skip_file_rwx_check,
+        unprivileged,
+    } = opts;
+    let s = &mut job.settings;
+    let e = &mut s.engine;
+
+    // Directories.
+    if images_dir_fd >= 0 {
+        let (fd, path) = client.directory("images_dir_fd", images_dir_fd)?;
+        e.images_dir = path;
+        job.held.push(fd);
+    } else if let Some(path) = images_dir {
+        e.images_dir = client.path(&path);
+    } else {
+        return Err(Failure::invalid("neither images_dir_fd nor images_dir is given"));
+    }
+    if let Some(number) = work_dir_fd.filter(|fd| *fd >= 0) {
+        let (fd, path) = client.directory("work_dir_fd", number)?;
+        e.work_dir = Some(path);
+        job.held.push(fd);
+    }
+    set(&mut e.parent_img, parent_img, |path| Some(path.into()));
+    set(&mut e.root, root, |path| Some(path.into()));
+
+    // Logging and talking back.
+    set(&mut s.verbosity, log_level, |level| u8::try_from(level.clamp(0, 255)).unwrap_or(u8::MAX));
+    set(&mut s.log_file, log_file, |path| Some(path.into()));
+    set(&mut s.log_to_stderr, log_to_stderr, |on| on);
+    set(&mut s.display_stats, display_stats, |on| on);
+    job.notify = notify_scripts.unwrap_or(false);
+    set(&mut e.orphan_pts_master, orphan_pts_master, |on| on);
+    if let Some(number) = status_fd.filter(|fd| *fd >= 0) {
+        e.status_fd = Some(Arc::new(client.file("status_fd", number)?));
+    }
+    if let Some(number) = pidfd_store_sk.filter(|fd| *fd >= 0) {
+        e.pidfd_store = Some(Arc::new(client.file("pidfd_store_sk", number)?));
+    }
+
+    // What to dump or restore, and how.
+    set(&mut e.pid, pid, |pid| pid);
+    set(&mut e.leave_running, leave_running, |on| on);
+    set(&mut e.leave_stopped, leave_stopped, |on| on);
+    set(&mut e.shell_job, shell_job, |on| on);
+    set(&mut e.restore_sibling, rst_sibling, |on| on);
+    set(&mut e.timeout, timeout, |seconds| Duration::from_secs(seconds.into()));
+    set(&mut e.unprivileged, unprivileged, |on| on);
+    if let Some(bits) = cpu_cap {
+        // The schema's default means the default, not everything.
+        e.cpu_cap = (bits != u32::MAX).then(|| CpuCap::from_bits(bits));
+    }
+    if !exec_cmd.is_empty() {
+        e.exec_cmd = Some(exec_cmd);
+    }
+
+    // Files and connections.
+    set(&mut e.tcp_established, tcp_established, |on| on);
+    set(&mut e.tcp_close, tcp_close, |on| on);
+    set(&mut e.tcp_skip_in_flight, tcp_skip_in_flight, |on| on);
+    set(&mut e.ext_unix_sk, ext_unix_sk, |on| on);
+    set(&mut e.evasive_devices, evasive_devices, |on| on);
+    set(&mut e.file_locks, file_locks, |on| on);
+    set(&mut e.link_remap, link_remap, |on| on);
+    set(&mut e.ghost_limit, ghost_limit, u64::from);
+    set(&mut e.force_irmap, force_irmap, |on| on);
+    e.irmap_scan_paths.extend(irmap_scan_paths.into_iter().map(PathBuf::from));
+    set(&mut e.skip_file_rwx_check, skip_file_rwx_check, |on| on);
+    if let Some(method) = network_lock {
+        e.network_lock = match CriuNetworkLockMethod::try_from(method) {
+            Ok(CriuNetworkLockMethod::Iptables) => NetworkLock::Iptables,
+            Ok(CriuNetworkLockMethod::Nftables) => NetworkLock::Nftables,
+            Ok(CriuNetworkLockMethod::Skip) => NetworkLock::Skip,
+            Err(_) => return Err(Failure::invalid(format!("network_lock: {method} is unknown"))),
+        };
+    }
+
+    // External resources.
+    for text in external {
+        e.external.push(text.parse().map_err(invalid("external"))?);
+    }
+    for map in ext_mnt {
+        e.external.push(External::Mnt { key: map.key, val: map.val });
+    }
+    for pair in veths {
+        e.external.push(External::veth(&pair.if_in, &pair.if_out));
+    }
+    for sk in unix_sk_ino {
+        e.external.push(External::Unix { inode: sk.inode.into() });
+    }
+    if auto_ext_mnt == Some(true) {
+        e.external.push(External::MntAuto { sharing: false, masters: false });
+    }
+    set(&mut s.external_sharing, ext_sharing, |on| on);
+    set(&mut s.external_masters, ext_masters, |on| on);
+    for inherited in inherit_fd {
+        let fd = torpor_sys::inherited::duplicate(inherited.fd)
+            .map_err(|e| Failure::io(format_args!("inherit_fd {}", inherited.fd), &e))?;
+        e.inherit_fd.push(InheritFd { fd: Arc::new(fd), key: inherited.key });
+    }
+
+    // Namespaces and security.
+    for ns in join_ns {
+        let joined = JoinNs::new(&ns.ns, &ns.ns_file, ns.extra_opt.as_deref());
+        e.join_ns.push(joined.map_err(invalid("join_ns"))?);
+    }
+    if let Some(mask) = empty_ns {
+        e.empty_netns = is_empty_netns(mask)?;
+    }
+    e.skip_mnt.extend(skip_mnt.into_iter().map(PathBuf::from));
+    e.enable_fs.extend(enable_fs);
+    set(&mut e.mntns_compat_mode, mntns_compat_mode, |on| on);
+    set(&mut e.lsm_profile, lsm_profile, Some);
+    set(&mut e.lsm_mount_context, lsm_mount_context, Some);
+    set(&mut e.weak_sysctls, weak_sysctls, |on| on);
+
+    // Cgroups.
+    if let Some(mode) = cgroup_mode(manage_cgroups, manage_cgroups_mode)? {
+        e.manage_cgroups = mode;
+    }
+    for root in cg_root {
+        e.cgroup_roots.push(CgroupRoot { controller: root.ctrl, path: root.path });
+    }
+    set(&mut e.cgroup_props, cgroup_props, Some);
+    set(&mut e.cgroup_props_file, cgroup_props_file, |path| Some(path.into()));
+    e.cgroup_dump_controllers.extend(cgroup_dump_controller);
+    set(&mut e.cgroup_yard, cgroup_yard, |path| Some(path.into()));
+    set(&mut e.freeze_cgroup, freeze_cgroup, |path| Some(path.into()));
+
+    // Memory.
+    set(&mut e.track_mem, track_mem, |on| on);
+    set(&mut e.auto_dedup, auto_dedup, |on| on);
+    set(&mut e.lazy_pages, lazy_pages, |on| on);
+    if let Some(mode) = pre_dump_mode {
+        e.pre_dump_mode = match CriuPreDumpMode::try_from(mode) {
+            Ok(CriuPreDumpMode::Splice) => PreDumpMode::Splice,
+            Ok(CriuPreDumpMode::VmRead) => PreDumpMode::Read,
+            Err(_) => return Err(Failure::invalid(format!("pre_dump_mode: {mode} is unknown"))),
+        };
+    }
+    set(&mut s.tls, tls, |on| on);
+    set(&mut s.tls_files.ca_cert, tls_cacert, |path| Some(path.into()));
+    set(&mut s.tls_files.ca_crl, tls_cacrl, |path| Some(path.into()));
+    set(&mut s.tls_files.cert, tls_cert, |path| Some(path.into()));
+    set(&mut s.tls_files.key, tls_key, |path| Some(path.into()));
+    set(&mut s.tls_files.no_cn_verify, tls_no_cn_verify, |on| on);
+    if let Some(ps) = ps {
+        page_server(s, ps)?;
+    }
+    Ok(())
+}
+
+fn page_server(settings: &mut Settings, ps: CriuPageServerInfo) -> Result<(), Failure> {
+    settings.use_page_server = true;
+    set(&mut settings.address, ps.address, Some);
+    if let Some(port) = ps.port {
+        settings.page_server.port =
+            u16::try_from(port).map_err(|_| Failure::invalid(format!("ps.port: {port}")))?;
+    }
+    if let Some(number) = ps.fd.filter(|fd| *fd >= 0) {
+        let fd = torpor_sys::inherited::duplicate(number)
+            .map_err(|e| Failure::io(format_args!("ps.fd {number}"), &e))?;
+        settings.page_server.socket = Some(Arc::new(fd));
+    }
+    Ok(())
+}
+
+/// Of the namespaces that could be left empty only the network is.
+fn is_empty_netns(mask: u32) -> Result<bool, Failure> {
+    let net = libc::CLONE_NEWNET.cast_unsigned();
+    if mask & !net != 0 {
+        return Err(Failure::unsupported(format!(
+            "empty_ns {mask:#x} is not supported: only the network namespace can be left empty"
+        )));
+    }
+    Ok(mask & net != 0)
+}
+
+/// The mode, where one is given, else what `manage_cgroups` alone stands for.
+fn cgroup_mode(manage: Option<bool>, mode: Option<i32>) -> Result<Option<CgroupMode>, Failure> {
+    let Some(mode) = mode else {
+        return Ok(manage.map(|on| if on { CgroupMode::Soft } else { CgroupMode::Ignore }));
+    };
+    Ok(Some(match CriuCgMode::try_from(mode) {
+        Ok(CriuCgMode::Ignore) => CgroupMode::Ignore,
+        Ok(CriuCgMode::CgNone) => CgroupMode::None,
+        Ok(CriuCgMode::Props) => CgroupMode::Props,
+        Ok(CriuCgMode::Soft | CriuCgMode::Default) => CgroupMode::Soft,
+        Ok(CriuCgMode::Full) => CgroupMode::Full,
+        Ok(CriuCgMode::Strict) => CgroupMode::Strict,
+        Err(_) => return Err(Failure::invalid(format!("manage_cgroups_mode: {mode} is unknown"))),
+    }))
+}
