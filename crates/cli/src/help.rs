@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, FromArgMatches, Subcommand};
 use clap_complete::Shell;
+use torpor_crit::ImageCommand;
 
 use crate::failure::Failure;
 use crate::options::{Command, CommandInfo, GROUPS, Opt, Set};
@@ -40,10 +41,34 @@ const OWN: &[(&str, &str)] = &[
     ("help", "Print help on a command"),
 ];
 
+fn image_tree() -> clap::Command {
+    let image = clap::Command::new("image")
+        .about("Look into images, or turn them into JSON and back")
+        .subcommand_required(true)
+        .max_term_width(WIDTH);
+    ImageCommand::augment_subcommands(image)
+}
+
+/// `image …`: clap reads this command line itself.
+fn image(args: &[OsString]) -> ExitCode {
+    let program = OsString::from("torpor image");
+    let tree = image_tree().no_binary_name(false).bin_name("torpor image");
+    let found = tree.try_get_matches_from(std::iter::once(&program).chain(args));
+    match found.and_then(|found| ImageCommand::from_arg_matches(&found)) {
+        Ok(command) => torpor_crit::run(command),
+        Err(error) => {
+            // Fails only if nobody reads it.
+            let _ = error.print();
+            if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+    }
+}
+
 /// Carries out `args` if they are a command that only `torpor` has.
 pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
     let result = match first.to_str()? {
+        "image" => return Some(Ok(image(rest))),
         "completion" => completion(rest),
         "man" => man(rest),
         "help" => help(rest),

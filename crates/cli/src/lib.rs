@@ -2,12 +2,14 @@
 //!
 //! One program with three names: `torpor`, `criu` and `crit`.
 
+pub mod check;
 pub mod failure;
 pub mod help;
 pub mod hooks;
 pub mod log;
 pub mod options;
 pub mod program;
+pub mod rpc;
 pub mod stats;
 pub mod work;
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use crate::failure::Failure;
 use crate::hooks::{Actions, write_pidfile};
 use crate::options::{self, Command, Invocation, Opt, Settings, UsageError};
-use crate::{COMPATIBLE, help, log, stats, work};
+use crate::{COMPATIBLE, check, help, log, rpc, stats, work};
 
 /// The name that the program was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,11 @@ impl Name {
 #[must_use]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args = args.into_iter();
-    let name = Name::of(args.next().as_deref());
+    let program = args.next().unwrap_or_default();
+    let name = Name::of(Some(&program));
+    if name == Name::Crit {
+        return torpor_crit::crit(std::iter::once(program).chain(args));
+    }
     let args: Vec<OsString> = args.collect();
     log::get();
     match run(name, args) {
@@ -172,9 +176,9 @@ fn perform(
     settings.adopt_descriptors().map_err(Failure::invalid)?;
     settings.merge().map_err(Failure::invalid)?;
     match command {
-        Command::Swrk | Command::Service | Command::Check => {
-            return Err(Failure::unsupported(format!("{} is not supported yet", command.name())));
-        }
+        Command::Swrk => return rpc::swrk(settings, words),
+        Command::Service => return rpc::service(settings),
+        Command::Check => return check::run(&settings),
         Command::Exec => {
             return Err(Failure::unsupported("exec is not supported: CRIU has deprecated it"));
         }

@@ -3,7 +3,6 @@
 //! Decoding drops them, but an option that is dropped is an option that is ignored:
 //! the client asked for something that would not happen.
 
-use bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::failure::Failure;
@@ -45,7 +44,7 @@ fn each_field(
     mut found: impl FnMut(u32, Option<&[u8]>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let malformed = |_| Failure::new(libc::EBADMSG, "malformed request");
-    while message.has_remaining() {
+    while !message.is_empty() {
         let (tag, kind) = decode_key(&mut message).map_err(malformed)?;
         if kind != WireType::LengthDelimited {
             skip_field(kind, tag, &mut message, DecodeContext::default()).map_err(malformed)?;
@@ -81,7 +80,8 @@ mod tests {
 
     #[test]
     fn malformed_messages_end() {
-        for bytes in [&[18, 200][..], &[18], &[18, 0xff, 0xff, 0xff, 0xff, 0xff], &[255; 11], &[7]] {
+        for bytes in [&[18, 200][..], &[18], &[18, 0xff, 0xff, 0xff, 0xff, 0xff], &[255; 11], &[7]]
+        {
             assert_eq!(check(bytes).unwrap_err().errno, libc::EBADMSG, "{bytes:?}");
         }
     }

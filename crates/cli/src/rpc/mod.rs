@@ -37,25 +37,25 @@ pub fn swrk(settings: Settings, words: &[OsString]) -> Result<ExitCode, Failure>
         [word] => word.to_str().and_then(|word| word.parse().ok()),
         _ => None,
     };
-    let number =
-        number.ok_or_else(|| Failure::invalid("swrk takes the number of a descriptor"))?;
+    let number = number.ok_or_else(|| Failure::invalid("swrk takes the number of a descriptor"))?;
     let socket = torpor_sys::inherited::duplicate(number)
         .map_err(|e| Failure::io(format_args!("swrk {number}"), &e))?;
-    Ok(serve(&Connection::new(socket)?, &settings))
+    let success = serve(&Connection::new(socket)?, &settings);
+    Ok(if success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Answers requests until the client has enough. The exit code says whether the last
-/// one went well.
+/// Answers requests until the client has enough, and says whether the last one went
+/// well.
 #[must_use]
-pub fn serve(connection: &Connection, base: &Settings) -> ExitCode {
+pub fn serve(connection: &Connection, base: &Settings) -> bool {
     loop {
         let request = match connection.receive() {
             Ok(Some(request)) => request,
-            Ok(None) => return ExitCode::SUCCESS,
+            Ok(None) => return true,
             Err(failure) => {
                 // Whatever the client meant, it must not wait for ever.
                 let _ = connection.send(&failed(CriuReqType::Empty, &failure), None);
-                return ExitCode::FAILURE;
+                return false;
             }
         };
         let kind = CriuReqType::try_from(request.r#type).unwrap_or(CriuReqType::Empty);
@@ -65,10 +65,10 @@ pub fn serve(connection: &Connection, base: &Settings) -> ExitCode {
         let success = result.is_ok();
         let response = result.unwrap_or_else(|failure| failed(kind, &failure));
         if connection.send(&response, None).is_err() || !success {
-            return if success { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            return success;
         }
         if !more {
-            return ExitCode::SUCCESS;
+            return true;
         }
     }
 }
@@ -95,7 +95,7 @@ fn answer(
     response.set_type(kind);
     match kind {
         CriuReqType::Version => response.version = Some(version()),
-        CriuReqType::Check => check::required().map_err(missing)?,
+        CriuReqType::Check => check::required_features().map_err(missing)?,
         CriuReqType::FeatureCheck => {
             let asked = request
                 .features
@@ -142,11 +142,7 @@ fn answer(
     Ok(response)
 }
 
-fn job(
-    connection: &Connection,
-    base: &Settings,
-    opts: Option<CriuOpts>,
-) -> Result<Job, Failure> {
+fn job(connection: &Connection, base: &Settings, opts: Option<CriuOpts>) -> Result<Job, Failure> {
     let opts = opts.ok_or_else(|| Failure::invalid("the request has no options"))?;
     let client = Client::new(connection.peer().pid);
     let mut job = request::apply(base, opts, &client)?;

@@ -48,9 +48,7 @@ pub fn service(mut settings: Settings) -> Result<ExitCode, Failure> {
 }
 
 /// Goes on in a child that has left the terminal; this process is done.
-fn into_background(
-    work: impl FnOnce() -> Result<ExitCode, Failure>,
-) -> Result<ExitCode, Failure> {
+fn into_background(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
     let child = || {
         let result = rustix::process::setsid()
             .map_err(|e| Failure::io("setsid", &e.into()))
@@ -80,7 +78,8 @@ fn close_standard_files() -> Result<(), Failure> {
 /// task.
 fn listen_on(path: &Path) -> Result<OwnedFd, Failure> {
     let failed = |e: Errno| Failure::io(format_args!("listen at {}", path.display()), &e.into());
-    let flags = SocketFlags::CLOEXEC;
+    // Or else a client that gives up before it is accepted would stop the service.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let socket = socket.map_err(failed)?;
     remove_stale(path)?;
@@ -132,7 +131,7 @@ fn run(socket: &OwnedFd, mut settings: Settings) -> Result<ExitCode, Failure> {
         if workers.len() >= MAX_WORKERS {
             continue;
         }
-        match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        match accept_with(socket, SocketFlags::CLOEXEC) {
             Ok(client) => start(client, &settings, &mut workers),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(e) => return Err(Failure::io("accept a client", &e.into())),
@@ -159,13 +158,12 @@ fn wait_for_something(socket: &OwnedFd, workers: &HashMap<i32, OwnedFd>) -> Resu
 fn start(client: OwnedFd, settings: &Settings, workers: &mut HashMap<i32, OwnedFd>) {
     let result = Connection::new(client).and_then(|connection| {
         allowed(&connection)?;
-        rustix::io::ioctl_fionbio(&connection, false)
-            .map_err(|e| Failure::io("the client's socket", &e.into()))?;
-        torpor_sys::process::fork(|| i32::from(serve(&connection, settings) != ExitCode::SUCCESS))
+        torpor_sys::process::fork(|| i32::from(!serve(&connection, settings)))
             .map_err(|e| Failure::io("fork", &e))
     });
     let worker = result.and_then(|pid| {
-        let pidfd = Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|p| pidfd_open(p, PidfdFlags::empty()));
+        let pidfd =
+            Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|p| pidfd_open(p, PidfdFlags::empty()));
         pidfd.map(|fd| (pid, fd)).map_err(|e| Failure::io("pidfd_open", &e.into()))
     });
     match worker {
