@@ -29,8 +29,9 @@ pub enum Undo {
     Run(PathBuf, Vec<String>, String),
 }
 
-/// The supervisor's end.
-#[derive(Debug)]
+/// The supervisor's end. The default one has nobody at the other end: for work that
+/// leaves nothing behind.
+#[derive(Debug, Default)]
 pub struct Guardian {
     line: Option<UnixStream>,
     pid: i32,
@@ -46,11 +47,8 @@ impl Guardian {
     /// The kernel's; `EBUSY` if there are threads already.
     pub fn start() -> Result<Self> {
         let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
-        let pid = torpor_sys::process::fork(|| {
-            drop(ours.try_clone());
-            keep_watch(&ours, &theirs)
-        })
-        .context(|| "forking the guardian".to_owned())?;
+        let pid = torpor_sys::process::fork(|| keep_watch(&theirs))
+            .context(|| "forking the guardian".to_owned())?;
         drop(theirs);
         Ok(Guardian { line: Some(ours), pid })
     }
@@ -86,7 +84,9 @@ impl Drop for Guardian {
             // If it is gone there is nobody to tell.
             let _ = line.write_all(b".");
         }
-        let _ = torpor_sys::process::wait(self.pid, true);
+        if self.pid != 0 {
+            let _ = torpor_sys::process::wait(self.pid, true);
+        }
     }
 }
 
@@ -134,10 +134,9 @@ fn decode(message: &[u8]) -> Option<(u8, Undo)> {
 }
 
 /// The guardian's life.
-fn keep_watch(ours: &UnixStream, theirs: &UnixStream) -> i32 {
+fn keep_watch(theirs: &UnixStream) -> i32 {
     // The copy of the supervisor's end would keep the line open for ever.
     torpor_sys::process::close_but(theirs.as_fd());
-    let _ = ours;
     let _ = torpor_sys::process::set_name(c"torpor-guard");
     // Not to end with a Ctrl-C for the supervisor.
     let _ = rustix::process::setsid();

@@ -25,6 +25,7 @@ use self::freeze::Frozen;
 use self::ids::Sharers;
 use crate::error::{Context, Error, Result};
 use crate::file::table::{self, FileTable};
+use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
 use crate::memory::vma::Vma;
 use crate::namespace::mount::Mounts;
@@ -49,6 +50,8 @@ pub struct Dump<'a> {
     pub mounts: Mounts,
     /// The open files met so far.
     pub files: FileTable,
+    /// Cleans up if the supervisor is killed.
+    pub guardian: Guardian,
     /// The numbers of the dumping program itself.
     own_ids: TaskKobjIdsEntry,
     /// The ids of the tree's user namespace.
@@ -104,6 +107,7 @@ impl Dump<'_> {
         let pid = t.pid;
         let leader = t.threads.first_mut().ok_or(Error::Gone { pid })?;
         if leader.stub_range().is_none() {
+            self.guardian.watch(&Undo::Stub(pid))?;
             leader.inject(&t.maps)?;
         }
         Ok(leader)
@@ -123,10 +127,11 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     hooks.notify(Event::PreDump)?;
+    let guardian = Guardian::start()?;
     let start = Instant::now();
     let frozen = freeze::freeze(opts.pid, start + opts.timeout)?;
     let freezing = start.elapsed();
-    let mut cx = Dump::new(opts, images, frozen)?;
+    let mut cx = Dump::new(opts, images, frozen, guardian)?;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         cx.stats.frozen_time = micros(start.elapsed());
@@ -178,33 +183,34 @@ fn micros(time: Duration) -> u32 {
 }
 
 impl<'a> Dump<'a> {
-    fn new(opts: &'a Options, images: ImageDir, frozen: Vec<Frozen>) -> Result<Self> {
+    fn new(
+        opts: &'a Options,
+        images: ImageDir,
+        frozen: Vec<Frozen>,
+        guardian: Guardian,
+    ) -> Result<Self> {
         let mut vtids = HashMap::new();
         for task in &frozen {
             vtids.extend(task::vtids(task)?);
         }
         let tasks = frozen.into_iter().map(Task::new).collect::<Result<Vec<_>>>()?;
-        Ok(Dump::of(opts, images, tasks, vtids, IdMaps::of(opts.pid)?))
+        let id_maps = IdMaps::of(opts.pid)?;
+        Ok(Dump { tasks, vtids, id_maps, guardian, ..Dump::of(opts, images) })
     }
 
-    fn of(
-        opts: &'a Options,
-        images: ImageDir,
-        tasks: Vec<Task>,
-        vtids: HashMap<i32, i32>,
-        id_maps: IdMaps,
-    ) -> Self {
+    fn of(opts: &'a Options, images: ImageDir) -> Self {
         Dump {
             opts,
             images,
-            tasks,
+            tasks: Vec::new(),
             ns: Namespaces::default(),
             mounts: Mounts::default(),
             files: FileTable::new(),
             own_ids: TaskKobjIdsEntry::default(),
-            id_maps,
+            guardian: Guardian::default(),
+            id_maps: IdMaps::identity(),
             filters: Filters::default(),
-            vtids,
+            vtids: HashMap::new(),
             memory: memory::Memory::default(),
             stats: DumpStatsEntry::default(),
         }
@@ -399,7 +405,7 @@ impl Task {
 impl<'a> Dump<'a> {
     /// A dump of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        Dump { ns, ..Dump::of(opts, images, Vec::new(), HashMap::new(), IdMaps::identity()) }
+        Dump { ns, ..Dump::of(opts, images) }
     }
 
     /// A dump of this process, which goes on running.

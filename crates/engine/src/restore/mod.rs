@@ -123,10 +123,11 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::finish(cx, task)?;
     }
     tree::make_threads(cx)?;
+    tree::bury(cx)?;
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }
-    tree::bury(cx)
+    Ok(())
 }
 
 impl<'a> Restore<'a> {

@@ -9,6 +9,7 @@
 
 use torpor_tracee::Tracee;
 
+use super::transport::place_words;
 use super::{Restore, memory};
 use crate::error::{Context, Error, Result};
 
@@ -283,7 +284,25 @@ pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
         let Some(husk) = cx.tasks[task].threads.pop() else { continue };
         let pid = husk.pid();
         husk.exit_with(code).context_of(pid)?;
+        let ppid = cx.tasks[task].image.tree.ppid;
+        if let Some(parent) = cx.tasks.iter().position(|t| t.image.tree.pid == ppid) {
+            forget_child_signals(cx, parent)?;
+        }
     }
+    Ok(())
+}
+
+/// Takes the `SIGCHLD` that the end of a husk has sent to its parent: the task has had
+/// its own long ago. Everything is blocked during a batch, so that it is still pending.
+fn forget_child_signals(cx: &mut Restore<'_>, parent: usize) -> Result<()> {
+    if cx.tasks[parent].threads.is_empty() {
+        return Ok(());
+    }
+    let mut batch = cx.remote(parent)?.batch();
+    let set = place_words(&mut batch, &[1 << (libc::SIGCHLD - 1)]);
+    let now = place_words(&mut batch, &[0, 0]);
+    batch.call(libc::SYS_rt_sigtimedwait, [set.0, 0, now.0, 8]);
+    batch.run()?;
     Ok(())
 }
 
