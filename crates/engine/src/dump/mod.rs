@@ -414,7 +414,7 @@ impl<'a> Dump<'a> {
         let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
         let task = Task::new(Frozen { pid, stat, status, threads: Vec::new() })?;
         let images = ImageDir::create(&opts.images_dir)?;
-        let mut cx = Dump::of(opts, images, vec![task], HashMap::new(), IdMaps::identity());
+        let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt)?);
         cx.mounts = Mounts::collect(&cx.ns)?;
         Ok(cx)
