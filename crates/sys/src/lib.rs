@@ -16,6 +16,7 @@ pub mod process;
 pub mod ptrace;
 pub mod sched;
 pub mod socket;
+pub mod sched;
 pub mod stub;
 pub mod vm;
 

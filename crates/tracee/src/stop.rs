@@ -314,9 +314,13 @@ impl Tracee {
     /// Waits for a thread that has been killed to be gone.
     pub fn wait_gone(&mut self) {
         self.held_back = false;
-        while wait_for(self.tid).is_ok() {
-            // A stop on its way out, or one that was pending.
-            let _ = ptrace::cont(self.tid, 0);
+        // A leader is not reported before the other threads have been waited for.
+        let others = if self.tid == self.pid { other_threads(self.pid) } else { Vec::new() };
+        for tid in others.into_iter().chain([self.tid]) {
+            while wait_for(tid).is_ok() {
+                // A stop on its way out, or one that was pending.
+                let _ = ptrace::cont(tid, 0);
+            }
         }
     }
 
@@ -354,6 +358,13 @@ impl Tracee {
         self.wait_gone();
         Ok(())
     }
+}
+
+/// The threads of a process but its leader.
+fn other_threads(pid: i32) -> Vec<i32> {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let tids = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
+    tids.filter(|&tid| tid != pid).collect()
 }
 
 /// Sends a signal to a process.

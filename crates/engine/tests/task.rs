@@ -1,0 +1,166 @@
+//! The state of tasks: dumped from a live process, restored into husks, and dumped from
+//! those again.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use torpor_engine::namespace::user::IdMaps;
+use torpor_engine::task::{self, Filters, Images, ProcessState, Tree};
+use torpor_images::proto::MmEntry;
+use torpor_tracee::{StopState, Tracee, parse_maps};
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(source: &str) -> (Killed, i32, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("subject");
+    let source = format!("{}/tests/task/{source}", env!("CARGO_MANIFEST_DIR"));
+    let built = Command::new("cc")
+        .args(["-O1", "-Wall", "-pthread", "-o"])
+        .args([program.to_str().unwrap(), &source])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let mut child = Killed(Command::new(program).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let pid = i32::try_from(child.0.id()).unwrap();
+    (child, pid, dir)
+}
+
+fn stop(pid: i32) -> Vec<Tracee> {
+    let mut tids: Vec<i32> = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    tids.sort_unstable();
+    tids.iter().for_each(|&tid| Tracee::seize(tid, true).unwrap());
+    let patience = Duration::from_secs(60);
+    let mut threads: Vec<Tracee> =
+        tids.iter().map(|&tid| Tracee::stopped(pid, tid, patience).unwrap().unwrap()).collect();
+    let maps = parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap());
+    let (leader, others) = threads.split_first_mut().unwrap();
+    leader.inject(&maps).unwrap();
+    others.iter_mut().for_each(|t| t.share_stub(leader));
+    threads
+}
+
+fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessState {
+    let vtid = move |tid: i32| Some(tid + shift);
+    let mut tree = Tree { maps: &IdMaps::identity(), vtid: &vtid, filters };
+    task::dump(threads, &mut tree).unwrap()
+}
+
+fn go_on(pid: i32, mut threads: Vec<Tracee>) {
+    let maps = parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap());
+    threads[0].eject(&maps).unwrap();
+    threads.into_iter().for_each(|t| t.finish().unwrap());
+}
+
+/// Husks with as many threads, and memory where the kernel writes on its own.
+fn husks(state: &ProcessState) -> Vec<Tracee> {
+    let (mut leader, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    for core in &state.cores {
+        let Some(rseq) = core.thread_core.as_ref().unwrap().rseq_entry else { continue };
+        let prot = u64::from((libc::PROT_READ | libc::PROT_WRITE).cast_unsigned());
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let at = rseq.rseq_abi_pointer & !0xfff;
+        let args = [at, 8192, prot, u64::from(flags.cast_unsigned()), u64::MAX, 0];
+        leader.call("mmap", libc::SYS_mmap, args).unwrap();
+    }
+    let flags = libc::CLONE_THREAD
+        | libc::CLONE_VM
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_FILES
+        | libc::CLONE_FS
+        | libc::CLONE_SYSVSEM;
+    let others: Vec<Tracee> = state.cores[1..]
+        .iter()
+        .map(|_| leader.spawn_child(u64::from(flags.cast_unsigned()), 0, &[]).unwrap())
+        .collect();
+    let mut all = vec![leader];
+    all.extend(others);
+    all
+}
+
+/// Fails with the lines that differ: the whole would be some thousands.
+fn same<T: std::fmt::Debug>(old: &T, new: &T, tids: [i32; 2]) {
+    let (old, new) = (format!("{old:#?}"), format!("{new:#?}"));
+    let pairs: Vec<_> = old.lines().zip(new.lines()).filter(|(o, n)| o != n).take(20).collect();
+    let lines = [old.lines().count(), new.lines().count()];
+    assert!(old == new, "of {tids:?}, {lines:?} lines, differ: {pairs:#?}");
+}
+
+/// Equal but for the time that has passed and the numbers of threads.
+fn compare(before: &ProcessState, after: &mut ProcessState, tids: [i32; 2]) {
+    assert_eq!(before.mm, after.mm);
+    for (old, new) in before.cores.iter().zip(&mut after.cores) {
+        if let (Some(old), Some(new)) = (&old.tc, &mut new.tc) {
+            let (ot, nt) = (old.timers.as_ref().unwrap(), new.timers.as_mut().unwrap());
+            let pairs =
+                [(&ot.real, &mut nt.real), (&ot.virt, &mut nt.virt), (&ot.prof, &mut nt.prof)];
+            for (o, n) in pairs {
+                assert!(n.vsec <= o.vsec && n.vsec + 100 > o.vsec, "{o:?} {n:?}");
+                (n.vsec, n.vusec) = (o.vsec, o.vusec);
+            }
+            for (o, n) in ot.posix.iter().zip(&mut nt.posix) {
+                assert!(n.vsec <= o.vsec && n.vsec + 100 > o.vsec, "{o:?} {n:?}");
+                (n.vsec, n.vnsec) = (o.vsec, o.vnsec);
+            }
+            new.flags = old.flags;
+        }
+        let mut old = old.clone();
+        // What was wound back by the dump cannot be seen again.
+        old.thread_info.as_mut().unwrap().gpregs.orig_ax = u64::MAX;
+        same(&old, new, tids);
+    }
+}
+
+#[test]
+fn all_state_comes_back() {
+    let (child, pid, _dir) = spawn("subject.c");
+    let mut threads = stop(pid);
+    let mut filters = Filters::default();
+    let before = dump(&mut threads, &mut filters, 0);
+    go_on(pid, threads);
+    let mut husks = husks(&before);
+    // Only a thread of the same process can be told of a timer.
+    let mut cores = before.cores.clone();
+    for timer in &mut cores[0].tc.as_mut().unwrap().timers.as_mut().unwrap().posix {
+        timer.notify_thread_id = timer.notify_thread_id.map(|t| t - pid + husks[0].pid());
+    }
+    cores.iter().enumerate().for_each(|(i, c)| task::check(c, i == 0).unwrap());
+    let mm = MmEntry {
+        dumpable: Some(before.mm.dumpable),
+        thp_disabled: Some(before.mm.thp_disabled),
+        ..MmEntry::default()
+    };
+    let images = Images { mm: &mm, maps: &IdMaps::identity(), filters: &filters, profile: None };
+    task::restore(&mut husks, &cores, &images).unwrap();
+    for (husk, core) in husks.iter_mut().zip(&cores) {
+        task::dress(husk, core).unwrap();
+    }
+    task::restore_stop(&mut husks, &cores).unwrap();
+    let shift = pid - husks[0].pid();
+    let mut filters_after = Filters::default();
+    let mut after = dump(&mut husks, &mut filters_after, shift);
+    compare(&before, &mut after, [pid, husks[0].pid()]);
+    assert_eq!(format!("{filters:?}"), format!("{filters_after:?}"));
+    assert_eq!(husks[0].state(), StopState::Interrupted);
+    // The original was not harmed.
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap();
+    let status = String::from_utf8_lossy(&status);
+    assert!(status.contains("State:\tS"), "{status}");
+    drop(child);
+}
