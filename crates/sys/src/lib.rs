@@ -15,8 +15,8 @@ pub mod peer;
 pub mod process;
 pub mod ptrace;
 pub mod sched;
-pub mod socket;
 pub mod sched;
+pub mod socket;
 pub mod stub;
 pub mod vm;
 
