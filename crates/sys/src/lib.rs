@@ -15,7 +15,6 @@ pub mod peer;
 pub mod process;
 pub mod ptrace;
 pub mod sched;
-pub mod sched;
 pub mod socket;
 pub mod stub;
 pub mod vm;
