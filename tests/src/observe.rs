@@ -288,7 +288,10 @@ fn maps(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags: ") {
             let area = areas.last_mut().context("smaps")?;
-            let flags: Vec<_> = flags.split_whitespace().filter(|flag| *flag != "sd").collect();
+            // Neither soft-dirty nor accounted is the area's own: a private file mapping is accounted
+            // from the first moment that it is writable, as it may have to be while it is filled.
+            let flags: Vec<_> =
+                flags.split_whitespace().filter(|flag| !["sd", "ac"].contains(flag)).collect();
             let _ = write!(area.rest, " [{}]", flags.join(" "));
         } else if let Some(area) = area(line) {
             areas.push(area);

@@ -1,0 +1,50 @@
+# What one does with this repository. `make demo` and `make test` need nothing but Debian 12 and root.
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+SECONDS ?= 60
+
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+export PREFIX DESTDIR
+
+build:            ## build torpor, optimized
+	cargo build --release --locked --package torpor-cli
+
+demo:             ## a Redis server in a container goes to sleep and wakes up
+	@scripts/demo.sh
+
+test: setup check ## every test: unit, property, zoo, end to end
+	@rm -rf target/zoo/status
+	cargo test --quiet --locked --workspace --no-fail-fast
+	@cargo run --quiet --locked --package torpor-tests --bin zoo -- status --check docs/compatibility.md
+
+check:            ## formatting, lints, licences
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- --deny warnings
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; fi
+
+zoo: setup        ## the programs of the zoo, each in all modes
+	cargo test --locked --package torpor-tests --test zoo
+
+docs:             ## the compatibility table, from the outcomes of the last test run
+	cargo run --quiet --locked --package torpor-tests --bin zoo -- status --table >docs/compatibility.md
+
+bench: build      ## measure, against cp; prints the table and writes JSON
+	@scripts/bench.sh
+
+fuzz:             ## every fuzz target for SECONDS seconds
+	@scripts/fuzz.sh $(SECONDS)
+
+install: build    ## torpor, the links criu and crit, manual pages, completions
+	@scripts/install.sh
+
+deb: build        ## a Debian package, in target/debian
+	@scripts/deb.sh
+
+setup:            ## install what building and testing needs
+	@scripts/setup.sh
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+.PHONY: build demo test check zoo docs bench fuzz install deb setup help
