@@ -62,23 +62,26 @@ const TYPES: &[FsType] = &[
 /// The type of a mount that is in no table.
 pub const UNSUPPORTED: FsType = ty("", Fstype::Unsupported, Origin::None);
 
-/// The type of that name; `enabled` are the ones that `--enable-fs` names.
+/// The type of a mount that a plain mount call is trusted to bring back.
+pub const AUTO: FsType = ty("", Fstype::Auto, Origin::Kernel);
+
+impl Default for FsType {
+    fn default() -> Self {
+        UNSUPPORTED
+    }
+}
+
+/// The type of that name.
 #[must_use]
-pub fn by_name(name: &str, enabled: &[String]) -> FsType {
-    if let Some(found) = TYPES.iter().find(|t| t.name == name) {
-        return *found;
-    }
-    if enabled.iter().any(|e| e == name || e == "all") {
-        return ty("", Fstype::Auto, Origin::Kernel);
-    }
-    UNSUPPORTED
+pub fn by_name(name: &str) -> FsType {
+    TYPES.iter().find(|t| t.name == name).copied().unwrap_or(UNSUPPORTED)
 }
 
 /// The type with that number in the images.
 #[must_use]
 pub fn by_code(code: Fstype) -> FsType {
     match code {
-        Fstype::Auto => ty("", Fstype::Auto, Origin::Kernel),
+        Fstype::Auto => AUTO,
         code => TYPES.iter().find(|t| t.code == code).copied().unwrap_or(UNSUPPORTED),
     }
 }
@@ -166,12 +169,10 @@ mod tests {
     #[test]
     fn every_type_is_found_by_name_and_number() {
         for t in TYPES {
-            assert_eq!(by_name(t.name, &[]), *t);
-            assert_eq!(by_code(t.code), *t);
+            assert_eq!((by_name(t.name), by_code(t.code)), (*t, *t));
         }
-        assert_eq!(by_name("ext4", &[]).code, Fstype::Unsupported);
-        assert_eq!(by_name("nfsd", &["nfsd".into()]).code, Fstype::Auto);
-        assert_eq!(by_name("nfsd", &["all".into()]).code, Fstype::Auto);
+        assert_eq!(by_name("ext4"), UNSUPPORTED);
+        assert_eq!(by_code(Fstype::Auto), AUTO);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Mount namespaces.
 
 mod collect;
+mod entry;
+mod external;
 mod fs;
 mod mountinfo;
+mod origin;
 mod restored;
+mod sharing;
 mod tree;
 
 pub use collect::{Mounts, Space};

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use super::fs::{split_options, take_flags};
+use super::fs::{self, FsType, split_options, take_flags};
 
 /// A mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Mount {
     pub master: Option<u32>,
     /// The type of its file system, with a subtype as in `fuse.sshfs`.
     pub fs: String,
+    /// What the images know that type as.
+    pub ty: FsType,
     /// The source given when it was mounted.
     pub source: OsString,
     /// `MS_*` flags of the superblock.
@@ -40,6 +42,8 @@ pub struct Mount {
     pub options: OsString,
     /// Set where the mount belongs to the outside.
     pub external: Option<External>,
+    /// Set where its peer group has members outside that are to stay in it.
+    pub outside_peers: bool,
 }
 
 /// What is known about a mount that comes from outside of the namespace.
@@ -103,6 +107,7 @@ fn parse_line(line: &[u8]) -> Result<Mount, &'static str> {
         }
     }
     mount.fs = String::from_utf8_lossy(&unescape(next()?)).into_owned();
+    mount.ty = fs::by_name(&mount.fs);
     mount.source = OsString::from_vec(unescape(next()?));
     let options = unescape(next()?);
     (mount.sb_flags, mount.options) = take_flags(OsStr::from_bytes(&options));
@@ -133,7 +138,7 @@ fn mount_flags(text: &[u8]) -> (u64, Vec<String>) {
             b"noatime" => flags |= libc::MS_NOATIME,
             b"nodiratime" => flags |= libc::MS_NODIRATIME,
             b"relatime" => flags |= libc::MS_RELATIME,
-            b"nosymfollow" => flags |= super::fs::MS_NOSYMFOLLOW,
+            b"nosymfollow" => flags |= fs::MS_NOSYMFOLLOW,
             other => unknown.push(String::from_utf8_lossy(other).into_owned()),
         }
     }

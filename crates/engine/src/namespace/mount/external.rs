@@ -1,0 +1,152 @@
+//! Which mounts a dump leaves to the caller of the restore.
+
+use std::path::{Path, PathBuf};
+
+use torpor_images::proto::Fstype;
+
+use super::fs::{AUTO, UNSUPPORTED};
+use super::mountinfo::{External, Mount};
+use super::origin::{Forest, Node, Source};
+use super::tree::Tree;
+use crate::external;
+use crate::options::Options;
+
+/// Marks the mounts that come from outside: those that `opts` names, and those
+/// that are found among the mounts of the host where `opts` asks for that.
+pub fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
+    let nodes: Vec<Node> = forest.nodes().collect();
+    for &node in &nodes {
+        let mount = forest.mount_mut(node);
+        let enabled = opts.enable_fs.iter().any(|name| *name == mount.fs || name == "all");
+        if enabled && mount.ty == UNSUPPORTED {
+            mount.ty = AUTO;
+        }
+        mount.external = by_device(mount, &opts.external);
+        if mount.ty.code == Fstype::Devpts && mount.external.is_none() {
+            mount.external = on_host(mount, host).map(External::Auto);
+        }
+    }
+    // A mount point means one in the first namespace; a nested one can have
+    // something else there.
+    for &node in nodes.iter().filter(|n| n.space == 0) {
+        name(forest, node, &opts.external);
+    }
+    if opts.external.iter().any(|e| matches!(e, external::External::MntAuto { .. })) {
+        for &node in &nodes {
+            find(forest, node, host);
+        }
+    }
+    for &node in nodes.iter().filter(|n| n.space != 0) {
+        if forest.source(node).is_err() {
+            name(forest, node, &opts.external);
+        }
+    }
+}
+
+fn name(forest: &mut Forest, node: Node, externals: &[external::External]) {
+    if forest.is_root(node) {
+        return;
+    }
+    let mount = forest.mount_mut(node);
+    let named = externals.iter().find_map(|e| match e {
+        external::External::Mnt { key, val } if Path::new(key) == mount.mountpoint => Some(val),
+        _ => None,
+    });
+    if let Some(name) = named {
+        mount.external = Some(External::Key(name.clone()));
+    }
+}
+
+fn by_device(mount: &Mount, externals: &[external::External]) -> Option<External> {
+    let numbers = format!("{}/{}", mount.dev >> 20, mount.dev & 0xf_ffff);
+    externals.iter().find_map(|e| match e {
+        external::External::Dev { key, val } if *key == numbers && mount.root == Path::new("/") => {
+            Some(External::Device(val.clone()))
+        }
+        _ => None,
+    })
+}
+
+/// Looks for the mount on the host, unless it is a part of something given already.
+fn find(forest: &mut Forest, node: Node, host: &Tree) {
+    if matches!(forest.source(node), Err(_) | Ok(Source::FileSystem)) {
+        let path = on_host(forest.mount(node), host);
+        forest.mount_mut(node).external = path.map(External::Auto);
+    }
+}
+
+/// A path of the host that leads to the root of the mount.
+fn on_host(mount: &Mount, host: &Tree) -> Option<PathBuf> {
+    let trees = host.mounts().iter().enumerate().filter(|(_, h)| h.dev == mount.dev && !h.deleted);
+    trees
+        .filter_map(|(i, h)| {
+            let below = mount.root.strip_prefix(&h.root).ok()?;
+            let empty = below.as_os_str().is_empty();
+            Some((i, if empty { h.mountpoint.clone() } else { h.mountpoint.join(below) }))
+        })
+        .find(|(i, path)| host.is_visible(*i, path))
+        .map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mountinfo::parse;
+    use super::*;
+
+    fn tree(text: &str) -> Tree {
+        Tree::new(parse(text.as_bytes()).unwrap()).unwrap()
+    }
+
+    fn externals(opts: &[&str], host: &str, spaces: &[&str]) -> Vec<(u32, External)> {
+        let external = opts.iter().map(|o| o.parse().unwrap()).collect();
+        let opts = Options { external, ..Options::default() };
+        let spaces = spaces.iter().zip(1..).map(|(text, ns)| (ns, tree(text))).collect();
+        let mut forest = Forest { spaces };
+        mark(&mut forest, &tree(host), &opts);
+        let found = forest.nodes().map(|n| forest.mount(n).clone());
+        found.filter_map(|m| Some((m.id, m.external?))).collect()
+    }
+
+    const HOST: &str = "1 0 8:1 / / rw - ext4 d rw
+2 1 0:9 / /dev/pts rw - devpts devpts rw
+3 1 0:8 / /srv rw - xfs x rw
+4 1 8:7 / /hidden rw - ext4 e rw
+5 4 0:7 / /hidden rw - ext4 e rw
+";
+
+    #[test]
+    fn by_name_in_the_first_namespace() {
+        let inside = "11 0 8:1 /c / rw - ext4 d rw\n12 11 0:8 /v /data rw - xfs x rw\n";
+        let nested = "21 0 8:1 /c / rw - ext4 d rw\n22 21 0:5 / /data rw - tmpfs t rw\n";
+        let key = External::Key("disk".into());
+        assert_eq!(externals(&["mnt[/data]:disk"], HOST, &[inside, nested]), [(12, key)]);
+        assert_eq!(externals(&["mnt[/]:disk"], HOST, &[inside]), []);
+    }
+
+    #[test]
+    fn found_on_the_host() {
+        let inside = "11 0 8:1 /c / rw - ext4 d rw
+12 11 0:8 /v /data rw - xfs x rw
+13 11 8:1 /c/x /part rw - ext4 d rw
+14 11 8:1 /y /whole rw - ext4 d rw
+15 11 8:7 / /none rw - ext4 d rw
+";
+        let auto = |path: &str| External::Auto(path.into());
+        assert_eq!(
+            externals(&["mnt[]"], HOST, &[inside]),
+            [(12, auto("/srv/v")), (14, auto("/y"))]
+        );
+    }
+
+    #[test]
+    fn the_devpts_of_the_host_and_devices() {
+        let inside = "11 0 8:1 /c / rw - ext4 d rw
+12 11 0:9 / /dev/pts rw - devpts devpts rw
+13 11 0:10 / /pts rw - devpts devpts rw
+14 11 8:7 / /disk rw - ext4 d rw
+";
+        let found = externals(&["dev[8/7]:sda7"], HOST, &[inside]);
+        let pts = External::Auto("/dev/pts".into());
+        assert_eq!(found, [(12, pts), (14, External::Device("sda7".into()))]);
+    }
+}

@@ -1,0 +1,182 @@
+//! Where the content of each mount comes from: the same question for a dump, which
+//! refuses what has no answer, and for a restore, which acts on it.
+
+use std::path::PathBuf;
+
+use super::fs::Origin;
+use super::mountinfo::Mount;
+use super::tree::Tree;
+
+/// A mount of a [`Forest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Node {
+    /// Index of its namespace.
+    pub space: usize,
+    /// Index into the tree.
+    pub mount: usize,
+}
+
+/// The mount namespaces that are part of a checkpoint, the root task's first.
+#[derive(Debug, Default)]
+pub struct Forest {
+    /// The number of each in the images, and its mounts.
+    pub spaces: Vec<(u32, Tree)>,
+}
+
+/// Where the content of a mount comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// It is the root that the restore is given.
+    Root,
+    /// The restore is given it, see [`Mount::external`].
+    External,
+    /// It shows a part of what another mount, given from outside, shows.
+    Part {
+        /// That mount.
+        of: Node,
+        /// The root of this one, below the root of that one.
+        below: PathBuf,
+    },
+    /// It shows (its root of) a file system that the restore makes.
+    FileSystem,
+}
+
+impl Forest {
+    /// All mounts.
+    pub fn nodes(&self) -> impl Iterator<Item = Node> {
+        let trees = self.spaces.iter().enumerate();
+        trees.flat_map(|(space, (_, tree))| {
+            (0..tree.mounts().len()).map(move |mount| Node { space, mount })
+        })
+    }
+
+    /// A mount.
+    #[must_use]
+    pub fn mount(&self, node: Node) -> &Mount {
+        self.spaces[node.space].1.mount(node.mount)
+    }
+
+    /// A mount.
+    pub fn mount_mut(&mut self, node: Node) -> &mut Mount {
+        self.spaces[node.space].1.mount_mut(node.mount)
+    }
+
+    /// Whether it is the root that the restore is given.
+    #[must_use]
+    pub fn is_root(&self, node: Node) -> bool {
+        node.space == 0 && node.mount == self.spaces[0].1.root()
+    }
+
+    /// Where the content of a mount comes from.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub fn source(&self, node: Node) -> Result<Source, String> {
+        let mount = self.mount(node);
+        if self.is_root(node) {
+            return Ok(Source::Root);
+        }
+        if mount.external.is_some() {
+            return Ok(Source::External);
+        }
+        if let Some(of) = self.outside_of(mount) {
+            let below = mount.root.strip_prefix(&self.mount(of).root).unwrap_or(&mount.root);
+            return Ok(Source::Part { of, below: below.to_owned() });
+        }
+        let at = mount.mountpoint.display();
+        match mount.ty.origin {
+            Origin::New if mount.fs == "proc" && is_of_a_task(mount) => {
+                Err("it shows a directory of a task, which a new proc does not have yet".to_owned())
+            }
+            Origin::New | Origin::Kernel => Ok(Source::FileSystem),
+            Origin::Filled if self.whole(mount.dev).is_some() => Ok(Source::FileSystem),
+            Origin::Filled => Err(format!(
+                "the root directory of this file system is mounted nowhere in the tree, so its \
+                 content cannot be read; provide the mount with --external mnt[{at}]:KEY"
+            )),
+            Origin::None => Err(format!(
+                "a file system of type {} cannot be made again; provide the mount with \
+                 --external mnt[{at}]:KEY, all mounts from outside with --external mnt[]",
+                mount.fs
+            )),
+        }
+    }
+
+    /// The mount from outside that shows the most specific part that `mount` is in.
+    fn outside_of(&self, mount: &Mount) -> Option<Node> {
+        let given = |n: &Node| self.is_root(*n) || self.mount(*n).external.is_some();
+        self.nodes()
+            .filter(given)
+            .filter(|&n| self.mount(n).dev == mount.dev)
+            .filter(|&n| !self.mount(n).deleted && mount.root.starts_with(&self.mount(n).root))
+            .max_by_key(|&n| self.mount(n).root.components().count())
+    }
+
+    /// A mount that shows all of a file system that is not given from outside.
+    #[must_use]
+    pub fn whole(&self, dev: u32) -> Option<Node> {
+        self.nodes().find(|&n| {
+            let mount = self.mount(n);
+            mount.dev == dev
+                && mount.root.as_os_str() == "/"
+                && mount.external.is_none()
+                && !self.is_root(n)
+        })
+    }
+}
+
+/// Whether the mount shows something of a process directory of proc.
+fn is_of_a_task(mount: &Mount) -> bool {
+    let first = mount.root.iter().nth(1).and_then(|name| name.to_str()).unwrap_or_default();
+    first.starts_with(|c: char| c.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mountinfo::{External, parse};
+    use super::*;
+
+    fn forest(lines: &[&str]) -> Forest {
+        let trees = lines.iter().zip(1..);
+        let spaces = trees.map(|(l, ns)| (ns, Tree::new(parse(l.as_bytes()).unwrap()).unwrap()));
+        Forest { spaces: spaces.collect() }
+    }
+
+    fn at(forest: &Forest, id: u32) -> Node {
+        forest.nodes().find(|&n| forest.mount(n).id == id).unwrap()
+    }
+
+    #[test]
+    fn a_container() {
+        let mut f = forest(&["1 0 8:1 /c / rw - ext4 d rw
+2 1 0:40 / /proc rw - proc proc rw
+3 1 0:41 / /dev rw - tmpfs tmpfs rw
+4 2 0:41 /null /proc/keys rw - tmpfs tmpfs rw
+5 1 8:1 /c/a /b rw - ext4 d rw
+6 1 8:1 /elsewhere /d rw - ext4 d rw
+7 1 8:1 /elsewhere/x /e rw - ext4 d rw
+8 2 0:40 /17 /proc/x rw - proc proc rw
+9 1 0:43 /x /f rw - tmpfs tmpfs rw
+"]);
+        let e = at(&f, 6);
+        f.mount_mut(e).external = Some(External::Key("k".into()));
+        let source = |id| f.source(at(&f, id));
+        assert_eq!(source(1), Ok(Source::Root));
+        assert_eq!(source(2), Ok(Source::FileSystem));
+        assert_eq!(source(3), Ok(Source::FileSystem));
+        assert_eq!(source(4), Ok(Source::FileSystem));
+        assert_eq!(source(5), Ok(Source::Part { of: at(&f, 1), below: "a".into() }));
+        assert_eq!(source(6), Ok(Source::External));
+        assert_eq!(source(7), Ok(Source::Part { of: e, below: "x".into() }));
+        assert!(source(8).unwrap_err().contains("task"));
+        assert!(source(9).unwrap_err().contains("root directory"));
+    }
+
+    #[test]
+    fn a_nested_namespace_uses_the_root_of_the_first() {
+        let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 /c / rw - ext4 d rw\n"]);
+        assert_eq!(f.source(at(&f, 2)), Ok(Source::Part { of: at(&f, 1), below: PathBuf::new() }));
+        let f = forest(&["1 0 8:1 /c / rw - ext4 d rw\n", "2 0 8:1 / / rw - ext4 d rw\n"]);
+        assert!(f.source(at(&f, 2)).unwrap_err().contains("ext4"));
+    }
+}
