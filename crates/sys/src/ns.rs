@@ -1,5 +1,10 @@
 //! Namespaces.
 
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
 use crate::{Result, check};
 
 /// Stops sharing cwd, root and umask with the other threads of this process, so
@@ -30,4 +35,28 @@ pub fn unshare_namespaces(flags: i32) -> Result<()> {
     // SAFETY: the flags are namespaces only (checked above), which change what the
     // thread sees by name, not its memory or descriptors.
     check(unsafe { libc::unshare(flags) }).map(drop)
+}
+
+/// Makes a program start inside a user namespace, as its user 0.
+pub fn start_in_user_namespace(command: &mut Command, namespace: OwnedFd) {
+    let enter = move || {
+        let fd = namespace.as_raw_fd();
+        // SAFETY: a descriptor, which the closure owns, and a number.
+        check(unsafe { libc::syscall(libc::SYS_setns, fd, libc::CLONE_NEWUSER) })?;
+        // SAFETY: an empty list needs no memory. The namespace may forbid it
+        // (`/proc/PID/setgroups`); the groups of the caller then stay.
+        let ret = unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()) };
+        match check(ret) {
+            Err(e) if e.raw_os_error() != Some(libc::EPERM) => return Err(e),
+            _ => {}
+        }
+        // SAFETY: numbers only.
+        check(unsafe { libc::syscall(libc::SYS_setresgid, 0, 0, 0) })?;
+        // SAFETY: numbers only.
+        check(unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) })?;
+        io::Result::Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes raw system calls only: it
+    // takes no lock and allocates nothing (errors here carry just a number).
+    unsafe { command.pre_exec(enter) };
 }

@@ -1,16 +1,28 @@
 //! Mount namespaces.
 
+mod base;
+mod build;
 mod collect;
+mod content;
+mod dump;
 mod entry;
 mod external;
 mod fs;
+mod ids;
 mod mountinfo;
 mod origin;
+mod restore;
 mod restored;
 mod sharing;
+mod superblock;
 mod tree;
 
 pub use collect::{Mounts, Space};
+pub use dump::dump;
 pub use mountinfo::{External, Malformed, Mount};
+pub use restore::{finish, restore};
 pub use restored::Restored;
 pub use tree::Tree;
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,52 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use super::build::place_at;
+use super::collect::{clone, open_beneath};
 use crate::error::{Context, Error, Result};
+use crate::namespace::run_in;
 
 /// The restored mounts by the numbers that they had.
 #[derive(Debug, Default)]
 pub struct Restored {
     alone: HashMap<i32, Alone>,
+    /// Mounts that can be made after the terminals only.
+    pub(super) late: Vec<Late>,
+    /// File systems that become read-only in the end.
+    pub(super) read_only: Vec<OwnedFd>,
+}
+
+/// A mount that shows a terminal of a devpts.
+#[derive(Debug)]
+pub(super) struct Late {
+    /// Its namespace.
+    pub space: OwnedFd,
+    /// The root of the devpts.
+    pub devpts: OwnedFd,
+    /// Its root in there.
+    pub below: PathBuf,
+    /// The root of the mount that it is mounted on.
+    pub parent: OwnedFd,
+    /// Its place there.
+    pub place: PathBuf,
+    /// Its flags.
+    pub attributes: torpor_sys::mount::Attributes,
+}
+
+impl Late {
+    /// Mounts it.
+    pub(super) fn mount(&self) -> Result<()> {
+        let what =
+            || format!("mount the terminal {} at {}", self.below.display(), self.place.display());
+        run_in(&[self.space.as_fd()], || {
+            let from = open_beneath(self.devpts.as_fd(), &self.below, false).context(what)?;
+            let copy = clone(from.as_fd()).context(what)?;
+            torpor_sys::mount::set_attributes(copy.as_fd(), false, self.attributes)
+                .context(what)?;
+            let at = open_beneath(self.parent.as_fd(), &self.place, false).context(what)?;
+            place_at(copy.as_fd(), at.as_fd()).context(what)
+        })
+    }
 }
 
 /// A detached, writable copy of one mount: nothing hides what is in it.

@@ -76,7 +76,7 @@ pub struct Group {
 }
 
 /// What a mount with the root of a whole group is made from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Base {
     /// The file system on that device, made by the restore.
     FileSystem(u32),

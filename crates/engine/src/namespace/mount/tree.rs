@@ -1,7 +1,7 @@
 //! The mounts of one namespace as a tree.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::mountinfo::Mount;
 
@@ -92,6 +92,20 @@ impl Tree {
             }
         }
         Ok(())
+    }
+
+    /// The tree without the mounts at the given places and what is mounted on them.
+    /// The root stays.
+    #[must_use]
+    pub fn without(&self, places: &[PathBuf]) -> Tree {
+        let mut gone = vec![false; self.mounts.len()];
+        for i in self.top_down() {
+            gone[i] = self.parents[i]
+                .is_some_and(|p| gone[p] || places.contains(&self.mounts[i].mountpoint));
+        }
+        let rest = self.mounts.iter().zip(&gone).filter(|(_, gone)| !**gone);
+        // A tree without some of its branches is a tree.
+        Tree::new(rest.map(|(m, _)| m.clone()).collect()).unwrap_or_default()
     }
 
     /// The root mount.
@@ -234,6 +248,13 @@ mod tests {
         assert!(t.is_visible(0, Path::new("/ab")));
         assert!(t.is_visible(1, Path::new("/a/x")));
         assert!(!t.is_visible(1, Path::new("/b")));
+    }
+
+    #[test]
+    fn branches_can_be_left_out() {
+        let t = tree(&[(1, 0, "/"), (2, 1, "/a"), (3, 2, "/a/b"), (4, 1, "/c")]).unwrap();
+        let rest = t.without(&["/a".into(), "/".into()]);
+        assert_eq!(rest.mounts().iter().map(|m| m.id).collect::<Vec<_>>(), [1, 4]);
     }
 
     #[test]

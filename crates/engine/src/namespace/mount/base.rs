@@ -1,0 +1,301 @@
+//! What restored mounts are copies of: paths that the caller gives, and file
+//! systems that are made.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::collect::{clone, mount_id, open_beneath};
+use super::fs::{Origin, attributes, split_options};
+use super::mountinfo::{External, Mount};
+use super::origin::{Forest, Node, Source};
+use super::sharing::Base;
+use super::tree::Tree;
+use super::{content, superblock};
+use crate::error::{Context, Error, Result};
+use crate::external;
+use crate::namespace::NsKind;
+use crate::restore::Restore;
+
+/// A directory or file that mounts can be copies of.
+#[derive(Debug)]
+pub(super) struct Open {
+    /// It (`O_PATH`).
+    pub at: OwnedFd,
+    /// Whether it was made here and is in no namespace yet; else it is the host's.
+    pub made: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Bases {
+    open: HashMap<Base, Open>,
+}
+
+/// What a mount is a copy of, and its root below the root of that.
+///
+/// # Errors
+/// As [`Forest::source`].
+pub(super) fn base_of(forest: &Forest, node: Node) -> std::result::Result<(Base, PathBuf), String> {
+    let mount = forest.mount(node);
+    Ok(match forest.source(node)? {
+        Source::Root | Source::External => (Base::Given(node), PathBuf::new()),
+        Source::Part { of, below } => (Base::Given(of), below),
+        Source::FileSystem => (Base::FileSystem(mount.dev), mount.root.clone()),
+    })
+}
+
+impl Bases {
+    /// Opens or makes what all mounts of the forest are copies of.
+    ///
+    /// # Errors
+    /// What is missing, by the name of the mount.
+    pub(super) fn open(cx: &mut Restore<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
+        let mut all = Bases::default();
+        for node in forest.nodes() {
+            let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
+            if all.open.contains_key(&base) {
+                continue;
+            }
+            let open = match base {
+                Base::Given(of) => given(cx, forest, of, host)?,
+                Base::FileSystem(dev) => {
+                    let whole = forest.whole(dev).unwrap_or(node);
+                    make(cx, forest.mount(whole), host)?
+                }
+            };
+            all.open.insert(base, open);
+        }
+        Ok(all)
+    }
+
+    /// A base.
+    pub(super) fn get(&self, base: Base) -> Option<&Open> {
+        self.open.get(&base)
+    }
+
+    /// The file systems that were made here.
+    pub(super) fn made(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.open.values().filter(|o| o.made).map(|o| &o.at)
+    }
+
+    /// A detached copy of the whole base, with the groups of the original.
+    pub(super) fn fresh(&self, base: Base) -> Result<OwnedFd> {
+        let open = self.get(base).ok_or_else(|| Error::invalid("mountpoints", "no such base"))?;
+        clone(open.at.as_fd()).context(|| "copy a mount".to_owned())
+    }
+
+    /// Detached, private copies of what `node` shows: one with its flags, and one
+    /// that is writable and bare of flags.
+    pub(super) fn copies(&self, forest: &Forest, node: Node) -> Result<(OwnedFd, OwnedFd)> {
+        let mount = forest.mount(node);
+        let what = || format!("copy {} for {}", mount.root.display(), mount.mountpoint.display());
+        let (base, below) = base_of(forest, node).map_err(|why| unfit(mount, &why))?;
+        let open = self.get(base).ok_or_else(|| unfit(mount, "it has no origin"))?;
+        let is_deleted = mount.deleted && !matches!(base, Base::Given(n) if n == node);
+        let revived = if is_deleted {
+            Some(Revived::make(open.at.as_fd(), &below, self.is_directory(forest, node)?)?)
+        } else {
+            None
+        };
+        let below = revived.as_ref().map_or(below.as_path(), |r| r.path.as_path());
+        let at = open_beneath(open.at.as_fd(), below, false).context(what)?;
+        let copy = |attributes| -> Result<OwnedFd> {
+            let copy = clone(at.as_fd()).context(what)?;
+            torpor_sys::mount::set_attributes(copy.as_fd(), false, attributes).context(what)?;
+            Ok(copy)
+        };
+        let unbindable = mount.flags & libc::MS_UNBINDABLE;
+        let propagation = if unbindable == 0 { libc::MS_PRIVATE } else { unbindable };
+        let mounted =
+            copy(torpor_sys::mount::Attributes { propagation, ..attributes(mount.flags) })?;
+        let bare = libc::MS_PRIVATE;
+        let alone = copy(torpor_sys::mount::Attributes { propagation: bare, ..attributes(0) })?;
+        Ok((mounted, alone))
+    }
+
+    /// Whether a mount shows a directory: as its place does.
+    fn is_directory(&self, forest: &Forest, node: Node) -> Result<bool> {
+        let tree = &forest.spaces[node.space].1;
+        let Some(parent) = tree.parent(node.mount) else { return Ok(true) };
+        let parent = Node { space: node.space, mount: parent };
+        let mount = forest.mount(node);
+        let (base, below) = base_of(forest, parent).map_err(|why| unfit(mount, &why))?;
+        let open = self.get(base).ok_or_else(|| unfit(mount, "its place has no origin"))?;
+        let path = below.join(tree.place(node.mount));
+        let what = || format!("look at {}", mount.mountpoint.display());
+        let place = open_beneath(open.at.as_fd(), &path, false).context(what)?;
+        let stat = rustix::fs::fstat(place).context(what)?;
+        Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+}
+
+/// An error about a mount of the images.
+pub(super) fn unfit(mount: &Mount, why: &str) -> Error {
+    let at = mount.mountpoint.display();
+    Error::invalid("mountpoints", format!("mount {} at {at}: {why}", mount.id))
+}
+
+/// What the caller gives for a mount.
+fn given(cx: &Restore<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
+    let mount = forest.mount(node);
+    if let Some(External::Device(name)) = &mount.external {
+        let device = cx.opts.external.iter().find_map(|e| match e {
+            external::External::Dev { key, val } if key == name => Some(val),
+            _ => None,
+        });
+        let missing = || unfit(mount, &format!("its device is --external dev[{name}]:/dev/PATH"));
+        return Ok(Open {
+            at: superblock::on_device(mount, device.ok_or_else(missing)?)?,
+            made: true,
+        });
+    }
+    let path = given_path(cx, forest, node)?;
+    let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
+    let at =
+        rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
+    if matches!(mount.fs.as_str(), "cgroup" | "cgroup2") {
+        if let Some(at) = own_group(at.as_fd(), &path, mount, host) {
+            return Ok(Open { at, made: false });
+        }
+    }
+    Ok(Open { at, made: false })
+}
+
+fn given_path(cx: &Restore<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
+    let mount = forest.mount(node);
+    if forest.is_root(node) {
+        return Ok(cx.opts.root.clone().unwrap_or_else(|| PathBuf::from("/")));
+    }
+    match &mount.external {
+        Some(External::Key(name)) => {
+            let path = cx.opts.external.iter().find_map(|e| match e {
+                external::External::Mnt { key, val } if key == name => Some(PathBuf::from(val)),
+                _ => None,
+            });
+            let missing = || unfit(mount, &format!("its source is --external mnt[{name}]:PATH"));
+            path.ok_or_else(missing)
+        }
+        Some(External::Auto(path)) => {
+            let asked = |e: &external::External| matches!(e, external::External::MntAuto { .. });
+            if mount.fs != "devpts" && !cx.opts.external.iter().any(asked) {
+                let why =
+                    format!("{} of the host is not given; use --external mnt[]", path.display());
+                return Err(unfit(mount, &why));
+            }
+            Ok(path.clone())
+        }
+        Some(External::Device(_)) | None => Err(unfit(mount, "it is not from outside")),
+    }
+}
+
+/// The cgroup that a mount showed, where the caller gives one above it (runc gives
+/// the group of the caller): a task would see the groups of others.
+fn own_group(at: BorrowedFd<'_>, path: &Path, mount: &Mount, host: &Tree) -> Option<OwnedFd> {
+    let id = u32::try_from(mount_id(at).ok()?).ok()?;
+    let on = host.mount(host.find(id)?);
+    let real = path.canonicalize().ok()?;
+    let shown = on.root.join(real.strip_prefix(&on.mountpoint).ok()?);
+    let below = mount.root.strip_prefix(shown).ok()?;
+    open_beneath(at, below, false).ok()
+}
+
+/// Makes a file system, or finds the one that the host has.
+fn make(cx: &mut Restore<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
+    match mount.ty.origin {
+        Origin::New => {
+            let at = superblock::make_in(cx.remote(0)?, mount)?;
+            Ok(Open { at, made: true })
+        }
+        Origin::Filled => {
+            let at = superblock::make_in(cx.remote(0)?, mount)?;
+            let archive =
+                cx.images.raw_file_open(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
+            content::load(at.as_fd(), archive, user_namespace(cx)?)?;
+            Ok(Open { at, made: true })
+        }
+        // To make it again would change the options that the host has given it.
+        Origin::Kernel => match on_host(mount, host) {
+            Some(path) => {
+                let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let at = rustix::fs::open(path, flags, Mode::empty()).context(what)?;
+                Ok(Open { at, made: false })
+            }
+            None => Ok(Open { at: superblock::make_here(mount)?, made: true }),
+        },
+        Origin::None => Err(unfit(mount, "its file system cannot be made")),
+    }
+}
+
+/// Where the host has the same file system of the kernel's mounted as a whole.
+fn on_host<'h>(mount: &Mount, host: &'h Tree) -> Option<&'h Path> {
+    let hierarchy = |m: &Mount| {
+        let mut words: Vec<_> = split_options(&m.options).map(|o| o.to_owned()).collect();
+        words.retain(|w| w != "xattr" && w != "none" && w != "noprefix" && w != "clone_children");
+        words.sort();
+        words
+    };
+    let candidates = host.mounts().iter().enumerate().filter(|(i, h)| {
+        h.fs == mount.fs
+            && h.root == Path::new("/")
+            && (mount.fs != "cgroup" || hierarchy(h) == hierarchy(mount))
+            && host.is_visible(*i, &h.mountpoint)
+    });
+    candidates.map(|(_, h)| h.mountpoint.as_path()).next()
+}
+
+/// The user namespace whose ids the images hold.
+fn user_namespace(cx: &Restore<'_>) -> Result<Option<OwnedFd>> {
+    let ns = cx.ns.of_kind(NsKind::User).next().filter(|ns| !ns.is_host);
+    let file = ns.and_then(|ns| ns.file.as_ref());
+    file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
+}
+
+/// A file or directory that had been removed, and exists again until this is
+/// dropped: so long as a copy of the mount needs to be made.
+struct Revived {
+    parent: OwnedFd,
+    name: std::ffi::OsString,
+    path: PathBuf,
+    directory: bool,
+}
+
+impl Revived {
+    fn make(base: BorrowedFd<'_>, path: &Path, directory: bool) -> Result<Self> {
+        let what = || format!("make the removed {} again", path.display());
+        let (parent, name) = (path.parent().unwrap_or(Path::new("")), path.file_name());
+        let mut name = name.ok_or(Errno::INVAL).context(what)?.to_owned();
+        let dir = open_beneath(base, parent, false).context(what)?;
+        // Something else may have taken the name.
+        for round in 0.. {
+            let made = if directory {
+                rustix::fs::mkdirat(&dir, &name, Mode::from_raw_mode(0o755))
+            } else {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                rustix::fs::openat(&dir, &name, flags, Mode::from_raw_mode(0o644)).map(drop)
+            };
+            match made {
+                Err(Errno::EXIST) if round < 1000 => name.push("~"),
+                other => {
+                    other.context(what)?;
+                    break;
+                }
+            }
+        }
+        let path = parent.join(&name);
+        Ok(Revived { parent: dir, name, path, directory })
+    }
+}
+
+impl Drop for Revived {
+    fn drop(&mut self) {
+        let flags = if self.directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        if let Err(error) = rustix::fs::unlinkat(&self.parent, &self.name, flags) {
+            tracing::warn!(name = %self.name.display(), %error, "cannot be removed again");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Puts a mount namespace together. Runs on a thread that lives in it.
+//!
+//! Every mount is made detached and private, with its flags; then it is moved to
+//! its place from the root downwards; then the root is changed; and only then are
+//! the peer groups set (`MOVE_MOUNT_SET_GROUP`), so that nothing is ever passed on
+//! while the tree grows.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsmount, fsopen, move_mount, unmount,
+};
+
+use super::base::{Bases, base_of, unfit};
+use super::collect::{make_all_private, open_beneath, open_root};
+use super::origin::{Forest, Node};
+use super::sharing::Group;
+use crate::error::{Context, Error, Result};
+
+/// The copies of each mount that are to be put in place.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// What is mounted.
+    pub mounted: HashMap<Node, OwnedFd>,
+    /// What other parts of the restore write to.
+    pub alone: HashMap<Node, OwnedFd>,
+}
+
+impl Copies {
+    /// Makes the copies of those mounts whose base was `made` here (or not).
+    pub(super) fn make(&mut self, forest: &Forest, bases: &Bases, made: bool) -> Result<()> {
+        for node in forest.nodes().filter(|&n| !is_late(forest, n)) {
+            let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
+            if bases.get(base).is_some_and(|b| b.made == made) {
+                let (mounted, alone) = bases.copies(forest, node)?;
+                self.mounted.insert(node, mounted);
+                self.alone.insert(node, alone);
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, forest: &Forest, node: Node) -> Result<BorrowedFd<'_>> {
+        let copy = self.mounted.get(&node).map(AsFd::as_fd);
+        copy.ok_or_else(|| unfit(forest.mount(node), "there is no copy of it"))
+    }
+}
+
+/// Whether a mount shows a terminal of a devpts, which exists only after the
+/// terminals have been restored.
+pub(super) fn is_late(forest: &Forest, node: Node) -> bool {
+    let mount = forest.mount(node);
+    mount.fs == "devpts" && mount.external.is_none() && mount.root.as_os_str() != "/"
+}
+
+/// Cuts this namespace off from the one it is a copy of, and mounts what was made
+/// out of the way: kernels before 6.15 copy no mount that is in no namespace.
+pub(super) fn prepare(bases: &Bases) -> Result<()> {
+    make_all_private()?;
+    let what = || "mount the yard".to_owned();
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
+    fsconfig_create(&context).context(what)?;
+    let yard =
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).context(what)?;
+    // A directory that is surely there. The yard goes with the old root.
+    let proc = super::collect::open_proc()?;
+    place_at(yard.as_fd(), proc.as_fd()).context(what)?;
+    for (i, made) in bases.made().enumerate() {
+        let name = i.to_string();
+        rustix::fs::mkdirat(&yard, &name, rustix::fs::Mode::RWXU).context(what)?;
+        let at = open_beneath(yard.as_fd(), name.as_ref(), false).context(what)?;
+        place_at(made.as_fd(), at.as_fd()).context(what)?;
+    }
+    Ok(())
+}
+
+/// Moves a detached mount to a place.
+pub(super) fn place_at(mount: BorrowedFd<'_>, at: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", at, "", flags)
+}
+
+/// The old root of a namespace, to be taken away.
+#[must_use]
+pub(super) struct OldRoot(OwnedFd);
+
+/// Puts the mounts of namespace `space` in place and makes them its root.
+pub(super) fn assemble(forest: &Forest, space: usize, copies: &Copies) -> Result<OldRoot> {
+    let tree = &forest.spaces[space].1;
+    for mount in tree.top_down() {
+        let node = Node { space, mount };
+        if is_late(forest, node) {
+            continue;
+        }
+        let copy = copies.get(forest, node)?;
+        let what = || {
+            let m = tree.mount(mount);
+            format!("mount {} ({}) at {}", m.id, m.fs, m.mountpoint.display())
+        };
+        match tree.parent(mount) {
+            None => {
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+                move_mount(copy, "", CWD, "/", flags).context(what)?;
+            }
+            Some(parent) => {
+                let parent = copies.get(forest, Node { space, mount: parent })?;
+                let at = open_beneath(parent, tree.place(mount), false).context(what)?;
+                place_at(copy, at.as_fd()).context(what)?;
+            }
+        }
+    }
+    change_root(copies.get(forest, Node { space, mount: tree.root() })?)
+}
+
+/// Makes the mount on top of the root the root, and puts the old one on top of it.
+fn change_root(new: BorrowedFd<'_>) -> Result<OldRoot> {
+    let old = open_root()?;
+    rustix::process::fchdir(new).context(|| "enter the new root".to_owned())?;
+    rustix::process::pivot_root(".", ".").context(|| "pivot_root".to_owned())?;
+    Ok(OldRoot(old))
+}
+
+impl OldRoot {
+    /// Takes it away, with all that is mounted below. Returns the new root.
+    pub(super) fn detach(self) -> Result<OwnedFd> {
+        let what = || "take away the old root".to_owned();
+        // By its descriptor: its path leads to what is below it now.
+        rustix::process::fchdir(&self.0).context(what)?;
+        unmount(".", UnmountFlags::DETACH).context(what)?;
+        rustix::process::chdir("/").context(what)?;
+        open_root()
+    }
+}
+
+/// Makes the peer groups. `fresh` has a copy of the base of each group that is not
+/// made here.
+pub(super) fn share(
+    forest: &Forest,
+    groups: &[Group],
+    bases: &Bases,
+    mut fresh: HashMap<usize, OwnedFd>,
+    copies: &Copies,
+) -> Result<()> {
+    let mut made: HashMap<u32, OwnedFd> = HashMap::new();
+    for (i, group) in groups.iter().enumerate() {
+        let first = forest.mount(group.members[0]);
+        let what = || format!("make the peer group of mount {}", first.id);
+        let base = match fresh.remove(&i) {
+            Some(copy) => copy,
+            None => bases.fresh(group.base)?,
+        };
+        let change = |propagation| {
+            let attributes = torpor_sys::mount::Attributes { propagation, ..Default::default() };
+            torpor_sys::mount::set_attributes(base.as_fd(), false, attributes).context(what)
+        };
+        match group.master.map(|m| made.get(&m)) {
+            // Joined with the host, as the base is.
+            None if group.outside => {}
+            None => change(libc::MS_PRIVATE)?,
+            // A master outside: that of the base, if it has one.
+            Some(None) => change(libc::MS_SLAVE)?,
+            Some(Some(master)) => {
+                change(libc::MS_PRIVATE)?;
+                join(master.as_fd(), base.as_fd()).context(what)?;
+                change(libc::MS_SLAVE)?;
+            }
+        }
+        if group.id != 0 {
+            change(libc::MS_SHARED)?;
+        }
+        for &member in &group.members {
+            if is_late(forest, member) {
+                continue;
+            }
+            match join(base.as_fd(), copies.get(forest, member)?) {
+                // A slave of nobody: the host's mount is not shared.
+                Err(rustix::io::Errno::INVAL) if group.id == 0 && is_outside(group, &made) => {
+                    tracing::warn!(mount = first.id, "its master on the host is not shared");
+                }
+                other => other.context(what)?,
+            }
+        }
+        if group.id != 0 {
+            made.insert(group.id, base);
+        }
+    }
+    Ok(())
+}
+
+fn is_outside(group: &Group, made: &HashMap<u32, OwnedFd>) -> bool {
+    group.master.is_some_and(|m| !made.contains_key(&m))
+}
+
+/// Makes `mount` a member of the group of `of`.
+fn join(of: BorrowedFd<'_>, mount: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_SET_GROUP
+        | MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
+        | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(of, "", mount, "", flags)
+}
+
+/// An error for a namespace that the images have, but the restore has not made.
+pub(super) fn no_namespace(ns: u32) -> Error {
+    Error::invalid("mountpoints", format!("there is no mount namespace {ns}"))
+}

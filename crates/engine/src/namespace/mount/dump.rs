@@ -1,0 +1,158 @@
+//! Writes mount namespaces to images.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FileType, Mode, OFlags, fstat};
+use torpor_images::kind;
+use torpor_images::proto::MntEntry;
+
+use super::fs::Origin;
+use super::mountinfo::Mount;
+use super::origin::{Forest, Node, Source};
+use super::{content, entry, external, ids, sharing};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::namespace::NsKind;
+
+/// Writes the mounts of all namespaces but the host's, and the content of the file
+/// systems that exist in memory only.
+///
+/// # Errors
+/// A mount that cannot be kept, by name and reason.
+pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
+    let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
+    let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.opts.skip_mnt))).collect();
+    let mut forest = Forest { spaces };
+    external::mark(&mut forest, &cx.mounts.host, cx.opts);
+    for node in forest.nodes() {
+        check(cx, &forest, node).map_err(|e| refusal(cx, &forest, node, e))?;
+    }
+    sharing::check(&mut forest, &cx.mounts.host, cx.opts)
+        .and_then(|()| {
+            let first = Node { space: 0, mount: 0 };
+            sharing::groups(&forest).map(drop).map_err(|why| (first, why))
+        })
+        .map_err(|(node, why)| refusal(cx, &forest, node, Unfit::Reason(why)))?;
+    save_contents(cx, &forest)?;
+    let translate = ids::Translation::of(cx)?;
+    for (ns, tree) in &forest.spaces {
+        let order = tree.top_down();
+        let entries: Vec<MntEntry> = order
+            .iter()
+            .map(|&i| {
+                let mount = tree.mount(i);
+                let options = translate.options(&mount.options);
+                entry::encode(&Mount { options, ..mount.clone() })
+            })
+            .collect();
+        cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;
+    }
+    Ok(())
+}
+
+/// Why a mount cannot be dumped.
+enum Unfit {
+    Reason(String),
+    Failed(Error),
+}
+
+impl From<String> for Unfit {
+    fn from(reason: String) -> Self {
+        Unfit::Reason(reason)
+    }
+}
+
+impl From<Error> for Unfit {
+    fn from(error: Error) -> Self {
+        Unfit::Failed(error)
+    }
+}
+
+fn refusal(cx: &Dump<'_>, forest: &Forest, node: Node, unfit: Unfit) -> Error {
+    let why = match unfit {
+        Unfit::Failed(error) => return error,
+        Unfit::Reason(why) => why,
+    };
+    let (ns, tree) = &forest.spaces[node.space];
+    let mount = tree.mount(node.mount);
+    let task = cx.mounts.spaces.iter().find(|s| s.ns == *ns).map_or(0, |s| s.task);
+    let pid = cx.tasks.get(task).map_or(0, |t| t.pid);
+    let object = format!("mount {} at {} ({})", mount.id, mount.mountpoint.display(), mount.fs);
+    Error::refused(pid, object, why)
+}
+
+fn check(cx: &Dump<'_>, forest: &Forest, node: Node) -> std::result::Result<(), Unfit> {
+    let mount = forest.mount(node);
+    let source = forest.source(node)?;
+    if let Some(option) = mount.unknown.first() {
+        return Err(Unfit::Reason(format!("its option {option} cannot be restored")));
+    }
+    let own_queues = cx.ns.of_kind(NsKind::Ipc).next().is_some_and(|ns| !ns.is_host);
+    if source == Source::FileSystem && mount.fs == "mqueue" && own_queues {
+        check_no_queues(cx, mount)?;
+    }
+    if mount.deleted && matches!(source, Source::FileSystem | Source::Part { .. }) {
+        check_deleted(cx, mount)?;
+    }
+    Ok(())
+}
+
+/// Message queues are files of mqueue, whose content nothing here reads.
+fn check_no_queues(cx: &Dump<'_>, mount: &Mount) -> std::result::Result<(), Unfit> {
+    let root = alone(cx, mount)?;
+    let what = || format!("list {}", mount.mountpoint.display());
+    let list = rustix::fs::openat(&root, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(rustix::fs::Dir::new)
+        .context(what)?;
+    for name in list {
+        let name = name.context(what)?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            let why = format!("the POSIX message queue /{name} cannot be kept; remove it first");
+            return Err(Unfit::Reason(why));
+        }
+    }
+    Ok(())
+}
+
+/// An unlinked directory is empty, and so must an unlinked file be: only the mount
+/// holds it, so that it is among nobody's open files.
+fn check_deleted(cx: &Dump<'_>, mount: &Mount) -> std::result::Result<(), Unfit> {
+    let stat = fstat(alone(cx, mount)?).context(|| format!("stat mount {}", mount.id))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(()),
+        FileType::RegularFile if stat.st_size == 0 => Ok(()),
+        FileType::RegularFile => Err(Unfit::Reason(format!(
+            "the mounted file {} was removed, and its content cannot be kept",
+            mount.root.display()
+        ))),
+        _ => Err(Unfit::Reason(format!("the mounted file {} was removed", mount.root.display()))),
+    }
+}
+
+fn alone(cx: &Dump<'_>, mount: &Mount) -> Result<OwnedFd> {
+    cx.mounts.open_alone(mount.id.cast_signed())
+}
+
+fn save_contents(cx: &Dump<'_>, forest: &Forest) -> Result<()> {
+    let mut saved = Vec::new();
+    for node in forest.nodes() {
+        let mount = forest.mount(node);
+        let filled = mount.ty.origin == Origin::Filled;
+        if !filled || saved.contains(&mount.dev) || forest.source(node) != Ok(Source::FileSystem) {
+            continue;
+        }
+        let Some(whole) = forest.whole(mount.dev) else { continue };
+        let root = alone(cx, forest.mount(whole))?;
+        let archive = cx.images.raw_file_create(kind::TMPFS_DEV, u64::from(mount.dev))?;
+        content::save(root.as_fd(), archive, user_namespace(cx)?)?;
+        saved.push(mount.dev);
+    }
+    Ok(())
+}
+
+/// The user namespace whose ids the images hold.
+fn user_namespace(cx: &Dump<'_>) -> Result<Option<OwnedFd>> {
+    let ns = cx.ns.of_kind(NsKind::User).next().filter(|ns| !ns.is_host);
+    let file = ns.and_then(|ns| ns.file.as_ref());
+    file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
+}

@@ -1,0 +1,187 @@
+//! Makes file systems, through fsopen(2): a mount that is in no namespace yet.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
+};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_tracee::Tracee;
+
+use super::fs::{Origin, flag_names, split_options};
+use super::mountinfo::Mount;
+use crate::error::{Context, Error, Result};
+
+/// `fsconfig` commands of linux/mount.h.
+const FSCONFIG_SET_FLAG: u64 = 0;
+const FSCONFIG_SET_STRING: u64 = 1;
+const FSCONFIG_CMD_CREATE: u64 = 6;
+
+/// Options that the kernel shows or the images have, but that are no input.
+const NO_INPUT: &[&str] = &["newinstance", "seclabel"];
+
+/// A parameter of a file system: a flag if there is no value.
+type Parameter = (OsString, Option<OsString>);
+
+/// What the file system of a mount is made with. A file system that is filled
+/// first becomes read-only in the end only.
+fn parameters(mount: &Mount) -> Vec<Parameter> {
+    let source = (OsString::from("source"), Some(mount.source.clone()));
+    let flags = flag_names(mount.sb_flags)
+        .filter(|name| mount.ty.origin != Origin::Filled || *name != "ro")
+        .map(|name| (OsString::from(name), None));
+    let options = split_options(&mount.options)
+        .filter(|o| !NO_INPUT.iter().any(|n| OsStr::new(n) == *o))
+        .map(|o| {
+            let bytes = o.as_bytes();
+            match bytes.iter().position(|&b| b == b'=') {
+                Some(at) => (
+                    OsStr::from_bytes(&bytes[..at]).to_owned(),
+                    Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned()),
+                ),
+                None => (o.to_owned(), None),
+            }
+        });
+    std::iter::once(source).chain(flags).chain(options).collect()
+}
+
+fn name(mount: &Mount) -> String {
+    let (at, options) = (mount.mountpoint.display(), mount.options.display());
+    format!("make the {} at {at} (options {options})", mount.fs)
+}
+
+/// Makes the file system of `mount` from within the calling thread.
+pub(super) fn make_here(mount: &Mount) -> Result<OwnedFd> {
+    let what = || name(mount);
+    let context = fsopen(mount.fs.as_str(), FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
+    let made = configure(context.as_fd(), mount)
+        .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()));
+    made.map_err(|e| with_log(e.into(), context.as_fd())).context(what)
+}
+
+fn configure(context: BorrowedFd<'_>, mount: &Mount) -> rustix::io::Result<()> {
+    for (key, value) in parameters(mount) {
+        match value {
+            Some(value) => fsconfig_set_string(context, key.as_os_str(), value.as_os_str())?,
+            None => fsconfig_set_flag(context, key.as_os_str())?,
+        }
+    }
+    fsconfig_create(context)
+}
+
+/// Makes the file system of `mount` from within a husk: it belongs to the husk's
+/// user namespace, and shows its pid, network or IPC namespace.
+pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
+    let what = || name(mount);
+    let mut batch = husk.batch();
+    let fs = batch.cstr(&mount.fs);
+    let opened = batch.call(libc::SYS_fsopen, [fs.0, FsOpenFlags::FSOPEN_CLOEXEC.bits().into()]);
+    let context = batch.run()?.expect(opened, || format!("fsopen {}", mount.fs))?;
+
+    let mut batch = husk.batch();
+    for (key, value) in parameters(mount) {
+        let key = batch.cstr(key.as_bytes()).0;
+        let (command, value) = match value {
+            Some(value) => (FSCONFIG_SET_STRING, batch.cstr(value.as_bytes()).0),
+            None => (FSCONFIG_SET_FLAG, 0),
+        };
+        batch.must(libc::SYS_fsconfig, [context, command, key, value, 0]);
+    }
+    batch.must(libc::SYS_fsconfig, [context, FSCONFIG_CMD_CREATE, 0, 0, 0]);
+    let cloexec = FsMountFlags::FSMOUNT_CLOEXEC.bits().into();
+    let mounted = batch.must(libc::SYS_fsmount, [context, cloexec, 0]);
+    let outcome = batch.run()?;
+    let result = match outcome.first_error() {
+        None => outcome.result(mounted),
+        Some((_, error)) => Err(error),
+    };
+    let made = result.and_then(|number| {
+        let fetched = fetch(husk.pid(), number);
+        Ok((number, fetched?))
+    });
+    let log = fetch(husk.pid(), context);
+    let mut batch = husk.batch();
+    batch.call(libc::SYS_close, [context]);
+    if let Ok((number, _)) = &made {
+        batch.call(libc::SYS_close, [*number]);
+    }
+    batch.run()?;
+    made.map(|(_, mount)| mount)
+        .map_err(|e| match &log {
+            Ok(log) => with_log(e, log.as_fd()),
+            Err(_) => e,
+        })
+        .context(what)
+}
+
+/// A duplicate of a descriptor of another task.
+fn fetch(pid: i32, number: u64) -> io::Result<OwnedFd> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    let pid = Pid::from_raw(pid).ok_or_else(invalid)?;
+    let number = i32::try_from(number).map_err(|_| invalid())?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
+}
+
+/// Adds what the file system had to say.
+fn with_log(error: io::Error, context: BorrowedFd<'_>) -> io::Error {
+    let mut line = [0u8; 256];
+    match rustix::io::read(context, &mut line) {
+        Ok(n) if n > 2 => {
+            let text = String::from_utf8_lossy(&line[2..n]).trim().to_owned();
+            io::Error::new(error.kind(), format!("{error}: {text}"))
+        }
+        _ => error,
+    }
+}
+
+/// Makes the file system below a mount read-only.
+pub(super) fn make_read_only(mount: BorrowedFd<'_>) -> Result<()> {
+    let flags = FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC;
+    fspick(mount, "", flags)
+        .and_then(|context| {
+            fsconfig_set_flag(&context, "ro")?;
+            fsconfig_reconfigure(&context)
+        })
+        .context(|| "make a file system read-only".to_owned())
+}
+
+/// The device that a mounted block device is to be made from.
+pub(super) fn on_device(mount: &Mount, device: &str) -> Result<OwnedFd> {
+    if mount.fs.is_empty() {
+        let why = format!("the file system at {} is of no type", mount.mountpoint.display());
+        return Err(Error::invalid("mountpoints", why));
+    }
+    make_here(&Mount { source: device.into(), ..mount.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mountinfo::parse;
+    use super::*;
+
+    #[test]
+    fn parameters_of_a_tmpfs() {
+        let line = b"1 0 0:1 / /x rw - tmpfs shm ro,sync,size=4k,inode64,seclabel";
+        let mount = parse(line).unwrap().remove(0);
+        let got: Vec<_> = parameters(&mount)
+            .into_iter()
+            .map(|(k, v)| format!("{}={:?}", k.display(), v.and_then(|v| v.into_string().ok())))
+            .collect();
+        assert_eq!(got, ["source=Some(\"shm\")", "sync=None", "size=Some(\"4k\")", "inode64=None"]);
+    }
+
+    #[test]
+    fn the_kernel_says_what_it_dislikes() {
+        let mount = parse(b"1 0 0:1 / /x rw - tmpfs t rw,size=many").unwrap().remove(0);
+        let error = make_here(&mount).unwrap_err().to_string();
+        assert!(error.contains("size"), "{error}");
+        let mount = parse(b"1 0 0:1 / /x rw - tmpfs  rw,size=4k").unwrap().remove(0);
+        let made = make_here(&mount).unwrap();
+        make_read_only(made.as_fd()).unwrap();
+    }
+}

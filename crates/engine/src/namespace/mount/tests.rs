@@ -1,0 +1,261 @@
+//! Mount namespaces dumped and restored into a husk, and compared.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
+    mount_remount, unmount,
+};
+use torpor_images::ImageDir;
+use torpor_tracee::{Resume, Tracee};
+
+use super::collect::Mounts;
+use super::mountinfo::Mount;
+use super::tree::Tree;
+use crate::dump::Dump;
+use crate::error::{Error, Result};
+use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::options::Options;
+use crate::restore::{Restore, Task};
+
+/// Directories that root file systems of the tests have.
+const DIRS: &[&str] = &["proc", "sys", "dev", "tmp", "a/b/c", "d", "e", "f", "g", "mnt", "old"];
+
+/// A root file system in a directory of its own, and images beside it.
+struct World {
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in DIRS {
+            fs::create_dir_all(dir.path().join("root").join(name)).unwrap();
+        }
+        fs::write(dir.path().join("root/file"), "x").unwrap();
+        fs::create_dir(dir.path().join("images")).unwrap();
+        World { dir }
+    }
+
+    fn root(&self) -> std::path::PathBuf {
+        self.dir.path().join("root")
+    }
+
+    fn options(&self, external: &[&str]) -> Options {
+        let external = external.iter().map(|e| e.parse().unwrap()).collect();
+        Options { root: Some(self.root()), external, ..Options::default() }
+    }
+
+    /// A namespace whose root is the root file system, with what `build` mounts in
+    /// it. Paths in `build` are relative to the root.
+    fn space(&self, build: impl FnOnce() + Send) -> OwnedFd {
+        let root = self.root();
+        new_space(None, || {
+            mount_bind(&root, &root).unwrap();
+            std::env::set_current_dir(&root).unwrap();
+            rustix::process::pivot_root(".", ".").unwrap();
+            unmount(".", UnmountFlags::DETACH).unwrap();
+            rustix::process::chdir("/").unwrap();
+            build();
+        })
+    }
+
+    fn dump(&self, spaces: &[&OwnedFd], opts: &Options) -> Result<Vec<Tree>> {
+        let images = ImageDir::open(self.dir.path().join("images")).unwrap();
+        let mut cx = Dump::bare(opts, images, namespaces(spaces));
+        cx.mounts = Mounts::collect(&cx.ns)?;
+        super::dump(&mut cx)?;
+        Ok(cx.mounts.spaces.into_iter().map(|s| s.tree).collect())
+    }
+
+    /// Restores `count` namespaces, compares their shape with `before`, and runs
+    /// `look` in the first one.
+    fn restore(&self, before: &[Tree], opts: &Options, look: impl FnOnce(&Restore<'_>) + Send) {
+        let images = ImageDir::open(self.dir.path().join("images")).unwrap();
+        let mut ns = namespaces(&[]);
+        for id in (1..).take(before.len()) {
+            ns.all.push(namespace(id, None));
+        }
+        let mut cx = Restore::bare(opts, images, ns);
+        let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
+        let (husk, _pidfd) = Tracee::spawn_husk(flags as u64, &[]).unwrap();
+        cx.tasks.push(Task { pid: husk.pid(), vpid: 1, husk: Some(husk) });
+        let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let done = super::restore(&mut cx).and_then(|()| super::finish(&mut cx));
+        assert_eq!(host, fs::read_to_string("/proc/self/mountinfo").unwrap());
+        if let Err(e) = done {
+            panic!("{e}");
+        }
+        let after = Mounts::collect(&cx.ns).unwrap();
+        let after: Vec<Tree> = after.spaces.into_iter().map(|s| s.tree).collect();
+        assert_eq!(shape(before), shape(&after));
+        look(&cx);
+        cx.tasks.pop().unwrap().husk.unwrap().finish(Resume::Kill).unwrap();
+    }
+
+    fn round_trip(&self, build: impl FnOnce() + Send) {
+        let space = self.space(build);
+        let opts = self.options(&[]);
+        let before = self.dump(&[&space], &opts).unwrap();
+        self.restore(&before, &opts, |_| {});
+    }
+}
+
+/// A new mount namespace, private copy of `of` (or the caller's).
+fn new_space(of: Option<&OwnedFd>, build: impl FnOnce() + Send) -> OwnedFd {
+    let proc = super::collect::open_proc().unwrap();
+    let of: Vec<_> = of.iter().map(|of| of.as_fd()).collect();
+    run_in(&of, || {
+        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNS).unwrap();
+        if of.is_empty() {
+            change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC);
+        }
+        build();
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let mode = rustix::fs::Mode::empty();
+        Ok(rustix::fs::openat(proc, "thread-self/ns/mnt", flags, mode).unwrap())
+    })
+    .unwrap()
+}
+
+fn namespace(id: u32, file: Option<OwnedFd>) -> Namespace {
+    Namespace { kind: NsKind::Mnt, id, inode: id.into(), is_host: false, file, task: 0 }
+}
+
+fn namespaces(spaces: &[&OwnedFd]) -> Namespaces {
+    let files = spaces.iter().map(|s| s.try_clone().unwrap());
+    Namespaces { all: (1..).zip(files).map(|(id, f)| namespace(id, Some(f))).collect() }
+}
+
+fn fs_mount(kind: &str, at: &str, options: &str) {
+    let data = std::ffi::CString::new(options).unwrap();
+    mount(kind, at, kind, MountFlags::empty(), Some(data.as_c_str())).unwrap();
+}
+
+fn bind(from: &str, to: &str) {
+    mount_bind(from, to).unwrap();
+}
+
+fn change(at: &str, flags: MountPropagationFlags) {
+    mount_change(at, flags).unwrap();
+}
+
+/// What must be equal before and after, line by line. Numbers of devices and groups
+/// are replaced by the order in which they occur.
+fn shape(trees: &[Tree]) -> Vec<String> {
+    let mut devices = Vec::new();
+    let mut groups = Vec::new();
+    let mut lines = Vec::new();
+    let mut all: Vec<(usize, String, &Tree, usize)> = Vec::new();
+    for (space, tree) in trees.iter().enumerate() {
+        for i in 0..tree.mounts().len() {
+            let up = std::iter::successors(Some(i), |&i| tree.parent(i));
+            let path: Vec<_> = up.map(|i| tree.mount(i).mountpoint.display().to_string()).collect();
+            all.push((space, path.join(" on "), tree, i));
+        }
+    }
+    all.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+    for (space, path, tree, i) in all {
+        let Mount { root, deleted, flags, unknown, shared, master, fs, source, sb_flags, .. } =
+            tree.mount(i);
+        let options = &tree.mount(i).options;
+        let dev = number(&mut devices, tree.mount(i).dev);
+        let shared = shared.map(|g| number(&mut groups, g));
+        let master = master.map(|g| number(&mut groups, g));
+        lines.push(format!(
+            "{space} {path}: {dev} {} {deleted} {flags:x} {unknown:?} {shared:?} {master:?} {fs} \
+             {source:?} {sb_flags:x} {options:?}",
+            root.display()
+        ));
+    }
+    lines
+}
+
+fn number(seen: &mut Vec<u32>, id: u32) -> usize {
+    if let Some(at) = seen.iter().position(|&s| s == id) {
+        return at;
+    }
+    seen.push(id);
+    seen.len() - 1
+}
+
+#[test]
+fn a_container_as_runtimes_make_it() {
+    let world = World::new();
+    world.round_trip(|| {
+        fs_mount("proc", "/proc", "");
+        fs_mount("tmpfs", "/dev", "mode=755,size=65536k");
+        for name in ["/dev/pts", "/dev/shm", "/dev/mqueue"] {
+            fs::create_dir(name).unwrap();
+        }
+        fs::write("/dev/null", "").unwrap();
+        fs_mount("devpts", "/dev/pts", "newinstance,gid=5,mode=620,ptmxmode=666");
+        fs_mount("tmpfs", "/dev/shm", "mode=1777,size=65536k");
+        fs_mount("mqueue", "/dev/mqueue", "");
+        bind("/dev/null", "/proc/keys");
+        bind("/proc/sys", "/proc/sys");
+        let ro = MountFlags::BIND | MountFlags::RDONLY;
+        mount_remount("/proc/sys", ro, "").unwrap();
+        fs_mount("tmpfs", "/proc/acpi", "");
+        mount_remount("/proc/acpi", MountFlags::RDONLY, "").unwrap();
+        mount_remount("/", ro | MountFlags::NODEV, "").unwrap();
+    });
+}
+
+#[test]
+fn refusals_name_the_mount() {
+    let world = World::new();
+    let space = world.space(|| fs_mount("ramfs", "/mnt", ""));
+    let opts = world.options(&[]);
+    let error = world.dump(&[&space], &opts).unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }));
+    let text = error.to_string();
+    assert!(text.contains("/mnt (ramfs)") && text.contains("--external"), "{text}");
+    let opts = Options { skip_mnt: vec!["/mnt".into()], ..opts };
+    world.dump(&[&space], &opts).unwrap();
+    let opts = Options { skip_mnt: vec![], enable_fs: vec!["ramfs".into()], ..opts };
+    let before = world.dump(&[&space], &opts).unwrap();
+    world.restore(&before, &opts, |_| {});
+}
+
+fn in_root<T: Send>(cx: &Restore<'_>, work: impl FnOnce() -> T + Send) -> T {
+    let file = cx.ns.all[0].file.as_ref().unwrap();
+    run_in(&[file.as_fd()], || Ok(work())).unwrap()
+}
+
+#[test]
+fn content_of_tmpfs_is_kept_even_where_it_is_hidden() {
+    use std::os::unix::fs::MetadataExt;
+    let world = World::new();
+    let space = world.space(|| {
+        fs_mount("tmpfs", "/mnt", "size=1m,mode=751,uid=7");
+        fs::create_dir_all("/mnt/x/y").unwrap();
+        fs::write("/mnt/x/y/z", "hello").unwrap();
+        std::os::unix::fs::chown("/mnt/x/y/z", Some(12), Some(34)).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", "/mnt/link").unwrap();
+        fs::hard_link("/mnt/x/y/z", "/mnt/hard").unwrap();
+        fs_mount("tmpfs", "/mnt/x/y", "");
+        fs::write("/mnt/x/y/other", "hidden").unwrap();
+        fs_mount("tmpfs", "/mnt/x", "");
+        fs_mount("tmpfs", "/mnt/x", "");
+        mount_remount("/mnt/x", MountFlags::RDONLY, "").unwrap();
+    });
+    let opts = world.options(&[]);
+    let before = world.dump(&[&space], &opts).unwrap();
+    world.restore(&before, &opts, |cx| {
+        in_root(cx, || {
+            assert_eq!(fs::metadata("/mnt").unwrap().mode() & 0o7777, 0o751);
+            assert_eq!(fs::metadata("/mnt").unwrap().uid(), 7);
+            assert_eq!(fs::read_link("/mnt/link").unwrap(), Path::new("/etc/passwd"));
+            unmount("/mnt/x", UnmountFlags::empty()).unwrap();
+            unmount("/mnt/x", UnmountFlags::empty()).unwrap();
+            assert_eq!(fs::read_to_string("/mnt/x/y/other").unwrap(), "hidden");
+            unmount("/mnt/x/y", UnmountFlags::empty()).unwrap();
+            let meta = fs::metadata("/mnt/x/y/z").unwrap();
+            assert_eq!((meta.uid(), meta.gid(), meta.nlink()), (12, 34, 2));
+            assert_eq!(fs::read_to_string("/mnt/hard").unwrap(), "hello");
+        });
+    });
+}
