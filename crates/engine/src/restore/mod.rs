@@ -397,6 +397,21 @@ impl<'a> Restore<'a> {
         Restore { ns, ..Restore::of(opts, images, Vec::new(), HashMap::new(), Filters::default()) }
     }
 
+    /// Adds a task that is nothing but a husk.
+    pub fn adopt_bare(&mut self, husk: Tracee) {
+        let image = TaskImage {
+            tree: torpor_images::proto::PstreeEntry::default(),
+            ids: torpor_images::proto::TaskKobjIdsEntry::default(),
+            cores: Vec::new(),
+            mm: None,
+            pagemap: None,
+            fds: Vec::new(),
+            fs: None,
+        };
+        let (pid, threads) = (husk.pid(), vec![husk]);
+        self.tasks.push(Task { pid, vpid: 1, threads, image, mapped: Vec::new() });
+    }
+
     /// A restore of files into this process.
     pub fn into_this_process(opts: &'a Options) -> Result<Self> {
         let images = ImageDir::open(&opts.images_dir)?;

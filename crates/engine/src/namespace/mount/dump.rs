@@ -1,18 +1,21 @@
 //! Writes mount namespaces to images.
 
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use torpor_images::kind;
 use torpor_images::proto::MntEntry;
 
-use super::fs::Origin;
+use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
-use super::{content, entry, external, ids, sharing};
+use super::{content, entry, external, sharing};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
+use crate::namespace::user::IdMaps;
 
 /// Writes the mounts of all namespaces but the host's, and the content of the file
 /// systems that exist in memory only.
@@ -34,20 +37,35 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
         })
         .map_err(|(node, why)| refusal(cx, &forest, node, Unfit::Reason(why)))?;
     save_contents(cx, &forest)?;
-    let translate = ids::Translation::of(cx)?;
     for (ns, tree) in &forest.spaces {
         let order = tree.top_down();
         let entries: Vec<MntEntry> = order
             .iter()
             .map(|&i| {
                 let mount = tree.mount(i);
-                let options = translate.options(&mount.options);
+                let options = own_ids(&mount.options, &cx.id_maps);
                 entry::encode(&Mount { options, ..mount.clone() })
             })
             .collect();
         cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;
     }
     Ok(())
+}
+
+/// The options with user and group ids as the tasks call them: the kernel shows
+/// those of the host, and takes those of the mounting task's user namespace.
+pub(super) fn own_ids(options: &OsStr, maps: &IdMaps) -> OsString {
+    let own = |option: &OsStr| {
+        let number = |key: &str| {
+            let id = option.as_bytes().strip_prefix(key.as_bytes())?;
+            std::str::from_utf8(id).ok()?.parse::<u32>().ok()
+        };
+        let user = number("uid=").and_then(|id| Some(format!("uid={}", maps.uid_inside(id)?)));
+        let group = number("gid=").and_then(|id| Some(format!("gid={}", maps.gid_inside(id)?)));
+        user.or(group).map_or_else(|| option.to_owned(), OsString::from)
+    };
+    let options: Vec<OsString> = split_options(options).map(own).collect();
+    join_options(options.iter().map(OsString::as_os_str))
 }
 
 /// Why a mount cannot be dumped.

@@ -8,7 +8,6 @@ mod dump;
 mod entry;
 mod external;
 mod fs;
-mod ids;
 mod mountinfo;
 mod origin;
 mod restore;

@@ -9,7 +9,7 @@ use rustix::mount::{
     mount_remount, unmount,
 };
 use torpor_images::ImageDir;
-use torpor_tracee::{Resume, Tracee};
+use torpor_tracee::Tracee;
 
 use super::collect::Mounts;
 use super::mountinfo::Mount;
@@ -18,7 +18,7 @@ use crate::dump::Dump;
 use crate::error::{Error, Result};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
-use crate::restore::{Restore, Task};
+use crate::restore::Restore;
 
 /// Directories that root file systems of the tests have.
 const DIRS: &[&str] = &["proc", "sys", "dev", "tmp", "a/b/c", "d", "e", "f", "g", "mnt", "old"];
@@ -81,7 +81,7 @@ impl World {
         let mut cx = Restore::bare(opts, images, ns);
         let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
         let (husk, _pidfd) = Tracee::spawn_husk(flags as u64, &[]).unwrap();
-        cx.tasks.push(Task { pid: husk.pid(), vpid: 1, husk: Some(husk) });
+        cx.adopt_bare(husk);
         let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let done = super::restore(&mut cx).and_then(|()| super::finish(&mut cx));
         assert_eq!(host, fs::read_to_string("/proc/self/mountinfo").unwrap());
@@ -92,7 +92,6 @@ impl World {
         let after: Vec<Tree> = after.spaces.into_iter().map(|s| s.tree).collect();
         assert_eq!(shape(before), shape(&after));
         look(&cx);
-        cx.tasks.pop().unwrap().husk.unwrap().finish(Resume::Kill).unwrap();
     }
 
     fn round_trip(&self, build: impl FnOnce() + Send) {
@@ -258,4 +257,11 @@ fn content_of_tmpfs_is_kept_even_where_it_is_hidden() {
             assert_eq!(fs::read_to_string("/mnt/hard").unwrap(), "hello");
         });
     });
+}
+
+#[test]
+fn ids_of_options_are_those_of_the_tasks() {
+    let options = std::ffi::OsStr::new("size=4k,uid=7,gid=5,mode=620");
+    let maps = crate::namespace::user::IdMaps::identity();
+    assert_eq!(super::dump::own_ids(options, &maps), options);
 }
