@@ -28,7 +28,7 @@ use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
 use crate::memory::vma::Vma;
-use crate::namespace::mount::Mounts;
+use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind};
 use crate::options::Options;
@@ -156,6 +156,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     hooks.notify(Event::NetworkLock)?;
     cx.number_objects()?;
     cx.mounts = Mounts::collect(&cx.ns)?;
+    mount::dump(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task)?;

@@ -27,7 +27,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
 use crate::file::{OpenFiles, Restorer};
 use crate::hooks::{Event, Hooks};
-use crate::namespace::mount::Restored;
+use crate::namespace::mount::{self, Restored};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
@@ -111,6 +111,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let pid = cx.make_root()?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     hooks.notify(Event::PostSetupNamespaces)?;
+    mount::restore(cx)?;
     tree::build(cx)?;
     cx.stats.forking_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     tree::join_groups(cx)?;
@@ -127,7 +128,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }
-    Ok(())
+    mount::finish(cx)
 }
 
 impl<'a> Restore<'a> {
@@ -236,12 +237,6 @@ impl<'a> Restore<'a> {
         let pid = husk.pid();
         self.adopt(0, husk)?;
         tracing::debug!("root task {vpid} is {pid} here, new pid namespace: {new_pids}");
-        if !self.ns.of_kind(NsKind::Mnt).any(|ns| !ns.is_host) {
-            let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-                .context(|| "open /".to_owned())?;
-            let id = self.ns.of_kind(NsKind::Mnt).next().map_or(0, |ns| ns.id);
-            self.roots.insert(id, root);
-        }
         Ok(pid)
     }
 

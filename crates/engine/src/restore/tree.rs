@@ -12,6 +12,7 @@ use torpor_tracee::Tracee;
 use super::transport::place_words;
 use super::{Restore, memory};
 use crate::error::{Context, Error, Result};
+use crate::namespace::mount;
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,19 +198,21 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
     let pid = cx.tasks[task].vpid;
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
     let child = cx.remote(from)?.spawn_child(flags, signal, &[pid])?;
-    cx.adopt(task, child)
+    cx.adopt(task, child)?;
+    mount::enter(cx, task, from)
 }
 
 /// `task` is born from a child of task `leader` that ends at once.
-fn bear_orphan(cx: &mut Restore<'_>, task: usize, leader: usize) -> Result<()> {
+fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     let pid = cx.tasks[task].vpid;
-    let leader = cx.remote(leader)?;
+    let leader = cx.remote(from)?;
     let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
     let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
     between.exit_with(0)?;
     // Reap it, or it would stay behind as a zombie.
     leader.call("wait4", libc::SYS_wait4, [u64::MAX, 0, libc::__WALL as u64, 0])?;
-    cx.adopt(task, child)
+    cx.adopt(task, child)?;
+    mount::enter(cx, task, from)
 }
 
 /// Puts every task into its process group: leaders first.

@@ -19,7 +19,7 @@ mod tree;
 pub use collect::{Mounts, Space};
 pub use dump::dump;
 pub use mountinfo::{External, Malformed, Mount};
-pub use restore::{finish, restore};
+pub use restore::{enter, finish, restore};
 pub use restored::Restored;
 pub use tree::Tree;
 

@@ -19,7 +19,7 @@ use super::tree::Tree;
 use super::{entry, superblock};
 use crate::error::{Context, Error, Result};
 use crate::namespace::{NsKind, run_in};
-use crate::restore::Restore;
+use crate::restore::{Restore, Transport};
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until
 /// now, and those of other tasks. Fills in what the restore knows of them.
@@ -65,6 +65,33 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     }
     hand_over(cx, &forest, &bases, copies);
     Ok(())
+}
+
+/// Moves the new husk of `task`, born from that of task `from`, into the mount
+/// namespace that it lived in. At once, because children that share its directories
+/// (`CLONE_FS`) bind it to where it is.
+///
+/// # Errors
+/// The kernel's.
+pub fn enter(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
+    let ns_of = |task: usize| cx.tasks[task].image.ids.mnt_ns_id.unwrap_or(0);
+    let (ns, inherited) = (ns_of(task), ns_of(from));
+    if ns == 0 || ns == inherited {
+        return Ok(());
+    }
+    let file = cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref()).ok_or_else(|| no_namespace(ns))?;
+    let file = file.try_clone().context(|| "dup".to_owned())?;
+    let husk = cx.remote(task)?;
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[file.as_fd()])?;
+    batch.must(libc::SYS_setns, [0, libc::CLONE_NEWNS as u64]);
+    batch.call(libc::SYS_close, [0]);
+    transport.close(&mut batch);
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| format!("enter mount namespace {ns}")),
+        None => Ok(()),
+    }
 }
 
 /// After all files have been restored: mounts that show terminals, and read-only
