@@ -113,6 +113,11 @@ impl Dump<'_> {
         Ok(leader)
     }
 
+    /// The id in the images of the thread with id `tid` here.
+    pub fn vtid_of(&self, tid: i32) -> Option<i32> {
+        self.vtids.get(&tid).copied()
+    }
+
     /// The pid in the images of the task with pid `pid` here.
     pub fn vpid_of(&self, pid: i32) -> Option<i32> {
         self.tasks.iter().find(|t| t.pid == pid).map(|t| t.vpid)

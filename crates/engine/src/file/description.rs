@@ -2,10 +2,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
 
 /// `O_LARGEFILE` as the kernel shows it: libc's constant is 0 on 64-bit systems.
 const O_LARGEFILE: u32 = 0o100_000;
@@ -73,6 +74,22 @@ pub fn set_status_flags(file: impl AsFd, flags: u32) -> Result<()> {
 /// `EMFILE`.
 pub fn duplicate(file: BorrowedFd<'_>) -> Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(file, 0).context(|| "F_DUPFD_CLOEXEC".to_owned())
+}
+
+/// What the kernel shows for a user or group that a user namespace does not have.
+const NOBODY: u32 = 65534;
+
+/// An owner as the tree's user namespace knows it.
+pub fn inside(maps: &IdMaps, stat: &Stat) -> (u32, u32) {
+    let (uid, gid) = (maps.uid_inside(stat.st_uid), maps.gid_inside(stat.st_gid));
+    (uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY))
+}
+
+/// An owner in the images, as the supervisor knows it.
+pub fn outside(maps: &IdMaps, uid: u32, gid: u32) -> (Option<Uid>, Option<Gid>) {
+    let (uid, gid) = (maps.uid_outside(uid), maps.gid_outside(gid));
+    let (uid, gid) = (uid.unwrap_or(NOBODY), gid.unwrap_or(NOBODY));
+    (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
 }
 
 /// The message of a `files.img` entry, which must have it.

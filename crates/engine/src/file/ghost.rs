@@ -13,9 +13,10 @@ use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, Writer, kind};
 
 use super::Found;
-use super::description::reopen;
+use super::description::{inside, outside, reopen};
+use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
-use crate::options::Options;
+use crate::namespace::user::IdMaps;
 
 /// Bytes copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -24,15 +25,15 @@ const CHUNK: u64 = 1 << 20;
 ///
 /// # Errors
 /// Refused, if it is too large or of a type that cannot be made again.
-pub fn save(images: &ImageDir, opts: &Options, found: &Found, ghost: u32) -> Result<()> {
+pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
     let stat = &found.stat;
     let kind = FileType::from_raw_mode(stat.st_mode);
     // Blocks of stat(2) are 512 bytes.
     let data = stat.st_blocks.cast_unsigned().saturating_mul(512);
-    if kind == FileType::RegularFile && data > opts.ghost_limit {
+    if kind == FileType::RegularFile && data > cx.opts.ghost_limit {
         return Err(found.refuse(format!(
             "it is unlinked and holds {data} bytes, more than --ghost-limit {} allows",
-            opts.ghost_limit
+            cx.opts.ghost_limit
         )));
     }
     let sparse = kind == FileType::RegularFile && data < stat.st_size.cast_unsigned();
@@ -42,9 +43,10 @@ pub fn save(images: &ImageDir, opts: &Options, found: &Found, ghost: u32) -> Res
         _ => None,
     };
     let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
+    let (uid, gid) = inside(&cx.id_maps, stat);
     let entry = GhostFileEntry {
-        uid: stat.st_uid,
-        gid: stat.st_gid,
+        uid,
+        gid,
         mode: stat.st_mode,
         dev: u32::try_from(stat.st_dev).ok(),
         ino: Some(stat.st_ino),
@@ -55,7 +57,7 @@ pub fn save(images: &ImageDir, opts: &Options, found: &Found, ghost: u32) -> Res
         size: sparse.then_some(stat.st_size.cast_unsigned()),
         symlnk_target: target,
     };
-    let mut writer = images.writer(kind::GHOST_FILE, u64::from(ghost))?;
+    let mut writer = cx.images.writer(kind::GHOST_FILE, u64::from(ghost))?;
     writer.entry(&entry)?;
     if kind == FileType::RegularFile && stat.st_size > 0 {
         // A description of our own: the task's would share its offset with us.
@@ -148,7 +150,7 @@ impl Image {
     ///
     /// # Errors
     /// The kernel's; the image file's.
-    pub fn create(mut self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    pub fn create(mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
         let private = Mode::RUSR | Mode::WUSR;
         match self.file_type() {
@@ -169,7 +171,7 @@ impl Image {
                 rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
             }
         }
-        self.set_attributes(dir, name)
+        self.set_attributes(maps, dir, name)
     }
 
     fn fill(&mut self, mut file: File) -> Result<()> {
@@ -193,12 +195,11 @@ impl Image {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_attributes(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    pub fn set_attributes(&self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let what = || format!("set attributes of {}", String::from_utf8_lossy(name));
-        let (uid, gid) =
-            (rustix::fs::Uid::from_raw(self.entry.uid), rustix::fs::Gid::from_raw(self.entry.gid));
+        let (uid, gid) = outside(maps, self.entry.uid, self.entry.gid);
         let no_follow = AtFlags::SYMLINK_NOFOLLOW;
-        rustix::fs::chownat(dir, name, Some(uid), Some(gid), no_follow).context(what)?;
+        rustix::fs::chownat(dir, name, uid, gid, no_follow).context(what)?;
         if self.file_type() != FileType::Symlink {
             let mode = Mode::from_raw_mode(self.entry.mode & 0o7777);
             rustix::fs::chmodat(dir, name, mode, AtFlags::empty()).context(what)?;

@@ -13,7 +13,7 @@ use torpor_images::kind;
 use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
 
-use super::description::{duplicate, open_flags, part, reopen, set_status_flags};
+use super::description::{duplicate, inside, open_flags, outside, part, reopen, set_status_flags};
 use super::regular::through_link;
 use super::{Dumper, Found, Restorer};
 use crate::dump::Dump;
@@ -113,10 +113,11 @@ fn inode(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
     let file = reopen(&found.file, OFlags::RDONLY)?;
     let seals = rustix::fs::fcntl_get_seals(&file)
         .context(|| format!("F_GET_SEALS of {}", found.link.display()))?;
+    let (uid, gid) = inside(&cx.id_maps, &found.stat);
     let entry = MemfdInodeEntry {
         name: name_of(found).unwrap_or_default().to_vec(),
-        uid: found.stat.st_uid,
-        gid: found.stat.st_gid,
+        uid,
+        gid,
         size: found.stat.st_size.cast_unsigned(),
         shmid: FIRST_SHMID | inode_id,
         seals: seals.bits(),
@@ -215,8 +216,8 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
     let file = File::from(file);
     crate::restore::memory::fill_object(&cx.images, &pages, &file)?;
-    let owner = (rustix::fs::Uid::from_raw(inode.uid), rustix::fs::Gid::from_raw(inode.gid));
-    rustix::fs::fchown(&file, Some(owner.0), Some(owner.1)).context(what)?;
+    let (uid, gid) = outside(&cx.id_maps, inode.uid, inode.gid);
+    rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).context(what)?;
     }

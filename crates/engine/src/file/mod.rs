@@ -11,8 +11,10 @@
 
 pub mod buildid;
 pub mod description;
+pub mod epoll;
 pub mod eventfd;
 pub mod ext;
+pub mod fown;
 pub mod ghost;
 pub mod memfd;
 pub mod pipe;
@@ -200,6 +202,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
     vec![
         Box::<socket::SocketDumper>::default(),
         Box::<eventfd::EventfdDumper>::default(),
+        Box::<epoll::EpollDumper>::default(),
         Box::<signalfd::SignalfdDumper>::default(),
         Box::<timerfd::TimerfdDumper>::default(),
         Box::<pipe::PipeDumper>::default(),
@@ -211,6 +214,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
 /// The restorer of each type of `files.img`.
 pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
     vec![
+        (FdTypes::Eventpoll, Box::<epoll::EpollRestorer>::default()),
         (FdTypes::Eventfd, Box::<eventfd::EventfdRestorer>::default()),
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),

@@ -5,7 +5,6 @@
 //! executables, working and root directories.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
@@ -292,16 +291,12 @@ pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Re
     }
 }
 
-/// The path in bytes: procfs's links are not UTF-8.
-pub fn path_bytes(path: &PathBuf) -> &[u8] {
-    std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
     use std::io::{Read, Seek, Write};
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::PathBuf;
     use std::sync::Arc;
 
     use super::*;

@@ -76,7 +76,7 @@ impl Remaps {
             Some(&known) => known,
             None => {
                 let ghost = u32::try_from(cx.files.remaps.ghosts.len() + 1).unwrap_or(u32::MAX);
-                ghost::save(&cx.images, cx.opts, found, ghost)?;
+                ghost::save(cx, found, ghost)?;
                 cx.files.remaps.ghosts.insert(key, ghost);
                 ghost
             }
@@ -333,14 +333,14 @@ fn make_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Na
     let is_dir = image.file_type() == FileType::Directory;
     if is_dir && cx.files.temporary.parents.contains(&reg.name) {
         // It is there already, as the directory of another unlinked file.
-        image.set_attributes(name.dir.as_fd(), &name.name)?;
+        image.set_attributes(&cx.id_maps, name.dir.as_fd(), &name.name)?;
     } else {
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         if !is_dir {
             let pid = std::process::id();
             name.name = format!(".torpor.{pid}.ghost.{ghost:x}").into_bytes();
         }
-        image.create(name.dir.as_fd(), &name.name)?;
+        image.create(&cx.id_maps, name.dir.as_fd(), &name.name)?;
         cx.files.temporary.made.push((name.try_clone()?, flags));
     }
     cx.files.temporary.ghosts.insert(ghost, name.try_clone()?);
@@ -404,10 +404,10 @@ fn open_writable(
     path: &[u8],
     flags: OFlags,
 ) -> Result<rustix::io::Result<OwnedFd>> {
-    if let Some((root, mountpoint)) = cx.mounts.writable(mnt_id) {
-        if let Ok(inside) = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint) {
-            return Ok(open_in(root, inside.as_os_str().as_bytes(), flags, Mode::empty()));
-        }
+    if let Some((root, mountpoint)) = cx.mounts.writable(mnt_id)
+        && let Ok(inside) = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint)
+    {
+        return Ok(open_in(root, inside.as_os_str().as_bytes(), flags, Mode::empty()));
     }
     Ok(open_in(cx.root_of_mount(mnt_id)?, path, flags, Mode::empty()))
 }

@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::mem;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::kind;
-use torpor_images::proto::{FdinfoEntry, FileEntry, FownEntry};
+use torpor_images::proto::{FdinfoEntry, FileEntry};
 use torpor_sys::kcmp::{Object, kcmp};
 
 use super::memfd::Memfds;
 use super::remap::Remaps;
-use super::{Dumper, FdInfo, Found};
+use super::{Dumper, FdInfo, Found, fown};
 use crate::dump::Dump;
 use crate::error::{Context, Result};
 use crate::proc;
@@ -67,6 +66,17 @@ impl FileTable {
     /// The entries so far.
     pub fn entries(&self) -> &[FileEntry] {
         &self.entries
+    }
+
+    /// An entry that is to be completed.
+    pub fn entry_mut(&mut self, id: u32) -> Option<&mut FileEntry> {
+        self.entries.iter_mut().find(|entry| entry.id == id)
+    }
+
+    /// The descriptions open on the inode number `ino` of any file system: task, descriptor, number.
+    pub fn open_on(&self, ino: u64) -> impl Iterator<Item = (i32, i32, u32)> {
+        let all = self.known.iter().filter(move |((_, i), _)| *i == ino);
+        all.flat_map(|(_, known)| known).map(|k| (k.pid, k.fd, k.id))
     }
 
     /// The number of the description behind a descriptor, if it is known.
@@ -166,22 +176,8 @@ fn fetch(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<Found>
     let link = rustix::fs::readlink(&path, Vec::new()).context(|| format!("readlink {path}"))?;
     let link = PathBuf::from(OsString::from_vec(link.into_bytes()));
     let fs_type = rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type);
-    let fown = owner(cx, &file);
+    let fown = fown::of(cx, &file);
     Ok(Found { id: cx.files.next_id(), task, pid, fd, file, stat, fs_type, link, info, fown })
-}
-
-/// Who gets SIGIO for a file, with the pid as the images know it.
-fn owner(cx: &Dump<'_>, file: &OwnedFd) -> FownEntry {
-    let mut fown = FownEntry { uid: 0, euid: 0, signum: 0, pid_type: 0, pid: 0 };
-    let Ok(owner) = torpor_sys::fcntl::owner(file) else { return fown };
-    fown.signum = owner.signal.cast_unsigned();
-    if owner.pid != 0 {
-        let vpid = cx.tasks.iter().find(|t| t.pid == owner.pid).map_or(owner.pid, |t| t.vpid);
-        fown.pid = vpid.cast_unsigned();
-        fown.pid_type = owner.pid_type;
-        (fown.uid, fown.euid) = (owner.uid, owner.euid);
-    }
-    fown
 }
 
 /// Describes a descriptor of this process.

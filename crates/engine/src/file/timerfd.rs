@@ -77,7 +77,7 @@ impl Restorer for TimerfdRestorer {
         if self.late {
             arm(&file, tfd)?;
         } else {
-            self.made.push(tfd.clone());
+            self.made.push(*tfd);
         }
         Ok(file)
     }

@@ -25,6 +25,7 @@ use self::load::{Checkpoint, TaskImage};
 use crate::RestoreReport;
 use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
+use crate::file::fown;
 use crate::file::{OpenFiles, Restorer};
 use crate::hooks::{Event, Hooks};
 use crate::namespace::mount::{self, Restored};
@@ -124,6 +125,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::finish(cx, task)?;
     }
     tree::make_threads(cx)?;
+    fown::restore(cx)?;
     tree::bury(cx)?;
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;

@@ -1,0 +1,285 @@
+//! Epoll sets: what they watch, and under which numbers.
+//!
+//! An entry of a set is known by a file and the number that the file had when it was
+//! added. The number may since have been closed, or belong to another file: the
+//! kernel tells by comparison (kcmp(2)) which file an entry watches. The images name
+//! a descriptor that the file has now, as CRIU's do, and beside it the number in the
+//! set, which the restore gives back.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::CreateFlags;
+use torpor_images::proto::{EventpollFileEntry, EventpollTfdEntry, FdTypes, FileEntry};
+use torpor_sys::epoll::Interest;
+use torpor_sys::kcmp::kcmp_epoll_target;
+
+use super::description::{duplicate, part, set_status_flags};
+use super::{Dumper, Found, Restorer};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::proc;
+use crate::restore::Restore;
+
+/// The dump half. Watched files may be met after the set: they are looked for in the
+/// end.
+#[derive(Debug, Default)]
+pub struct EpollDumper {
+    sets: Vec<Set>,
+}
+
+#[derive(Debug)]
+struct Set {
+    id: u32,
+    pid: i32,
+    fd: i32,
+    watched: Vec<Watched>,
+}
+
+/// A line of the set's fdinfo.
+#[derive(Debug, Clone, Copy)]
+struct Watched {
+    number: u32,
+    /// How many entries before it have the same number.
+    nth: u32,
+    events: u32,
+    data: u64,
+    pos: u64,
+    ino: u64,
+    dev: u32,
+}
+
+impl Dumper for EpollDumper {
+    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.is_anon("[eventpoll]") {
+            return Ok(None);
+        }
+        let mut watched: Vec<Watched> = Vec::new();
+        let mut seen: HashMap<u32, u32> = HashMap::new();
+        for line in found.info.values("tfd") {
+            let mut entry = parse(line)
+                .ok_or_else(|| found.refuse(format!("its fdinfo has an unknown line: {line}")))?;
+            let nth = seen.entry(entry.number).or_default();
+            entry.nth = *nth;
+            *nth += 1;
+            watched.push(entry);
+        }
+        self.sets.push(Set { id: found.id, pid: found.pid, fd: found.fd, watched });
+        let epfd = EventpollFileEntry {
+            id: found.id,
+            flags: found.flags(),
+            fown: found.fown,
+            tfd: Vec::new(),
+        };
+        Ok(Some(FileEntry { epfd: Some(epfd), ..found.entry(FdTypes::Eventpoll) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        for set in self.sets.drain(..) {
+            let open = proc::numbers(set.pid, "fd")?;
+            let entries = set
+                .watched
+                .iter()
+                .map(|watched| resolve(cx, &set, watched, &open))
+                .collect::<Result<Vec<_>>>()?;
+            if let Some(epfd) = cx.files.entry_mut(set.id).and_then(|entry| entry.epfd.as_mut()) {
+                epfd.tfd = entries;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `5 events: 19 data: 5  pos:0 ino:1f sdev:d`; all but the first and `pos` are
+/// hexadecimal.
+fn parse(line: &str) -> Option<Watched> {
+    let (number, rest) = line.trim_start().split_once(' ')?;
+    let field = |key: &str| {
+        let value = rest.split_once(key)?.1.trim_start();
+        value.split(' ').next()
+    };
+    let hex = |key: &str| u64::from_str_radix(field(key)?, 16).ok();
+    Some(Watched {
+        number: number.parse().ok()?,
+        nth: 0,
+        events: u32::try_from(hex("events:")?).ok()?,
+        data: hex("data:")?,
+        pos: field("pos:")?.parse().ok()?,
+        ino: hex("ino:")?,
+        dev: u32::try_from(hex("sdev:")?).ok()?,
+    })
+}
+
+/// Finds the file that an entry watches, and a descriptor of it in the set's task.
+fn resolve(cx: &Dump<'_>, set: &Set, watched: &Watched, open: &[i32]) -> Result<EventpollTfdEntry> {
+    let watches = |pid: i32, fd: i32| {
+        kcmp_epoll_target(pid, fd, set.pid, set.fd, watched.number, watched.nth).unwrap_or(false)
+    };
+    let refuse = || {
+        let object = format!("fd {} (epoll)", set.fd);
+        let reason = format!(
+            "it watches a file (fd {} once, inode {}) that no task has open",
+            watched.number, watched.ino
+        );
+        Error::refused(set.pid, object, reason)
+    };
+    let number = i32::try_from(watched.number).map_err(|_| refuse())?;
+    let mut entry = EventpollTfdEntry {
+        id: set.id,
+        tfd: watched.number,
+        events: watched.events,
+        data: watched.data,
+        dev: Some(watched.dev),
+        inode: Some(watched.ino),
+        pos: Some(watched.pos),
+        file_id: None,
+        number: None,
+    };
+    if open.contains(&number) && watches(set.pid, number) {
+        entry.file_id = cx.files.id_of(set.pid, number);
+        return Ok(entry);
+    }
+    let target = cx.files.open_on(watched.ino).find(|&(pid, fd, _)| watches(pid, fd));
+    let (_, _, id) = target.ok_or_else(refuse)?;
+    let other = open.iter().find(|&&fd| cx.files.id_of(set.pid, fd) == Some(id));
+    if let Some(other) = other.and_then(|&fd| u32::try_from(fd).ok()) {
+        entry.tfd = other;
+    }
+    (entry.file_id, entry.number) = (Some(id), Some(watched.number));
+    Ok(entry)
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct EpollRestorer {
+    made: Vec<EventpollFileEntry>,
+}
+
+impl Restorer for EpollRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
+            let other = epfd.tfd.iter().filter_map(|t| t.file_id);
+            if let Some(id) = other.into_iter().find(|id| !cx.entries.contains_key(id)) {
+                let reason = format!("epoll set {} watches {id}, which is no file", entry.id);
+                return Err(Error::invalid("files.img", reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
+        let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
+            .context(|| "epoll_create".to_owned())?;
+        set_status_flags(&file, epfd.flags)?;
+        self.made.push(epfd.clone());
+        Ok(file)
+    }
+
+    /// Watching is set up when everything is open. What sockets bring in flight comes
+    /// later, and is opened by whoever needs it.
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        for epfd in self.made.drain(..) {
+            let files = epfd
+                .tfd
+                .iter()
+                .map(|entry| Ok((entry, watched_file(cx, &epfd, entry)?)))
+                .collect::<Result<Vec<_>>>()?;
+            let interests: Vec<_> =
+                files.iter().map(|(entry, file)| interest(entry, file.as_fd())).collect();
+            let set = duplicate(cx.file(epfd.id)?)?;
+            torpor_sys::epoll::add(set.as_fd(), &interests)
+                .context(|| format!("EPOLL_CTL_ADD to epoll set {}", epfd.id))?;
+        }
+        Ok(())
+    }
+}
+
+fn interest<'f>(entry: &EventpollTfdEntry, file: BorrowedFd<'f>) -> Interest<'f> {
+    Interest {
+        file,
+        number: entry.number.unwrap_or(entry.tfd).cast_signed(),
+        events: entry.events,
+        data: entry.data,
+    }
+}
+
+/// The file that an entry watches: by its number in the images, or by descriptor of a
+/// task that holds the set.
+fn watched_file(
+    cx: &mut Restore<'_>,
+    epfd: &EventpollFileEntry,
+    entry: &EventpollTfdEntry,
+) -> Result<OwnedFd> {
+    let by_number = || {
+        let tables = cx.tasks.iter().map(|task| &task.image.fds);
+        let holders = tables.filter(|fds| fds.iter().any(|fd| fd.id == epfd.id));
+        holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id)
+    };
+    let id = entry.file_id.or_else(by_number).ok_or_else(|| {
+        let reason = format!("epoll set {} watches fd {}, which nobody has", epfd.id, entry.tfd);
+        Error::invalid("files.img", reason)
+    })?;
+    duplicate(cx.file(id)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::file::testing::World;
+
+    fn entries(set: &OwnedFd) -> Vec<(u32, u32, u64)> {
+        let path = format!("/proc/self/fdinfo/{}", set.as_raw_fd());
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines = text.lines().filter_map(|l| parse(l.strip_prefix("tfd:")?));
+        let mut all: Vec<_> = lines.map(|w| (w.number, w.events, w.data)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn entries_of_open_closed_and_reused_numbers() {
+        let set = rustix::event::epoll::create(CreateFlags::empty()).unwrap();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let (read2, write2) = rustix::pipe::pipe().unwrap();
+        let interest = |file, number, data| Interest { file, number, events: 1, data };
+        torpor_sys::epoll::add(
+            set.as_fd(),
+            &[
+                interest(read.as_fd(), read.as_raw_fd(), 1),
+                // Numbers that nobody has, and one that another file has now.
+                interest(read.as_fd(), 901, 2),
+                interest(read2.as_fd(), 901, 3),
+                interest(read2.as_fd(), write.as_raw_fd(), u64::MAX),
+            ],
+        )
+        .unwrap();
+        let before = entries(&set);
+        assert_eq!(before.len(), 4);
+        let files = World::new().round_trip(vec![set, read, write, read2, write2]);
+        assert_eq!(entries(&files[0]), before);
+        rustix::io::write(&files[4], b"x").unwrap();
+        let mut events = [rustix::event::epoll::Event {
+            flags: rustix::event::epoll::EventFlags::empty(),
+            data: rustix::event::epoll::EventData::new_u64(0),
+        }; 8];
+        let n = rustix::event::epoll::wait(&files[0], &mut events, None).unwrap();
+        let mut seen: Vec<u64> = events[..n].iter().map(|e| { e.data }.u64()).collect();
+        seen.sort_unstable();
+        assert_eq!(seen, [3, u64::MAX]);
+    }
+
+    #[test]
+    fn a_file_that_nobody_has_is_named() {
+        let set = rustix::event::epoll::create(CreateFlags::empty()).unwrap();
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        let interest = Interest { file: read.as_fd(), number: 901, events: 1, data: 1 };
+        torpor_sys::epoll::add(set.as_fd(), &[interest]).unwrap();
+        // It is open here, but not described: as good as in flight.
+        let error = World::new().dump(&[&set]).unwrap_err().to_string();
+        assert!(error.contains("fd 901 once"), "{error}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Who is sent a signal when a file becomes ready: owner, signal and `O_ASYNC`
+//! (fcntl(2), `F_SETOWN_EX`, `F_SETSIG`).
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::OFlags;
+use rustix::fs::Uid;
+use rustix::process::Pid;
+use rustix::thread::set_thread_res_uid;
+use torpor_images::proto::{FileEntry, FownEntry};
+use torpor_sys::fcntl::Owner;
+
+use super::description::duplicate;
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+/// `F_OWNER_TID` and `F_OWNER_PGRP` of fcntl.h; between them, `F_OWNER_PID`.
+const TID: u32 = 0;
+const PGRP: u32 = 2;
+
+/// The owner of a file, with its ids as the images know them.
+pub fn of(cx: &Dump<'_>, file: impl AsFd) -> FownEntry {
+    let Ok(owner) = torpor_sys::fcntl::owner(file) else { return FownEntry::default() };
+    let mut fown = FownEntry { signum: owner.signal.cast_unsigned(), ..FownEntry::default() };
+    let id = match owner.pid_type {
+        PGRP => virtual_group(cx, owner.pid),
+        _ => cx.vtid_of(owner.pid),
+    };
+    // An owner outside of the tree, or one that has ended, gets no more signals.
+    if let Some(id) = id.filter(|_| owner.pid != 0) {
+        let inside = |uid| cx.id_maps.uid_inside(uid).unwrap_or(uid);
+        fown.pid_type = owner.pid_type;
+        fown.pid = id.cast_unsigned();
+        (fown.uid, fown.euid) = (inside(owner.uid), inside(owner.euid));
+    }
+    fown
+}
+
+fn virtual_group(cx: &Dump<'_>, pgid: i32) -> Option<i32> {
+    let member = cx.tasks.iter().find(|task| task.stat.pgid == pgid)?;
+    let inside = member.status.numbers("NSpgid", 10).last().copied()?;
+    i32::try_from(inside).ok().filter(|&id| id != 0)
+}
+
+/// Gives all files their owners. This comes when everything is connected, so that
+/// what the restore itself does with the files sends no signal.
+///
+/// # Errors
+/// The kernel's.
+pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    let mut all = Vec::new();
+    for entry in cx.entries.values() {
+        let Some((fown, flags)) = owner_in(cx, entry) else { continue };
+        let is_async = flags & libc::O_ASYNC.cast_unsigned() != 0;
+        if fown.pid == 0 && fown.signum == 0 && !is_async {
+            continue;
+        }
+        if let Some(file) = cx.files.get(entry.id) {
+            all.push((entry.id, duplicate(file)?, fown, is_async));
+        }
+    }
+    for (id, file, fown, is_async) in all {
+        give(cx, file.as_fd(), &fown, is_async).map_err(|error| match error {
+            Error::Os { what, source } => Error::Os { what: format!("file {id}: {what}"), source },
+            other => other,
+        })?;
+    }
+    Ok(())
+}
+
+/// The owner and the flags in an entry of any type.
+fn owner_in(cx: &Restore<'_>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
+    macro_rules! any_of {
+        ($($field:ident),*) => {
+            $(if let Some(message) = &entry.$field {
+                return Some((message.fown, message.flags));
+            })*
+        };
+    }
+    any_of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
+    // A fifo is described by the file of its path.
+    let path = cx.entries.get(&entry.fifo.as_ref()?.regf_id?)?;
+    path.reg.as_ref().map(|reg| (reg.fown, reg.flags))
+}
+
+fn give(cx: &Restore<'_>, file: BorrowedFd<'_>, fown: &FownEntry, is_async: bool) -> Result<()> {
+    let owner = Owner {
+        pid_type: fown.pid_type,
+        pid: real_id(cx, fown)?,
+        signal: fown.signum.cast_signed(),
+        uid: cx.id_maps.uid_outside(fown.uid).unwrap_or(fown.uid),
+        euid: cx.id_maps.uid_outside(fown.euid).unwrap_or(fown.euid),
+    };
+    as_user(&owner, || {
+        torpor_sys::fcntl::set_owner(file, &owner).context(|| "F_SETOWN_EX".to_owned())
+    })?;
+    if is_async {
+        let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
+        let with = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
+        rustix::fs::fcntl_setfl(file, with).context(|| "F_SETFL O_ASYNC".to_owned())?;
+    }
+    Ok(())
+}
+
+/// The kernel notes the caller's users with the owner, so a thread becomes them.
+fn as_user(owner: &Owner, work: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+    if owner.pid == 0 || (owner.uid, owner.euid) == (0, 0) {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let (real, effective) = (Uid::from_raw(owner.uid), Uid::from_raw(owner.euid));
+            set_thread_res_uid(real, effective, effective)
+                .context(|| format!("setresuid to {} {}", owner.uid, owner.euid))?;
+            work()
+        });
+        let panicked = || Error::Hook("a thread with other users panicked".to_owned());
+        thread.join().unwrap_or_else(|_| Err(panicked()))
+    })
+}
+
+/// The id here of the thread, process or group that the images name.
+fn real_id(cx: &Restore<'_>, fown: &FownEntry) -> Result<i32> {
+    if fown.pid == 0 {
+        return Ok(0);
+    }
+    let found = match fown.pid_type {
+        TID => cx.tasks.iter().find_map(|task| {
+            let at = task.image.tree.threads.iter().position(|&tid| tid == fown.pid)?;
+            task.threads.get(at).map(|thread| thread.tid())
+        }),
+        PGRP => cx.tasks.iter().find(|task| task.image.tree.pgid == fown.pid).and_then(|task| {
+            let group = rustix::process::getpgid(Pid::from_raw(task.pid)).ok()?;
+            Some(group.as_raw_nonzero().get())
+        }),
+        _ => cx.real_pid(fown.pid.cast_signed()),
+    };
+    found.ok_or_else(|| {
+        Error::invalid("files.img", format!("the owner {} of a file is no task", fown.pid))
+    })
+}
