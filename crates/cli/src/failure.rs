@@ -14,12 +14,14 @@ pub struct Failure {
     pub hint: Option<String>,
     /// The number nearest to it, for the RPC's `cr_errno`.
     pub errno: i32,
+    /// It stands in the log already.
+    pub logged: bool,
 }
 
 impl Failure {
     /// A failure of the kind `errno`.
     pub fn new(errno: i32, text: impl Into<String>) -> Self {
-        Self { text: text.into(), hint: None, errno }
+        Self { text: text.into(), hint: None, errno, logged: false }
     }
 
     /// A request that makes no sense.

@@ -3,9 +3,11 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -22,6 +24,7 @@ pub struct Actions {
     scripts: Vec<String>,
     images_dir: PathBuf,
     pidfile: Option<PathBuf>,
+    status_fd: Option<Arc<OwnedFd>>,
     root: i32,
     progress: Progress,
 }
@@ -34,9 +37,14 @@ impl Actions {
             scripts: settings.action_scripts.clone(),
             images_dir: settings.engine.images_dir.clone(),
             pidfile: settings.engine.pidfile.clone(),
+            status_fd: settings.engine.status_fd.clone(),
             root: settings.engine.pid,
             progress: Progress::new(visible && std::io::stderr().is_terminal()),
         }
+    }
+
+    fn report_ready(&mut self) -> Result<()> {
+        report_ready(self.status_fd.take()).map_err(|e| Error::Hook(format!("--status-fd: {e}")))
     }
 
     fn run(&self, script: &str, event: &Event) -> Result<()> {
@@ -66,14 +74,27 @@ impl Hooks for Actions {
             write_pidfile(file, *pid)
                 .map_err(|e| Error::Hook(format!("pid file {}: {e}", file.display())))?;
         }
-        if matches!(event, Event::OrphanPtsMaster(_) | Event::StatusReady) {
-            return Ok(());
+        match event {
+            Event::OrphanPtsMaster(_) => return Ok(()),
+            Event::StatusReady => return self.report_ready(),
+            _ => {}
         }
         self.scripts.iter().try_for_each(|script| self.run(script, &event))
     }
 
     fn progress(&mut self, done: u64, total: u64) {
         self.progress.update(done, total);
+    }
+}
+
+/// Tells the one who gave `--status-fd` that it is time.
+///
+/// # Errors
+/// If nobody listens.
+pub fn report_ready(status_fd: Option<Arc<OwnedFd>>) -> std::io::Result<()> {
+    match status_fd {
+        Some(fd) => rustix::io::write(&*fd, &[0]).map(drop).map_err(Into::into),
+        None => Ok(()),
     }
 }
 

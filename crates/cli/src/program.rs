@@ -1,7 +1,6 @@
 //! From the words of a command line to what they ask for.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -58,7 +57,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match run(name, args) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("Error: {failure}");
+            // What is in the log on the screen need not be there twice.
+            if !failure.logged || log::get().is_file() {
+                eprintln!("Error: {failure}");
+            }
             if let Some(hint) = &failure.hint {
                 eprintln!("Hint: {hint}");
             }
@@ -173,6 +175,9 @@ fn perform(
     words: &[OsString],
     found: &Invocation,
 ) -> Result<ExitCode, Failure> {
+    if settings.exec_cmd {
+        settings.engine.exec_cmd = Some(found.rest.clone());
+    }
     settings.adopt_descriptors().map_err(Failure::invalid)?;
     settings.merge().map_err(Failure::invalid)?;
     match command {
@@ -188,7 +193,7 @@ fn perform(
         make_directory(&settings.engine.images_dir)?;
     }
     work::prepare(&mut settings)?;
-    let result = in_images(name, command, &mut settings, &found.rest);
+    let result = in_images(name, command, &settings);
     if result.is_err() && log::get().is_file() {
         let file = settings.log_file.unwrap_or_default();
         return result.map_err(|f| match f.hint {
@@ -202,12 +207,7 @@ fn perform(
 }
 
 /// The commands that work on an images directory.
-fn in_images(
-    name: Name,
-    command: Command,
-    settings: &mut Settings,
-    rest: &[OsString],
-) -> Result<ExitCode, Failure> {
+fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
     let mut hooks = Actions::new(settings, name == Name::Torpor);
     match command {
         Command::Dump => {
@@ -224,7 +224,7 @@ fn in_images(
             let report = work::restore(settings, &mut hooks)?;
             drop(hooks);
             stats::display(settings, stats::Which::Restore)?;
-            after_restore(settings, report.pid, rest)?;
+            after_restore(settings, report.pid)?;
         }
         other => {
             return Err(Failure::unsupported(format!("{} is not supported", other.name())));
@@ -235,10 +235,9 @@ fn in_images(
 
 /// The tasks run: become the command of `--exec-cmd`, or wait for the root task
 /// unless told otherwise.
-fn after_restore(settings: &Settings, root: i32, rest: &[OsString]) -> Result<(), Failure> {
-    if let ([program, args @ ..], true) = (rest, settings.exec_cmd) {
-        let error = std::process::Command::new(program).args(args).exec();
-        return Err(Failure::io(format_args!("--exec-cmd {}", program.display()), &error));
+fn after_restore(settings: &Settings, root: i32) -> Result<(), Failure> {
+    if let Some(command) = &settings.engine.exec_cmd {
+        return Err(work::become_parent(command));
     }
     if !settings.engine.restore_detached {
         work::wait_for_end(root)?;

@@ -1,9 +1,11 @@
 //! The operations as the command line and the RPC both perform them: the engine's
 //! work, and what belongs around it.
 
-use std::io::Write;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -31,8 +33,16 @@ pub fn prepare(settings: &mut Settings) -> Result<(), Failure> {
 
 fn directory(path: &Path, role: &str) -> Result<PathBuf, Failure> {
     let failed = |e| Failure::io(format_args!("{role} directory {}", path.display()), &e);
-    let path = path.canonicalize().map_err(failed)?;
-    if path.is_dir() { Ok(path) } else { Err(failed(std::io::ErrorKind::NotADirectory.into())) }
+    // A client's directory that has no name here, see `rpc::request`.
+    let resolved = if path.starts_with("/proc/self/fd") {
+        path.to_owned()
+    } else {
+        path.canonicalize().map_err(failed)?
+    };
+    if !resolved.metadata().map_err(failed)?.is_dir() {
+        return Err(failed(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    Ok(resolved)
 }
 
 /// Sends the log where `settings` say, relative to the current directory.
@@ -86,7 +96,7 @@ fn concluded<T>(
         Err(error) => {
             tracing::error!("{error}");
             tracing::error!("{failed}");
-            Err(error.into())
+            Err(Failure { logged: true, ..error.into() })
         }
     }
 }
@@ -131,15 +141,15 @@ pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreRepo
     concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
 }
 
-/// Tells the one who gave `--status-fd` that it is time.
-///
-/// # Errors
-/// If nobody listens.
-pub fn report_ready(settings: &mut Settings) -> Result<(), Failure> {
-    let Some(fd) = settings.engine.status_fd.take() else { return Ok(()) };
-    let failed = |e: std::io::Error| Failure::io("--status-fd", &e);
-    let mut file = std::fs::File::from(fd.try_clone().map_err(failed)?);
-    file.write_all(&[0]).map_err(failed)
+/// Turns this process, the parent of the restored root task, into `command`. Returns
+/// only if that fails.
+#[must_use]
+pub fn become_parent(command: &[OsString]) -> Failure {
+    let Some((program, args)) = command.split_first() else {
+        return Failure::invalid("--exec-cmd names no program");
+    };
+    let error = Command::new(program).args(args).exec();
+    Failure::io(format_args!("--exec-cmd {}", program.display()), &error)
 }
 
 /// Waits until the task `pid` has ended, child or not, and reaps it if it is one.

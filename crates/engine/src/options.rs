@@ -3,6 +3,7 @@
 //! Plain data: the command line, the configuration files and the RPC all fill the
 //! same [`Options`], and the defaults are CRIU's.
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -116,7 +117,7 @@ pub struct Options {
     pub restore_detached: bool,
     /// After the restore, become this program, the parent of the root task
     /// (`--exec-cmd -- …`); carried out by the caller.
-    pub exec_cmd: Option<Vec<String>>,
+    pub exec_cmd: Option<Vec<OsString>>,
     /// The masters of terminals without one are sent to the caller
     /// ([`Event::OrphanPtsMaster`](crate::Event)); RPC only.
     pub orphan_pts_master: bool,
@@ -124,7 +125,8 @@ pub struct Options {
     /// The pid of the root task is written here (`--pidfile`); carried out by the
     /// caller.
     pub pidfile: Option<PathBuf>,
-    /// A zero byte is written here when the caller may go on (`--status-fd`).
+    /// A zero byte is written here when pages can be fetched (`--status-fd`); carried
+    /// out by the caller at [`Event::StatusReady`](crate::Event).
     pub status_fd: Option<Arc<OwnedFd>>,
     /// How long to try to stop the tree (`--timeout`); zero is for ever.
     pub timeout: Duration,

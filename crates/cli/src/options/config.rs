@@ -169,3 +169,101 @@ fn words(line: &str) -> Result<Vec<String>, String> {
     words.extend(word);
     Ok(words)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::write;
+
+    fn line(number: usize, name: &str, value: Option<&str>) -> Line {
+        Line { number, name: name.into(), value: value.map(str::to_owned) }
+    }
+
+    #[test]
+    fn lines() {
+        let text = "# a comment\n\ntcp-established\n  work-dir \"/a/my \\\"work\\\" dir\"  # why\n\
+            log-file\tx#y\nlsm-mount-context \"\"\nroot \"a#b\\n\"";
+        assert_eq!(
+            parse_config(text),
+            Ok(vec![
+                line(3, "tcp-established", None),
+                line(4, "work-dir", Some("/a/my \"work\" dir")),
+                line(5, "log-file", Some("x")),
+                line(6, "lsm-mount-context", Some("")),
+                line(7, "root", Some("a#b\\n")),
+            ])
+        );
+        assert_eq!(parse_config("a\nb c d").unwrap_err().0, 2);
+        assert_eq!(parse_config("a \"b").unwrap_err().0, 1);
+    }
+
+    fn applied(text: &str) -> Result<Settings, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.conf");
+        write(&path, text).unwrap();
+        let mut settings = Settings::default();
+        apply_file(&mut settings, &path).map_err(|e| e.to_string())?;
+        Ok(settings)
+    }
+
+    #[test]
+    fn options() {
+        let settings = applied(
+            "tcp-established\nghost-limit 2M\nmanage-cgroups full\nno-shell-job\nverbosity 4\n",
+        )
+        .unwrap();
+        assert!(settings.engine.tcp_established && !settings.engine.shell_job);
+        assert_eq!(settings.engine.ghost_limit, 2 << 20);
+        assert_eq!(settings.verbosity, 4);
+    }
+
+    #[test]
+    fn mistakes_name_file_and_line() {
+        for (text, reason) in [
+            ("\nfrobnicate", "line 2: there is no option \"frobnicate\""),
+            ("dump", "line 1: there is no option \"dump\""),
+            ("config x", "line 1: config has no meaning in a configuration file"),
+            ("tree", "line 1: --tree: an argument is missing"),
+            ("shell-job yes", "line 1: --shell-job yes: it takes no argument"),
+            ("no-tree 5", "line 1: there is no option \"no-tree\""),
+            ("libdir /x", "line 1: --libdir is not supported"),
+        ] {
+            let error = applied(text).unwrap_err();
+            assert!(error.contains("x.conf") && error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn later_files_win() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        write(path("system"), "verbosity 5\ntcp-established\nlog-file system").unwrap();
+        write(path("home"), "verbosity 6\nlog-file home").unwrap();
+        write(path("environment"), "log-file environment\nno-tcp-established").unwrap();
+        write(path("named"), "log-file named").unwrap();
+        let optional = || vec![path("system"), path("missing"), path("home")];
+
+        let mut settings = Settings::default();
+        apply_in_order(&mut settings, optional(), None).unwrap();
+        assert_eq!(settings.log_file, Some("home".into()));
+        assert!(settings.verbosity == 6 && settings.engine.tcp_established);
+
+        apply_in_order(&mut settings, optional(), Some(path("environment").into())).unwrap();
+        assert_eq!(settings.log_file, Some("environment".into()));
+        assert!(!settings.engine.tcp_established);
+
+        settings.config = Some(path("named"));
+        apply_in_order(&mut settings, optional(), Some(path("environment").into())).unwrap();
+        assert_eq!(settings.log_file, Some("named".into()));
+
+        settings.config = Some(path("missing"));
+        let error = apply_in_order(&mut settings, optional(), None).unwrap_err();
+        assert!(error.to_string().contains("missing"), "{error}");
+    }
+
+    #[test]
+    fn endless_files_end() {
+        let error = apply_file(&mut Settings::default(), Path::new("/dev/zero")).unwrap_err();
+        assert!(error.to_string().contains("/dev/zero"), "{error}");
+    }
+}

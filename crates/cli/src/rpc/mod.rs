@@ -61,11 +61,18 @@ pub fn serve(connection: &Connection, base: &Settings) -> bool {
         let kind = CriuReqType::try_from(request.r#type).unwrap_or(CriuReqType::Empty);
         // After a pre-dump comes another one, or the dump.
         let more = request.keep_open() || kind == CriuReqType::PreDump;
+        // What a restore is to be followed by.
+        let exec_cmd = request.opts.as_ref().map(|opts| opts.exec_cmd.clone()).unwrap_or_default();
         let result = answer(connection, base, kind, request);
         let success = result.is_ok();
         let response = result.unwrap_or_else(|failure| failed(kind, &failure));
         if connection.send(&response, None).is_err() || !success {
             return success;
+        }
+        if kind == CriuReqType::Restore && !exec_cmd.is_empty() {
+            let command: Vec<OsString> = exec_cmd.into_iter().map(OsString::from).collect();
+            tracing::error!("{}", work::become_parent(&command));
+            return false;
         }
         if !more {
             return true;
@@ -74,7 +81,9 @@ pub fn serve(connection: &Connection, base: &Settings) -> bool {
 }
 
 fn failed(kind: CriuReqType, failure: &Failure) -> CriuResp {
-    tracing::error!("{failure}");
+    if !failure.logged {
+        tracing::error!("{failure}");
+    }
     let mut response = CriuResp {
         cr_errno: Some(failure.errno),
         cr_errmsg: Some(failure.text.clone()),

@@ -4,6 +4,7 @@
 //! structure is taken apart in one pattern, so that a new field is an error of the
 //! compiler, not one of the user.
 
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -243,7 +244,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         e.cpu_cap = (bits != u32::MAX).then(|| CpuCap::from_bits(bits));
     }
     if !exec_cmd.is_empty() {
-        e.exec_cmd = Some(exec_cmd);
+        e.exec_cmd = Some(exec_cmd.into_iter().map(OsString::from).collect());
     }
 
     // Files and connections.
@@ -382,4 +383,120 @@ fn cgroup_mode(manage: Option<bool>, mode: Option<i32>) -> Result<Option<CgroupM
         Ok(CriuCgMode::Strict) => CgroupMode::Strict,
         Err(_) => return Err(Failure::invalid(format!("manage_cgroups_mode: {mode} is unknown"))),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use torpor_images::proto::CriuReq;
+
+    /// A request of runc's as it was recorded, with this process as the client.
+    fn recorded(name: &str) -> (CriuOpts, tempfile::TempDir, std::fs::File) {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/requests");
+        let packet = std::fs::read(dir.join(format!("runc-{name}.bin"))).unwrap();
+        super::super::fields::check(&packet).unwrap();
+        let mut opts = CriuReq::decode(packet.as_slice()).unwrap().opts.unwrap();
+        let images = tempfile::tempdir().unwrap();
+        let opened = std::fs::File::open(images.path()).unwrap();
+        opts.images_dir_fd = opened.as_raw_fd();
+        opts.work_dir_fd = opts.work_dir_fd.map(|_| opened.as_raw_fd());
+        // Descriptors that this process has, in place of those that runc passed on.
+        opts.inherit_fd.iter_mut().for_each(|inherit| inherit.fd = opened.as_raw_fd());
+        (opts, images, opened)
+    }
+
+    fn job(name: &str) -> Job {
+        let (opts, _images, _opened) = recorded(name);
+        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        apply(&Settings::default(), opts, &client).unwrap()
+    }
+
+    #[test]
+    fn dumps_of_runc() {
+        let job = job("dump");
+        let e = &job.settings.engine;
+        assert!(job.notify && e.orphan_pts_master && e.empty_netns && e.pid > 0);
+        assert!(!e.leave_running && !e.tcp_established && e.parent_img.is_none());
+        assert_eq!(job.settings.log_file, Some("dump.log".into()));
+        assert_eq!(job.settings.verbosity, 4);
+        assert_eq!(e.manage_cgroups, CgroupMode::Soft);
+        assert_eq!(e.freeze_cgroup, Some("/sys/fs/cgroup/freezer/c1".into()));
+        assert_eq!(e.root, Some("/srv/bundle/rootfs".into()));
+        let external: Vec<String> = e.external.iter().map(ToString::to_string).collect();
+        assert!(external.contains(&"mnt[/proc/keys]:/dev/null".to_owned()));
+
+        let job = self::job("dump-all");
+        let e = &job.settings.engine;
+        assert!(e.leave_running && e.tcp_established && e.ext_unix_sk && e.shell_job);
+        assert!(e.file_locks && e.manage_cgroups == CgroupMode::Full);
+        assert!(e.work_dir.is_some());
+    }
+
+    #[test]
+    fn incremental_dumps_of_runc() {
+        let job = job("pre-dump-parent");
+        let e = &job.settings.engine;
+        assert!(e.track_mem && e.auto_dedup && e.parent_img == Some("../1".into()));
+        let job = self::job("dump-lazy");
+        let e = &job.settings.engine;
+        let server = e.page_server.as_ref().unwrap();
+        assert!(e.lazy_pages && server.port == 9999);
+        assert_eq!(server.address.as_deref(), Some("127.0.0.1"));
+        assert!(self::job("pre-dump").settings.engine.page_server.is_none());
+    }
+
+    #[test]
+    fn restores_of_runc() {
+        let job = job("restore-all");
+        let e = &job.settings.engine;
+        assert!(e.restore_sibling && e.restore_detached && e.evasive_devices && e.lazy_pages);
+        assert!(e.auto_dedup && e.tcp_established && e.file_locks);
+        assert_eq!(e.lsm_profile.as_deref(), Some("apparmor:x"));
+        assert_eq!(e.lsm_mount_context.as_deref(), Some("ctx"));
+        // The empty name is that of the version 2 hierarchy.
+        let roots: Vec<_> = e.cgroup_roots.iter().map(|r| r.controller.as_deref()).collect();
+        assert!(roots.contains(&Some("")) && roots.contains(&Some("freezer")));
+        assert!(e.cgroup_roots.iter().all(|root| root.path == "/c1"));
+        let keys = |name| -> Vec<String> {
+            let fds = self::job(name).settings.engine.inherit_fd;
+            fds.into_iter().map(|fd| fd.key).collect()
+        };
+        assert_eq!(keys("restore-pipes"), ["pipe:[44825]", "pipe:[44826]", "pipe:[44826]"]);
+        assert_eq!(keys("restore-external-ns"), ["extRootPidNS", "extRootNetNS"]);
+    }
+
+    #[test]
+    fn namespaces_that_runc_does_not_own() {
+        let job = job("dump-external-ns");
+        let names = job.settings.engine.external.iter().filter_map(|external| match external {
+            External::Net { name, .. } | External::Pid { name, .. } => Some(name.as_str()),
+            _ => None,
+        });
+        assert_eq!(names.collect::<Vec<_>>(), ["extRootNetNS", "extRootPidNS"]);
+    }
+
+    #[test]
+    fn what_the_request_does_not_say_comes_from_configuration_files() {
+        let mut base = Settings::default();
+        base.engine.tcp_close = true;
+        base.engine.leave_running = true;
+        let (opts, _images, _opened) = recorded("dump");
+        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        let job = apply(&base, opts, &client).unwrap();
+        // runc says nothing of tcp_close, and says no to leave_running.
+        assert!(job.settings.engine.tcp_close && !job.settings.engine.leave_running);
+    }
+
+    #[test]
+    fn directories_keep_their_names() {
+        let (opts, images, _opened) = recorded("dump");
+        let client = Client::new(rustix::process::getpid().as_raw_pid());
+        let named = apply(&Settings::default(), opts.clone(), &client).unwrap();
+        assert_eq!(named.settings.engine.images_dir, images.path());
+        // One that has lost its name is still reached.
+        images.close().unwrap();
+        let job = apply(&Settings::default(), opts, &client).unwrap();
+        assert!(job.settings.engine.images_dir.starts_with("/proc/self/fd"));
+    }
 }

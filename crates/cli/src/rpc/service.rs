@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Connection, serve};
 use crate::failure::Failure;
+use crate::hooks::report_ready;
 use crate::options::Settings;
 use crate::program::write_own_pidfile;
 use crate::work;
@@ -119,7 +120,8 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
 
 fn run(socket: &OwnedFd, mut settings: Settings) -> Result<ExitCode, Failure> {
     write_own_pidfile(&settings)?;
-    work::report_ready(&mut settings)?;
+    let status_fd = settings.engine.status_fd.take();
+    report_ready(status_fd).map_err(|e| Failure::io("--status-fd", &e))?;
     // These belong to the service, not to what it is asked to do.
     settings.engine.pidfile = None;
     settings.engine.work_dir = None;

@@ -20,7 +20,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 /// A negative number as a system call argument.
 const fn arg(value: i32) -> u64 {
-    value as i64 as u64
+    (value as i64).cast_unsigned()
 }
 
 fn ensure(found: bool, otherwise: &str) -> Outcome {

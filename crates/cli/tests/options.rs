@@ -1,0 +1,424 @@
+//! Each option, as it is written, and what it sets.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use torpor_cli::options::{Command, Opt, OptValue, Set, Settings, parse};
+use torpor_engine::options::{
+    CgroupMode, CgroupRoot, CpuCap, FileValidation, JoinNsKind, NetworkLock, PreDumpMode,
+};
+
+fn args(line: &str) -> Vec<OsString> {
+    line.split_whitespace().map(OsString::from).collect()
+}
+
+fn settings(line: &str) -> Settings {
+    let mut settings = Settings::default();
+    parse(args(line)).unwrap().apply(&mut settings).unwrap();
+    settings
+}
+
+fn error(line: &str) -> String {
+    let mut settings = Settings::default();
+    match parse(args(line)) {
+        Err(error) => error.to_string(),
+        Ok(found) => found.apply(&mut settings).unwrap_err().to_string(),
+    }
+}
+
+type Row = (&'static str, fn(&Settings) -> bool);
+
+fn is(path: &Option<std::path::PathBuf>, text: &str) -> bool {
+    path.as_deref() == Some(Path::new(text))
+}
+
+fn external(settings: &Settings) -> Vec<String> {
+    settings.engine.external.iter().map(ToString::to_string).collect()
+}
+
+/// Every option at least once, in each of its spellings.
+const ROWS: &[Row] = &[
+    ("-D img", |s| s.engine.images_dir == Path::new("img")),
+    ("-Dimg", |s| s.engine.images_dir == Path::new("img")),
+    ("--images-dir img", |s| s.engine.images_dir == Path::new("img")),
+    ("--images-dir=img", |s| s.engine.images_dir == Path::new("img")),
+    ("-W work", |s| is(&s.engine.work_dir, "work")),
+    ("--work-dir work", |s| is(&s.engine.work_dir, "work")),
+    ("--pidfile p", |s| is(&s.engine.pidfile, "p")),
+    ("--action-script a --action-script b", |s| s.action_scripts == ["a", "b"]),
+    ("--close 7 --close 8", |s| s.close_fds == [7, 8]),
+    ("--status-fd 5", |s| s.status_fd == Some(5)),
+    ("--display-stats", |s| s.display_stats),
+    ("--unprivileged", |s| s.engine.unprivileged),
+    ("-h", |s| s.help),
+    ("--help", |s| s.help),
+    ("-V", |s| s.version),
+    ("--version", |s| s.version),
+    ("-t 12", |s| s.engine.pid == 12),
+    ("-t12", |s| s.engine.pid == 12),
+    ("--tree 12", |s| s.engine.pid == 12),
+    ("-R", |s| s.engine.leave_running),
+    ("--leave-running", |s| s.engine.leave_running),
+    ("-s", |s| s.engine.leave_stopped),
+    ("--leave-stopped", |s| s.engine.leave_stopped),
+    ("-d", |s| s.engine.restore_detached && s.daemon()),
+    ("--restore-detached", |s| s.engine.restore_detached),
+    ("--daemon", |s| s.daemon()),
+    ("-S", |s| s.engine.restore_sibling),
+    ("--restore-sibling", |s| s.engine.restore_sibling),
+    ("--exec-cmd", |s| s.exec_cmd),
+    ("-j", |s| s.engine.shell_job),
+    ("--shell-job", |s| s.engine.shell_job),
+    ("--timeout 3", |s| s.engine.timeout == Duration::from_secs(3)),
+    ("--cpu-cap", |s| s.engine.cpu_cap == Some(CpuCap::ALL)),
+    ("--cpu-cap=none", |s| s.engine.cpu_cap == Some(CpuCap::NONE)),
+    ("--cpu-cap=fpu,ins", |s| {
+        s.engine.cpu_cap == Some(CpuCap { fpu: true, cpu: false, ins: true })
+    }),
+    ("--external mnt[/a]:b --external net[7]:n", |s| external(s) == ["mnt[/a]:b", "net[7]:n"]),
+    ("--inherit-fd fd[3]:pipe:[45]", |s| s.inherit_fd == [(3, "pipe:[45]".to_owned())]),
+    ("-M /a:b", |s| external(s) == ["mnt[/a]:b"]),
+    ("--ext-mount-map auto", |s| external(s) == ["mnt[]:"]),
+    ("--enable-external-sharing", |s| s.external_sharing),
+    ("--enable-external-masters", |s| s.external_masters),
+    ("--veth-pair eth0=veth1@br0", |s| external(s) == ["veth[eth0]:veth1@br0"]),
+    ("-x", |s| s.engine.ext_unix_sk),
+    ("-x77", |s| external(s) == ["unix[77]"]),
+    ("-x=77", |s| external(s) == ["unix[77]"]),
+    ("--ext-unix-sk", |s| s.engine.ext_unix_sk),
+    ("--ext-unix-sk=77", |s| external(s) == ["unix[77]"]),
+    ("-l", |s| s.engine.file_locks),
+    ("--file-locks", |s| s.engine.file_locks),
+    ("--link-remap", |s| s.engine.link_remap),
+    ("--ghost-limit 4096", |s| s.engine.ghost_limit == 4096),
+    ("--ghost-limit 3K", |s| s.engine.ghost_limit == 3 << 10),
+    ("--ghost-limit 3M", |s| s.engine.ghost_limit == 3 << 20),
+    ("--ghost-limit=1G", |s| s.engine.ghost_limit == 1 << 30),
+    ("--ghost-fiemap", |s| s.engine.ghost_fiemap),
+    ("--evasive-devices", |s| s.engine.evasive_devices),
+    ("--force-irmap", |s| s.engine.force_irmap),
+    ("--irmap-scan-path /a --irmap-scan-path /b", |s| {
+        s.engine.irmap_scan_paths == [Path::new("/a"), Path::new("/b")]
+    }),
+    ("--file-validation filesize", |s| s.engine.file_validation == FileValidation::FileSize),
+    ("--file-validation buildid", |s| s.engine.file_validation == FileValidation::BuildId),
+    ("--skip-file-rwx-check", |s| s.engine.skip_file_rwx_check),
+    ("--allow-uprobes", |s| s.engine.allow_uprobes),
+    ("--orphan-pts-master", |s| s.engine.orphan_pts_master),
+    ("--tcp-established", |s| s.engine.tcp_established),
+    ("--tcp-close", |s| s.engine.tcp_close),
+    ("--skip-in-flight", |s| s.engine.tcp_skip_in_flight),
+    ("--network-lock nftables", |s| s.engine.network_lock == NetworkLock::Nftables),
+    ("--network-lock skip", |s| s.engine.network_lock == NetworkLock::Skip),
+    ("-r /root", |s| is(&s.engine.root, "/root")),
+    ("--root /root", |s| is(&s.engine.root, "/root")),
+    ("-J net:12", |s| {
+        let ns = &s.engine.join_ns[0];
+        ns.kind == JoinNsKind::Net && ns.file == Path::new("/proc/12/ns/net")
+    }),
+    ("--join-ns user:12,1,2", |s| s.engine.join_ns[0].ids == Some((1, 2))),
+    ("--empty-ns net", |s| s.engine.empty_netns),
+    ("--skip-mnt /a", |s| s.engine.skip_mnt == [Path::new("/a")]),
+    ("--enable-fs a,b --enable-fs all", |s| s.engine.enable_fs == ["a", "b", "all"]),
+    ("--mntns-compat-mode", |s| s.engine.mntns_compat_mode),
+    ("--lsm-profile apparmor:x", |s| s.engine.lsm_profile.as_deref() == Some("apparmor:x")),
+    ("--lsm-mount-context c", |s| s.engine.lsm_mount_context.as_deref() == Some("c")),
+    ("--weak-sysctls", |s| s.engine.weak_sysctls),
+    ("--manage-cgroups", |s| s.engine.manage_cgroups == CgroupMode::Soft),
+    ("--manage-cgroups=full", |s| s.engine.manage_cgroups == CgroupMode::Full),
+    ("--manage-cgroups=ignore", |s| s.engine.manage_cgroups == CgroupMode::Ignore),
+    ("--cgroup-root cpu:/a", |s| {
+        s.engine.cgroup_roots
+            == [CgroupRoot { controller: Some("cpu".to_owned()), path: "/a".to_owned() }]
+    }),
+    ("--cgroup-props x", |s| s.engine.cgroup_props.as_deref() == Some("x")),
+    ("--cgroup-props-file f", |s| is(&s.engine.cgroup_props_file, "f")),
+    ("--cgroup-dump-controller cpu", |s| s.engine.cgroup_dump_controllers == ["cpu"]),
+    ("--cgroup-yard y", |s| is(&s.engine.cgroup_yard, "y")),
+    ("--freeze-cgroup g", |s| is(&s.engine.freeze_cgroup, "g")),
+    ("--track-mem", |s| s.engine.track_mem),
+    ("--prev-images-dir ../1", |s| is(&s.engine.parent_img, "../1")),
+    ("--auto-dedup", |s| s.engine.auto_dedup),
+    ("--pre-dump-mode read", |s| s.engine.pre_dump_mode == PreDumpMode::Read),
+    ("--pre-dump-mode splice", |s| s.engine.pre_dump_mode == PreDumpMode::Splice),
+    ("--lazy-pages", |s| s.engine.lazy_pages),
+    ("--stream", |s| s.engine.stream),
+    ("--page-server", |s| s.use_page_server),
+    ("--address 10.0.0.1", |s| s.address.as_deref() == Some("10.0.0.1")),
+    ("--port 99", |s| s.page_server.port == 99),
+    ("--ps-socket 4", |s| s.ps_socket == Some(4)),
+    ("--tls", |s| s.tls),
+    ("--tls-cacert f", |s| is(&s.tls_files.ca_cert, "f")),
+    ("--tls-cacrl f", |s| is(&s.tls_files.ca_crl, "f")),
+    ("--tls-cert f", |s| is(&s.tls_files.cert, "f")),
+    ("--tls-key f", |s| is(&s.tls_files.key, "f")),
+    ("--tls-no-cn-verify", |s| s.tls_files.no_cn_verify),
+    ("--extra", |s| s.check_extra && !s.check_experimental),
+    ("--experimental", |s| s.check_experimental && !s.check_extra),
+    ("--all", |s| s.check_extra && s.check_experimental),
+    ("--feature uffd", |s| s.features == ["uffd"]),
+    ("-o log", |s| is(&s.log_file, "log")),
+    ("--log-file log", |s| is(&s.log_file, "log")),
+    ("", |s| s.verbosity == 2),
+    ("-v", |s| s.verbosity == 3),
+    ("-vv", |s| s.verbosity == 4),
+    ("-v -v", |s| s.verbosity == 4),
+    ("-vvvv", |s| s.verbosity == 6),
+    ("-v4", |s| s.verbosity == 4),
+    ("-v0", |s| s.verbosity == 0),
+    ("--verbosity", |s| s.verbosity == 3),
+    ("--verbosity=1", |s| s.verbosity == 1),
+    ("--config f", |s| is(&s.config, "f")),
+    ("--no-default-config", |s| !s.default_config),
+    // Negation, and short forms run together.
+    ("--shell-job --no-shell-job", |s| !s.engine.shell_job),
+    ("-jlR", |s| s.engine.shell_job && s.engine.file_locks && s.engine.leave_running),
+    ("-jt 5 -Rv4", |s| s.engine.pid == 5 && s.engine.leave_running && s.verbosity == 4),
+    // Names cut short.
+    ("--tcp-e", |s| s.engine.tcp_established),
+    ("--images=d", |s| s.engine.images_dir == Path::new("d")),
+    ("--no-tcp-est --shell", |s| !s.engine.tcp_established && s.engine.shell_job),
+];
+
+#[test]
+fn rows() {
+    for (line, holds) in ROWS {
+        assert!(holds(&settings(line)), "{line:?}: {:#?}", settings(line));
+    }
+}
+
+#[test]
+fn no_option_is_without_a_row() {
+    for opt in Opt::all().filter(|opt| !matches!(opt.set, Set::Refused(..))) {
+        let long = format!("--{}", opt.long);
+        let used = |word: &str| word == long || word.starts_with(&format!("{long}="));
+        let rows = ROWS.iter().filter(|(line, _)| line.split_whitespace().any(used));
+        assert_ne!(rows.count(), 0, "{long} is not tested");
+        if let Some(letter) = opt.short {
+            let short = format!("-{letter}");
+            let mut lines = ROWS.iter().map(|(line, _)| line);
+            assert!(lines.any(|line| line.starts_with(&short)), "{short} is not tested");
+        }
+    }
+}
+
+#[test]
+fn names_and_letters_are_unique() {
+    let options: Vec<_> = Opt::all().collect();
+    for (i, a) in options.iter().enumerate() {
+        for b in &options[i + 1..] {
+            assert_ne!(a.long, b.long);
+            let shared = a.short.is_some() && a.short == b.short;
+            assert!(!shared || b.long == "daemon", "--{} and --{}", a.long, b.long);
+        }
+        assert!(!a.help.is_empty() && !a.help.ends_with('.'), "{}", a.long);
+        assert_ne!(a.commands, 0, "{}", a.long);
+    }
+}
+
+/// CRIU's options, by its manual and help.
+const CRIU: &[&str] = &[
+    "tree",
+    "restore-detached",
+    "restore-sibling",
+    "leave-stopped",
+    "leave-running",
+    "images-dir",
+    "pidfile",
+    "work-dir",
+    "cpu-cap",
+    "exec-cmd",
+    "freeze-cgroup",
+    "weak-sysctls",
+    "lazy-pages",
+    "stream",
+    "mntns-compat-mode",
+    "network-lock",
+    "external",
+    "tcp-established",
+    "skip-in-flight",
+    "tcp-close",
+    "root",
+    "evasive-devices",
+    "link-remap",
+    "ghost-limit",
+    "action-script",
+    "shell-job",
+    "file-locks",
+    "libdir",
+    "timeout",
+    "force-irmap",
+    "irmap-scan-path",
+    "manage-cgroups",
+    "cgroup-root",
+    "cgroup-props",
+    "cgroup-props-file",
+    "cgroup-dump-controller",
+    "cgroup-yard",
+    "lsm-profile",
+    "lsm-mount-context",
+    "skip-mnt",
+    "enable-fs",
+    "inherit-fd",
+    "empty-ns",
+    "join-ns",
+    "file-validation",
+    "extra",
+    "experimental",
+    "all",
+    "feature",
+    "log-file",
+    "log-pid",
+    "verbosity",
+    "display-stats",
+    "track-mem",
+    "prev-images-dir",
+    "page-server",
+    "auto-dedup",
+    "pre-dump-mode",
+    "address",
+    "port",
+    "ps-socket",
+    "daemon",
+    "status-fd",
+    "tls-cacert",
+    "tls-cacrl",
+    "tls-cert",
+    "tls-key",
+    "tls",
+    "tls-no-cn-verify",
+    "config",
+    "no-default-config",
+    "help",
+    "version",
+    "close",
+    "ext-unix-sk",
+    "ext-mount-map",
+    "enable-external-sharing",
+    "enable-external-masters",
+    "veth-pair",
+    "orphan-pts-master",
+    "unprivileged",
+    "ghost-fiemap",
+    "skip-file-rwx-check",
+    "allow-uprobes",
+];
+
+#[test]
+fn every_option_of_criu_is_there() {
+    for name in CRIU {
+        assert!(Opt::find(name).is_some(), "--{name}");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    for opt in Opt::all() {
+        if let Set::Refused(..) = opt.set {
+            let error = opt.apply(&mut Settings::default(), OptValue::None).unwrap_err();
+            assert!(error.contains(opt.long) && error.contains("not supported"), "{error}");
+        }
+    }
+    assert!(error("-L /lib").contains("--libdir is not supported"));
+    assert!(error("--log-pid").contains("--log-pid is not supported"));
+}
+
+#[test]
+fn mistakes_are_named() {
+    for (line, expected) in [
+        ("--frobnicate", "there is no option --frobnicate"),
+        ("-Z", "there is no option -Z"),
+        ("-t", "option --tree needs an argument: PID"),
+        ("--images-dir", "option --images-dir needs an argument: DIR"),
+        ("--shell-job=yes", "option --shell-job takes no argument"),
+        ("--tcp", "--tcp may be any of --tcp-established, --tcp-close"),
+        ("--tree x", "--tree x: it is not a number in range"),
+        ("--port 65536", "--port 65536: it is not a number in range"),
+        ("--ghost-limit 1T", "--ghost-limit 1T: it is not a size"),
+        ("--ghost-limit 99999999999G", "--ghost-limit 99999999999G: it is not a size"),
+        (
+            "--external gpu[0]",
+            "--external gpu[0]: external resources of type \"gpu\" are not known",
+        ),
+        ("--inherit-fd 3:x", "--inherit-fd 3:x: expected fd[NUMBER]:KEY"),
+        ("--inherit-fd fd[-1]:x", "--inherit-fd fd[-1]:x: expected fd[NUMBER]:KEY"),
+        (
+            "--join-ns pid:1",
+            "--join-ns pid:1: namespace \"pid\" is none of ipc, mnt, net, time, user, uts",
+        ),
+        ("--empty-ns mnt", "--empty-ns mnt: only net can be left empty"),
+        ("--cpu-cap=gpu", "--cpu-cap gpu: \"gpu\" is none of fpu, cpu, ins, all, none"),
+        ("--lsm-profile x", "--lsm-profile x: expected apparmor:NAME or selinux:NAME"),
+        ("-vx", "--verbosity x: expected a number"),
+        ("--images-dir=", "--images-dir : the path is empty"),
+    ] {
+        assert_eq!(error(line), expected);
+    }
+}
+
+#[test]
+fn options_stand_anywhere() {
+    for line in ["-D d dump -t 1 -j", "dump -t 1 -D d -j", "-jt1 -Dd dump"] {
+        let found = parse(args(line)).unwrap();
+        assert_eq!(found.command().unwrap().unwrap().0, Command::Dump);
+        let s = settings(line);
+        assert!(s.engine.pid == 1 && s.engine.shell_job && s.engine.images_dir == Path::new("d"));
+    }
+}
+
+#[test]
+fn commands() {
+    let command = |line: &str| {
+        let found = parse(args(line)).unwrap();
+        let command = found.command().map(|found| found.map(|(command, _)| command));
+        command.map_err(|e| e.to_string())
+    };
+    for info in Command::all() {
+        assert_eq!(command(&info.words.join(" ")), Ok(Some(info.command)));
+        assert_eq!(info.command.name(), info.words.join(" "));
+    }
+    assert_eq!(command("-v4 cpuinfo -D x check"), Ok(Some(Command::CpuinfoCheck)));
+    assert_eq!(command("-v4"), Ok(None));
+    assert_eq!(command("cpuinfo"), Err("there is no command cpuinfo".to_owned()));
+    assert_eq!(command("dumb"), Err("there is no command dumb".to_owned()));
+}
+
+#[test]
+fn what_follows_two_dashes_is_left_alone() {
+    let found = parse(args("restore --exec-cmd -- prog -x --foo")).unwrap();
+    assert_eq!(found.rest, args("prog -x --foo"));
+    assert_eq!(found.words, args("restore"));
+    // A single dash is a word.
+    assert_eq!(parse(args("-")).unwrap().words, args("-"));
+}
+
+#[test]
+fn spread_options_come_together() {
+    let mut s = settings("--page-server --address h --port 9 --tls --tls-key k");
+    s.merge().unwrap();
+    let server = s.engine.page_server.unwrap();
+    assert_eq!((server.address.as_deref(), server.port), (Some("h"), 9));
+    assert!(is(&server.tls.unwrap().key, "k"));
+    // Without --page-server, an address is that of a server to be.
+    let mut s = settings("--address h --port 9");
+    s.merge().unwrap();
+    assert!(s.engine.page_server.is_none());
+
+    let mut s = settings("--external mnt[]:m --enable-external-sharing");
+    s.merge().unwrap();
+    assert_eq!(external(&s), ["mnt[]:ms"]);
+    assert!(settings("--enable-external-masters").merge().is_err());
+}
+
+#[test]
+fn descriptors_must_be_open() {
+    for line in ["--inherit-fd fd[9999]:x", "--status-fd 9999", "--ps-socket 9999", "--close 9999"]
+    {
+        let error = settings(line).adopt_descriptors().unwrap_err();
+        assert!(error.contains("9999"), "{error}");
+    }
+    let mut s = settings("--inherit-fd fd[0]:x");
+    s.adopt_descriptors().unwrap();
+    assert_eq!(s.engine.inherit_fd[0].key, "x");
+}

@@ -1,0 +1,218 @@
+//! The program under each of its names.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn program(name: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    command
+        .arg0(name)
+        .args(args)
+        .env_remove("CRIU_CONFIG_FILE")
+        .env("HOME", "/nonexistent")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(name: &str, args: &[&str]) -> Output {
+    program(name, args).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn versions() {
+    // Runtimes search this for the number.
+    for args in [["--version"], ["-V"]] {
+        let output = run("/usr/sbin/criu", &args);
+        assert_eq!(out(&output), "Version: 4.2\n");
+        assert!(output.status.success());
+    }
+    assert_eq!(
+        out(&run("torpor", &["--version"])),
+        format!("torpor {} (as criu: 4.2)\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn help() {
+    let output = run("criu", &["--help"]);
+    assert!(output.status.success());
+    assert!(out(&output).contains("--tcp-established") && out(&output).contains("pre-dump"));
+    // No command is a mistake.
+    assert_eq!(run("criu", &[]).status.code(), Some(1));
+    for args in [&["dump", "--help"][..], &["help", "dump"], &["-h", "dump"]] {
+        let output = run("torpor", args);
+        assert!(output.status.success(), "{args:?}");
+        assert!(out(&output).contains("Usage: torpor dump [OPTION...]"), "{}", out(&output));
+        // Only what the command takes.
+        assert!(out(&output).contains("--leave-running") && !out(&output).contains("--inherit-fd"));
+    }
+    let output = run("torpor", &["help", "cpuinfo", "check"]);
+    assert!(out(&output).contains("Usage: torpor cpuinfo check"), "{}", out(&output));
+    assert_eq!(run("torpor", &["help", "nonsense"]).status.code(), Some(1));
+}
+
+#[test]
+fn mistakes() {
+    for (name, args, expected) in [
+        ("criu", &["dump", "--frobnicate"][..], "Error: there is no option --frobnicate\n"),
+        ("criu", &["frobnicate"], "Error: there is no command frobnicate\n"),
+        ("criu", &["dump", "--manage-cgroups", "full"], "Error: dump takes no argument \"full\"\n"),
+        ("criu", &["restore", "-S"], "Error: --restore-sibling needs --restore-detached\n"),
+        ("criu", &["restore", "--exec-cmd"], "Error: --exec-cmd takes a command, after --\n"),
+        ("criu", &["exec", "-t", "1"], "Error: exec is not supported: CRIU has deprecated it\n"),
+        ("criu", &["dump", "-L", "/lib"], "Error: --libdir is not supported"),
+        ("criu", &["restore", "-D", "/nonexistent"], "Error: images directory /nonexistent: "),
+        ("criu", &["swrk"], "Error: swrk takes the number of a descriptor\n"),
+        ("criu", &["swrk", "999"], "Error: swrk 999: Bad file descriptor"),
+        ("criu", &["check", "--feature", "telepathy"], "Error: there is no feature telepathy\n"),
+        ("torpor", &["check", "--tcp-close"], "Error: check has no option --tcp-close\n"),
+        ("torpor", &["completion", "tcsh"], "Error: completion takes the name of a shell\n"),
+    ] {
+        let output = run(name, args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(err(&output).starts_with(expected), "{args:?}: {}", err(&output));
+    }
+    // criu's scripts give the same options to every command.
+    assert!(run("criu", &["check", "--feature", "list", "--tcp-close"]).status.success());
+}
+
+#[test]
+fn a_dump_without_a_task() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().to_str().unwrap();
+    let output = run("criu", &["dump", "-D", images, "-o", "dump.log", "-v4"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).starts_with("Error: no task to dump is given\nHint: "),
+        "{}",
+        err(&output)
+    );
+    let log = fs::read_to_string(dir.path().join("dump.log")).unwrap();
+    let first = log.lines().next().unwrap();
+    // "(00.000123) Version: 4.2 …"
+    assert_eq!(&first[..4], "(00.");
+    assert_eq!(&first[10..24], ") Version: 4.2");
+}
+
+#[test]
+fn errors_stand_in_the_log_as_scripts_expect_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().to_str().unwrap();
+    let output = run("criu", &["restore", "-D", images, "-o", "restore.log"]);
+    assert_eq!(output.status.code(), Some(1));
+    let log = fs::read_to_string(dir.path().join("restore.log")).unwrap();
+    // Level 2: no times, no information.
+    assert!(log.lines().all(|line| line.starts_with("Error (")), "{log}");
+    assert!(log.ends_with("Restoring FAILED.\n"), "{log}");
+}
+
+#[test]
+fn logs_go_to_the_work_directory() {
+    let (images, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (i, w) = (images.path().to_str().unwrap(), work.path().to_str().unwrap());
+    run("criu", &["restore", "-D", i, "-W", w, "-o", "restore.log"]);
+    assert!(work.path().join("restore.log").exists());
+    assert!(!images.path().join("restore.log").exists());
+    // What is not there is not made up.
+    let output = run("criu", &["restore", "-D", i, "-W", "/nonexistent"]);
+    assert!(err(&output).starts_with("Error: work directory /nonexistent"), "{}", err(&output));
+}
+
+#[test]
+fn configuration_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path(".criu")).unwrap();
+    fs::write(path(".criu/default.conf"), "log-file home.log\n").unwrap();
+    fs::write(path("env.conf"), "log-file env.log\n").unwrap();
+    fs::write(path("named.conf"), "log-file named.log\n").unwrap();
+    let named = path("named.conf");
+    let named = named.to_str().unwrap();
+    let logs_to = |args: &[&str], env: bool| -> String {
+        let images = tempfile::tempdir().unwrap();
+        let mut command = program("criu", &["restore", "-D", images.path().to_str().unwrap()]);
+        command.args(args).env("HOME", dir.path());
+        if env {
+            command.env("CRIU_CONFIG_FILE", path("env.conf"));
+        }
+        command.output().unwrap();
+        let found = fs::read_dir(images.path()).unwrap().map(|e| e.unwrap().file_name());
+        found.filter_map(|name| name.into_string().ok()).filter(|n| n.ends_with(".log")).collect()
+    };
+    assert_eq!(logs_to(&[], false), "home.log");
+    assert_eq!(logs_to(&[], true), "env.log");
+    assert_eq!(logs_to(&["--config", named], true), "named.log");
+    assert_eq!(logs_to(&["--config", named, "-o", "x.log"], true), "x.log");
+    assert_eq!(logs_to(&["--no-default-config"], false), "");
+}
+
+#[test]
+fn checks() {
+    let output = run("criu", &["check", "--feature", "pidfd_store", "--feature", "mnt_id"]);
+    assert_eq!((out(&output).as_str(), output.status.code()), ("Looks good.\n", Some(0)));
+    let output = run("criu", &["check", "--feature", "compat_cr"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).starts_with("Error: compat_cr: "), "{}", err(&output));
+    let list = out(&run("criu", &["check", "--feature", "list"]));
+    for name in ["mem_dirty_track", "uffd-noncoop", "nsid", "get_rseq_conf"] {
+        assert!(list.split_whitespace().any(|word| word == name), "{name}");
+    }
+}
+
+#[test]
+fn manual_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("man");
+    assert!(run("torpor", &["man", to.to_str().unwrap()]).status.success());
+    let page = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+    assert!(page("torpor.1").contains("configuration files"));
+    assert!(page("torpor-dump.1").contains("leave\\-running"));
+    assert!(page("torpor-cpuinfo-check.1").contains("cpuinfo"));
+    for opt in torpor_cli::options::Opt::all() {
+        assert!(page("criu.8").contains(&opt.long.replace('-', "\\-")), "{}", opt.long);
+    }
+    // groff has nothing to complain about.
+    for file in fs::read_dir(&to).unwrap() {
+        let file = file.unwrap().path();
+        if Path::new("/usr/bin/groff").exists() {
+            let args = [OsStr::new("-man"), OsStr::new("-z"), OsStr::new("-ww"), file.as_os_str()];
+            let output = Command::new("groff").args(args).output().unwrap();
+            assert_eq!(err(&output), "", "{}", file.display());
+        }
+    }
+}
+
+#[test]
+fn completions() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run("torpor", &["completion", shell]);
+        assert!(output.status.success());
+        for word in ["torpor", "criu", "tcp-established", "image"] {
+            assert!(out(&output).contains(word), "{shell}: {word}");
+        }
+    }
+    let script = out(&run("torpor", &["completion", "bash"]));
+    let mut check = Command::new("bash");
+    assert!(check.args(["-n", "-c", &script]).status().unwrap().success());
+}
+
+#[test]
+fn images() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run("torpor", &["image", "show", dir.path().join("x.img").to_str().unwrap()]);
+    assert!(!output.status.success() && err(&output).contains("x.img"), "{}", err(&output));
+    assert!(out(&run("torpor", &["image", "--help"])).contains("Usage: torpor image"));
+    let output = run("crit", &["show", "/nonexistent"]);
+    assert!(err(&output).starts_with("crit: "), "{}", err(&output));
+}
