@@ -120,6 +120,29 @@ fn export_and_import() {
     assert_eq!(connect(&podman, "one").number(&["INCR", "kept"]), 7);
 }
 
+/// Another Podman, with a storage and a network of its own, stands for the other host.
+#[test]
+fn import_on_another_host() {
+    let here = Scratch::new("podman-here");
+    let podman = server(&here, "10.97.8");
+    connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
+    let archive = here.join("archive.tar.gz");
+    let archive = archive.to_str().unwrap();
+    podman.run(&["container", "checkpoint", "--export", archive, "one"]);
+
+    let there = Scratch::new("podman-there");
+    let other = Podman::new(&there, &["redis-server", WORKLOAD], "10.97.9");
+    other.run(&["network", "create", "--subnet", "10.97.10.0/24", here.name()]);
+    other.run(&["container", "restore", "--import", archive]);
+    other.expect_running("one");
+    let networks = &other.inspect("one")["NetworkSettings"]["Networks"];
+    let address = format!("{}:6379", networks[here.name()]["IPAddress"].as_str().unwrap());
+    let connect = || until("the server answers", || Redis::connect(&address).ok());
+    assert_eq!(other.network().inside(connect).number(&["INCR", "kept"]), 6);
+    other.run(&["rm", "--force", "--time", "0", "one"]);
+    other.run(&["network", "rm", here.name()]);
+}
+
 #[test]
 fn export_without_rootfs() {
     let scratch = Scratch::new("podman-rootfs");
