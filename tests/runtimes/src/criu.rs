@@ -9,6 +9,16 @@ use crate::network::Network;
 use crate::process;
 use crate::scratch::Scratch;
 
+/// Whoever runs the tests may have left files open for all its children. They are no part of a test,
+/// and a pipe to somebody outside could not be dumped.
+const CLOSE_OTHERS: &str = r#"
+    for fd in /proc/$$/fd/*; do
+        fd=${fd##*/}
+        [ "$fd" -le 2 ] || eval "exec $fd>&-"
+    done
+    exec "$@"
+"#;
+
 /// A process tree on the host that a test sends to sleep and wakes. It goes with this value.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -26,7 +36,7 @@ impl<'a> Job<'a> {
     /// `output.log`.
     pub fn start(scratch: &'a Scratch, network: Option<&'a Network>, words: &[&str]) -> Self {
         let mut command = scratch.command("setsid");
-        command.args(words);
+        command.args(["bash", "-c", CLOSE_OTHERS, "bash"]).args(words);
         Self::start_command(scratch, network, command)
     }
 
