@@ -6,7 +6,7 @@
 //! come last, after the children have been made: some of them keep a mapping from
 //! being inherited.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,6 +31,65 @@ const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// Lowest address at which a stub is placed.
 const STUB_FROM: u64 = 1 << 20;
 
+/// A mapping in place.
+#[derive(Debug, Clone)]
+pub struct Mapped {
+    /// What it is to be.
+    vma: VmaEntry,
+    /// Whether it is writable for the time being, although the task may not write it:
+    /// for its pages to be filled in. Others are mapped as they are right away, since a
+    /// private mapping that was writable once counts as memory of the task for ever.
+    opened: bool,
+}
+
+impl Mapped {
+    fn new(vma: VmaEntry, pages: &Pagemap) -> Self {
+        let opened = needs_opening(&vma, pages);
+        Mapped { vma, opened }
+    }
+
+    fn prot(&self) -> u64 {
+        u64::from(self.vma.prot | if self.opened { PROT_WRITE } else { 0 })
+    }
+}
+
+fn is_private(vma: &VmaEntry) -> bool {
+    vma.flags & libc::MAP_SHARED.cast_unsigned() == 0
+}
+
+/// Whether a mapping has pages to be filled in, but cannot be written.
+fn needs_opening(vma: &VmaEntry, pages: &Pagemap) -> bool {
+    is_private(vma) && vma.prot & PROT_WRITE == 0 && !runs_in(pages, vma).is_empty()
+}
+
+/// Makes those inherited mappings writable that have pages to be filled in, unless the
+/// parent's need has made them so.
+fn open_inherited(
+    cx: &mut Restore<'_>,
+    task: usize,
+    kept: &[VmaEntry],
+    inherited: &[Mapped],
+    pages: &Pagemap,
+) -> Result<Vec<Mapped>> {
+    let mut out = Vec::new();
+    let mut batch = cx.remote(task)?.batch();
+    for vma in kept {
+        let was_open = inherited.iter().any(|m| m.vma.start == vma.start && m.opened);
+        let opened = was_open || needs_opening(vma, pages);
+        // The parent's protection may have been another.
+        let prot = u64::from(vma.prot | if opened { PROT_WRITE } else { 0 });
+        let differs = inherited.iter().any(|m| m.vma.start == vma.start && m.prot() != prot);
+        if differs {
+            batch.must(libc::SYS_mprotect, [vma.start, vma.end - vma.start, prot]);
+        }
+        out.push(Mapped { vma: vma.clone(), opened });
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "opening inherited memory".to_owned()),
+        None => Ok(out),
+    }
+}
+
 /// Builds the address space of `task`, whose husk is a fresh one or a fork of that
 /// of `parent`, and fills it.
 ///
@@ -39,18 +98,21 @@ const STUB_FROM: u64 = 1 << 20;
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().cloned().collect();
     let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
+    let filled = cx.tasks[task].image.pagemap.clone().unwrap_or_default();
     let here = current(cx, task)?;
     let base = free_place(&wanted, &here)?;
     let old_stub = cx.remote(task)?.stub_range();
     cx.remote(task)?.move_stub(base)?;
-    let kept: Vec<VmaEntry> = wanted.iter().filter(|v| survives(v, &inherited)).cloned().collect();
+    let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
+        wanted.iter().cloned().partition(|v| survives(v, &inherited));
     clear(cx, task, &here, &kept, old_stub)?;
     move_vdso(cx, task, &wanted, &here)?;
-    let fresh: Vec<VmaEntry> = wanted.iter().filter(|v| !kept.contains(v)).cloned().collect();
+    let fresh: Vec<Mapped> = fresh.into_iter().map(|v| Mapped::new(v, &filled)).collect();
     map(cx, task, &fresh)?;
+    let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
     drop_absent(cx, task, parent, &kept)?;
     fill(cx, task, parent, &kept)?;
-    cx.tasks[task].mapped = wanted;
+    cx.tasks[task].mapped = fresh.into_iter().chain(kept_open).collect();
     Ok(())
 }
 
@@ -88,10 +150,10 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 }
 
 /// Whether a mapping that the parent has can be kept as it is.
-fn survives(vma: &VmaEntry, inherited: &[VmaEntry]) -> bool {
+fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
     let special = status::VDSO | status::VVAR | status::VSYSCALL;
     vma.status & special == 0
-        && inherited.iter().any(|i| {
+        && inherited.iter().map(|m| &m.vma).any(|i| {
             (i.start, i.end, i.pgoff, i.shmid, i.flags, i.status)
                 == (vma.start, vma.end, vma.pgoff, vma.shmid, vma.flags, vma.status)
         })
@@ -231,17 +293,16 @@ fn pair_vdso<'m>(
     Ok(out)
 }
 
-/// Makes mappings. Private ones are writable until they have been filled.
-fn map(cx: &mut Restore<'_>, task: usize, vmas: &[VmaEntry]) -> Result<()> {
+/// Makes mappings.
+fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
     let special = status::VDSO | status::VVAR | status::VSYSCALL;
-    let plain: Vec<&VmaEntry> = vmas.iter().filter(|v| v.status & special == 0).collect();
-    let sysv: Vec<&VmaEntry> =
-        plain.iter().copied().filter(|v| v.status & status::SYSVIPC != 0).collect();
-    let (anonymous, backed): (Vec<&VmaEntry>, Vec<&VmaEntry>) = plain
+    let (sysv, plain): (Vec<&Mapped>, Vec<&Mapped>) = vmas
         .iter()
-        .copied()
-        .filter(|v| v.status & status::SYSVIPC == 0)
-        .partition(|v| v.status & status::ANON_PRIVATE != 0 && v.status & status::MEMFD == 0);
+        .filter(|m| m.vma.status & special == 0)
+        .partition(|m| m.vma.status & status::SYSVIPC != 0);
+    let (anonymous, backed): (Vec<&Mapped>, Vec<&Mapped>) = plain.into_iter().partition(|m| {
+        m.vma.status & status::ANON_PRIVATE != 0 && m.vma.status & status::MEMFD == 0
+    });
     map_anonymous(cx, task, &anonymous)?;
     attach_sysv(cx, task, &sysv)?;
     // As many files at once as one message carries.
@@ -251,15 +312,15 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[VmaEntry]) -> Result<()> {
     Ok(())
 }
 
-fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
     let husk = cx.remote(task)?;
     let mut batch = husk.batch();
-    for vma in vmas {
+    for place in vmas {
+        let vma = &place.vma;
         let flags = mmap_flags(vma) | libc::MAP_ANONYMOUS.cast_unsigned();
-        let prot = u64::from(vma.prot | PROT_WRITE);
         batch.must(
             libc::SYS_mmap,
-            [vma.start, vma.end - vma.start, prot, u64::from(flags), u64::MAX, 0],
+            [vma.start, vma.end - vma.start, place.prot(), u64::from(flags), u64::MAX, 0],
         );
     }
     failed_mapping(batch.run()?.first_error(), vmas)
@@ -283,22 +344,22 @@ fn mmap_flags(vma: &VmaEntry) -> u32 {
     kind | vma.flags & keep | fixed.cast_unsigned()
 }
 
-fn failed_mapping(error: Option<(usize, std::io::Error)>, vmas: &[&VmaEntry]) -> Result<()> {
+fn failed_mapping(error: Option<(usize, std::io::Error)>, vmas: &[&Mapped]) -> Result<()> {
     match error {
         None => Ok(()),
         Some((i, e)) => Err(e).context(|| match vmas.get(i) {
-            Some(v) => format!("mapping {:x}-{:x}", v.start, v.end),
+            Some(m) => format!("mapping {:x}-{:x}", m.vma.start, m.vma.end),
             None => "mapping memory".to_owned(),
         }),
     }
 }
 
-fn attach_sysv(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+fn attach_sysv(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
     const SHM_RDONLY: u64 = 0o10000;
     const SHM_EXEC: u64 = 0o100000;
     let husk = cx.remote(task)?;
     let mut batch = husk.batch();
-    for vma in vmas {
+    for vma in vmas.iter().map(|m| &m.vma) {
         let mut flags = 0;
         if vma.prot & PROT_WRITE == 0 {
             flags |= SHM_RDONLY;
@@ -312,14 +373,14 @@ fn attach_sysv(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<
 }
 
 /// Maps files: they are opened here, sent over, mapped and closed again.
-fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()> {
+fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
     if vmas.is_empty() {
         return Ok(());
     }
     let mut files: Vec<OwnedFd> = Vec::new();
     let mut index: HashMap<(u64, u32, u32), usize> = HashMap::new();
     let mut of: Vec<usize> = Vec::new();
-    for vma in vmas {
+    for vma in vmas.iter().map(|m| &m.vma) {
         let key = (vma.shmid, vma.status & status::ANON_SHARED, vma.fdflags.unwrap_or(0));
         let place = match index.get(&key) {
             Some(&place) => place,
@@ -337,15 +398,14 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&VmaEntry]) -> Result<()
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     transport.send(&mut batch, &borrowed)?;
     let skipped = batch.len();
-    for (vma, &file) in vmas.iter().zip(&of) {
-        let private = vma.flags & libc::MAP_PRIVATE.cast_unsigned() != 0;
-        let prot = vma.prot | if private { PROT_WRITE } else { 0 };
+    for (place, &file) in vmas.iter().zip(&of) {
+        let vma = &place.vma;
         batch.must(
             libc::SYS_mmap,
             [
                 vma.start,
                 vma.end - vma.start,
-                u64::from(prot),
+                place.prot(),
                 u64::from(mmap_flags(vma)),
                 file as u64,
                 vma.pgoff,
@@ -537,7 +597,7 @@ fn drop_absent(
     };
     let own = cx.tasks[task].image.pagemap.as_ref();
     let mut calls = Vec::new();
-    for vma in kept.iter().filter(|v| v.flags & libc::MAP_SHARED.cast_unsigned() == 0) {
+    for vma in kept.iter().filter(|v| is_private(v)) {
         let mine = own.map(|map| runs_in(map, vma)).unwrap_or_default();
         for (start, end) in runs_in(theirs, vma) {
             let mut at = start;
@@ -583,6 +643,8 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
     let special = status::VDSO | status::VVAR | status::VSYSCALL;
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & special == 0).cloned().collect();
+    let opened: HashSet<u64> =
+        cx.tasks[task].mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
     let mut batch = cx.remote(task)?.batch();
     for vma in &vmas {
         let len = vma.end - vma.start;
@@ -590,8 +652,7 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             batch.must(libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]);
             continue;
         }
-        let private = vma.flags & libc::MAP_SHARED.cast_unsigned() == 0;
-        if private && vma.prot & PROT_WRITE == 0 {
+        if opened.contains(&vma.start) {
             batch.must(libc::SYS_mprotect, [vma.start, len, u64::from(vma.prot)]);
         }
         for advice in (0..64).filter(|a| vma.madv.unwrap_or(0) >> a & 1 != 0) {

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry, VmaEntry};
+use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry};
 use torpor_tracee::Tracee;
 
 use self::load::{Checkpoint, TaskImage};
@@ -81,7 +81,7 @@ pub struct Task {
     /// What the images say.
     pub image: TaskImage,
     /// The mappings that its husk has.
-    mapped: Vec<VmaEntry>,
+    mapped: Vec<memory::Mapped>,
 }
 
 /// Makes the tree of tasks that the images in `opts.images_dir` hold.
