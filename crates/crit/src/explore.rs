@@ -17,7 +17,7 @@ use crate::text::quoted_printable;
 
 /// What to show of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum What {
+pub enum What {
     /// The process tree.
     Ps,
     /// The descriptors of each process.
@@ -29,7 +29,7 @@ pub(crate) enum What {
 }
 
 /// Shows the checkpoint in `dir`.
-pub(crate) fn explore(dir: &Path, what: What, out: &mut dyn Write) -> Result<()> {
+pub fn explore(dir: &Path, what: What, out: &mut dyn Write) -> Result<()> {
     let dir = ImageDir::open(dir)?;
     let text = match what {
         What::Ps => ps(&dir),

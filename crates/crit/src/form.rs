@@ -246,3 +246,39 @@ fn parse_flags(names: &[(u64, &str)], text: &str) -> Option<u64> {
         Some(flags | named(names, part).or_else(|| number(part))?)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As CRIU's tool shows them.
+    #[test]
+    fn forms_are_shown_and_read() {
+        for (form, number, text) in [
+            (Form::Hex, 0, "0x0"),
+            (Form::Hex, u64::MAX, "0xffffffffffffffff"),
+            (Form::Device, 8 << 20 | 1, "8:1"),
+            (Form::Device, 0xffff_ffff, "4095:1048575"),
+            (Form::OldDevice, 8 << 8 | 1, "8:1"),
+            (Form::OldDevice, 0x1234_5678, "1110:74616"),
+            (Form::OldDevice, 0xffff_ffff, "4095:1048575"),
+            (Form::Flags(PROT), 0, ""),
+            (Form::Flags(PROT), 3, "PROT_READ | PROT_WRITE"),
+            (Form::Flags(PROT), 0x1c, "PROT_EXEC | 0x18"),
+            (Form::Flags(VMA_STATUS), 0x8000_0010, "VMA_UNSUPP | 0x10"),
+            (Form::Names(PROTOCOL), 6, "TCP"),
+        ] {
+            assert_eq!(form.show(number).as_deref(), Some(text), "{form:?}");
+            assert_eq!(form.parse(text), Some(number), "{form:?}");
+        }
+        assert_eq!(Form::Names(PROTOCOL).show(7), None);
+        for text in ["", "x", "-1", "0x", "1:2", "0x1|", "18446744073709551616"] {
+            assert_eq!(Form::Hex.parse(text), None, "{text}");
+        }
+        for text in ["4096:0", "0:1048576", "1:", ":1", "1:2:3"] {
+            assert_eq!(Form::Device.parse(text), None, "{text}");
+            assert_eq!(Form::OldDevice.parse(text), None, "{text}");
+        }
+        assert_eq!(Form::Flags(PROT).parse("PROT_READ | PROT_NONSENSE"), None);
+    }
+}

@@ -171,3 +171,62 @@ impl<F: Formatter> Formatter for Ascii<F> {
         self.inner.end_object_value(writer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Python's library encodes them.
+    #[test]
+    fn quoted_printable_is_that_of_python() {
+        let x = |count| "x".repeat(count);
+        for (bytes, text) in [
+            (&b"\0abc"[..], "=00abc".to_owned()),
+            (b"a\nb", "a\nb".into()),
+            (b"a\r\nb", "a\r\nb".into()),
+            (b"a\rb", "a\rb".into()),
+            (b"a \nb", "a=20\nb".into()),
+            (b"a\tb\t", "a\tb=09".into()),
+            (b"=_~", "=3D_~".into()),
+            (b".", "=2E".into()),
+            (b"..", "..".into()),
+            (b"\n.\n", "\n=2E\n".into()),
+            (b".\0", "=2E=00".into()),
+            (b"\xc3\xa9\x7f", "=C3=A9=7F".into()),
+            (x(76).as_bytes(), x(76)),
+            (x(77).as_bytes(), format!("{}=\nxx", x(75))),
+            (format!("{}\n", x(76)).as_bytes(), format!("{}\n", x(76))),
+            (format!("{}\0\0\0", x(72)).as_bytes(), format!("{}=00=\n=00=00", x(72))),
+            (format!("{} \n", x(75)).as_bytes(), format!("{}=20\n", x(75))),
+            (format!("{}. ", x(75)).as_bytes(), format!("{}=\n.=20", x(75))),
+        ] {
+            assert_eq!(quoted_printable(bytes), text);
+            assert_eq!(parse_quoted_printable(&text).as_deref(), Some(bytes));
+        }
+        for text in ["=", "=0", "=0g", "=+1", "a=\u{e9}"] {
+            assert_eq!(parse_quoted_printable(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn base64_has_lines() {
+        assert_eq!(base64_lines(b""), "");
+        assert_eq!(base64_lines(b"abc"), "YWJj\n");
+        let long = base64_lines(&[0; 58]);
+        assert_eq!(long, format!("{}\nAA==\n", "A".repeat(76)));
+        assert_eq!(parse_base64(&long), Some(vec![0; 58]));
+        assert_eq!(parse_base64("YWJ?"), None);
+    }
+
+    #[test]
+    fn json_is_ascii() {
+        let value = serde_json::json!({"a": ["\u{e9}\u{1f600}\u{7f}\n\"", 1], "b": {}, "c": []});
+        assert_eq!(
+            to_string(&value, false),
+            r#"{"a": ["\u00e9\ud83d\ude00\u007f\n\"", 1], "b": {}, "c": []}"#
+        );
+        let lines = ["{", "    \"b\": [", "        1", "    ],", "    \"c\": {}", "}"];
+        let value = serde_json::json!({"b": [1], "c": {}});
+        assert_eq!(to_string(&value, true), lines.join("\n"));
+    }
+}

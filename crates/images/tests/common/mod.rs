@@ -199,3 +199,12 @@ fn messages(queue: &mut DynamicMessage, numbers: &mut Numbers) -> Vec<u8> {
     }
     out
 }
+
+/// An encoded `unix_sk_entry` without a name.
+pub fn unix_socket() -> Vec<u8> {
+    let mut entry = arbitrary("unix_sk_entry", &mut Numbers(0));
+    for field in ["name", "shutdown", "file_perms", "name_dir", "deleted", "ns_id", "mnt_id"] {
+        entry.clear_field_by_name(field);
+    }
+    prost::Message::encode_to_vec(&entry)
+}
