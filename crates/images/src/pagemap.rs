@@ -6,6 +6,7 @@ use crate::dir::ImageDir;
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
 use crate::proto::{PagemapEntry, PagemapHead};
+use crate::reader::Reader;
 use crate::writer::Writer;
 
 /// The pages are in the parent directory's images.
@@ -136,8 +137,12 @@ impl Pagemap {
     /// Like [`Pagemap::read`], for pages that are elsewhere: the pages file
     /// is not looked at.
     pub fn read_unbacked(dir: &ImageDir, kind: Kind, id: u64) -> Result<Self> {
-        let name = dir.path().join(kind.file_name(id));
-        let mut reader = dir.reader(kind, id)?.ok_or(Error::Missing { file: name })?;
+        let file = dir.path().join(kind.file_name(id));
+        Self::from_reader(&mut dir.reader(kind, id)?.ok_or(Error::Missing { file })?)
+    }
+
+    /// Reads a pagemap up to the end of its file.
+    pub fn from_reader(reader: &mut Reader) -> Result<Self> {
         let head: PagemapHead = reader.expect()?;
         let mut map = Self { pages_id: head.pages_id, runs: vec![] };
         let mut end = 0;

@@ -41,7 +41,7 @@ impl Numbers {
     }
 
     /// One of `items`.
-    fn pick<'i, T>(&mut self, items: &'i [T]) -> &'i T {
+    pub fn pick<'i, T>(&mut self, items: &'i [T]) -> &'i T {
         let index = usize::try_from(self.below(items.len() as u64));
         &items[index.unwrap()]
     }

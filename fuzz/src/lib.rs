@@ -1,0 +1,205 @@
+//! What is done with arbitrary bytes: by the fuzzer, which looks for bytes
+//! that make it panic, and by a test that replays the corpus and mutations of
+//! it.
+//!
+//! The first byte chooses what kind of image the others are, where there is a
+//! choice. The header is not part of the input, so that no run is lost on
+//! finding it.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../../crates/images/tests/common/types.rs"]
+mod types;
+
+use std::io;
+use std::path::Path;
+
+use prost::Message as _;
+use torpor_crit::View;
+use torpor_images::kind::{self, Kind, Layout};
+use torpor_images::pagemap::Pagemap;
+use torpor_images::payload::{next_chunk, read_messages, read_semaphores, shm_len};
+use torpor_images::proto::{
+    BpfmapDataEntry, CriuReq, CriuResp, GhostFileEntry, IpcMsgEntry, IpcSemEntry, IpcShmEntry,
+    PipeDataEntry, SkPacketEntry, TcpStreamEntry,
+};
+use torpor_images::{Reader, Result};
+use types::{Check, Entry, every_kind};
+
+/// A target.
+pub type Target = fn(&[u8]);
+
+/// Every target and its name.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("entries", entries),
+    ("pagemap", pagemap),
+    ("payloads", payloads),
+    ("decode", decode),
+    ("encode", encode),
+    ("rpc", rpc),
+];
+
+/// The kinds that have entries, in the order in which a byte chooses them.
+pub fn kinds() -> Vec<Kind> {
+    kind::ALL.iter().copied().filter(|kind| kind.layout != Layout::Raw).collect()
+}
+
+/// The kinds with data behind their entries, likewise.
+pub const WITH_PAYLOAD: &[Kind] = &[
+    kind::PIPES_DATA,
+    kind::SK_QUEUES,
+    kind::TCP_STREAM,
+    kind::BPFMAP_DATA,
+    kind::IPCNS_SHM,
+    kind::IPCNS_SEM,
+    kind::IPCNS_MSG,
+    kind::GHOST_FILE,
+];
+
+/// The image that `data` stands for, and its kind.
+fn image(kinds: &[Kind], data: &[u8]) -> Option<(Kind, Vec<u8>)> {
+    let (choice, body) = data.split_first()?;
+    let kind = kinds[usize::from(*choice) % kinds.len()];
+    let header = kind.header.words().into_iter().flat_map(u32::to_le_bytes);
+    Some((kind, header.chain(body.iter().copied()).collect()))
+}
+
+fn reader(kind: Kind, image: &[u8]) -> Reader {
+    Reader::from_bytes(kind, Path::new("image"), image).expect("the header is right")
+}
+
+/// Reads an image's entries as the types that they are.
+pub fn entries(data: &[u8]) {
+    struct Typed<'d>(Kind, &'d [u8]);
+    impl Check for Typed<'_> {
+        fn check<H: Entry, M: Entry>(&mut self, kind: Kind) {
+            if kind == self.0 {
+                let mut reader = reader(kind, self.1);
+                let _ = each::<H, M>(&mut reader);
+                assert!(reader.offset() <= self.1.len() as u64);
+            }
+        }
+    }
+    fn each<H: Entry, M: Entry>(reader: &mut Reader) -> Result<()> {
+        same_again(&reader.expect::<H>()?);
+        while let Some(entry) = reader.next::<M>()? {
+            same_again(&entry);
+        }
+        Ok(())
+    }
+    if let Some((kind, image)) = image(&kinds(), data) {
+        every_kind(&mut Typed(kind, &image));
+    }
+}
+
+/// A message that was read can be written and read again.
+fn same_again<M: Entry>(message: &M) {
+    let again = M::decode(message.encode_to_vec().as_slice());
+    assert_eq!(again.as_ref(), Ok(message));
+}
+
+/// Reads a pagemap.
+pub fn pagemap(data: &[u8]) {
+    let Some((kind, image)) = image(&[kind::PAGEMAP], data) else { return };
+    let Ok(map) = Pagemap::from_reader(&mut reader(kind, &image)) else { return };
+    assert!(map.runs.windows(2).all(|pair| pair[0].range().end <= pair[1].vaddr));
+    let last = map.offsets().filter_map(|(run, offset)| Some(offset? + run.bytes())).last();
+    assert_eq!(last.unwrap_or(0), map.present_bytes());
+}
+
+/// Reads the data behind entries.
+pub fn payloads(data: &[u8]) {
+    if let Some((kind, image)) = image(WITH_PAYLOAD, data) {
+        let mut reader = reader(kind, &image);
+        let _ = read_payloads(kind, &mut reader);
+        assert!(reader.offset() <= image.len() as u64);
+    }
+}
+
+fn read_payloads(kind: Kind, reader: &mut Reader) -> Result<()> {
+    while reader.remaining() > 0 {
+        match kind {
+            kind::PIPES_DATA => {
+                let entry: PipeDataEntry = reader.expect()?;
+                reader.raw(entry.bytes.into())?;
+            }
+            kind::SK_QUEUES => {
+                let entry: SkPacketEntry = reader.expect()?;
+                reader.raw(entry.length.into())?;
+            }
+            kind::TCP_STREAM => {
+                let entry: TcpStreamEntry = reader.expect()?;
+                reader.raw(entry.inq_len.into())?;
+                reader.raw(entry.outq_len.into())?;
+            }
+            kind::BPFMAP_DATA => {
+                let entry: BpfmapDataEntry = reader.expect()?;
+                reader.raw(u64::from(entry.keys_bytes) + u64::from(entry.values_bytes))?;
+            }
+            kind::IPCNS_SHM => {
+                let entry: IpcShmEntry = reader.expect()?;
+                reader.padded(shm_len(&entry), 4)?;
+            }
+            kind::IPCNS_SEM => {
+                let entry: IpcSemEntry = reader.expect()?;
+                assert_eq!(read_semaphores(reader, &entry)?.len() as u64, u64::from(entry.nsems));
+            }
+            kind::IPCNS_MSG => {
+                let entry: IpcMsgEntry = reader.expect()?;
+                assert_eq!(read_messages(reader, &entry)?.len() as u64, u64::from(entry.qnum));
+            }
+            _ => return read_ghost(reader),
+        }
+    }
+    Ok(())
+}
+
+fn read_ghost(reader: &mut Reader) -> Result<()> {
+    let ghost: GhostFileEntry = reader.expect()?;
+    if !ghost.chunks() {
+        return reader.rest().map(drop);
+    }
+    let mut end = 0;
+    while let Some(chunk) = next_chunk(reader, end, ghost.size)? {
+        reader.copy_to(chunk.len, &mut io::sink(), "contents")?;
+        end = chunk.off + chunk.len;
+    }
+    reader.end()
+}
+
+/// Shows an image as JSON and makes it again.
+pub fn decode(data: &[u8]) {
+    let Some((_, image)) = image(&kinds(), data) else { return };
+    for pretty in [false, true] {
+        let Ok(json) = show(&image, pretty) else { continue };
+        // A missing required field is shown, but not made.
+        let Ok(again) = torpor_crit::encode(&json) else { continue };
+        assert_eq!(show(&again, pretty).expect("what was made"), json);
+    }
+}
+
+fn show(image: &[u8], pretty: bool) -> torpor_crit::Result<serde_json::Value> {
+    let source = Box::new(io::Cursor::new(image.to_vec()));
+    let view = View { pretty, sizes_only: false };
+    torpor_crit::decode(Path::new("image"), source, image.len() as u64, view)
+}
+
+/// Makes an image from JSON text and shows it.
+pub fn encode(data: &[u8]) {
+    let Ok(json) = serde_json::from_slice(data) else { return };
+    if let Ok(image) = torpor_crit::encode(&json) {
+        let plain = show(&image, false).expect("what was made");
+        assert_eq!(torpor_crit::encode(&plain).expect("what was shown"), image);
+    }
+}
+
+/// Reads a request and a response of the RPC.
+pub fn rpc(data: &[u8]) {
+    if let Ok(request) = CriuReq::decode(data) {
+        same_again(&request);
+    }
+    if let Ok(response) = CriuResp::decode(data) {
+        same_again(&response);
+    }
+}

@@ -1,0 +1,120 @@
+//! Runs the corpus and mutations of it through the fuzz targets, so that they
+//! are tried wherever the tests are, without a fuzzer.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../crates/images/tests/common/mod.rs"]
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::Numbers;
+use torpor_fuzz::{TARGETS, WITH_PAYLOAD, kinds};
+
+/// How many mutations of the corpus each target gets.
+const MUTATIONS: u64 = 4000;
+
+fn corpus(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
+}
+
+#[test]
+fn nothing_in_the_corpus_or_near_it_panics() {
+    for (name, target) in TARGETS {
+        let mut paths: Vec<PathBuf> =
+            std::fs::read_dir(corpus(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let inputs: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        for (path, input) in paths.iter().zip(&inputs) {
+            run(*target, input, &path.display().to_string());
+        }
+        for seed in 0..MUTATIONS {
+            let mut numbers = Numbers(seed);
+            let mut input = numbers.pick(&inputs).clone();
+            for _ in 0..=numbers.below(4) {
+                mutate(&mut input, &inputs, &mut numbers);
+            }
+            run(*target, &input, &format!("{name}, mutation {seed}"));
+        }
+    }
+}
+
+/// Runs `target`; if it panics, the output says on what.
+fn run(target: torpor_fuzz::Target, input: &[u8], what: &str) {
+    struct Say<'s>(&'s str, &'s [u8]);
+    impl Drop for Say<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("the input was {}: {:02x?}", self.0, self.1);
+            }
+        }
+    }
+    let _say = Say(what, input);
+    target(input);
+}
+
+/// Changes `input` a little.
+fn mutate(input: &mut Vec<u8>, others: &[Vec<u8>], numbers: &mut Numbers) {
+    let at =
+        |numbers: &mut Numbers, len: usize| usize::try_from(numbers.below(len as u64 + 1)).unwrap();
+    let (from, to) = (at(numbers, input.len()), at(numbers, input.len()));
+    let (from, to) = (from.min(to), from.max(to));
+    match numbers.below(6) {
+        0 => input.truncate(from),
+        1 => drop(input.drain(from..to)),
+        2 => {
+            let part = input[from..to].to_vec();
+            input.splice(from..from, part);
+        }
+        3 => {
+            let other = numbers.pick(others);
+            let start = at(numbers, other.len());
+            input.splice(from..to, other[start..].iter().copied());
+        }
+        4 if from < input.len() => input[from] = numbers.next().to_le_bytes()[0],
+        _ if from < input.len() => input[from] ^= 1 << numbers.below(8),
+        _ => input.push(0xff),
+    }
+}
+
+/// Writes the corpus anew: an image of each kind, its JSON, and requests.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_corpus() {
+    let write = |target: &str, name: &str, input: &[u8]| {
+        std::fs::create_dir_all(corpus(target)).unwrap();
+        std::fs::write(corpus(target).join(name), input).unwrap();
+    };
+    for (index, kind) in kinds().into_iter().enumerate() {
+        let image = small_image(kind);
+        let body = &image[kind.header.words().len() * 4..];
+        let name = kind.name.to_lowercase();
+        let chosen = |index: usize| [&[u8::try_from(index).unwrap()], body].concat();
+        write("entries", &name, &chosen(index));
+        write("decode", &name, &chosen(index));
+        if let Some(index) = WITH_PAYLOAD.iter().position(|with| *with == kind) {
+            write("payloads", &name, &chosen(index));
+        }
+        if name == "pagemap" {
+            write("pagemap", &name, &chosen(0));
+        }
+        let source = Box::new(std::io::Cursor::new(image.clone()));
+        let view = torpor_crit::View { pretty: true, sizes_only: false };
+        let len = image.len() as u64;
+        let json = torpor_crit::decode(Path::new("image"), source, len, view).unwrap();
+        write("encode", &name, json.to_string().as_bytes());
+    }
+    for name in ["criu_req", "criu_resp"] {
+        let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
+        let message = common::message(&descriptor, &mut Numbers(1));
+        write("rpc", name, &prost::Message::encode_to_vec(&message));
+    }
+}
+
+/// One of the smaller images of a kind, but not the smallest.
+fn small_image(kind: torpor_images::Kind) -> Vec<u8> {
+    let mut images: Vec<Vec<u8>> =
+        (0..15).map(|seed| common::image(kind, &mut Numbers(seed))).collect();
+    images.sort_by_key(Vec::len);
+    images.swap_remove(4)
+}
