@@ -134,3 +134,20 @@ fn parents_are_followed_but_not_for_ever() {
     };
     assert!(matches!(error, Error::TooManyParents { .. }), "{error}");
 }
+
+#[test]
+fn every_kind_is_in_the_documentation() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-format.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for kind in kind::ALL {
+        let mut name = kind.template.to_owned();
+        for conversion in ["%lu", "%ld", "%u", "%d", "%x"] {
+            name = name.replace(conversion, "ID");
+        }
+        let row = page.lines().find(|line| line.contains(&name));
+        let row = row.unwrap_or_else(|| panic!("{name} is not in the documentation"));
+        if let (true, Some(magic)) = (row.starts_with('|'), kind.header.magic()) {
+            assert!(row.contains(&format!("{magic:08x}")), "{row}");
+        }
+    }
+}

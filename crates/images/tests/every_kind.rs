@@ -12,6 +12,7 @@ use std::path::Path;
 use common::Numbers;
 use proptest::prelude::*;
 use prost::Message;
+use prost_reflect::Cardinality;
 use torpor_images::kind::{self, Kind};
 use torpor_images::proto::PstreeEntry;
 use torpor_images::{Error, ImageDir, Reader, Result};
@@ -146,4 +147,21 @@ fn a_message_that_is_none_says_where() {
     bytes.extend_from_slice(&[1, 0, 0, 0, 0xff]);
     let error = read::<PstreeEntry, PstreeEntry>(kind::PSTREE, &bytes).unwrap_err();
     assert!(matches!(error, Error::Decode { offset, .. } if offset == end), "{error}");
+}
+
+/// A reader that does not know our own fields must get along without them.
+#[test]
+fn our_own_fields_are_optional_and_documented() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/image-format.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for message in common::POOL.all_messages() {
+        for field in message.fields().filter(|field| field.name().starts_with("torpor_")) {
+            assert!(field.number() > 10_000, "{}", field.full_name());
+            assert!(field.cardinality() != Cardinality::Required, "{}", field.full_name());
+            let row = |line: &str| {
+                line.contains(&format!("| {} |", message.name())) && line.contains(field.name())
+            };
+            assert!(page.lines().any(row), "{} is not documented", field.full_name());
+        }
+    }
 }
