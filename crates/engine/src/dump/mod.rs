@@ -364,9 +364,10 @@ impl<'a> Dump<'a> {
     }
 
     /// Waits until the killed tasks have ended: for their memory and their
-    /// pids to be free when the caller goes on.
+    /// pids to be free when the caller goes on. Children first: the first task of a
+    /// pid namespace ends only after all others there have been waited for.
     fn wait_killed(&mut self) {
-        for task in &mut self.tasks {
+        for task in self.tasks.iter_mut().rev() {
             for mut thread in task.threads.drain(..).rev() {
                 thread.wait_gone();
             }
