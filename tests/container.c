@@ -6,8 +6,8 @@
  *   container PIDFILE WORKDIR PROGRAM ROOT NAMESPACES     under an init in namespaces of its own
  *
  * NAMESPACES is a comma-separated list of pid, mnt, net, ipc, uts, cgroup, time and user; with it,
- * WORKDIR and PROGRAM are paths inside of ROOT. The id of the first task (the program, or init) is
- * written to PIDFILE once the program is about to start.
+ * WORKDIR and PROGRAM are paths inside of ROOT, which holds this program as /bin/container. The id
+ * of the first task (the program, or init) is written to PIDFILE once the program is about to start.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -187,7 +187,9 @@ static int contain(char **argv, unsigned long flags)
 		if (flags & CLONE_NEWNET)
 			loopback_up();
 		enter_root(argv[4], flags);
-		init(argv[2], argv[3]);
+		/* Its program, too, must be a file of the container. */
+		execl("/bin/container", "container", "--init", argv[2], argv[3], NULL);
+		err(1, "exec /bin/container");
 	}
 	if (flags & CLONE_NEWUSER) {
 		char path[64];
@@ -205,6 +207,8 @@ int main(int argc, char **argv)
 {
 	pid_t pid;
 
+	if (argc == 4 && !strcmp(argv[1], "--init"))
+		init(argv[2], argv[3]);
 	if (argc == 6)
 		return contain(argv, parse(argv[5]));
 	if (argc != 4)

@@ -153,8 +153,8 @@ impl Runner<'_> {
         let script = r#"
             set -e
             mkdir -p "$1/bin" "$1/proc" "$1/sys" "$1/dev/pts" "$1/dev/shm" "$1/dev/mqueue" "$1/tmp" "$1/work"
-            cp "$2" "$1/bin/program"
-            ldd "$2" | grep -o '/[^ ]*' | while read lib; do
+            cp "$2" "$1/bin/program"; cp "$4" "$1/bin/container"
+            { ldd "$2"; ldd "$4"; } | grep -o '/[^ ]*' | while read lib; do
                 mkdir -p "$1$(dirname "$lib")"; cp -L "$lib" "$1$lib"
             done
             mknod -m 666 "$1/dev/null" c 1 3; mknod -m 666 "$1/dev/zero" c 1 5
@@ -164,7 +164,7 @@ impl Runner<'_> {
         "#;
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).arg(self.root()).arg(binary);
-        command.arg(self.world.to_string());
+        command.arg(self.world.to_string()).arg(build::binary("container")?);
         let status = commands::run(&self.dir, "root", &mut command, PROGRAM)?;
         ensure!(status.success(), "no root directory: {}", self.output("root"));
         Ok(())
