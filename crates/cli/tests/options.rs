@@ -1,5 +1,7 @@
 //! Each option, as it is written, and what it sets.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! The program under each of its names.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
