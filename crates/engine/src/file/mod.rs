@@ -222,5 +222,6 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Memfd, Box::<memfd::MemfdRestorer>::default()),
         (FdTypes::Reg, Box::<regular::RegularRestorer>::default()),
         (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),
+        (FdTypes::Unixsk, Box::<socket::UnixRestorer>::default()),
     ]
 }

@@ -1,8 +1,10 @@
 //! The descriptors of the dumped tasks: each description is described once.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::mem;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -15,7 +17,7 @@ use super::memfd::Memfds;
 use super::remap::Remaps;
 use super::{Dumper, FdInfo, Found, fown};
 use crate::dump::Dump;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::proc;
 
 /// `FD_CLOEXEC` as fdinfo shows it.
@@ -35,6 +37,11 @@ pub struct FileTable {
     /// Memfds by inode.
     pub(super) memfds: Memfds,
     last_id: u32,
+    /// Descriptions found in flight that are still to be described, with the task and
+    /// the file that they are in.
+    waiting: Vec<(Found, i32, String)>,
+    /// Our descriptors of those in flight: what they are compared by.
+    kept: Vec<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +126,7 @@ fn dump_descriptor(cx: &mut Dump<'_>, task: usize, fd: i32) -> Result<FdinfoEntr
     let known = known(cx, key, pid, fd)?;
     let (id, kind) = match known {
         Some(known) => (known.id, known.kind),
-        None => describe(cx, task, fd, key, info)?,
+        None => describe(cx, task, fd, info)?,
     };
     Ok(FdinfoEntry {
         id,
@@ -142,18 +149,38 @@ fn known(cx: &Dump<'_>, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Kno
 }
 
 /// Asks the kinds to describe a new description: its number and type.
-fn describe(
-    cx: &mut Dump<'_>,
-    task: usize,
-    fd: i32,
-    key: (u64, u64),
-    info: FdInfo,
-) -> Result<(u32, i32)> {
+fn describe(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<(u32, i32)> {
     let found = fetch(cx, task, fd, info)?;
+    add(cx, found)
+}
+
+/// Describes what was found, and what is in flight inside of it (descriptors in a
+/// socket's queue).
+pub(super) fn add(cx: &mut Dump<'_>, found: Found) -> Result<(u32, i32)> {
+    let (id, kind) = ask(cx, &found)?;
+    let key = (found.stat.st_dev, found.stat.st_ino);
+    let known = Known { pid: found.pid, fd: found.fd, id, kind };
+    cx.files.known.entry(key).or_default().push(known);
+    while let Some((found, holder, place)) = cx.files.waiting.pop() {
+        let (id, kind) = ask(cx, &found).map_err(|e| match e {
+            Error::Refused { object, reason, .. } => {
+                Error::refused(holder, format!("{object} in flight in {place}"), reason)
+            }
+            other => other,
+        })?;
+        let same = cx.files.known.values_mut().flatten().find(|k| k.id == id);
+        if let Some(known) = same {
+            known.kind = kind;
+        }
+    }
+    Ok((id, kind))
+}
+
+fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<(u32, i32)> {
     let mut dumpers = mem::take(&mut cx.files.dumpers);
     let mut entry = Ok(None);
     for dumper in &mut dumpers {
-        entry = dumper.describe(cx, &found);
+        entry = dumper.describe(cx, found);
         if !matches!(entry, Ok(None)) {
             break;
         }
@@ -161,9 +188,40 @@ fn describe(
     cx.files.dumpers = dumpers;
     let entry = entry?.ok_or_else(|| found.refuse("this kind of file is not supported"))?;
     let (id, kind) = (entry.id, entry.r#type);
-    cx.files.known.entry(key).or_default().push(Known { pid: found.pid, fd, id, kind });
     cx.files.push(entry);
     Ok((id, kind))
+}
+
+/// The number of a description that a dumper has found inside of `holder`, not in a
+/// descriptor table: in flight between sockets. `file` is a duplicate of it. It is
+/// described after `holder`.
+///
+/// # Errors
+/// The kernel's.
+pub fn in_flight(cx: &mut Dump<'_>, holder: &Found, file: OwnedFd) -> Result<u32> {
+    let (pid, fd) = (own_pid(), file.as_raw_fd());
+    let key = identity(pid, fd)?;
+    // The holder itself is not among the known ones yet.
+    if kcmp(pid, pid, Object::File(fd, holder.file.as_raw_fd())).is_ok_and(Ordering::is_eq) {
+        return Ok(holder.id);
+    }
+    if let Some(known) = known(cx, key, pid, fd)? {
+        return Ok(known.id);
+    }
+    let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
+    let kept = file.try_clone().context(|| "dup".to_owned())?;
+    let found = Found { task: holder.task, ..look(cx, pid, fd, file, info)? };
+    let place = format!("fd {} ({})", holder.fd, holder.link.display());
+    let id = found.id;
+    let fd = kept.as_raw_fd();
+    cx.files.known.entry(key).or_default().push(Known { pid, fd, id, kind: 0 });
+    cx.files.kept.push(kept);
+    cx.files.waiting.push((found, holder.pid, place));
+    Ok(id)
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 fn fetch(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<Found> {
@@ -171,13 +229,17 @@ fn fetch(cx: &mut Dump<'_>, task: usize, fd: i32, info: FdInfo) -> Result<Found>
     let pid = t.pid;
     let file = rustix::process::pidfd_getfd(&t.pidfd, fd, PidfdGetfdFlags::empty())
         .context(|| format!("pidfd_getfd of fd {fd} of task {pid}"))?;
+    Ok(Found { task, ..look(cx, pid, fd, file, info)? })
+}
+
+fn look(cx: &mut Dump<'_>, pid: i32, fd: i32, file: OwnedFd, info: FdInfo) -> Result<Found> {
     let stat = rustix::fs::fstat(&file).context(|| format!("fstat of fd {fd} of task {pid}"))?;
     let path = format!("/proc/{pid}/fd/{fd}");
     let link = rustix::fs::readlink(&path, Vec::new()).context(|| format!("readlink {path}"))?;
     let link = PathBuf::from(OsString::from_vec(link.into_bytes()));
     let fs_type = rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type);
     let fown = fown::of(cx, &file);
-    Ok(Found { id: cx.files.next_id(), task, pid, fd, file, stat, fs_type, link, info, fown })
+    Ok(Found { id: cx.files.next_id(), task: 0, pid, fd, file, stat, fs_type, link, info, fown })
 }
 
 /// Describes a descriptor of this process.

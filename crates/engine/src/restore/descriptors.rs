@@ -19,6 +19,7 @@ const AT_ONCE: usize = 253;
 /// The kernel's; contradictions in the images.
 pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     let mut ids: Vec<u32> = cx.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id).collect();
+    ids.extend(&cx.in_flight);
     ids.sort_unstable();
     ids.dedup();
     for id in ids {

@@ -57,6 +57,9 @@ pub struct Restore<'a> {
     pub files: OpenFiles,
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
+    /// Descriptions that are in flight between sockets: to be opened although no task may
+    /// hold them.
+    pub in_flight: Vec<u32>,
     /// The kinds of files; a kind is absent while it works.
     pub restorers: HashMap<FdTypes, Box<dyn Restorer>>,
     /// The ids of the tree's user namespace.
@@ -169,6 +172,7 @@ impl<'a> Restore<'a> {
             mounts: Restored::default(),
             files: OpenFiles::default(),
             entries,
+            in_flight: Vec::new(),
             restorers: crate::file::restorers().into_iter().collect(),
             id_maps: IdMaps::identity(),
             filters,

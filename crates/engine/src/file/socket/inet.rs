@@ -50,7 +50,7 @@ pub(super) fn dump(
         src_addr: local.to_image(),
         flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
         fown: found.fown,
-        opts: options::dump(found, about, &mut sockets.defaults)?,
+        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
         v6only: v6only(fd, about.domain),
         ip_opts: Some(dump_ip(fd, about)),
         ifname: local.device(fd),
@@ -298,7 +298,7 @@ impl Restorer for InetRestorer {
     fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
         for isk in self.opened.drain(..) {
             let Some(fd) = cx.files.get(isk.id) else { continue };
-            finish(fd, &isk)?;
+            finish(cx, fd, &isk)?;
         }
         Ok(())
     }
@@ -368,7 +368,7 @@ fn bind(fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
 }
 
 /// Connects or listens, and sets what must be set last.
-fn finish(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
     let (_, remote) = addresses(isk)?;
     let tcp = isk.proto == libc::IPPROTO_TCP.cast_unsigned();
     match isk.state {
@@ -386,7 +386,7 @@ fn finish(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
     shut_down(fd, isk.shutdown());
     restore_ip(fd, isk)?;
     restore_tcp_options(fd, isk)?;
-    options::restore(fd, &isk.opts)?;
+    options::restore(cx, fd, &isk.opts)?;
     restore_flags(fd, isk.flags)
 }
 

@@ -10,6 +10,7 @@ mod inet;
 mod options;
 #[cfg(test)]
 mod testing;
+mod unix;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +19,10 @@ use rustix::fs::OFlags;
 use torpor_images::proto::FileEntry;
 use torpor_sys::socket;
 
-use self::diag::InetSocket;
 pub use self::inet::InetRestorer;
+pub use self::unix::UnixRestorer;
+
+use self::diag::{InetSocket, UnixSocket};
 use self::options::Defaults;
 use super::{Dumper, Found};
 use crate::dump::Dump;
@@ -97,6 +100,7 @@ pub struct Spaces(HashMap<u64, Space>);
 struct Space {
     file: OwnedFd,
     inet: HashMap<(i32, i32), HashMap<u32, InetSocket>>,
+    unix: Option<HashMap<u32, UnixSocket>>,
 }
 
 impl Spaces {
@@ -105,7 +109,7 @@ impl Spaces {
         let file = socket::network_namespace(socket)
             .context(|| "network namespace of a socket".to_owned())?;
         let inode = rustix::fs::fstat(&file).context(|| "fstat of a namespace".to_owned())?.st_ino;
-        self.0.entry(inode).or_insert(Space { file, inet: HashMap::new() });
+        self.0.entry(inode).or_insert(Space { file, inet: HashMap::new(), unix: None });
         Ok(inode)
     }
 
@@ -124,11 +128,24 @@ impl Spaces {
     }
 }
 
+impl Spaces {
+    /// All Unix sockets of a socket's namespace, by inode number.
+    fn unix(&mut self, socket: &Socket) -> Result<Option<&HashMap<u32, UnixSocket>>> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(None) };
+        if space.unix.is_none() {
+            let all = run_in(&[space.file.as_fd()], diag::unix)?;
+            space.unix = Some(all.into_iter().map(|s| (s.inode, s)).collect());
+        }
+        Ok(space.unix.as_ref())
+    }
+}
+
 /// The dump half of all sockets.
 #[derive(Debug, Default)]
 pub struct SocketDumper {
     spaces: Spaces,
     defaults: Defaults,
+    unix: unix::Dumped,
 }
 
 impl Dumper for SocketDumper {
@@ -141,8 +158,13 @@ impl Dumper for SocketDumper {
         let socket = Socket::look(cx, found, &mut self.spaces)?;
         match socket.domain {
             libc::AF_INET | libc::AF_INET6 => inet::dump(self, cx, found, &socket).map(Some),
+            libc::AF_UNIX => unix::dump(self, cx, found, &socket).map(Some),
             other => Err(found.refuse(format!("sockets of family {other} are not supported"))),
         }
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        unix::finish(self, cx)
     }
 }
 

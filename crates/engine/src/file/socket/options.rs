@@ -2,15 +2,17 @@
 //! which CRIU's images have no field.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{Gid, Uid};
 use torpor_images::proto::{SkOption, SkOptsEntry};
 use torpor_sys::socket::{self, Instruction, Opt};
 
 use super::Socket;
+use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
+use crate::restore::Restore;
 
 /// Options, each an `int`, that CRIU's images do not hold: level and name. They are
 /// kept, in fields of our own, where they differ from those of a new socket, and
@@ -203,7 +205,12 @@ fn more(socket: BorrowedFd<'_>) -> Values {
 ///
 /// # Errors
 /// Refused for a filter that is an eBPF program; getsockopt(2).
-pub fn dump(found: &Found, about: &Socket, defaults: &mut Defaults) -> Result<SkOptsEntry> {
+pub fn dump(
+    cx: &Dump<'_>,
+    found: &Found,
+    about: &Socket,
+    defaults: &mut Defaults,
+) -> Result<SkOptsEntry> {
     let fd = found.file.as_fd();
     let int = |name: i32| {
         socket::get_int(fd, libc::SOL_SOCKET, name)
@@ -237,8 +244,8 @@ pub fn dump(found: &Found, about: &Socket, defaults: &mut Defaults) -> Result<Sk
         so_oobinline: flag(libc::SO_OOBINLINE).map(u32::from),
         so_linger: linger(fd),
         so_buf_lock: int(libc::SO_BUF_LOCK).ok(),
-        torpor_uid: Some(found.stat.st_uid),
-        torpor_gid: Some(found.stat.st_gid),
+        torpor_uid: cx.id_maps.uid_inside(found.stat.st_uid),
+        torpor_gid: cx.id_maps.gid_inside(found.stat.st_gid),
         torpor_options: changed(fd, defaults.of(about)),
         ..SkOptsEntry::default()
     })
@@ -357,7 +364,7 @@ pub fn restore_device(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+pub fn restore(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
     let set = |name: i32, value: u32| {
         socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
             .context(|| format!("setsockopt({name}, {value})"))
@@ -398,7 +405,7 @@ pub fn restore(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
     if opts.torpor_options.iter().any(locked) {
         set(LOCK_FILTER.1, 1)?;
     }
-    restore_owner(fd, opts)
+    restore_owner(cx, fd, opts)
 }
 
 /// Sizes of the buffers. The kernel doubles what it is told, and shows the double.
@@ -440,8 +447,10 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<
 
 /// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is
 /// the owner of its inode.
-fn restore_owner(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
-    let (Some(uid), Some(gid)) = (opts.torpor_uid, opts.torpor_gid) else { return Ok(()) };
+fn restore_owner(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    let uid = opts.torpor_uid.and_then(|id| cx.id_maps.uid_outside(id));
+    let gid = opts.torpor_gid.and_then(|id| cx.id_maps.gid_outside(id));
+    let (Some(uid), Some(gid)) = (uid, gid) else { return Ok(()) };
     let stat = rustix::fs::fstat(fd).context(|| "fstat of a socket".to_owned())?;
     if (stat.st_uid, stat.st_gid) == (uid, gid) || uid == u32::MAX || gid == u32::MAX {
         return Ok(());
@@ -450,12 +459,11 @@ fn restore_owner(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
         .context(|| format!("chown of a socket to {uid}:{gid}"))
 }
 
-/// A new socket of the given kind with room for `SO_SNDBUF`/`SO_RCVBUF` beyond all
-/// limits, for the time while its queues are filled.
-pub fn raise_buffers(fd: &OwnedFd) {
+/// Gives a socket buffers without a limit, for the time while its queues are filled.
+pub fn raise_buffers(fd: BorrowedFd<'_>) {
     for name in [libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE] {
         // Without the right to it the limits have to do.
-        let _ = socket::set_int(fd.as_fd(), libc::SOL_SOCKET, name, i32::MAX / 2);
+        let _ = socket::set_int(fd, libc::SOL_SOCKET, name, i32::MAX / 2);
     }
 }
 

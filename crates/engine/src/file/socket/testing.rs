@@ -2,16 +2,16 @@
 //! itself that are dumped and restored.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, FownEntry};
+use torpor_images::{ImageDir, kind};
 
 use super::diag;
 use crate::dump::Dump;
 use crate::error::Result;
-use crate::file::{self, FdInfo, Found};
+use crate::file::{FdInfo, Found, table};
 use crate::namespace::{Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::restore::Restore;
@@ -51,16 +51,17 @@ fn namespaces() -> Namespaces {
     Namespaces { all: vec![net] }
 }
 
-fn found(id: u32, file: &OwnedFd) -> Found {
+fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {
+    let fd = file.as_raw_fd();
     let file = file.try_clone().unwrap();
     let stat = rustix::fs::fstat(&file).unwrap();
     let flags = rustix::fs::fcntl_getfl(&file).unwrap().bits();
     Found {
-        id,
+        id: cx.files.next_id(),
         task: 0,
         pid: rustix::process::getpid().as_raw_nonzero().get(),
-        fd: 3,
-        link: format!("socket:[{}]", stat.st_ino).into(),
+        fd,
+        link: std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap(),
         stat,
         file,
         fs_type: 0,
@@ -69,32 +70,32 @@ fn found(id: u32, file: &OwnedFd) -> Found {
     }
 }
 
-/// Dumps files, which get the ids from 1 on.
-pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<FileEntry>> {
+/// Dumps files into a directory; returns their numbers.
+pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
     let images = ImageDir::open(dir).unwrap();
     let mut cx = Dump::bare(opts, images, namespaces());
-    let mut dumpers = file::dumpers();
-    let mut entries = Vec::new();
-    for (id, file) in (1..).zip(files) {
-        let found = found(id, file);
-        for dumper in &mut dumpers {
-            if let Some(entry) = dumper.describe(&mut cx, &found)? {
-                entries.push(entry);
-                break;
-            }
-        }
+    let mut ids = Vec::new();
+    for file in files {
+        let found = found(&mut cx, file);
+        ids.push(table::add(&mut cx, found)?.0);
     }
-    for dumper in &mut dumpers {
-        dumper.finish(&mut cx)?;
-    }
-    Ok(entries)
+    table::finish(&mut cx)?;
+    Ok(ids)
 }
 
-/// Restores files from images; the result is in the order of `entries`.
-pub fn restore(opts: &Options, dir: &Path, entries: &[FileEntry]) -> Result<Vec<OwnedFd>> {
+/// The entries that a dump wrote.
+pub fn entries(dir: &Path) -> Vec<FileEntry> {
+    ImageDir::open(dir).unwrap().read_all(kind::FILES, 0).unwrap()
+}
+
+/// Restores files from images; returns those with the given numbers.
+pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
     let root = std::fs::File::open("/").unwrap();
     let mut cx = Restore::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     cx.roots = HashMap::from([(0, root.into())]);
+    let entries = entries(dir);
+    let mounts = entries.iter().filter_map(|e| e.usk.as_ref()).map(|u| (u.mnt_id(), 0));
+    cx.mount_ns = mounts.collect();
     cx.entries = entries.iter().map(|e| (e.id, e.clone())).collect();
     let mut kinds: Vec<_> = cx.restorers.keys().copied().collect();
     kinds.sort_unstable();
@@ -104,23 +105,23 @@ pub fn restore(opts: &Options, dir: &Path, entries: &[FileEntry]) -> Result<Vec<
         restorer.load(&mut cx, &own)?;
         cx.restorers.insert(*kind, restorer);
     }
-    for entry in entries {
-        cx.file(entry.id)?;
+    for id in ids.iter().chain(&cx.in_flight.clone()) {
+        cx.file(*id)?;
     }
     for kind in &kinds {
         let mut restorer = cx.restorers.remove(kind).unwrap();
         restorer.connect(&mut cx)?;
         cx.restorers.insert(*kind, restorer);
     }
-    Ok(entries.iter().map(|e| cx.files.get(e.id).unwrap().try_clone_to_owned().unwrap()).collect())
+    Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
 }
 
 /// Dumps files, closes them, restores them.
 pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let dir = tempfile::tempdir().unwrap();
-    let entries = dump(opts, dir.path(), &files).unwrap();
+    let ids = dump(opts, dir.path(), &files).unwrap();
     close(files);
-    restore(opts, dir.path(), &entries).unwrap()
+    restore(opts, dir.path(), &ids).unwrap()
 }
 
 /// Closes sockets, and waits until they are gone: a child that another test starts at

@@ -1,6 +1,6 @@
 use std::net::{TcpListener, TcpStream, UdpSocket};
 
-use super::super::testing::{cycle, dump, in_netns};
+use super::super::testing::{cycle, dump, entries, in_netns};
 use super::*;
 use crate::options::Options;
 
@@ -68,7 +68,8 @@ fn a_waiting_connection_is_refused() {
         let error = dump(&Options::default(), dir.path(), &files).unwrap_err().to_string();
         assert!(error.contains("--skip-in-flight"), "{error}");
         let skip = Options { tcp_skip_in_flight: true, ..Options::default() };
-        let entries = dump(&skip, dir.path(), &files).unwrap();
+        dump(&skip, dir.path(), &files).unwrap();
+        let entries = entries(dir.path());
         assert_eq!(entries[0].isk.as_ref().unwrap().backlog, 128);
     });
 }

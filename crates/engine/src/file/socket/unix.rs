@@ -1,0 +1,237 @@
+//! Unix sockets: streams, sequenced packets and datagrams.
+
+mod name;
+mod queue;
+mod restore;
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::AsFd;
+
+use torpor_images::proto::{FdTypes, FileEntry, SkPacketEntry, SkShutdown, SkUcred, UnixSkEntry};
+use torpor_sys::socket;
+
+use super::diag::UnixSocket;
+use super::inet::polled;
+use super::{Socket, SocketDumper, options, state};
+use crate::dump::Dump;
+use crate::error::{Error, Result};
+use crate::external::External;
+use crate::file::{Found, table};
+
+pub use self::restore::UnixRestorer;
+
+use self::queue::QueueWriter;
+
+/// Flag of an entry: the socket lies outside of the tree, and stands in the images only
+/// because others are connected to it by its name.
+const EXTERN: u32 = 1;
+
+/// What the dump knows of the Unix sockets met so far.
+#[derive(Debug, Default)]
+pub(super) struct Dumped {
+    queues: QueueWriter,
+    /// By inode number.
+    known: HashMap<u32, Known>,
+}
+
+/// What is looked at again when all are known.
+#[derive(Debug)]
+struct Known {
+    about: Socket,
+    /// The refusal of this socket, to be completed by a reason.
+    pid: i32,
+    object: String,
+    peer: u32,
+    waiting: Vec<u32>,
+    /// Whether its connection waits to be accepted, and holds data.
+    unaccepted_data: bool,
+}
+
+impl Known {
+    fn refuse(&self, reason: impl Into<String>) -> Error {
+        Error::refused(self.pid, self.object.clone(), reason)
+    }
+}
+
+/// Describes a Unix socket.
+pub(super) fn dump(
+    sockets: &mut SocketDumper,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+) -> Result<FileEntry> {
+    let fd = found.file.as_fd();
+    let listed = sockets.spaces.unix(about)?;
+    let all = listed.ok_or_else(|| found.refuse("the kernel does not list it"))?;
+    let Some(seen) = all.get(&about.inode).cloned() else {
+        return Err(found.refuse("the kernel does not list it"));
+    };
+    let listener = accepting(&seen, all);
+    let outside = is_external(cx, about.inode);
+    let mut usk = UnixSkEntry {
+        id: found.id,
+        ino: about.inode,
+        r#type: about.kind.cast_unsigned(),
+        state: u32::from(seen.state),
+        flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
+        uflags: if outside { EXTERN } else { 0 },
+        backlog: if u32::from(seen.state) == state::LISTEN { seen.backlog } else { 0 },
+        peer: if outside { 0 } else { listener.or(seen.peer).unwrap_or(0) },
+        fown: found.fown,
+        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        name: seen.name.clone(),
+        shutdown: Some(shutdown(seen.shutdown).into()),
+        ns_id: Some(about.ns_id),
+        torpor_pending: seen.pending.clone(),
+        torpor_reset: (about.kind != libc::SOCK_DGRAM && polled(fd).error).then_some(true),
+        torpor_peer: peer(cx, found),
+        // The state does not tell: it changes when others connect to a socket.
+        torpor_peer_closed: (about.kind == libc::SOCK_DGRAM && seen.peer == Some(0))
+            .then_some(true),
+        ..UnixSkEntry::default()
+    };
+    name::dump(cx, found, &seen.name, &mut usk)?;
+    let known = Known {
+        about: *about,
+        pid: found.pid,
+        object: format!("fd {} ({})", found.fd, found.link.display()),
+        peer: usk.peer,
+        waiting: seen.pending.clone(),
+        unaccepted_data: listener.is_some() && socket::send_queue(fd).unwrap_or(0) > 0,
+    };
+    sockets.unix.known.insert(about.inode, known);
+    if about.kind == libc::SOCK_DGRAM || usk.state == state::ESTABLISHED {
+        dump_queue(&mut sockets.unix, cx, found, about, seen.shutdown)?;
+    }
+    Ok(FileEntry {
+        r#type: FdTypes::Unixsk.into(),
+        id: found.id,
+        usk: Some(usk),
+        ..FileEntry::default()
+    })
+}
+
+/// Whether the caller takes care of the socket (`--external unix[INODE]`).
+fn is_external(cx: &Dump<'_>, inode: u32) -> bool {
+    let this = |e: &External| matches!(e, External::Unix { inode: i } if *i == u64::from(inode));
+    cx.opts.external.iter().any(this)
+}
+
+/// The listener in whose queue the connection of a socket waits.
+fn accepting(seen: &UnixSocket, all: &HashMap<u32, UnixSocket>) -> Option<u32> {
+    if seen.peer != Some(0) {
+        return None;
+    }
+    all.values().find(|s| s.pending.contains(&seen.inode)).map(|s| s.inode)
+}
+
+fn shutdown(bits: u8) -> SkShutdown {
+    SkShutdown::try_from(i32::from(bits & 3)).unwrap_or(SkShutdown::None)
+}
+
+/// What `SO_PEERCRED` says, if it says anything.
+fn peer(cx: &Dump<'_>, found: &Found) -> Option<SkUcred> {
+    let peer = socket::peer_credentials(found.file.as_fd()).ok()?;
+    // Without a peer: pid 0, and no user.
+    (peer.pid != 0).then(|| ucred(cx, peer))
+}
+
+fn ucred(cx: &Dump<'_>, c: socket::Credentials) -> SkUcred {
+    SkUcred {
+        pid: cx.vpid_of(c.pid).unwrap_or(0).cast_unsigned(),
+        uid: cx.id_maps.uid_inside(c.uid).unwrap_or(c.uid),
+        gid: cx.id_maps.gid_inside(c.gid).unwrap_or(c.gid),
+    }
+}
+
+fn dump_queue(
+    unix: &mut Dumped,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+    shutdown: u8,
+) -> Result<()> {
+    const RCV_SHUTDOWN: u8 = 1;
+    for message in queue::peek(found, about.kind, shutdown & RCV_SHUTDOWN != 0)? {
+        let mut ids = Vec::new();
+        for file in message.files {
+            ids.push(table::in_flight(cx, found, file)?);
+        }
+        let entry = SkPacketEntry {
+            id_for: found.id,
+            scm: queue::rights(ids),
+            torpor_addr: (!message.address.is_empty()).then_some(message.address),
+            torpor_ucred: message.credentials.map(|c| ucred(cx, c)),
+            ..SkPacketEntry::default()
+        };
+        unix.queues.write(&cx.images, entry, &message.data)?;
+    }
+    Ok(())
+}
+
+/// Looks at all sockets again, now that it is known which belong to the tree.
+pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()> {
+    let SocketDumper { unix, spaces, .. } = sockets;
+    let mut described = HashSet::new();
+    for known in unix.known.values() {
+        if known.unaccepted_data {
+            return Err(known.refuse(
+                "it has sent data into a connection that nobody has accepted yet, \
+                 which cannot be kept",
+            ));
+        }
+        if let Some(stranger) = known.waiting.iter().find(|i| !unix.known.contains_key(i)) {
+            return Err(known.refuse(format!(
+                "a connection from socket {stranger} outside of the tree waits to be accepted"
+            )));
+        }
+        if known.peer == 0 || unix.known.contains_key(&known.peer) {
+            continue;
+        }
+        let seen = spaces.unix(&known.about)?.and_then(|all| all.get(&known.peer));
+        let peer = external_peer(cx, known, seen)?;
+        if described.insert(known.peer) {
+            let id = cx.files.next_id();
+            cx.files.push(FileEntry {
+                r#type: FdTypes::Unixsk.into(),
+                id,
+                usk: Some(UnixSkEntry { id, ..peer }),
+                ..FileEntry::default()
+            });
+        }
+    }
+    unix.queues.finish()
+}
+
+/// Describes a peer outside of the tree, if it can be found again by its name.
+fn external_peer(cx: &Dump<'_>, known: &Known, seen: Option<&UnixSocket>) -> Result<UnixSkEntry> {
+    let name = seen.map(|s| s.name.as_slice()).unwrap_or_default();
+    let shown = match name {
+        [] => "without a name".to_owned(),
+        [0, rest @ ..] => format!("@{}", rest.escape_ascii()),
+        path => path.strip_suffix(b"\0").unwrap_or(path).escape_ascii().to_string(),
+    };
+    let outside = format!("it is connected to socket {} ({shown}) outside of the tree", known.peer);
+    let (Some(seen), libc::SOCK_DGRAM, false) = (seen, known.about.kind, name.is_empty()) else {
+        return Err(known.refuse(format!(
+            "{outside}; only datagram sockets can be connected again (by name), others can be \
+             left to the caller with --external unix[{}]",
+            known.about.inode
+        )));
+    };
+    if !cx.opts.ext_unix_sk && !is_external(cx, known.peer) {
+        return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
+    }
+    Ok(UnixSkEntry {
+        ino: known.peer,
+        r#type: known.about.kind.cast_unsigned(),
+        state: u32::from(seen.state),
+        uflags: EXTERN,
+        name: name.to_vec(),
+        ns_id: Some(known.about.ns_id),
+        ..UnixSkEntry::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;

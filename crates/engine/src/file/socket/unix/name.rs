@@ -1,0 +1,435 @@
+//! Names of Unix sockets: what a socket is bound to, and how to bind another one to
+//! just that.
+//!
+//! A name is bytes. One that starts with a zero byte lives in the network namespace
+//! and is bound as it is. Others are paths, and that is where it gets difficult: the
+//! bytes of the name stay what they were at bind(2) (relative to a directory that is
+//! long forgotten, or in another root), while the file may have been renamed, removed
+//! or replaced since.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, StatxFlags, Uid};
+use rustix::io::Errno;
+use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
+use torpor_sys::socket;
+
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::file::Found;
+use crate::file::socket::bad_entry;
+use crate::namespace::run_in;
+use crate::restore::Restore;
+
+/// The longest name (`sun_path`).
+pub(super) const MAX_NAME: usize = 108;
+
+/// Whether a name is the path of a file.
+pub(super) fn is_path(name: &[u8]) -> bool {
+    name.first().is_some_and(|first| *first != 0)
+}
+
+/// A name as an address: with the family in front.
+pub(super) fn address(name: &[u8]) -> Vec<u8> {
+    let family = libc::AF_UNIX as u16;
+    let mut bytes = family.to_ne_bytes().to_vec();
+    bytes.extend(name);
+    bytes
+}
+
+/// The path that a name is: up to the zero byte that the kernel adds.
+fn path_of(name: &[u8]) -> &Path {
+    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    Path::new(OsStr::from_bytes(&name[..end]))
+}
+
+/// Describes the file of a socket with the path `name` in its entry.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn dump(
+    cx: &Dump<'_>,
+    found: &Found,
+    name: &[u8],
+    entry: &mut UnixSkEntry,
+) -> Result<()> {
+    if !is_path(name) {
+        return Ok(());
+    }
+    let file = socket::bound_file(found.file.as_fd())
+        .context(|| format!("file of {}", found.link.display()))?;
+    let stat = rustix::fs::fstat(&file).context(|| "fstat of a socket's file".to_owned())?;
+    let mount = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
+        .context(|| "statx of a socket's file".to_owned())?;
+    let link = rustix::fs::readlink(proc_path(&file), Vec::new())
+        .context(|| "path of a socket's file".to_owned())?;
+    let removed = link.as_bytes().strip_suffix(b" (deleted)");
+    let deleted = stat.st_nlink == 0 || removed.is_some() && !name.ends_with(b" (deleted)\0");
+    entry.deleted = Some(deleted);
+    entry.mnt_id = i32::try_from(mount.stx_mnt_id).ok();
+    let path = Path::new(OsStr::from_bytes(removed.filter(|_| deleted).unwrap_or(link.as_bytes())));
+    match directory(path, path_of(name)) {
+        Some(dir) if path_of(name).is_relative() => {
+            entry.name_dir = Some(dir.as_os_str().as_bytes().to_vec());
+        }
+        Some(root) if root == Path::new("/") => {}
+        _ => entry.torpor_path = Some(path.as_os_str().as_bytes().to_vec()),
+    }
+    if !deleted {
+        entry.file_perms = Some(FilePermsEntry {
+            mode: stat.st_mode,
+            uid: cx.id_maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
+            gid: cx.id_maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
+        });
+    }
+    Ok(())
+}
+
+fn proc_path(file: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+/// The directory (or root) in which `name` leads to `path`, if it can be seen from
+/// the two.
+fn directory<'p>(path: &'p Path, name: &Path) -> Option<&'p Path> {
+    let mut dir = path;
+    for part in name.components().rev() {
+        match part {
+            Component::Normal(part) if dir.file_name() == Some(part) => dir = dir.parent()?,
+            Component::RootDir | Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(dir)
+}
+
+/// The address that leads to a bound socket, wherever its file is and whether or not
+/// it still is there.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn reach(socket: BorrowedFd<'_>, name: &[u8]) -> Result<Reach> {
+    if !is_path(name) {
+        return Ok(Reach { address: address(name), _file: None });
+    }
+    let file = socket::bound_file(socket).context(|| "file of a socket".to_owned())?;
+    // The link leads to the very inode.
+    let address = address(proc_path(&file).as_os_str().as_bytes());
+    Ok(Reach { address, _file: Some(file) })
+}
+
+/// How to reach a socket; good as long as it lives.
+#[derive(Debug)]
+pub(super) struct Reach {
+    pub(super) address: Vec<u8>,
+    _file: Option<OwnedFd>,
+}
+
+/// Binds a new socket as its entry says.
+///
+/// # Errors
+/// The kernel's; a name that cannot be.
+pub(super) fn bind(
+    cx: &Restore<'_>,
+    scratch: &mut Scratch,
+    socket: BorrowedFd<'_>,
+    entry: &UnixSkEntry,
+) -> Result<()> {
+    if entry.name.is_empty() {
+        return Ok(());
+    }
+    if !is_path(&entry.name) || entry.deleted() {
+        return scratch.bind(socket, &entry.name);
+    }
+    let place = Place::of(cx, entry)?;
+    run_in(&[], || place.bind(socket, entry))
+}
+
+/// A file system of our own, for names without a file.
+#[derive(Debug, Default)]
+pub(super) struct Scratch(Option<OwnedFd>);
+
+impl Scratch {
+    /// Binds a socket so that it has `name`, and no file if it is a path.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn bind(&mut self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        if !is_path(name) {
+            return socket::bind(socket, &address(name))
+                .context(|| format!("bind to the abstract name {}", name.escape_ascii()));
+        }
+        let root = match &mut self.0 {
+            Some(root) => root,
+            none => none.insert(tmpfs()?),
+        };
+        run_in(&[], || {
+            rustix::process::fchdir(&*root).context(|| "fchdir to a new tmpfs".to_owned())?;
+            Stage::enter(Path::new("."))?.bind(socket, name, Outcome::Unlinked)
+        })
+    }
+}
+
+/// A tmpfs that is mounted nowhere.
+fn tmpfs() -> Result<OwnedFd> {
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
+    };
+    let context = || "new tmpfs".to_owned();
+    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).context(context)?;
+    fsconfig_create(&fs).context(context)?;
+    fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).context(context)
+}
+
+/// Where the file of a name belongs.
+#[derive(Debug)]
+struct Place {
+    /// Its directory.
+    dir: OwnedFd,
+    /// The same directory through a writable copy of its mount, if there is one.
+    copy: Option<OwnedFd>,
+    /// Its name there.
+    leaf: Vec<u8>,
+    uid: u32,
+    gid: u32,
+    mode: Option<Mode>,
+}
+
+impl Place {
+    fn of(cx: &Restore<'_>, entry: &UnixSkEntry) -> Result<Self> {
+        let path = path_in_namespace(entry);
+        let bad = || bad_entry(entry.id, format!("has the impossible path {}", path.display()));
+        let leaf = path.file_name().ok_or_else(bad)?.as_bytes().to_vec();
+        let parent = path.parent().ok_or_else(bad)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let copy = cx.mounts.open(entry.mnt_id(), parent, flags, Mode::empty()).ok();
+        let root = cx.root_of_mount(entry.mnt_id())?;
+        let inside = parent.strip_prefix("/").unwrap_or(parent);
+        let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
+        let seen = rustix::fs::openat2(root, inside, flags, Mode::empty(), ResolveFlags::IN_ROOT);
+        // What hides the mount is not where the file belongs.
+        let hidden = matches!((&seen, &copy), (Ok(a), Some(b)) if !same_file(a, b));
+        let dir = match (seen, &copy) {
+            (Err(_), Some(copy)) => duplicate(copy)?,
+            (Ok(_), Some(copy)) if hidden => duplicate(copy)?,
+            (seen, _) => seen.context(|| format!("open {}", parent.display()))?,
+        };
+        let perms = entry.file_perms;
+        let (uid, gid) = perms.map_or((u32::MAX, u32::MAX), |p| (p.uid, p.gid));
+        Ok(Place {
+            dir,
+            copy,
+            leaf,
+            uid: cx.id_maps.uid_outside(uid).unwrap_or(uid),
+            gid: cx.id_maps.gid_outside(gid).unwrap_or(gid),
+            mode: perms.map(|p| Mode::from_raw_mode(p.mode)),
+        })
+    }
+
+    /// On a thread of its own.
+    fn bind(&self, socket: BorrowedFd<'_>, entry: &UnixSkEntry) -> Result<()> {
+        match self.bind_in(&self.dir, socket, entry) {
+            Err(Error::Os { source, .. })
+                if source.raw_os_error() == Some(libc::EROFS) && self.copy.is_some() =>
+            {
+                self.bind_in(self.copy.as_ref().unwrap_or(&self.dir), socket, entry)
+            }
+            other => other,
+        }
+    }
+
+    fn bind_in(&self, dir: &OwnedFd, socket: BorrowedFd<'_>, entry: &UnixSkEntry) -> Result<()> {
+        rustix::process::fchdir(dir).context(|| "fchdir".to_owned())?;
+        let leaf = Path::new(OsStr::from_bytes(&self.leaf));
+        remove_old(leaf)?;
+        if path_of(&entry.name) == leaf {
+            socket::bind(socket, &address(&entry.name))
+                .context(|| format!("bind socket {} to {}", entry.id, leaf.display()))?;
+        } else {
+            let stage = format!(".torpor-socket-{}", entry.ino);
+            make_dir(Path::new(&stage))?;
+            let bound = Stage::enter(Path::new(&stage))
+                .and_then(|s| s.bind(socket, &entry.name, Outcome::Moved(dir, leaf)));
+            let removed = rustix::fs::unlinkat(dir, &stage, AtFlags::REMOVEDIR);
+            bound?;
+            removed.context(|| format!("remove {stage}"))?;
+        }
+        self.set_permissions(dir, leaf)
+    }
+
+    fn set_permissions(&self, dir: &OwnedFd, leaf: &Path) -> Result<()> {
+        let what = || format!("permissions of {}", leaf.display());
+        if self.uid != u32::MAX && self.gid != u32::MAX {
+            let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+            rustix::fs::chownat(dir, leaf, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                .context(what)?;
+        }
+        match self.mode {
+            Some(mode) => rustix::fs::chmodat(dir, leaf, mode, AtFlags::empty()).context(what),
+            None => Ok(()),
+        }
+    }
+}
+
+fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
+    match (rustix::fs::fstat(a), rustix::fs::fstat(b)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
+    }
+}
+
+fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
+    file.try_clone().context(|| "dup".to_owned())
+}
+
+/// The path of a socket's file in its mount namespace.
+fn path_in_namespace(entry: &UnixSkEntry) -> PathBuf {
+    let bytes = |b: &[u8]| PathBuf::from(OsStr::from_bytes(b));
+    let name = path_of(&entry.name);
+    let path = match (&entry.torpor_path, &entry.name_dir) {
+        (Some(path), _) => bytes(path),
+        (None, Some(dir)) if name.is_relative() => bytes(dir).join(name),
+        _ => Path::new("/").join(name),
+    };
+    // ".." must not lead anywhere else than it did.
+    path.components().filter(|c| *c != Component::CurDir).collect()
+}
+
+/// Removes the socket file that a task left behind when it was dumped.
+fn remove_old(leaf: &Path) -> Result<()> {
+    match rustix::fs::statat(CWD, leaf, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+            rustix::fs::unlink(leaf).context(|| format!("remove {}", leaf.display()))
+        }
+        // Then bind will say so.
+        _ => Ok(()),
+    }
+}
+
+fn make_dir(path: &Path) -> Result<()> {
+    match rustix::fs::mkdir(path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(e).context(|| format!("mkdir {}", path.display())),
+    }
+}
+
+/// What becomes of the file that a staged bind makes.
+enum Outcome<'a> {
+    /// It goes away.
+    Unlinked,
+    /// It goes to a directory, under a name.
+    Moved(&'a OwnedFd, &'a Path),
+}
+
+/// A directory in which all directories that a name mentions are made for the moment
+/// of the bind, so that any name can be bound. It belongs to a thread with a root and
+/// a working directory of its own.
+struct Stage;
+
+impl Stage {
+    fn enter(path: &Path) -> Result<Self> {
+        let what = || format!("enter {}", path.display());
+        rustix::process::chdir(path).context(what)?;
+        rustix::process::chroot(".").context(what)?;
+        Ok(Stage)
+    }
+
+    fn bind(self, socket: BorrowedFd<'_>, name: &[u8], then: Outcome<'_>) -> Result<()> {
+        let path = path_of(name);
+        let mut made = Vec::new();
+        let bound = descend(path, &mut made)
+            .and_then(|()| {
+                socket::bind(socket, &address(name))
+                    .context(|| format!("bind to {}", path.display()))
+            })
+            .and_then(|()| {
+                match then {
+                    Outcome::Unlinked => rustix::fs::unlink(path),
+                    Outcome::Moved(dir, leaf) => rustix::fs::renameat(CWD, path, dir, leaf),
+                }
+                .context(|| format!("put {} where it belongs", path.display()))
+            });
+        for dir in made.iter().rev() {
+            if let Err(e) = rustix::fs::rmdir(dir) {
+                tracing::warn!("cannot remove the temporary directory {}: {e}", dir.display());
+            }
+        }
+        bound
+    }
+}
+
+/// Makes the directories of a path, and a working directory that is deep enough for
+/// all its `..`. What was made is added to `made`, as absolute paths.
+fn descend(path: &Path, made: &mut Vec<PathBuf>) -> Result<()> {
+    let mut here = PathBuf::from("/");
+    let mut add = |dir: &Path| -> Result<()> {
+        if dir != Path::new("/") && !made.iter().any(|m| m == dir) {
+            make_dir(dir)?;
+            made.push(dir.to_owned());
+        }
+        Ok(())
+    };
+    if path.is_relative() {
+        for _ in path.components().filter(|c| *c == Component::ParentDir) {
+            here.push("d");
+            add(&here)?;
+        }
+        rustix::process::chdir(&here).context(|| "chdir".to_owned())?;
+    }
+    for part in path.parent().iter().flat_map(|p| p.components()) {
+        match part {
+            Component::Normal(part) => here.push(part),
+            Component::ParentDir => drop(here.pop()),
+            _ => {}
+        }
+        add(&here)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_dir(path: &str, name: &str) -> Option<String> {
+        directory(Path::new(path), Path::new(name)).map(|d| d.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn directories_are_found() {
+        assert_eq!(in_dir("/run/x", "/run/x").as_deref(), Some("/"));
+        assert_eq!(in_dir("/jail/run/x", "/run/x").as_deref(), Some("/jail"));
+        assert_eq!(in_dir("/a/b/c", "b/c").as_deref(), Some("/a"));
+        assert_eq!(in_dir("/a/b/c", "./c").as_deref(), Some("/a/b"));
+        assert_eq!(in_dir("/a/b/moved", "name"), None);
+        assert_eq!(in_dir("/a/c", "../c"), None);
+        assert_eq!(in_dir("/c", "a/c"), None);
+    }
+
+    /// Binds to a name without a file, and says what the kernel calls it then.
+    fn bound(name: &[u8]) -> Vec<u8> {
+        let socket = socket::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0).unwrap();
+        Scratch::default().bind(socket.as_fd(), name).unwrap();
+        let file = socket::bound_file(socket.as_fd()).unwrap();
+        assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 0);
+        socket::local_address(socket.as_fd()).unwrap()[2..].to_vec()
+    }
+
+    #[test]
+    fn any_name_is_bound_without_a_file() {
+        let names: [&[u8]; 6] = [
+            b"/run/a/b\0",
+            b"plain\0",
+            b"./x\0",
+            b"../../up/x\0",
+            b"/a/../../b//c\0",
+            b"a/../b/c\0",
+        ];
+        for name in names {
+            assert_eq!(bound(name), name, "{}", name.escape_ascii());
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What waits in Unix sockets: messages with their boundaries, senders, credentials
+//! and descriptors.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_images::proto::{ScmEntry, SkPacketEntry, SkUcred};
+use torpor_images::{ImageDir, Writer, kind};
+use torpor_sys::socket::{self, Credentials, Received};
+
+use crate::error::{Context, Error, Result};
+use crate::file::Found;
+
+/// Messages that a socket can hold at most, as far as we believe an image.
+const MAX_MESSAGES: usize = 1 << 20;
+
+/// A message that was found in a queue.
+#[derive(Debug)]
+pub(super) struct Queued {
+    /// Its content.
+    pub(super) data: Vec<u8>,
+    /// The sender's address, with the family; empty for none.
+    pub(super) address: Vec<u8>,
+    /// Its descriptors.
+    pub(super) files: Vec<OwnedFd>,
+    /// The sender's credentials.
+    pub(super) credentials: Option<Credentials>,
+}
+
+/// Looks at everything in the queue of a socket, which stays there. `ended` says that
+/// nothing more will come.
+///
+/// # Errors
+/// Refused, if there is urgent data; the kernel's.
+pub(super) fn peek(found: &Found, kind: i32, ended: bool) -> Result<Vec<Queued>> {
+    let fd = found.file.as_fd();
+    if kind == libc::SOCK_STREAM {
+        if socket::receive(fd, &mut [0], urgent()).is_ok() {
+            return Err(found.refuse("urgent data (MSG_OOB) waits in it, which cannot be kept"));
+        }
+        if !socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0) {
+            return Ok(Vec::new());
+        }
+    }
+    let what = || format!("queue of {}", found.link.display());
+    let own = socket::get_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).context(what)?;
+    let all = if kind == libc::SOCK_STREAM {
+        seek(fd, 0).and_then(|()| peek_stream(fd))
+    } else {
+        peek_packets(fd, ended && kind == libc::SOCK_SEQPACKET)
+    };
+    seek(fd, own).context(what)?;
+    all.context(what)
+}
+
+/// With an offset, each look goes on where the last one ended; without (-1), it begins
+/// at the front.
+fn seek(fd: BorrowedFd<'_>, at: i32) -> std::io::Result<()> {
+    socket::set_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, at)
+}
+
+fn urgent() -> i32 {
+    libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_OOB
+}
+
+fn look(fd: BorrowedFd<'_>, data: &mut [u8], flags: i32) -> std::io::Result<Received> {
+    socket::receive(fd, data, flags | libc::MSG_PEEK | libc::MSG_DONTWAIT)
+}
+
+/// `None` when there is nothing more.
+fn more<T>(looked: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match looked {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn queued(received: Received, mut data: Vec<u8>) -> Queued {
+    data.truncate(received.len);
+    let Received { address, files, credentials, .. } = received;
+    // The address of a sender without a name is its family.
+    let address = if address.len() > 2 { address } else { Vec::new() };
+    Queued { data, address, files, credentials }
+}
+
+/// An empty packet is passed over by the looks after the one that found it. The end of
+/// a connection looks like an empty packet, but does not go away.
+fn peek_packets(fd: BorrowedFd<'_>, ended: bool) -> std::io::Result<Vec<Queued>> {
+    const ENOUGH: usize = 64;
+    let mut all = Vec::new();
+    let mut empty = Vec::new();
+    seek(fd, -1)?;
+    let Some(first) = more(look(fd, &mut [], libc::MSG_TRUNC))? else { return Ok(all) };
+    if first.len == 0 {
+        empty.push(queued(first, Vec::new()));
+    }
+    seek(fd, 0)?;
+    while all.len() < MAX_MESSAGES && !(ended && empty.len() > ENOUGH) {
+        let Some(size) = more(look(fd, &mut [], libc::MSG_TRUNC))? else { break };
+        if size.len == 0 {
+            empty.push(queued(size, Vec::new()));
+            continue;
+        }
+        let mut data = vec![0; size.len];
+        let Some(received) = more(look(fd, &mut data, 0))? else { break };
+        all.append(&mut empty);
+        all.push(queued(received, data));
+    }
+    if !ended {
+        all.append(&mut empty);
+    }
+    Ok(all)
+}
+
+/// A look at a stream ends behind the first message with descriptors, as a read does.
+/// Unlike a read, it also has the descriptors of a message that begins behind the
+/// bytes asked for (seen with Linux 6.18), so that where it begins cannot be found out:
+/// the descriptors come with the first of all bytes that were found together.
+fn peek_stream(fd: BorrowedFd<'_>) -> std::io::Result<Vec<Queued>> {
+    let mut all = Vec::new();
+    let mut left = usize::try_from(socket::receive_queue(fd)?).unwrap_or(0);
+    while left > 0 {
+        let mut data = vec![0; left];
+        let Some(received) = more(look(fd, &mut data, 0))? else { break };
+        if received.len == 0 {
+            break;
+        }
+        left = left.saturating_sub(received.len);
+        all.push(queued(received, data));
+    }
+    Ok(all)
+}
+
+/// Writes `sk-queues.img`.
+#[derive(Debug, Default)]
+pub(super) struct QueueWriter(Option<Writer>);
+
+impl QueueWriter {
+    /// Writes a message; `entry` lacks its length.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub(super) fn write(
+        &mut self,
+        images: &ImageDir,
+        mut entry: SkPacketEntry,
+        data: &[u8],
+    ) -> Result<()> {
+        entry.length = u32::try_from(data.len())
+            .map_err(|_| Error::Unsupported("a message of 4 GiB".to_owned()))?;
+        let writer = match &mut self.0 {
+            Some(writer) => writer,
+            none => none.insert(images.writer(kind::SK_QUEUES, 0)?),
+        };
+        writer.entry(&entry)?;
+        Ok(writer.raw(data)?)
+    }
+
+    /// Completes the file, if there is one.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        Ok(self.0.take().map_or(Ok(()), Writer::finish)?)
+    }
+}
+
+/// The descriptors of a message, as the images have them.
+pub(super) fn rights(ids: Vec<u32>) -> Vec<ScmEntry> {
+    let kind = libc::SCM_RIGHTS.cast_unsigned();
+    if ids.is_empty() { Vec::new() } else { vec![ScmEntry { r#type: kind, rights: ids }] }
+}
+
+/// A message that is to be put into a queue.
+#[derive(Debug, Clone)]
+pub(super) struct Packet {
+    /// Its content.
+    pub(super) data: Vec<u8>,
+    /// The sender's address; empty for none.
+    pub(super) address: Vec<u8>,
+    /// Numbers of its files.
+    pub(super) files: Vec<u32>,
+    /// The sender's credentials, with the pid of the images.
+    pub(super) credentials: Option<SkUcred>,
+}
+
+/// The messages of an image.
+#[derive(Debug, Default)]
+pub(super) struct Packets {
+    /// By the socket that they wait in.
+    pub(super) queued: HashMap<u32, Vec<Packet>>,
+    /// By the socket that sent them into a connection that nobody has accepted yet.
+    pub(super) pending: HashMap<u32, Vec<Packet>>,
+}
+
+impl Packets {
+    /// Reads `sk-queues.img`, if it is there.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub(super) fn load(images: &ImageDir) -> Result<Self> {
+        let mut packets = Packets::default();
+        let Some(mut reader) = images.reader(kind::SK_QUEUES, 0)? else { return Ok(packets) };
+        while let Some(entry) = reader.next::<SkPacketEntry>()? {
+            let data = reader.raw(u64::from(entry.length))?;
+            let mut files = Vec::new();
+            for scm in entry.scm {
+                if scm.r#type != libc::SCM_RIGHTS.cast_unsigned() {
+                    let reason = format!("control messages of type {} are not known", scm.r#type);
+                    return Err(reader.invalid(reader.offset(), reason).into());
+                }
+                files.extend(scm.rights);
+            }
+            let packet = Packet {
+                data,
+                address: entry.torpor_addr.unwrap_or_default(),
+                files,
+                credentials: entry.torpor_ucred,
+            };
+            match entry.torpor_from {
+                Some(from) => packets.pending.entry(from).or_default().push(packet),
+                None => packets.queued.entry(entry.id_for).or_default().push(packet),
+            }
+        }
+        Ok(packets)
+    }
+
+    /// The numbers of all files in flight.
+    pub(super) fn files(&self) -> impl Iterator<Item = u32> {
+        let all = self.queued.values().chain(self.pending.values());
+        all.flatten().flat_map(|p| p.files.iter().copied())
+    }
+}

@@ -1,0 +1,541 @@
+//! Making Unix sockets again.
+//!
+//! What is connected cannot be connected later in just any way: the ends of a stream
+//! come into being together, by socketpair(2) if no end has a name, else by connecting
+//! to a listener of that name. Datagram sockets are filled before they are connected,
+//! because a connected one takes messages from its peer only.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
+use torpor_images::proto::{FileEntry, UnixSkEntry};
+use torpor_sys::socket::{self, Credentials, Message};
+
+use super::name::{self, Reach, Scratch};
+use super::queue::{Packet, Packets};
+use super::{EXTERN, options, state};
+use crate::error::{Context, Error, Result};
+use crate::file::Restorer;
+use crate::file::socket::{bad_entry, create, netns_of, restore_flags};
+use crate::restore::Restore;
+
+/// `sk_shutdown` as the images have it.
+const RCV: i32 = 1;
+const SND: i32 = 2;
+
+/// The restore half of Unix sockets.
+#[derive(Debug, Default)]
+pub struct UnixRestorer {
+    entries: HashMap<u32, UnixSkEntry>,
+    /// The number of the socket with an inode number.
+    by_inode: HashMap<u32, u32>,
+    packets: Packets,
+    scratch: Scratch,
+    /// The sockets that were opened, in this order.
+    opened: Vec<u32>,
+    /// Other ends of sockets whose peer is closed: they live until all is sent.
+    mates: HashMap<u32, OwnedFd>,
+}
+
+impl Restorer for UnixRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let usk = entry.usk.clone().ok_or_else(|| bad_entry(entry.id, "is no Unix socket"))?;
+            if self.by_inode.insert(usk.ino, usk.id).is_some() {
+                return Err(bad_entry(usk.id, format!("inode {} appears twice", usk.ino)));
+            }
+            self.entries.insert(usk.id, usk);
+        }
+        for usk in self.entries.values() {
+            self.check(usk)?;
+        }
+        self.packets = Packets::load(&cx.images)?;
+        for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
+            if !self.entries.contains_key(id) {
+                return Err(Error::invalid(
+                    "sk-queues.img",
+                    format!("a message is for file {id}, which is no Unix socket"),
+                ));
+            }
+        }
+        for id in self.packets.files() {
+            if !cx.entries.contains_key(&id) {
+                return Err(Error::invalid(
+                    "sk-queues.img",
+                    format!("file {id} is in flight, but not in files.img"),
+                ));
+            }
+            cx.in_flight.push(id);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let usk = self.entry(entry.id)?.clone();
+        if let Some(file) = inherited(cx, &usk)? {
+            return Ok(file);
+        }
+        let fd = match self.birth(&usk) {
+            Birth::Alone => self.open_alone(cx, &usk)?,
+            Birth::With(mate) => {
+                let mate = self.entry(mate)?.clone();
+                let (fd, other) = self.open_pair(cx, &usk, &mate)?;
+                cx.files.insert(mate.id, other);
+                self.opened.push(mate.id);
+                fd
+            }
+            Birth::Widowed => {
+                let (fd, other) = self.open_pair(cx, &usk, &gone(&usk))?;
+                self.mates.insert(usk.id, other);
+                fd
+            }
+        };
+        self.opened.push(usk.id);
+        Ok(fd)
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        self.opened.sort_unstable();
+        let opened: Vec<UnixSkEntry> =
+            self.opened.iter().filter_map(|id| self.entries.get(id)).cloned().collect();
+        for usk in &opened {
+            options::raise_buffers(file(cx, usk.id)?);
+        }
+        self.connect_datagrams(cx, &opened)?;
+        for usk in opened.iter().filter(|u| u.state == state::LISTEN) {
+            self.connect_waiting(cx, usk)?;
+        }
+        for usk in opened.iter().filter(|u| !is_datagram(u)) {
+            self.fill_stream(cx, usk)?;
+        }
+        for usk in opened.iter().filter(|u| u.torpor_reset()) {
+            // A peer that closes without having read all resets the connection.
+            let message = Message { data: &[0], ..Message::default() };
+            let _ = socket::send(file(cx, usk.id)?, &message, libc::MSG_DONTWAIT);
+        }
+        self.mates.clear();
+        for usk in &opened {
+            let fd = file(cx, usk.id)?;
+            shut_down(fd, usk.shutdown() as i32)?;
+            options::restore(cx, fd, &usk.opts)?;
+            restore_flags(fd, usk.flags)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a socket comes into being.
+enum Birth {
+    /// By itself.
+    Alone,
+    /// Together with this other one.
+    With(u32),
+    /// Together with one that is closed now.
+    Widowed,
+}
+
+/// The other end of a connection, of which nothing is left but that it was shut down.
+fn gone(usk: &UnixSkEntry) -> UnixSkEntry {
+    UnixSkEntry { shutdown: usk.shutdown, ..UnixSkEntry::default() }
+}
+
+fn is_datagram(usk: &UnixSkEntry) -> bool {
+    usk.r#type == libc::SOCK_DGRAM.cast_unsigned()
+}
+
+/// What `shutdown` of one end of a connection does to the other.
+fn mirrored(how: i32) -> i32 {
+    (how & RCV) << 1 | (how & SND) >> 1
+}
+
+fn file<'c>(cx: &'c Restore<'_>, id: u32) -> Result<BorrowedFd<'c>> {
+    cx.files.get(id).ok_or_else(|| bad_entry(id, "is not open"))
+}
+
+/// A socket that the caller has brought along (`--inherit-fd fd[N]:socket[INODE]`).
+fn inherited(cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
+    let key = format!("socket[{}]", usk.ino);
+    match cx.opts.inherit_fd.iter().find(|i| i.key == key) {
+        Some(inherit) => Ok(Some(inherit.fd.try_clone().context(|| "dup".to_owned())?)),
+        None if usk.uflags & EXTERN != 0 && !is_datagram(usk) => {
+            Err(Error::Unsupported(format!("Unix socket {} without --inherit-fd {key}", usk.ino)))
+        }
+        None => Ok(None),
+    }
+}
+
+fn shut_down(fd: BorrowedFd<'_>, how: i32) -> Result<()> {
+    let how = match how {
+        0 => return Ok(()),
+        RCV => Shutdown::Read,
+        SND => Shutdown::Write,
+        _ => Shutdown::Both,
+    };
+    rustix::net::shutdown(fd, how).context(|| "shutdown of a Unix socket".to_owned())
+}
+
+impl UnixRestorer {
+    fn entry(&self, id: u32) -> Result<&UnixSkEntry> {
+        self.entries.get(&id).ok_or_else(|| bad_entry(id, "is no Unix socket"))
+    }
+
+    /// The socket with an inode number; 0 is none.
+    fn peer(&self, inode: u32) -> Option<&UnixSkEntry> {
+        self.by_inode.get(&inode).filter(|_| inode != 0).and_then(|id| self.entries.get(id))
+    }
+
+    fn check(&self, usk: &UnixSkEntry) -> Result<()> {
+        let bad = |reason: String| Err(bad_entry(usk.id, reason));
+        let kinds = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
+        if !kinds.contains(&usk.r#type.cast_signed()) {
+            return bad(format!("is of type {}", usk.r#type));
+        }
+        if usk.name.len() > name::MAX_NAME + 1 {
+            return bad("has too long a name".to_owned());
+        }
+        if usk.peer == 0 {
+            return Ok(());
+        }
+        let Some(peer) = self.peer(usk.peer) else {
+            return bad(format!("its peer, inode {}, is not in the images", usk.peer));
+        };
+        if peer.r#type != usk.r#type || peer.ns_id != usk.ns_id {
+            return bad(format!("cannot be connected to socket {}", peer.id));
+        }
+        if !is_datagram(usk) && peer.state != state::LISTEN && peer.peer != usk.ino {
+            return bad(format!("socket {} is its peer, but it is not the peer's", peer.id));
+        }
+        Ok(())
+    }
+
+    fn birth(&self, usk: &UnixSkEntry) -> Birth {
+        let peer = self.peer(usk.peer);
+        if !is_datagram(usk) {
+            return match (usk.state, peer) {
+                (state::ESTABLISHED, None) => Birth::Widowed,
+                (state::ESTABLISHED, Some(peer)) if peer.state != state::LISTEN => {
+                    Birth::With(peer.id)
+                }
+                _ => Birth::Alone,
+            };
+        }
+        // A datagram socket without a name can only be reached from its other end.
+        let unnamed = |u: &UnixSkEntry| u.name.is_empty() && u.uflags & EXTERN == 0;
+        let from = || {
+            let mut all = self.entries.values();
+            all.find(|u| is_datagram(u) && u.peer == usk.ino && u.ino != usk.ino)
+        };
+        match peer {
+            Some(peer) if peer.ino == usk.ino => Birth::Alone,
+            Some(peer) if unnamed(peer) => Birth::With(peer.id),
+            Some(peer) if unnamed(usk) && peer.peer == usk.ino => Birth::With(peer.id),
+            _ if unnamed(usk) => match from() {
+                Some(other) => Birth::With(other.id),
+                None if self.packets.queued.contains_key(&usk.id) => Birth::Widowed,
+                None => Birth::Alone,
+            },
+            _ => Birth::Alone,
+        }
+    }
+
+    fn open_alone(&mut self, cx: &mut Restore<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
+        let fd = create(cx, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+        options::restore_more(fd.as_fd(), &usk.opts)?;
+        if usk.uflags & EXTERN != 0 {
+            return Ok(fd);
+        }
+        name::bind(cx, &mut self.scratch, fd.as_fd(), usk)?;
+        if usk.state == state::LISTEN {
+            listen(fd.as_fd(), usk.backlog)?;
+        }
+        Ok(fd)
+    }
+
+    /// Both ends of a connection, that of `a` first.
+    fn open_pair(
+        &mut self,
+        cx: &mut Restore<'_>,
+        a: &UnixSkEntry,
+        b: &UnixSkEntry,
+    ) -> Result<(OwnedFd, OwnedFd)> {
+        let (how_a, how_b) = (a.shutdown() as i32, b.shutdown() as i32);
+        // What one end has shut down before it was connected does not show at the other.
+        let (early_a, early_b) = (how_a & !mirrored(how_b), how_b & !mirrored(how_a));
+        let unnamed = a.name.is_empty() && b.name.is_empty();
+        let (fd_a, fd_b) = if is_datagram(a) || unnamed && early_a == 0 && early_b == 0 {
+            let (fd_a, fd_b) = self.socketpair(cx, a)?;
+            name::bind(cx, &mut self.scratch, fd_a.as_fd(), a)?;
+            name::bind(cx, &mut self.scratch, fd_b.as_fd(), b)?;
+            (fd_a, fd_b)
+        } else if self.serves(a, b, early_a) {
+            let (server, client) = self.dial(cx, a, b, early_b)?;
+            (server, client)
+        } else {
+            let (server, client) = self.dial(cx, b, a, early_a)?;
+            (client, server)
+        };
+        options::restore_more(fd_a.as_fd(), &a.opts)?;
+        options::restore_more(fd_b.as_fd(), &b.opts)?;
+        Ok((fd_a, fd_b))
+    }
+
+    /// Whether `a` rather than `b` was the one that was accepted: it has its listener's
+    /// name, and could not be shut down before it was connected.
+    fn serves(&self, a: &UnixSkEntry, b: &UnixSkEntry, early_a: i32) -> bool {
+        if a.name.is_empty() || b.name.is_empty() {
+            return !a.name.is_empty();
+        }
+        early_a == 0 && (self.listener(a).is_some() || self.listener(b).is_none())
+    }
+
+    /// The listener that a socket was accepted from, if it is in the images.
+    fn listener(&self, usk: &UnixSkEntry) -> Option<&UnixSkEntry> {
+        self.entries.values().find(|l| {
+            l.state == state::LISTEN
+                && (l.r#type, l.ns_id) == (usk.r#type, usk.ns_id)
+                && l.name == usk.name
+        })
+    }
+
+    fn socketpair(&self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<(OwnedFd, OwnedFd)> {
+        let kind = SocketType::from_raw(usk.r#type);
+        cx.in_netns(netns_of(cx, usk.ns_id), || {
+            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+                .context(|| "socketpair".to_owned())
+        })
+    }
+
+    /// Connects `client` to a listener with the name of `server`.
+    fn dial(
+        &mut self,
+        cx: &mut Restore<'_>,
+        server: &UnixSkEntry,
+        client: &UnixSkEntry,
+        early: i32,
+    ) -> Result<(OwnedFd, OwnedFd)> {
+        let family = libc::AF_UNIX.cast_unsigned();
+        let kind = server.r#type;
+        let fd = create(cx, server.ns_id, family, kind, 0)?;
+        if !client.name.is_empty() {
+            // Nobody can reach it by its file, if it still has one.
+            self.scratch.bind(fd.as_fd(), &client.name)?;
+        }
+        shut_down(fd.as_fd(), early)?;
+        let own = match self.listener(server).map(|l| l.id) {
+            Some(id) => self.listener_file(cx, id)?,
+            None => {
+                let listener = create(cx, server.ns_id, family, kind, 0)?;
+                self.scratch.bind(listener.as_fd(), &server.name)?;
+                listen(listener.as_fd(), 1)?;
+                listener
+            }
+        };
+        let reach = name::reach(own.as_fd(), &server.name)?;
+        socket::connect(fd.as_fd(), &reach.address)
+            .context(|| format!("connect Unix socket {}", client.id))?;
+        let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
+            .context(|| format!("accept Unix socket {}", server.id))?;
+        Ok((accepted, fd))
+    }
+
+    /// A duplicate of a listener of the images, which is opened if need be.
+    fn listener_file(&mut self, cx: &mut Restore<'_>, id: u32) -> Result<OwnedFd> {
+        if cx.files.get(id).is_none() {
+            let usk = self.entry(id)?.clone();
+            let fd = self.open_alone(cx, &usk)?;
+            cx.files.insert(id, fd);
+            self.opened.push(id);
+        }
+        file(cx, id)?.try_clone_to_owned().context(|| "dup".to_owned())
+    }
+
+    /// Fills datagram sockets and connects them.
+    fn connect_datagrams(&mut self, cx: &mut Restore<'_>, opened: &[UnixSkEntry]) -> Result<()> {
+        let all = || opened.iter().filter(|u| is_datagram(u) && u.uflags & EXTERN == 0);
+        for usk in all() {
+            // Born in a pair to be reached, but connected to another, or to none.
+            let Birth::With(mate) = self.birth(usk) else { continue };
+            if usk.peer != self.entry(mate)?.ino {
+                let unspec = [0u8; 16];
+                socket::connect(file(cx, usk.id)?, &unspec)
+                    .context(|| format!("disconnect Unix socket {}", usk.id))?;
+            }
+        }
+        for usk in all() {
+            for packet in self.packets.queued.get(&usk.id).cloned().unwrap_or_default() {
+                self.deliver(cx, usk, &packet)?;
+            }
+        }
+        for usk in all() {
+            self.connect_datagram(cx, usk)?;
+        }
+        Ok(())
+    }
+
+    fn connect_datagram(&mut self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<()> {
+        let fd = file(cx, usk.id)?;
+        let what = || format!("connect Unix socket {}", usk.id);
+        match self.peer(usk.peer) {
+            Some(peer) if socket::peer_address(fd).is_ok() => {
+                tracing::trace!("socket {} has its peer {} already", usk.id, peer.id);
+                Ok(())
+            }
+            Some(peer) if peer.uflags & EXTERN != 0 => {
+                let address = name::address(&peer.name);
+                socket::connect(fd, &address).context(what)
+            }
+            Some(peer) => {
+                let reach = name::reach(file(cx, peer.id)?, &peer.name)?;
+                socket::connect(fd, &reach.address).context(what)
+            }
+            None if usk.torpor_peer_closed() && !self.mates.contains_key(&usk.id) => {
+                // To one that will be closed.
+                let peer = create(cx, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+                let name = format!("\0torpor-closed-{}-{}", std::process::id(), usk.ino);
+                socket::bind(peer.as_fd(), &name::address(name.as_bytes())).context(what)?;
+                socket::connect(fd, &name::address(name.as_bytes())).context(what)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a message into the queue of a datagram socket: sent by its sender if that
+    /// is there, else by somebody who has its name.
+    fn deliver(&mut self, cx: &Restore<'_>, to: &UnixSkEntry, packet: &Packet) -> Result<()> {
+        let sender = self.sender(to, packet);
+        let mate = match self.birth(to) {
+            Birth::With(id) => Some(file(cx, id)?),
+            Birth::Widowed => self.mates.get(&to.id).map(AsFd::as_fd),
+            Birth::Alone => None,
+        };
+        if let Some(mate) = mate.filter(|_| to.name.is_empty() || sender.is_none()) {
+            if !packet.address.is_empty() && socket::local_address(mate).is_ok_and(|a| a.len() <= 2)
+            {
+                self.scratch.bind(mate, packet.address.get(2..).unwrap_or_default())?;
+            }
+            return send(cx, mate, None, packet);
+        }
+        let reach = name::reach(file(cx, to.id)?, &to.name)?;
+        if let Some(id) = sender {
+            return self.deliver_from(cx, to, id, &reach, packet);
+        }
+        let stranger = create(cx, to.ns_id, libc::AF_UNIX.cast_unsigned(), to.r#type, 0)?;
+        options::raise_buffers(stranger.as_fd());
+        if !packet.address.is_empty() {
+            self.scratch.bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
+        }
+        send(cx, stranger.as_fd(), Some(&reach), packet)
+    }
+
+    fn deliver_from(
+        &self,
+        cx: &Restore<'_>,
+        to: &UnixSkEntry,
+        sender: u32,
+        reach: &Reach,
+        packet: &Packet,
+    ) -> Result<()> {
+        match send(cx, file(cx, sender)?, Some(reach), packet) {
+            // A queue holds more from the one who is connected both ways.
+            Err(Error::Os { source, .. })
+                if source.kind() == std::io::ErrorKind::WouldBlock
+                    && self.peer(to.peer).is_some_and(|p| p.id == sender) =>
+            {
+                let from = self.entry(sender)?;
+                let back = name::reach(file(cx, sender)?, &from.name)?;
+                socket::connect(file(cx, to.id)?, &back.address)
+                    .context(|| format!("connect Unix socket {}", to.id))?;
+                send(cx, file(cx, sender)?, Some(reach), packet)
+            }
+            sent => sent,
+        }
+    }
+
+    /// The socket of the images that has the sender's name.
+    fn sender(&self, to: &UnixSkEntry, packet: &Packet) -> Option<u32> {
+        let name = packet.address.get(2..).filter(|n| !n.is_empty())?;
+        let mut all = self.entries.values();
+        all.find(|u| is_datagram(u) && u.ns_id == to.ns_id && u.name == name && u.uflags == 0)
+            .map(|u| u.id)
+    }
+
+    /// Connects those who wait in the queue of a listener, in their order.
+    fn connect_waiting(&mut self, cx: &Restore<'_>, listener: &UnixSkEntry) -> Result<()> {
+        let place = |u: &UnixSkEntry| {
+            listener.torpor_pending.iter().position(|i| *i == u.ino).unwrap_or(usize::MAX)
+        };
+        let mut waiting: Vec<&UnixSkEntry> = self
+            .opened
+            .iter()
+            .filter_map(|id| self.entries.get(id))
+            .filter(|u| u.peer == listener.ino && !is_datagram(u))
+            .collect();
+        waiting.sort_by_key(|u| (place(u), u.id));
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let fd = file(cx, listener.id)?;
+        let reach = name::reach(fd, &listener.name)?;
+        let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+        listen(fd, listener.backlog.max(count))?;
+        for usk in waiting {
+            let fd = file(cx, usk.id)?;
+            socket::connect(fd, &reach.address)
+                .context(|| format!("connect Unix socket {}", usk.id))?;
+            for packet in self.packets.pending.get(&usk.id).into_iter().flatten() {
+                send(cx, fd, None, packet)?;
+            }
+        }
+        listen(fd, listener.backlog)
+    }
+
+    /// Fills the queue of a stream from its other end.
+    fn fill_stream(&self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<()> {
+        let Some(packets) = self.packets.queued.get(&usk.id) else { return Ok(()) };
+        let from = match (self.mates.get(&usk.id), self.peer(usk.peer)) {
+            (Some(mate), _) => mate.as_fd(),
+            (None, Some(peer)) => file(cx, peer.id)?,
+            _ => return Err(bad_entry(usk.id, "has a queue, but no peer")),
+        };
+        options::raise_buffers(from);
+        packets.iter().try_for_each(|packet| send(cx, from, None, packet))
+    }
+}
+
+fn listen(fd: BorrowedFd<'_>, backlog: u32) -> Result<()> {
+    rustix::net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))
+        .context(|| "listen on a Unix socket".to_owned())
+}
+
+fn send(cx: &Restore<'_>, from: BorrowedFd<'_>, to: Option<&Reach>, packet: &Packet) -> Result<()> {
+    let files = packet.files.iter().map(|id| file(cx, *id)).collect::<Result<Vec<_>>>()?;
+    let message = Message {
+        address: to.map(|r| r.address.as_slice()),
+        data: &packet.data,
+        files: &files,
+        credentials: packet.credentials.map(|c| credentials(cx, c)),
+    };
+    let sent = socket::send(from, &message, libc::MSG_DONTWAIT)
+        .context(|| "fill the queue of a Unix socket".to_owned())?;
+    if sent == packet.data.len() {
+        return Ok(());
+    }
+    // A stream may take it in parts; descriptors went with the first.
+    let rest = Packet {
+        data: packet.data.get(sent..).unwrap_or_default().to_vec(),
+        files: Vec::new(),
+        ..packet.clone()
+    };
+    send(cx, from, to, &rest)
+}
+
+/// A process that is gone cannot be named: the kernel wants a live one.
+fn credentials(cx: &Restore<'_>, c: torpor_images::proto::SkUcred) -> Credentials {
+    let own = || rustix::process::getpid().as_raw_nonzero().get();
+    Credentials {
+        pid: cx.real_pid(c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
+        uid: cx.id_maps.uid_outside(c.uid).unwrap_or(c.uid),
+        gid: cx.id_maps.gid_outside(c.gid).unwrap_or(c.gid),
+    }
+}
