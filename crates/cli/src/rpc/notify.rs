@@ -12,7 +12,7 @@ use crate::hooks::Actions;
 /// What a client is asked when the tree is stopped: which of its files does it keep?
 const QUERY_EXTERNAL: &str = "query-ext-files";
 
-/// Action scripts first, then the client, if it wants to be told (`notify_scripts`).
+/// The client, if it wants to be told (`notify_scripts`), then action scripts.
 #[derive(Debug)]
 pub struct RpcHooks<'a> {
     connection: &'a Connection,

@@ -1,0 +1,355 @@
+//! Dumps and restores a task, by the command line and over the RPC.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, recv,
+    sendmsg, socketpair,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType, CriuResp};
+use torpor_sys::process::{Status, wait};
+
+fn criu(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    command.arg0("criu").args(args).env("HOME", "/nonexistent").env_remove("CRIU_CONFIG_FILE");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A task that sleeps, in a session of its own, and a place for its images.
+struct Sleeper {
+    dir: TempDir,
+    pid: i32,
+}
+
+impl Sleeper {
+    fn start() -> Self {
+        let mut command = Command::new("setsid");
+        command.args(["sleep", "1000"]).stdin(Stdio::null());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        wait_until(|| name_of(pid).as_deref() == Some("sleep"));
+        Self { dir: tempfile::tempdir().unwrap(), pid }
+    }
+
+    fn images(&self) -> &str {
+        self.dir.path().to_str().unwrap()
+    }
+
+    fn dump(&self, args: &[&str]) -> Output {
+        let pid = self.pid.to_string();
+        let mut command = criu(&["dump", "-t", &pid, "-D", self.images(), "-o", "dump.log", "-v4"]);
+        command.args(args).output().unwrap()
+    }
+
+    /// Dumps the task, which must be gone then.
+    fn put_to_sleep(&self) {
+        let output = self.dump(&[]);
+        assert!(output.status.success(), "{}", self.log("dump.log"));
+        let killed = Status::Signaled(libc::SIGKILL);
+        assert_eq!(wait(self.pid, true).unwrap(), Some((self.pid, killed)));
+    }
+
+    fn restore(&self, args: &[&str]) -> Command {
+        let mut command = criu(&["restore", "-D", self.images(), "-o", "restore.log", "-v4"]);
+        command.args(args);
+        command
+    }
+
+    fn lives(&self) -> bool {
+        name_of(self.pid).as_deref() == Some("sleep")
+    }
+
+    fn kill(&self) {
+        kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL).unwrap();
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).unwrap_or_default()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        if self.lives() {
+            self.kill();
+        }
+    }
+}
+
+/// The name of a task that is no zombie.
+fn name_of(pid: i32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    (!rest.starts_with(" Z")).then(|| name.to_owned())
+}
+
+fn parent_of(pid: i32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let rest = stat.rsplit_once(") ").unwrap().1;
+    rest.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "it does not come true");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// An action script that writes down what it is told, and fails at `stage`.
+fn script(dir: &Path, stage: &str) -> (PathBuf, PathBuf) {
+    let (script, told) = (dir.join("script"), dir.join("told"));
+    let line = "echo $CRTOOLS_SCRIPT_ACTION $CRTOOLS_INIT_PID $CRTOOLS_IMAGE_DIR";
+    let text = format!(
+        "#!/bin/sh\n{line} >> {}\ntest $CRTOOLS_SCRIPT_ACTION != {stage}\n",
+        told.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    (script, told)
+}
+
+#[test]
+fn a_restore_waits_for_its_tasks() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    let mut restore = task.restore(&["--pidfile", "pid"]).spawn().unwrap();
+    wait_until(|| task.log("restore.log").contains("Restore finished successfully"));
+    assert!(task.lives());
+    assert_eq!(parent_of(task.pid), i32::try_from(restore.id()).unwrap());
+    assert_eq!(task.log("pid"), task.pid.to_string());
+    assert!(restore.try_wait().unwrap().is_none());
+    task.kill();
+    assert!(restore.wait().unwrap().success());
+}
+
+#[test]
+fn a_detached_restore_does_not() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    assert!(task.restore(&["-d"]).status().unwrap().success());
+    assert!(task.lives());
+}
+
+#[test]
+fn a_sibling_belongs_to_the_caller() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    assert!(task.restore(&["-d", "-S"]).status().unwrap().success());
+    assert_eq!(u32::try_from(parent_of(task.pid)).unwrap(), std::process::id());
+    task.kill();
+    let killed = Status::Signaled(libc::SIGKILL);
+    assert_eq!(wait(task.pid, true).unwrap(), Some((task.pid, killed)));
+}
+
+#[test]
+fn a_command_becomes_the_parent() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    let mut restore = task.restore(&["--exec-cmd", "--", "cat"]);
+    let mut restore = restore.stdin(Stdio::piped()).spawn().unwrap();
+    let parent = i32::try_from(restore.id()).unwrap();
+    wait_until(|| name_of(parent).as_deref() == Some("cat"));
+    assert!(task.lives());
+    assert_eq!(parent_of(task.pid), parent);
+    drop(restore.stdin.take());
+    assert!(restore.wait().unwrap().success());
+}
+
+#[test]
+fn scripts_are_told_of_each_stage() {
+    let task = Sleeper::start();
+    let (path, told) = script(task.dir.path(), "none");
+    let script = ["--action-script", path.to_str().unwrap()];
+    assert!(task.dump(&script).status.success(), "{}", task.log("dump.log"));
+    wait(task.pid, true).unwrap();
+    assert!(task.restore(&script).arg("-d").status().unwrap().success());
+    let told = fs::read_to_string(told).unwrap();
+    let mut stages = Vec::new();
+    for line in told.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words.last(), Some(&task.images()), "{told}");
+        // Before the restore has made one, there is no root task.
+        let pid = task.pid.to_string();
+        assert!(words.len() == 2 || words[1] == pid, "{told}");
+        stages.push(words[0]);
+    }
+    let position = |stage| stages.iter().position(|s| *s == stage).unwrap_or(usize::MAX);
+    let expected = ["pre-dump", "post-dump", "pre-restore", "post-restore", "post-resume"];
+    let positions = expected.map(position);
+    assert!(positions.is_sorted() && positions[4] < stages.len(), "{told}");
+}
+
+#[test]
+fn a_script_that_fails_stops_the_dump() {
+    let task = Sleeper::start();
+    let (path, _) = script(task.dir.path(), "pre-dump");
+    let output = task.dump(&["--action-script", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(task.lives());
+    let log = task.log("dump.log");
+    assert!(
+        log.contains("at pre-dump: exit status: 1") && log.ends_with("Dumping FAILED.\n"),
+        "{log}"
+    );
+}
+
+#[test]
+fn statistics_are_shown() {
+    let task = Sleeper::start();
+    let output = task.dump(&["--display-stats", "--leave-running"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("Memory pages written: "), "{said}");
+    assert!(task.lives());
+}
+
+/// A client of `criu swrk` that writes down its notifications.
+struct Client {
+    socket: OwnedFd,
+    server: std::process::Child,
+    told: Vec<(String, Option<i32>)>,
+}
+
+impl Client {
+    fn start() -> Self {
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (socket, other) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let server = criu(&["swrk", "0"]).stdin(other).spawn().unwrap();
+        Self { socket, server, told: Vec::new() }
+    }
+
+    fn send(&self, request: &CriuReq) {
+        let mut control = SendAncillaryBuffer::default();
+        let packet = request.encode_to_vec();
+        sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// Sends a request and answers notifications, with a failure at `fail_at`, until
+    /// the response comes.
+    fn ask(&mut self, request: &CriuReq, fail_at: &str) -> CriuResp {
+        self.send(request);
+        loop {
+            let mut packet = vec![0; 1 << 16];
+            let (_, len) = recv(&self.socket, packet.as_mut_slice(), RecvFlags::empty()).unwrap();
+            let response = CriuResp::decode(&packet[..len]).unwrap();
+            if response.r#type != i32::from(CriuReqType::Notify) {
+                return response;
+            }
+            let notify = response.notify.unwrap();
+            let stage = notify.script.unwrap();
+            let notify_success = Some(stage != fail_at);
+            self.told.push((stage, notify.pid));
+            let kind = i32::from(CriuReqType::Notify);
+            self.send(&CriuReq { r#type: kind, notify_success, ..CriuReq::default() });
+        }
+    }
+
+    fn finish(mut self) -> (Option<i32>, Vec<(String, Option<i32>)>) {
+        drop(self.socket);
+        (self.server.wait().unwrap().code(), self.told)
+    }
+}
+
+fn request(kind: CriuReqType, opts: CriuOpts) -> CriuReq {
+    CriuReq { r#type: kind.into(), opts: Some(opts), ..CriuReq::default() }
+}
+
+#[test]
+fn a_runtime_dumps_and_restores() {
+    let task = Sleeper::start();
+    let dir = fs::File::open(task.dir.path()).unwrap();
+    let opts = CriuOpts {
+        images_dir_fd: dir.as_raw_fd(),
+        log_level: Some(4),
+        notify_scripts: Some(true),
+        ..CriuOpts::default()
+    };
+
+    let mut client = Client::start();
+    let dump = CriuOpts { pid: Some(task.pid), log_file: Some("dump.log".into()), ..opts.clone() };
+    let response = client.ask(&request(CriuReqType::Dump, dump), "");
+    assert!(response.success, "{}", response.cr_errmsg());
+    let (code, told) = client.finish();
+    assert_eq!(code, Some(0));
+    let stages: Vec<&str> = told.iter().map(|(stage, _)| stage.as_str()).collect();
+    assert_eq!(stages.first(), Some(&"pre-dump"));
+    assert!(stages.contains(&"post-dump"), "{stages:?}");
+    wait(task.pid, true).unwrap();
+
+    let mut client = Client::start();
+    let log_file = Some("restore.log".into());
+    let restore = CriuOpts { rst_sibling: Some(true), log_file, ..opts };
+    let response = client.ask(&request(CriuReqType::Restore, restore), "");
+    assert!(response.success, "{}", response.cr_errmsg());
+    assert_eq!(response.restore.unwrap().pid, task.pid);
+    let (code, told) = client.finish();
+    assert_eq!(code, Some(0));
+    for stage in ["setup-namespaces", "post-restore", "pre-resume", "post-resume"] {
+        assert!(told.contains(&(stage.to_owned(), Some(task.pid))), "{told:?}");
+    }
+    // The server is gone, and its task lives on, as a child of the client.
+    assert!(task.lives());
+    assert_eq!(u32::try_from(parent_of(task.pid)).unwrap(), std::process::id());
+    task.kill();
+    wait(task.pid, true).unwrap();
+}
+
+#[test]
+fn a_runtime_that_fails_leaves_nothing_behind() {
+    let task = Sleeper::start();
+    let dir = fs::File::open(task.dir.path()).unwrap();
+    let opts = CriuOpts {
+        images_dir_fd: dir.as_raw_fd(),
+        notify_scripts: Some(true),
+        ..CriuOpts::default()
+    };
+    let mut client = Client::start();
+    let dump = CriuOpts { pid: Some(task.pid), ..opts.clone() };
+    let response = client.ask(&request(CriuReqType::Dump, dump), "post-dump");
+    assert!(!response.success);
+    assert_eq!(response.cr_errno(), libc::ECANCELED);
+    assert!(response.cr_errmsg().contains("post-dump"), "{}", response.cr_errmsg());
+    assert_eq!(client.finish().0, Some(1));
+    assert!(task.lives());
+
+    task.put_to_sleep();
+    for stage in ["setup-namespaces", "post-restore"] {
+        let mut client = Client::start();
+        let response = client.ask(&request(CriuReqType::Restore, opts.clone()), stage);
+        assert!(!response.success && response.cr_errmsg().contains(stage));
+        assert_eq!(client.finish().0, Some(1));
+        assert!(!task.lives());
+    }
+}
+
+#[test]
+fn a_connection_is_kept_for_the_end_of_a_task() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    let dir = fs::File::open(task.dir.path()).unwrap();
+    let opts = CriuOpts { images_dir_fd: dir.as_raw_fd(), ..CriuOpts::default() };
+    let mut client = Client::start();
+    let restore = CriuReq { keep_open: Some(true), ..request(CriuReqType::Restore, opts) };
+    let response = client.ask(&restore, "");
+    assert!(response.success, "{}", response.cr_errmsg());
+    task.kill();
+    let mut end = CriuReq { pid: u32::try_from(task.pid).ok(), ..CriuReq::default() };
+    end.set_type(CriuReqType::WaitPid);
+    let response = client.ask(&end, "");
+    assert_eq!(response.status(), libc::SIGKILL);
+    assert_eq!(client.finish().0, Some(0));
+}
