@@ -55,7 +55,7 @@ impl Bases {
     /// What is missing, by the name of the mount.
     pub(super) fn open(cx: &mut Restore<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
         let mut all = Bases::default();
-        for node in forest.nodes() {
+        for node in forest.nodes().filter(|&n| !is_layered(forest, n)) {
             let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
             if all.open.contains_key(&base) {
                 continue;
@@ -70,6 +70,11 @@ impl Bases {
             all.open.insert(base, open);
         }
         Ok(all)
+    }
+
+    /// Adds a file system that was made.
+    pub(super) fn insert(&mut self, dev: u32, at: OwnedFd) {
+        self.open.insert(Base::FileSystem(dev), Open { at, made: true });
     }
 
     /// A base.
@@ -88,9 +93,8 @@ impl Bases {
         clone(open.at.as_fd()).context(|| "copy a mount".to_owned())
     }
 
-    /// Detached, private copies of what `node` shows: one with its flags, and one
-    /// that is writable and bare of flags.
-    pub(super) fn copies(&self, forest: &Forest, node: Node) -> Result<(OwnedFd, OwnedFd)> {
+    /// Detached, private copies of what `node` shows.
+    pub(super) fn copies(&self, forest: &Forest, node: Node) -> Result<Copy> {
         let mount = forest.mount(node);
         let what = || format!("copy {} for {}", mount.root.display(), mount.mountpoint.display());
         let (base, below) = base_of(forest, node).map_err(|why| unfit(mount, &why))?;
@@ -114,7 +118,7 @@ impl Bases {
             copy(torpor_sys::mount::Attributes { propagation, ..attributes(mount.flags) })?;
         let bare = libc::MS_PRIVATE;
         let alone = copy(torpor_sys::mount::Attributes { propagation: bare, ..attributes(0) })?;
-        Ok((mounted, alone))
+        Ok(Copy { mounted, alone, revived })
     }
 
     /// Whether a mount shows a directory: as its place does.
@@ -131,6 +135,13 @@ impl Bases {
         let stat = rustix::fs::fstat(place).context(what)?;
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
+}
+
+/// Whether a mount shows a file system that can be made only when others are in
+/// place.
+pub(super) fn is_layered(forest: &Forest, node: Node) -> bool {
+    let layered = forest.mount(node).ty.origin == Origin::Layered;
+    layered && forest.source(node) == Ok(Source::FileSystem)
 }
 
 /// An error about a mount of the images.
@@ -227,7 +238,7 @@ fn make(cx: &mut Restore<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
             }
             None => Ok(Open { at: superblock::make_here(mount)?, made: true }),
         },
-        Origin::None => Err(unfit(mount, "its file system cannot be made")),
+        Origin::Layered | Origin::None => Err(unfit(mount, "its file system cannot be made")),
     }
 }
 
@@ -255,9 +266,21 @@ fn user_namespace(cx: &Restore<'_>) -> Result<Option<OwnedFd>> {
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }
 
+/// Detached copies of a mount.
+#[derive(Debug)]
+pub(super) struct Copy {
+    /// With its flags, to be mounted.
+    pub mounted: OwnedFd,
+    /// Writable, for other parts of the restore.
+    pub alone: OwnedFd,
+    /// What it shows, if that had been removed. The kernel mounts nothing removed.
+    pub revived: Option<Revived>,
+}
+
 /// A file or directory that had been removed, and exists again until this is
-/// dropped: so long as a copy of the mount needs to be made.
-struct Revived {
+/// dropped.
+#[derive(Debug)]
+pub(super) struct Revived {
     parent: OwnedFd,
     name: std::ffi::OsString,
     path: PathBuf,

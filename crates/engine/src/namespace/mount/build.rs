@@ -14,10 +14,11 @@ use rustix::mount::{
     fsmount, fsopen, move_mount, unmount,
 };
 
-use super::base::{Bases, base_of, unfit};
+use super::base::{Bases, Copy, Revived, base_of, is_layered, unfit};
 use super::collect::{make_all_private, open_beneath, open_root};
 use super::origin::{Forest, Node};
-use super::sharing::Group;
+use super::overlay;
+use super::sharing::{Base, Group};
 use crate::error::{Context, Error, Result};
 
 /// The copies of each mount that are to be put in place.
@@ -27,6 +28,8 @@ pub(super) struct Copies {
     pub mounted: HashMap<Node, OwnedFd>,
     /// What other parts of the restore write to.
     pub alone: HashMap<Node, OwnedFd>,
+    /// Removed files that mounts show; to be dropped when all mounts are in place.
+    pub revived: Vec<Revived>,
 }
 
 impl Copies {
@@ -35,11 +38,35 @@ impl Copies {
         for node in forest.nodes().filter(|&n| !is_late(forest, n)) {
             let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
             if bases.get(base).is_some_and(|b| b.made == made) {
-                let (mounted, alone) = bases.copies(forest, node)?;
-                self.mounted.insert(node, mounted);
-                self.alone.insert(node, alone);
+                self.add(node, bases.copies(forest, node)?);
             }
         }
+        Ok(())
+    }
+
+    fn add(&mut self, node: Node, copy: Copy) {
+        self.mounted.insert(node, copy.mounted);
+        self.alone.insert(node, copy.alone);
+        self.revived.extend(copy.revived);
+    }
+
+    /// Makes the copy of an overlay whose layers are in place below `root`.
+    fn add_layered(
+        &mut self,
+        forest: &Forest,
+        bases: &mut Bases,
+        node: Node,
+        root: Node,
+        yard: &mut Yard,
+    ) -> Result<()> {
+        let dev = forest.mount(node).dev;
+        if bases.get(Base::FileSystem(dev)).is_none() {
+            let whole = forest.whole(dev).unwrap_or(node);
+            let made = overlay::make(forest.mount(whole), self.get(forest, root)?)?;
+            yard.keep(made.as_fd())?;
+            bases.insert(dev, made);
+        }
+        self.add(node, bases.copies(forest, node)?);
         Ok(())
     }
 
@@ -56,25 +83,39 @@ pub(super) fn is_late(forest: &Forest, node: Node) -> bool {
     mount.fs == "devpts" && mount.external.is_none() && mount.root.as_os_str() != "/"
 }
 
-/// Cuts this namespace off from the one it is a copy of, and mounts what was made
-/// out of the way: kernels before 6.15 copy no mount that is in no namespace.
-pub(super) fn prepare(bases: &Bases) -> Result<()> {
-    make_all_private()?;
-    let what = || "mount the yard".to_owned();
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
-    fsconfig_create(&context).context(what)?;
-    let yard =
-        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).context(what)?;
-    // A directory that is surely there. The yard goes with the old root.
-    let proc = super::collect::open_proc()?;
-    place_at(yard.as_fd(), proc.as_fd()).context(what)?;
-    for (i, made) in bases.made().enumerate() {
-        let name = i.to_string();
-        rustix::fs::mkdirat(&yard, &name, rustix::fs::Mode::RWXU).context(what)?;
-        let at = open_beneath(yard.as_fd(), name.as_ref(), false).context(what)?;
-        place_at(made.as_fd(), at.as_fd()).context(what)?;
+/// A place in the namespace of the root husk for file systems that were made:
+/// kernels before 6.15 copy no mount that is in no namespace. It goes with the old
+/// root.
+#[derive(Debug)]
+pub(super) struct Yard {
+    root: OwnedFd,
+    used: usize,
+}
+
+impl Yard {
+    /// Cuts this namespace off from the one it is a copy of, and mounts a yard.
+    pub(super) fn new() -> Result<Self> {
+        make_all_private()?;
+        let what = || "mount the yard".to_owned();
+        let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
+        fsconfig_create(&context).context(what)?;
+        let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+            .context(what)?;
+        // A directory that is surely there.
+        let proc = super::collect::open_proc()?;
+        place_at(root.as_fd(), proc.as_fd()).context(what)?;
+        Ok(Yard { root, used: 0 })
     }
-    Ok(())
+
+    /// Mounts a file system in the yard.
+    pub(super) fn keep(&mut self, mount: BorrowedFd<'_>) -> Result<()> {
+        let what = || "mount in the yard".to_owned();
+        let name = self.used.to_string();
+        self.used += 1;
+        rustix::fs::mkdirat(&self.root, &name, rustix::fs::Mode::RWXU).context(what)?;
+        let at = open_beneath(self.root.as_fd(), name.as_ref(), false).context(what)?;
+        place_at(mount, at.as_fd()).context(what)
+    }
 }
 
 /// Moves a detached mount to a place.
@@ -88,12 +129,22 @@ pub(super) fn place_at(mount: BorrowedFd<'_>, at: BorrowedFd<'_>) -> rustix::io:
 pub(super) struct OldRoot(OwnedFd);
 
 /// Puts the mounts of namespace `space` in place and makes them its root.
-pub(super) fn assemble(forest: &Forest, space: usize, copies: &Copies) -> Result<OldRoot> {
+pub(super) fn assemble(
+    forest: &Forest,
+    space: usize,
+    bases: &mut Bases,
+    copies: &mut Copies,
+    yard: &mut Yard,
+) -> Result<OldRoot> {
     let tree = &forest.spaces[space].1;
+    let root = Node { space, mount: tree.root() };
     for mount in tree.top_down() {
         let node = Node { space, mount };
         if is_late(forest, node) {
             continue;
+        }
+        if is_layered(forest, node) {
+            copies.add_layered(forest, bases, node, root, yard)?;
         }
         let copy = copies.get(forest, node)?;
         let what = || {
@@ -112,7 +163,7 @@ pub(super) fn assemble(forest: &Forest, space: usize, copies: &Copies) -> Result
             }
         }
     }
-    change_root(copies.get(forest, Node { space, mount: tree.root() })?)
+    change_root(copies.get(forest, root)?)
 }
 
 /// Makes the mount on top of the root the root, and puts the old one on top of it.

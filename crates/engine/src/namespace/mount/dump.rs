@@ -3,15 +3,17 @@
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use torpor_images::kind;
 use torpor_images::proto::MntEntry;
 
+use super::base::is_layered;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
-use super::{content, entry, external, sharing};
+use super::{content, entry, external, overlay, sharing};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
@@ -27,6 +29,7 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.opts.skip_mnt))).collect();
     let mut forest = Forest { spaces };
     external::mark(&mut forest, &cx.mounts.host, cx.opts);
+    name_layers(cx, &mut forest)?;
     for node in forest.nodes() {
         check(cx, &forest, node).map_err(|e| refusal(cx, &forest, node, e))?;
     }
@@ -48,6 +51,29 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
             })
             .collect();
         cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;
+    }
+    Ok(())
+}
+
+/// Gives overlay mounts absolute paths of their layers.
+fn name_layers(cx: &Dump<'_>, forest: &mut Forest) -> Result<()> {
+    for node in forest.nodes().filter(|&n| is_layered(forest, n)).collect::<Vec<_>>() {
+        let whole = forest.whole(forest.mount(node).dev).unwrap_or(node);
+        let (mount, ns) = (forest.mount(whole), forest.spaces[whole.space].0);
+        let Some(space) = cx.mounts.spaces.iter().find(|s| s.ns == ns) else { continue };
+        let inside = cx.tasks.iter().filter(|t| t.ids.mnt_ns_id == Some(ns));
+        let bases: Vec<PathBuf> = inside
+            .filter_map(|t| std::fs::read_link(format!("/proc/{}/cwd", t.pid)).ok())
+            .collect();
+        let merged = fstat(alone(cx, mount)?).context(|| format!("stat mount {}", mount.id))?;
+        let own_users = cx.ns.of_kind(NsKind::User).next().is_some_and(|ns| !ns.is_host);
+        let named = if own_users {
+            Err("an overlay in a user namespace cannot be made again".to_owned())
+        } else {
+            overlay::absolute(mount, &merged, space.root.as_fd(), &bases)
+        };
+        let options = named.map_err(|why| refusal(cx, forest, node, Unfit::Reason(why)))?;
+        forest.mount_mut(node).options = options;
     }
     Ok(())
 }

@@ -17,6 +17,8 @@ pub enum Origin {
     Filled,
     /// The kernel has only one, or finds it by its options (cgroups).
     Kernel,
+    /// It makes a new one of directories that other mounts show.
+    Layered,
     /// Not at all.
     None,
 }
@@ -55,7 +57,7 @@ const TYPES: &[FsType] = &[
     ty("aufs", Fstype::Aufs, Origin::None),
     ty("mqueue", Fstype::Mqueue, Origin::New),
     ty("fuse", Fstype::Fuse, Origin::None),
-    ty("overlay", Fstype::Overlayfs, Origin::None),
+    ty("overlay", Fstype::Overlayfs, Origin::Layered),
     ty("autofs", Fstype::Autofs, Origin::None),
 ];
 

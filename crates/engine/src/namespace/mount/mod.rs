@@ -10,6 +10,7 @@ mod external;
 mod fs;
 mod mountinfo;
 mod origin;
+mod overlay;
 mod restore;
 mod restored;
 mod sharing;

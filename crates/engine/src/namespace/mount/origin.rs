@@ -88,7 +88,7 @@ impl Forest {
             Origin::New if mount.fs == "proc" && is_of_a_task(mount) => {
                 Err("it shows a directory of a task, which a new proc does not have yet".to_owned())
             }
-            Origin::New | Origin::Kernel => Ok(Source::FileSystem),
+            Origin::New | Origin::Kernel | Origin::Layered => Ok(Source::FileSystem),
             Origin::Filled if self.whole(mount.dev).is_some() => Ok(Source::FileSystem),
             Origin::Filled => Err(format!(
                 "the root directory of this file system is mounted nowhere in the tree, so its \

@@ -9,7 +9,7 @@ use torpor_images::kind;
 use torpor_images::proto::MntEntry;
 
 use super::base::{Bases, base_of, unfit};
-use super::build::{self, Copies, is_late, no_namespace};
+use super::build::{self, Copies, Yard, is_late, no_namespace};
 use super::collect::{open_proc, read_own};
 use super::fs::{Origin, attributes};
 use super::origin::{Forest, Node};
@@ -35,25 +35,30 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     let groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
     let husk = Husk::open(cx)?;
     let host = read_own(open_proc()?.as_fd())?;
-    let bases = Bases::open(cx, &forest, &host)?;
+    let mut bases = Bases::open(cx, &forest, &host)?;
     let mut copies = Copies::default();
     copies.make(&forest, &bases, false)?;
     let fresh = fresh(&groups, &bases)?;
-    run_in(&[husk.space.as_fd()], || {
-        build::prepare(&bases)?;
-        copies.make(&forest, &bases, true)
+    let mut yard = run_in(&[husk.space.as_fd()], || {
+        let mut yard = Yard::new()?;
+        bases.made().try_for_each(|made| yard.keep(made.as_fd()))?;
+        copies.make(&forest, &bases, true)?;
+        Ok(yard)
     })?;
     let mut roots = Vec::new();
     for space in 1..forest.spaces.len() {
         let file = husk.nested(cx)?;
-        let root = run_in(&[file.as_fd()], || build::assemble(&forest, space, &copies)?.detach())?;
+        let root = run_in(&[file.as_fd()], || {
+            build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
+        })?;
         roots.push((space, file, root));
     }
     let root = run_in(&[husk.space.as_fd()], || {
-        let old = build::assemble(&forest, 0, &copies)?;
+        let old = build::assemble(&forest, 0, &mut bases, &mut copies, &mut yard)?;
         build::share(&forest, &groups, &bases, fresh, &copies)?;
         old.detach()
     })?;
+    copies.revived.clear();
     let space = husk.close(cx)?;
     roots.push((0, space, root));
     for (space, file, root) in roots {

@@ -27,6 +27,9 @@ const NO_INPUT: &[&str] = &["newinstance", "seclabel"];
 /// A parameter of a file system: a flag if there is no value.
 type Parameter = (OsString, Option<OsString>);
 
+/// Longest value that fsconfig(2) takes.
+const LONGEST: usize = 255;
+
 /// What the file system of a mount is made with. A file system that is filled
 /// first becomes read-only in the end only.
 fn parameters(mount: &Mount) -> Vec<Parameter> {
@@ -36,14 +39,16 @@ fn parameters(mount: &Mount) -> Vec<Parameter> {
         .map(|name| (OsString::from(name), None));
     let options = split_options(&mount.options)
         .filter(|o| !NO_INPUT.iter().any(|n| OsStr::new(n) == *o))
-        .map(|o| {
+        .flat_map(|o| {
             let bytes = o.as_bytes();
+            let os = |bytes| OsStr::from_bytes(bytes).to_owned();
             match bytes.iter().position(|&b| b == b'=') {
-                Some(at) => (
-                    OsStr::from_bytes(&bytes[..at]).to_owned(),
-                    Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned()),
-                ),
-                None => (o.to_owned(), None),
+                None => vec![(o.to_owned(), None)],
+                Some(at) if &bytes[..at] == b"lowerdir" && bytes.len() - at > LONGEST => {
+                    let layers = bytes[at + 1..].split(|&b| b == b':');
+                    layers.map(|l| (OsString::from("lowerdir+"), Some(os(l)))).collect()
+                }
+                Some(at) => vec![(os(&bytes[..at]), Some(os(&bytes[at + 1..])))],
             }
         });
     std::iter::once(source).chain(flags).chain(options).collect()

@@ -1,0 +1,140 @@
+//! Overlay mounts inside of a container: their layers are directories there, which
+//! the other mounts bring back.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+
+use super::collect::open_root;
+use super::fs::{join_options, split_options};
+use super::mountinfo::Mount;
+use super::superblock;
+use crate::error::{Context, Result};
+
+/// Options whose values are paths, separated by colons.
+const LAYERS: &[&str] = &["upperdir", "workdir", "lowerdir", "lowerdir+", "datadir+"];
+
+/// The options with absolute paths: the kernel shows them as they were given, which
+/// may have been relative to a directory that one of `bases` is likely to be.
+/// `merged` is the root of the overlay, `root` that of its namespace.
+///
+/// # Errors
+/// Why the layers cannot be named.
+pub fn absolute(
+    mount: &Mount,
+    merged: &Stat,
+    root: BorrowedFd<'_>,
+    bases: &[PathBuf],
+) -> std::result::Result<OsString, String> {
+    let anywhere = [PathBuf::from("/")];
+    for base in anywhere.iter().chain(bases) {
+        let mut found = true;
+        let mut layers = Vec::new();
+        let options: Vec<OsString> = split_options(&mount.options)
+            .map(|option| match layers_of(option) {
+                None => option.to_owned(),
+                Some((key, paths)) => {
+                    let paths: Vec<PathBuf> = paths.iter().map(|p| base.join(p)).collect();
+                    for path in &paths {
+                        let stat = look(root, path);
+                        found &= stat.is_some();
+                        layers.extend(stat.map(|s| (key.to_owned(), s)));
+                    }
+                    let joined: Vec<&[u8]> =
+                        paths.iter().map(|p| p.as_os_str().as_bytes()).collect();
+                    OsString::from_vec([key.as_bytes(), b"=", &joined.join(&b':')].concat())
+                }
+            })
+            .collect();
+        if found && fits(merged, &layers) {
+            return Ok(join_options(options.iter().map(OsString::as_os_str)));
+        }
+    }
+    Err(format!(
+        "its layers ({}) cannot be found by these paths; mount it with absolute ones, or provide \
+         it with --external mnt[{}]:KEY",
+        mount.options.display(),
+        mount.mountpoint.display()
+    ))
+}
+
+/// The key and the paths of an option that names layers.
+fn layers_of(option: &OsStr) -> Option<(&str, Vec<&Path>)> {
+    let bytes = option.as_bytes();
+    let at = bytes.iter().position(|&b| b == b'=')?;
+    let key = LAYERS.iter().find(|k| k.as_bytes() == &bytes[..at])?;
+    let paths = bytes[at + 1..].split(|&b| b == b':').filter(|p| !p.is_empty());
+    Some((key, paths.map(|p| Path::new(OsStr::from_bytes(p))).collect()))
+}
+
+fn look(root: BorrowedFd<'_>, path: &Path) -> Option<Stat> {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let layer = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
+    fstat(layer).ok()
+}
+
+/// Where all layers are on one file system, the root of an overlay has the inode
+/// number of its topmost layer.
+fn fits(merged: &Stat, layers: &[(String, Stat)]) -> bool {
+    let top = |key: &str| layers.iter().find(|(k, _)| k == key).map(|(_, stat)| stat);
+    let Some(topmost) = top("upperdir").or(top("lowerdir")).or(top("lowerdir+")) else {
+        return false;
+    };
+    let one = layers.iter().all(|(_, stat)| stat.st_dev == topmost.st_dev);
+    !one || topmost.st_ino == merged.st_ino
+}
+
+/// Makes an overlay whose layers are below `root`, in the calling thread, whose
+/// root directory nobody shares.
+///
+/// # Errors
+/// The kernel's.
+pub fn make(mount: &Mount, root: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let old = open_root()?;
+    enter(root)?;
+    let made = superblock::make_here(mount);
+    enter(old.as_fd())?;
+    made
+}
+
+fn enter(root: BorrowedFd<'_>) -> Result<()> {
+    rustix::process::fchdir(root)
+        .and_then(|()| rustix::process::chroot("."))
+        .context(|| "change the root directory".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_layers_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["lower", "upper", "work"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let upper = std::fs::File::open(dir.path().join("upper")).unwrap();
+        let other = std::fs::File::open(dir.path().join("lower")).unwrap();
+        let root = open_root().unwrap();
+        let mount = Mount {
+            options: "lowerdir=lower:lower,upperdir=upper,workdir=work,xino=off".into(),
+            ..Mount::default()
+        };
+        let found = |merged: &std::fs::File, bases: &[PathBuf]| {
+            absolute(&mount, &fstat(merged).unwrap(), root.as_fd(), bases)
+        };
+        let at = dir.path().to_str().unwrap();
+        assert_eq!(
+            found(&upper, &["/nowhere".into(), dir.path().into()]).unwrap(),
+            OsString::from(format!(
+                "lowerdir={at}/lower:{at}/lower,upperdir={at}/upper,workdir={at}/work,xino=off"
+            ))
+        );
+        assert!(found(&upper, &[]).is_err());
+        assert!(found(&other, &[dir.path().into()]).is_err());
+    }
+}
