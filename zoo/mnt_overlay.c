@@ -7,8 +7,12 @@
 int main(void)
 {
 	const char *dirs[] = { "tree", "tree/lower", "tree/upper", "tree/work", "merged" };
+	char here[1024], options[4096];
 	int fd;
 
+	CHECK(getcwd(here, sizeof here));
+	snprintf(options, sizeof options, "lowerdir=%s/tree/lower,upperdir=%s/tree/upper,workdir=%s/tree/work", here,
+		 here, here);
 	for (int i = 0; i < 5; i++) {
 		TRY(mkdir(dirs[i], 0755));
 		if (i == 0)
@@ -16,7 +20,7 @@ int main(void)
 	}
 	close(TRY(open("tree/lower/kept", O_CREAT | O_RDWR, 0600)));
 	close(TRY(open("tree/lower/removed", O_CREAT | O_RDWR, 0600)));
-	if (mount("overlay", "merged", "overlay", 0, "lowerdir=tree/lower,upperdir=tree/upper,workdir=tree/work"))
+	if (mount("overlay", "merged", "overlay", 0, options))
 		zoo_skip("no overlay on tmpfs");
 	TRY(unlink("merged/removed"));
 	fd = TRY(open("merged/kept", O_RDWR));
