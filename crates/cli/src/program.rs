@@ -226,6 +226,9 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             stats::display(settings, stats::Which::Restore)?;
             after_restore(settings, report.pid)?;
         }
+        Command::Dedup => work::dedup(settings)?,
+        Command::CpuinfoDump => work::cpuinfo_dump(settings)?,
+        Command::CpuinfoCheck => work::cpuinfo_check(settings)?,
         other => {
             return Err(Failure::unsupported(format!("{} is not supported", other.name())));
         }

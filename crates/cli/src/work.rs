@@ -9,7 +9,9 @@ use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use torpor_engine::{DumpReport, Hooks, RestoreReport};
+use torpor_engine::options::CpuCap;
+use torpor_engine::{DumpReport, Error, Hooks, RestoreReport};
+use torpor_images::ImageDir;
 
 use crate::failure::Failure;
 use crate::options::Settings;
@@ -139,6 +141,37 @@ pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreRepo
     require_rights(settings)?;
     let result = torpor_engine::restore(&settings.engine, hooks);
     concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
+}
+
+fn images(settings: &Settings) -> Result<ImageDir, Failure> {
+    ImageDir::open(&settings.engine.images_dir).map_err(|e| Error::from(e).into())
+}
+
+/// Punches repeated pages out of a chain of images.
+///
+/// # Errors
+/// If an image is damaged.
+pub fn dedup(settings: &Settings) -> Result<(), Failure> {
+    let freed = torpor_engine::dedup::dedup(&images(settings)?)?;
+    tracing::info!("Freed {freed} bytes of pages");
+    Ok(())
+}
+
+/// Writes what this processor can do.
+///
+/// # Errors
+/// If the image cannot be written.
+pub fn cpuinfo_dump(settings: &Settings) -> Result<(), Failure> {
+    Ok(torpor_engine::cpuinfo::dump(&images(settings)?)?)
+}
+
+/// Compares this processor with an image.
+///
+/// # Errors
+/// What is missing.
+pub fn cpuinfo_check(settings: &Settings) -> Result<(), Failure> {
+    let cap = settings.engine.cpu_cap.unwrap_or(CpuCap { fpu: true, cpu: false, ins: true });
+    Ok(torpor_engine::cpuinfo::check(&images(settings)?, cap)?)
 }
 
 /// Turns this process, the parent of the restored root task, into `command`. Returns

@@ -218,3 +218,22 @@ fn images() {
     let output = run("crit", &["show", "/nonexistent"]);
     assert!(err(&output).starts_with("crit: "), "{}", err(&output));
 }
+
+#[test]
+fn processors() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().to_str().unwrap();
+    let output = run("criu", &["cpuinfo", "check", "-D", images]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).contains("cpuinfo.img"), "{}", err(&output));
+    assert!(run("criu", &["cpuinfo", "dump", "-D", images]).status.success());
+    for cap in ["--cpu-cap", "--cpu-cap=fpu", "--cpu-cap=none", "-v4"] {
+        let output = run("criu", &["cpuinfo", "check", cap, "-D", images]);
+        assert!(output.status.success(), "{}", err(&output));
+    }
+    let shown = out(&run("crit", &["show", dir.path().join("cpuinfo.img").to_str().unwrap()]));
+    assert!(shown.contains("\"vendor_id\""), "{shown}");
+    fs::write(dir.path().join("cpuinfo.img"), "nonsense").unwrap();
+    let output = run("criu", &["cpuinfo", "check", "-D", images]);
+    assert_eq!(output.status.code(), Some(1));
+}

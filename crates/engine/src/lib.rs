@@ -5,6 +5,8 @@
 //! restore next to each other.
 
 pub mod check;
+pub mod cpuinfo;
+pub mod dedup;
 pub mod dump;
 mod error;
 pub mod external;

@@ -138,12 +138,16 @@ fn answer(
             stats::log(&job.settings, stats::Which::Restore)?;
             response.restore = Some(CriuRestoreResp { pid: report.pid });
         }
+        CriuReqType::CpuinfoDump => {
+            work::cpuinfo_dump(&job(connection, base, request.opts)?.settings)?;
+        }
+        CriuReqType::CpuinfoCheck => {
+            work::cpuinfo_check(&job(connection, base, request.opts)?.settings)?;
+        }
         CriuReqType::Empty
         | CriuReqType::Notify
         | CriuReqType::PageServer
-        | CriuReqType::PageServerChld
-        | CriuReqType::CpuinfoDump
-        | CriuReqType::CpuinfoCheck => {
+        | CriuReqType::PageServerChld => {
             let name = kind.as_str_name();
             return Err(Failure::unsupported(format!("requests of type {name} are not supported")));
         }

@@ -1,0 +1,199 @@
+//! Frees the space of pages that a newer dump of a chain holds too.
+//!
+//! An incremental dump has the pages that changed, and finds the others in its parent
+//! directory. What the parent has of the changed ones is never read again on the way
+//! from the newest dump; it is punched out of the parent's pages file, which keeps its
+//! size and its pagemap. The older dumps cannot be restored by themselves any more.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use torpor_images::ImageDir;
+use torpor_images::kind::{self, Kind};
+use torpor_images::pagemap::Pagemap;
+
+use crate::error::{Context, Result};
+
+/// The pages of one address space (or shared segment) that newer dumps have.
+type Known = Vec<Range<u64>>;
+
+/// Goes from `images` through all its parents, and returns how many bytes of pages
+/// have been punched out.
+///
+/// # Errors
+/// If an image is damaged, or the file system cannot punch holes.
+pub fn dedup(images: &ImageDir) -> Result<u64> {
+    let mut freed = 0;
+    let mut known: HashMap<(&'static str, u64), Known> = HashMap::new();
+    let mut parent = images.parent()?;
+    learn(images, &mut known)?;
+    while let Some(dir) = parent {
+        for (kind, id) in pagemaps(&dir)? {
+            if let Some(known) = known.get(&(kind.name, id)) {
+                freed += punch(&dir, kind, id, known)?;
+            }
+        }
+        learn(&dir, &mut known)?;
+        parent = dir.parent()?;
+    }
+    Ok(freed)
+}
+
+fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, u64)>> {
+    let mut all = Vec::new();
+    for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
+        all.extend(dir.ids(kind)?.into_iter().map(|id| (kind, id)));
+    }
+    Ok(all)
+}
+
+/// Adds the pages of `dir` to those that its parents need not have.
+fn learn(dir: &ImageDir, known: &mut HashMap<(&'static str, u64), Known>) -> Result<()> {
+    for (kind, id) in pagemaps(dir)? {
+        let map = Pagemap::read(dir, kind, id)?;
+        let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
+        let ranges = known.entry((kind.name, id)).or_default();
+        *ranges = merged(std::mem::take(ranges).into_iter().chain(own).collect());
+    }
+    Ok(())
+}
+
+/// Sorted, and as few as possible.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut out: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+/// Punches those pages out of a dump that are `known`.
+fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &Known) -> Result<u64> {
+    let map = Pagemap::read(dir, kind, id)?;
+    let mut file = None;
+    let mut freed = 0;
+    for (run, offset) in map.offsets() {
+        let Some(offset) = offset else { continue };
+        for hole in within(known, &run.range()) {
+            let len = hole.end - hole.start;
+            let at = offset + (hole.start - run.vaddr);
+            let file = match &file {
+                Some(file) => file,
+                None => file.insert(pages_file(dir, map.pages_id)?),
+            };
+            fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
+                .context(|| format!("punch a hole into {}", pages_name(dir, map.pages_id)))?;
+            freed += len;
+        }
+    }
+    Ok(freed)
+}
+
+/// What of `range` lies in the sorted `known`.
+fn within(known: &Known, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let first = known.partition_point(|k| k.end <= range.start);
+    let Range { start, end } = *range;
+    known[first..]
+        .iter()
+        .take_while(move |k| k.start < end)
+        .map(move |k| k.start.max(start)..k.end.min(end))
+}
+
+fn pages_name(dir: &ImageDir, pages_id: u32) -> String {
+    dir.path().join(kind::PAGES.file_name(pages_id.into())).display().to_string()
+}
+
+/// The pages file, opened for writing after it was found to be a regular file.
+fn pages_file(dir: &ImageDir, pages_id: u32) -> Result<File> {
+    let file = dir.raw_file_open(kind::PAGES, pages_id.into())?;
+    OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .context(|| format!("open {} for writing", pages_name(dir, pages_id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::path::Path;
+    use torpor_images::pagemap::{PagemapWriter, Run};
+
+    const PAGE: u64 = 4096;
+
+    /// A dump of process 7 with these runs of pages: first page, number, in parent.
+    fn dump(dir: &Path, parent: Option<&str>, runs: &[(u64, u64, bool)], fill: u8) {
+        std::fs::create_dir(dir).unwrap();
+        let images = ImageDir::open(dir).unwrap();
+        if let Some(parent) = parent {
+            images.set_parent(Path::new(parent)).unwrap();
+        }
+        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 1).unwrap();
+        let mut pages = images.raw_file_create(kind::PAGES, 1).unwrap();
+        for (first, count, in_parent) in runs {
+            let present = !in_parent;
+            let run = Run {
+                vaddr: first * PAGE,
+                pages: *count,
+                in_parent: *in_parent,
+                present,
+                ..Run::default()
+            };
+            map.push(run).unwrap();
+            if present {
+                let bytes = usize::try_from(count * PAGE).unwrap();
+                pages.write_all(&vec![fill; bytes]).unwrap();
+            }
+        }
+        map.finish().unwrap();
+    }
+
+    /// The first byte of each page in the pages file.
+    fn pages(dir: &Path) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        File::open(dir.join("pages-1.img")).unwrap().read_to_end(&mut bytes).unwrap();
+        bytes.chunks(4096).map(|page| page[0]).collect()
+    }
+
+    #[test]
+    fn what_a_newer_dump_has_is_freed() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        dump(&at("1"), None, &[(10, 6, false), (100, 2, false)], 1);
+        dump(&at("2"), Some("../1"), &[(10, 1, true), (11, 2, false), (13, 3, true)], 2);
+        // Crosses a boundary of runs, and has a page that nobody else has.
+        dump(&at("3"), Some("../2"), &[(12, 3, false), (15, 1, true), (200, 1, false)], 3);
+        let freed = dedup(&ImageDir::open(at("3")).unwrap()).unwrap();
+        assert_eq!(pages(&at("3")), [3, 3, 3, 3]);
+        assert_eq!(pages(&at("2")), [2, 0]);
+        // Page 14 is in the third dump, 11 to 13 in the second or third.
+        assert_eq!(pages(&at("1")), [1, 0, 0, 0, 0, 1, 1, 1]);
+        assert_eq!(freed, 5 * PAGE);
+        // Sizes and pagemaps are as before: it can be done again.
+        assert_eq!(dedup(&ImageDir::open(at("3")).unwrap()).unwrap(), 5 * PAGE);
+    }
+
+    #[test]
+    fn a_dump_without_a_parent_is_left_alone() {
+        let top = tempfile::tempdir().unwrap();
+        dump(&top.path().join("1"), None, &[(10, 6, false)], 1);
+        let images = ImageDir::open(top.path().join("1")).unwrap();
+        assert_eq!(dedup(&images).unwrap(), 0);
+        assert_eq!(pages(&top.path().join("1")), [1; 6]);
+    }
+
+    #[test]
+    fn ranges() {
+        assert_eq!(merged(vec![5..7, 1..3, 3..4, 6..9]), [1..4, 5..9]);
+        let known = vec![1..4, 5..9, 20..30];
+        assert_eq!(within(&known, &(3..21)).collect::<Vec<_>>(), [3..4, 5..9, 20..21]);
+        assert_eq!(within(&known, &(9..20)).count(), 0);
+    }
+}
