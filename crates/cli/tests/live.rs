@@ -353,3 +353,17 @@ fn a_connection_is_kept_for_the_end_of_a_task() {
     assert_eq!(response.status(), libc::SIGKILL);
     assert_eq!(client.finish().0, Some(0));
 }
+
+#[test]
+fn a_restore_looks_at_the_processor() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    let image = task.dir.path().join("cpuinfo.img");
+    fs::write(&image, "nonsense").unwrap();
+    let output = task.restore(&["-d"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(task.log("restore.log").contains("cpuinfo.img"), "{}", task.log("restore.log"));
+    // Who does not want to know may go on.
+    assert!(task.restore(&["-d", "--cpu-cap=none"]).status().unwrap().success());
+    assert!(task.lives());
+}

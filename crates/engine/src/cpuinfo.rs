@@ -158,6 +158,28 @@ pub fn check(images: &ImageDir, cap: CpuCap) -> Result<()> {
     compare(&image, &own(), cap).map_err(|reason| Error::invalid("cpuinfo.img", reason))
 }
 
+/// The processor's part of a dump that was told `cap`.
+///
+/// # Errors
+/// As [`dump`].
+pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
+    if cap == Some(CpuCap::NONE) { Ok(()) } else { dump(images) }
+}
+
+/// The processor's part of a restore that was told `cap`. Untold, it compares what the
+/// tasks' saved states need, if the dump has written that down.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
+    let fpu = CpuCap { fpu: true, cpu: false, ins: false };
+    match cap {
+        Some(cap) => check(images, cap),
+        None if images.has(kind::CPUINFO, 0)? => check(images, fpu),
+        None => Ok(()),
+    }
+}
+
 /// What is missing.
 type Comparison = std::result::Result<(), String>;
 

@@ -225,6 +225,13 @@ impl Default for Options {
 }
 
 impl Options {
+    /// How long a dump may try to stop the tree.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        if self.timeout.is_zero() { FOR_EVER } else { self.timeout.min(FOR_EVER) }
+    }
+
     /// Where relative log and pid files and statistics go.
     #[must_use]
     pub fn work_dir(&self) -> &std::path::Path {

@@ -33,7 +33,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{DumpReport, proc};
+use crate::{DumpReport, cpuinfo, proc};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     hooks.notify(Event::PreDump)?;
     let guardian = Guardian::start()?;
     let start = Instant::now();
-    let frozen = freeze::freeze(opts.pid, start + opts.timeout)?;
+    let frozen = freeze::freeze(opts.pid, start + opts.patience())?;
     let freezing = start.elapsed();
     let mut cx = Dump::new(opts, images, frozen, guardian)?;
     let done = run(&mut cx, hooks).and_then(|()| {
@@ -175,6 +175,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     table::finish(cx)?;
     cx.filters.save(&cx.images)?;
+    cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
     memory::copy_pages(cx, hooks)
 }

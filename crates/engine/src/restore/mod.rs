@@ -22,7 +22,6 @@ use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry};
 use torpor_tracee::Tracee;
 
 use self::load::{Checkpoint, TaskImage};
-use crate::RestoreReport;
 use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
 use crate::file::fown;
@@ -33,6 +32,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
+use crate::{RestoreReport, cpuinfo};
 
 pub use self::transport::{Transport, place_words};
 
@@ -139,6 +139,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 impl<'a> Restore<'a> {
     fn new(opts: &'a Options, images: ImageDir) -> Result<Self> {
         let Checkpoint { inventory, tasks, files } = load::load(&images)?;
+        cpuinfo::check_for(&images, opts.cpu_cap)?;
         let filters = Filters::load(&images)?;
         let tasks = tasks
             .into_iter()
