@@ -1,5 +1,6 @@
 // area: signals
-// shows: a blocked pending SIGTRAP
+// shows: a blocked pending SIGTRAP, which cannot be told from those of tracing, is refused
+// expect: refused "SIGTRAP"
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: timers
 // shows: POSIX timers on three clocks: ids with holes, signal and value, time left, interval, overrun
+// varies: ShdPnd SigPnd
 #include "zoo.h"
 
 #define TIMERS 9

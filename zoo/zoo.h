@@ -59,9 +59,9 @@ static inline void zoo_write(const char *name, const char *text)
 	if (fd < 0 || write(fd, text, strlen(text)) < 0)
 		_exit(98);
 	close(fd);
-	if (link(tmp, zoo_path(name)) < 0 && errno != EEXIST)
+	if (syscall(SYS_renameat2, AT_FDCWD, tmp, AT_FDCWD, zoo_path(name), RENAME_NOREPLACE) < 0 &&
+	    (errno != EEXIST || unlink(tmp)))
 		_exit(97);
-	unlink(tmp);
 }
 
 /* Ends the calling process with a verdict; children may call these too. */

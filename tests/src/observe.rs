@@ -43,24 +43,36 @@ pub fn tree(root: i32, work: &Path) -> Result<Observation> {
         tasks.iter().filter_map(|task| Some((number(&task.dir)?, task.inner))).collect();
     let (mut seen, mut objects) = (Observation::new(), Ordinals::default());
     for task in &tasks {
-        let pid = task.inner;
         let mut put = |subject: &str, value: String| {
-            seen.insert(format!("pid {pid} {subject}"), value);
+            seen.insert(format!("pid {} {subject}", task.inner), value);
         };
-        stat(task, &ids, &mut put)?;
-        status("", &task.dir, &mut put)?;
-        whole_files(task, &mut put);
-        if state(&task.dir)? == 'Z' {
-            continue;
+        match observe(task, &ids, &mut objects, &mut put) {
+            // Tasks may come and go; who is missing is seen in the comparison.
+            Err(_) if !task.dir.exists() => {}
+            other => other?,
         }
-        threads(task, &mut put)?;
-        maps(task, &mut put)?;
-        descriptors(task, &mut objects, &mut put)?;
-        namespaces(task, &mut objects, &mut put)?;
-        mounts(task, &mut put)?;
     }
     files(work, work, &mut seen)?;
     Ok(seen)
+}
+
+fn observe(
+    task: &Task,
+    ids: &HashMap<i32, i32>,
+    objects: &mut Ordinals,
+    put: &mut impl FnMut(&str, String),
+) -> Result<()> {
+    stat(task, ids, put)?;
+    status("", &task.dir, put)?;
+    whole_files(task, put);
+    if state(&task.dir)? == 'Z' {
+        return Ok(());
+    }
+    threads(task, put)?;
+    maps(task, put)?;
+    descriptors(task, objects, put)?;
+    namespaces(task, objects, put)?;
+    mounts(task, put)
 }
 
 /// The differences of two observations, less those of the kinds that may vary.
@@ -134,8 +146,9 @@ fn tasks(root: i32) -> Result<Vec<Task>> {
     let mut tasks = Vec::new();
     for pid in descendants(root)? {
         let dir = Path::new("/proc").join(pid.to_string());
-        let inner = inner_id(&dir)?;
-        tasks.push(Task { dir, inner });
+        if let Ok(inner) = inner_id(&dir) {
+            tasks.push(Task { dir, inner });
+        }
     }
     tasks.sort_by_key(|task| task.inner);
     Ok(tasks)
@@ -259,7 +272,10 @@ fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     let mut ids = Vec::new();
     for entry in std::fs::read_dir(task.dir.join("task"))? {
         let dir = entry?.path();
-        let id = inner_id(&dir)?;
+        let id = match inner_id(&dir) {
+            Err(_) if !dir.exists() => continue,
+            id => id?,
+        };
         ids.push(id);
         if id != task.inner {
             status(&format!("thread {id} "), &dir, put)?;
@@ -308,7 +324,11 @@ fn maps(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     });
     let lines: Vec<_> = areas
         .iter()
-        .map(|area| format!("{:x}-{:x} +{:x} {}", area.start, area.end, area.offset, area.rest))
+        .map(|area| {
+            // The kernel lets the stack grow as it likes, also for what a tracer writes below it.
+            let start = if area.rest.contains("[stack]") { 0 } else { area.start };
+            format!("{start:x}-{:x} +{:x} {}", area.end, area.offset, area.rest)
+        })
         .collect();
     put("maps", lines.join("\n"));
     Ok(())
@@ -358,6 +378,12 @@ fn fdinfo_line(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let first = words.first()?.trim_end_matches(':');
     match first {
+        // How a nameless file came to be is no property of it.
+        "flags" => {
+            const O_TMPFILE: u32 = 0o20_000_000;
+            let flags = u32::from_str_radix(words.get(1)?, 8).ok()?;
+            Some(format!("flags: {:o}", flags & !O_TMPFILE))
+        }
         "mnt_id" | "ino" | "it_value" | "eventfd-id" | "Pid" | "NSpid" => None,
         "lock" => {
             let mut words = words;
@@ -436,7 +462,7 @@ fn mounts(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
 fn files(top: &Path, dir: &Path, seen: &mut Observation) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        let meta = entry.metadata()?;
+        let Ok(meta) = entry.metadata() else { continue };
         let kind = meta.file_type();
         let name = entry.path().strip_prefix(top)?.display().to_string();
         if ["check", "result", "out"].contains(&name.as_str()) || name.starts_with(".result") {
