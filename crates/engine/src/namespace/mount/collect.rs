@@ -171,7 +171,7 @@ pub(super) fn open_root() -> Result<OwnedFd> {
     rustix::fs::open("/", flags, Mode::empty()).context(|| "open /".to_owned())
 }
 
-/// Opens (`O_PATH`) a path below `dir` that has no symbolic links; it crosses mount
+/// Opens (`O_PATH`) a path below `dir` (or `dir` itself, which may be a file) that has no symbolic links; it crosses mount
 /// points only if asked to.
 pub(super) fn open_beneath(
     dir: BorrowedFd<'_>,
@@ -179,7 +179,9 @@ pub(super) fn open_beneath(
     cross_mounts: bool,
 ) -> rustix::io::Result<OwnedFd> {
     let path = path.strip_prefix("/").unwrap_or(path);
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    if path.as_os_str().is_empty() {
+        return rustix::io::fcntl_dupfd_cloexec(dir, 0);
+    }
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     resolve.set(ResolveFlags::NO_XDEV, !cross_mounts);
