@@ -26,6 +26,7 @@ pub fn bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
 fn gone_or(pid: i32, path: String, e: io::Error) -> Error {
     match e.raw_os_error() {
         Some(libc::ESRCH) => Error::Gone { pid },
+        Some(libc::ENOENT) if path.contains("/task/") => Error::Gone { pid },
         Some(libc::ENOENT) if !fs::exists(format!("/proc/{pid}")).unwrap_or(true) => {
             Error::Gone { pid }
         }

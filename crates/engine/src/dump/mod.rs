@@ -180,6 +180,34 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     memory::copy_pages(cx, hooks)
 }
 
+/// Refuses namespaces that would have to be made inside others that are dumped too.
+fn check_nesting(
+    pid: i32,
+    ids: &TaskKobjIdsEntry,
+    root: &TaskKobjIdsEntry,
+    is_root: bool,
+) -> Result<()> {
+    for kind in [NsKind::Pid, NsKind::User, NsKind::Time] {
+        if !is_root && kind.id_in(ids) != kind.id_in(root) {
+            return Err(Error::refused(
+                pid,
+                format!("its {} namespace", kind.name()),
+                "is another one than that of the root task; nested ones are not supported",
+            ));
+        }
+    }
+    for (now, later) in [("pid", "pid_for_children"), ("time", "time_for_children")] {
+        if proc::ns_inode(pid, now)? != proc::ns_inode(pid, later)? {
+            return Err(Error::refused(
+                pid,
+                format!("its {now} namespace for children"),
+                "is another one than its own, which is not supported",
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -236,6 +264,7 @@ impl<'a> Dump<'a> {
             }
             let pid = self.tasks[index].pid;
             let ids = self.ids_of(pid, index, &mut sharers)?;
+            check_nesting(pid, &ids, self.tasks.first().map_or(&ids, |t| &t.ids), index == 0)?;
             if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
                 return Err(Error::refused(
                     pid,

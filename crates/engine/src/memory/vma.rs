@@ -168,7 +168,7 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
         SYSVIPC | ANON_SHARED
     } else if name.starts_with("/memfd:") {
         MEMFD | if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
-    } else if is_anonymous_file(name) {
+    } else if is_anonymous_file(name, vma.map.shared) {
         if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
     } else if of_file {
         if vma.map.shared { FILE_SHARED } else { FILE_PRIVATE }
@@ -182,8 +182,9 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
 
 /// Mappings that the kernel backs with a file of its own although the program
 /// asked for anonymous memory.
-fn is_anonymous_file(name: &str) -> bool {
-    name == "/dev/zero" || name == "/anon_hugepage" || name.starts_with("[anon_shmem:")
+fn is_anonymous_file(name: &str, shared: bool) -> bool {
+    let shared_zero = shared && name == "/dev/zero";
+    shared_zero || name == "/anon_hugepage" || name.starts_with("[anon_shmem:")
 }
 
 /// `VmFlags` codes and the advice (madvise(2)) that sets them.
@@ -211,6 +212,8 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
     flags |= bit(anonymous, libc::MAP_ANONYMOUS);
     flags |= bit(vma.has(b"gd"), libc::MAP_GROWSDOWN);
     flags |= bit(vma.has(b"lo"), libc::MAP_LOCKED);
+    // Locked on fault: the images have no place for it, and mmap(2) ignores this flag there.
+    flags |= bit(vma.has(b"lf"), libc::MAP_NONBLOCK);
     flags |= bit(vma.has(b"nr"), libc::MAP_NORESERVE);
     if vma.has(b"ht") {
         // The page size goes in as its logarithm (mmap(2), MAP_HUGE_SHIFT).

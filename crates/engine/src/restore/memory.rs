@@ -467,11 +467,35 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
     let file =
         File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    husk.call("munmap", libc::SYS_munmap, [at, size])?;
-    fill_object(&cx.images, &pages, &file)?;
+    if vma.flags & libc::MAP_HUGETLB.cast_unsigned() != 0 {
+        // hugetlbfs cannot be written through its file.
+        let source = cx.images.raw_file_open(kind::PAGES, u64::from(pages.pages_id))?;
+        let pieces: Vec<Piece> = pages
+            .offsets()
+            .filter_map(|(run, offset)| Some((run, offset?)))
+            .flat_map(|(run, offset)| pieces_of(run, offset, at))
+            .collect();
+        let pid = cx.remote(task)?.pid();
+        Filler { pid, source: &source, inherited: None }.run(&pieces)?;
+    } else {
+        fill_object(&cx.images, &pages, &file)?;
+    }
+    cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     cx.shared.insert(vma.shmid, file.into());
     Ok(clone.into())
+}
+
+/// A run of a shared object that is mapped at `base`, in pieces.
+fn pieces_of(run: Run, offset: u64, base: u64) -> Vec<Piece> {
+    let count = run.bytes().div_ceil(CHUNK as u64);
+    (0..count)
+        .map(|i| {
+            let done = i * CHUNK as u64;
+            let len = usize::try_from(run.bytes() - done).unwrap_or(CHUNK).min(CHUNK);
+            Piece { vaddr: base + run.vaddr + done, len, offset: offset + done }
+        })
+        .collect()
 }
 
 /// Writes the pages of a shared object into its file.
@@ -659,7 +683,8 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             batch.must(libc::SYS_madvise, [vma.start, len, advice]);
         }
         if vma.flags & libc::MAP_LOCKED.cast_unsigned() != 0 {
-            batch.must(libc::SYS_mlock, [vma.start, len]);
+            let on_fault = vma.flags & libc::MAP_NONBLOCK.cast_unsigned() != 0;
+            batch.must(libc::SYS_mlock2, [vma.start, len, u64::from(on_fault)]);
         }
     }
     match batch.run()?.first_error() {

@@ -68,6 +68,7 @@ pub struct Restore<'a> {
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
     pub shared: HashMap<u64, OwnedFd>,
+    substitutes: Vec<tree::Substitute>,
     stats: RestoreStatsEntry,
 }
 
@@ -178,6 +179,7 @@ impl<'a> Restore<'a> {
             id_maps: IdMaps::identity(),
             filters,
             shared: HashMap::new(),
+            substitutes: Vec::new(),
             stats: RestoreStatsEntry::default(),
         }
     }

@@ -134,13 +134,58 @@ fn below(
     }
 }
 
+/// Stands in for a leader that has ended while others still are in its session or
+/// group. Numbered behind the tasks, and gone before they run.
+#[derive(Debug)]
+pub struct Substitute {
+    vpid: u32,
+    /// The task that it is born from, and that reaps it.
+    parent: usize,
+    /// Whether it leads a group only.
+    of_group: bool,
+    husk: Option<Tracee>,
+}
+
 /// Makes all husks, parents before children, and builds their memory on the way.
 ///
 /// # Errors
 /// The kernel's; a pid that is taken.
 pub fn build(cx: &mut Restore<'_>) -> Result<()> {
+    let nodes = nodes(cx);
+    let root_session = if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid };
+    let tasks = cx.tasks.len();
+    for step in plan(&nodes, root_session)? {
+        match step {
+            // The root husk was made with the namespaces.
+            Step::Birth { task, from: None } => memory_of(cx, task, None)?,
+            Step::Birth { task, from: Some(parent) } if task >= tasks => {
+                substitute(cx, task - tasks, parent)?;
+            }
+            Step::Birth { task, from: Some(parent) } => {
+                let flags = shared_with(cx, task, parent);
+                bear(cx, task, parent, flags)?;
+                memory_of(cx, task, Some(parent))?;
+            }
+            Step::Setsid { task } => {
+                actor(cx, task)?.call("setsid", libc::SYS_setsid, [])?;
+            }
+            Step::SiblingBirth { task, leader } => {
+                bear(cx, task, leader, libc::CLONE_PARENT as u64)?;
+                memory_of(cx, task, (leader < tasks).then_some(leader))?;
+            }
+            Step::OrphanBirth { task, leader } => {
+                bear_orphan(cx, task, leader)?;
+                memory_of(cx, task, (leader < tasks).then_some(leader))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The tasks, and behind them substitutes for the leaders that are missing.
+fn nodes(cx: &mut Restore<'_>) -> Vec<Node> {
     let index_of = |pid: u32| cx.tasks.iter().position(|t| t.image.tree.pid == pid);
-    let nodes: Vec<Node> = cx
+    let mut nodes: Vec<Node> = cx
         .tasks
         .iter()
         .enumerate()
@@ -150,29 +195,61 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
             parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
         })
         .collect();
-    let root_session = if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid };
-    for step in plan(&nodes, root_session)? {
-        match step {
-            // The root husk was made with the namespaces.
-            Step::Birth { task, from: None } => memory_of(cx, task, None)?,
-            Step::Birth { task, from: Some(parent) } => {
-                let flags = shared_with(cx, task, parent);
-                bear(cx, task, parent, flags)?;
-                memory_of(cx, task, Some(parent))?;
-            }
-            Step::Setsid { task } => {
-                cx.remote(task)?.call("setsid", libc::SYS_setsid, [])?;
-            }
-            Step::SiblingBirth { task, leader } => {
-                bear(cx, task, leader, libc::CLONE_PARENT as u64)?;
-                memory_of(cx, task, Some(leader))?;
-            }
-            Step::OrphanBirth { task, leader } => {
-                bear_orphan(cx, task, leader)?;
-                memory_of(cx, task, Some(leader))?;
-            }
+    let root = &cx.tasks[0].image.tree;
+    let outside = [0, root.sid, root.pgid];
+    let missing = |leader: u32, nodes: &[Node]| {
+        !outside.contains(&leader) && !nodes.iter().any(|n| n.pid == leader)
+    };
+    let mut substitutes = Vec::new();
+    for task in &cx.tasks {
+        let Some(parent) = index_of(task.image.tree.ppid) else { continue };
+        let (sid, pgid) = (task.image.tree.sid, task.image.tree.pgid);
+        if missing(sid, &nodes) {
+            nodes.push(Node { pid: sid, sid, parent: Some(parent) });
+            substitutes.push(Substitute { vpid: sid, parent, of_group: false, husk: None });
+        }
+        if missing(pgid, &nodes) {
+            nodes.push(Node { pid: pgid, sid, parent: Some(parent) });
+            substitutes.push(Substitute { vpid: pgid, parent, of_group: true, husk: None });
         }
     }
+    cx.substitutes = substitutes;
+    nodes
+}
+
+/// A task's or a substitute's husk.
+fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
+    let tasks = cx.tasks.len();
+    if index < tasks {
+        return cx.remote(index);
+    }
+    let substitute = &mut cx.substitutes[index - tasks];
+    let pid = substitute.vpid.cast_signed();
+    substitute.husk.as_mut().ok_or(Error::Gone { pid })
+}
+
+/// A substitute is born from the husk of task `from`.
+fn substitute(cx: &mut Restore<'_>, index: usize, from: usize) -> Result<()> {
+    let pid = cx.substitutes[index].vpid.cast_signed();
+    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(0, 0, &[pid])?);
+    cx.substitutes[index].parent = from;
+    Ok(())
+}
+
+/// Ends the substitutes: those who they were needed for have been born and grouped.
+fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
+    for Substitute { parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
+        let Some(husk) = husk else { continue };
+        husk.exit_with(0)?;
+        reap(actor(cx, parent)?)?;
+    }
+    Ok(())
+}
+
+/// Reaps a child that was born without an exit signal, or it would stay as a zombie.
+fn reap(parent: &mut Tracee) -> Result<()> {
+    // __WCLONE: only such children, not the zombies that belong there.
+    parent.call("wait4", libc::SYS_wait4, [u64::MAX, 0, libc::__WCLONE as u32 as u64, 0])?;
     Ok(())
 }
 
@@ -197,7 +274,7 @@ fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
 fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()> {
     let pid = cx.tasks[task].vpid;
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
-    let child = cx.remote(from)?.spawn_child(flags, signal, &[pid])?;
+    let child = actor(cx, from)?.spawn_child(flags, signal, &[pid])?;
     cx.adopt(task, child)?;
     mount::enter(cx, task, from)
 }
@@ -209,8 +286,7 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
     let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
     between.exit_with(0)?;
-    // Reap it, or it would stay behind as a zombie.
-    leader.call("wait4", libc::SYS_wait4, [u64::MAX, 0, libc::__WALL as u64, 0])?;
+    reap(leader)?;
     cx.adopt(task, child)?;
     mount::enter(cx, task, from)
 }
@@ -226,6 +302,11 @@ pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
         .enumerate()
         .map(|(i, t)| (i, t.image.tree.pid, t.image.tree.pgid, t.image.tree.sid))
         .collect();
+    for substitute in cx.substitutes.iter_mut().filter(|s| s.of_group) {
+        if let Some(husk) = &mut substitute.husk {
+            husk.call("setpgid", libc::SYS_setpgid, [0, 0])?;
+        }
+    }
     // A session leader leads its group already, and cannot be moved.
     for &(task, pid, pgid, sid) in &groups {
         if pid == pgid && pid != sid {
@@ -233,12 +314,13 @@ pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
         }
     }
     for &(task, pid, pgid, _) in &groups {
-        let leader_here = groups.iter().any(|g| g.1 == pgid);
+        let leader_here =
+            groups.iter().any(|g| g.1 == pgid) || cx.substitutes.iter().any(|s| s.vpid == pgid);
         if pid != pgid && leader_here {
             set_group(cx, task, pgid)?;
         }
     }
-    Ok(())
+    dismiss(cx)
 }
 
 fn set_group(cx: &mut Restore<'_>, task: usize, pgid: u32) -> Result<()> {
@@ -278,14 +360,14 @@ pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
         if !cx.tasks[task].image.is_zombie() {
             continue;
         }
-        let code = cx.tasks[task]
-            .image
-            .cores
-            .first()
-            .and_then(|c| c.tc.as_ref())
-            .map_or(0, |tc| tc.exit_code);
-        let Some(husk) = cx.tasks[task].threads.pop() else { continue };
+        let tc = cx.tasks[task].image.cores.first().and_then(|c| c.tc.clone());
+        let (code, comm) = tc.map(|tc| (tc.exit_code, tc.comm)).unwrap_or_default();
+        let Some(mut husk) = cx.tasks[task].threads.pop() else { continue };
         let pid = husk.pid();
+        let mut batch = husk.batch();
+        let name = batch.cstr(comm);
+        batch.call(libc::SYS_prctl, [libc::PR_SET_NAME as u64, name.0, 0, 0, 0]);
+        batch.run()?;
         husk.exit_with(code).context_of(pid)?;
         let ppid = cx.tasks[task].image.tree.ppid;
         if let Some(parent) = cx.tasks.iter().position(|t| t.image.tree.pid == ppid) {
