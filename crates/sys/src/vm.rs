@@ -153,38 +153,35 @@ pub fn scan(pagemap: &File, what: &Scan, out: &mut [PageRegion]) -> Result<(usiz
     Ok((n, arg.walk_end))
 }
 
-/// Maps `len` bytes of `file` at `offset` for reading, calls `work`, unmaps.
-/// The file may not be truncated meanwhile by anyone: it is an image that the
-/// caller holds open, and a shorter file raises `SIGBUS`, so `len` is checked first.
+/// Writes to a file through a mapping of it, for files that write(2) refuses
+/// (hugetlbfs). The file must be long enough: it is an object that the caller has made
+/// and that nobody else truncates meanwhile.
 ///
 /// # Errors
-/// `EINVAL` if the file ends before `offset + len`; else see mmap(2).
-pub fn with_mapped<T>(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    len: usize,
-    work: impl FnOnce(&[u8]) -> T,
-) -> Result<T> {
-    let size = rustix::fs::fstat(file)?.st_size.cast_unsigned();
-    if offset.checked_add(len as u64).is_none_or(|end| end > size) || len == 0 {
+/// `EINVAL` if the file ends before; `ENOMEM` without free huge pages; see mmap(2).
+pub fn write_mapped(file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> Result<()> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let stat = rustix::fs::fstat(file)?;
+    let page = u64::try_from(stat.st_blksize).unwrap_or(4096).max(4096);
+    let start = offset - offset % page;
+    let end = (offset + bytes.len() as u64).next_multiple_of(page);
+    if end > stat.st_size.cast_unsigned() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // SAFETY: a new private read-only mapping at an address that the kernel picks.
+    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let len = usize::try_from(end - start).map_err(invalid)?;
+    let skip = usize::try_from(offset - start).map_err(invalid)?;
+    // SAFETY: a new shared mapping at an address that the kernel picks.
     let base = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            len,
-            rustix::mm::ProtFlags::READ,
-            rustix::mm::MapFlags::PRIVATE,
-            file,
-            offset,
-        )
+        mmap(std::ptr::null_mut(), len, ProtFlags::WRITE, MapFlags::SHARED, file, start)
     }?;
-    // SAFETY: the mapping covers `len` readable bytes until it is unmapped below.
-    let result = work(unsafe { std::slice::from_raw_parts(base.cast(), len) });
-    // SAFETY: exactly the mapping made above; the slice has gone out of scope.
-    unsafe { rustix::mm::munmap(base, len) }?;
-    Ok(result)
+    // SAFETY: the mapping covers `len` writable bytes, `skip + bytes.len()` is within it,
+    // and nothing in this process refers to it but this copy.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.cast::<u8>().add(skip), bytes.len());
+        munmap(base, len)?;
+    }
+    Ok(())
 }
 
 /// Hints to the kernel about another process's memory (process_madvise(2)).

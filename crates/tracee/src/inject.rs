@@ -5,10 +5,10 @@
 //! back: the registers point at a `syscall; ret` that the task's own libraries
 //! contain, and the stack pointer at a place where the return address is that of a
 //! signal restorer (`mov $15, %eax; syscall`), above it a signal frame with the
-//! task's own registers. That place lies *below* the lowest address that its stack
-//! ever had: the kernel grows the stack when a tracer writes there, and a program
-//! cannot have anything there. Where a task has no such stack or no such code, the
-//! registers are changed and put back by ptrace alone, with a window of some 10 µs.
+//! task's own registers. That place is at the low end of its stack, in pages that
+//! it never used, or below them: the kernel grows the stack when a tracer writes there.
+//! Where a task has no such stack or no such code, the registers are changed and put
+//! back by ptrace alone, with a window of some 10 µs.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -33,6 +33,16 @@ const DATA_AT: u64 = RECORDS_AT + 12 * PAGE;
 pub(crate) const DATA_CAPACITY: usize = 256 * 1024;
 /// Size of a stub with its data, in bytes.
 pub const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
+
+/// How a task finds back from a single system call.
+#[derive(Debug)]
+struct WayBack {
+    /// A `syscall; ret` of its own.
+    rip: u64,
+    /// The place on its stack.
+    place: u64,
+    memory: File,
+}
 
 /// A stub inside a task.
 #[derive(Debug, Clone, Copy)]
@@ -80,8 +90,6 @@ impl Tracee {
         ];
         let base = self.call_without_stub(maps, libc::SYS_mmap, args)?;
         if base.cast_signed() < 0 {
-            self.trap()?;
-            self.put_back()?;
             return Err(Error::Remote {
                 pid: self.tid,
                 what: "mmap of the stub".to_owned(),
@@ -91,8 +99,6 @@ impl Tracee {
             });
         }
         self.write(RemoteAddr(base), stub::code())?;
-        self.trap()?;
-        self.put_back()?;
         self.stub = Some(Stub::at(base));
         Ok(())
     }
@@ -114,12 +120,10 @@ impl Tracee {
     pub fn eject(&mut self, maps: &[Mapping]) -> Result<()> {
         let Some(stub) = self.stub.take() else { return Ok(()) };
         self.call_without_stub(maps, libc::SYS_munmap, [stub.base, STUB_SIZE, 0, 0, 0, 0])?;
-        self.trap()?;
-        self.put_back()
+        Ok(())
     }
 
-    /// Makes a system call with nothing of ours mapped in the task. The task is
-    /// left at the stop behind the call.
+    /// Makes a system call with nothing of ours mapped in the task.
     fn call_without_stub(
         &mut self,
         maps: &[Mapping],
@@ -137,8 +141,9 @@ impl Tracee {
             orig_rax: u64::MAX,
             ..self.own
         };
-        if let Some((rip, rsp)) = self.way_back(maps)? {
-            (regs.rip, regs.rsp) = (rip, rsp);
+        let way_back = self.way_back(maps)?;
+        if let Some(way) = &way_back {
+            (regs.rip, regs.rsp) = (way.rip, way.place + 56);
         } else {
             let any = find_code(self.pid, maps, &[&[0x0f, 0x05]])?;
             let Some([rip]) = any.as_deref() else {
@@ -149,12 +154,19 @@ impl Tracee {
             };
             regs.rip = *rip;
         }
-        self.step_syscall(&regs)
+        let result = self.step_syscall(&regs)?;
+        self.trap()?;
+        self.put_back()?;
+        if let Some(way) = way_back {
+            scratch::clear(&way.memory, way.place)
+                .map_err(Error::os(self.tid, "clearing its stack"))?;
+        }
+        Ok(result)
     }
 
     /// Prepares the return path on fresh stack: the addresses of `syscall; ret` and
     /// of the stack pointer to run it with. `None` if the task does not offer it.
-    fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<(u64, u64)>> {
+    fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<WayBack>> {
         let code: [&[u8]; 2] =
             [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
         let Some(found) = find_code(self.pid, maps, &code)? else { return Ok(None) };
@@ -166,12 +178,12 @@ impl Tracee {
         else {
             return Ok(None);
         };
-        let at = scratch::place(&memory, stack.start);
+        let at = scratch::find(&memory, stack.start);
         let content = frame::build(at + 64, &own, &state, mask);
         if scratch::write(&memory, at, found[1], &content).is_err() {
             return Ok(None);
         }
-        Ok(Some((found[0], at + 56)))
+        Ok(Some(WayBack { rip: found[0], place: at, memory }))
     }
 
     /// Where arguments go.
@@ -242,59 +254,41 @@ fn to_bytes(r: &Record) -> [u8; 80] {
     out
 }
 
-/// Fresh stack below the lowest address that a program's stack ever had.
+/// A place on a program's stack that the program has nothing in.
 mod scratch {
     use super::{FRAME_SIZE, File, FileExt, PAGE};
 
     /// Size of the place.
     const SIZE: u64 = FRAME_SIZE as u64 + 2 * PAGE;
-    /// Marks a place that an earlier dump made.
-    const MAGIC: u64 = u64::from_le_bytes(*b"torpor\x01\x00");
 
-    /// The place to use: that of an earlier dump, if the program has not grown its
-    /// stack into it since, so that repeated dumps do not grow the stack each time.
-    pub(super) fn place(memory: &File, stack_start: u64) -> u64 {
-        let mut old = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
-        if memory.read_exact_at(&mut old, stack_start).is_ok() && word(&old, 0) == MAGIC {
-            let mut whole = old.clone();
-            whole[8..16].fill(0);
-            if word(&old, 8) == hash(&whole) {
-                return stack_start;
-            }
-        }
-        stack_start - SIZE
+    /// The place to use. The kernel makes every stack larger than it is at first, so that
+    /// its lowest pages are all zero as a rule; they are made zero again afterwards. Else
+    /// the stack is grown by writing below it.
+    pub(super) fn find(memory: &File, stack_start: u64) -> u64 {
+        let mut now = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
+        let unused =
+            memory.read_exact_at(&mut now, stack_start).is_ok() && now.iter().all(|&b| b == 0);
+        if unused { stack_start } else { stack_start - SIZE }
     }
 
-    /// Writes the return address at `at + 56` and the frame at `at + 64`, zeroes behind.
+    /// Writes the return address at `at + 56` and the frame at `at + 64`.
     pub(super) fn write(
         memory: &File,
         at: u64,
         restorer: u64,
         frame: &[u8],
     ) -> std::io::Result<()> {
-        let mut content = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
-        if frame.len() + 64 > content.len() {
+        if frame.len() as u64 + 64 > SIZE {
             return Err(std::io::ErrorKind::StorageFull.into());
         }
-        content[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        content[56..64].copy_from_slice(&restorer.to_le_bytes());
-        content[64..64 + frame.len()].copy_from_slice(frame);
-        let sum = hash(&content);
-        content[8..16].copy_from_slice(&sum.to_le_bytes());
-        memory.write_all_at(&content, at)
+        let mut content = restorer.to_le_bytes().to_vec();
+        content.extend_from_slice(frame);
+        memory.write_all_at(&content, at + 56)
     }
 
-    fn word(bytes: &[u8], at: usize) -> u64 {
-        let mut value = [0u8; 8];
-        value.copy_from_slice(&bytes[at..at + 8]);
-        u64::from_le_bytes(value)
-    }
-
-    /// FNV-1a over words: only to notice that a program has used the place.
-    fn hash(bytes: &[u8]) -> u64 {
-        bytes
-            .chunks_exact(8)
-            .fold(0xcbf2_9ce4_8422_2325, |h, c| (h ^ word(c, 0)).wrapping_mul(0x0100_0000_01b3))
+    /// Makes the place zero again.
+    pub(super) fn clear(memory: &File, at: u64) -> std::io::Result<()> {
+        memory.write_all_at(&vec![0u8; usize::try_from(SIZE).unwrap_or(0)], at)
     }
 }
 

@@ -239,13 +239,30 @@ fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
         Source::Forced(file) | Source::File(file) => {
             let mut at = 0;
             for &(address, len) in &job.ranges {
-                file.read_exact_at(&mut buffer[at..at + len], address)
+                read_to_end(file, &mut buffer[at..at + len], address)
                     .context(|| format!("read memory at {address:x}"))?;
                 at += len;
             }
             Ok(())
         }
     }
+}
+
+/// Fills `buffer` from `offset`; what lies behind the end of the file is zero.
+fn read_to_end(file: &File, mut buffer: &mut [u8], mut offset: u64) -> std::io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset)? {
+            0 => {
+                buffer.fill(0);
+                break;
+            }
+            n => {
+                buffer = &mut buffer[n..];
+                offset += n as u64;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Where the pages of a mapping can be read.

@@ -23,7 +23,7 @@ const TASK_SIZE_MAX: u64 = 1 << 56;
 pub struct TaskImage {
     /// Its place in the tree.
     pub tree: PstreeEntry,
-    /// What it shares; all zero for a zombie.
+    /// What it shares; a zombie has namespaces only.
     pub ids: TaskKobjIdsEntry,
     /// Its threads, the leader first.
     pub cores: Vec<CoreEntry>,
@@ -79,10 +79,18 @@ pub fn load(images: &ImageDir) -> Result<Checkpoint> {
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
     check_tree(&tree)?;
     let mut tables = HashSet::new();
-    let tasks = tree
-        .into_iter()
-        .map(|entry| load_task(images, entry, &mut tables))
-        .collect::<Result<Vec<_>>>()?;
+    let mut tasks: Vec<TaskImage> = Vec::new();
+    for entry in tree {
+        let mut task = load_task(images, entry, &mut tables)?;
+        if task.is_zombie() {
+            // Nothing is known of its namespaces: those of its parent will do.
+            let parent = tasks.iter().find(|t| t.tree.pid == task.tree.ppid);
+            let theirs = parent.map(|p| p.ids).unwrap_or_default();
+            task.ids =
+                TaskKobjIdsEntry { vm_id: 0, files_id: 0, fs_id: 0, sighand_id: 0, ..theirs };
+        }
+        tasks.push(task);
+    }
     let mut files = HashMap::new();
     for entry in images.read_all_or_empty::<FileEntry>(kind::FILES, 0)? {
         let id = entry.id;

@@ -467,35 +467,11 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
     let file =
         File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    if vma.flags & libc::MAP_HUGETLB.cast_unsigned() != 0 {
-        // hugetlbfs cannot be written through its file.
-        let source = cx.images.raw_file_open(kind::PAGES, u64::from(pages.pages_id))?;
-        let pieces: Vec<Piece> = pages
-            .offsets()
-            .filter_map(|(run, offset)| Some((run, offset?)))
-            .flat_map(|(run, offset)| pieces_of(run, offset, at))
-            .collect();
-        let pid = cx.remote(task)?.pid();
-        Filler { pid, source: &source, inherited: None }.run(&pieces)?;
-    } else {
-        fill_object(&cx.images, &pages, &file)?;
-    }
+    fill_object(&cx.images, &pages, &file)?;
     cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     cx.shared.insert(vma.shmid, file.into());
     Ok(clone.into())
-}
-
-/// A run of a shared object that is mapped at `base`, in pieces.
-fn pieces_of(run: Run, offset: u64, base: u64) -> Vec<Piece> {
-    let count = run.bytes().div_ceil(CHUNK as u64);
-    (0..count)
-        .map(|i| {
-            let done = i * CHUNK as u64;
-            let len = usize::try_from(run.bytes() - done).unwrap_or(CHUNK).min(CHUNK);
-            Piece { vaddr: base + run.vaddr + done, len, offset: offset + done }
-        })
-        .collect()
 }
 
 /// Writes the pages of a shared object into its file.
@@ -516,12 +492,22 @@ pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File) -> Result<()
             source
                 .read_exact_at(&mut buffer[..len], offset + done)
                 .context(|| format!("read pages-{}.img", pages.pages_id))?;
-            file.write_all_at(&buffer[..len], run.vaddr + done)
+            write_object(file, &buffer[..len], run.vaddr + done)
                 .context(|| "filling shared memory".to_owned())?;
             done += len as u64;
         }
     }
     Ok(())
+}
+
+fn write_object(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+    match file.write_all_at(bytes, offset) {
+        // hugetlbfs can only be written through a mapping.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            vm::write_mapped(file.as_fd(), offset, bytes)
+        }
+        done => done,
+    }
 }
 
 /// Bytes copied at once.
