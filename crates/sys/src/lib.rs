@@ -9,6 +9,7 @@ pub mod epoll;
 pub mod event;
 pub mod fcntl;
 pub mod inherited;
+pub mod ipc;
 pub mod kcmp;
 pub mod mount;
 pub mod ns;

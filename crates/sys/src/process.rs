@@ -63,7 +63,8 @@ impl Gate {
 
 /// Creates a process that stops right away in `read` on `gate`, and executes the
 /// program in `image` (execveat of a descriptor) once a byte arrives there; it
-/// ends when the gate closes instead.
+/// ends when the gate closes instead. In a new user namespace it becomes user 0 first:
+/// whoever does not, has no rights there after `execve`.
 ///
 /// `set_tid` are the pids to give it, innermost namespace first. Returns its pid
 /// here and a pidfd.
@@ -108,6 +109,13 @@ pub fn spawn_gated(
                 }
             };
             if n == 1 {
+                if flags & libc::CLONE_NEWUSER as u64 != 0 {
+                    // Where user 0 or the right to change groups is missing, the
+                    // husk will be told so by what it cannot do then.
+                    libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>());
+                    libc::syscall(libc::SYS_setresgid, 0, 0, 0);
+                    libc::syscall(libc::SYS_setresuid, 0, 0, 0);
+                }
                 libc::syscall(
                     libc::SYS_execveat,
                     image,

@@ -1,5 +1,6 @@
 //! Husks: empty tasks to be filled by a restore.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use torpor_sys::process::{Gate, spawn_gated};
@@ -48,20 +49,66 @@ fn program() -> Vec<u8> {
     out
 }
 
+/// How the first husk is born.
+pub struct Birth<'a> {
+    /// The flags of `clone3`. It is a child of the caller, or its sibling with
+    /// `CLONE_PARENT`.
+    pub flags: u64,
+    /// Its pids, innermost namespace first; none to take what comes.
+    pub set_tid: &'a [i32],
+    /// Runs on the thread that it is cloned from, which ends right after: to choose
+    /// namespaces that only children can be born into (pid, time).
+    pub before: &'a (dyn Fn() -> io::Result<()> + Sync),
+    /// Runs when it exists, with its pid, before it has any rights in a new user
+    /// namespace: to write the id maps.
+    pub prepare: &'a dyn Fn(i32) -> io::Result<()>,
+}
+
+impl std::fmt::Debug for Birth<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Birth { flags, set_tid, .. } = self;
+        f.debug_struct("Birth")
+            .field("flags", flags)
+            .field("set_tid", set_tid)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Tracee {
-    /// Makes the first husk: a process with the given `clone3` flags and pids
-    /// (innermost namespace first), a child of the caller, or its sibling with
-    /// `CLONE_PARENT`. Returns it with its pidfd.
+    /// Makes the first husk. Returns it with its pidfd.
     ///
     /// # Errors
-    /// `EEXIST` in `Os` when a pid is taken.
+    /// As [`Tracee::bear`].
     pub fn spawn_husk(flags: u64, set_tid: &[i32]) -> Result<(Self, OwnedFd)> {
-        let image =
-            program_file().map_err(|source| Error::Os { pid: 0, what: "memfd_create", source })?;
-        let gate = Gate::new().map_err(|source| Error::Os { pid: 0, what: "pipe", source })?;
-        let (pid, pidfd) = spawn_gated(flags, set_tid, &gate, image.as_fd())
-            .map_err(|source| Error::Os { pid: 0, what: "clone3", source })?;
+        Self::bear(&Birth { flags, set_tid, before: &|| Ok(()), prepare: &|_| Ok(()) })
+    }
+
+    /// Makes the first husk. Returns it with its pidfd.
+    ///
+    /// # Errors
+    /// `EEXIST` in `Os` when a pid is taken; what `before` and `prepare` return.
+    pub fn bear(birth: &Birth<'_>) -> Result<(Self, OwnedFd)> {
+        let os = |what| move |source| Error::Os { pid: 0, what, source };
+        let image = program_file().map_err(os("memfd_create"))?;
+        let gate = Gate::new().map_err(os("pipe"))?;
+        let Birth { flags, set_tid, before, prepare } = birth;
+        let (pid, pidfd) = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                before().map_err(os("entering namespaces"))?;
+                spawn_gated(*flags, set_tid, &gate, image.as_fd()).map_err(os("clone3"))
+            });
+            let panicked = || Err(os("clone3")(io::ErrorKind::Other.into()));
+            thread.join().unwrap_or_else(|_| panicked())
+        })?;
         ptrace::seize(pid, OPTIONS).map_err(Error::os(pid, "PTRACE_SEIZE"))?;
+        if let Err(source) = prepare(pid) {
+            // It ends when the gate closes.
+            drop(gate);
+            while wait_for(pid).is_ok() {
+                let _ = ptrace::cont(pid, 0);
+            }
+            return Err(Error::Os { pid, what: "preparing the root husk", source });
+        }
         gate.open().map_err(Error::os(pid, "gate"))?;
         loop {
             match wait_for(pid)? {

@@ -17,6 +17,7 @@ mod rseq;
 mod stop;
 
 pub use batch::{Batch, Call, Outcome, Slot};
+pub use husk::Birth;
 pub use inject::{STUB_SIZE, remove_leftover};
 pub use maps::{Mapping, parse_maps};
 pub use stop::{StopState, Tracee};

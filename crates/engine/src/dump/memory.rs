@@ -18,6 +18,10 @@ use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::proc;
 use crate::task::MmFlags;
 
+/// Keeps the numbers of shared anonymous memory apart from those of System V segments,
+/// which are their ids: inode numbers of the one can be ids of the other.
+const ANONYMOUS: u64 = 1 << 40;
+
 /// What is to be copied, and the objects of shared memory met so far.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
@@ -77,6 +81,9 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
             ));
         }
         entry.shmid = vma.map.inode;
+        // `mw`: it may be made writable, so it was attached to be written.
+        let mode = if vma.has(b"mw") { libc::O_RDWR } else { libc::O_RDONLY };
+        entry.fdflags = Some(mode.cast_unsigned());
     } else if vma.is(status::MEMFD) {
         entry.shmid = u64::from(memfd::describe_mapped(cx, task, vma)?);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
@@ -84,9 +91,9 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
     } else if vma.is(status::ANON_SHARED) {
-        entry.shmid = vma.map.inode;
+        entry.shmid = ANONYMOUS | vma.map.inode;
         let file = proc::open(cx.tasks[task].pid, &vma.map_files_name())?;
-        dump_shared(cx, vma.map.inode, file)?;
+        dump_shared(cx, entry.shmid, file)?;
     }
     Ok(entry)
 }
@@ -97,11 +104,18 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
 /// # Errors
 /// The kernel's; the image files'.
 pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()> {
+    let runs = pages::data_runs(&file)?;
+    plan_shared(cx, id, runs, &Source::File(Arc::new(file)))
+}
+
+/// Plans pages of an object of shared memory, once.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source) -> Result<()> {
     if cx.memory.shared.insert(id, ()).is_some() {
         return Ok(());
     }
-    let runs = pages::data_runs(&file)?;
-    let source = Source::File(Arc::new(file));
     let runs: Vec<_> = runs.into_iter().map(|run| (source.clone(), run)).collect();
     cx.stats.shpages_written = Some(
         cx.stats.shpages_written.unwrap_or(0)

@@ -30,7 +30,7 @@ use crate::hooks::{Event, Hooks};
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{Namespace, Namespaces, NsKind};
+use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
 use crate::{DumpReport, cpuinfo, proc};
@@ -160,6 +160,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
 fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     hooks.notify(Event::NetworkLock)?;
     cx.number_objects()?;
+    namespace::dump(cx)?;
     cx.mounts = Mounts::collect(&cx.ns)?;
     mount::dump(cx)?;
     for task in 0..cx.tasks.len() {

@@ -215,7 +215,7 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     rustix::fs::ftruncate(&file, inode.size).context(what)?;
     let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
     let file = File::from(file);
-    crate::restore::memory::fill_object(&cx.images, &pages, &file)?;
+    crate::restore::memory::fill_object(&cx.images, &pages, &file, 0)?;
     let (uid, gid) = outside(&cx.id_maps, inode.uid, inode.gid);
     rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {

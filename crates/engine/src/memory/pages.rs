@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use torpor_sys::ipc::Attached;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 
 use super::vma::{PAGE, Vma, status};
@@ -110,6 +111,8 @@ pub enum Source {
     Forced(Arc<File>),
     /// A file (shared memory).
     File(Arc<File>),
+    /// A System V segment, by offset: its last page can hold more than its file shows.
+    Segment(Arc<Attached>),
 }
 
 /// A stretch of a pages file and the memory that goes there.
@@ -170,6 +173,7 @@ impl Plan {
             (Source::Forced(a), Source::Forced(b)) | (Source::File(a), Source::File(b)) => {
                 Arc::ptr_eq(a, b)
             }
+            (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
         if !same || used >= CHUNK || job.ranges.len() >= MAX_RANGES { CHUNK } else { CHUNK - used }
@@ -223,18 +227,12 @@ fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Re
 }
 
 fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
-    let first = job.ranges.first().map_or(0, |r| r.0);
     match &job.source {
-        Source::Memory(pid) => {
-            let n = vm::read_ranges(*pid, &job.ranges, buffer)
-                .context(|| format!("read memory of task {pid} at {first:x}"))?;
-            if n == buffer.len() {
-                return Ok(());
-            }
-            Err(Error::Os {
-                what: format!("read memory of task {pid} at {first:x}"),
-                source: std::io::Error::from_raw_os_error(libc::EFAULT),
-            })
+        Source::Memory(pid) => read_memory(*pid, &job.ranges, buffer),
+        Source::Segment(attached) => {
+            let at = |&(offset, len): &(u64, usize)| (attached.address() + offset, len);
+            let ranges: Vec<_> = job.ranges.iter().map(at).collect();
+            read_memory(rustix::process::getpid().as_raw_nonzero().get(), &ranges, buffer)
         }
         Source::Forced(file) | Source::File(file) => {
             let mut at = 0;
@@ -263,6 +261,16 @@ fn read_to_end(file: &File, mut buffer: &mut [u8], mut offset: u64) -> std::io::
         }
     }
     Ok(())
+}
+
+fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<()> {
+    let first = ranges.first().map_or(0, |r| r.0);
+    let what = || format!("read memory of task {pid} at {first:x}");
+    let n = vm::read_ranges(pid, ranges, buffer).context(what)?;
+    if n == buffer.len() {
+        return Ok(());
+    }
+    Err(std::io::Error::from_raw_os_error(libc::EFAULT)).context(what)
 }
 
 /// Where the pages of a mapping can be read.

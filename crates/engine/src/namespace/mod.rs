@@ -1,13 +1,22 @@
 //! Namespaces: which there are, and how to work inside one.
 
+pub mod ipc;
 pub mod mount;
+pub mod pid;
+mod space;
+#[cfg(test)]
+pub mod testing;
+pub mod time;
 pub mod user;
+pub mod uts;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::proto::TaskKobjIdsEntry;
 
 use crate::error::{Context, Error, Result};
+
+pub use space::{Made, dump, enter, finish, restore};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,6 +140,15 @@ impl Namespaces {
     /// The namespace with inode number `inode`.
     pub fn by_inode(&self, inode: u64) -> Option<&Namespace> {
         self.all.iter().find(|ns| ns.inode == inode)
+    }
+
+    /// The file of namespace `id`, to enter it.
+    ///
+    /// # Errors
+    /// If there is none (yet).
+    pub fn open_file(&self, id: u32) -> Result<BorrowedFd<'_>> {
+        let file = self.by_id(id).and_then(|ns| ns.file.as_ref()).map(AsFd::as_fd);
+        file.ok_or_else(|| Error::invalid("ids", format!("there is no namespace {id}")))
     }
 
     /// All of one kind.

@@ -1,7 +1,11 @@
 //! User namespaces: which ids inside are which ids outside.
 
-use torpor_images::proto::UidGidExtent;
+use std::io;
 
+use torpor_images::proto::{UidGidExtent, UsernsEntry};
+use torpor_images::{ImageDir, kind};
+
+use crate::dump::Dump;
 use crate::error::{Error, Result};
 use crate::proc;
 
@@ -32,6 +36,39 @@ impl IdMaps {
         Ok(IdMaps { maps: Some([extents(pid, "uid_map")?, extents(pid, "gid_map")?]) })
     }
 
+    /// Reads the maps of namespace `ns_id`.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(images: &ImageDir, ns_id: u32) -> Result<Self> {
+        let entry: UsernsEntry = images.read_one(kind::USERNS, ns_id.into())?;
+        for extent in entry.uid_map.iter().chain(&entry.gid_map) {
+            let ends = [extent.first, extent.lower_first].map(|f| f.checked_add(extent.count));
+            if extent.count == 0 || ends.contains(&None) {
+                let image = kind::USERNS.file_name(ns_id.into());
+                return Err(Error::invalid(image, format!("extent {extent:?}")));
+            }
+        }
+        Ok(IdMaps { maps: Some([entry.uid_map, entry.gid_map]) })
+    }
+
+    /// Gives the new user namespace of process `pid` these maps.
+    ///
+    /// # Errors
+    /// `EPERM` for ids that the caller may not give away.
+    pub fn apply(&self, pid: i32) -> io::Result<()> {
+        let Some([uids, gids]) = &self.maps else { return Ok(()) };
+        for (name, map) in [("uid_map", uids), ("gid_map", gids)] {
+            let line = |e: &UidGidExtent| format!("{} {} {}\n", e.first, e.lower_first, e.count);
+            // The kernel takes the whole map in one write, and only once.
+            std::fs::write(
+                format!("/proc/{pid}/{name}"),
+                map.iter().map(line).collect::<String>(),
+            )?;
+        }
+        Ok(())
+    }
+
     /// The name inside of a user id outside; `None` if it has none.
     #[must_use]
     pub fn uid_inside(&self, id: u32) -> Option<u32> {
@@ -55,6 +92,16 @@ impl IdMaps {
     pub fn gid_outside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[_, gids]| outside(gids, id))
     }
+}
+
+/// Writes `userns-ID.img`.
+///
+/// # Errors
+/// The kernel's.
+pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
+    let Some([uid_map, gid_map]) = cx.id_maps.maps.clone() else { return Ok(()) };
+    let entry = UsernsEntry { uid_map, gid_map };
+    Ok(cx.images.write_one(kind::USERNS, ns_id.into(), &entry)?)
 }
 
 fn inside(map: &[UidGidExtent], id: u32) -> Option<u32> {

@@ -25,6 +25,7 @@ use super::transport::Transport;
 use crate::error::{Context, Error, Result};
 use crate::file::{memfd, regular};
 use crate::memory::vma::{MAP_DROPPABLE, PAGE, status};
+use crate::namespace::ipc;
 use crate::proc;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
@@ -304,7 +305,8 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
         m.vma.status & status::ANON_PRIVATE != 0 && m.vma.status & status::MEMFD == 0
     });
     map_anonymous(cx, task, &anonymous)?;
-    attach_sysv(cx, task, &sysv)?;
+    let sysv: Vec<&VmaEntry> = sysv.into_iter().map(|m| &m.vma).collect();
+    ipc::attach(cx.remote(task)?, &sysv)?;
     // As many files at once as one message carries.
     for chunk in backed.chunks(200) {
         map_files(cx, task, chunk)?;
@@ -352,24 +354,6 @@ fn failed_mapping(error: Option<(usize, std::io::Error)>, vmas: &[&Mapped]) -> R
             None => "mapping memory".to_owned(),
         }),
     }
-}
-
-fn attach_sysv(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
-    const SHM_RDONLY: u64 = 0o10000;
-    const SHM_EXEC: u64 = 0o100000;
-    let husk = cx.remote(task)?;
-    let mut batch = husk.batch();
-    for vma in vmas.iter().map(|m| &m.vma) {
-        let mut flags = 0;
-        if vma.prot & PROT_WRITE == 0 {
-            flags |= SHM_RDONLY;
-        }
-        if vma.prot & libc::PROT_EXEC.cast_unsigned() != 0 {
-            flags |= SHM_EXEC;
-        }
-        batch.must(libc::SYS_shmat, [vma.shmid, vma.start, flags]);
-    }
-    failed_mapping(batch.run()?.first_error(), vmas)
 }
 
 /// Maps files: they are opened here, sent over, mapped and closed again.
@@ -467,18 +451,19 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
     let file =
         File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    fill_object(&cx.images, &pages, &file)?;
+    fill_object(&cx.images, &pages, &file, 0)?;
     cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     cx.shared.insert(vma.shmid, file.into());
     Ok(clone.into())
 }
 
-/// Writes the pages of a shared object into its file.
+/// Writes the pages of a shared object into its file, or into memory where it begins
+/// at `base`.
 ///
 /// # Errors
 /// The kernel's; the image files'.
-pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File) -> Result<()> {
+pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File, base: u64) -> Result<()> {
     if pages.present_bytes() == 0 {
         return Ok(());
     }
@@ -492,7 +477,7 @@ pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File) -> Result<()
             source
                 .read_exact_at(&mut buffer[..len], offset + done)
                 .context(|| format!("read pages-{}.img", pages.pages_id))?;
-            write_object(file, &buffer[..len], run.vaddr + done)
+            write_object(file, &buffer[..len], base + run.vaddr + done)
                 .context(|| "filling shared memory".to_owned())?;
             done += len as u64;
         }

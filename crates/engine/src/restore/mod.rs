@@ -19,7 +19,7 @@ use std::time::Instant;
 use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry};
-use torpor_tracee::Tracee;
+use torpor_tracee::{Birth, Tracee};
 
 use self::load::{Checkpoint, TaskImage};
 use crate::error::{Context, Error, Result};
@@ -29,7 +29,7 @@ use crate::file::{OpenFiles, Restorer};
 use crate::hooks::{Event, Hooks};
 use crate::namespace::mount::{self, Restored};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
 use crate::{RestoreReport, cpuinfo};
@@ -115,8 +115,9 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.load_files()?;
     let pid = cx.make_root()?;
     hooks.notify(Event::SetupNamespaces { pid })?;
-    hooks.notify(Event::PostSetupNamespaces)?;
+    namespace::restore(cx)?;
     mount::restore(cx)?;
+    hooks.notify(Event::PostSetupNamespaces)?;
     tree::build(cx)?;
     cx.stats.forking_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     tree::join_groups(cx)?;
@@ -134,6 +135,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }
+    namespace::finish(cx)?;
     mount::finish(cx)
 }
 
@@ -232,20 +234,19 @@ impl<'a> Restore<'a> {
 
     /// Makes the husk of the root task in new namespaces.
     fn make_root(&mut self) -> Result<i32> {
-        let mut flags = 0;
-        let mut new_pids = false;
-        for ns in self.ns.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
-            flags |= ns.kind.clone_flag();
-            new_pids |= ns.kind == NsKind::Pid;
-        }
+        let made = namespace::Made::load(self)?;
         let vpid = self.tasks[0].vpid;
-        if self.opts.restore_sibling {
-            flags |= libc::CLONE_PARENT as u64;
-        }
-        let (husk, _pidfd) = Tracee::spawn_husk(flags, &[vpid]).map_err(|e| taken(e, vpid))?;
+        let sibling = if self.opts.restore_sibling { libc::CLONE_PARENT as u64 } else { 0 };
+        let birth = Birth {
+            flags: made.flags() | sibling,
+            set_tid: &[vpid],
+            before: &|| made.before(),
+            prepare: &|pid| made.prepare(pid),
+        };
+        let (husk, _pidfd) = Tracee::bear(&birth).map_err(|e| taken(e, vpid))?;
         let pid = husk.pid();
         self.adopt(0, husk)?;
-        tracing::debug!("root task {vpid} is {pid} here, new pid namespace: {new_pids}");
+        tracing::debug!("root task {vpid} is {pid} here");
         Ok(pid)
     }
 

@@ -274,7 +274,8 @@ fn pack(
             return Ok(());
         }
         if !present && number == PKRU && word32(&bytes, 0) == DEFAULT_PKRU {
-            return Ok(in_use &= !(1 << PKRU));
+            in_use &= !(1 << PKRU);
+            return Ok(());
         }
         if !present {
             return Err(format!("{name} state, which this processor does not have"));

@@ -1,0 +1,132 @@
+//! Limits of an IPC namespace: sysctls, which show those of the namespace that the
+//! thread lives in which opens them.
+
+use torpor_images::proto::IpcVarEntry;
+use torpor_images::{ImageDir, kind};
+
+use crate::error::{Context, Error, Result};
+
+/// Sysctls that choose the id of the next object.
+pub(super) const NEXT_SEM: &str = "kernel/sem_next_id";
+pub(super) const NEXT_MSG: &str = "kernel/msg_next_id";
+pub(super) const NEXT_SHM: &str = "kernel/shm_next_id";
+const RMID_FORCED: &str = "kernel/shm_rmid_forced";
+
+fn read(name: &str) -> Result<Option<String>> {
+    let path = format!("/proc/sys/{name}");
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        // A kernel without POSIX message queues.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).context(|| format!("read {path}")),
+    }
+}
+
+pub(super) fn write(name: &str, value: &str) -> Result<()> {
+    let path = format!("/proc/sys/{name}");
+    std::fs::write(&path, value).context(|| format!("write {value:?} to {path}"))
+}
+
+fn number<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
+    let Some(text) = read(name)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| Error::invalid(format!("/proc/sys/{name}"), text))
+}
+
+fn needed<T: std::str::FromStr + Default>(name: &str) -> Result<T> {
+    Ok(number(name)?.unwrap_or_default())
+}
+
+/// A chosen id that no object has taken yet.
+fn chosen(name: &str) -> Result<Option<u32>> {
+    Ok(number::<i32>(name)?.and_then(|id| u32::try_from(id).ok()))
+}
+
+/// Writes `ipcns-var-ID.img`.
+pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
+    let sem = read("kernel/sem")?.unwrap_or_default();
+    let entry = IpcVarEntry {
+        sem_ctls: sem.split_ascii_whitespace().filter_map(|v| v.parse().ok()).collect(),
+        msg_ctlmax: needed("kernel/msgmax")?,
+        msg_ctlmnb: needed("kernel/msgmnb")?,
+        msg_ctlmni: needed("kernel/msgmni")?,
+        auto_msgmni: needed("kernel/auto_msgmni")?,
+        shm_ctlmax: needed("kernel/shmmax")?,
+        shm_ctlall: needed("kernel/shmall")?,
+        shm_ctlmni: needed("kernel/shmmni")?,
+        shm_rmid_forced: needed(RMID_FORCED)?,
+        mq_queues_max: needed("fs/mqueue/queues_max")?,
+        mq_msg_max: needed("fs/mqueue/msg_max")?,
+        mq_msgsize_max: needed("fs/mqueue/msgsize_max")?,
+        mq_msg_default: number("fs/mqueue/msg_default")?,
+        mq_msgsize_default: number("fs/mqueue/msgsize_default")?,
+        msg_next_id: chosen(NEXT_MSG)?,
+        sem_next_id: chosen(NEXT_SEM)?,
+        shm_next_id: chosen(NEXT_SHM)?,
+    };
+    Ok(images.write_one(kind::IPC_VAR, ns_id.into(), &entry)?)
+}
+
+/// Ids that were chosen for objects to come.
+#[derive(Debug)]
+pub(super) struct Next([(&'static str, Option<u32>); 3]);
+
+impl Next {
+    /// Chooses them again, after the last object of the images has been made.
+    pub(super) fn set(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(name, id)| match id {
+            Some(id) => write(name, &id.to_string()),
+            None => Ok(()),
+        })
+    }
+}
+
+/// Sets the limits that are different in a new namespace.
+pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<Next> {
+    let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
+    let sem: Vec<String> = entry.sem_ctls.iter().map(u32::to_string).collect();
+    set("kernel/sem", &sem.join("\t"))?;
+    let limits = [
+        ("kernel/msgmax", entry.msg_ctlmax.into()),
+        ("kernel/msgmnb", entry.msg_ctlmnb.into()),
+        ("kernel/msgmni", entry.msg_ctlmni.into()),
+        ("kernel/auto_msgmni", entry.auto_msgmni.into()),
+        ("kernel/shmmax", entry.shm_ctlmax),
+        ("kernel/shmall", entry.shm_ctlall),
+        ("kernel/shmmni", entry.shm_ctlmni.into()),
+        ("fs/mqueue/queues_max", entry.mq_queues_max.into()),
+        ("fs/mqueue/msg_max", entry.mq_msg_max.into()),
+        ("fs/mqueue/msgsize_max", entry.mq_msgsize_max.into()),
+    ];
+    for (name, value) in limits {
+        set(name, &u64::to_string(&value))?;
+    }
+    let defaults = [
+        ("fs/mqueue/msg_default", entry.mq_msg_default),
+        ("fs/mqueue/msgsize_default", entry.mq_msgsize_default),
+    ];
+    for (name, value) in defaults {
+        if let Some(value) = value {
+            set(name, &value.to_string())?;
+        }
+    }
+    Ok(Next([
+        (NEXT_MSG, entry.msg_next_id),
+        (NEXT_SEM, entry.sem_next_id),
+        (NEXT_SHM, entry.shm_next_id),
+    ]))
+}
+
+/// Writes a limit unless it is so already: most are, and some may not be written.
+fn set(name: &str, value: &str) -> Result<()> {
+    match read(name)? {
+        Some(now) if now == value || value.is_empty() => Ok(()),
+        _ => write(name, value),
+    }
+}
+
+/// Turns on the removal of segments that nobody is attached to. Their makers are gone
+/// after a restore, so it must wait until the tasks are attached.
+pub(super) fn finish(images: &ImageDir, ns_id: u32) -> Result<()> {
+    let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
+    set(RMID_FORCED, &entry.shm_rmid_forced.to_string())
+}

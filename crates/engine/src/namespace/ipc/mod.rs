@@ -1,0 +1,188 @@
+//! IPC namespaces: the System V objects in them, which exist without any task, and
+//! their limits. Objects keep their ids and keys.
+//!
+//! Not seen by anybody outside, and so not kept: what `semop` with `SEM_UNDO` has
+//! promised to undo, and times and pids of last operations.
+
+mod limits;
+mod msg;
+mod sem;
+mod shm;
+
+use std::os::fd::AsFd;
+
+use torpor_images::proto::IpcDescEntry;
+use torpor_sys::ipc::Owner;
+
+use super::run_in;
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::restore::Restore;
+
+pub use shm::attach;
+
+/// Writes the images of a namespace.
+///
+/// # Errors
+/// The kernel's; POSIX message queues are refused.
+pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
+    let space = cx.ns.open_file(ns_id)?;
+    let task = cx.ns.by_id(ns_id).and_then(|ns| cx.tasks.get(ns.task));
+    let pid = task.map_or(0, |t| t.pid);
+    let (images, maps) = (&cx.images, &cx.id_maps);
+    let segments = run_in(&[space.as_fd()], || {
+        limits::dump(images, ns_id)?;
+        refuse_posix_queues(pid)?;
+        sem::dump(images, ns_id, maps)?;
+        msg::dump(images, ns_id, maps)?;
+        shm::open_all(maps)
+    })?;
+    shm::dump(cx, ns_id, segments)
+}
+
+/// Makes the objects of a namespace that is new.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
+    let space = cx.ns.open_file(ns_id)?;
+    let (images, maps) = (&cx.images, &cx.id_maps);
+    run_in(&[space.as_fd()], || {
+        let next = limits::restore(images, ns_id)?;
+        sem::restore(images, ns_id, maps)?;
+        msg::restore(images, ns_id, maps)?;
+        shm::restore(images, ns_id, maps)?;
+        next.set()
+    })
+}
+
+/// When all tasks are attached to their segments: removes those that were to be
+/// removed when the last task detaches.
+///
+/// # Errors
+/// The kernel's.
+pub fn finish(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
+    let space = cx.ns.open_file(ns_id)?;
+    let images = &cx.images;
+    run_in(&[space.as_fd()], || {
+        shm::remove(images, ns_id)?;
+        limits::finish(images, ns_id)
+    })
+}
+
+/// A line of a table in `/proc/sysvipc`, by the names of its columns.
+struct Line<'t>(Vec<(&'t str, &'t str)>);
+
+impl Line<'_> {
+    /// The number in a column.
+    fn number<T: TryFrom<i64>>(&self, column: &str) -> Result<T> {
+        let radix = if column == "perms" { 8 } else { 10 };
+        self.0
+            .iter()
+            .find(|(name, _)| *name == column)
+            .and_then(|(_, value)| i64::from_str_radix(value, radix).ok())
+            .and_then(|value| T::try_from(value).ok())
+            .ok_or_else(|| Error::invalid("/proc/sysvipc", format!("no column {column}")))
+    }
+
+    /// Key, id, owners and mode; `id` is the name of the column that has it.
+    fn desc(&self, id: &str, maps: &IdMaps) -> Result<IpcDescEntry> {
+        let number: i32 = self.number(id)?;
+        let user = |column| {
+            let uid = self.number(column)?;
+            maps.uid_inside(uid).ok_or_else(|| unmapped(number, column, uid))
+        };
+        let group = |column| {
+            let gid = self.number(column)?;
+            maps.gid_inside(gid).ok_or_else(|| unmapped(number, column, gid))
+        };
+        Ok(IpcDescEntry {
+            key: self.number::<i32>("key")?.cast_unsigned(),
+            uid: user("uid")?,
+            gid: group("gid")?,
+            cuid: user("cuid")?,
+            cgid: group("cgid")?,
+            mode: self.number("perms")?,
+            id: number.cast_unsigned(),
+        })
+    }
+}
+
+fn unmapped(id: i32, column: &str, owner: u32) -> Error {
+    let reason = format!("its {column} {owner} is not mapped in the user namespace of the tree");
+    Error::invalid(format!("System V object {id}"), reason)
+}
+
+/// Reads a table of the calling thread's namespace.
+fn table<T>(name: &str, each: impl Fn(&Line<'_>) -> Result<T>) -> Result<Vec<T>> {
+    let path = format!("/proc/sysvipc/{name}");
+    let text = std::fs::read_to_string(&path).context(|| format!("read {path}"))?;
+    let mut lines = text.lines().map(str::split_ascii_whitespace);
+    let columns: Vec<&str> = lines.next().into_iter().flatten().collect();
+    lines.map(|line| each(&Line(columns.iter().copied().zip(line).collect()))).collect()
+}
+
+/// Owner and mode as the kernel of the host takes them.
+fn owner(desc: &IpcDescEntry, maps: &IdMaps) -> Result<Owner> {
+    Ok(Owner {
+        uid: outside(desc.uid, maps.uid_outside(desc.uid))?,
+        gid: outside(desc.gid, maps.gid_outside(desc.gid))?,
+        mode: desc.mode,
+    })
+}
+
+fn outside(id: u32, mapped: Option<u32>) -> Result<u32> {
+    mapped.ok_or_else(|| Error::invalid("ipcns", format!("owner {id} is not mapped")))
+}
+
+/// Makes an object with its id: the kernel takes it from a sysctl, which it then
+/// forgets. `make` is called as the object's creator.
+fn make(
+    desc: &IpcDescEntry,
+    next_id: &str,
+    maps: &IdMaps,
+    make: impl FnOnce() -> std::io::Result<i32>,
+) -> Result<i32> {
+    let what = || format!("making System V object {} with key {:#x}", desc.id, desc.key);
+    let id = i32::try_from(desc.id).map_err(|_| Error::invalid("ipcns", what()))?;
+    limits::write(next_id, &id.to_string())?;
+    let uid = outside(desc.cuid, maps.uid_outside(desc.cuid))?;
+    let gid = outside(desc.cgid, maps.gid_outside(desc.cgid))?;
+    let made = torpor_sys::ipc::with_effective_ids(uid, gid, make).context(what)?;
+    if made == id {
+        Ok(id)
+    } else {
+        Err(Error::invalid("ipcns", format!("{}: the kernel chose id {made}", what())))
+    }
+}
+
+/// POSIX message queues live in the namespace, whether a task has them open or not.
+fn refuse_posix_queues(pid: i32) -> Result<()> {
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
+    };
+    let what = || "looking at the POSIX message queues".to_owned();
+    let fs = match fsopen("mqueue", FsOpenFlags::FSOPEN_CLOEXEC) {
+        // A kernel without them.
+        Err(rustix::io::Errno::NODEV) => return Ok(()),
+        other => other.context(what)?,
+    };
+    fsconfig_create(fs.as_fd()).context(what)?;
+    let mount = fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        .context(what)?;
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let list = rustix::fs::openat(&mount, ".", flags, rustix::fs::Mode::empty()).context(what)?;
+    for entry in rustix::fs::Dir::read_from(&list).context(what)? {
+        let entry = entry.context(what)?;
+        let name = entry.file_name().to_string_lossy();
+        if name != "." && name != ".." {
+            let reason = "POSIX message queues are not supported; remove it (mq_unlink) first";
+            return Err(Error::refused(pid, format!("message queue /{name}"), reason));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

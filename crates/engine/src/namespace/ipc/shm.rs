@@ -1,0 +1,223 @@
+//! System V shared memory.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use torpor_images::pagemap::Pagemap;
+use torpor_images::payload::{SHM_ALIGN, shm_len};
+use torpor_images::proto::{IpcShmEntry, VmaEntry};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::ipc::{self, Attached};
+use torpor_tracee::{Tracee, parse_maps};
+
+use super::{limits, make, owner, table};
+use crate::dump::Dump;
+use crate::dump::memory::plan_shared;
+use crate::error::{Context, Error, Result};
+use crate::memory::pages::{Found, Source, data_runs};
+use crate::namespace::user::IdMaps;
+
+/// Bits of the mode that say what is to happen with a segment (linux/shm.h).
+const SHM_DEST: u32 = 0o1000;
+const SHM_LOCKED: u32 = 0o2000;
+/// `statfs` type of hugetlbfs (linux/magic.h).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+/// Where flags have the logarithm of the page size.
+const HUGE_SHIFT: u32 = 26;
+
+/// A segment of the dumped namespace, with its content.
+pub(super) struct Segment {
+    entry: IpcShmEntry,
+    pages: Vec<Found>,
+    attached: Attached,
+}
+
+/// Opens all segments of the calling thread's namespace.
+pub(super) fn open_all(maps: &IdMaps) -> Result<Vec<Segment>> {
+    let entries = table("shm", |line| {
+        Ok(IpcShmEntry {
+            desc: line.desc("shmid", maps)?,
+            size: line.number("size")?,
+            in_pagemaps: Some(true),
+            hugetlb_flag: None,
+        })
+    })?;
+    entries
+        .into_iter()
+        .map(|mut entry| {
+            let id = entry.desc.id.cast_signed();
+            let what = || format!("shared memory segment {id}");
+            let attached = Attached::new(id, true).context(what)?;
+            let file = file_of(&attached)?;
+            let fs = rustix::fs::fstatfs(&file).context(what)?;
+            if fs.f_type == HUGETLBFS_MAGIC {
+                let page = u64::try_from(fs.f_bsize).unwrap_or_default();
+                let flags = libc::SHM_HUGETLB.cast_unsigned() | page.trailing_zeros() << HUGE_SHIFT;
+                entry.hugetlb_flag = Some(flags);
+            }
+            Ok(Segment { entry, pages: data_runs(&file)?, attached })
+        })
+        .collect()
+}
+
+/// The file behind attached memory, which shows its holes.
+fn file_of(attached: &Attached) -> Result<File> {
+    let maps = std::fs::read_to_string("/proc/thread-self/maps")
+        .context(|| "read /proc/thread-self/maps".to_owned())?;
+    let start = attached.address();
+    let end = parse_maps(&maps).iter().find(|m| m.start == start).map_or(start, |m| m.end);
+    let path = format!("/proc/self/map_files/{start:x}-{end:x}");
+    File::open(&path).context(|| format!("open {path}"))
+}
+
+/// Writes `ipcns-shm-ID.img`, and plans to copy the pages that the segments have.
+pub(super) fn dump(cx: &mut Dump<'_>, ns_id: u32, segments: Vec<Segment>) -> Result<()> {
+    let mut writer = cx.images.writer(kind::IPCNS_SHM, ns_id.into())?;
+    for Segment { entry, pages, attached } in segments {
+        writer.entry(&entry)?;
+        let source = Source::Segment(Arc::new(attached));
+        plan_shared(cx, entry.desc.id.into(), pages, &source)?;
+    }
+    Ok(writer.finish()?)
+}
+
+pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
+    let Some(mut reader) = images.reader(kind::IPCNS_SHM, ns_id.into())? else { return Ok(()) };
+    while let Some(segment) = reader.next::<IpcShmEntry>()? {
+        let desc = &segment.desc;
+        let flags = segment.hugetlb_flag.unwrap_or_default() | desc.mode & 0o777;
+        // A segment that is to be removed has lost its key to whoever asks next.
+        let key = if desc.mode & SHM_DEST == 0 { desc.key.cast_signed() } else { 0 };
+        let id = make(desc, limits::NEXT_SHM, maps, || {
+            ipc::shm_create(key, segment.size, flags.cast_signed())
+        })?;
+        let what = || format!("shared memory segment {id}");
+        let attached = Attached::new(id, false).context(what)?;
+        let memory = File::options()
+            .write(true)
+            .open("/proc/self/mem")
+            .context(|| "own memory".to_owned())?;
+        if segment.in_pagemaps() {
+            let pages = Pagemap::read(images, kind::SHMEM_PAGEMAP, desc.id.into())?;
+            if pages.runs.iter().any(|run| run.range().end > segment.size.next_multiple_of(4096)) {
+                let image = kind::SHMEM_PAGEMAP.file_name(desc.id.into());
+                return Err(Error::invalid(image, "pages behind the end of the segment"));
+            }
+            crate::restore::memory::fill_object(images, &pages, &memory, attached.address())?;
+        } else {
+            let mut left = shm_len(&segment);
+            let mut at = attached.address();
+            while left > 0 {
+                let bytes = reader.raw(left.min(1 << 20))?;
+                memory.write_all_at(&bytes, at).context(what)?;
+                at += bytes.len() as u64;
+                left -= bytes.len() as u64;
+            }
+            reader.raw((SHM_ALIGN - segment.size % SHM_ALIGN) % SHM_ALIGN)?;
+        }
+        ipc::shm_set_owner(id, owner(desc, maps)?).context(what)?;
+        if desc.mode & SHM_LOCKED != 0 {
+            ipc::shm_lock(id).context(what)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the segments that are to go with their last user.
+pub(super) fn remove(images: &ImageDir, ns_id: u32) -> Result<()> {
+    let Some(mut reader) = images.reader(kind::IPCNS_SHM, ns_id.into())? else { return Ok(()) };
+    while let Some(segment) = reader.next::<IpcShmEntry>()? {
+        let inline = shm_len(&segment);
+        if inline > 0 {
+            let padding = (SHM_ALIGN - inline % SHM_ALIGN) % SHM_ALIGN;
+            reader.copy_to(inline + padding, &mut std::io::sink(), "shared memory")?;
+        }
+        if segment.desc.mode & SHM_DEST != 0 {
+            ipc::shm_remove(segment.desc.id.cast_signed())
+                .context(|| format!("removing shared memory segment {}", segment.desc.id))?;
+        }
+    }
+    Ok(())
+}
+
+/// Attaches a husk to its segments: `vmas` are all of its mappings of such.
+///
+/// What was attached at once must be so again, even if there are holes in it or its
+/// protection differs from page to page: shmdt(2) goes by that. So a segment is
+/// attached anywhere and its parts are then moved to where they were.
+///
+/// # Errors
+/// See shmat(2).
+pub fn attach(husk: &mut Tracee, vmas: &[&VmaEntry]) -> Result<()> {
+    let mut groups: Vec<Vec<&VmaEntry>> = Vec::new();
+    for vma in vmas {
+        let same =
+            |g: &&mut Vec<&VmaEntry>| g[0].shmid == vma.shmid && base_of(g[0]) == base_of(vma);
+        match groups.iter_mut().find(same) {
+            Some(group) => group.push(vma),
+            None => groups.push(vec![vma]),
+        }
+    }
+    groups.iter().try_for_each(|group| attach_group(husk, group))
+}
+
+/// Where the first byte of the segment would be.
+fn base_of(vma: &VmaEntry) -> u64 {
+    vma.start.wrapping_sub(vma.pgoff)
+}
+
+fn attach_group(husk: &mut Tracee, group: &[&VmaEntry]) -> Result<()> {
+    const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
+    const PROT_EXEC: u32 = libc::PROT_EXEC.cast_unsigned();
+    /// Where `struct shmid_ds` has the size, behind `struct ipc_perm`.
+    const SIZE_AT: usize = 48;
+    const SHMID_DS: usize = 112;
+    let Some(first) = group.first() else { return Ok(()) };
+    let id = first.shmid;
+    let writable = match first.fdflags {
+        Some(flags) => flags & libc::O_ACCMODE.cast_unsigned() != libc::O_RDONLY.cast_unsigned(),
+        None => group.iter().any(|vma| vma.prot & PROT_WRITE != 0),
+    };
+    let executable = group.iter().any(|vma| vma.prot & PROT_EXEC != 0);
+    let read_only = if writable { 0 } else { libc::SHM_RDONLY };
+    let flags = read_only | if executable { libc::SHM_EXEC } else { 0 };
+    let mut batch = husk.batch();
+    let stat = batch.space(SHMID_DS);
+    let ask = batch.must(libc::SYS_shmctl, [id, arg(libc::IPC_STAT), stat.addr.0]);
+    let whole = batch.must(libc::SYS_shmat, [id, 0, arg(flags)]);
+    let out = batch.run()?;
+    out.expect(ask, || format!("shmctl of segment {id}"))?;
+    let at = out.expect(whole, || format!("shmat of segment {id}"))?;
+    let size = out.u64_at(stat, SIZE_AT).next_multiple_of(4096);
+    let mut batch = husk.batch();
+    let mut steps = Vec::new();
+    let fixed = arg(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    let mut end = 0;
+    for vma in group {
+        let len = vma.end - vma.start;
+        if vma.pgoff < end || vma.pgoff.checked_add(len).is_none() {
+            let reason = format!("mapping {:x} is no part of segment {id}", vma.start);
+            return Err(Error::invalid("mm", reason));
+        }
+        if vma.pgoff > end {
+            steps.push(batch.must(libc::SYS_munmap, [at + end, vma.pgoff - end]));
+        }
+        end = vma.pgoff + len;
+        let from = at + vma.pgoff;
+        steps.push(batch.must(libc::SYS_mremap, [from, len, len, fixed, vma.start]));
+        steps.push(batch.must(libc::SYS_mprotect, [vma.start, len, vma.prot.into()]));
+    }
+    if end < size {
+        steps.push(batch.must(libc::SYS_munmap, [at + end, size - end]));
+    }
+    let out = batch.run()?;
+    for step in steps {
+        out.expect(step, || format!("placing segment {id} at {:x}", first.start))?;
+    }
+    Ok(())
+}
+
+fn arg(value: i32) -> u64 {
+    u64::from(value.cast_unsigned())
+}

@@ -1,0 +1,294 @@
+//! All namespaces of a tree but those of mounts: who makes them, who lives in them.
+//!
+//! The root husk is born into new ones, or enters those that are handed over
+//! (`--external`, `--join-ns`). Others, which only some tasks live in, are made by the
+//! root husk too, so that they belong to the user namespace of the tree.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{Namespace, NsKind, ipc, pid, time, user, uts};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::options::{JoinNs, JoinNsKind};
+use crate::restore::{Restore, Transport};
+
+/// Kinds that a task can have of its own although its parent lives in another one.
+const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
+
+/// Writes the images of all namespaces but those of mounts.
+///
+/// # Errors
+/// The kernel's; namespaces that cannot be brought back are refused.
+pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
+    refuse_nested(cx)?;
+    if !cx.ns.of_kind(NsKind::Time).any(|ns| !ns.is_host) {
+        time::dump(cx, None)?;
+    }
+    let all: Vec<(NsKind, u32)> =
+        cx.ns.all.iter().filter(|ns| !ns.is_host).map(|ns| (ns.kind, ns.id)).collect();
+    for (kind, id) in all {
+        match kind {
+            NsKind::Uts => uts::dump(cx, id)?,
+            NsKind::Ipc => ipc::dump(cx, id)?,
+            NsKind::User => user::dump(cx, id)?,
+            NsKind::Pid => pid::dump(cx, id)?,
+            NsKind::Time => time::dump(cx, Some(id))?,
+            NsKind::Net | NsKind::Mnt | NsKind::Cgroup => {}
+        }
+    }
+    Ok(())
+}
+
+fn refuse_nested(cx: &Dump<'_>) -> Result<()> {
+    let Some(root) = cx.tasks.first() else { return Ok(()) };
+    for kind in [NsKind::Pid, NsKind::User, NsKind::Time] {
+        let of = |ids| kind.id_in(ids);
+        let other = cx.tasks.iter().find(|t| !t.is_zombie() && of(&t.ids) != of(&root.ids));
+        if let Some(task) = other {
+            let reason = "is not that of the root task: nested ones are not supported";
+            return Err(Error::refused(task.pid, format!("its {} namespace", kind.name()), reason));
+        }
+    }
+    Ok(())
+}
+
+/// The namespaces that the root husk is born into.
+#[derive(Debug)]
+pub struct Made {
+    flags: u64,
+    clocks: Option<time::Wanted>,
+    pids: Option<OwnedFd>,
+    maps: IdMaps,
+}
+
+impl Made {
+    /// Finds out which are needed.
+    ///
+    /// # Errors
+    /// Damaged images; what should have been handed over and was not.
+    pub fn load(cx: &mut Restore<'_>) -> Result<Self> {
+        let pids = pid::external(cx)?;
+        let clocks = match joined(cx, NsKind::Time) {
+            Some(_) => None,
+            None => time::Wanted::load(cx)?,
+        };
+        let mut flags = 0;
+        for ns in cx.ns.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
+            let elsewhere = match ns.kind {
+                // A child can only be born into an existing one.
+                NsKind::Time => true,
+                NsKind::Pid => pids.is_some(),
+                kind => joined(cx, kind).is_some(),
+            };
+            flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
+        }
+        let user = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
+        let maps = match user {
+            Some(id) if joined(cx, NsKind::User).is_none() => IdMaps::load(&cx.images, id)?,
+            _ => IdMaps::identity(),
+        };
+        cx.id_maps = maps.clone();
+        Ok(Made { flags, clocks, pids, maps })
+    }
+
+    /// The flags of `clone3` that make them.
+    #[must_use]
+    pub fn flags(&self) -> u64 {
+        self.flags
+    }
+
+    /// To be called on the thread that the husk is cloned from.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn before(&self) -> io::Result<()> {
+        if let Some(clocks) = &self.clocks {
+            clocks.apply()?;
+        }
+        self.pids.as_ref().map_or(Ok(()), pid::enter)
+    }
+
+    /// To be called when the husk `pid` exists, before it executes anything.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn prepare(&self, pid: i32) -> io::Result<()> {
+        self.maps.apply(pid)
+    }
+}
+
+/// What `--join-ns` gives for a kind.
+fn joined<'c>(cx: &'c Restore<'_>, kind: NsKind) -> Option<&'c JoinNs> {
+    let of = |join: &JoinNs| match join.kind {
+        JoinNsKind::Ipc => NsKind::Ipc,
+        JoinNsKind::Mnt => NsKind::Mnt,
+        JoinNsKind::Net => NsKind::Net,
+        JoinNsKind::Time => NsKind::Time,
+        JoinNsKind::User => NsKind::User,
+        JoinNsKind::Uts => NsKind::Uts,
+    };
+    cx.opts.join_ns.iter().find(|join| of(join) == kind)
+}
+
+/// The file that `--inherit-fd` brings under `key`.
+pub(super) fn inherited(cx: &Restore<'_>, key: &str) -> Result<OwnedFd> {
+    let found = cx.opts.inherit_fd.iter().find(|inherited| inherited.key == key);
+    let fd = found.ok_or_else(|| Error::Os {
+        what: format!("external namespace {key}: hand it over with --inherit-fd fd[N]:{key}"),
+        source: io::ErrorKind::NotFound.into(),
+    })?;
+    fd.fd.try_clone().context(|| "dup".to_owned())
+}
+
+/// Makes the namespaces that the root husk was not born into, has it enter those that
+/// were handed over, and fills all that are new.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    enter_joined(cx)?;
+    find_own(cx)?;
+    make_others(cx)?;
+    let fresh: Vec<(NsKind, u32)> = cx
+        .ns
+        .all
+        .iter()
+        .filter(|ns| !ns.is_host && joined(cx, ns.kind).is_none())
+        .map(|ns| (ns.kind, ns.id))
+        .collect();
+    for (kind, id) in fresh {
+        match kind {
+            NsKind::Uts => uts::restore(cx, id)?,
+            NsKind::Ipc => ipc::restore(cx, id)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// When all tasks have their memory: what had to wait for them.
+///
+/// # Errors
+/// The kernel's.
+pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
+    let fresh = |ns: &&Namespace| !ns.is_host && joined(cx, NsKind::Ipc).is_none();
+    let ids: Vec<u32> = cx.ns.of_kind(NsKind::Ipc).filter(fresh).map(|ns| ns.id).collect();
+    ids.into_iter().try_for_each(|id| ipc::finish(cx, id))
+}
+
+/// Has the root husk enter what `--join-ns` gives: the user namespace last, because the
+/// right to enter the others may end there.
+fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
+    let mut kinds = [NsKind::Net, NsKind::Uts, NsKind::Ipc, NsKind::Time, NsKind::User].to_vec();
+    kinds.retain(|&kind| joined(cx, kind).is_some());
+    if joined(cx, NsKind::Mnt).is_some() {
+        return Err(Error::Unsupported("--join-ns mnt".into()));
+    }
+    for kind in kinds {
+        let Some(join) = joined(cx, kind).cloned() else { continue };
+        let file: OwnedFd = File::open(&join.file)
+            .context(|| format!("open namespace {}", join.file.display()))?
+            .into();
+        send_into(cx, 0, kind, &file)?;
+        if let Some((uid, gid)) = join.ids {
+            become_user(cx, uid, gid)?;
+        }
+        for ns in cx.ns.all.iter_mut().filter(|ns| ns.kind == kind && ns.task == 0) {
+            ns.file = Some(file.try_clone().context(|| "dup".to_owned())?);
+        }
+    }
+    if joined(cx, NsKind::User).is_some() {
+        cx.id_maps = IdMaps::of(cx.tasks[0].pid)?;
+    }
+    Ok(())
+}
+
+fn become_user(cx: &mut Restore<'_>, uid: u32, gid: u32) -> Result<()> {
+    let husk = cx.remote(0)?;
+    let (uid, gid) = (u64::from(uid), u64::from(gid));
+    husk.call("setresgid", libc::SYS_setresgid, [gid, gid, gid])?;
+    husk.call("setresuid", libc::SYS_setresuid, [uid, uid, uid])?;
+    Ok(())
+}
+
+/// Has the husk of `task` enter a namespace.
+fn send_into(cx: &mut Restore<'_>, task: usize, kind: NsKind, file: &OwnedFd) -> Result<()> {
+    let husk = cx.remote(task)?;
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[file.as_fd()])?;
+    batch.must(libc::SYS_setns, [0, kind.clone_flag()]);
+    batch.call(libc::SYS_close, [0]);
+    transport.close(&mut batch);
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| format!("entering {} namespace", kind.name())),
+        None => Ok(()),
+    }
+}
+
+/// Opens the namespaces that the root husk lives in.
+fn find_own(cx: &mut Restore<'_>) -> Result<()> {
+    let pid = cx.tasks[0].pid;
+    for ns in cx.ns.all.iter_mut().filter(|ns| ns.task == 0 && !ns.is_host && ns.file.is_none()) {
+        if ns.kind != NsKind::Mnt {
+            ns.file = Some(open_of(pid, ns.kind)?);
+        }
+    }
+    Ok(())
+}
+
+fn open_of(pid: i32, kind: NsKind) -> Result<OwnedFd> {
+    Ok(crate::proc::open(pid, &format!("ns/{}", kind.name()))?.into())
+}
+
+/// Makes the namespaces that the root task does not live in.
+fn make_others(cx: &mut Restore<'_>) -> Result<()> {
+    for kind in NESTED {
+        let others: Vec<u32> = cx
+            .ns
+            .of_kind(kind)
+            .filter(|ns| !ns.is_host && ns.file.is_none())
+            .map(|ns| ns.id)
+            .collect();
+        if others.is_empty() {
+            continue;
+        }
+        let pid = cx.tasks[0].pid;
+        let own = open_of(pid, kind)?;
+        for id in others {
+            let what = format!("unshare {} namespace", kind.name());
+            cx.remote(0)?.call(&what, libc::SYS_unshare, [kind.clone_flag()])?;
+            let made = open_of(pid, kind)?;
+            if let Some(ns) = cx.ns.all.iter_mut().find(|ns| ns.id == id) {
+                ns.file = Some(made);
+            }
+        }
+        send_into(cx, 0, kind, &own)?;
+    }
+    Ok(())
+}
+
+/// Moves the new husk of `task`, born from that of task `from`, into the namespaces
+/// that it lived in, those of mounts excepted.
+///
+/// # Errors
+/// The kernel's.
+pub fn enter(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
+    for kind in NESTED {
+        let of = |task: usize| kind.id_in(&cx.tasks[task].image.ids).unwrap_or(0);
+        let (ns, inherited) = (of(task), of(from));
+        if ns == 0 || ns == inherited {
+            continue;
+        }
+        let file = match cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref()) {
+            Some(file) => file.try_clone().context(|| "dup".to_owned())?,
+            // The host's.
+            None => open_of(rustix::process::getpid().as_raw_nonzero().get(), kind)?,
+        };
+        send_into(cx, task, kind, &file)?;
+    }
+    Ok(())
+}
