@@ -19,6 +19,7 @@ pub mod ptrace;
 pub mod sched;
 pub mod socket;
 pub mod stub;
+pub mod tty;
 pub mod vm;
 
 use std::io;

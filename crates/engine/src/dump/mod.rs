@@ -118,6 +118,14 @@ impl Dump<'_> {
         self.vtids.get(&tid).copied()
     }
 
+    /// The id in the images of the process group with id `pgid` here, if a task of the
+    /// tree is in it.
+    pub fn vpgid_of(&self, pgid: i32) -> Option<i32> {
+        let member = self.tasks.iter().find(|task| task.stat.pgid == pgid)?;
+        let inside = member.status.numbers("NSpgid", 10).last().copied()?;
+        i32::try_from(inside).ok().filter(|&id| id != 0)
+    }
+
     /// The pid in the images of the task with pid `pid` here.
     pub fn vpid_of(&self, pid: i32) -> Option<i32> {
         self.tasks.iter().find(|t| t.pid == pid).map(|t| t.vpid)

@@ -24,7 +24,7 @@ pub fn of(cx: &Dump<'_>, file: impl AsFd) -> FownEntry {
     let Ok(owner) = torpor_sys::fcntl::owner(file) else { return FownEntry::default() };
     let mut fown = FownEntry { signum: owner.signal.cast_unsigned(), ..FownEntry::default() };
     let id = match owner.pid_type {
-        PGRP => virtual_group(cx, owner.pid),
+        PGRP => cx.vpgid_of(owner.pid),
         _ => cx.vtid_of(owner.pid),
     };
     // An owner outside of the tree, or one that has ended, gets no more signals.
@@ -35,12 +35,6 @@ pub fn of(cx: &Dump<'_>, file: impl AsFd) -> FownEntry {
         (fown.uid, fown.euid) = (inside(owner.uid), inside(owner.euid));
     }
     fown
-}
-
-fn virtual_group(cx: &Dump<'_>, pgid: i32) -> Option<i32> {
-    let member = cx.tasks.iter().find(|task| task.stat.pgid == pgid)?;
-    let inside = member.status.numbers("NSpgid", 10).last().copied()?;
-    i32::try_from(inside).ok().filter(|&id| id != 0)
 }
 
 /// Gives all files their owners. This comes when everything is connected, so that

@@ -27,6 +27,7 @@ pub mod table;
 #[cfg(test)]
 mod testing;
 pub mod timerfd;
+pub mod tty;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -183,6 +184,8 @@ pub struct OpenFiles {
     by_id: HashMap<u32, OwnedFd>,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
+    /// The masters of terminals whose slaves only are in the tree, for the caller.
+    pub orphan_masters: Vec<OwnedFd>,
 }
 
 impl OpenFiles {
@@ -206,6 +209,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<signalfd::SignalfdDumper>::default(),
         Box::<timerfd::TimerfdDumper>::default(),
         Box::<pipe::PipeDumper>::default(),
+        Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
         Box::<regular::RegularDumper>::default(),
     ]
@@ -219,6 +223,7 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
+        (FdTypes::Tty, Box::<tty::TtyRestorer>::default()),
         (FdTypes::Memfd, Box::<memfd::MemfdRestorer>::default()),
         (FdTypes::Reg, Box::<regular::RegularRestorer>::default()),
         (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),

@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Result};
 use crate::restore::Restore;
 
 /// What procfs's links end with when the name is gone.
-const DELETED: &[u8] = b" (deleted)";
+pub const DELETED: &[u8] = b" (deleted)";
 
 /// The dump half.
 #[derive(Debug, Default)]

@@ -125,6 +125,9 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         task::restore_paths(cx, task)?;
     }
     descriptors::restore(cx)?;
+    for master in std::mem::take(&mut cx.files.orphan_masters) {
+        hooks.notify(Event::OrphanPtsMaster(master))?;
+    }
     descriptors::attach(cx)?;
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;

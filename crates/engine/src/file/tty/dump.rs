@@ -1,0 +1,301 @@
+//! The dump half of terminals.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::FileType;
+use torpor_images::kind;
+use torpor_images::proto::{
+    FdTypes, FileEntry, RegFileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyPtyEntry,
+    TtyType,
+};
+use torpor_sys::tty;
+
+use super::{Node, info, queue};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::file::description::{duplicate, inside, lookup};
+use crate::file::remap::{DELETED, parent};
+use crate::file::{Dumper, Found, ext};
+
+/// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
+const DEVPTS: i64 = 0x1cd1;
+
+/// The terminals that the dump has met.
+#[derive(Debug, Default)]
+pub struct TtyDumper {
+    met: Vec<Met>,
+}
+
+/// One end of a pair, or another terminal.
+#[derive(Debug)]
+struct Met {
+    node: Node,
+    /// The devpts instance that a pair is in; else the device.
+    instance: u64,
+    /// The number of a pair.
+    index: u32,
+    info: TtyInfoEntry,
+    file: OwnedFd,
+    /// The refusal for the case that its other end is not met.
+    alone: Error,
+}
+
+impl Dumper for TtyDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
+        let Some(node) = Node::of(found.stat.st_rdev) else { return Ok(None) };
+        if !is_device || found.is_path_only() {
+            return Ok(None);
+        }
+        let tty_info_id = self.terminal(cx, found, node)?;
+        let tty = TtyFileEntry {
+            id: found.id,
+            tty_info_id,
+            flags: found.flags(),
+            fown: found.fown,
+            regf_id: path(cx, found)?,
+        };
+        Ok(Some(FileEntry { tty: Some(tty), ..found.entry(FdTypes::Tty) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        self.check_pairs(cx)?;
+        self.find_sessions(cx)?;
+        let mut data = Vec::new();
+        for master in self.met.iter().filter(|met| met.node == Node::Master) {
+            let slave = self.met.iter().find(|met| master.is_paired_with(met));
+            data.extend(queued(master, slave)?);
+        }
+        let infos = self.met.iter().map(|met| &met.info);
+        cx.images.write_all(kind::TTY_INFO, 0, infos)?;
+        Ok(cx.images.write_all(kind::TTY_DATA, 0, &data)?)
+    }
+}
+
+impl TtyDumper {
+    /// The number of the terminal, which is described if it is new.
+    fn terminal(&mut self, cx: &Dump<'_>, found: &Found, node: Node) -> Result<u32> {
+        let what = |text: &'static str| move || text.to_owned();
+        let (instance, index) = match node {
+            Node::Master => {
+                (instance(cx, found)?, tty::pty_number(&found.file).context(what("TIOCGPTN"))?)
+            }
+            Node::Slave(index) => (found.stat.st_dev, index),
+            _ => (found.stat.st_rdev, 0),
+        };
+        let known = |met: &&Met| (met.node, met.instance, met.index) == (node, instance, index);
+        if let Some(known) = self.met.iter().find(known) {
+            return Ok(known.info.id);
+        }
+        let (uid, gid) = inside(&cx.id_maps, &found.stat);
+        let is_pair = matches!(node, Node::Master | Node::Slave(_));
+        let mut info = TtyInfoEntry {
+            id: u32::try_from(self.met.len() + 1).unwrap_or(u32::MAX),
+            r#type: kind_of(cx, found, node).into(),
+            rdev: number(found, found.stat.st_rdev)?,
+            // Of a master, the instance that it is in: its node may be elsewhere.
+            dev: Some(number(found, if is_pair { instance } else { found.stat.st_dev })?),
+            uid: Some(uid),
+            gid: Some(gid),
+            pty: is_pair.then_some(TtyPtyEntry { index }),
+            ..TtyInfoEntry::default()
+        };
+        info::read(&found.file, &mut info)?;
+        match node {
+            Node::Master => {
+                info.locked = tty::is_slave_locked(&found.file).context(what("TIOCGPTLCK"))?;
+                info.packet_mode = tty::is_packet_mode(&found.file).context(what("TIOCGPKT"))?;
+                info.slave_closed = queue::has_closed_slave(&found.file)?.then_some(true);
+            }
+            Node::Current if info.termios.is_none() => {
+                return Err(found.refuse("the terminal that it stood for is hung up"));
+            }
+            Node::Current => info.sid = session_of(cx, found.task),
+            _ => {}
+        }
+        let file = duplicate(found.file.as_fd())?;
+        let alone = found.refuse(
+            "the other end of the terminal is outside of the tree; --shell-job leaves it to the \
+             caller's terminal, --external tty[…] to a descriptor",
+        );
+        let id = info.id;
+        self.met.push(Met { node, instance, index, info, file, alone });
+        Ok(id)
+    }
+
+    /// A slave that is not hung up has a master; it must be known who brings it back.
+    fn check_pairs(&mut self, cx: &Dump<'_>) -> Result<()> {
+        let allowed = cx.opts.shell_job || cx.opts.orphan_pts_master;
+        let masters: Vec<_> = self
+            .met
+            .iter()
+            .filter(|met| met.node == Node::Master)
+            .map(|met| (met.instance, met.index))
+            .collect();
+        let alone = self.met.iter().position(|met| {
+            matches!(met.node, Node::Slave(_))
+                && met.info.r#type() == TtyType::Pty
+                && met.info.termios.is_some()
+                && !masters.contains(&(met.instance, met.index))
+        });
+        match alone {
+            Some(at) if !allowed => Err(self.met.swap_remove(at).alone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fills in which session each terminal controls. A task whose controlling terminal
+    /// has not been met has it from outside.
+    fn find_sessions(&mut self, cx: &Dump<'_>) -> Result<()> {
+        for met in &mut self.met {
+            let (session, group) = match met.node {
+                Node::Master => {
+                    tty::session_and_group(&met.file).context(|| "TIOCGSID".to_owned())?
+                }
+                Node::Slave(_) => controlled(cx, met.info.rdev),
+                _ => continue,
+            };
+            met.info.sid = virtual_session(cx, session);
+            met.info.pgrp = cx.vpgid_of(group).map_or(0, i32::cast_unsigned);
+        }
+        for task in &cx.tasks {
+            let device = task.stat.tty_nr.cast_unsigned();
+            let known = self.met.iter().any(|met| match met.node {
+                Node::Master => device == slave_device(met.index),
+                _ => met.info.rdev == device,
+            });
+            let leads = task.stat.sid == task.pid;
+            if device != 0 && leads && !known && !cx.opts.shell_job {
+                return Err(Error::refused(
+                    task.pid,
+                    format!("its controlling terminal {device:x}"),
+                    "is not open in the tree; --shell-job leaves it to the caller's terminal",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Met {
+    fn is_paired_with(&self, slave: &Met) -> bool {
+        matches!(slave.node, Node::Slave(_))
+            && (self.instance, self.index) == (slave.instance, slave.index)
+    }
+}
+
+fn number(found: &Found, device: u64) -> Result<u32> {
+    u32::try_from(device).map_err(|_| found.refuse("its device number does not fit the images"))
+}
+
+fn kind_of(cx: &Dump<'_>, found: &Found, node: Node) -> TtyType {
+    if ext::external_tty(cx.opts, found.stat.st_rdev, found.stat.st_dev).is_some() {
+        return TtyType::ExtTty;
+    }
+    match node {
+        Node::Master | Node::Slave(_) => TtyType::Pty,
+        Node::Current => TtyType::Ctty,
+        Node::Console => TtyType::Console,
+        Node::Virtual => TtyType::Vt,
+        Node::Serial => TtyType::Serial,
+    }
+}
+
+/// The devpts instance of a master: its node lies there, or the kernel has taken the
+/// directory `pts` next to the node (Documentation/filesystems/devpts.rst).
+fn instance(cx: &Dump<'_>, found: &Found) -> Result<u64> {
+    if found.fs_type == DEVPTS {
+        return Ok(found.stat.st_dev);
+    }
+    let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else { return Ok(0) };
+    let pts = [parent(found.link_bytes()), b"/pts"].concat();
+    Ok(lookup(space.root.as_fd(), &pts)?.map_or(0, |stat| stat.st_dev))
+}
+
+/// Describes the path that a terminal was opened by, as a further file. That of a slave
+/// that is hung up is gone, and needs no remap: the restore makes it for a moment.
+fn path(cx: &mut Dump<'_>, found: &Found) -> Result<Option<u32>> {
+    let is_external = ext::external_tty(cx.opts, found.stat.st_rdev, found.stat.st_dev).is_some();
+    if is_external || cx.mounts.find(found.info.mnt_id).is_none() && cx.opts.shell_job {
+        return Ok(None);
+    }
+    if cx.mounts.find(found.info.mnt_id).is_none() {
+        return Err(found.refuse(format!(
+            "it was opened outside of the tree's mount namespaces; --external tty[{:x}:{:x}] \
+             leaves it to the caller",
+            found.stat.st_rdev, found.stat.st_dev
+        )));
+    }
+    let link = found.link_bytes();
+    let id = cx.files.next_id();
+    let reg = RegFileEntry {
+        id,
+        flags: found.flags(),
+        name: link.strip_suffix(DELETED).unwrap_or(link).to_vec(),
+        mnt_id: Some(found.info.mnt_id),
+        mode: Some(found.stat.st_mode),
+        fown: found.fown,
+        ..RegFileEntry::default()
+    };
+    let r#type = FdTypes::Reg.into();
+    cx.files.push(FileEntry { id, r#type, reg: Some(reg), ..FileEntry::default() });
+    Ok(Some(id))
+}
+
+/// The session of a task, as the images know it.
+fn session_of(cx: &Dump<'_>, task: usize) -> u32 {
+    let status = &cx.tasks[task].status;
+    status.numbers("NSsid", 10).last().and_then(|&sid| u32::try_from(sid).ok()).unwrap_or(0)
+}
+
+fn virtual_session(cx: &Dump<'_>, session: i32) -> u32 {
+    let member = cx.tasks.iter().position(|task| session != 0 && task.stat.sid == session);
+    member.map_or(0, |task| session_of(cx, task))
+}
+
+/// Session and foreground group of the tasks that a terminal controls.
+fn controlled(cx: &Dump<'_>, device: u32) -> (i32, i32) {
+    let task = cx.tasks.iter().find(|task| task.stat.tty_nr.cast_unsigned() == device);
+    task.map_or((0, 0), |task| (task.stat.sid, task.stat.tpgid))
+}
+
+/// The number of a slave device, as `/proc/PID/stat` and stat(2) have it.
+fn slave_device(index: u32) -> u32 {
+    (index & 0xff) | 136 << 8 | (index & !0xff) << 12
+}
+
+/// What is queued in a pair, one entry for each end that has data.
+fn queued(master: &Met, slave: Option<&Met>) -> Result<Vec<TtyDataEntry>> {
+    let output = queue::take_output(&master.file)?;
+    let mut all = Vec::new();
+    if slave.is_some() || !output.is_empty() {
+        let end = open_slave(master)?;
+        let input = queue::without_packets(&master.file, || {
+            queue::put_output(&end, &output)?;
+            let input = queue::take_input(&end)?;
+            queue::put_input(&end, &input)?;
+            Ok(input)
+        })?;
+        if let Some(slave) = slave.filter(|_| !input.is_empty()) {
+            all.push(TtyDataEntry { tty_id: slave.info.id, data: input });
+        }
+    }
+    if !output.is_empty() {
+        all.push(TtyDataEntry { tty_id: master.info.id, data: output });
+    }
+    Ok(all)
+}
+
+/// A description of the slave for ourselves; a program may have locked it again.
+fn open_slave(master: &Met) -> Result<OwnedFd> {
+    let what = || format!("open the slave of terminal {}", master.index);
+    let lock = |on| tty::lock_slave(&master.file, on).context(|| "TIOCSPTLCK".to_owned());
+    if master.info.locked {
+        lock(false)?;
+    }
+    let end = tty::open_slave(&master.file, libc::O_RDWR | libc::O_NONBLOCK).context(what);
+    if master.info.locked {
+        lock(true)?;
+    }
+    end
+}

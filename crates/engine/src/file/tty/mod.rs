@@ -1,0 +1,48 @@
+//! Terminals: pseudoterminals with both ends or one of them outside, `/dev/tty`,
+//! consoles, and which session a terminal controls.
+//!
+//! In the images, `tty.img` entries are open files, each with the path that it was
+//! opened by; `tty-info.img` holds the terminals themselves, one entry for each end of
+//! a pair; `tty-data.img` what is queued.
+
+mod dump;
+mod info;
+mod queue;
+mod restore;
+#[cfg(test)]
+mod tests;
+
+pub use dump::TtyDumper;
+pub use restore::TtyRestorer;
+
+/// What a character device is, by its number (Documentation/admin-guide/devices.txt).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    /// `/dev/ptmx`: the master of a pair.
+    Master,
+    /// `/dev/pts/N`.
+    Slave(u32),
+    /// `/dev/tty`: whatever controls the session.
+    Current,
+    /// `/dev/console`.
+    Console,
+    /// `/dev/ttyN`.
+    Virtual,
+    /// `/dev/ttySN`.
+    Serial,
+}
+
+impl Node {
+    fn of(device: u64) -> Option<Self> {
+        let minor = rustix::fs::minor(device);
+        match (rustix::fs::major(device), minor) {
+            (5, 0) => Some(Node::Current),
+            (5, 1) => Some(Node::Console),
+            (5, 2) => Some(Node::Master),
+            (4, 0..64) => Some(Node::Virtual),
+            (4, _) => Some(Node::Serial),
+            (136..=143, _) => Some(Node::Slave(minor)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! The restore half of terminals.
+//!
+//! A pair is made when the first of its descriptions is needed: the master at its old
+//! number, then everything else through a slave of our own. Sessions get their
+//! terminal while the descriptor tables of the husks are still empty: the leader has
+//! to ask for it itself.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::PidfdGetfdFlags;
+use torpor_images::kind;
+use torpor_images::proto::{
+    FileEntry, RegFileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyType,
+};
+use torpor_sys::tty;
+
+use super::{Node, info, queue};
+use crate::error::{Context, Error, Result};
+use crate::file::description::{duplicate, open_flags, outside, part, reopen, set_status_flags};
+use crate::file::remap::parent;
+use crate::file::{Restorer, ext};
+use crate::proc;
+use crate::restore::{Restore, Transport};
+
+/// The image file that most contradictions are found in.
+const INFO: &str = "tty-info.img";
+/// Where a husk's end of the transport goes: above what is sent.
+const TRANSPORT: i32 = 8;
+
+/// The terminals of the images, and what has become of them.
+#[derive(Debug, Default)]
+pub struct TtyRestorer {
+    infos: HashMap<u32, TtyInfoEntry>,
+    /// The pair that each end belongs to: devpts instance and number.
+    keys: HashMap<u32, (u32, u32)>,
+    data: HashMap<u32, Vec<u8>>,
+    files: Vec<TtyFileEntry>,
+    pairs: HashMap<(u32, u32), Pair>,
+}
+
+/// A pair that has been made.
+#[derive(Debug)]
+struct Pair {
+    master: OwnedFd,
+    /// A slave for our own use until everything is open.
+    slave: Option<OwnedFd>,
+    /// Whether somebody of the tree has the master.
+    has_master: bool,
+    /// Whether its session, if it has one, has got it.
+    controls: bool,
+}
+
+impl Restorer for TtyRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for info in cx.images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
+            if let Some(termios) = &info.termios {
+                info::termios(termios)?;
+            }
+            self.infos.insert(info.id, info);
+        }
+        self.keys = pair_up(&self.infos);
+        for data in cx.images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
+            self.data.insert(data.tty_id, data.data);
+        }
+        for entry in entries {
+            let file = part(entry.id, entry.tty.as_ref(), "terminal")?;
+            self.info(file)?;
+            self.files.push(*file);
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
+        let info = self.info(&file)?;
+        match info.r#type() {
+            TtyType::ExtTty => external(cx, &info),
+            TtyType::Ctty => self.open_current(cx, &file, &info),
+            TtyType::Pty if self.is_ours(cx, &info) => inherited_terminal(cx, &file),
+            TtyType::Pty => self.open_pty(cx, &file, &info),
+            TtyType::Console | TtyType::Vt | TtyType::Serial => {
+                let path = node(cx, &file)?;
+                let mnt_id = path.mnt_id.unwrap_or(-1);
+                cx.open_path(mnt_id, &path.name, open_flags(file.flags), Mode::empty())
+            }
+            TtyType::Unknown => {
+                Err(Error::invalid(INFO, format!("terminal {} is of no known type", info.id)))
+            }
+        }
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        let sessions: Vec<TtyInfoEntry> =
+            self.infos.values().filter(|info| info.sid != 0).cloned().collect();
+        for info in sessions {
+            if info.r#type() == TtyType::Pty && !self.is_ours(cx, &info) {
+                self.control(cx, &info)?;
+            }
+        }
+        for (key, pair) in self.pairs.drain() {
+            let infos = self.infos.values().filter(|info| key_in(&self.keys, info) == key);
+            finish(cx, pair, infos)?;
+        }
+        Ok(())
+    }
+}
+
+/// The instance of devpts and the number in it that each end of a pair belongs to.
+/// CRIU's images do not tell the instance of a master that was opened outside of it:
+/// such a one belongs to a slave of its number that has no other.
+fn pair_up(infos: &HashMap<u32, TtyInfoEntry>) -> HashMap<u32, (u32, u32)> {
+    let key = |info: &TtyInfoEntry| Some((info.dev.unwrap_or(0), info.pty?.index));
+    let mut keys: HashMap<u32, (u32, u32)> =
+        infos.values().filter_map(|info| Some((info.id, key(info)?))).collect();
+    let (masters, slaves): (Vec<_>, Vec<_>) =
+        infos.values().filter(|info| info.pty.is_some()).partition(|info| is_master(info));
+    let has_master = |slave: &TtyInfoEntry| masters.iter().any(|m| key(m) == key(slave));
+    for master in &masters {
+        if slaves.iter().any(|slave| key(slave) == key(master)) {
+            continue;
+        }
+        let other = slaves.iter().find(|slave| slave.pty == master.pty && !has_master(slave));
+        if let Some(key) = other.and_then(|slave| key(slave)) {
+            keys.insert(master.id, key);
+        }
+    }
+    keys
+}
+
+fn key_in(keys: &HashMap<u32, (u32, u32)>, info: &TtyInfoEntry) -> (u32, u32) {
+    keys.get(&info.id).copied().unwrap_or_default()
+}
+
+fn is_master(info: &TtyInfoEntry) -> bool {
+    Node::of(u64::from(info.rdev)) == Some(Node::Master)
+}
+
+/// The path that a terminal was opened by.
+fn node(cx: &Restore<'_>, file: &TtyFileEntry) -> Result<RegFileEntry> {
+    let id = file.regf_id.unwrap_or(file.id);
+    cx.entries
+        .get(&id)
+        .and_then(|entry| entry.reg.clone())
+        .ok_or_else(|| Error::invalid("files.img", format!("terminal {} has no path", file.id)))
+}
+
+/// A terminal that the caller brings.
+fn external(cx: &Restore<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
+    let key = format!("tty[{:x}:{:x}]", info.rdev, info.dev.unwrap_or(0));
+    match ext::inherited(cx.opts, &key) {
+        Some(file) => duplicate(file),
+        None => Err(Error::Unsupported(format!(
+            "a terminal is external: a restore without --inherit-fd fd[N]:{key}"
+        ))),
+    }
+}
+
+/// The caller's own terminal, in place of one that was outside of the tree.
+fn inherited_terminal(cx: &Restore<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
+    let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    let terminal = own.into_iter().find(|&fd| rustix::termios::isatty(fd));
+    let terminal = terminal.ok_or_else(|| {
+        Error::Unsupported("--shell-job without a terminal on the standard streams".to_owned())
+    })?;
+    debug_assert!(cx.opts.shell_job);
+    reopen(terminal, open_flags(file.flags))
+}
+
+impl TtyRestorer {
+    fn key_of(&self, info: &TtyInfoEntry) -> (u32, u32) {
+        key_in(&self.keys, info)
+    }
+
+    fn info(&self, file: &TtyFileEntry) -> Result<TtyInfoEntry> {
+        self.infos.get(&file.tty_info_id).cloned().ok_or_else(|| {
+            let reason = format!("no terminal {} for file {}", file.tty_info_id, file.id);
+            Error::invalid(INFO, reason)
+        })
+    }
+
+    /// Whether the end of a pair in the tree belongs to the caller's terminal.
+    fn is_ours(&self, cx: &Restore<'_>, info: &TtyInfoEntry) -> bool {
+        cx.opts.shell_job
+            && !cx.opts.orphan_pts_master
+            && info.termios.is_some()
+            && self.master_of(info).is_none()
+    }
+
+    /// The description of the master of a pair, if the tree has it.
+    fn master_of(&self, info: &TtyInfoEntry) -> Option<TtyFileEntry> {
+        let is_it = |file: &&TtyFileEntry| {
+            self.infos
+                .get(&file.tty_info_id)
+                .is_some_and(|other| is_master(other) && self.key_of(other) == self.key_of(info))
+        };
+        self.files.iter().find(is_it).copied()
+    }
+
+    fn open_pty(
+        &mut self,
+        cx: &mut Restore<'_>,
+        file: &TtyFileEntry,
+        info: &TtyInfoEntry,
+    ) -> Result<OwnedFd> {
+        let pair = self.pair(cx, info)?;
+        if is_master(info) {
+            set_status_flags(&pair.master, file.flags)?;
+            return duplicate(pair.master.as_fd());
+        }
+        let flags = open_flags(file.flags);
+        // By its path, which may be one that a container runtime has given it. A slave
+        // that was hung up had the path of whoever has the number now.
+        if info.termios.is_some()
+            && let Ok(path) = node(cx, file)
+            && let Ok(slave) =
+                cx.open_path(path.mnt_id.unwrap_or(-1), &path.name, flags, Mode::empty())
+            && is_same_device(&slave, &pair.master)?
+        {
+            return Ok(slave);
+        }
+        tty::open_slave(&pair.master, flags.bits().cast_signed())
+            .context(|| format!("open the slave of terminal {}", self.key_of(info).1))
+    }
+
+    /// The pair that `info` is an end of; it is made if need be.
+    fn pair(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<&Pair> {
+        let key = self.key_of(info);
+        if !self.pairs.contains_key(&key) {
+            let pair = self.make(cx, info)?;
+            self.pairs.insert(key, pair);
+        }
+        self.pairs.get(&key).ok_or_else(|| Error::invalid(INFO, "a pair without ends"))
+    }
+
+    fn make(&self, cx: &Restore<'_>, info: &TtyInfoEntry) -> Result<Pair> {
+        let key = self.key_of(info);
+        let master_file = self.master_of(info);
+        let master = open_master(cx, self.multiplexers(cx, info, master_file), key.1)?;
+        let ends =
+            || self.infos.values().filter(|info| self.key_of(info) == key && info.pty.is_some());
+        let what = |text: &'static str| move || text.to_owned();
+        let has_slave = ends().any(|info| {
+            !is_master(info)
+                || info.slave_closed()
+                || info.sid != 0
+                || self.data.contains_key(&info.id)
+        });
+        tty::lock_slave(&master, false).context(what("TIOCSPTLCK"))?;
+        let slave = if has_slave {
+            let flags = libc::O_RDWR | libc::O_NONBLOCK;
+            Some(tty::open_slave(&master, flags).context(what("open a slave"))?)
+        } else {
+            None
+        };
+        if let Some(slave) = &slave {
+            for info in ends() {
+                self.fill(cx, slave, info)?;
+            }
+        }
+        // Both ends have the same settings; without a slave, the master's will do.
+        if let Some(info) = ends().find(|info| info.termios.is_some()) {
+            info::write(slave.as_ref().unwrap_or(&master), info)?;
+        }
+        Ok(Pair { master, slave, has_master: master_file.is_some(), controls: false })
+    }
+
+    /// Queues the data of one end; sets the owner of the slave's node.
+    fn fill(&self, cx: &Restore<'_>, slave: &OwnedFd, info: &TtyInfoEntry) -> Result<()> {
+        let data = self.data.get(&info.id).map(Vec::as_slice).unwrap_or_default();
+        if is_master(info) {
+            return queue::put_output(slave, data);
+        }
+        if let (Some(uid), Some(gid)) = (info.uid, info.gid) {
+            let (uid, gid) = outside(&cx.id_maps, uid, gid);
+            rustix::fs::fchown(slave, uid, gid).context(|| "fchown a terminal".to_owned())?;
+        }
+        let of_it = self.files.iter().find(|file| file.tty_info_id == info.id);
+        if let Some(mode) = of_it.and_then(|file| node(cx, file).ok()?.mode) {
+            rustix::fs::fchmod(slave, Mode::from_raw_mode(mode & 0o7777))
+                .context(|| "fchmod a terminal".to_owned())?;
+        }
+        // In line mode the ends of lines depend on the settings.
+        if let Some(entry) = &info.termios {
+            tty::set_termios(slave, &info::termios(entry)?).context(|| "TCSETS2".to_owned())?;
+        }
+        queue::put_input(slave, data)
+    }
+
+    /// The paths by which the master of a pair can be made: its own, or those next to
+    /// the slave.
+    fn multiplexers(
+        &self,
+        cx: &Restore<'_>,
+        info: &TtyInfoEntry,
+        master: Option<TtyFileEntry>,
+    ) -> Vec<(i32, Vec<u8>, OFlags)> {
+        let flags = OFlags::RDWR | OFlags::NOCTTY;
+        if let Some(path) = master.and_then(|file| node(cx, &file).ok()) {
+            return vec![(path.mnt_id.unwrap_or(-1), path.name, flags)];
+        }
+        let key = self.key_of(info);
+        let slaves = self.files.iter().filter(|file| {
+            self.infos.get(&file.tty_info_id).is_some_and(|other| self.key_of(other) == key)
+        });
+        let mut all: Vec<_> = slaves
+            .filter_map(|file| node(cx, file).ok())
+            .map(|path| {
+                let name = [parent(&path.name), b"/ptmx"].concat();
+                (path.mnt_id.unwrap_or(-1), name, flags)
+            })
+            .collect();
+        // A slave that is bound to /dev/console.
+        all.push((-1, b"/dev/pts/ptmx".to_vec(), flags));
+        all
+    }
+
+    /// Lets the leader of the session that a terminal controls acquire it.
+    fn control(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<()> {
+        let leader = cx.tasks.iter().position(|task| task.vpid.cast_unsigned() == info.sid);
+        let Some(leader) = leader.filter(|&task| !cx.tasks[task].image.is_zombie()) else {
+            return Ok(());
+        };
+        self.pair(cx, info)?;
+        let Some(pair) = self.pairs.get_mut(&self.key_of(info)) else { return Ok(()) };
+        let Some(slave) = pair.slave.as_ref().filter(|_| !pair.controls) else { return Ok(()) };
+        acquire(cx, leader, slave.as_fd(), info.pgrp)?;
+        pair.controls = true;
+        Ok(())
+    }
+
+    /// Opens `/dev/tty`, which only a task of the session can do.
+    fn open_current(
+        &mut self,
+        cx: &mut Restore<'_>,
+        file: &TtyFileEntry,
+        info: &TtyInfoEntry,
+    ) -> Result<OwnedFd> {
+        let controlling =
+            self.infos.values().find(|other| other.pty.is_some() && other.sid == info.sid).cloned();
+        if let Some(controlling) = controlling.filter(|other| !self.is_ours(cx, other)) {
+            self.control(cx, &controlling)?;
+        }
+        let member = cx
+            .tasks
+            .iter()
+            .position(|task| task.image.tree.sid == info.sid && !task.image.is_zombie());
+        let member = member.ok_or_else(|| {
+            Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.sid))
+        })?;
+        let path = node(cx, file)?.name;
+        open_inside(cx, member, &path, open_flags(file.flags))
+    }
+}
+
+/// Makes a master with the number `index`: the kernel hands out the lowest free one.
+fn open_master(
+    cx: &Restore<'_>,
+    paths: Vec<(i32, Vec<u8>, OFlags)>,
+    index: u32,
+) -> Result<OwnedFd> {
+    let mut last = None;
+    for (mnt_id, path, flags) in paths {
+        let open = || cx.open_path(mnt_id, &path, flags, Mode::empty());
+        let mut spare = Vec::new();
+        let mut next = open();
+        loop {
+            let master = match next {
+                Ok(master) => master,
+                Err(e) => {
+                    last = Some(e);
+                    break;
+                }
+            };
+            match tty::pty_number(&master).context(|| "TIOCGPTN".to_owned())? {
+                number if number == index => return Ok(master),
+                number if number > index => {
+                    return Err(Error::Os {
+                        what: format!("make terminal pts/{index}, whose number is in use"),
+                        source: rustix::io::Errno::BUSY.into(),
+                    });
+                }
+                _ => spare.push(master),
+            }
+            next = open();
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::invalid(INFO, "a terminal without a path")))
+}
+
+/// Whether `slave` is the slave of `master`.
+fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
+    let stat = rustix::fs::fstat(slave).context(|| "fstat a terminal".to_owned())?;
+    let number = tty::pty_number(master).context(|| "TIOCGPTN".to_owned())?;
+    Ok(Node::of(stat.st_rdev) == Some(Node::Slave(number)))
+}
+
+/// What can only be done when every description is open. A master that the tree does
+/// not have goes to the caller, or ends: what has its slave is hung up then.
+fn finish<'i>(
+    cx: &mut Restore<'_>,
+    pair: Pair,
+    infos: impl Iterator<Item = &'i TtyInfoEntry>,
+) -> Result<()> {
+    let Pair { master, slave, has_master, .. } = pair;
+    let mut is_hung_up = !has_master;
+    for info in infos {
+        if is_master(info) {
+            tty::set_packet_mode(&master, info.packet_mode).context(|| "TIOCPKT".to_owned())?;
+            tty::lock_slave(&master, info.locked).context(|| "TIOCSPTLCK".to_owned())?;
+        }
+        if info.exclusive {
+            let end = slave.as_ref().unwrap_or(&master);
+            let end = if is_master(info) { &master } else { end };
+            rustix::termios::ioctl_tiocexcl(end).context(|| "TIOCEXCL".to_owned())?;
+        }
+        is_hung_up &= info.termios.is_none();
+    }
+    if !has_master && !is_hung_up && cx.opts.orphan_pts_master {
+        cx.files.orphan_masters.push(master);
+    }
+    Ok(())
+}
+
+/// Makes a terminal the controlling one of the session that `leader` leads.
+fn acquire(cx: &mut Restore<'_>, leader: usize, slave: BorrowedFd<'_>, group: u32) -> Result<()> {
+    let husk = cx.remote(leader)?;
+    let transport = Transport::open(husk, TRANSPORT)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[slave])?;
+    let acquired = batch.call(libc::SYS_ioctl, [0, libc::TIOCSCTTY, 0]);
+    let group = batch.bytes(&group.to_le_bytes());
+    let foreground = batch.call(libc::SYS_ioctl, [0, libc::TIOCSPGRP, group.0]);
+    batch.call(libc::SYS_close, [0]);
+    transport.close(&mut batch);
+    let out = batch.run()?;
+    out.expect(acquired, || "TIOCSCTTY".to_owned())?;
+    // A group whose last member has ended is no more.
+    if let Err(e) = out.result(foreground) {
+        tracing::warn!("task {}: no foreground group: {e}", cx.tasks[leader].vpid);
+    }
+    Ok(())
+}
+
+/// Opens a path inside a task and takes the description from there.
+fn open_inside(cx: &mut Restore<'_>, task: usize, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
+    let husk = cx.remote(task)?;
+    let pid = husk.pid();
+    let mut batch = husk.batch();
+    let name = batch.cstr(path);
+    let at = i64::from(libc::AT_FDCWD).cast_unsigned();
+    let opened = batch.must(libc::SYS_openat, [at, name.0, u64::from(flags.bits()), 0]);
+    let out = batch.run()?;
+    let what = || format!("open {}", String::from_utf8_lossy(path));
+    let number = i32::try_from(out.expect(opened, what)?).unwrap_or(-1);
+    let ours = rustix::process::pidfd_getfd(&proc::pidfd(pid)?, number, PidfdGetfdFlags::empty());
+    let mut batch = cx.remote(task)?.batch();
+    batch.call(libc::SYS_close, [u64::from(number.cast_unsigned())]);
+    batch.run()?;
+    ours.context(what)
+}
