@@ -127,9 +127,9 @@ pub fn tree(name: Name) -> clap::Command {
     }
     match name {
         Name::Torpor => {
-            root = OWN
-                .iter()
-                .fold(root, |root, (own, about)| root.subcommand(plain(own).about(*about)));
+            root = OWN.iter().fold(root.subcommand(image_tree()), |root, (own, about)| {
+                root.subcommand(plain(own).about(*about))
+            });
             ["help", "version"]
                 .iter()
                 .filter_map(|long| Opt::find(long))
@@ -257,11 +257,38 @@ pub fn write_manual(dir: &Path) -> io::Result<()> {
 fn write_page(command: &clap::Command, name: &str, section: &str, dir: &Path) -> io::Result<()> {
     // The long description stands in the page already.
     let command = command.clone().name(name.to_owned()).before_help("");
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command)
+    let usage = command.clone().render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage:").trim().replace('-', "\\-");
+    let page = clap_mangen::Man::new(command.clone())
         .title(name.to_uppercase())
         .section(section)
-        .manual("Torpor")
-        .render(&mut page)?;
-    fs::write(dir.join(format!("{name}.{section}")), page)
+        .source(format!("Torpor {}", env!("CARGO_PKG_VERSION")))
+        .manual("Torpor");
+    let mut out = Vec::new();
+    page.render_title(&mut out)?;
+    page.render_name_section(&mut out)?;
+    // clap_mangen would list every option here.
+    writeln!(out, ".SH SYNOPSIS\n{usage}")?;
+    page.render_description_section(&mut out)?;
+    if command.get_arguments().next().is_some() {
+        page.render_options_section(&mut out)?;
+    }
+    if command.has_subcommands() {
+        page.render_subcommands_section(&mut out)?;
+    }
+    if let Some(more) = command.get_after_help() {
+        write_notes(&mut out, &more.to_string())?;
+    }
+    fs::write(dir.join(format!("{name}.{section}")), out)
+}
+
+/// What stands below the options: examples, or paragraphs.
+fn write_notes(out: &mut Vec<u8>, text: &str) -> io::Result<()> {
+    let (heading, text) = match text.strip_prefix("Examples:\n") {
+        Some(lines) => {
+            ("EXAMPLES", lines.lines().map(str::trim).collect::<Vec<_>>().join("\n.br\n"))
+        }
+        None => ("NOTES", text.replace("\n\n", "\n.PP\n")),
+    };
+    writeln!(out, ".SH {heading}\n{}", text.replace('-', "\\-"))
 }

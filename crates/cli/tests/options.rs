@@ -424,3 +424,13 @@ fn descriptors_must_be_open() {
     s.adopt_descriptors().unwrap();
     assert_eq!(s.engine.inherit_fd[0].key, "x");
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_arguments_come_to_an_end(args: Vec<String>) {
+        if let Ok(found) = parse(args.into_iter().map(OsString::from)) {
+            let _ = found.apply(&mut Settings::default());
+            let _ = found.command();
+        }
+    }
+}

@@ -47,6 +47,7 @@ fn versions() {
 
 #[test]
 fn help() {
+    assert!(out(&run("torpor", &[])).contains("  image "));
     let output = run("criu", &["--help"]);
     assert!(output.status.success());
     assert!(out(&output).contains("--tcp-established") && out(&output).contains("pre-dump"));
@@ -179,6 +180,10 @@ fn manual_pages() {
     assert!(run("torpor", &["man", to.to_str().unwrap()]).status.success());
     let page = |name: &str| fs::read_to_string(to.join(name)).unwrap();
     assert!(page("torpor.1").contains("configuration files"));
+    for name in ["torpor-image.1", "torpor-image-show.1", "torpor-completion.1"] {
+        assert!(page(name).contains("SYNOPSIS"), "{name}");
+    }
+    assert!(page("torpor-restore.1").contains("restore \\-\\-images\\-dir checkpoint"));
     assert!(page("torpor-dump.1").contains("leave\\-running"));
     assert!(page("torpor-cpuinfo-check.1").contains("cpuinfo"));
     for opt in torpor_cli::options::Opt::all() {
@@ -200,7 +205,7 @@ fn completions() {
     for shell in ["bash", "zsh", "fish"] {
         let output = run("torpor", &["completion", shell]);
         assert!(output.status.success());
-        for word in ["torpor", "criu", "tcp-established", "image"] {
+        for word in ["torpor", "criu", "tcp-established", "completion"] {
             assert!(out(&output).contains(word), "{shell}: {word}");
         }
     }

@@ -19,6 +19,7 @@ pub mod options;
 pub mod proc;
 pub mod restore;
 mod stats;
+mod support;
 pub mod task;
 
 pub use dump::dump;

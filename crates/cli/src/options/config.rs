@@ -266,4 +266,19 @@ mod tests {
         let error = apply_file(&mut Settings::default(), Path::new("/dev/zero")).unwrap_err();
         assert!(error.to_string().contains("/dev/zero"), "{error}");
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_comes_to_an_end(text: String) {
+            let _ = parse_config(&text);
+        }
+
+        #[test]
+        fn quoted_arguments_come_back(value: String) {
+            proptest::prop_assume!(!value.contains(['\n', '\r']) && !value.ends_with('\\') && !value.contains("\\\""));
+            let line = format!("root \"{}\"", value.replace('"', "\\\""));
+            let lines = parse_config(&line).unwrap();
+            proptest::prop_assert_eq!(lines[0].value.as_deref(), Some(value.as_str()));
+        }
+    }
 }

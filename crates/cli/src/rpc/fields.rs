@@ -85,4 +85,31 @@ mod tests {
             assert_eq!(check(bytes).unwrap_err().errno, libc::EBADMSG, "{bytes:?}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_come_to_an_end(bytes: Vec<u8>) {
+            // Whatever decodes here and has only known fields decodes as a request or not.
+            if check(&bytes).is_ok() {
+                let _ = <torpor_images::proto::CriuReq as prost::Message>::decode(bytes.as_slice());
+            }
+        }
+
+        #[test]
+        fn known_requests_pass(kind in 0..14, pid: i32, root: String, level: i32) {
+            let opts = torpor_images::proto::CriuOpts {
+                pid: Some(pid),
+                root: Some(root),
+                log_level: Some(level),
+                ..Default::default()
+            };
+            let request = torpor_images::proto::CriuReq {
+                r#type: kind,
+                opts: Some(opts),
+                ..Default::default()
+            };
+            let packet = prost::Message::encode_to_vec(&request);
+            proptest::prop_assert_eq!(check(&packet), Ok(()));
+        }
+    }
 }

@@ -33,7 +33,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{DumpReport, cpuinfo, proc};
+use crate::{DumpReport, cpuinfo, proc, support};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -137,6 +137,7 @@ impl Dump<'_> {
 /// # Errors
 /// Refusals and the kernel's; the tasks go on as if nothing had happened.
 pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    support::check(opts)?;
     let images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     hooks.notify(Event::PreDump)?;

@@ -32,7 +32,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{RestoreReport, cpuinfo};
+use crate::{RestoreReport, cpuinfo, support};
 
 pub use self::transport::{Transport, place_words};
 
@@ -94,6 +94,7 @@ pub struct Task {
 /// The images', the kernel's; nothing that was made then remains.
 pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     let start = Instant::now();
+    support::check(opts)?;
     let images = ImageDir::open(&opts.images_dir)?;
     let mut cx = Restore::new(opts, images)?;
     hooks.notify(Event::PreRestore)?;

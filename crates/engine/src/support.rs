@@ -1,0 +1,124 @@
+//! Options that nothing carries out yet.
+//!
+//! A dump or restore that is told something it does not do must say so: who asked for
+//! it counts on it. Whoever carries an option out removes its line here; a test finds
+//! options that are neither here nor read anywhere.
+
+use crate::error::{Error, Result};
+use crate::options::{NetworkLock, Options};
+
+/// An option, by CRIU's name, and whether it was used.
+type Row = (&'static str, fn(&Options) -> bool);
+
+/// Of every operation.
+const MISSING: &[Row] = &[
+    ("--tcp-close", |o| o.tcp_close),
+    ("--network-lock", |o| o.network_lock == NetworkLock::Nftables),
+    ("--join-ns", |o| !o.join_ns.is_empty()),
+    ("--lsm-mount-context", |o| o.lsm_mount_context.is_some()),
+    ("--cgroup-yard", |o| o.cgroup_yard.is_some()),
+    ("--cgroup-props", |o| o.cgroup_props.is_some()),
+    ("--cgroup-props-file", |o| o.cgroup_props_file.is_some()),
+    ("--cgroup-dump-controller", |o| !o.cgroup_dump_controllers.is_empty()),
+    ("--track-mem", |o| o.track_mem),
+    ("--prev-images-dir", |o| o.parent_img.is_some()),
+    ("--auto-dedup", |o| o.auto_dedup),
+    ("--lazy-pages", |o| o.lazy_pages),
+    ("--page-server", |o| o.page_server.is_some()),
+    ("--stream", |o| o.stream),
+    ("--force-irmap", |o| o.force_irmap),
+    ("--irmap-scan-path", |o| !o.irmap_scan_paths.is_empty()),
+];
+
+/// Refuses options that nothing carries out.
+///
+/// # Errors
+/// The first of them.
+pub fn check(opts: &Options) -> Result<()> {
+    match MISSING.iter().find(|(_, used)| used(opts)) {
+        Some((name, _)) => Err(Error::Unsupported((*name).to_owned())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// What the caller of the engine carries out.
+    const CALLERS: &[&str] = &["restore_detached", "exec_cmd", "pidfile", "status_fd"];
+
+    /// What only says how to get to the same end, or serves to notice a mistake.
+    const HINTS: &[&str] =
+        &["ghost_fiemap", "mntns_compat_mode", "pre_dump_mode", "pidfd_store", "freeze_cgroup"];
+
+    /// What allows more than is done without it: as long as nothing reads one of these,
+    /// the dump refuses what it would allow.
+    const PERMISSIONS: &[&str] = &[
+        "shell_job",
+        "tcp_established",
+        "file_locks",
+        "evasive_devices",
+        "allow_uprobes",
+        "weak_sysctls",
+        "unprivileged",
+        "orphan_pts_master",
+    ];
+
+    /// What runc always sends, and tasks in progress carry out.
+    const PENDING: &[&str] = &["manage_cgroups", "cgroup_roots", "empty_netns"];
+
+    /// The names of the fields of `Options`.
+    fn fields() -> Vec<String> {
+        let source = include_str!("options.rs");
+        let start = source.find("pub struct Options {").unwrap();
+        let end = start + source[start..].find("\n}").unwrap();
+        let lines = source[start..end].lines().filter_map(|line| line.strip_prefix("    pub "));
+        lines.filter_map(|line| line.split_once(':')).map(|(name, _)| name.to_owned()).collect()
+    }
+
+    fn sources(dir: &Path, out: &mut String) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, out);
+            } else if !path.ends_with("support.rs") {
+                out.push_str(&std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+
+    fn reads(text: &str, field: &str) -> bool {
+        let accessed = format!("opts.{field}");
+        text.match_indices(&accessed).any(|(at, _)| {
+            let next = text[at + accessed.len()..].chars().next();
+            !next.is_some_and(|c| c.is_alphanumeric() || c == '_')
+        })
+    }
+
+    #[test]
+    fn no_option_is_ignored() {
+        let mut text = String::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        // `timeout` is read through `patience()`.
+        text = text.replace("opts.patience()", "opts.timeout");
+        let own = include_str!("support.rs");
+        let missing = &own[..own.find("#[cfg(test)]").unwrap()];
+        for field in fields() {
+            let refused = missing.contains(&format!("o.{field}"));
+            let listed = [CALLERS, HINTS, PERMISSIONS, PENDING].concat().contains(&field.as_str());
+            let read = reads(&text, &field);
+            assert!(refused || listed || read, "nothing reads {field}: refuse it in support.rs");
+            let partly = field == "network_lock";
+            assert!(partly || !(refused && read), "{field} is read: take it out of support.rs");
+        }
+    }
+
+    #[test]
+    fn the_option_is_named() {
+        assert!(check(&Options::default()).is_ok());
+        let error = check(&Options { tcp_close: true, ..Options::default() }).unwrap_err();
+        assert_eq!(error.to_string(), "--tcp-close is not supported");
+    }
+}
