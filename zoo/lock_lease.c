@@ -1,6 +1,7 @@
 // area: file locks
 // shows: read and write leases, on the open files that had them
 // options: --file-locks
+// modes: -leave-running
 #include "zoo.h"
 
 int main(void)

@@ -1,6 +1,7 @@
 // area: file locks
 // shows: a lease that is being broken: no second signal comes, and it can be given up
 // options: --file-locks
+// modes: -leave-running
 #include "zoo.h"
 
 int main(void)

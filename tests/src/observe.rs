@@ -380,9 +380,10 @@ fn fdinfo_line(line: &str) -> Option<String> {
     match first {
         // How a nameless file came to be is no property of it.
         "flags" => {
-            const O_TMPFILE: u32 = 0o20_000_000;
+            const O_TMPFILE: u32 = 0o20_200_000;
             let flags = u32::from_str_radix(words.get(1)?, 8).ok()?;
-            Some(format!("flags: {:o}", flags & !O_TMPFILE))
+            let nameless = if flags & O_TMPFILE == O_TMPFILE { O_TMPFILE } else { 0 };
+            Some(format!("flags: {:o}", flags & !nameless))
         }
         "mnt_id" | "ino" | "it_value" | "eventfd-id" | "Pid" | "NSpid" => None,
         "lock" => {
