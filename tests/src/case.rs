@@ -9,7 +9,7 @@ use crate::wait::wait_for;
 use anyhow::{Context, Result};
 use std::fmt;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -106,34 +106,10 @@ impl Case {
     ///
     /// # Errors
     /// The harness itself could not work.
-    pub fn run(&self, zoo: &std::path::Path, keep: bool) -> Result<Outcome> {
+    pub fn run(&self, zoo: &Path, keep: bool) -> Result<Outcome> {
         let dir = self.dir()?;
-        remove(&dir)?;
-        std::fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
-        let log = File::create(dir.join("runner.log"))?;
-        let mut runner = Command::new("unshare")
-            .args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net", "--ipc"])
-            .arg(zoo)
-            .args(["--inside", &self.program.name, &self.mode.to_string()])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .current_dir(&dir)
-            .spawn()
-            .context("unshare")?;
-        let ended = wait_for("the case to end", LIMIT, || Ok(runner.try_wait()?));
-        if ended.is_err() {
-            runner.kill()?;
-            runner.wait()?;
-        }
-        let outcome = match std::fs::read_to_string(dir.join("outcome")) {
-            Ok(text) => Outcome::parse(&text),
-            Err(_) => {
-                let log = std::fs::read_to_string(dir.join("runner.log")).unwrap_or_default();
-                let why = ended.err().map(|error| error.to_string()).unwrap_or_default();
-                Outcome::Fail(format!("the runner gave no verdict. {why}\n{log}"))
-            }
-        };
+        let mode = self.mode.to_string();
+        let outcome = isolated(zoo, &dir, &["--inside", &self.program.name, &mode], LIMIT)?;
         if !keep && !matches!(outcome, Outcome::Fail(_)) {
             remove(&dir)?;
         }
@@ -141,7 +117,41 @@ impl Case {
     }
 }
 
-fn remove(dir: &std::path::Path) -> Result<()> {
+/// Runs `zoo` as the first process of a pid namespace, with new mount, network and IPC namespaces, in
+/// the fresh directory `dir`, where it leaves its verdict in the file `outcome`.
+///
+/// # Errors
+/// The harness itself could not work.
+pub fn isolated(zoo: &Path, dir: &Path, args: &[&str], limit: Duration) -> Result<Outcome> {
+    remove(dir)?;
+    std::fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
+    let log = File::create(dir.join("runner.log"))?;
+    let mut runner = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net", "--ipc"])
+        .arg(zoo)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .current_dir(dir)
+        .spawn()
+        .context("unshare")?;
+    let ended = wait_for("the case to end", limit, || Ok(runner.try_wait()?));
+    if ended.is_err() {
+        runner.kill()?;
+        runner.wait()?;
+    }
+    Ok(match std::fs::read_to_string(dir.join("outcome")) {
+        Ok(text) => Outcome::parse(&text),
+        Err(_) => {
+            let log = std::fs::read_to_string(dir.join("runner.log")).unwrap_or_default();
+            let why = ended.err().map(|error| error.to_string()).unwrap_or_default();
+            Outcome::Fail(format!("the runner gave no verdict. {why}\n{log}"))
+        }
+    })
+}
+
+fn remove(dir: &Path) -> Result<()> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", dir.display()))

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How long a program may take to set itself up or to verify itself.
 const PROGRAM: Duration = Duration::from_secs(30);
 /// How long a dump or a restore may take.
-const ENGINE: Duration = Duration::from_secs(40);
+pub(crate) const ENGINE: Duration = Duration::from_secs(25);
 /// How long tasks may take to end that have been killed or have given their verdict.
 const END: Duration = Duration::from_secs(10);
 
@@ -54,11 +54,13 @@ fn everywhere(case: &Case) -> Result<Outcome> {
 
 /// A case in its world.
 #[derive(Debug)]
-struct Runner<'a> {
-    case: &'a Case,
+pub(crate) struct Runner<'a> {
+    /// The case.
+    pub case: &'a Case,
     /// The mode whose namespaces the program lives in.
-    world: Mode,
-    dir: PathBuf,
+    pub world: Mode,
+    /// The case's directory.
+    pub dir: PathBuf,
 }
 
 impl Runner<'_> {
@@ -83,7 +85,7 @@ impl Runner<'_> {
     }
 
     /// Loopback up, a /run of our own to find litter in; says what the machine lacks.
-    fn prepare(&self) -> Result<Option<String>> {
+    pub fn prepare(&self) -> Result<Option<String>> {
         let sh = "ip link set lo up && { mountpoint -q /run || mount -t tmpfs tmpfs /run; }";
         let status =
             commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
@@ -118,16 +120,16 @@ impl Runner<'_> {
     }
 
     /// The program's working directory, as seen from here.
-    fn work(&self) -> PathBuf {
+    pub fn work(&self) -> PathBuf {
         if self.in_container() { self.root().join("work") } else { self.dir.join("work") }
     }
 
-    fn images(&self) -> PathBuf {
+    pub fn images(&self) -> PathBuf {
         self.dir.join("images")
     }
 
     /// Starts the program and waits for it to be there; the id is that of the tree's root.
-    fn start(&self) -> Result<i32> {
+    pub fn start(&self) -> Result<i32> {
         let pidfile = self.dir.join("pid");
         std::fs::create_dir_all(self.work())?;
         let binary = build::binary(&self.case.program.name)?;
@@ -170,16 +172,16 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn output(&self, name: &str) -> String {
+    pub fn output(&self, name: &str) -> String {
         std::fs::read_to_string(self.dir.join(format!("{name}.out"))).unwrap_or_default()
     }
 
-    fn result(&self) -> Option<String> {
+    pub fn result(&self) -> Option<String> {
         std::fs::read_to_string(self.work().join("result")).ok()
     }
 
     /// Waits until the program is ready; a verdict that comes first is the outcome.
-    fn verdict_before_ready(&self, root: i32) -> Result<Option<Outcome>> {
+    pub fn verdict_before_ready(&self, root: i32) -> Result<Option<Outcome>> {
         wait_for("the program to be ready", PROGRAM, || {
             reap()?;
             if let Some(text) = self.result() {
@@ -198,7 +200,7 @@ impl Runner<'_> {
     }
 
     /// Tells the program to verify itself and waits for its verdict.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         std::fs::write(self.work().join("check"), "")?;
         let verdict = wait_for("the program's verdict", PROGRAM, || {
             reap()?;
@@ -211,7 +213,7 @@ impl Runner<'_> {
     }
 
     /// Waits until the whole tree is gone, and all that it left to us is reaped.
-    fn gone(&self, root: i32) -> Result<()> {
+    pub fn gone(&self, root: i32) -> Result<()> {
         wait_for("the tasks to end", END, || {
             reap()?;
             Ok((observe::processes()? == [1]).then_some(()))
@@ -219,18 +221,23 @@ impl Runner<'_> {
         .with_context(|| format!("of {root} there still are {:?}", observe::processes()))
     }
 
-    fn criu(&self, action: &str, args: &[&str]) -> Result<bool> {
+    /// The `criu` command for an action on the case's images.
+    pub fn command(&self, action: &str, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(build::criu()?);
         command.arg(action).arg("-D").arg(self.images());
         command.args(["-v4", "-o", &format!("{action}.log")]).args(args);
         let program = &self.case.program;
         command.args(if action == "dump" { &program.dump } else { &program.restore });
-        let status = commands::run(&self.dir, action, &mut command, ENGINE);
+        Ok(command)
+    }
+
+    fn criu(&self, action: &str, args: &[&str]) -> Result<bool> {
+        let status = commands::run(&self.dir, action, &mut self.command(action, args)?, ENGINE);
         Ok(status.with_context(|| self.log_tail(action))?.success())
     }
 
     /// The last lines of an action's log, for a report.
-    fn log_tail(&self, action: &str) -> String {
+    pub fn log_tail(&self, action: &str) -> String {
         let log = std::fs::read(self.images().join(format!("{action}.log"))).unwrap_or_default();
         let log = String::from_utf8_lossy(&log).into_owned();
         let lines: Vec<&str> = log.lines().collect();
@@ -238,13 +245,13 @@ impl Runner<'_> {
         format!("{action}:\n{}\n{}", self.output(action), tail.join("\n"))
     }
 
-    fn dump(&self, root: i32, args: &[&str]) -> Result<bool> {
+    pub fn dump(&self, root: i32, args: &[&str]) -> Result<bool> {
         std::fs::create_dir_all(self.images())?;
         let pid = root.to_string();
         self.criu("dump", &[&["-t", pid.as_str()], args].concat())
     }
 
-    fn restore(&self) -> Result<i32> {
+    pub fn restore(&self) -> Result<i32> {
         let pidfile = self.dir.join("pid.restored");
         let _ = std::fs::remove_file(&pidfile);
         let (path, root) = (pidfile.display().to_string(), self.root().display().to_string());
@@ -296,7 +303,7 @@ impl Runner<'_> {
     }
 
     /// Makes the content of the directory `to` that of `from`.
-    fn keep_files(&self, from: &str, to: &str) -> Result<()> {
+    pub fn keep_files(&self, from: &str, to: &str) -> Result<()> {
         let script = r#"mkdir -p "$2" && find "$2" -mindepth 1 -delete && cp -a "$1/." "$2""#;
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh", from, to]);
@@ -336,7 +343,7 @@ impl Runner<'_> {
 }
 
 /// No task of the tree may be left traced.
-fn untraced(root: i32) -> Result<()> {
+pub(crate) fn untraced(root: i32) -> Result<()> {
     for pid in observe::descendants(root)? {
         let dir = Path::new("/proc").join(pid.to_string());
         let tracer = observe::status_field(&dir, "TracerPid")?.parse::<i32>()?;
@@ -351,7 +358,7 @@ fn alive(pid: i32) -> bool {
 }
 
 /// Reaps the zombies that were left to us; what we started ourselves is waited for elsewhere.
-fn reap() -> Result<()> {
+pub(crate) fn reap() -> Result<()> {
     for pid in observe::processes()? {
         let dir = Path::new("/proc").join(pid.to_string());
         let field = |name| observe::status_field(&dir, name).unwrap_or_default();
@@ -364,14 +371,14 @@ fn reap() -> Result<()> {
 
 /// What a case must leave as it was.
 #[derive(Debug, PartialEq, Eq)]
-struct World {
+pub(crate) struct World {
     mounts: Vec<String>,
     run: Vec<PathBuf>,
     rules: String,
 }
 
 impl World {
-    fn observe() -> Result<Self> {
+    pub fn observe() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
         let rules = Command::new("nft").args(["list", "ruleset"]).output().context("nft")?;
         let mut run: Vec<_> =
@@ -384,7 +391,7 @@ impl World {
         })
     }
 
-    fn must_be_unchanged(&self) -> Result<()> {
+    pub fn must_be_unchanged(&self) -> Result<()> {
         let now = Self::observe()?;
         ensure!(*self == now, "something is left over: was {self:?}, is {now:?}");
         Ok(())

@@ -74,6 +74,28 @@ pub fn summary(programs: &[Program]) -> Result<String> {
     Ok(text)
 }
 
+/// The rows of a compatibility table that the last run contradicts; what was not run is not judged.
+///
+/// # Errors
+/// See [`build::area`].
+pub fn differing(programs: &[Program], written: &str) -> Result<Vec<String>> {
+    fn cells(line: &str) -> Option<(&str, Vec<&str>)> {
+        let mut cells: Vec<&str> = line.split(" | ").collect();
+        let program = cells.pop()?;
+        let last = cells.len().checked_sub(5)?;
+        Some((program, cells.split_off(last)))
+    }
+    let rows: std::collections::HashMap<_, _> = written.lines().filter_map(cells).collect();
+    let now = table(programs)?;
+    let differs = |line: &&str| {
+        cells(line).is_some_and(|(program, outcomes)| match rows.get(program) {
+            Some(old) => outcomes.iter().zip(old).any(|(new, old)| *new != "?" && new != old),
+            None => true,
+        })
+    };
+    Ok(now.lines().filter(differs).map(str::to_owned).collect())
+}
+
 /// The compatibility table.
 ///
 /// # Errors

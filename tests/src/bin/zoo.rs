@@ -2,12 +2,12 @@
 //!
 //!     zoo                       lists the programs
 //!     zoo PROGRAM [MODE] [--keep]   runs the program in a mode, or in all of its modes
-//!     zoo status [--json|--table]   what the last run of each case gave
+//!     zoo status [--json|--table|--check FILE]   what the last run of each case gave
 
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 use torpor_tests::case::{Case, Outcome};
-use torpor_tests::{build, inside, program, status};
+use torpor_tests::{build, fault, inside, program, status};
 
 fn main() -> Result<ExitCode> {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
@@ -18,16 +18,23 @@ fn main() -> Result<ExitCode> {
         [] => list()?,
         ["status"] => print!("{}", status::summary(&program::all()?)?),
         ["status", "--json"] => println!("{:#}", status::json(&program::all()?)?),
+        ["status", "--check", table] => {
+            let differing = status::differing(&program::all()?, &std::fs::read_to_string(table)?)?;
+            if !differing.is_empty() {
+                bail!("{table} tells of other outcomes; make docs\n{}", differing.join("\n"));
+            }
+        }
         ["status", "--table"] => print!("{}", status::table(&program::all()?)?),
         ["--inside", name, mode] => {
             let case = Case { program: program::find(name)?, mode: mode.parse()? };
             inside::run(&case)?;
         }
+        ["--fault", kind, seed] => fault::inside(kind, seed.parse()?)?,
         [name] => return run(Case::all(&[program::find(name)?]), keep),
         [name, mode] => {
             return run(vec![Case { program: program::find(name)?, mode: mode.parse()? }], keep);
         }
-        _ => bail!("usage: zoo [PROGRAM [MODE] [--keep] | status [--json|--table]]"),
+        _ => bail!("usage: zoo [PROGRAM [MODE] [--keep] | status [--json|--table|--check FILE]]"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,431 @@
+//! Faults: an engine that is killed at any moment, runs out of space or time, or is given images that
+//! are no images. Whatever happens, tasks that ran go on unharmed and nothing is left over.
+
+use crate::build;
+use crate::case::{Case, Outcome, isolated};
+use crate::commands;
+use crate::inside::{ENGINE, Runner, World, reap, untraced};
+use crate::observe;
+use crate::program::{self, Mode};
+use crate::wait::wait_for;
+use anyhow::{Context, Result, bail, ensure};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The program that suffers: it does everything at once and verifies itself all the time.
+const PROGRAM: &str = "everything";
+/// How often the dumper is killed, and the restorer.
+const DUMPS: u32 = 200;
+const RESTORES: u32 = 40;
+/// How long a task may take to be itself again.
+const CALM: Duration = Duration::from_secs(15);
+
+/// The kinds of fault, by name.
+pub const KINDS: [&str; 6] =
+    ["dump-killed", "restore-killed", "disk-full", "timeout", "bad-images", "missing-file"];
+
+/// Lets a fault happen, in a world of its own. The seed of all that is random can be set by the
+/// environment variable `FAULT_SEED`, and is part of every error.
+///
+/// # Errors
+/// Something was harmed or left over; the case's directory stays.
+pub fn run(zoo: &Path, kind: &str) -> Result<()> {
+    let dir = build::area()?.join("faults").join(kind);
+    let seed = match std::env::var("FAULT_SEED") {
+        Ok(seed) => seed,
+        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis().to_string(),
+    };
+    let limit = Duration::from_secs(900);
+    match isolated(zoo, &dir, &["--fault", kind, &seed], limit)? {
+        Outcome::Pass => Ok(std::fs::remove_dir_all(dir)?),
+        other => bail!(
+            "{kind} with FAULT_SEED={seed}: {other}\nkept in {}\nagain: FAULT_SEED={seed} cargo test \
+             -p torpor-tests --test fault -- {kind}",
+            dir.display()
+        ),
+    }
+}
+
+/// Plays a fault as the first process of its pid namespace.
+///
+/// # Errors
+/// The outcome cannot be written.
+pub fn inside(kind: &str, seed: u64) -> Result<()> {
+    let case = Case { program: program::find(PROGRAM)?, mode: Mode::Plain };
+    let dir = build::area()?.join("faults").join(kind);
+    let play = Play {
+        runner: Runner { case: &case, world: Mode::Plain, dir: dir.clone() },
+        random: std::cell::Cell::new(seed),
+    };
+    let outcome = match play.play(kind) {
+        Ok(()) => Outcome::Pass,
+        Err(error) => Outcome::Fail(format!("{error:#}")),
+    };
+    Ok(std::fs::write(dir.join("outcome"), outcome.to_string())?)
+}
+
+struct Play<'a> {
+    runner: Runner<'a>,
+    random: std::cell::Cell<u64>,
+}
+
+impl Play<'_> {
+    fn play(&self, kind: &str) -> Result<()> {
+        if let Some(missing) = self.runner.prepare()? {
+            bail!("this machine lacks {missing}");
+        }
+        let world = World::observe()?;
+        let root = self.runner.start()?;
+        if let Some(verdict) = self.runner.verdict_before_ready(root)? {
+            bail!("the program did not start: {verdict}");
+        }
+        match kind {
+            "dump-killed" => self.dump_killed(root),
+            "restore-killed" => self.restore_killed(root),
+            "disk-full" => self.disk_full(root),
+            "timeout" => self.timeout(root),
+            "bad-images" => self.bad_images(root),
+            "missing-file" => self.missing_file(root),
+            _ => bail!("no such fault: {kind}"),
+        }?;
+        world.must_be_unchanged()
+    }
+
+    /// A number below `bound`, from a generator that a seed repeats (SplitMix64).
+    fn below(&self, bound: u64) -> u64 {
+        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(state);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound.max(1)
+    }
+
+    /// The program must be whole: nobody traces or stops it, and all its parts are at work.
+    fn unharmed(&self, root: i32, before: &[String]) -> Result<()> {
+        let probe = self.runner.work().join("probe");
+        wait_for("the engine's processes to end", CALM, || {
+            reap()?;
+            let mut tree = observe::descendants(root)?;
+            tree.push(1);
+            let others: Vec<_> =
+                observe::processes()?.into_iter().filter(|pid| !tree.contains(pid)).collect();
+            Ok(others.is_empty().then_some(()))
+        })
+        .with_context(|| format!("{:?}", observe::processes()))?;
+        untraced(root)?;
+        for pid in observe::descendants(root)? {
+            let dir = Path::new("/proc").join(pid.to_string());
+            let state = observe::status_field(&dir, "State")?;
+            ensure!(!state.starts_with(['T', 't', 'Z']), "task {pid} is {state}");
+        }
+        let now = mappings(root)?;
+        ensure!(now == before, "the mappings changed: {before:?} to {now:?}");
+        std::fs::write(&probe, "")?;
+        wait_for("the program to prove that it works", CALM, || {
+            if let Some(result) = self.runner.result() {
+                bail!("the program gave up: {result}");
+            }
+            Ok((!probe.exists()).then_some(()))
+        })
+    }
+
+    /// Kills the process after `delay`; true if it had not ended before.
+    fn killed(&self, command: &mut Command, name: &str, delay: Duration) -> Result<bool> {
+        let out = std::fs::File::create(self.runner.dir.join(format!("{name}.out")))?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let mut child = command.current_dir(&self.runner.dir).spawn()?;
+        std::thread::sleep(delay);
+        let early = child.try_wait()?.is_none();
+        if early {
+            child.kill()?;
+        }
+        child.wait()?;
+        Ok(early)
+    }
+
+    /// How long the whole takes, so that the random moments cover it.
+    fn measure(&self, command: &mut Command, name: &str) -> Result<Duration> {
+        let start = Instant::now();
+        let status = commands::run(&self.runner.dir, name, command, ENGINE)?;
+        ensure!(status.success(), "{}", self.runner.log_tail(name));
+        Ok(start.elapsed())
+    }
+
+    fn fresh_images(&self) -> Result<()> {
+        let images = self.runner.images();
+        if images.exists() {
+            std::fs::remove_dir_all(&images)?;
+        }
+        Ok(std::fs::create_dir_all(images)?)
+    }
+
+    fn moment(&self, whole: Duration) -> Duration {
+        let nanos = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.below(nanos + nanos / 10))
+    }
+
+    fn dump_command(&self, root: i32, more: &[&str]) -> Result<Command> {
+        let pid = root.to_string();
+        self.runner.command("dump", &[&["-t", pid.as_str(), "--leave-running"], more].concat())
+    }
+
+    fn dump_killed(&self, root: i32) -> Result<()> {
+        let before = mappings(root)?;
+        self.fresh_images()?;
+        let whole = self.measure(&mut self.dump_command(root, &[])?, "dump")?;
+        self.unharmed(root, &before)?;
+        let mut early = 0;
+        for round in 0..DUMPS {
+            self.fresh_images()?;
+            let delay = self.moment(whole);
+            early += u32::from(self.killed(&mut self.dump_command(root, &[])?, "dump", delay)?);
+            self.unharmed(root, &before)
+                .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
+        }
+        ensure!(early > DUMPS / 2, "only {early} of {DUMPS} dumps were killed before their end");
+        self.finish(root)
+    }
+
+    /// The program verifies itself for the last time and ends.
+    fn finish(&self, root: i32) -> Result<()> {
+        self.runner.check()?;
+        self.runner.gone(root)
+    }
+
+    /// Dumps for good, and keeps the files that the program had then.
+    fn put_to_sleep(&self, root: i32) -> Result<()> {
+        self.fresh_images()?;
+        ensure!(self.runner.dump(root, &[])?, "{}", self.runner.log_tail("dump"));
+        self.runner.gone(root)
+    }
+
+    fn wake_and_finish(&self) -> Result<()> {
+        let root = self.runner.restore()?;
+        let before = mappings(root)?;
+        self.unharmed(root, &before)?;
+        self.finish(root)
+    }
+
+    fn restore_killed(&self, root: i32) -> Result<()> {
+        self.put_to_sleep(root)?;
+        let start = Instant::now();
+        let woken = self.runner.restore()?;
+        let whole = start.elapsed();
+        self.put_to_sleep(woken)?;
+        let world = World::observe()?;
+        for round in 0..RESTORES {
+            let delay = self.moment(whole);
+            let mut command = self.runner.command("restore", &["-d"])?;
+            self.killed(&mut command, "restore", delay)?;
+            self.nothing_or_all(&world)
+                .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
+        }
+        self.wake_and_finish()
+    }
+
+    /// After a restore was killed: no task is there, or all are and run; these are ended.
+    fn nothing_or_all(&self, world: &World) -> Result<()> {
+        wait_for("the tasks to be gone, or to run", CALM, || {
+            reap()?;
+            let there: Vec<_> = observe::processes()?.into_iter().filter(|pid| *pid != 1).collect();
+            let running = |pid: &i32| {
+                let dir = Path::new("/proc").join(pid.to_string());
+                let field = |name| observe::status_field(&dir, name).unwrap_or_default();
+                field("TracerPid") == "0" && !field("State").starts_with(['T', 't'])
+            };
+            Ok(there.iter().all(running).then_some(()))
+        })
+        .with_context(states)?;
+        for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
+            end(pid);
+        }
+        self.runner.gone(0)?;
+        world.must_be_unchanged()
+    }
+
+    fn disk_full(&self, root: i32) -> Result<()> {
+        let before = mappings(root)?;
+        std::fs::create_dir_all(self.runner.images())?;
+        for size in ["4k", "64k", "256k", "1m", "3m"] {
+            let mount = format!("mount -t tmpfs -o size={size} tmpfs images");
+            self.shell(&mount)?;
+            let mut command = self.dump_command(root, &["-o", "../dump.log"])?;
+            let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
+            let log = std::fs::read_to_string(self.runner.dir.join("dump.log"))?;
+            ensure!(!status.success(), "a dump into {size} succeeded");
+            ensure!(log.contains("No space left"), "with {size} the log does not say why:\n{log}");
+            self.unharmed(root, &before).with_context(|| format!("with {size}"))?;
+            self.shell("umount images")?;
+        }
+        self.finish(root)
+    }
+
+    fn shell(&self, line: &str) -> Result<()> {
+        let mut command = Command::new("sh");
+        let status = commands::run(&self.runner.dir, "sh", command.args(["-c", line]), ENGINE)?;
+        ensure!(status.success(), "{line}: {}", self.runner.output("sh"));
+        Ok(())
+    }
+
+    /// A task in a frozen group of the first version's freezer cannot be stopped: time runs out.
+    fn timeout(&self, root: i32) -> Result<()> {
+        let freezer = Path::new("/sys/fs/cgroup/freezer");
+        if !freezer.join("cgroup.procs").exists() {
+            return self.finish(root);
+        }
+        let before = mappings(root)?;
+        let outside = std::fs::read_link("/proc/self/ns/pid")?;
+        let name: String =
+            outside.display().to_string().chars().filter(char::is_ascii_digit).collect();
+        let group = Group(freezer.join(format!("zoo-{name}")));
+        std::fs::create_dir(&group.0)?;
+        let last = observe::descendants(root)?.into_iter().max().unwrap_or(root);
+        std::fs::write(group.0.join("cgroup.procs"), last.to_string())?;
+        std::fs::write(group.0.join("freezer.state"), "FROZEN")?;
+        wait_for("the task to be frozen", CALM, || {
+            let state = std::fs::read_to_string(group.0.join("freezer.state"))?;
+            Ok((state.trim() == "FROZEN").then_some(()))
+        })?;
+        self.fresh_images()?;
+        let mut command = self.dump_command(root, &["--timeout", "2"])?;
+        let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
+        ensure!(!status.success(), "the dump of a frozen task succeeded");
+        std::fs::write(group.0.join("freezer.state"), "THAWED")?;
+        std::fs::write(freezer.join("cgroup.procs"), last.to_string())?;
+        self.unharmed(root, &before)?;
+        self.finish(root)
+    }
+
+    /// Each image in turn cut off, overwritten, or missing: an error, no panic, nothing left over.
+    fn bad_images(&self, root: i32) -> Result<()> {
+        self.put_to_sleep(root)?;
+        let world = World::observe()?;
+        let images = self.runner.images();
+        let mut files: Vec<PathBuf> = std::fs::read_dir(&images)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.extension().is_some_and(|extension| extension == "img"))
+            .collect();
+        files.sort();
+        ensure!(files.len() > 10, "there are only {} images", files.len());
+        for file in &files {
+            let whole = std::fs::read(file)?;
+            for (what, content, must_fail) in self.damages(file, &whole) {
+                std::fs::write(file, content)?;
+                self.damaged(file, &what, must_fail, &world)?;
+            }
+            if !file.ends_with("stats-dump.img") {
+                std::fs::remove_file(file)?;
+                self.damaged(file, "removed", false, &world)?;
+            }
+            std::fs::write(file, &whole)?;
+        }
+        self.wake_and_finish()
+    }
+
+    /// Damaged versions of an image, and whether a restore from them has to fail.
+    fn damages(&self, file: &Path, whole: &[u8]) -> Vec<(String, Vec<u8>, bool)> {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let raw = name.starts_with("pages-") || name.starts_with("stats-");
+        let cut = |len: usize| whole.get(..len).unwrap_or(whole).to_vec();
+        let mut damages = vec![
+            ("cut off at its half".to_owned(), cut(whole.len() / 2), !name.starts_with("stats-")),
+            ("cut off by a byte".to_owned(), cut(whole.len().saturating_sub(1)), !raw),
+            ("empty".to_owned(), Vec::new(), !name.starts_with("stats-")),
+            ("cut off in its magic".to_owned(), cut(3), !raw),
+        ];
+        let length = u64::try_from(whole.len()).unwrap_or(1);
+        for _ in 0..6 {
+            let mut copy = whole.to_vec();
+            let at = self.below(length);
+            let bit = 1 << self.below(8);
+            if let Some(byte) = usize::try_from(at).ok().and_then(|at| copy.get_mut(at)) {
+                *byte ^= bit;
+            }
+            damages.push((format!("byte {at} changed by {bit:#x}"), copy, at < 4 && !raw));
+        }
+        damages
+    }
+
+    fn damaged(&self, file: &Path, what: &str, must_fail: bool, world: &World) -> Result<()> {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let about = || format!("{name}, {what}: {}", self.runner.log_tail("restore"));
+        let mut command = self.runner.command("restore", &["-d"])?;
+        let status = commands::run(&self.runner.dir, "restore", &mut command, ENGINE);
+        let status = status.with_context(about)?;
+        let out = self.runner.output("restore");
+        ensure!(!out.contains("panicked"), "it panicked: {}", about());
+        ensure!(status.code().is_some(), "it died: {}", about());
+        if status.success() {
+            ensure!(!must_fail, "it succeeded: {}", about());
+            for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
+                end(pid);
+            }
+        } else if must_fail {
+            let log = std::fs::read_to_string(self.runner.images().join("restore.log"))?;
+            let named = log.lines().any(|line| line.contains("Error") && line.contains(name));
+            ensure!(named, "the error does not name the file: {}", about());
+        }
+        self.runner.gone(0).with_context(about)?;
+        world.must_be_unchanged().with_context(about)
+    }
+
+    /// A file that a task had mapped is not there any more: the restore fails late.
+    fn missing_file(&self, root: i32) -> Result<()> {
+        let lost = self.runner.work().join("out");
+        self.put_to_sleep(root)?;
+        let world = World::observe()?;
+        let hidden = lost.with_extension("hidden");
+        std::fs::rename(&lost, &hidden)?;
+        self.damaged(Path::new("out"), "missing", true, &world)?;
+        std::fs::rename(hidden, &lost)?;
+        // A file that has grown is not the file that was open.
+        let size = std::fs::metadata(&lost)?.len();
+        let file = std::fs::OpenOptions::new().write(true).open(&lost)?;
+        file.write_all_at(b"more", size)?;
+        self.damaged(Path::new("out"), "grown", true, &world)?;
+        file.set_len(size)?;
+        self.wake_and_finish()
+    }
+}
+
+/// A control group that is taken away at the end, with what is in it set free.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+fn end(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+fn states() -> String {
+    let pids = observe::processes().unwrap_or_default();
+    let state = |pid: &i32| {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let field = |name| observe::status_field(&dir, name).unwrap_or_default();
+        format!("{pid} {} {} traced by {}", field("Name"), field("State"), field("TracerPid"))
+    };
+    pids.iter().map(state).collect::<Vec<_>>().join("\n")
+}
+
+/// The mappings of all tasks of the tree, less the ends of those that grow by themselves.
+fn mappings(root: i32) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for pid in observe::descendants(root)? {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        for line in text.lines().filter(|line| !line.ends_with("[stack]")) {
+            all.push(format!("{pid} {line}"));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
