@@ -31,6 +31,7 @@ pub struct Log {
 #[derive(Debug)]
 enum Target {
     Stderr,
+    Stdout,
     File(File),
 }
 
@@ -56,20 +57,29 @@ impl Log {
         tracing::callsite::rebuild_interest_cache();
     }
 
-    /// From now on lines go to the file `path`, which is made anew.
+    /// From now on lines go to the file `path`, which is made anew; `-` is the standard
+    /// output.
     ///
     /// # Errors
     /// If it cannot be made.
     pub fn to_file(&self, path: &Path) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
+        if path == Path::new("-") {
+            self.set_target(Target::Stdout);
+            return Ok(());
+        }
+        // Who can write to a work directory must not choose what root overwrites.
+        let in_work_dir = if path.is_relative() { libc::O_NOFOLLOW } else { 0 };
         // Appending, so that lines of forked helpers do not overwrite each other.
         let file = File::options()
             .append(true)
             .create(true)
             .mode(0o600)
-            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .custom_flags(libc::O_CLOEXEC | in_work_dir)
             .open(path)?;
-        file.set_len(0)?;
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
         self.set_target(Target::File(file));
         Ok(())
     }
@@ -148,6 +158,7 @@ impl Subscriber for &'static Log {
         // There is nowhere to report that the log cannot be written.
         let _ = match &mut *target {
             Target::Stderr => io::stderr().write_all(line.as_bytes()),
+            Target::Stdout => io::stdout().write_all(line.as_bytes()),
             Target::File(file) => file.write_all(line.as_bytes()),
         };
     }

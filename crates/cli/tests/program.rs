@@ -133,6 +133,20 @@ fn logs_go_to_the_work_directory() {
 }
 
 #[test]
+fn logs_go_to_special_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().to_str().unwrap();
+    for place in ["-", "/dev/stdout"] {
+        let output = run("criu", &["restore", "-D", images, "-o", place]);
+        assert!(out(&output).ends_with("Restoring FAILED.\n"), "{place}: {}", err(&output));
+    }
+    // A link in a directory that others may write to is not followed.
+    std::os::unix::fs::symlink("/dev/stdout", dir.path().join("log")).unwrap();
+    let output = run("criu", &["restore", "-D", images, "-o", "log"]);
+    assert!(err(&output).starts_with("Error: log file log: "), "{}", err(&output));
+}
+
+#[test]
 fn configuration_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

@@ -661,7 +661,7 @@ const LOGGING: &[Opt] = &[
         ("log-file", Some('o'), "FILE"),
         ALL,
         store!(log_file = some path),
-        "Write the log to FILE, relative to the work directory",
+        "Write the log to FILE, relative to the work directory; - is the standard output",
     ),
     optional(
         ("verbosity", Some('v'), "LEVEL"),
