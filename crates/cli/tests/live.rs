@@ -188,10 +188,19 @@ fn scripts_are_told_of_each_stage() {
         assert!(words.len() == 2 || words[1] == pid, "{told}");
         stages.push(words[0]);
     }
-    let position = |stage| stages.iter().position(|s| *s == stage).unwrap_or(usize::MAX);
-    let expected = ["pre-dump", "post-dump", "pre-restore", "post-restore", "post-resume"];
-    let positions = expected.map(position);
-    assert!(positions.is_sorted() && positions[4] < stages.len(), "{told}");
+    let expected = [
+        "pre-dump",
+        "network-lock",
+        "post-dump",
+        "pre-restore",
+        "setup-namespaces",
+        "post-setup-namespaces",
+        "post-restore",
+        "network-unlock",
+        "pre-resume",
+        "post-resume",
+    ];
+    assert_eq!(stages, expected, "{told}");
 }
 
 #[test]
@@ -206,6 +215,29 @@ fn a_script_that_fails_stops_the_dump() {
         log.contains("at pre-dump: exit status: 1") && log.ends_with("Dumping FAILED.\n"),
         "{log}"
     );
+}
+
+#[test]
+fn the_network_is_let_go_where_tasks_live_on() {
+    let task = Sleeper::start();
+    for (stage, args) in [("post-dump", &[][..]), ("none", &["--leave-running"])] {
+        let (path, told) = script(task.dir.path(), stage);
+        task.dump(&[&["--action-script", path.to_str().unwrap()], args].concat());
+        assert!(task.lives());
+        let told = fs::read_to_string(told).unwrap();
+        assert!(told.lines().last().unwrap().starts_with("network-unlock "), "{told}");
+    }
+}
+
+#[test]
+fn a_script_that_fails_at_the_very_end_is_too_late() {
+    let task = Sleeper::start();
+    task.put_to_sleep();
+    let (path, _) = script(task.dir.path(), "post-resume");
+    let mut restore = task.restore(&["-d", "--action-script", path.to_str().unwrap()]);
+    assert!(restore.status().unwrap().success());
+    assert!(task.lives());
+    assert!(task.log("restore.log").contains("Warn  ("), "{}", task.log("restore.log"));
 }
 
 #[test]

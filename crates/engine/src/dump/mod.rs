@@ -161,8 +161,10 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     if done.is_err() {
         cx.images.remove_inventory()?;
     }
+    // Tasks that are gone need their network held still until they are restored.
+    let unlocked = if kill { Ok(()) } else { hooks.notify(Event::NetworkUnlock) };
     cx.let_go(kill, stop);
-    done.map(|()| DumpReport { tasks })
+    done.and(unlocked).map(|()| DumpReport { tasks })
 }
 
 /// Collects and writes everything but the inventory.

@@ -103,10 +103,14 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     hooks.notify(Event::PostRestore { pid })?;
     cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
+    hooks.notify(Event::NetworkUnlock)?;
     hooks.notify(Event::PreResume { pid })?;
     cx.let_files_go();
     task::wake(&mut cx)?;
-    hooks.notify(Event::PostResume { pid })?;
+    // The tasks run: there is nothing left that an error could undo.
+    if let Err(error) = hooks.notify(Event::PostResume { pid }) {
+        tracing::warn!("{error}");
+    }
     Ok(RestoreReport { pid })
 }
 
