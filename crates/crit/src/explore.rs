@@ -248,7 +248,8 @@ impl Files {
         }
         if let Some(socket) = file.and_then(|file| file.usk.as_ref()) {
             let name = quoted_printable(&socket.name);
-            return format!("unix[{} ({}) {name}]", socket.ino, socket.peer);
+            let blank = if name.is_empty() { "" } else { " " };
+            return format!("unix[{} ({}){blank}{name}]", socket.ino, socket.peer);
         }
         let name = FdTypes::try_from(fd_type).map(|kind| kind.as_str_name());
         name.map_or_else(|_| format!("{fd_type}.{id}"), |name| format!("{name}.{id}"))

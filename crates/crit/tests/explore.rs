@@ -54,6 +54,7 @@ fn write_task(dir: &ImageDir, pid: u64, task_state: u32) {
             fd(0, FdTypes::Reg, 1),
             fd(1, FdTypes::Pipe, 4),
             fd(2, FdTypes::Unixsk, 5),
+            fd(3, FdTypes::Unixsk, 7),
             fd(100, FdTypes::Eventfd, 6),
         ];
         dir.write_all(kind::FDINFO, pid, &fds).unwrap();
@@ -111,6 +112,7 @@ fn files() -> Vec<FileEntry> {
         ..file(id, FdTypes::Reg)
     };
     let usk = UnixSkEntry { ino: 55, peer: 56, name: b"\0name".to_vec(), ..Default::default() };
+    let unnamed = UnixSkEntry { ino: 56, ..Default::default() };
     let pipe = PipeEntry { pipe_id: 44, ..Default::default() };
     vec![
         reg(1, "/bin/sleep"),
@@ -119,6 +121,7 @@ fn files() -> Vec<FileEntry> {
         FileEntry { pipe: Some(pipe), ..file(4, FdTypes::Pipe) },
         FileEntry { usk: Some(usk), ..file(5, FdTypes::Unixsk) },
         file(6, FdTypes::Eventfd),
+        FileEntry { usk: Some(unnamed), ..file(7, FdTypes::Unixsk) },
     ]
 }
 
@@ -147,6 +150,7 @@ fn fds_shows_the_files_of_each_live_task() {
         let files = "\t      0: /bin/sleep
 \t      1: pipe[44]
 \t      2: unix[55 (56) =00name]
+\t      3: unix[56 (0)]
 \t    100: EVENTFD.6
 \t    cwd: /home
 \t   root: /
