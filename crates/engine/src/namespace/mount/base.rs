@@ -261,7 +261,7 @@ fn on_host<'h>(mount: &Mount, host: &'h Tree) -> Option<&'h Path> {
 
 /// The user namespace whose ids the images hold.
 fn user_namespace(cx: &Restore<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.ns.of_kind(NsKind::User).next().filter(|ns| !ns.is_host);
+    let ns = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host);
     let file = ns.and_then(|ns| ns.file.as_ref());
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }

@@ -66,7 +66,7 @@ fn name_layers(cx: &Dump<'_>, forest: &mut Forest) -> Result<()> {
             .filter_map(|t| std::fs::read_link(format!("/proc/{}/cwd", t.pid)).ok())
             .collect();
         let merged = fstat(alone(cx, mount)?).context(|| format!("stat mount {}", mount.id))?;
-        let own_users = cx.ns.of_kind(NsKind::User).next().is_some_and(|ns| !ns.is_host);
+        let own_users = cx.ns.of_kind(NsKind::User).any(|ns| !ns.is_host);
         let named = if own_users {
             Err("an overlay in a user namespace cannot be made again".to_owned())
         } else {
@@ -131,7 +131,7 @@ fn check(cx: &Dump<'_>, forest: &Forest, node: Node) -> std::result::Result<(), 
     if let Some(option) = mount.unknown.first() {
         return Err(Unfit::Reason(format!("its option {option} cannot be restored")));
     }
-    let own_queues = cx.ns.of_kind(NsKind::Ipc).next().is_some_and(|ns| !ns.is_host);
+    let own_queues = cx.ns.of_kind(NsKind::Ipc).any(|ns| !ns.is_host);
     if source == Source::FileSystem && mount.fs == "mqueue" && own_queues {
         check_no_queues(cx, mount)?;
     }
@@ -196,7 +196,7 @@ fn save_contents(cx: &Dump<'_>, forest: &Forest) -> Result<()> {
 
 /// The user namespace whose ids the images hold.
 fn user_namespace(cx: &Dump<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.ns.of_kind(NsKind::User).next().filter(|ns| !ns.is_host);
+    let ns = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host);
     let file = ns.and_then(|ns| ns.file.as_ref());
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }
