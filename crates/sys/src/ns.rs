@@ -1,7 +1,7 @@
 //! Namespaces.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -49,6 +49,19 @@ pub fn unshare_time() -> Result<()> {
     check(unsafe { libc::unshare(CLONE_NEWTIME) }).map(drop)
 }
 
+/// The user namespace that owns a namespace (ioctl_nsfs(2), `NS_GET_USERNS`).
+///
+/// # Errors
+/// `EPERM` if it is outside of the caller's own user namespace.
+pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // _IO(0xb7, 1) of linux/nsfs.h.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    // SAFETY: the request has no argument; it returns a new descriptor.
+    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) })?;
+    // SAFETY: the kernel has just made `fd` for this call alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Makes a program start inside a user namespace, as its user 0.
 pub fn start_in_user_namespace(command: &mut Command, namespace: OwnedFd) {
     let enter = move || {
@@ -71,4 +84,19 @@ pub fn start_in_user_namespace(command: &mut Command, namespace: OwnedFd) {
     // SAFETY: between fork and exec the closure makes raw system calls only: it
     // takes no lock and allocates nothing (errors here carry just a number).
     unsafe { command.pre_exec(enter) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn this_mount_namespace_has_an_owner() {
+        let mnt = std::fs::File::open("/proc/self/ns/mnt").unwrap();
+        let owner = std::fs::File::from(owner(mnt.as_fd()).unwrap());
+        let user = std::fs::metadata("/proc/self/ns/user").unwrap();
+        assert_eq!(owner.metadata().unwrap().ino(), user.ino());
+    }
 }

@@ -1,16 +1,22 @@
 //! The mount namespaces of a running tree.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
-use rustix::mount::{MountPropagationFlags, OpenTreeFlags, UnmountFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use torpor_tracee::Tracee;
 
 use super::mountinfo::{self, Mount};
 use super::tree::Tree;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, run_in};
+use crate::restore::Transport;
 
 /// A mount namespace.
 #[derive(Debug)]
@@ -88,8 +94,7 @@ impl Mounts {
         let id = u32::try_from(mnt_id).ok();
         let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));
         let Some((space, index)) = found else {
-            let source = rustix::io::Errno::NOENT.into();
-            return Err(Error::Os { what: format!("find mount {mnt_id}"), source });
+            return Err(Errno::NOENT).context(|| format!("find mount {mnt_id}"));
         };
         space.open_alone(index)
     }
@@ -104,37 +109,69 @@ impl Space {
         let mount = self.tree.mount(index);
         let what = || format!("open mount {} at {}", mount.id, mount.mountpoint.display());
         let hiding = self.tree.hiding(index);
+        if !hiding.is_empty() {
+            return self.open_hidden(&hiding, &mount.mountpoint);
+        }
         run_in(&[self.file.as_fd()], || {
-            if !hiding.is_empty() {
-                self.uncover(&hiding)?;
-            }
             let root = open_root()?;
             let place = open_beneath(root.as_fd(), &mount.mountpoint, true).context(what)?;
-            if hiding.is_empty() && mount_id(place.as_fd()).context(what)? != u64::from(mount.id) {
-                let source = rustix::io::Errno::STALE.into();
-                return Err(Error::Os { what: what(), source });
+            if mount_id(place.as_fd()).context(what)? != u64::from(mount.id) {
+                return Err(Errno::STALE).context(what);
             }
             clone(place.as_fd()).context(what)
         })
     }
 
-    /// Takes away what hides a mount: in a copy of the namespace that only the
-    /// calling thread lives in, and that ends with it.
-    fn uncover(&self, hiding: &[usize]) -> Result<()> {
-        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNS)
-            .context(|| "unshare(CLONE_NEWNS)".to_owned())?;
-        make_all_private()?;
+    /// Opens the mount at `place` after `hiding` have been taken away: in a copy of
+    /// the namespace that ends with the husk that makes it. It must be made from
+    /// within the user namespace that owns the original: in a copy by somebody else
+    /// all mounts are locked in place (mount_namespaces(7)).
+    fn open_hidden(&self, hiding: &[usize], place: &Path) -> Result<OwnedFd> {
+        let what = || format!("uncover {}", place.display());
+        let owner = torpor_sys::ns::owner(self.file.as_fd()).context(what)?;
+        let own = File::open("/proc/self/ns/user").context(what)?;
+        let inode = |f: BorrowedFd<'_>| rustix::fs::fstat(f).map(|s| s.st_ino).context(what);
+        let foreign = inode(owner.as_fd())? != inode(own.as_fd())?;
+
+        let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[])?;
+        let transport = Transport::open(&mut husk, 3)?;
+        let mut batch = husk.batch();
+        transport.send(&mut batch, &[owner.as_fd(), self.file.as_fd()])?;
+        let new = libc::CLONE_NEWNS as u64;
+        if foreign {
+            batch.must(libc::SYS_setns, [0, libc::CLONE_NEWUSER as u64]);
+        }
+        batch.must(libc::SYS_setns, [1, new]);
+        batch.must(libc::SYS_unshare, [new]);
+        let root = batch.cstr("/").0;
+        batch.must(libc::SYS_mount, [0, root, 0, libc::MS_PRIVATE | libc::MS_REC, 0]);
         for &index in hiding {
-            let at = &self.tree.mount(index).mountpoint;
+            let at = batch.cstr(self.tree.mount(index).mountpoint.as_os_str().as_bytes()).0;
             // The ones stacked on top of it first; unmounting takes all below along.
-            let above = self.tree.stacked_on(index);
-            for _ in 0..=above {
-                rustix::mount::unmount(at, UnmountFlags::DETACH)
-                    .context(|| format!("uncover what is below {}", at.display()))?;
+            for _ in 0..=self.tree.stacked_on(index) {
+                batch.must(libc::SYS_umount2, [at, libc::MNT_DETACH as u64]);
             }
         }
-        Ok(())
+        let place = batch.cstr(place.as_os_str().as_bytes()).0;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+        let here = libc::AT_FDCWD as u64;
+        let opened = batch.must(libc::SYS_open_tree, [here, place, flags.bits().into()]);
+        let outcome = batch.run()?;
+        if let Some((_, error)) = outcome.first_error() {
+            return Err(error).context(what);
+        }
+        fetch(husk.pid(), outcome.result(opened).context(what)?).context(what)
     }
+}
+
+/// A duplicate of a descriptor of another task.
+pub(super) fn fetch(pid: i32, number: u64) -> std::io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
 }
 
 /// Reads the mounts of the calling thread's namespace. `proc` is the root of a
@@ -145,7 +182,7 @@ pub(super) fn read_own(proc: BorrowedFd<'_>) -> Result<Tree> {
     let file = rustix::fs::openat(proc, name, flags, Mode::empty())
         .context(|| format!("open /proc/{name}"))?;
     let mut text = Vec::new();
-    std::fs::File::from(file).read_to_end(&mut text).context(|| format!("read /proc/{name}"))?;
+    File::from(file).read_to_end(&mut text).context(|| format!("read /proc/{name}"))?;
     let mounts = mountinfo::parse(&text).map_err(|e| e.to_string());
     mounts
         .and_then(Tree::new)

@@ -9,9 +9,9 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
 };
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use torpor_tracee::Tracee;
 
+use super::collect::fetch;
 use super::fs::{Origin, flag_names, split_options};
 use super::mountinfo::Mount;
 use crate::error::{Context, Error, Result};
@@ -121,15 +121,6 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
             Err(_) => e,
         })
         .context(what)
-}
-
-/// A duplicate of a descriptor of another task.
-fn fetch(pid: i32, number: u64) -> io::Result<OwnedFd> {
-    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-    let pid = Pid::from_raw(pid).ok_or_else(invalid)?;
-    let number = i32::try_from(number).map_err(|_| invalid())?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
 }
 
 /// Adds what the file system had to say.
