@@ -109,8 +109,8 @@ impl Space {
         let mount = self.tree.mount(index);
         let what = || format!("open mount {} at {}", mount.id, mount.mountpoint.display());
         let hiding = self.tree.hiding(index);
-        if !hiding.is_empty() {
-            return self.open_hidden(&hiding, &mount.mountpoint);
+        if !hiding.is_empty() || mount.flags & libc::MS_UNBINDABLE != 0 {
+            return self.open_in_copy(&hiding, &mount.mountpoint);
         }
         run_in(&[self.file.as_fd()], || {
             let root = open_root()?;
@@ -122,11 +122,12 @@ impl Space {
         })
     }
 
-    /// Opens the mount at `place` after `hiding` have been taken away: in a copy of
-    /// the namespace that ends with the husk that makes it. It must be made from
-    /// within the user namespace that owns the original: in a copy by somebody else
-    /// all mounts are locked in place (mount_namespaces(7)).
-    fn open_hidden(&self, hiding: &[usize], place: &Path) -> Result<OwnedFd> {
+    /// Opens the mount at `place` after `hiding` have been taken away, and all has been
+    /// made private (an unbindable mount cannot be copied): in a copy of the namespace
+    /// that ends with the husk that makes it. It must be made from within the user
+    /// namespace that owns the original: in a copy by somebody else all mounts are
+    /// locked in place (mount_namespaces(7)).
+    fn open_in_copy(&self, hiding: &[usize], place: &Path) -> Result<OwnedFd> {
         let what = || format!("uncover {}", place.display());
         let owner = torpor_sys::ns::owner(self.file.as_fd()).context(what)?;
         let own = File::open("/proc/self/ns/user").context(what)?;

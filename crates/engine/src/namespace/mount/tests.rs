@@ -20,6 +20,8 @@ use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::restore::Restore;
 
+mod propagation;
+
 /// Directories that root file systems of the tests have.
 const DIRS: &[&str] = &["proc", "sys", "dev", "tmp", "a/b/c", "d", "e", "f", "g", "mnt", "old"];
 
@@ -53,6 +55,7 @@ impl World {
     fn space(&self, build: impl FnOnce() + Send) -> OwnedFd {
         let root = self.root();
         new_space(None, || {
+            change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC);
             mount_bind(&root, &root).unwrap();
             std::env::set_current_dir(&root).unwrap();
             rustix::process::pivot_root(".", ".").unwrap();
@@ -82,9 +85,9 @@ impl World {
         let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
         let (husk, _pidfd) = Tracee::spawn_husk(flags as u64, &[]).unwrap();
         cx.adopt_bare(husk);
-        let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let host = self.host_mounts();
         let done = super::restore(&mut cx).and_then(|()| super::finish(&mut cx));
-        assert_eq!(host, fs::read_to_string("/proc/self/mountinfo").unwrap());
+        assert_eq!(host, self.host_mounts());
         if let Err(e) = done {
             panic!("{e}");
         }
@@ -92,6 +95,19 @@ impl World {
         let after: Vec<Tree> = after.spaces.into_iter().map(|s| s.tree).collect();
         assert_eq!(shape(before), shape(&after));
         look(&cx);
+    }
+
+    /// The mounts of the caller that the restore could have changed.
+    fn host_mounts(&self) -> Vec<Mount> {
+        let text = fs::read("/proc/thread-self/mountinfo").unwrap();
+        let mut mounts = super::mountinfo::parse(&text).unwrap();
+        let dir = self.dir.path();
+        mounts.retain(|m| {
+            m.mountpoint.starts_with(dir)
+                || dir.starts_with(&m.mountpoint)
+                || m.mountpoint.starts_with("/proc")
+        });
+        mounts
     }
 
     fn round_trip(&self, build: impl FnOnce() + Send) {
@@ -102,15 +118,12 @@ impl World {
     }
 }
 
-/// A new mount namespace, private copy of `of` (or the caller's).
+/// A new mount namespace, a copy of `of` (or the caller's).
 fn new_space(of: Option<&OwnedFd>, build: impl FnOnce() + Send) -> OwnedFd {
     let proc = super::collect::open_proc().unwrap();
     let of: Vec<_> = of.iter().map(|of| of.as_fd()).collect();
     run_in(&of, || {
         torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNS).unwrap();
-        if of.is_empty() {
-            change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC);
-        }
         build();
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         let mode = rustix::fs::Mode::empty();
