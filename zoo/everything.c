@@ -206,8 +206,13 @@ static void all_go_on(void)
 
 	for (int i = 0; i < WORKERS; i++)
 		seen[i] = beats[i];
-	for (int i = 0; i < WORKERS; i++)
-		WAIT_UNTIL(beats[i] != seen[i]);
+	for (int i = 0; i < WORKERS; i++) {
+		for (int left = 4000; beats[i] == seen[i]; left--) {
+			if (!left)
+				zoo_fail("worker %d has stopped", i);
+			zoo_sleep_ms(5);
+		}
+	}
 }
 
 int main(void)

@@ -86,7 +86,7 @@ impl Runner<'_> {
 
     /// Loopback up, a /run of our own to find litter in; says what the machine lacks.
     pub fn prepare(&self) -> Result<Option<String>> {
-        let sh = "ip link set lo up && { mountpoint -q /run || mount -t tmpfs tmpfs /run; }";
+        let sh = "ip link set lo up && { mountpoint -q /run || mount -t tmpfs tmpfs /run && mkdir /run/mount; }";
         let status =
             commands::run(&self.dir, "prepare", Command::new("sh").args(["-c", sh]), PROGRAM)?;
         ensure!(status.success(), "cannot prepare the case's namespaces");
@@ -369,31 +369,32 @@ pub(crate) fn reap() -> Result<()> {
     Ok(())
 }
 
-/// What a case must leave as it was.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct World {
-    mounts: Vec<String>,
-    run: Vec<PathBuf>,
-    rules: String,
-}
+/// What a case must leave as it was: mounts, files below /run, firewall rules.
+#[derive(Debug)]
+pub(crate) struct World(Vec<String>);
 
 impl World {
     pub fn observe() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
         let rules = Command::new("nft").args(["list", "ruleset"]).output().context("nft")?;
-        let mut run: Vec<_> =
-            std::fs::read_dir("/run")?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        run.sort();
-        Ok(Self {
-            mounts: mounts.lines().map(str::to_owned).collect(),
-            run,
-            rules: String::from_utf8_lossy(&rules.stdout).into_owned(),
-        })
+        let run = std::fs::read_dir("/run")?.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut all: Vec<String> = mounts.lines().map(|line| format!("mount {line}")).collect();
+        all.extend(run.map(|path| format!("file {}", path.display())));
+        let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+        all.extend(rules.lines().map(|line| format!("rule {line}")));
+        Ok(Self(all))
     }
 
     pub fn must_be_unchanged(&self) -> Result<()> {
-        let now = Self::observe()?;
-        ensure!(*self == now, "something is left over: was {self:?}, is {now:?}");
+        let changes = changes(&self.0, &Self::observe()?.0);
+        ensure!(changes.is_empty(), "something is left over or missing:\n{changes}");
         Ok(())
     }
+}
+
+/// The lines that are gone (`-`) and new (`+`).
+pub(crate) fn changes(before: &[String], after: &[String]) -> String {
+    let gone = before.iter().filter(|line| !after.contains(line)).map(|line| format!("- {line}"));
+    let new = after.iter().filter(|line| !before.contains(line)).map(|line| format!("+ {line}"));
+    gone.chain(new).collect::<Vec<_>>().join("\n")
 }
