@@ -14,7 +14,6 @@ type Row = (&'static str, fn(&Options) -> bool);
 const MISSING: &[Row] = &[
     ("--tcp-close", |o| o.tcp_close),
     ("--network-lock", |o| o.network_lock == NetworkLock::Nftables),
-    ("--join-ns", |o| !o.join_ns.is_empty()),
     ("--lsm-mount-context", |o| o.lsm_mount_context.is_some()),
     ("--cgroup-yard", |o| o.cgroup_yard.is_some()),
     ("--cgroup-props", |o| o.cgroup_props.is_some()),
