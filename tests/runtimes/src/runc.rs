@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -312,16 +313,25 @@ impl Drop for Container<'_> {
 }
 
 /// All processes below `root` by their ids in their innermost pid namespace, with name and parent.
-/// What a shell runs for a moment only, `sleep`, is left out.
+/// What a shell runs for a moment only is left out: it is there in one look and not in the next.
 pub fn inner_processes(root: i32) -> BTreeMap<i32, (String, i32)> {
+    let mut found = look(root);
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(50));
+        let again = look(root);
+        found.retain(|pid, facts| again.get(pid) == Some(facts));
+    }
+    found
+}
+
+fn look(root: i32) -> BTreeMap<i32, (String, i32)> {
     let tree = process::tree(root);
     let inner: BTreeMap<i32, i32> =
         tree.keys().filter_map(|pid| Some((*pid, process::inner_pid(*pid)?))).collect();
-    let facts =
-        tree.iter().filter(|(_, facts)| facts.name != "sleep").filter_map(|(pid, facts)| {
-            let parent = inner.get(&facts.parent).copied().unwrap_or(0);
-            Some((*inner.get(pid)?, (facts.name.clone(), parent)))
-        });
+    let facts = tree.iter().filter_map(|(pid, facts)| {
+        let parent = inner.get(&facts.parent).copied().unwrap_or(0);
+        Some((*inner.get(pid)?, (facts.name.clone(), parent)))
+    });
     facts.collect()
 }
 
