@@ -316,12 +316,17 @@ impl Tracee {
         self.held_back = false;
         // A leader is not reported before the other threads have been waited for.
         let others = if self.tid == self.pid { other_threads(self.pid) } else { Vec::new() };
-        for tid in others.into_iter().chain([self.tid]) {
-            while wait_for(tid).is_ok() {
-                // A stop on its way out, or one that was pending.
-                let _ = ptrace::cont(tid, 0);
-            }
+        wait_gone(others.into_iter().chain([self.tid]).collect());
+    }
+
+    /// Waits for threads that have been killed to be gone, all together.
+    pub fn wait_all_gone(threads: impl IntoIterator<Item = Self>) {
+        let mut tids = Vec::new();
+        for mut thread in threads {
+            thread.held_back = false;
+            tids.push(thread.tid);
         }
+        wait_gone(tids);
     }
 
     /// Kills its process.
@@ -365,6 +370,34 @@ fn other_threads(pid: i32) -> Vec<i32> {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let tids = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
     tids.filter(|&tid| tid != pid).collect()
+}
+
+/// Waits until none of the killed threads is left. It asks in rounds, since to wait for one of them
+/// alone may be to wait for ever: a leader is not reported before its other threads have been waited
+/// for, and of the first process in a pid namespace one thread, whichever it is, does not end before
+/// everybody else in there, its own other threads included, has been waited for.
+fn wait_gone(mut tids: Vec<i32>) {
+    let mut pause = Duration::from_micros(5);
+    while !tids.is_empty() {
+        let before = tids.len();
+        tids.retain(|&tid| match wait(tid, false) {
+            Ok(Some((_, Status::Stopped { .. }))) => {
+                // A stop on its way out, or one that was pending.
+                let _ = ptrace::cont(tid, 0);
+                true
+            }
+            Ok(Some((_, Status::Continued)) | None) => true,
+            Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) | Err(_) => false,
+        });
+        pause = if tids.len() < before {
+            Duration::from_micros(5)
+        } else {
+            (pause * 2).min(Duration::from_millis(2))
+        };
+        if !tids.is_empty() {
+            std::thread::sleep(pause);
+        }
+    }
 }
 
 /// Sends a signal to a process.

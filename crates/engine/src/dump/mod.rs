@@ -406,14 +406,9 @@ impl<'a> Dump<'a> {
     }
 
     /// Waits until the killed tasks have ended: for their memory and their
-    /// pids to be free when the caller goes on. Children first: the first task of a
-    /// pid namespace ends only after all others there have been waited for.
+    /// pids to be free when the caller goes on.
     fn wait_killed(&mut self) {
-        for task in self.tasks.iter_mut().rev() {
-            for mut thread in task.threads.drain(..).rev() {
-                thread.wait_gone();
-            }
-        }
+        Tracee::wait_all_gone(self.tasks.iter_mut().flat_map(|task| task.threads.drain(..)));
     }
 }
 
