@@ -200,11 +200,9 @@ fn messages(queue: &mut DynamicMessage, numbers: &mut Numbers) -> Vec<u8> {
     out
 }
 
-/// An encoded `unix_sk_entry` without a name.
-pub fn unix_socket() -> Vec<u8> {
+/// An encoded `unix_sk_entry` of this name.
+pub fn unix_socket(name: &[u8]) -> Vec<u8> {
     let mut entry = arbitrary("unix_sk_entry", &mut Numbers(0));
-    for field in ["name", "shutdown", "file_perms", "name_dir", "deleted", "ns_id", "mnt_id"] {
-        entry.clear_field_by_name(field);
-    }
+    entry.set_field_by_name("name", Value::Bytes(name.to_vec().into()));
     prost::Message::encode_to_vec(&entry)
 }
