@@ -367,7 +367,9 @@ fn descriptors(
             _ => link,
         };
         let info = read(&task.dir.join(format!("fdinfo/{fd}")))?;
-        let lines: Vec<_> = info.lines().filter_map(fdinfo_line).collect();
+        let mut lines: Vec<_> = info.lines().filter_map(fdinfo_line).collect();
+        // The kernel lists the entries of an epoll set by the addresses of the files.
+        lines.sort_unstable();
         put(&format!("fd {fd}"), format!("{link}\n{}", lines.join("\n")));
     }
     Ok(())
