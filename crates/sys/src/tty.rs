@@ -185,12 +185,16 @@ pub fn session_and_group(master: impl AsFd) -> Result<(i32, i32)> {
 /// # Errors
 /// `EIO` if it is locked.
 pub fn open_slave(master: impl AsFd, flags: i32) -> Result<OwnedFd> {
-    let flags = flags | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // O_LARGEFILE, which open(2) would add. O_CLOEXEC would stay among the flags of the
+    // description for ever.
+    let flags = flags | libc::O_NOCTTY | 0o100_000;
     // SAFETY: the request takes a number and returns a new descriptor.
     let fd =
         check(unsafe { libc::ioctl(master.as_fd().as_raw_fd(), request::TIOCGPTPEER, flags) })?;
     // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let slave = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&slave, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(slave)
 }
 
 /// Feeds a byte to a terminal as if it had been typed (`TIOCSTI`). It has been

@@ -1,7 +1,7 @@
 //! Who is sent a signal when a file becomes ready: owner, signal and `O_ASYNC`
 //! (fcntl(2), `F_SETOWN_EX`, `F_SETSIG`).
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
 use rustix::fs::Uid;
@@ -55,11 +55,33 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
         }
     }
     for (id, file, fown, is_async) in all {
-        give(cx, file.as_fd(), &fown, is_async).map_err(|error| match error {
+        give(cx, file.as_fd(), &fown).map_err(|error| match error {
             Error::Os { what, source } => Error::Os { what: format!("file {id}: {what}"), source },
             other => other,
         })?;
+        if is_async {
+            set_async(cx, id, &file)?;
+        }
     }
+    Ok(())
+}
+
+/// Sets `O_ASYNC`. The signal tells the number under which that was done (`si_fd`), so
+/// a task that has the file does it.
+fn set_async(cx: &mut Restore<'_>, id: u32, file: &OwnedFd) -> Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
+    let flags = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
+    let holder = cx.tasks.iter().enumerate().find_map(|(task, t)| {
+        let fd = t.image.fds.iter().find(|fd| fd.id == id)?;
+        Some((task, fd.fd))
+    });
+    let Some((task, fd)) = holder else {
+        return rustix::fs::fcntl_setfl(file, flags).context(|| "F_SETFL O_ASYNC".to_owned());
+    };
+    let mut batch = cx.remote(task)?.batch();
+    let args = [u64::from(fd), libc::F_SETFL as u64, u64::from(flags.bits())];
+    let set = batch.call(libc::SYS_fcntl, args);
+    batch.run()?.expect(set, || format!("F_SETFL O_ASYNC of fd {fd}"))?;
     Ok(())
 }
 
@@ -78,7 +100,7 @@ fn owner_in(cx: &Restore<'_>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
     path.reg.as_ref().map(|reg| (reg.fown, reg.flags))
 }
 
-fn give(cx: &Restore<'_>, file: BorrowedFd<'_>, fown: &FownEntry, is_async: bool) -> Result<()> {
+fn give(cx: &Restore<'_>, file: BorrowedFd<'_>, fown: &FownEntry) -> Result<()> {
     let owner = Owner {
         pid_type: fown.pid_type,
         pid: real_id(cx, fown)?,
@@ -88,13 +110,7 @@ fn give(cx: &Restore<'_>, file: BorrowedFd<'_>, fown: &FownEntry, is_async: bool
     };
     as_user(&owner, || {
         torpor_sys::fcntl::set_owner(file, &owner).context(|| "F_SETOWN_EX".to_owned())
-    })?;
-    if is_async {
-        let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
-        let with = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
-        rustix::fs::fcntl_setfl(file, with).context(|| "F_SETFL O_ASYNC".to_owned())?;
-    }
-    Ok(())
+    })
 }
 
 /// The kernel notes the caller's users with the owner, so a thread becomes them.
