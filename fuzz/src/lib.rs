@@ -196,8 +196,13 @@ pub fn encode(data: &[u8]) {
 
 /// Reads a request and a response of the RPC.
 pub fn rpc(data: &[u8]) {
+    // What the server takes is what decodes, less what has fields that it does not know.
+    let taken = torpor_cli::rpc::parse(data);
     if let Ok(request) = CriuReq::decode(data) {
         same_again(&request);
+        assert!(taken.as_ref().is_ok_and(|taken| *taken == request) || taken.is_err());
+    } else {
+        assert!(taken.is_err());
     }
     if let Ok(response) = CriuResp::decode(data) {
         same_again(&response);

@@ -35,6 +35,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
     fn start() -> Self {
         let mut command = Command::new("setsid");
         command.args(["sleep", "1000"]).stdin(Stdio::null());

@@ -26,7 +26,7 @@ use crate::{stats, work};
 use notify::RpcHooks;
 use request::{Client, Job};
 pub use service::service;
-pub use socket::Connection;
+pub use socket::{Connection, parse};
 
 /// Serves one client on the descriptor that the command line gives.
 ///

@@ -19,6 +19,16 @@ use crate::failure::Failure;
 /// No request is larger. A container with thousands of mounts stays far below.
 const MAX_REQUEST: usize = 4 << 20;
 
+/// The request in a packet.
+///
+/// # Errors
+/// If it is none, or has fields that this version does not know.
+pub fn parse(packet: &[u8]) -> Result<CriuReq, Failure> {
+    fields::check(packet)?;
+    CriuReq::decode(packet)
+        .map_err(|e| Failure::new(libc::EBADMSG, format!("malformed request: {e}")))
+}
+
 /// A client that is connected.
 #[derive(Debug)]
 pub struct Connection {
@@ -64,9 +74,7 @@ impl Connection {
         if packet.is_empty() {
             return Ok(None);
         }
-        fields::check(&packet)?;
-        let malformed = |e| Failure::new(libc::EBADMSG, format!("malformed request: {e}"));
-        CriuReq::decode(packet.as_slice()).map(Some).map_err(malformed)
+        parse(&packet).map(Some)
     }
 
     /// Without room for control messages, so that descriptors that a client sends
