@@ -40,6 +40,11 @@ impl Record {
 global_asm!(
     ".pushsection .rodata",
     ".balign 16",
+    // Global, or code that is inlined into another unit of code could not refer to them.
+    ".globl torpor_stub_start",
+    ".hidden torpor_stub_start",
+    ".globl torpor_stub_end",
+    ".hidden torpor_stub_end",
     "torpor_stub_start:",
     "2:",
     "test r13, r13",
