@@ -103,7 +103,7 @@ fn parent_of(pid: i32) -> i32 {
     rest.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-fn wait_until(condition: impl Fn() -> bool) {
+fn wait_until(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "it does not come true");
@@ -398,5 +398,43 @@ fn a_restore_looks_at_the_processor() {
     assert!(task.log("restore.log").contains("cpuinfo.img"), "{}", task.log("restore.log"));
     // Who does not want to know may go on.
     assert!(task.restore(&["-d", "--cpu-cap=none"]).status().unwrap().success());
+    assert!(task.lives());
+}
+
+/// Debian's own client of the RPC, which knows nothing of Torpor.
+const PYCRIU: &str = "
+import os, sys
+import pycriu
+program, images, pid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+criu = pycriu.criu()
+criu.use_binary(program)
+criu.check()
+criu.opts.images_dir_fd = os.open(images, os.O_DIRECTORY)
+criu.opts.log_level = 4
+criu.opts.pid = pid
+criu.dump()
+input()
+print(criu.restore().pid)
+";
+
+#[test]
+fn an_independent_client() {
+    let task = Sleeper::start();
+    // pycriu starts the program by its path.
+    let program = task.dir.path().join("criu");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_torpor"), &program).unwrap();
+    let pid = task.pid.to_string();
+    let args = ["-c", PYCRIU, program.to_str().unwrap(), task.images(), pid.as_str()];
+    let mut python = Command::new("/usr/bin/python3");
+    let python = python.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.stderr(Stdio::piped()).spawn().unwrap();
+    wait_until(|| !task.lives() || python.try_wait().unwrap().is_some());
+    wait(task.pid, true).unwrap();
+    // Ends the input that it waits for: the dump is over.
+    std::io::Write::write_all(&mut python.stdin.take().unwrap(), b"\n").unwrap();
+    let output = python.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}{}", task.log("criu.log"));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid}\n"));
     assert!(task.lives());
 }
