@@ -3,7 +3,7 @@
 //! The content of one goes into the images of shared memory, under a number that the
 //! anonymous objects, which are known by their inode, cannot have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,7 +13,9 @@ use torpor_images::kind;
 use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
 
-use super::description::{duplicate, inside, open_flags, outside, part, reopen, set_status_flags};
+use super::description::{
+    access, duplicate, inside, open_flags, outside, part, reopen, set_status_flags,
+};
 use super::regular::through_link;
 use super::{Dumper, Found, Restorer};
 use crate::dump::Dump;
@@ -147,6 +149,8 @@ fn huge_pages(found: &Found, file: &OwnedFd) -> Result<Option<u32>> {
 pub struct MemfdRestorer {
     inodes: HashMap<u32, MemfdInodeEntry>,
     made: HashMap<u32, OwnedFd>,
+    /// Inodes whose first description, the one of memfd_create(2), is in use.
+    given: HashSet<u32>,
 }
 
 impl Restorer for MemfdRestorer {
@@ -174,7 +178,14 @@ impl Restorer for MemfdRestorer {
             };
             self.made.insert(memfd.inode_id, make(cx, inode)?);
         }
-        let file = reopen(&self.made[&memfd.inode_id], open_flags(memfd.flags))?;
+        let first = &self.made[&memfd.inode_id];
+        let is_first = access(memfd.flags) == OFlags::RDWR && self.given.insert(memfd.inode_id);
+        // Unlike those that are opened later, it does not count as open for writing:
+        // what it refers to can be executed.
+        let file = match is_first {
+            true => duplicate(first.as_fd())?,
+            false => reopen(first, open_flags(memfd.flags))?,
+        };
         set_status_flags(&file, memfd.flags)?;
         if memfd.pos > 0 {
             rustix::fs::seek(&file, SeekFrom::Start(memfd.pos))
@@ -189,7 +200,7 @@ impl Restorer for MemfdRestorer {
         for (id, file) in &self.made {
             let seals = self.inodes.get(id).map_or(SealFlags::empty(), seals);
             if seals.contains(SealFlags::FUTURE_WRITE) {
-                add_seals(reopen(file, OFlags::RDWR)?, seals)?;
+                add_seals(file, seals)?;
             }
         }
         Ok(())
@@ -200,8 +211,7 @@ fn seals(inode: &MemfdInodeEntry) -> SealFlags {
     SealFlags::from_bits_retain(inode.seals)
 }
 
-/// Makes the inode, with its content. The result is not open for writing: that
-/// would keep it from being executed.
+/// Makes the inode, with its content.
 fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     let what = || format!("memfd {}", String::from_utf8_lossy(&inode.name));
     let huge = MemfdFlags::from_bits_retain(inode.hugetlb_flag.unwrap_or(0));
@@ -225,7 +235,7 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     if !seals.contains(SealFlags::FUTURE_WRITE) {
         add_seals(&file, seals)?;
     }
-    reopen(&file, OFlags::RDONLY)
+    Ok(file.into())
 }
 
 fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {

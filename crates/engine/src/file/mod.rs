@@ -151,6 +151,12 @@ pub trait Restorer: std::fmt::Debug {
         Ok(())
     }
 
+    /// The husk of `task` leads a session now and has no children in it yet: they
+    /// inherit its terminal.
+    fn session(&mut self, _cx: &mut Restore<'_>, _task: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Opens one description. Called at most once for an id; where several come
     /// into being together (both ends of a pipe) the others go into
     /// [`OpenFiles::insert`]. May open what it depends on with [`Restore::file`].

@@ -7,6 +7,7 @@
 //! parent it was born from; it is born from the leader of its session again, and
 //! adopted by its present parent because the one in between ends.
 
+use torpor_images::proto::FdTypes;
 use torpor_tracee::Tracee;
 
 use super::transport::place_words;
@@ -168,6 +169,9 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
             }
             Step::Setsid { task } => {
                 actor(cx, task)?.call("setsid", libc::SYS_setsid, [])?;
+                if task < tasks {
+                    cx.with_restorer(FdTypes::Tty, |cx, r| r.session(cx, task))?;
+                }
             }
             Step::SiblingBirth { task, leader } => {
                 bear(cx, task, leader, libc::CLONE_PARENT as u64)?;

@@ -23,6 +23,7 @@ use crate::file::remap::parent;
 use crate::file::{Restorer, ext};
 use crate::proc;
 use crate::restore::{Restore, Transport};
+use torpor_tracee::{Batch, Call};
 
 /// The image file that most contradictions are found in.
 const INFO: &str = "tty-info.img";
@@ -48,8 +49,6 @@ struct Pair {
     slave: Option<OwnedFd>,
     /// Whether somebody of the tree has the master.
     has_master: bool,
-    /// Whether its session, if it has one, has got it.
-    controls: bool,
 }
 
 impl Restorer for TtyRestorer {
@@ -91,12 +90,30 @@ impl Restorer for TtyRestorer {
         }
     }
 
+    fn session(&mut self, cx: &mut Restore<'_>, task: usize) -> Result<()> {
+        let leader = cx.tasks[task].vpid.cast_unsigned();
+        let Some(info) = self.controlling(cx, leader) else { return Ok(()) };
+        let slave = self.slave(cx, &info)?;
+        in_task(cx, task, slave.as_fd(), |batch| {
+            batch.call(libc::SYS_ioctl, [0, libc::TIOCSCTTY, 0])
+        })
+    }
+
     fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
-        let sessions: Vec<TtyInfoEntry> =
-            self.infos.values().filter(|info| info.sid != 0).cloned().collect();
-        for info in sessions {
-            if info.r#type() == TtyType::Pty && !self.is_ours(cx, &info) {
-                self.control(cx, &info)?;
+        for task in 0..cx.tasks.len() {
+            let leader = cx.tasks[task].vpid.cast_unsigned();
+            let Some(info) = self.controlling(cx, leader) else { continue };
+            if info.pgrp == 0 || cx.tasks[task].image.is_zombie() {
+                continue;
+            }
+            let slave = self.slave(cx, &info)?;
+            let set = in_task(cx, task, slave.as_fd(), |batch| {
+                let group = batch.bytes(&info.pgrp.to_le_bytes());
+                batch.call(libc::SYS_ioctl, [0, libc::TIOCSPGRP, group.0])
+            });
+            // A group whose last member has ended is no more.
+            if let Err(e) = set {
+                tracing::warn!("the terminal of task {leader} has no foreground group: {e}");
             }
         }
         for (key, pair) in self.pairs.drain() {
@@ -263,7 +280,7 @@ impl TtyRestorer {
         if let Some(info) = ends().find(|info| info.termios.is_some()) {
             info::write(slave.as_ref().unwrap_or(&master), info)?;
         }
-        Ok(Pair { master, slave, has_master: master_file.is_some(), controls: false })
+        Ok(Pair { master, slave, has_master: master_file.is_some() })
     }
 
     /// Queues the data of one end; sets the owner of the slave's node.
@@ -316,32 +333,28 @@ impl TtyRestorer {
         all
     }
 
-    /// Lets the leader of the session that a terminal controls acquire it.
-    fn control(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<()> {
-        let leader = cx.tasks.iter().position(|task| task.vpid.cast_unsigned() == info.sid);
-        let Some(leader) = leader.filter(|&task| !cx.tasks[task].image.is_zombie()) else {
-            return Ok(());
-        };
-        self.pair(cx, info)?;
-        let Some(pair) = self.pairs.get_mut(&self.key_of(info)) else { return Ok(()) };
-        let Some(slave) = pair.slave.as_ref().filter(|_| !pair.controls) else { return Ok(()) };
-        acquire(cx, leader, slave.as_fd(), info.pgrp)?;
-        pair.controls = true;
-        Ok(())
+    /// The terminal that controls the session of `leader`, if it is a pair of the images.
+    fn controlling(&self, cx: &Restore<'_>, leader: u32) -> Option<TtyInfoEntry> {
+        let mut ends = self.infos.values().filter(|info| info.r#type() == TtyType::Pty);
+        let found = ends.find(|info| info.sid == leader && leader != 0)?;
+        (!self.is_ours(cx, found)).then(|| found.clone())
+    }
+
+    /// A slave of a pair for our own use.
+    fn slave(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
+        match &self.pair(cx, info)?.slave {
+            Some(slave) => duplicate(slave.as_fd()),
+            None => Err(Error::invalid(INFO, format!("terminal {} has no slave", info.id))),
+        }
     }
 
     /// Opens `/dev/tty`, which only a task of the session can do.
     fn open_current(
-        &mut self,
+        &self,
         cx: &mut Restore<'_>,
         file: &TtyFileEntry,
         info: &TtyInfoEntry,
     ) -> Result<OwnedFd> {
-        let controlling =
-            self.infos.values().find(|other| other.pty.is_some() && other.sid == info.sid).cloned();
-        if let Some(controlling) = controlling.filter(|other| !self.is_ours(cx, other)) {
-            self.control(cx, &controlling)?;
-        }
         let member = cx
             .tasks
             .iter()
@@ -423,23 +436,22 @@ fn finish<'i>(
     Ok(())
 }
 
-/// Makes a terminal the controlling one of the session that `leader` leads.
-fn acquire(cx: &mut Restore<'_>, leader: usize, slave: BorrowedFd<'_>, group: u32) -> Result<()> {
-    let husk = cx.remote(leader)?;
+/// Makes a call on `file` inside a task, where it is descriptor 0 for that time. The
+/// tables of the tasks are still empty.
+fn in_task(
+    cx: &mut Restore<'_>,
+    task: usize,
+    file: BorrowedFd<'_>,
+    add: impl FnOnce(&mut Batch<'_>) -> Call,
+) -> Result<()> {
+    let husk = cx.remote(task)?;
     let transport = Transport::open(husk, TRANSPORT)?;
     let mut batch = husk.batch();
-    transport.send(&mut batch, &[slave])?;
-    let acquired = batch.call(libc::SYS_ioctl, [0, libc::TIOCSCTTY, 0]);
-    let group = batch.bytes(&group.to_le_bytes());
-    let foreground = batch.call(libc::SYS_ioctl, [0, libc::TIOCSPGRP, group.0]);
+    transport.send(&mut batch, &[file])?;
+    let call = add(&mut batch);
     batch.call(libc::SYS_close, [0]);
     transport.close(&mut batch);
-    let out = batch.run()?;
-    out.expect(acquired, || "TIOCSCTTY".to_owned())?;
-    // A group whose last member has ended is no more.
-    if let Err(e) = out.result(foreground) {
-        tracing::warn!("task {}: no foreground group: {e}", cx.tasks[leader].vpid);
-    }
+    batch.run()?.expect(call, || "ioctl of a terminal".to_owned())?;
     Ok(())
 }
 
