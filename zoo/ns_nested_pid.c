@@ -1,5 +1,6 @@
 // area: other namespaces
 // shows: a pid namespace inside of the tree
+// expect: refused "nested"
 // modes: plain pidns ns
 #include "zoo.h"
 

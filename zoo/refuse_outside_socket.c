@@ -1,7 +1,7 @@
 // area: refusals
 // shows: a Unix stream socket whose peer is outside of the tree is refused
 // modes: plain leave-running
-// expect: refused "peer"
+// expect: refused "outside"
 #include "zoo.h"
 #include <sys/socket.h>
 

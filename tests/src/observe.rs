@@ -63,11 +63,13 @@ fn observe(
     put: &mut impl FnMut(&str, String),
 ) -> Result<()> {
     stat(task, ids, put)?;
-    status("", &task.dir, put)?;
-    whole_files(task, put);
     if state(&task.dir)? == 'Z' {
+        // All that is left of it is what its parent will learn.
+        put("status Name", status_field(&task.dir, "Name")?);
         return Ok(());
     }
+    status("", &task.dir, put)?;
+    whole_files(task, put);
     threads(task, put)?;
     maps(task, put)?;
     descriptors(task, objects, put)?;
