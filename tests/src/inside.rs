@@ -308,6 +308,7 @@ impl Runner<'_> {
             return self.unwanted_refusal(root);
         }
         self.compare(&before, root).context("after the dump")?;
+        self.interchangeable()?;
         self.keep_files("work", "kept")?;
         self.check().context("the task left running")?;
         self.gone(root)?;
@@ -317,6 +318,16 @@ impl Runner<'_> {
         self.check().context("the restored task")?;
         self.gone(restored)?;
         Ok(Outcome::Pass)
+    }
+
+    /// CRIU's own tool must read the images, and as Torpor does.
+    fn interchangeable(&self) -> Result<()> {
+        if interchange::available() {
+            let report = interchange::compare(&self.images())?;
+            let found = report.differences.join("\n");
+            ensure!(found.is_empty(), "Debian's crit reads the images otherwise:\n{found}");
+        }
+        Ok(())
     }
 
     /// Makes the content of the directory `to` that of `from`.
