@@ -132,11 +132,11 @@ fn resolve(cx: &Dump<'_>, set: &Set, watched: &Watched, open: &[i32]) -> Result<
         dev: Some(watched.dev),
         inode: Some(watched.ino),
         pos: Some(watched.pos),
-        file_id: None,
-        number: None,
+        torpor_file_id: None,
+        torpor_number: None,
     };
     if open.contains(&number) && watches(set.pid, number) {
-        entry.file_id = cx.files.id_of(set.pid, number);
+        entry.torpor_file_id = cx.files.id_of(set.pid, number);
         return Ok(entry);
     }
     let target = cx.files.open_on(watched.ino).find(|&(pid, fd, _)| watches(pid, fd));
@@ -145,7 +145,7 @@ fn resolve(cx: &Dump<'_>, set: &Set, watched: &Watched, open: &[i32]) -> Result<
     if let Some(other) = other.and_then(|&fd| u32::try_from(fd).ok()) {
         entry.tfd = other;
     }
-    (entry.file_id, entry.number) = (Some(id), Some(watched.number));
+    (entry.torpor_file_id, entry.torpor_number) = (Some(id), Some(watched.number));
     Ok(entry)
 }
 
@@ -159,7 +159,7 @@ impl Restorer for EpollRestorer {
     fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
-            let other = epfd.tfd.iter().filter_map(|t| t.file_id);
+            let other = epfd.tfd.iter().filter_map(|t| t.torpor_file_id);
             if let Some(id) = other.into_iter().find(|id| !cx.entries.contains_key(id)) {
                 let reason = format!("epoll set {} watches {id}, which is no file", entry.id);
                 return Err(Error::invalid("files.img", reason));
@@ -199,7 +199,7 @@ impl Restorer for EpollRestorer {
 fn interest<'f>(entry: &EventpollTfdEntry, file: BorrowedFd<'f>) -> Interest<'f> {
     Interest {
         file,
-        number: entry.number.unwrap_or(entry.tfd).cast_signed(),
+        number: entry.torpor_number.unwrap_or(entry.tfd).cast_signed(),
         events: entry.events,
         data: entry.data,
     }
@@ -217,7 +217,7 @@ fn watched_file(
         let holders = tables.filter(|fds| fds.iter().any(|fd| fd.id == epfd.id));
         holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id)
     };
-    let id = entry.file_id.or_else(by_number).ok_or_else(|| {
+    let id = entry.torpor_file_id.or_else(by_number).ok_or_else(|| {
         let reason = format!("epoll set {} watches fd {}, which nobody has", epfd.id, entry.tfd);
         Error::invalid("files.img", reason)
     })?;

@@ -105,7 +105,7 @@ impl TtyDumper {
             Node::Master => {
                 info.locked = tty::is_slave_locked(&found.file).context(what("TIOCGPTLCK"))?;
                 info.packet_mode = tty::is_packet_mode(&found.file).context(what("TIOCGPKT"))?;
-                info.slave_closed = queue::has_closed_slave(&found.file)?.then_some(true);
+                info.torpor_slave_closed = queue::has_closed_slave(&found.file)?.then_some(true);
             }
             Node::Current if info.termios.is_none() => {
                 return Err(found.refuse("the terminal that it stood for is hung up"));

@@ -260,7 +260,7 @@ impl TtyRestorer {
         let what = |text: &'static str| move || text.to_owned();
         let has_slave = ends().any(|info| {
             !is_master(info)
-                || info.slave_closed()
+                || info.torpor_slave_closed()
                 || info.sid != 0
                 || self.data.contains_key(&info.id)
         });
