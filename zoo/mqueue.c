@@ -1,7 +1,7 @@
 // area: System V and POSIX IPC
-// shows: a POSIX message queue with messages (kept or refused, never lost)
+// shows: a POSIX message queue with messages is refused
 // modes: ns userns
-// expect: refused "mqueue"
+// expect: refused "message queue"
 // build: -lrt
 #include "zoo.h"
 #include <mqueue.h>
