@@ -49,8 +49,7 @@ mod tests {
     const CALLERS: &[&str] = &["restore_detached", "exec_cmd", "pidfile", "status_fd"];
 
     /// What only says how to get to the same end, or serves to notice a mistake.
-    const HINTS: &[&str] =
-        &["ghost_fiemap", "mntns_compat_mode", "pre_dump_mode", "pidfd_store", "freeze_cgroup"];
+    const HINTS: &[&str] = &["ghost_fiemap", "mntns_compat_mode", "pre_dump_mode", "pidfd_store"];
 
     /// What allows more than is done without it: as long as nothing reads one of these,
     /// the dump refuses what it would allow.

@@ -86,6 +86,7 @@ impl<'a> Containerd<'a> {
 
 impl Drop for Containerd<'_> {
     fn drop(&mut self) {
+        self.scratch.keep_logs();
         let all = self.call(&["container", "list", "--quiet"]).finish().stdout;
         for name in all.lines() {
             self.remove(name);

@@ -102,6 +102,7 @@ impl<'a> Docker<'a> {
 
 impl Drop for Docker<'_> {
     fn drop(&mut self) {
+        self.scratch.keep_logs();
         let all = self.call(&["ps", "--all", "--quiet"]).finish().stdout;
         for name in all.lines() {
             let _ = self.call(&["rm", "--force", name]).finish();

@@ -127,6 +127,7 @@ impl<'a> Podman<'a> {
 
 impl Drop for Podman<'_> {
     fn drop(&mut self) {
+        self.scratch.keep_logs();
         let _ = self.call(&["rm", "--all", "--force", "--time", "0"]).finish();
         let _ = self.call(&["network", "rm", "--force", self.scratch.name()]).finish();
         // Podman keeps its storage mounted on itself.

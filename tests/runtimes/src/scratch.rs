@@ -55,6 +55,17 @@ impl Scratch {
         self.join("bin/criu")
     }
 
+    /// When the test fails: keeps logs of criu that a daemon removes together with its containers.
+    pub fn keep_logs(&self) {
+        if std::thread::panicking() {
+            let kept = self.dir("kept");
+            for (number, log) in logs(&self.path).iter().filter(|path| ours(path)).enumerate() {
+                let name = log.file_name().unwrap_or_default().to_string_lossy();
+                let _ = fs::copy(log, kept.join(format!("{number}-{name}")));
+            }
+        }
+    }
+
     /// A command that finds our binary as `criu` first on its PATH.
     pub fn command(&self, program: &str) -> Command {
         let mut path = OsString::from(self.join("bin"));
@@ -90,18 +101,32 @@ fn torpor() -> PathBuf {
 }
 
 fn show_logs(dir: &Path) {
+    for path in logs(dir) {
+        let Ok(bytes) = fs::read(&path) else { continue };
+        let from = bytes.len().saturating_sub(if ours(&path) { SHOWN.0 } else { SHOWN.1 });
+        eprintln!("--- {}\n{}", path.display(), String::from_utf8_lossy(&bytes[from..]));
+    }
+}
+
+/// Whether a log is one of criu's, for which the runtimes have several names.
+fn ours(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with("dump.log") || name.ends_with("restore.log")
+}
+
+/// All logs below a directory, without those in root file systems of containers.
+fn logs(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() {
             if entry.file_name() != "rootfs" && entry.file_name() != "merged" {
-                show_logs(&path);
+                found.append(&mut logs(&path));
             }
         } else if kind.is_file() && path.extension().is_some_and(|end| end == "log") {
-            let Ok(bytes) = fs::read(&path) else { continue };
-            let ours = path.ends_with("dump.log") || path.ends_with("restore.log");
-            let from = bytes.len().saturating_sub(if ours { SHOWN.0 } else { SHOWN.1 });
-            eprintln!("--- {}\n{}", path.display(), String::from_utf8_lossy(&bytes[from..]));
+            found.push(path);
         }
     }
+    found
 }

@@ -132,7 +132,7 @@ fn import_on_another_host() {
 
     let there = Scratch::new("podman-there");
     let other = Podman::new(&there, &["redis-server", WORKLOAD], "10.97.9");
-    other.run(&["network", "create", "--subnet", "10.97.10.0/24", here.name()]);
+    other.run(&["network", "create", "--subnet", "10.97.8.0/24", here.name()]);
     other.run(&["container", "restore", "--import", archive]);
     other.expect_running("one");
     let networks = &other.inspect("one")["NetworkSettings"]["Networks"];

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use torpor_tracee::{StopState, Tracee};
 
+use super::freezer::Freezer;
 use crate::error::{Error, Result};
+use crate::guardian::Guardian;
 use crate::proc;
 
 /// A task found in the tree.
@@ -33,12 +35,19 @@ impl Frozen {
 
 /// Stops `root` and all its descendants, parents before children in the result.
 /// Passes are made until one finds no new task and no new thread: a stopped task
-/// makes none.
+/// makes none. A paused tree is thawed as soon as all of it is bound to stop.
 ///
 /// # Errors
 /// A task that is traced by another program, that does not stop before
 /// `deadline`, or whose leader has ended while threads run on: refused by name.
-pub fn freeze(root: i32, deadline: Instant) -> Result<Vec<Frozen>> {
+pub fn freeze(
+    root: i32,
+    freezer: &mut Freezer,
+    guardian: &mut Guardian,
+    deadline: Instant,
+) -> Result<Vec<Frozen>> {
+    let mut seized = if freezer.is_frozen() { seize_paused(root)? } else { HashMap::new() };
+    freezer.thaw(guardian)?;
     let mut order = vec![root];
     let mut threads: HashMap<i32, Vec<Tracee>> = HashMap::new();
     loop {
@@ -46,7 +55,8 @@ pub fn freeze(root: i32, deadline: Instant) -> Result<Vec<Frozen>> {
         let mut next = 0;
         while let Some(&pid) = order.get(next) {
             next += 1;
-            news |= stop_threads(pid, threads.entry(pid).or_default(), deadline)?;
+            let bound = seized.remove(&pid).unwrap_or_default();
+            news |= stop_threads(pid, bound, threads.entry(pid).or_default(), deadline)?;
             let tids: Vec<i32> = threads[&pid].iter().map(Tracee::tid).collect();
             for child in proc::children(
                 pid,
@@ -65,13 +75,36 @@ pub fn freeze(root: i32, deadline: Instant) -> Result<Vec<Frozen>> {
     order.into_iter().map(|pid| describe(pid, threads.remove(&pid).unwrap_or_default())).collect()
 }
 
-/// Stops the threads of a process that are not stopped yet. Whether there were any.
-fn stop_threads(pid: i32, known: &mut Vec<Tracee>, deadline: Instant) -> Result<bool> {
+/// Seizes all threads of a tree that is paused by its cgroup: they make no others, and
+/// stop when they are thawed.
+fn seize_paused(root: i32) -> Result<HashMap<i32, Vec<i32>>> {
+    let mut seized: HashMap<i32, Vec<i32>> = HashMap::new();
+    let mut order = vec![root];
+    while let Some(pid) = order.pop() {
+        let tids = proc::numbers(pid, "task")?;
+        order.extend(proc::children(pid, &tids)?);
+        let bound = seized.entry(pid).or_default();
+        for tid in tids {
+            if seize(pid, tid)? {
+                bound.push(tid);
+            }
+        }
+    }
+    Ok(seized)
+}
+
+/// Stops the threads of a process that are not stopped yet, of which some may be seized
+/// already. Whether there were any.
+fn stop_threads(
+    pid: i32,
+    mut seized: Vec<i32>,
+    known: &mut Vec<Tracee>,
+    deadline: Instant,
+) -> Result<bool> {
     let mut news = false;
     loop {
-        let mut seized = Vec::new();
         for tid in proc::numbers(pid, "task")? {
-            if known.iter().any(|t| t.tid() == tid) {
+            if seized.contains(&tid) || known.iter().any(|t| t.tid() == tid) {
                 continue;
             }
             match seize(pid, tid) {
@@ -85,7 +118,7 @@ fn stop_threads(pid: i32, known: &mut Vec<Tracee>, deadline: Instant) -> Result<
             return Ok(news);
         }
         news = true;
-        for tid in seized {
+        for tid in seized.drain(..) {
             match wait_stopped(pid, tid, deadline) {
                 Ok(tracee) => known.push(tracee),
                 Err(Error::Gone { .. }) if tid != pid => {}

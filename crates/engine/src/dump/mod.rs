@@ -6,6 +6,7 @@
 //! very end the tasks can simply be let go.
 
 pub mod freeze;
+mod freezer;
 mod ids;
 pub(crate) mod memory;
 mod task;
@@ -22,6 +23,7 @@ use torpor_sys::kcmp::Object;
 use torpor_tracee::{Mapping, Tracee};
 
 use self::freeze::Frozen;
+use self::freezer::Freezer;
 use self::ids::Sharers;
 use crate::error::{Context, Error, Result};
 use crate::file::table::{self, FileTable};
@@ -52,6 +54,8 @@ pub struct Dump<'a> {
     pub files: FileTable,
     /// Cleans up if the supervisor is killed.
     pub guardian: Guardian,
+    /// The cgroup that the tasks were paused with.
+    freezer: Freezer,
     /// The numbers of the dumping program itself.
     own_ids: TaskKobjIdsEntry,
     /// The ids of the tree's user namespace.
@@ -141,11 +145,13 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     hooks.notify(Event::PreDump)?;
-    let guardian = Guardian::start()?;
+    let mut guardian = Guardian::start()?;
     let start = Instant::now();
-    let frozen = freeze::freeze(opts.pid, start + opts.patience())?;
+    let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
+    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
     let freezing = start.elapsed();
     let mut cx = Dump::new(opts, images, frozen, guardian)?;
+    cx.freezer = freezer;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         cx.stats.frozen_time = micros(start.elapsed());
@@ -255,6 +261,7 @@ impl<'a> Dump<'a> {
             files: FileTable::new(),
             own_ids: TaskKobjIdsEntry::default(),
             guardian: Guardian::default(),
+            freezer: Freezer::default(),
             id_maps: IdMaps::identity(),
             filters: Filters::default(),
             vtids: HashMap::new(),
@@ -382,6 +389,7 @@ impl<'a> Dump<'a> {
     /// Lets every task go, whatever happens to some of them: they may be killed by
     /// others at any moment, which is not an error here.
     fn let_go(&mut self, kill: bool, stop: bool) {
+        let mut going_on = Vec::new();
         for task in &mut self.tasks {
             if kill && task.kill().is_ok() {
                 continue;
@@ -394,10 +402,20 @@ impl<'a> Dump<'a> {
                     tracing::debug!("task {}: {e}", task.pid);
                 }
             }
-            for thread in task.threads.drain(..) {
-                if let Err(e) = thread.finish() {
-                    tracing::debug!("task {}: {e}", task.pid);
-                }
+            going_on.append(&mut task.threads);
+        }
+        let paused = if kill {
+            self.freezer.abandon(&mut self.guardian)
+        } else {
+            self.freezer.freeze_again(&mut self.guardian)
+        };
+        if let Err(e) = paused {
+            tracing::warn!("{e}");
+        }
+        for thread in going_on {
+            let tid = thread.tid();
+            if let Err(e) = thread.finish() {
+                tracing::debug!("thread {tid}: {e}");
             }
         }
         if kill {

@@ -1,0 +1,140 @@
+//! The cgroup that a runtime has paused its container with before it asks for a dump, as
+//! containerd does.
+//!
+//! Paused tasks can be seized, but neither stop nor make a system call for the tracer until
+//! they are thawed. The pause is taken back once all are seized, and put in force again
+//! before those that go on are let go.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Context, Result};
+use crate::guardian::{Guardian, Undo};
+
+/// A frozen cgroup, or none.
+#[derive(Debug, Default)]
+pub struct Freezer {
+    pause: Option<Pause>,
+    thawed: bool,
+}
+
+/// How a cgroup is frozen and thawed.
+#[derive(Debug)]
+struct Pause {
+    file: PathBuf,
+    frozen: &'static str,
+    thawed: &'static str,
+}
+
+impl Freezer {
+    /// The cgroup at `dir`, as far as it is frozen.
+    ///
+    /// # Errors
+    /// If its state cannot be read.
+    pub fn of(dir: Option<&Path>) -> Result<Self> {
+        let Some(dir) = dir else { return Ok(Self::default()) };
+        let version_1 =
+            Pause { file: dir.join("freezer.state"), frozen: "FROZEN", thawed: "THAWED" };
+        let version_2 = Pause { file: dir.join("cgroup.freeze"), frozen: "1", thawed: "0" };
+        let pause = if version_1.file.exists() { version_1 } else { version_2 };
+        let state = std::fs::read_to_string(&pause.file)
+            .context(|| format!("read {}", pause.file.display()))?;
+        let frozen = state.trim() != pause.thawed;
+        Ok(Self { pause: frozen.then_some(pause), thawed: false })
+    }
+
+    /// Whether its tasks are paused now.
+    pub fn is_frozen(&self) -> bool {
+        self.pause.is_some() && !self.thawed
+    }
+
+    /// Lets its tasks run into the stops that await them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn thaw(&mut self, guardian: &mut Guardian) -> Result<()> {
+        let Some(pause) = &self.pause else { return Ok(()) };
+        guardian.watch(&pause.undo())?;
+        pause.write(pause.thawed)?;
+        self.thawed = true;
+        Ok(())
+    }
+
+    /// Pauses the tasks again, which are to be let go next.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn freeze_again(&mut self, guardian: &mut Guardian) -> Result<()> {
+        match &self.pause {
+            Some(pause) if std::mem::take(&mut self.thawed) => {
+                pause.write(pause.frozen)?;
+                guardian.forget(&pause.undo())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The tasks are dead: nobody is to be paused again.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn abandon(&mut self, guardian: &mut Guardian) -> Result<()> {
+        self.thawed = false;
+        self.pause.take().map_or(Ok(()), |pause| guardian.forget(&pause.undo()))
+    }
+}
+
+impl Pause {
+    fn write(&self, state: &str) -> Result<()> {
+        std::fs::write(&self.file, state).context(|| format!("write {}", self.file.display()))
+    }
+
+    fn undo(&self) -> Undo {
+        Undo::Write(self.file.clone(), self.frozen.to_owned())
+    }
+}
+
+/// Only the net below, for a dump that ended before it had a tree to let go.
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        if let (Some(pause), true) = (&self.pause, self.thawed) {
+            if let Err(e) = pause.write(pause.frozen) {
+                tracing::warn!("{e}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn only_what_was_frozen_is_frozen_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("freezer.state");
+        let state = || std::fs::read_to_string(&file).unwrap();
+        let mut guardian = Guardian::default();
+
+        std::fs::write(&file, "THAWED\n").unwrap();
+        let mut freezer = Freezer::of(Some(dir.path())).unwrap();
+        assert!(!freezer.is_frozen());
+        freezer.freeze_again(&mut guardian).unwrap();
+        drop(freezer);
+        assert_eq!(state(), "THAWED\n");
+
+        std::fs::write(&file, "FROZEN\n").unwrap();
+        let mut freezer = Freezer::of(Some(dir.path())).unwrap();
+        assert!(freezer.is_frozen());
+        freezer.thaw(&mut guardian).unwrap();
+        assert_eq!(state(), "THAWED");
+        drop(freezer);
+        assert_eq!(state(), "FROZEN");
+
+        let mut freezer = Freezer::of(Some(dir.path())).unwrap();
+        freezer.thaw(&mut guardian).unwrap();
+        freezer.abandon(&mut guardian).unwrap();
+        drop(freezer);
+        assert_eq!(state(), "THAWED");
+    }
+}
