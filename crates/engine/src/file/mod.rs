@@ -14,9 +14,11 @@ pub mod description;
 pub mod epoll;
 pub mod eventfd;
 pub mod ext;
+pub mod fifo;
 pub mod fown;
 pub mod ghost;
 pub mod memfd;
+pub mod ns_file;
 pub mod pipe;
 pub mod queue;
 pub mod regular;
@@ -215,6 +217,8 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<signalfd::SignalfdDumper>::default(),
         Box::<timerfd::TimerfdDumper>::default(),
         Box::<pipe::PipeDumper>::default(),
+        Box::<fifo::FifoDumper>::default(),
+        Box::<ns_file::NsFileDumper>::default(),
         Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
         Box::<regular::RegularDumper>::default(),
@@ -228,6 +232,8 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Eventfd, Box::<eventfd::EventfdRestorer>::default()),
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
+        (FdTypes::Fifo, Box::<fifo::FifoRestorer>::default()),
+        (FdTypes::Ns, Box::<ns_file::NsFileRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
         (FdTypes::Tty, Box::<tty::TtyRestorer>::default()),
         (FdTypes::Memfd, Box::<memfd::MemfdRestorer>::default()),

@@ -1,6 +1,6 @@
 //! What is queued in pipes and fifos.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -9,7 +9,6 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use torpor_images::proto::PipeDataEntry;
 use torpor_images::{ImageDir, Kind, Writer};
 
-use super::Found;
 use super::description::{is_readable, reopen};
 use crate::error::{Context, Error, Result};
 
@@ -17,48 +16,44 @@ use crate::error::{Context, Error, Result};
 #[derive(Debug)]
 pub struct Queues {
     kind: Kind,
-    known: HashMap<u32, ()>,
+    known: HashSet<u32>,
     writer: Option<Writer>,
 }
 
 impl Queues {
     /// Nothing yet; `kind` is the image file.
     pub fn new(kind: Kind) -> Self {
-        Queues { kind, known: HashMap::new(), writer: None }
+        Queues { kind, known: HashSet::new(), writer: None }
     }
 
-    /// Saves the queue of the pipe behind `found` unless that has been done.
+    /// Saves the queue of the pipe behind `file`, unless that has been done.
     ///
     /// # Errors
-    /// Refused, if it holds packets.
-    pub fn save(&mut self, images: &ImageDir, found: &Found, pipe_id: u32) -> Result<()> {
-        if self.known.insert(pipe_id, ()).is_some() {
+    /// The kernel's; the image file's.
+    pub fn save(&mut self, images: &ImageDir, file: impl AsFd, pipe_id: u32) -> Result<()> {
+        if !self.known.insert(pipe_id) {
             return Ok(());
         }
-        let size = rustix::pipe::fcntl_getpipe_size(&found.file)
+        let size = rustix::pipe::fcntl_getpipe_size(&file)
             .context(|| format!("F_GETPIPE_SZ of pipe {pipe_id}"))?;
-        // A pipe can be opened at any time; that wakes nobody, while nobody can be
-        // waiting for a reader to open it.
-        let data = if is_readable(found.flags()) {
-            peek(found.file.as_fd(), size)?
+        let flags = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
+        let (data, packets) = if is_readable(flags.bits()) {
+            peek(file.as_fd(), size)?
         } else {
-            peek(reopen(&found.file, OFlags::RDONLY | OFlags::NONBLOCK)?.as_fd(), size)?
+            // Without data there is no need to open it once more.
+            match queued(file.as_fd())? {
+                0 => Default::default(),
+                _ => peek(reopen(&file, OFlags::RDONLY | OFlags::NONBLOCK)?.as_fd(), size)?,
+            }
         };
-        if !data.is_empty() && found.flags() & libc::O_DIRECT.cast_unsigned() != 0 {
-            return Err(
-                found.refuse("it holds packets (O_DIRECT), whose limits images cannot keep")
-            );
-        }
-        let entry = PipeDataEntry {
-            pipe_id,
-            bytes: u32::try_from(data.len()).map_err(|_| found.refuse("it holds too much data"))?,
-            size: u32::try_from(size).ok(),
-        };
+        let bytes = u32::try_from(data.len())
+            .map_err(|_| Error::invalid("pipes-data.img", "more than 4 GiB in a pipe"))?;
+        let size = u32::try_from(size).ok();
         if self.writer.is_none() {
             self.writer = Some(images.writer(self.kind, 0)?);
         }
         if let Some(writer) = &mut self.writer {
-            writer.entry(&entry)?;
+            writer.entry(&PipeDataEntry { pipe_id, bytes, size, packets })?;
             writer.raw(&data)?;
         }
         Ok(())
@@ -76,12 +71,18 @@ impl Queues {
     }
 }
 
-/// Copies what is queued in a pipe of `size` bytes, and leaves it there (tee(2)).
-fn peek(pipe: BorrowedFd<'_>, size: usize) -> Result<Vec<u8>> {
+/// The number of bytes in a pipe.
+fn queued(pipe: BorrowedFd<'_>) -> Result<usize> {
     let queued = rustix::io::ioctl_fionread(pipe).context(|| "FIONREAD of a pipe".to_owned())?;
-    let queued = usize::try_from(queued).unwrap_or(0);
+    Ok(usize::try_from(queued).unwrap_or(0))
+}
+
+/// Copies what is queued in a pipe of `size` bytes, and leaves it there (tee(2)).
+/// Where it does not come in one piece, the lengths of the pieces follow.
+fn peek(pipe: BorrowedFd<'_>, size: usize) -> Result<(Vec<u8>, Vec<u32>)> {
+    let queued = queued(pipe)?;
     if queued == 0 {
-        return Ok(Vec::new());
+        return Ok(Default::default());
     }
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
         .context(|| "pipe".to_owned())?;
@@ -91,18 +92,19 @@ fn peek(pipe: BorrowedFd<'_>, size: usize) -> Result<Vec<u8>> {
     let copied = rustix::pipe::tee(pipe, &write, queued, SpliceFlags::NONBLOCK)
         .context(|| "tee".to_owned())?;
     let mut data = vec![0; copied];
+    let mut pieces = Vec::new();
     let mut filled = 0;
     while filled < copied {
-        filled += rustix::io::read(&read, &mut data[filled..])
+        let n = rustix::io::read(&read, &mut data[filled..])
             .context(|| "read the copy of a pipe".to_owned())?;
+        pieces.push(u32::try_from(n).unwrap_or(u32::MAX));
+        filled += n;
     }
-    if copied == queued {
-        return Ok(data);
+    if copied != queued {
+        let what = format!("tee copied {copied} of {queued} bytes");
+        return Err(Error::Os { what, source: Errno::IO.into() });
     }
-    Err(Error::Os {
-        what: format!("tee copied {copied} of {queued} bytes"),
-        source: Errno::IO.into(),
-    })
+    Ok((data, if pieces.len() > 1 { pieces } else { Vec::new() }))
 }
 
 /// The queues that an image file holds.
@@ -134,21 +136,37 @@ impl Saved {
         let Some((entry, data)) = self.by_pipe.remove(&pipe_id) else { return Ok(()) };
         set_size(&write, pipe_id, entry.size)?;
         let flags = rustix::fs::fcntl_getfl(&write).context(|| "F_GETFL".to_owned())?;
-        rustix::fs::fcntl_setfl(&write, flags | OFlags::NONBLOCK)
-            .context(|| "F_SETFL".to_owned())?;
+        let set = |flags| rustix::fs::fcntl_setfl(&write, flags).context(|| "F_SETFL".to_owned());
         let mut rest = data.as_slice();
-        while !rest.is_empty() {
-            match rustix::io::write(&write, rest) {
-                Ok(n) => rest = &rest[n..],
-                Err(Errno::AGAIN) => {
-                    let reason = format!("{} bytes do not fit into pipe {pipe_id}", entry.bytes);
-                    return Err(Error::invalid("pipes-data.img", reason));
-                }
-                Err(e) => return Err(e).context(|| format!("write to pipe {pipe_id}")),
-            }
+        set(flags | OFlags::NONBLOCK)?;
+        for &packet in &entry.packets {
+            let len = usize::try_from(packet).unwrap_or(0).min(rest.len());
+            // What is longer than a page was no packet.
+            let direct = if len <= PACKET { OFlags::DIRECT } else { OFlags::empty() };
+            set(flags | OFlags::NONBLOCK | direct)?;
+            write_all(&write, &rest[..len], pipe_id)?;
+            rest = &rest[len..];
         }
-        rustix::fs::fcntl_setfl(&write, flags).context(|| "F_SETFL".to_owned())
+        write_all(&write, rest, pipe_id)?;
+        set(flags)
     }
+}
+
+/// The longest packet of a pipe: a page.
+const PACKET: usize = 4096;
+
+fn write_all(pipe: impl AsFd, mut data: &[u8], pipe_id: u32) -> Result<()> {
+    while !data.is_empty() {
+        match rustix::io::write(&pipe, data) {
+            Ok(n) => data = &data[n..],
+            Err(Errno::AGAIN) => {
+                let reason = format!("the data of pipe {pipe_id} does not fit into it");
+                return Err(Error::invalid("pipes-data.img", reason));
+            }
+            Err(e) => return Err(e).context(|| format!("write to pipe {pipe_id}")),
+        }
+    }
+    Ok(())
 }
 
 fn set_size(pipe: impl AsFd, pipe_id: u32, size: Option<u32>) -> Result<()> {

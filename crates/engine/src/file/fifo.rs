@@ -1,0 +1,150 @@
+//! Fifos: pipes that a path leads to, which may be gone.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags};
+use torpor_images::kind;
+use torpor_images::proto::{FdTypes, FifoEntry, FileEntry, RegFileEntry};
+
+use super::description::{duplicate, is_readable, part};
+use super::queue::{Queues, Saved};
+use super::{Dumper, Found, Restorer, regular};
+use crate::dump::Dump;
+use crate::error::{Error, Result};
+use crate::restore::Restore;
+
+/// The dump half.
+#[derive(Debug)]
+pub struct FifoDumper {
+    queues: Queues,
+    /// Number and one description of each, one to read from if there is any: to open
+    /// a fifo can wake a task that waits for its other end.
+    known: HashMap<(u64, u64), (u32, OwnedFd)>,
+}
+
+impl Default for FifoDumper {
+    fn default() -> Self {
+        FifoDumper { queues: Queues::new(kind::FIFO_DATA), known: HashMap::new() }
+    }
+}
+
+impl Dumper for FifoDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        let is_fifo = FileType::from_raw_mode(found.stat.st_mode) == FileType::Fifo;
+        if !is_fifo || !found.link_bytes().starts_with(b"/") || found.is_path_only() {
+            return Ok(None);
+        }
+        let key = (found.stat.st_dev, found.stat.st_ino);
+        let next = u32::try_from(self.known.len() + 1).unwrap_or(u32::MAX);
+        let pipe_id = self.known.get(&key).map_or(next, |known| known.0);
+        if is_readable(found.flags()) || pipe_id == next {
+            self.known.insert(key, (pipe_id, duplicate(found.file.as_fd())?));
+        }
+        let regf_id = Some(regular::describe_as_path(cx, found)?);
+        let fifo = FifoEntry { id: found.id, pipe_id, regf_id };
+        Ok(Some(FileEntry { fifo: Some(fifo), ..found.entry(FdTypes::Fifo) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        for (pipe_id, file) in self.known.values() {
+            self.queues.save(&cx.images, file, *pipe_id)?;
+        }
+        self.queues.finish(&cx.images)
+    }
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct FifoRestorer {
+    saved: Saved,
+    entries: Vec<FileEntry>,
+    /// A description of each fifo for both directions: opening it for one only waits
+    /// for the other.
+    anchors: HashMap<u32, OwnedFd>,
+}
+
+impl Restorer for FifoRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            path(cx, part(entry.id, entry.fifo.as_ref(), "fifo")?)?;
+        }
+        self.entries = entries.to_vec();
+        self.saved = Saved::load(&cx.images, kind::FIFO_DATA)?;
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
+        let path = path(cx, fifo)?;
+        if !self.anchors.contains_key(&fifo.pipe_id) {
+            let flags = OFlags::RDWR | OFlags::NONBLOCK;
+            let anchor = regular::open(cx, &RegFileEntry { flags: flags.bits(), ..path.clone() })?;
+            self.saved.fill(fifo.pipe_id, &anchor)?;
+            self.anchors.insert(fifo.pipe_id, anchor);
+        }
+        regular::open(cx, &path)
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        // Those that only exist in flight in a socket are opened late, and could not be
+        // without the anchor.
+        for entry in std::mem::take(&mut self.entries) {
+            if cx.files.get(entry.id).is_none() {
+                let file = self.open(cx, &entry)?;
+                cx.files.insert(entry.id, file);
+            }
+        }
+        // Or else nobody would ever see an end of file.
+        self.anchors.clear();
+        Ok(())
+    }
+}
+
+/// The path of a fifo. Images of old versions have it under the same number.
+fn path(cx: &Restore<'_>, fifo: &FifoEntry) -> Result<RegFileEntry> {
+    let id = fifo.regf_id.unwrap_or(fifo.id);
+    cx.entries
+        .get(&id)
+        .and_then(|entry| entry.reg.clone())
+        .ok_or_else(|| Error::invalid("files.img", format!("fifo {} has no path", fifo.id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode};
+
+    use super::*;
+    use crate::file::testing::{World, fdinfo, link};
+
+    #[test]
+    fn ends_and_data_of_fifos_with_and_without_a_name() {
+        let world = World::new();
+        let open = |name, flags| rustix::fs::open(world.path(name), flags, Mode::empty()).unwrap();
+        let make = |name| {
+            let mode = Mode::from_raw_mode(0o640);
+            rustix::fs::mknodat(CWD, world.path(name), FileType::Fifo, mode, 0).unwrap();
+        };
+        make("named");
+        make("gone");
+        let both = open("named", OFlags::RDWR);
+        rustix::io::write(&both, b"named").unwrap();
+        let read = open("gone", OFlags::RDONLY | OFlags::NONBLOCK);
+        let write = open("gone", OFlags::WRONLY);
+        rustix::io::write(&write, b"gone").unwrap();
+        std::fs::remove_file(world.path("gone")).unwrap();
+        let files = vec![write, read, both];
+        let before: Vec<_> = files.iter().map(|f| (fdinfo(f), link(f))).collect();
+        let files = world.round_trip(files);
+        assert_eq!(files.iter().map(|f| (fdinfo(f), link(f))).collect::<Vec<_>>(), before);
+        let mut text = [0; 8];
+        assert_eq!(rustix::io::read(&files[2], &mut text).unwrap(), 5);
+        assert_eq!(&text[..5], b"named");
+        assert_eq!(rustix::io::read(&files[1], &mut text).unwrap(), 4);
+        assert_eq!(rustix::fs::fstat(&files[0]).unwrap().st_nlink, 0);
+        // No anchor is left.
+        let [write, read, _] = <[OwnedFd; 3]>::try_from(files).unwrap();
+        drop(write);
+        assert_eq!(rustix::io::read(&read, &mut text).unwrap(), 0);
+    }
+}
