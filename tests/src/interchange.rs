@@ -44,7 +44,6 @@ json.dump({path: look(path) for path in sys.argv[1:]}, sys.stdout)
 
 /// Fields that came after 3.17, and those of our own.
 const NEWER_FIELDS: &[&str] = &[
-    "file_id",
     "allow_uprobes",
     "cap_amb",
     "cet",

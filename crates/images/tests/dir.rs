@@ -72,7 +72,7 @@ fn data_follows_its_entry() {
     let mut writer = dir.writer(kind::PIPES_DATA, 0).unwrap();
     for (id, data) in [(1, "hello"), (2, "")] {
         let bytes = u32::try_from(data.len()).unwrap();
-        writer.entry(&PipeDataEntry { pipe_id: id, bytes, size: None }).unwrap();
+        writer.entry(&PipeDataEntry { pipe_id: id, bytes, ..PipeDataEntry::default() }).unwrap();
         writer.raw(data.as_bytes()).unwrap();
     }
     writer.finish().unwrap();

@@ -37,7 +37,7 @@ impl Queues {
         let size = rustix::pipe::fcntl_getpipe_size(&file)
             .context(|| format!("F_GETPIPE_SZ of pipe {pipe_id}"))?;
         let flags = rustix::fs::fcntl_getfl(&file).context(|| "F_GETFL".to_owned())?;
-        let (data, packets) = if is_readable(flags.bits()) {
+        let (data, torpor_packets) = if is_readable(flags.bits()) {
             peek(file.as_fd(), size)?
         } else {
             // Without data there is no need to open it once more.
@@ -53,7 +53,7 @@ impl Queues {
             self.writer = Some(images.writer(self.kind, 0)?);
         }
         if let Some(writer) = &mut self.writer {
-            writer.entry(&PipeDataEntry { pipe_id, bytes, size, packets })?;
+            writer.entry(&PipeDataEntry { pipe_id, bytes, size, torpor_packets })?;
             writer.raw(&data)?;
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Saved {
         let set = |flags| rustix::fs::fcntl_setfl(&write, flags).context(|| "F_SETFL".to_owned());
         let mut rest = data.as_slice();
         set(flags | OFlags::NONBLOCK)?;
-        for &packet in &entry.packets {
+        for &packet in &entry.torpor_packets {
             let len = usize::try_from(packet).unwrap_or(0).min(rest.len());
             // What is longer than a page was no packet.
             let direct = if len <= PACKET { OFlags::DIRECT } else { OFlags::empty() };
