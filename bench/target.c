@@ -33,8 +33,10 @@ static void memory(long mib, int advice)
 static void processes(long count)
 {
 	for (long i = 1; i < count; i++)
-		if (fork() == 0)
+		if (fork() == 0) {
+			fclose(stdout);
 			sleeper(0);
+		}
 }
 
 static void threads(long count)
