@@ -99,7 +99,7 @@ pub fn interrupt(tid: i32) -> Result<()> {
 /// # Errors
 /// `ESRCH` if it is gone.
 pub fn cont(tid: i32, signal: i32) -> Result<()> {
-    request(libc::PTRACE_CONT, tid, 0, signal as u64).map(drop)
+    request(libc::PTRACE_CONT, tid, 0, u64::from(signal.cast_unsigned())).map(drop)
 }
 
 /// Lets it run to the next entry or exit of a system call.
@@ -107,7 +107,7 @@ pub fn cont(tid: i32, signal: i32) -> Result<()> {
 /// # Errors
 /// `ESRCH` if it is gone.
 pub fn cont_to_syscall(tid: i32, signal: i32) -> Result<()> {
-    request(libc::PTRACE_SYSCALL, tid, 0, signal as u64).map(drop)
+    request(libc::PTRACE_SYSCALL, tid, 0, u64::from(signal.cast_unsigned())).map(drop)
 }
 
 /// Keeps a group-stopped tracee stopped but waitable (`PTRACE_LISTEN`).
@@ -123,7 +123,7 @@ pub fn listen(tid: i32) -> Result<()> {
 /// # Errors
 /// `ESRCH` if it is gone.
 pub fn detach(tid: i32, signal: i32) -> Result<()> {
-    request(libc::PTRACE_DETACH, tid, 0, signal as u64).map(drop)
+    request(libc::PTRACE_DETACH, tid, 0, u64::from(signal.cast_unsigned())).map(drop)
 }
 
 /// General registers.

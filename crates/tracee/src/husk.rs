@@ -137,7 +137,8 @@ impl Tracee {
         let tids = batch.bytes(&pids);
         // struct clone_args: see torpor_sys::process::CloneArgs.
         let set = if set_tid.is_empty() { [0, 0] } else { [tids.0, set_tid.len() as u64] };
-        let words = [flags, 0, 0, 0, exit_signal as u64, 0, 0, 0, set[0], set[1], 0];
+        let words =
+            [flags, 0, 0, 0, u64::from(exit_signal.cast_unsigned()), 0, 0, 0, set[0], set[1], 0];
         let args = batch.bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
         let call = batch.call(libc::SYS_clone3, [args.0, 88]);
         let outcome = batch.run()?;
@@ -168,7 +169,14 @@ impl Tracee {
         self.call(
             "mmap of the stub",
             libc::SYS_mmap,
-            [base, STUB_SIZE, prot as u64, flags as u64, u64::MAX, 0],
+            [
+                base,
+                STUB_SIZE,
+                u64::from(prot.cast_unsigned()),
+                u64::from(flags.cast_unsigned()),
+                u64::MAX,
+                0,
+            ],
         )?;
         self.write(RemoteAddr(base), stub::code())?;
         self.stub = Some(Stub::at(base));

@@ -336,10 +336,10 @@ fn find_in(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Result<Option<u64>> {
         }
     }
     let offset = search(pid, mapping, bytes);
-    if let Ok(mut known) = KNOWN.lock() {
-        if mapping.inode != 0 {
-            known.get_or_insert_default().insert(key, offset);
-        }
+    if let Ok(mut known) = KNOWN.lock()
+        && mapping.inode != 0
+    {
+        known.get_or_insert_default().insert(key, offset);
     }
     Ok(offset.map(|o| mapping.start + o))
 }

@@ -39,6 +39,10 @@ fn maps(pid: i32) -> Vec<Mapping> {
     parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap())
 }
 
+fn at_cwd() -> u64 {
+    i64::from(libc::AT_FDCWD).cast_unsigned()
+}
+
 fn stop(pid: i32) -> Tracee {
     Tracee::seize(pid, false).unwrap();
     Tracee::stopped(pid, pid, std::time::Duration::from_secs(10)).unwrap().unwrap()
@@ -79,14 +83,14 @@ fn a_failing_call_ends_the_batch_when_asked() {
     let mut t = stop(pid);
     t.inject(&m).unwrap();
     let mut batch = t.batch();
-    let open = batch.must(libc::SYS_openat, [libc::AT_FDCWD as u64, 0, 0]);
+    let open = batch.must(libc::SYS_openat, [at_cwd(), 0, 0]);
     let never = batch.call(libc::SYS_getpid, []);
     let out = batch.run().unwrap();
     assert_eq!(out.result(open).unwrap_err().raw_os_error(), Some(libc::EFAULT));
     assert_eq!(out.result(never).unwrap_err().raw_os_error(), Some(libc::ECANCELED));
     let mut batch = t.batch();
     let path = batch.cstr("/dev/null");
-    let open = batch.must(libc::SYS_openat, [libc::AT_FDCWD as u64, path.0, 0]);
+    let open = batch.must(libc::SYS_openat, [at_cwd(), path.0, 0]);
     let close = batch.call(libc::SYS_close, [9999]);
     batch.forward(open, close, 0);
     let out = batch.run().unwrap();
@@ -146,7 +150,7 @@ fn a_husk_makes_children_and_threads() {
         | libc::CLONE_SIGHAND
         | libc::CLONE_FILES
         | libc::CLONE_FS;
-    let mut thread = husk.spawn_child(flags as u64, 0, &[]).unwrap();
+    let mut thread = husk.spawn_child(u64::from(flags.cast_unsigned()), 0, &[]).unwrap();
     assert_eq!(
         thread.call("gettid", libc::SYS_gettid, []).unwrap(),
         u64::try_from(thread.tid()).unwrap()

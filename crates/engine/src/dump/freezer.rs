@@ -96,10 +96,10 @@ impl Pause {
 /// Only the net below, for a dump that ended before it had a tree to let go.
 impl Drop for Freezer {
     fn drop(&mut self) {
-        if let (Some(pause), true) = (&self.pause, self.thawed) {
-            if let Err(e) = pause.write(pause.frozen) {
-                tracing::warn!("{e}");
-            }
+        if let (Some(pause), true) = (&self.pause, self.thawed)
+            && let Err(e) = pause.write(pause.frozen)
+        {
+            tracing::warn!("{e}");
         }
     }
 }

@@ -397,10 +397,10 @@ impl<'a> Dump<'a> {
             if stop {
                 task.signal(rustix::process::Signal::STOP);
             }
-            if let Some(leader) = task.threads.first_mut() {
-                if let Err(e) = leader.eject(&task.maps) {
-                    tracing::debug!("task {}: {e}", task.pid);
-                }
+            if let Some(leader) = task.threads.first_mut()
+                && let Err(e) = leader.eject(&task.maps)
+            {
+                tracing::debug!("task {}: {e}", task.pid);
             }
             going_on.append(&mut task.threads);
         }

@@ -72,11 +72,6 @@ impl Vma {
         self.status & bit != 0
     }
 
-    /// Its length in bytes.
-    pub fn len(&self) -> u64 {
-        self.map.end - self.map.start
-    }
-
     /// Its name in `/proc/PID/map_files`.
     pub fn map_files_name(&self) -> String {
         format!("map_files/{:x}-{:x}", self.map.start, self.map.end)

@@ -83,7 +83,7 @@ fn open_inherited(
         if differs {
             batch.must(libc::SYS_mprotect, [vma.start, vma.end - vma.start, prot]);
         }
-        out.push(Mapped { vma: vma.clone(), opened });
+        out.push(Mapped { vma: *vma, opened });
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "opening inherited memory".to_owned()),

@@ -253,7 +253,11 @@ fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
 /// Reaps a child that was born without an exit signal, or it would stay as a zombie.
 fn reap(parent: &mut Tracee) -> Result<()> {
     // __WCLONE: only such children, not the zombies that belong there.
-    parent.call("wait4", libc::SYS_wait4, [u64::MAX, 0, libc::__WCLONE as u32 as u64, 0])?;
+    parent.call(
+        "wait4",
+        libc::SYS_wait4,
+        [u64::MAX, 0, u64::from(libc::__WCLONE.cast_unsigned()), 0],
+    )?;
     Ok(())
 }
 
@@ -271,7 +275,7 @@ fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
     if a.fs_id != 0 && a.fs_id == b.fs_id {
         flags |= libc::CLONE_FS;
     }
-    flags as u64
+    u64::from(flags.cast_unsigned())
 }
 
 /// `task` is born from the husk of task `from`.
@@ -350,7 +354,8 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
         let tids: Vec<u32> = cx.tasks[task].image.tree.threads.iter().skip(1).copied().collect();
         for tid in tids {
             let tid = i32::try_from(tid).unwrap_or(0);
-            let thread = cx.remote(task)?.spawn_child(flags as u64, 0, &[tid])?;
+            let thread =
+                cx.remote(task)?.spawn_child(u64::from(flags.cast_unsigned()), 0, &[tid])?;
             cx.tasks[task].threads.push(thread);
         }
     }

@@ -168,10 +168,10 @@ fn given(cx: &Restore<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<O
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
     let at =
         rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
-    if matches!(mount.fs.as_str(), "cgroup" | "cgroup2") {
-        if let Some(at) = own_group(at.as_fd(), &path, mount, host) {
-            return Ok(Open { at, made: false });
-        }
+    if matches!(mount.fs.as_str(), "cgroup" | "cgroup2")
+        && let Some(at) = own_group(at.as_fd(), &path, mount, host)
+    {
+        return Ok(Open { at, made: false });
     }
     Ok(Open { at, made: false })
 }

@@ -157,7 +157,7 @@ impl Space {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-        let here = libc::AT_FDCWD as u64;
+        let here = i64::from(libc::AT_FDCWD).cast_unsigned();
         let opened = batch.must(libc::SYS_open_tree, [here, place, flags.bits().into()]);
         let outcome = batch.run()?;
         if let Some((_, error)) = outcome.first_error() {

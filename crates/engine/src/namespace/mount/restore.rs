@@ -164,7 +164,7 @@ impl Husk {
         let pid = husk.pid();
         let mut batch = husk.batch();
         let path = batch.cstr("/proc/self/ns/mnt");
-        let here = libc::AT_FDCWD as u64;
+        let here = i64::from(libc::AT_FDCWD).cast_unsigned();
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
         let call = batch.call(libc::SYS_openat, [here, path.0, flags]);
         let way_back = batch.run()?.expect(call, || "open /proc/self/ns/mnt".to_owned())?;
