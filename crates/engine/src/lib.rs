@@ -4,6 +4,7 @@
 //! below fill and use; one module is one kind of resource, with its dump and its
 //! restore next to each other.
 
+pub mod cgroup;
 pub mod check;
 pub mod cpuinfo;
 pub mod dedup;

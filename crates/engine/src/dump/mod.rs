@@ -35,7 +35,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{DumpReport, cpuinfo, proc, support};
+use crate::{DumpReport, cgroup, cpuinfo, proc, support};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub struct Dump<'a> {
     pub ns: Namespaces,
     /// The mounts in them ([`Mounts::collect`]).
     pub mounts: Mounts,
+    /// The groups that the tasks are in.
+    pub cgroups: cgroup::Sets,
     /// The open files met so far.
     pub files: FileTable,
     /// Cleans up if the supervisor is killed.
@@ -180,6 +182,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     namespace::dump(cx)?;
     cx.mounts = Mounts::collect(&cx.ns)?;
     mount::dump(cx)?;
+    cgroup::dump(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task)?;
@@ -258,6 +261,7 @@ impl<'a> Dump<'a> {
             tasks: Vec::new(),
             ns: Namespaces::default(),
             mounts: Mounts::default(),
+            cgroups: cgroup::Sets::default(),
             files: FileTable::new(),
             own_ids: TaskKobjIdsEntry::default(),
             guardian: Guardian::default(),
@@ -378,6 +382,7 @@ impl<'a> Dump<'a> {
             fdinfo_per_id: Some(true),
             root_ids: Some(self.own_ids),
             ns_per_id: Some(true),
+            root_cg_set: self.cgroups.own(),
             dump_uptime: u64::try_from(uptime.tv_sec)
                 .ok()
                 .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),

@@ -65,7 +65,14 @@ pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
 }
 
 fn write_cores(cx: &Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) -> Result<()> {
-    for (thread, core) in threads.iter().zip(cores) {
+    for (thread, mut core) in threads.iter().zip(cores) {
+        let set = cx.cgroups.of(thread.tid());
+        if let Some(tc) = &mut core.tc {
+            tc.cg_set = set;
+        }
+        if let Some(thread) = &mut core.thread_core {
+            thread.cg_set = set;
+        }
         let vtid = cx.vtids.get(&thread.tid()).copied().unwrap_or(thread.tid());
         cx.images.write_one(kind::CORE, u64::from(vtid.cast_unsigned()), &core)?;
     }

@@ -16,6 +16,7 @@ use torpor_images::proto::TaskKobjIdsEntry;
 
 use crate::error::{Context, Error, Result};
 
+pub(crate) use space::send_into;
 pub use space::{Made, dump, enter, finish, restore};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.

@@ -80,6 +80,8 @@ impl Made {
             let elsewhere = match ns.kind {
                 // A child can only be born into an existing one.
                 NsKind::Time => true,
+                // Its root is where the task is at that moment, see `cgroup::place`.
+                NsKind::Cgroup => true,
                 NsKind::Pid => pids.is_some(),
                 kind => joined(cx, kind).is_some(),
             };
@@ -215,7 +217,12 @@ fn become_user(cx: &mut Restore<'_>, uid: u32, gid: u32) -> Result<()> {
 }
 
 /// Has the husk of `task` enter a namespace.
-fn send_into(cx: &mut Restore<'_>, task: usize, kind: NsKind, file: &OwnedFd) -> Result<()> {
+pub(crate) fn send_into(
+    cx: &mut Restore<'_>,
+    task: usize,
+    kind: NsKind,
+    file: &OwnedFd,
+) -> Result<()> {
     let husk = cx.remote(task)?;
     let transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();

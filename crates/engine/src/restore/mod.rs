@@ -32,7 +32,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{RestoreReport, cpuinfo, support};
+use crate::{RestoreReport, cgroup, cpuinfo, support};
 
 pub use self::transport::{Transport, place_words};
 
@@ -53,6 +53,8 @@ pub struct Restore<'a> {
     pub mount_ns: HashMap<i32, u32>,
     /// The mounts that were made.
     pub mounts: Restored,
+    /// The groups that were made; after the tasks, which must leave them first.
+    pub cgroups: cgroup::Groups,
     /// Opened file descriptions.
     pub files: OpenFiles,
     /// What `files.img` says, by id.
@@ -107,10 +109,12 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     hooks.notify(Event::PreResume { pid })?;
     cx.let_files_go();
     task::wake(&mut cx)?;
+    cx.cgroups.keep();
     // The tasks run: there is nothing left that an error could undo.
     if let Err(error) = hooks.notify(Event::PostResume { pid }) {
         tracing::warn!("{error}");
     }
+    cgroup::freeze_again(&mut cx)?;
     Ok(RestoreReport { pid })
 }
 
@@ -119,6 +123,8 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
     cx.load_files()?;
     let pid = cx.make_root()?;
+    cgroup::prepare(cx)?;
+    cgroup::place(cx, 0, None)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     namespace::restore(cx)?;
     mount::restore(cx)?;
@@ -138,13 +144,15 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::finish(cx, task)?;
     }
     tree::make_threads(cx)?;
+    cgroup::place_threads(cx)?;
     fown::restore(cx)?;
     tree::bury(cx)?;
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }
     namespace::finish(cx)?;
-    mount::finish(cx)
+    mount::finish(cx)?;
+    cgroup::finish(cx)
 }
 
 impl<'a> Restore<'a> {
@@ -182,6 +190,7 @@ impl<'a> Restore<'a> {
             roots: HashMap::new(),
             mount_ns: HashMap::new(),
             mounts: Restored::default(),
+            cgroups: cgroup::Groups::default(),
             files: OpenFiles::default(),
             entries,
             in_flight: Vec::new(),

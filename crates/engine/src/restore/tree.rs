@@ -12,6 +12,7 @@ use torpor_tracee::Tracee;
 
 use super::transport::place_words;
 use super::{Restore, memory};
+use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{self, mount};
 
@@ -284,6 +285,7 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
     let child = actor(cx, from)?.spawn_child(flags, signal, &[pid])?;
     cx.adopt(task, child)?;
+    cgroup::place(cx, task, Some(from))?;
     namespace::enter(cx, task, from)?;
     mount::enter(cx, task, from)
 }
@@ -297,6 +299,7 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     between.exit_with(0)?;
     reap(leader)?;
     cx.adopt(task, child)?;
+    cgroup::place(cx, task, Some(from))?;
     namespace::enter(cx, task, from)?;
     mount::enter(cx, task, from)
 }

@@ -197,6 +197,14 @@ pub(super) fn make_all_private() -> Result<()> {
     rustix::mount::mount_change("/", private).context(|| "make all mounts private".to_owned())
 }
 
+/// The mounts of the calling thread's namespace.
+///
+/// # Errors
+/// The kernel's.
+pub fn own_tree() -> Result<Tree> {
+    read_own(open_proc()?.as_fd())
+}
+
 /// The caller's procfs.
 pub(super) fn open_proc() -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

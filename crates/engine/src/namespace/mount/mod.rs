@@ -17,7 +17,7 @@ mod sharing;
 mod superblock;
 mod tree;
 
-pub use collect::{Mounts, Space};
+pub use collect::{Mounts, Space, own_tree};
 pub use dump::dump;
 pub use mountinfo::{External, Malformed, Mount};
 pub use restore::{enter, finish, restore};

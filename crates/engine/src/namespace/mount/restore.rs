@@ -10,7 +10,7 @@ use torpor_images::proto::MntEntry;
 
 use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, Yard, is_late, no_namespace};
-use super::collect::{open_proc, read_own};
+use super::collect::own_tree;
 use super::fs::{Origin, attributes};
 use super::origin::{Forest, Node};
 use super::restored::Late;
@@ -34,7 +34,7 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     }
     let groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
     let husk = Husk::open(cx)?;
-    let host = read_own(open_proc()?.as_fd())?;
+    let host = own_tree()?;
     let mut bases = Bases::open(cx, &forest, &host)?;
     let mut copies = Copies::default();
     copies.make(&forest, &bases, false)?;

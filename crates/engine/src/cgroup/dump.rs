@@ -1,0 +1,276 @@
+//! Writes `cgroup.img`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, fstat};
+use rustix::io::Errno;
+use torpor_images::kind;
+use torpor_images::proto::{
+    CgControllerEntry, CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
+    CgroupPropEntry,
+};
+
+use super::hierarchy::{Hierarchies, Membership, parse};
+use super::properties::{Properties, is_list_of_tasks};
+use super::wanted_properties;
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::namespace::run_in;
+use crate::namespace::user::IdMaps;
+use crate::options::CgroupMode;
+use crate::proc;
+
+/// How deep groups can lie in each other.
+const DEPTH: usize = 128;
+/// How long the value of a property can be.
+const VALUE: u64 = 1 << 20;
+
+/// The sets of groups that tasks are in.
+#[derive(Debug, Default)]
+pub struct Sets {
+    all: Vec<Vec<CgMemberEntry>>,
+    of_thread: HashMap<i32, u32>,
+}
+
+impl Sets {
+    /// The number of the set that the thread with id `tid` here is in; `None` if cgroups
+    /// are not dumped.
+    #[must_use]
+    pub fn of(&self, tid: i32) -> Option<u32> {
+        self.of_thread.get(&tid).copied()
+    }
+
+    /// The number of the dumping program's set.
+    #[must_use]
+    pub fn own(&self) -> Option<u32> {
+        (!self.all.is_empty()).then_some(1)
+    }
+
+    fn add(&mut self, members: Vec<CgMemberEntry>) -> u32 {
+        let at = self.all.iter().position(|set| *set == members).unwrap_or_else(|| {
+            self.all.push(members);
+            self.all.len() - 1
+        });
+        u32::try_from(at + 1).unwrap_or(u32::MAX)
+    }
+}
+
+/// Finds out which groups the tasks are in and writes them.
+///
+/// # Errors
+/// The kernel's.
+pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
+    if cx.opts.manage_cgroups == CgroupMode::Ignore {
+        return Ok(());
+    }
+    let properties = wanted_properties(cx.opts)?;
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let own = only_wanted(cx, parse(&proc::bytes(own, "cgroup")?));
+    cx.cgroups.add(members(&own, &BTreeMap::new()));
+    let mut threaded = BTreeSet::new();
+    let mut roots: HashMap<u32, Membership> = HashMap::new();
+    for task in 0..cx.tasks.len() {
+        let mut leaders = None;
+        for tid in cx.tasks[task].threads.iter().map(|t| t.tid()).collect::<Vec<_>>() {
+            let pid = cx.tasks[task].pid;
+            let groups = parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
+            let groups = only_wanted(cx, groups);
+            let ns = cx.tasks[task].ids.cgroup_ns_id.unwrap_or(0);
+            if !roots.contains_key(&ns) {
+                roots.insert(ns, namespace_roots(cx, ns, pid, &groups)?);
+            }
+            let prefixes = prefixes(pid, &roots[&ns], &groups)?;
+            let set = cx.cgroups.add(members(&groups, &prefixes));
+            cx.cgroups.of_thread.insert(tid, set);
+            let leader: &Membership = leaders.get_or_insert_with(|| groups.clone());
+            let others = groups.iter().filter(|(name, path)| leader.get(*name) != Some(path));
+            threaded.extend(others.map(|(name, _)| name.clone()));
+        }
+    }
+    if cx.cgroups.all.len() == 1 {
+        return Ok(());
+    }
+    let controllers = dump_controllers(cx, &own, &properties, &threaded)?;
+    let sets = (1..).zip(&cx.cgroups.all).map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
+    let entry = CgroupEntry { sets: sets.collect(), controllers };
+    Ok(cx.images.write_one(kind::CGROUP, 0, &entry)?)
+}
+
+/// Leaves out the hierarchies without the controllers of `--cgroup-dump-controller`.
+fn only_wanted(cx: &Dump<'_>, mut groups: Membership) -> Membership {
+    let wanted = &cx.opts.cgroup_dump_controllers;
+    groups.retain(|name, _| {
+        wanted.is_empty() || name.split(',').any(|n| wanted.iter().any(|w| w == n))
+    });
+    groups
+}
+
+fn members(groups: &Membership, prefixes: &BTreeMap<String, u32>) -> Vec<CgMemberEntry> {
+    let member = |(name, path): (&String, &PathBuf)| CgMemberEntry {
+        name: name.clone(),
+        path: path.as_os_str().as_bytes().to_vec(),
+        cgns_prefix: prefixes.get(name).copied(),
+    };
+    groups.iter().map(member).collect()
+}
+
+/// The roots of a cgroup namespace: what is missing of the paths of a task in it for a
+/// reader in there. None for the caller's own namespace.
+fn namespace_roots(cx: &Dump<'_>, ns: u32, pid: i32, groups: &Membership) -> Result<Membership> {
+    let ns = cx.ns.by_id(ns).filter(|ns| !ns.is_host);
+    let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(Membership::new()) };
+    let inside = parse(&run_in(&[file.as_fd()], || proc::bytes(pid, "cgroup"))?);
+    let mut roots = Membership::new();
+    for (name, path) in groups {
+        let seen = inside.get(name).map_or(Path::new("/"), PathBuf::as_path);
+        let below = seen.strip_prefix("/").unwrap_or(seen);
+        let mut root = path.clone();
+        if !path.ends_with(below) || below.components().any(|c| c == Component::ParentDir) {
+            return Err(outside(pid, name, path));
+        }
+        for _ in below.components() {
+            root.pop();
+        }
+        roots.insert(name.clone(), root);
+    }
+    Ok(roots)
+}
+
+fn outside(pid: i32, hierarchy: &str, group: &Path) -> Error {
+    let object = format!("its cgroup {} ({hierarchy})", group.display());
+    Error::refused(pid, object, "is outside of its cgroup namespace")
+}
+
+/// How much of each path belongs to the root of the task's cgroup namespace.
+fn prefixes(pid: i32, roots: &Membership, groups: &Membership) -> Result<BTreeMap<String, u32>> {
+    let mut all = BTreeMap::new();
+    for (name, root) in roots {
+        let Some(path) = groups.get(name) else { continue };
+        if !path.starts_with(root) {
+            return Err(outside(pid, name, path));
+        }
+        // That of the whole hierarchy is the slash that all paths start with.
+        let len = if root == Path::new("/") { 0 } else { root.as_os_str().len() };
+        all.insert(name.clone(), u32::try_from(len).unwrap_or(0));
+    }
+    Ok(all)
+}
+
+/// The trees of groups below those that tasks are in and the dumping program is not.
+fn dump_controllers(
+    cx: &Dump<'_>,
+    own: &Membership,
+    properties: &Properties,
+    threaded: &BTreeSet<String>,
+) -> Result<Vec<CgControllerEntry>> {
+    let mut heads: BTreeMap<&str, BTreeSet<PathBuf>> = BTreeMap::new();
+    for member in cx.cgroups.all.iter().skip(1).flatten() {
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(&member.path));
+        let below = chosen_root(cx, &member.name).filter(|root| path.starts_with(root));
+        let path = below.map_or(path, |root| root.to_owned());
+        if path != Path::new("/") && own.get(&member.name) != Some(&path) {
+            heads.entry(&member.name).or_default().insert(path);
+        }
+    }
+    let mut hierarchies = Hierarchies::default();
+    let mut entries = Vec::new();
+    for (name, heads) in heads {
+        let yard = cx.opts.cgroup_yard.as_deref();
+        let hierarchy = hierarchies.get(name, &cx.mounts.host, yard)?;
+        let keep = Keep { names: properties.of(name), maps: &cx.id_maps };
+        let mut dirs = Vec::new();
+        let topmost =
+            heads.iter().filter(|h| !heads.iter().any(|other| *h != other && h.starts_with(other)));
+        for head in topmost {
+            let what = || format!("cgroup {} ({name})", head.display());
+            let dir = hierarchy.open(head).context(what)?;
+            let relative = head.strip_prefix("/").unwrap_or(head);
+            dirs.push(keep.group(dir.as_fd(), relative.as_os_str().as_bytes(), 0).context(what)?);
+        }
+        entries.push(CgControllerEntry {
+            cnames: name.split(',').map(str::to_owned).collect(),
+            dirs,
+            is_threaded: threaded.contains(name).then_some(true),
+        });
+    }
+    Ok(entries)
+}
+
+/// The root that `--cgroup-root` gives for a hierarchy.
+fn chosen_root<'c>(cx: &'c Dump<'_>, hierarchy: &str) -> Option<&'c Path> {
+    let roots = &cx.opts.cgroup_roots;
+    let named = roots.iter().find(|r| {
+        r.controller.as_ref().is_some_and(|c| hierarchy.split(',').any(|name| name == c))
+    });
+    let root = named.or_else(|| roots.iter().find(|r| r.controller.is_none()));
+    root.map(|r| Path::new(&r.path))
+}
+
+/// What is kept of each group.
+struct Keep<'a> {
+    names: Vec<String>,
+    maps: &'a IdMaps,
+}
+
+impl Keep<'_> {
+    fn group(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        depth: usize,
+    ) -> rustix::io::Result<CgroupDirEntry> {
+        if depth > DEPTH {
+            return Err(Errno::LOOP);
+        }
+        let mut children = Vec::new();
+        for entry in rustix::fs::Dir::read_from(dir)? {
+            let entry = entry?;
+            let child = entry.file_name().to_bytes();
+            if entry.file_type() != rustix::fs::FileType::Directory || matches!(child, b"." | b"..")
+            {
+                continue;
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match rustix::fs::openat(dir, entry.file_name(), flags, Mode::empty()) {
+                Ok(fd) => children.push(self.group(fd.as_fd(), child, depth + 1)?),
+                // Others may remove their groups meanwhile.
+                Err(Errno::NOENT) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        children.sort_by(|a, b| a.dir_name.cmp(&b.dir_name));
+        let properties = self.names.iter().filter_map(|name| self.property(dir, name));
+        Ok(CgroupDirEntry {
+            dir_name: name.to_vec(),
+            children,
+            properties: properties.collect(),
+            dir_perms: Some(self.permissions(dir)?),
+        })
+    }
+
+    /// A property, if the group has it and it can be read: that depends on the kernel,
+    /// on the hierarchy, and on whether the group is the root of something.
+    fn property(&self, dir: BorrowedFd<'_>, name: &str) -> Option<CgroupPropEntry> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(dir, name, flags, Mode::empty()).ok()?;
+        let perms = Some(self.permissions(file.as_fd()).ok()?);
+        let mut value = String::new();
+        if !is_list_of_tasks(name) {
+            std::fs::File::from(file).take(VALUE).read_to_string(&mut value).ok()?;
+        }
+        Some(CgroupPropEntry { name: name.to_owned(), value: value.trim_end().to_owned(), perms })
+    }
+
+    fn permissions(&self, file: BorrowedFd<'_>) -> rustix::io::Result<CgroupPerms> {
+        let stat = fstat(file)?;
+        Ok(CgroupPerms {
+            mode: stat.st_mode & 0o7777,
+            uid: self.maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
+            gid: self.maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
+        })
+    }
+}

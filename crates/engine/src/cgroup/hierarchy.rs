@@ -1,0 +1,192 @@
+//! The cgroup hierarchies of this machine, and who is where in them (cgroups(7)).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen,
+};
+
+use crate::error::{Context, Result};
+use crate::namespace::mount::{Mount, Tree};
+
+/// The group of a task in each hierarchy. A hierarchy is named by its controllers
+/// (`cpu,cpuacct`), `name=NAME` if it has none, and by nothing if it is the unified
+/// one (version 2).
+pub type Membership = BTreeMap<String, PathBuf>;
+
+/// Parses `/proc/PID/cgroup`: `ID:NAMES:PATH` lines.
+pub fn parse(text: &[u8]) -> Membership {
+    let line = |line: &[u8]| {
+        let mut fields = line.splitn(3, |&b| b == b':');
+        let (_, names, path) = (fields.next()?, fields.next()?, fields.next()?);
+        // A task can outlive its group.
+        let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+        let names = String::from_utf8_lossy(names).into_owned();
+        Some((names, PathBuf::from(OsStr::from_bytes(path))))
+    };
+    text.split(|&b| b == b'\n').filter_map(line).collect()
+}
+
+/// A hierarchy.
+#[derive(Debug)]
+pub struct Hierarchy {
+    /// Its root directory, or the part of it that is mounted here (`O_PATH`).
+    root: OwnedFd,
+    /// The group that this directory is.
+    base: PathBuf,
+}
+
+impl Hierarchy {
+    /// Opens the directory of a group.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none; the kernel's.
+    pub fn open(&self, group: &Path) -> rustix::io::Result<OwnedFd> {
+        let below = group.strip_prefix(&self.base).map_err(|_| Errno::NOENT)?;
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        rustix::fs::openat2(&self.root, below, flags, Mode::empty(), resolve)
+    }
+}
+
+/// Those that have been needed so far.
+#[derive(Debug, Default)]
+pub struct Hierarchies {
+    open: BTreeMap<String, Hierarchy>,
+}
+
+impl Hierarchies {
+    /// The hierarchy of that name: where `host`, the caller's mounts, have it, below
+    /// `yard` if given, or mounted for the occasion.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no such hierarchy.
+    pub fn get(&mut self, name: &str, host: &Tree, yard: Option<&Path>) -> Result<&Hierarchy> {
+        if !self.open.contains_key(name) {
+            let found = match yard {
+                Some(yard) => in_yard(name, yard)?,
+                None => match mounted(name, host)? {
+                    Some(found) => found,
+                    None => mount(name)?,
+                },
+            };
+            self.open.insert(name.to_owned(), found);
+        }
+        let found = self.open.get(name).ok_or(Errno::NOENT);
+        found.context(|| format!("cgroup hierarchy {name:?}"))
+    }
+}
+
+fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+fn in_yard(name: &str, yard: &Path) -> Result<Hierarchy> {
+    let plain = name.strip_prefix("name=").unwrap_or(name);
+    let plain = if name.is_empty() { "unified" } else { plain };
+    let found = open(&yard.join(name)).or_else(|_| open(&yard.join(plain)));
+    let root = found.context(|| format!("open {plain} in {}", yard.display()))?;
+    Ok(Hierarchy { root, base: PathBuf::from("/") })
+}
+
+/// The controllers (or the name) of the hierarchy that a mount shows.
+pub fn shown_by(mount: &Mount) -> Option<String> {
+    const NONE: &[&str] = &["none", "xattr", "noprefix", "clone_children", "cpuset_v2_mode"];
+    match mount.fs.as_str() {
+        "cgroup2" => Some(String::new()),
+        "cgroup" => {
+            let options = mount.options.to_string_lossy();
+            let words = options.split(',').filter(|w| !NONE.contains(w) && !w.is_empty());
+            let words: Vec<&str> = words.filter(|w| !w.starts_with("release_agent=")).collect();
+            Some(words.join(","))
+        }
+        _ => None,
+    }
+}
+
+/// Whether two names are of the same hierarchy: the order of controllers differs
+/// between the places where the kernel shows them.
+pub fn same(a: &str, b: &str) -> bool {
+    a.split(',').collect::<BTreeSet<_>>() == b.split(',').collect::<BTreeSet<_>>()
+}
+
+fn mounted(name: &str, host: &Tree) -> Result<Option<Hierarchy>> {
+    let candidates = host.mounts().iter().enumerate().filter(|(i, mount)| {
+        shown_by(mount).is_some_and(|shown| same(&shown, name))
+            && !mount.root.iter().any(|c| c == "..")
+            && host.is_visible(*i, &mount.mountpoint)
+    });
+    // The widest view.
+    let Some((_, mount)) = candidates.min_by_key(|(_, m)| m.root.components().count()) else {
+        return Ok(None);
+    };
+    let root =
+        open(&mount.mountpoint).context(|| format!("open {}", mount.mountpoint.display()))?;
+    Ok(Some(Hierarchy { root, base: mount.root.clone() }))
+}
+
+/// Mounts a hierarchy that the host has not mounted, in no namespace.
+fn mount(name: &str) -> Result<Hierarchy> {
+    let what = || format!("mount the cgroup hierarchy {name:?}");
+    let fs = if name.is_empty() { "cgroup2" } else { "cgroup" };
+    let context = fsopen(fs, FsOpenFlags::FSOPEN_CLOEXEC).context(what)?;
+    for word in name.split(',').filter(|w| !w.is_empty()) {
+        match word.strip_prefix("name=") {
+            Some(name) => {
+                fsconfig_set_flag(context.as_fd(), "none").context(what)?;
+                fsconfig_set_string(context.as_fd(), "name", name).context(what)?;
+            }
+            None => fsconfig_set_flag(context.as_fd(), word).context(what)?,
+        }
+    }
+    fsconfig_create(context.as_fd()).context(what)?;
+    let root =
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).context(what)?;
+    Ok(Hierarchy { root, base: PathBuf::from("/") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memberships_are_parsed() {
+        let text = b"9:name=systemd:/a:b\n4:cpu,cpuacct:/x (deleted)\n0::/\n";
+        let found = parse(text);
+        let of = |name: &str| found.get(name).and_then(|p| p.to_str());
+        assert_eq!(of("name=systemd"), Some("/a:b"));
+        assert_eq!(of("cpu,cpuacct"), Some("/x"));
+        assert_eq!(of(""), Some("/"));
+    }
+
+    #[test]
+    fn names_of_mounted_hierarchies() {
+        let mount = |fs: &str, options: &str| {
+            shown_by(&Mount { fs: fs.into(), options: options.into(), ..Mount::default() })
+        };
+        assert_eq!(mount("cgroup", "xattr,name=systemd").as_deref(), Some("name=systemd"));
+        assert_eq!(mount("cgroup2", "nsdelegate").as_deref(), Some(""));
+        assert_eq!(mount("tmpfs", ""), None);
+        assert!(same("cpuacct,cpu", "cpu,cpuacct") && !same("cpu", "cpu,cpuacct"));
+    }
+
+    #[test]
+    fn own_groups_exist() {
+        let own = parse(&std::fs::read("/proc/self/cgroup").unwrap());
+        let host = crate::namespace::mount::own_tree().unwrap();
+        let mut all = Hierarchies::default();
+        for (name, group) in own {
+            all.get(&name, &host, None).unwrap().open(&group).unwrap();
+        }
+        assert!(all.get("no-such-controller", &host, None).is_err());
+    }
+}

@@ -1,0 +1,32 @@
+//! Control groups (cgroups(7)): which there are, who is in which, and their limits.
+//!
+//! `cgroup.img` has *sets*: the group of a task in each hierarchy. Tasks refer to
+//! theirs by number. The dumping program's own set is the first: a task that shares
+//! it stays where the restoring program is. For every other group in a set the image
+//! has the tree below it, with owners, modes and properties.
+
+mod dump;
+mod freezer;
+mod hierarchy;
+mod properties;
+mod restore;
+
+pub use dump::{Sets, dump};
+pub use freezer::Freezer;
+pub use hierarchy::same as same_hierarchy;
+pub use hierarchy::shown_by;
+pub use restore::{Groups, finish, freeze_again, place, place_threads, prepare};
+
+use crate::error::{Context, Error, Result};
+use crate::options::Options;
+
+/// The properties that the options ask for.
+fn wanted_properties(opts: &Options) -> Result<properties::Properties> {
+    let text = match (&opts.cgroup_props, &opts.cgroup_props_file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(file)) => std::fs::read_to_string(file)
+            .context(|| format!("read --cgroup-props-file {}", file.display()))?,
+        (None, None) => return Ok(properties::Properties::default()),
+    };
+    properties::Properties::parse(&text).map_err(|why| Error::invalid("--cgroup-props", why))
+}

@@ -1,0 +1,575 @@
+//! Makes groups again, puts tasks into them, and sets their limits.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use torpor_images::kind;
+use torpor_images::proto::{
+    CgControllerEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
+};
+
+use super::hierarchy::{Hierarchies, Hierarchy, parse, same};
+use super::properties::{is_list_of_tasks, writes};
+use crate::error::{Context, Error, Result};
+use crate::namespace::NsKind;
+use crate::namespace::mount::{Tree, own_tree};
+use crate::namespace::user::IdMaps;
+use crate::options::{CgroupMode, CgroupRoot};
+use crate::proc;
+use crate::restore::Restore;
+
+/// How long a failed restore waits for its tasks to leave the groups that it made.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The groups of a restore.
+#[derive(Debug, Default)]
+pub struct Groups {
+    sets: HashMap<u32, CgSetEntry>,
+    /// The set of the dumping program, which stands for that of the restoring one.
+    own_set: u32,
+    hierarchies: Hierarchies,
+    host: Tree,
+    /// Which part of which hierarchy goes where.
+    moved: Vec<Moved>,
+    /// The groups whose properties are to be set.
+    pending: Vec<Pending>,
+    made: Made,
+}
+
+/// A part of a hierarchy that is restored elsewhere.
+#[derive(Debug)]
+struct Moved {
+    hierarchy: String,
+    from: PathBuf,
+    to: PathBuf,
+}
+
+/// A group with properties to be set when all tasks are in their groups.
+#[derive(Debug)]
+struct Pending {
+    dir: OwnedFd,
+    name: PathBuf,
+    entry: CgroupDirEntry,
+}
+
+/// Directories that are removed again unless the restore succeeds.
+#[derive(Debug, Default)]
+struct Made(Vec<(OwnedFd, OsString)>);
+
+impl Groups {
+    /// The restore has succeeded: groups that it made stay.
+    pub fn keep(&mut self) {
+        self.made.0.clear();
+    }
+
+    /// Where a group of the dump is now.
+    #[must_use]
+    pub fn place_of(&self, hierarchy: &str, group: &Path) -> PathBuf {
+        let moved = self.moved.iter().filter(|m| same(&m.hierarchy, hierarchy));
+        let below = |m: &Moved| Some(m.to.join(group.strip_prefix(&m.from).ok()?));
+        let place = moved.filter_map(below).next().unwrap_or_else(|| group.to_owned());
+        // Without the slash that an empty rest leaves at the end.
+        place.components().collect()
+    }
+}
+
+impl Drop for Made {
+    /// The tasks are dead by now, or about to be.
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while let Some((parent, name)) = self.0.pop() {
+            loop {
+                match rustix::fs::unlinkat(&parent, &name, AtFlags::REMOVEDIR) {
+                    Err(Errno::BUSY) if Instant::now() < deadline => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(Errno::NOENT) | Ok(()) => break,
+                    Err(error) => {
+                        tracing::warn!(group = %name.display(), %error, "cannot be removed");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the images and makes the groups, as far as the mode says.
+///
+/// # Errors
+/// A group that should exist and does not, or the other way round; the kernel's.
+pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
+    if cx.opts.manage_cgroups == CgroupMode::Ignore {
+        return Ok(());
+    }
+    let Some(image) = cx.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else { return Ok(()) };
+    cx.cgroups.own_set = cx.images.inventory()?.root_cg_set.unwrap_or(0);
+    cx.cgroups.host = own_tree()?;
+    cx.cgroups.sets = image.sets.iter().map(|set| (set.id, set.clone())).collect();
+    cx.cgroups.moved = moves(cx, &image);
+    for controller in &image.controllers {
+        for dir in &controller.dirs {
+            let name = controller.cnames.join(",");
+            make_head(cx, &name, controller, dir)?;
+        }
+    }
+    Ok(())
+}
+
+/// What `--cgroup-root` moves: the group that holds all others of a hierarchy, or that
+/// of the root task if there is none.
+fn moves(cx: &Restore<'_>, image: &CgroupEntry) -> Vec<Moved> {
+    let root_set = set_of_task(cx, 0);
+    let root_set = image.sets.iter().find(|s| Some(s.id) == root_set);
+    let mut all = Vec::new();
+    for member in root_set.iter().flat_map(|set| &set.ctls) {
+        let Some(root) = chosen(&cx.opts.cgroup_roots, &member.name) else { continue };
+        let (own, to) = (path(&member.path), PathBuf::from(&root.path));
+        if own.starts_with(&to) {
+            continue;
+        }
+        let others = image.sets.iter().filter(|s| s.id != cx.cgroups.own_set);
+        let others = others.flat_map(|s| &s.ctls).filter(|m| m.name == member.name);
+        let common = others.fold(own.clone(), |common, m| shared(&common, &path(&m.path)));
+        let from = if common == Path::new("/") { own } else { common };
+        all.push(Moved { hierarchy: member.name.clone(), from, to });
+    }
+    all
+}
+
+fn chosen<'r>(roots: &'r [CgroupRoot], hierarchy: &str) -> Option<&'r CgroupRoot> {
+    let of = |c: &String| same(c, hierarchy) || hierarchy.split(',').any(|name| name == c);
+    let named = roots.iter().find(|r| r.controller.as_ref().is_some_and(of));
+    named.or_else(|| roots.iter().find(|r| r.controller.is_none()))
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    Path::new("/").join(OsStr::from_bytes(bytes))
+}
+
+/// The longest common part of two paths.
+fn shared(a: &Path, b: &Path) -> PathBuf {
+    a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect()
+}
+
+/// Makes the groups above a head, then it and what is below.
+fn make_head(
+    cx: &mut Restore<'_>,
+    hierarchy: &str,
+    controller: &CgControllerEntry,
+    head: &CgroupDirEntry,
+) -> Result<()> {
+    let place = cx.cgroups.place_of(hierarchy, &path(&head.dir_name));
+    let image = || kind::CGROUP.file_name(0);
+    if place.components().any(|c| matches!(c, Component::ParentDir)) {
+        return Err(Error::invalid(image(), format!("group {} is no path", place.display())));
+    }
+    let mut work = Making {
+        mode: cx.opts.manage_cgroups,
+        maps: &cx.id_maps,
+        cpuset: controller.cnames.iter().any(|name| name == "cpuset"),
+        made: &mut cx.cgroups.made,
+        pending: &mut cx.cgroups.pending,
+    };
+    let yard = cx.opts.cgroup_yard.as_deref();
+    let root = cx.cgroups.hierarchies.get(hierarchy, &cx.cgroups.host, yard)?;
+    let mut dir = open_nearest(root, &place)?;
+    let names: Vec<OsString> = dir.1.iter().map(|c| c.to_owned()).collect();
+    let Some((last, above)) = names.split_last() else {
+        work.existing(dir.0, head, &place)?;
+        return Ok(());
+    };
+    for name in above {
+        dir.0 = work.make(dir.0.as_fd(), name, &place)?;
+    }
+    work.group(dir.0.as_fd(), last, head, &place)
+}
+
+/// The deepest directory above or at `place` that exists, and what is missing.
+fn open_nearest(root: &Hierarchy, place: &Path) -> Result<(OwnedFd, PathBuf)> {
+    for above in place.ancestors() {
+        match root.open(above) {
+            Ok(dir) => {
+                let missing = place.strip_prefix(above).unwrap_or(Path::new("")).to_owned();
+                return Ok((dir, missing));
+            }
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(e).context(|| format!("open cgroup {}", above.display())),
+        }
+    }
+    Err(Errno::NOENT).context(|| format!("open cgroup {}", place.display()))
+}
+
+/// The making of groups.
+struct Making<'a> {
+    mode: CgroupMode,
+    maps: &'a IdMaps,
+    cpuset: bool,
+    made: &'a mut Made,
+    pending: &'a mut Vec<Pending>,
+}
+
+impl Making<'_> {
+    /// Makes a group without properties of its own.
+    fn make(&mut self, parent: BorrowedFd<'_>, name: &OsStr, place: &Path) -> Result<OwnedFd> {
+        let what = || format!("make cgroup {} in {}", name.display(), place.display());
+        if matches!(self.mode, CgroupMode::None | CgroupMode::Props) {
+            return Err(Errno::NOENT).context(|| format!("cgroup {} must exist", place.display()));
+        }
+        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)).context(what)?;
+        let kept = parent.try_clone_to_owned().context(what)?;
+        self.made.0.push((kept, name.to_owned()));
+        let dir = open_dir(parent, name).context(what)?;
+        if self.cpuset {
+            // Without these no task can enter.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let value = read(parent, file).context(what)?;
+                write(dir.as_fd(), file, &value).context(what)?;
+            }
+        }
+        Ok(dir)
+    }
+
+    /// Makes a group, if need be, and those inside.
+    fn group(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &OsStr,
+        entry: &CgroupDirEntry,
+        place: &Path,
+    ) -> Result<()> {
+        let dir = match open_dir(parent, name) {
+            Ok(dir) => return self.existing(dir, entry, place),
+            Err(Errno::NOENT) => self.make(parent, name, place)?,
+            Err(e) => return Err(e).context(|| format!("open cgroup {}", place.display())),
+        };
+        let what = || format!("set up cgroup {}", place.display());
+        self.permissions(dir.as_fd(), "", entry.dir_perms.as_ref()).context(what)?;
+        self.before_tasks(dir.as_fd(), entry).context(what)?;
+        self.inside(dir, entry, place, true)
+    }
+
+    /// A group that is there already.
+    fn existing(&mut self, dir: OwnedFd, entry: &CgroupDirEntry, place: &Path) -> Result<()> {
+        if self.mode == CgroupMode::Strict {
+            return Err(Errno::EXIST)
+                .context(|| format!("cgroup {} must not exist", place.display()));
+        }
+        let set = matches!(self.mode, CgroupMode::Props | CgroupMode::Full);
+        self.inside(dir, entry, place, set)
+    }
+
+    fn inside(
+        &mut self,
+        dir: OwnedFd,
+        entry: &CgroupDirEntry,
+        place: &Path,
+        set: bool,
+    ) -> Result<()> {
+        for child in &entry.children {
+            let name = OsStr::from_bytes(&child.dir_name);
+            if name.as_bytes().contains(&b'/') || matches!(name.as_bytes(), b"" | b"." | b"..") {
+                let why = format!("{} in {} is no name", name.display(), place.display());
+                return Err(Error::invalid(kind::CGROUP.file_name(0), why));
+            }
+            self.group(dir.as_fd(), name, child, &place.join(name))?;
+        }
+        if set {
+            for property in &entry.properties {
+                // A kernel without the property has nobody to own it.
+                match self.permissions(dir.as_fd(), &property.name, property.perms.as_ref()) {
+                    Err(Errno::NOENT) => {}
+                    done => done.context(|| format!("set owner of {}", property.name))?,
+                }
+            }
+            let entry = CgroupDirEntry { children: vec![], ..entry.clone() };
+            self.pending.push(Pending { dir, name: place.to_owned(), entry });
+        }
+        Ok(())
+    }
+
+    /// Properties that decide who can be in a group and in those inside.
+    fn before_tasks(&self, dir: BorrowedFd<'_>, entry: &CgroupDirEntry) -> rustix::io::Result<()> {
+        for property in &entry.properties {
+            match (property.name.as_str(), property.value.as_str()) {
+                ("cgroup.type", "threaded") => write(dir, "cgroup.type", "threaded")?,
+                ("cgroup.subtree_control", controllers) => {
+                    for controller in controllers.split_ascii_whitespace() {
+                        write(dir, "cgroup.subtree_control", &format!("+{controller}"))?;
+                    }
+                }
+                ("cpuset.cpus" | "cpuset.mems", value) if self.cpuset && !value.is_empty() => {
+                    write(dir, &property.name, value)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn permissions(
+        &self,
+        dir: BorrowedFd<'_>,
+        file: &str,
+        perms: Option<&CgroupPerms>,
+    ) -> rustix::io::Result<()> {
+        let Some(perms) = perms else { return Ok(()) };
+        if file.contains('/') {
+            return Err(Errno::INVAL);
+        }
+        let uid = self.maps.uid_outside(perms.uid).unwrap_or(perms.uid);
+        let gid = self.maps.gid_outside(perms.gid).unwrap_or(perms.gid);
+        let mode = Mode::from_raw_mode(perms.mode & 0o7777);
+        let name = if file.is_empty() { "." } else { file };
+        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::fs::chmodat(dir, name, mode, AtFlags::empty())
+    }
+}
+
+fn open_dir(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+fn read(dir: BorrowedFd<'_>, file: &str) -> rustix::io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, file, flags, Mode::empty())?;
+    let mut value = vec![0; 1 << 16];
+    let len = rustix::io::read(&file, &mut value)?;
+    Ok(String::from_utf8_lossy(&value[..len]).trim_end().to_owned())
+}
+
+fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, file, flags, Mode::empty())?;
+    rustix::io::write(&file, value.as_bytes()).map(drop)
+}
+
+/// The number of the set that the leader of a task was in.
+fn set_of_task(cx: &Restore<'_>, task: usize) -> Option<u32> {
+    let tc = cx.tasks.get(task)?.image.cores.first()?.tc.as_ref()?;
+    tc.cg_set.filter(|&id| id != 0)
+}
+
+/// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
+/// into its groups and its cgroup namespace. Before it has threads, memory or files.
+///
+/// # Errors
+/// The kernel's; a set that the images lack.
+pub fn place(cx: &mut Restore<'_>, task: usize, from: Option<usize>) -> Result<()> {
+    let ns_of = |task: usize| cx.tasks[task].image.ids.cgroup_ns_id.unwrap_or(0);
+    let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
+    let own = cx.ns.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
+    let set = set_of_task(cx, task);
+    let stays = from.is_some() && set == from.and_then(|from| set_of_task(cx, from));
+    if own {
+        let known = cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref());
+        match known.map(OwnedFd::try_clone).transpose().context(|| "dup".to_owned())? {
+            Some(file) => crate::namespace::send_into(cx, task, NsKind::Cgroup, &file)?,
+            None => make_namespace(cx, task, ns, set)?,
+        }
+    }
+    if own || !stays {
+        if let Some(set) = set {
+            move_to(cx, cx.tasks[task].pid, set, false)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the husk of `task` the first in cgroup namespace `ns`: the groups that it is in
+/// when it makes the namespace are the namespace's roots.
+fn make_namespace(cx: &mut Restore<'_>, task: usize, ns: u32, set: Option<u32>) -> Result<()> {
+    if let Some(set) = set {
+        move_to(cx, cx.tasks[task].pid, set, true)?;
+    }
+    let new = NsKind::Cgroup.clone_flag();
+    cx.remote(task)?.call("unshare(CLONE_NEWCGROUP)", libc::SYS_unshare, [new])?;
+    let file = proc::open(cx.tasks[task].pid, "ns/cgroup")?;
+    if let Some(ns) = cx.ns.all.iter_mut().find(|n| n.id == ns) {
+        ns.file = Some(file.into());
+    }
+    Ok(())
+}
+
+/// Moves a process to the groups of a set, or only as far as they are above the root
+/// of its cgroup namespace.
+fn move_to(cx: &mut Restore<'_>, pid: i32, set: u32, only_prefix: bool) -> Result<()> {
+    if set == cx.cgroups.own_set || cx.cgroups.sets.is_empty() {
+        return Ok(());
+    }
+    let mut groups = groups_of(cx, set, only_prefix)?;
+    // What it shared with the dumping program it shares with this one.
+    let own = cx.cgroups.sets.get(&cx.cgroups.own_set);
+    let own: Vec<(String, PathBuf)> = own
+        .iter()
+        .flat_map(|set| &set.ctls)
+        .map(|m| (m.name.clone(), cx.cgroups.place_of(&m.name, &path(&m.path))))
+        .collect();
+    groups.retain(|group| !own.contains(group));
+    let now = parse(&proc::bytes(pid, "cgroup")?);
+    for (hierarchy, group) in groups {
+        if now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group) {
+            continue;
+        }
+        let dir = group_dir(cx, &hierarchy, &group)?;
+        write(dir.as_fd(), "cgroup.procs", &pid.to_string())
+            .context(|| format!("move task {pid} to cgroup {} ({hierarchy})", group.display()))?;
+    }
+    Ok(())
+}
+
+/// The groups of a set, where they are now.
+fn groups_of(cx: &Restore<'_>, set: u32, only_prefix: bool) -> Result<Vec<(String, PathBuf)>> {
+    let image = || kind::CGROUP.file_name(0);
+    let entry = cx.cgroups.sets.get(&set);
+    let entry = entry.ok_or_else(|| Error::invalid(image(), format!("there is no set {set}")))?;
+    let mut groups = Vec::new();
+    for member in &entry.ctls {
+        let prefix = member.cgns_prefix.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+        let bytes = match prefix {
+            Some(len) if only_prefix => member.path.get(..len).ok_or_else(|| {
+                Error::invalid(image(), format!("a prefix in set {set} is longer than its path"))
+            })?,
+            _ => &member.path,
+        };
+        let group = cx.cgroups.place_of(&member.name, &path(bytes));
+        groups.push((member.name.clone(), group));
+    }
+    Ok(groups)
+}
+
+fn group_dir(cx: &mut Restore<'_>, hierarchy: &str, group: &Path) -> Result<OwnedFd> {
+    let yard = cx.opts.cgroup_yard.as_deref();
+    let root = cx.cgroups.hierarchies.get(hierarchy, &cx.cgroups.host, yard)?;
+    root.open(group).context(|| format!("open cgroup {} ({hierarchy})", group.display()))
+}
+
+/// Puts those threads into their groups that are in others than their leader.
+///
+/// # Errors
+/// The kernel's; a set that the images lack.
+pub fn place_threads(cx: &mut Restore<'_>) -> Result<()> {
+    if cx.cgroups.sets.is_empty() {
+        return Ok(());
+    }
+    for task in 0..cx.tasks.len() {
+        let Some(leader) = set_of_task(cx, task) else { continue };
+        let t = &cx.tasks[task];
+        let threads = t.threads.iter().zip(&t.image.cores).skip(1);
+        let others: Vec<(i32, u32)> = threads
+            .filter_map(|(thread, core)| {
+                let set = core.thread_core.as_ref()?.cg_set?;
+                (set != 0 && set != leader).then_some((thread.tid(), set))
+            })
+            .collect();
+        for (tid, set) in others {
+            move_thread(cx, tid, leader, set)?;
+        }
+    }
+    Ok(())
+}
+
+fn move_thread(cx: &mut Restore<'_>, tid: i32, leader: u32, set: u32) -> Result<()> {
+    let leaders: BTreeSet<_> = groups_of(cx, leader, false)?.into_iter().collect();
+    for (hierarchy, group) in groups_of(cx, set, false)? {
+        if leaders.contains(&(hierarchy.clone(), group.clone())) {
+            continue;
+        }
+        let dir = group_dir(cx, &hierarchy, &group)?;
+        let list = if hierarchy.is_empty() { "cgroup.threads" } else { "tasks" };
+        write(dir.as_fd(), list, &tid.to_string())
+            .context(|| format!("move thread {tid} to cgroup {} ({hierarchy})", group.display()))?;
+    }
+    Ok(())
+}
+
+/// Sets the properties of groups, when all tasks are in them and need no more memory
+/// for the restore.
+///
+/// # Errors
+/// The kernel's, with the name of the property.
+pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
+    for group in &cx.cgroups.pending {
+        for property in &group.entry.properties {
+            set(group, &property.name, &property.value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a property unless it has that value already: many cannot be written at all
+/// times, or only with another value.
+fn set(group: &Pending, name: &str, value: &str) -> Result<()> {
+    let dir = group.dir.as_fd();
+    let what = || format!("set {name} of cgroup {} to {value:?}", group.name.display());
+    match read(dir, name) {
+        _ if name.contains('/') => return Err(Errno::INVAL).context(what),
+        Ok(now) if now == value => return Ok(()),
+        Err(Errno::NOENT) if !is_list_of_tasks(name) => {
+            tracing::warn!(group = %group.name.display(), name, "this kernel has no such property");
+            return Ok(());
+        }
+        _ => {}
+    }
+    for (file, line) in writes(name, value) {
+        write(dir, file, line).context(what)?;
+    }
+    Ok(())
+}
+
+/// After the tasks have been let go: groups that were frozen are so again.
+///
+/// # Errors
+/// The kernel's.
+pub fn freeze_again(cx: &mut Restore<'_>) -> Result<()> {
+    for group in std::mem::take(&mut cx.cgroups.pending) {
+        let frozen = group.entry.properties.iter().find(|p| {
+            matches!(
+                (p.name.as_str(), p.value.as_str()),
+                ("freezer.state", "FROZEN" | "FREEZING") | ("cgroup.freeze", "1")
+            )
+        });
+        if let Some(property) = frozen {
+            let word = if property.value == "1" { "1" } else { "FROZEN" };
+            write(group.dir.as_fd(), &property.name, word)
+                .context(|| format!("freeze cgroup {}", group.name.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_part_of_paths() {
+        let common = |a: &str, b: &str| shared(Path::new(a), Path::new(b));
+        assert_eq!(common("/a/b", "/a/c"), Path::new("/a"));
+        assert_eq!(common("/a/b", "/ab"), Path::new("/"));
+        assert_eq!(common("/a", "/a/b"), Path::new("/a"));
+    }
+
+    #[test]
+    fn groups_move_with_their_root() {
+        let moved = |from: &str, to: &str| Moved {
+            hierarchy: "cpu,cpuacct".into(),
+            from: from.into(),
+            to: to.into(),
+        };
+        let groups = Groups { moved: vec![moved("/a/b", "/new")], ..Groups::default() };
+        let place = |name: &str, at: &str| groups.place_of(name, Path::new(at));
+        assert_eq!(place("cpuacct,cpu", "/a/b"), Path::new("/new"));
+        assert_eq!(place("cpu,cpuacct", "/a/b/c"), Path::new("/new/c"));
+        assert_eq!(place("cpu,cpuacct", "/a/x"), Path::new("/a/x"));
+        assert_eq!(place("pids", "/a/b"), Path::new("/a/b"));
+    }
+}
