@@ -181,7 +181,8 @@ fn dump_controllers(
     for (name, heads) in heads {
         let yard = cx.opts.cgroup_yard.as_deref();
         let hierarchy = hierarchies.get(name, &cx.mounts.host, yard)?;
-        let keep = Keep { names: properties.of(name), maps: &cx.id_maps };
+        let frozen = cx.freezer.frozen_before();
+        let keep = Keep { names: properties.of(name), maps: &cx.id_maps, frozen };
         let mut dirs = Vec::new();
         let topmost =
             heads.iter().filter(|h| !heads.iter().any(|other| *h != other && h.starts_with(other)));
@@ -214,6 +215,7 @@ fn chosen_root<'c>(cx: &'c Dump<'_>, hierarchy: &str) -> Option<&'c Path> {
 struct Keep<'a> {
     names: Vec<String>,
     maps: &'a IdMaps,
+    frozen: Option<(u64, u64)>,
 }
 
 impl Keep<'_> {
@@ -259,7 +261,10 @@ impl Keep<'_> {
         let file = rustix::fs::openat(dir, name, flags, Mode::empty()).ok()?;
         let perms = Some(self.permissions(file.as_fd()).ok()?);
         let mut value = String::new();
-        if !is_list_of_tasks(name) {
+        let stat = fstat(&file).ok()?;
+        if self.frozen == Some((stat.st_dev, stat.st_ino)) {
+            value.push_str(if name == "freezer.state" { "FROZEN" } else { "1" });
+        } else if !is_list_of_tasks(name) {
             std::fs::File::from(file).take(VALUE).read_to_string(&mut value).ok()?;
         }
         Some(CgroupPropEntry { name: name.to_owned(), value: value.trim_end().to_owned(), perms })

@@ -6,13 +6,11 @@
 //! has the tree below it, with owners, modes and properties.
 
 mod dump;
-mod freezer;
 mod hierarchy;
 mod properties;
 mod restore;
 
 pub use dump::{Sets, dump};
-pub use freezer::Freezer;
 pub use hierarchy::same as same_hierarchy;
 pub use hierarchy::shown_by;
 pub use restore::{Groups, finish, freeze_again, place, place_threads, prepare};

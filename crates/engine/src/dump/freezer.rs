@@ -5,6 +5,7 @@
 //! they are thawed. The pause is taken back once all are seized, and put in force again
 //! before those that go on are let go.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
@@ -45,6 +46,13 @@ impl Freezer {
     /// Whether its tasks are paused now.
     pub fn is_frozen(&self) -> bool {
         self.pause.is_some() && !self.thawed
+    }
+
+    /// Device and inode of the file of a group that was frozen: what it says meanwhile
+    /// is not what it said.
+    pub fn frozen_before(&self) -> Option<(u64, u64)> {
+        let file = std::fs::metadata(&self.pause.as_ref()?.file).ok()?;
+        Some((file.dev(), file.ino()))
     }
 
     /// Lets its tasks run into the stops that await them.

@@ -6,7 +6,7 @@
 //! very end the tasks can simply be let go.
 
 pub mod freeze;
-mod freezer;
+pub mod freezer;
 mod ids;
 pub(crate) mod memory;
 mod task;
@@ -57,7 +57,7 @@ pub struct Dump<'a> {
     /// Cleans up if the supervisor is killed.
     pub guardian: Guardian,
     /// The cgroup that the tasks were paused with.
-    freezer: Freezer,
+    pub freezer: Freezer,
     /// The numbers of the dumping program itself.
     own_ids: TaskKobjIdsEntry,
     /// The ids of the tree's user namespace.
