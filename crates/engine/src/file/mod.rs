@@ -19,6 +19,7 @@ pub mod fown;
 pub mod ghost;
 pub mod memfd;
 pub mod ns_file;
+pub mod pidfd;
 pub mod pipe;
 pub mod queue;
 pub mod regular;
@@ -219,6 +220,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<pipe::PipeDumper>::default(),
         Box::<fifo::FifoDumper>::default(),
         Box::<ns_file::NsFileDumper>::default(),
+        Box::<pidfd::PidfdDumper>::default(),
         Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
         Box::<regular::RegularDumper>::default(),
@@ -233,6 +235,7 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
         (FdTypes::Fifo, Box::<fifo::FifoRestorer>::default()),
+        (FdTypes::Pidfd, Box::<pidfd::PidfdRestorer>::default()),
         (FdTypes::Ns, Box::<ns_file::NsFileRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
         (FdTypes::Tty, Box::<tty::TtyRestorer>::default()),

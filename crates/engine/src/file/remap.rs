@@ -22,7 +22,7 @@ use super::description::{lookup, open_in, same_inode};
 use super::ghost;
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
+use crate::restore::{Restore, with_process};
 
 /// What procfs's links end with when the name is gone.
 pub const DELETED: &[u8] = b" (deleted)";
@@ -45,6 +45,9 @@ impl Remaps {
     /// Refused, if there is no such path and none can be made.
     pub fn name(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<Vec<u8>> {
         let link = found.link_bytes();
+        if found.fs_type == PROC {
+            return Self::name_in_proc(cx, found, id);
+        }
         let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else {
             return Err(found.refuse(format!(
                 "it was opened through mount {0} outside of the tree's mount namespaces; \
@@ -64,6 +67,25 @@ impl Remaps {
         } else {
             Self::note_link(cx, found, id, name)?;
         }
+        Ok(name.to_vec())
+    }
+
+    /// The path of a file of procfs. Its inodes come and go, so the path is all there
+    /// is. It may be that of a process that has ended.
+    fn name_in_proc(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<Vec<u8>> {
+        let Some((space, mount)) = cx.mounts.find(found.info.mnt_id) else {
+            return Err(found.refuse("it was opened through a procfs outside of the tree"));
+        };
+        let link = found.link_bytes();
+        if lookup(space.root.as_fd(), link)?.is_some() {
+            return Ok(link.to_vec());
+        }
+        let name = link.strip_suffix(DELETED).unwrap_or(link);
+        let inside = Path::new(OsStr::from_bytes(name)).strip_prefix(&mount.mountpoint).ok();
+        let pid = inside
+            .and_then(|path| path.iter().next()?.to_str()?.parse().ok())
+            .ok_or_else(|| found.refuse("it is gone, and only the kernel could make it again"))?;
+        cx.files.remaps.note(id, pid, RemapType::Procfs);
         Ok(name.to_vec())
     }
 
@@ -172,11 +194,14 @@ impl Drop for Remaps {
     }
 }
 
+/// `PROC_SUPER_MAGIC` of linux/magic.h.
+const PROC: i64 = 0x9fa0;
+
 /// File systems whose files are views of kernel objects.
 fn is_made_by_kernel(fs_type: i64) -> bool {
-    /// proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs (linux/magic.h).
-    const KERNEL: [i64; 7] =
-        [0x9fa0, 0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673];
+    /// sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs (linux/magic.h).
+    const KERNEL: [i64; 6] =
+        [0x6265_6572, 0x27_e0eb, 0x6367_7270, 0x6462_6720, 0x7472_6163, 0x7363_6673];
     KERNEL.contains(&fs_type)
 }
 
@@ -272,11 +297,11 @@ impl Temporary {
         match kind {
             RemapType::Ghost => open_ghost(cx, reg, other).map(Some),
             RemapType::Linked => open_linked(cx, reg, other).map(Some),
-            RemapType::Procfs => Err(Error::Unsupported(format!(
-                "file {} ({}) of a process that has ended",
-                reg.id,
-                String::from_utf8_lossy(&reg.name)
-            ))),
+            // The process of the path has to be there for a moment.
+            RemapType::Procfs => {
+                let pid = i32::try_from(other).ok();
+                with_process(cx, pid, |cx, _| open_by_path(cx, reg)).map(Some)
+            }
         }
     }
 

@@ -35,6 +35,7 @@ use crate::task::Filters;
 use crate::{RestoreReport, cgroup, cpuinfo, support};
 
 pub use self::transport::{Transport, place_words};
+pub use self::tree::with_process;
 
 /// Everything that the restore knows and has made so far.
 #[derive(Debug)]

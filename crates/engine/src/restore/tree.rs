@@ -262,6 +262,23 @@ fn reap(parent: &mut Tracee) -> Result<()> {
     Ok(())
 }
 
+/// Works while there is a process with the pid `vpid`, or any free one: for what can
+/// only be opened while it lives. `work` is told its pid here.
+///
+/// # Errors
+/// What `work` returns; the kernel's, for a pid that is taken.
+pub fn with_process<T>(
+    cx: &mut Restore<'_>,
+    vpid: Option<i32>,
+    work: impl FnOnce(&mut Restore<'_>, i32) -> Result<T>,
+) -> Result<T> {
+    let process = cx.remote(0)?.spawn_child(0, 0, vpid.as_slice())?;
+    let done = work(cx, process.pid());
+    process.exit_with(0)?;
+    reap(cx.remote(0)?)?;
+    done
+}
+
 fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     if cx.tasks[task].image.is_zombie() { Ok(()) } else { memory::build(cx, task, parent) }
 }
