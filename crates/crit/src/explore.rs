@@ -126,15 +126,15 @@ fn mems(dir: &ImageDir) -> Result<String> {
             let next = shared.len() + 1;
             let mut number = || *shared.entry(vma.shmid).or_insert(next);
             let name = match vma.status {
-                status if status & area::STACK != 0 => " [stack]".to_owned(),
-                status if status & area::VSYSCALL != 0 => " [vsyscall]".to_owned(),
-                status if status & area::VDSO != 0 => " [vdso]".to_owned(),
+                status if status & area::SYSVIPC != 0 => format!(" ips[{}]", number()),
                 status if status & area::ANON_SHARED != 0 => format!(" shmem[{}]", number()),
+                status if status & area::SOCKET != 0 => format!(" packet[{}]", number()),
                 status if status & (area::FILE_PRIVATE | area::FILE_SHARED) != 0 => {
                     file_area(&files, vma)
                 }
-                status if status & area::SYSVIPC != 0 => format!(" ips[{}]", number()),
-                status if status & area::SOCKET != 0 => format!(" packet[{}]", number()),
+                status if status & area::STACK != 0 => " [stack]".to_owned(),
+                status if status & area::VSYSCALL != 0 => " [vsyscall]".to_owned(),
+                status if status & area::VDSO != 0 => " [vdso]".to_owned(),
                 _ => String::new(),
             };
             let range = format!("{:08x}-{:08x}", vma.start, vma.end);

@@ -92,7 +92,7 @@ fn areas(first: bool) -> Vec<VmaEntry> {
         area(0x504, 4, 3, 545, 0, 0),
         area(0x600, 1, 1, 129, 0x3000, 2),
         area(0x700, 1, 3, 257, 0, 77),
-        area(0x701, 1, 3, 1025, 0, 78),
+        area(0x701, 1, 3, 1281, 0, 78),
         area(0x702, 1, 0, 2049, 0, 79),
         area(0x7_ffff_fff0, 1, 3, 515, 0, 0),
         area(0x7_ffff_fff2, 1, 5, 521, 0, 0),
