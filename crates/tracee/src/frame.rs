@@ -15,20 +15,27 @@ const ERESTARTSYS: i64 = 512;
 const ERESTARTNOINTR: i64 = 513;
 const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
+const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall.cast_unsigned();
 
 /// The registers with which an interrupted task goes on by itself: an interrupted
-/// system call is wound back as the kernel would do on the way out. One that
-/// sleeps relative to a point in time that only the kernel remembers
-/// (`restart_block`) ends with `EINTR`, as after a signal.
+/// system call is wound back as the kernel would do on the way out.
+///
+/// One that sleeps until a point in time that only the kernel remembers
+/// (`restart_block`: poll, futex, nanosleep) begins anew, too, with the time that it was
+/// called with. That may take longer, as any of these may; `EINTR` would tell the program
+/// of a signal that never was, and some end themselves then. Only where the kernel has
+/// restarted the call before, so that its number is lost, is `EINTR` all that remains.
 pub fn restarted(regs: &Registers) -> Registers {
     let mut out = *regs;
     if regs.orig_rax.cast_signed() >= 0 {
         match -regs.rax.cast_signed() {
-            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => {
+            ERESTART_RESTARTBLOCK if regs.orig_rax == RESTART_SYSCALL => {
+                out.rax = (-i64::from(libc::EINTR)).cast_unsigned();
+            }
+            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => {
                 out.rax = regs.orig_rax;
                 out.rip = regs.rip.wrapping_sub(2);
             }
-            ERESTART_RESTARTBLOCK => out.rax = (-i64::from(libc::EINTR)).cast_unsigned(),
             _ => {}
         }
     }
@@ -83,4 +90,30 @@ fn fpstate(xstate: &[u8]) -> Vec<u8> {
     out[SW_BYTES + 16..SW_BYTES + 20].copy_from_slice(&size.to_le_bytes());
     out.extend(MAGIC2.to_le_bytes());
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupted_calls_are_wound_back() {
+        let after = |call: i64, result: i64| {
+            let regs = Registers {
+                orig_rax: call.cast_unsigned(),
+                rax: (-result).cast_unsigned(),
+                rip: 0x1002,
+                ..Registers::default()
+            };
+            let out = restarted(&regs);
+            (out.rip, out.rax.cast_signed())
+        };
+        for result in [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK] {
+            assert_eq!(after(libc::SYS_poll, result), (0x1000, libc::SYS_poll));
+        }
+        let eintr = -i64::from(libc::EINTR);
+        assert_eq!(after(libc::SYS_restart_syscall, ERESTART_RESTARTBLOCK), (0x1002, eintr));
+        assert_eq!(after(libc::SYS_poll, -1), (0x1002, 1));
+        assert_eq!(after(-1, ERESTARTSYS), (0x1002, -ERESTARTSYS));
+    }
 }
