@@ -250,6 +250,8 @@ kinds! {
     ROUTE6 = "route6-%u.img", None, Raw, [];
     /// Routing rules of a network namespace (`ip rule save`).
     RULE = "rule-%u.img", None, Raw, [];
+    /// IPv6 routing rules of a network namespace; Torpor's own.
+    RULE6 = "rule6-%u.img", None, Raw, [];
     /// IPv4 rules of a network namespace (`iptables-save`).
     IPTABLES = "iptables-%u.img", None, Raw, [];
     /// IPv6 rules of a network namespace (`ip6tables-save`).

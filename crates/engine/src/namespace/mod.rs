@@ -2,6 +2,7 @@
 
 pub mod ipc;
 pub mod mount;
+pub mod net;
 pub mod pid;
 mod space;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{Namespace, NsKind, ipc, pid, time, user, uts};
+use super::{Namespace, NsKind, ipc, net, pid, time, user, uts};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
@@ -36,7 +36,8 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
             NsKind::User => user::dump(cx, id)?,
             NsKind::Pid => pid::dump(cx, id)?,
             NsKind::Time => time::dump(cx, Some(id))?,
-            NsKind::Net | NsKind::Mnt | NsKind::Cgroup => {}
+            NsKind::Net => net::dump(cx, id)?,
+            NsKind::Mnt | NsKind::Cgroup => {}
         }
     }
     Ok(())
@@ -83,6 +84,7 @@ impl Made {
                 // Its root is where the task is at that moment, see `cgroup::place`.
                 NsKind::Cgroup => true,
                 NsKind::Pid => pids.is_some(),
+                NsKind::Net if net::external_key(&cx.images, ns.id)?.is_some() => true,
                 kind => joined(cx, kind).is_some(),
             };
             flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
@@ -152,15 +154,20 @@ pub(super) fn inherited(cx: &Restore<'_>, key: &str) -> Result<OwnedFd> {
 /// The kernel's; damaged images.
 pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     enter_joined(cx)?;
+    let handed_over = enter_external(cx)?;
     find_own(cx)?;
     make_others(cx)?;
     let fresh: Vec<(NsKind, u32)> = cx
         .ns
         .all
         .iter()
-        .filter(|ns| !ns.is_host && joined(cx, ns.kind).is_none())
+        .filter(|ns| is_new(cx, ns))
+        .filter(|ns| !handed_over.contains(&ns.id))
         .map(|ns| (ns.kind, ns.id))
         .collect();
+    let networks: Vec<u32> =
+        fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
+    net::restore(cx, &networks)?;
     for (kind, id) in fresh {
         match kind {
             NsKind::Uts => uts::restore(cx, id)?,
@@ -171,13 +178,19 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a namespace is neither the caller's own nor joined.
+fn is_new(cx: &Restore<'_>, ns: &Namespace) -> bool {
+    let given = ns.task == 0 && joined(cx, ns.kind).is_some();
+    !ns.is_host && !given
+}
+
 /// When all tasks have their memory: what had to wait for them.
 ///
 /// # Errors
 /// The kernel's.
 pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
-    let fresh = |ns: &&Namespace| !ns.is_host && joined(cx, NsKind::Ipc).is_none();
-    let ids: Vec<u32> = cx.ns.of_kind(NsKind::Ipc).filter(fresh).map(|ns| ns.id).collect();
+    let new = |ns: &&Namespace| is_new(cx, ns);
+    let ids: Vec<u32> = cx.ns.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
     ids.into_iter().try_for_each(|id| ipc::finish(cx, id))
 }
 
@@ -206,6 +219,27 @@ fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
         cx.id_maps = IdMaps::of(cx.tasks[0].pid)?;
     }
     Ok(())
+}
+
+/// Has the root husk enter the network namespace that `--external` left to the caller,
+/// and opens others. Returns which those are.
+fn enter_external(cx: &mut Restore<'_>) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for ns in cx.ns.of_kind(NsKind::Net).filter(|ns| !ns.is_host && ns.file.is_none()) {
+        if let Some(key) = net::external_key(&cx.images, ns.id)? {
+            found.push((ns.id, inherited(cx, &key)?));
+        }
+    }
+    let ids = found.iter().map(|(id, _)| *id).collect();
+    for (id, file) in found {
+        if cx.ns.by_id(id).is_some_and(|ns| ns.task == 0) {
+            send_into(cx, 0, NsKind::Net, &file)?;
+        }
+        if let Some(ns) = cx.ns.all.iter_mut().find(|ns| ns.id == id) {
+            ns.file = Some(file);
+        }
+    }
+    Ok(ids)
 }
 
 fn become_user(cx: &mut Restore<'_>, uid: u32, gid: u32) -> Result<()> {

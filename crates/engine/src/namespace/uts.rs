@@ -55,7 +55,8 @@ mod tests {
         let old = fresh(NsKind::Uts);
         run_in(&[old.as_fd()], || {
             rustix::system::sethostname(b"some.host").unwrap();
-            Ok(rustix::system::setdomainname(b"a domain").unwrap())
+            rustix::system::setdomainname(b"a domain").unwrap();
+            Ok(())
         })
         .unwrap();
         let images = ImageDir::create(dir.path()).unwrap();

@@ -177,7 +177,7 @@ fn refuse_posix_queues(pid: i32) -> Result<()> {
         let entry = entry.context(what)?;
         let name = entry.file_name().to_string_lossy();
         if name != "." && name != ".." {
-            let reason = "POSIX message queues are not supported; remove it (mq_unlink) first";
+            let reason = "POSIX queues (mqueue) are not supported; remove it (mq_unlink) first";
             return Err(Error::refused(pid, format!("message queue /{name}"), reason));
         }
     }

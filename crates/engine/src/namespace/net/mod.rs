@@ -1,0 +1,131 @@
+//! Network namespaces: devices, addresses, routes, packet filters, settings.
+//!
+//! One that is external (`--external net[INODE]:NAME`) is neither dumped nor made: the
+//! image has the key under which the restore is handed it. With `--empty-ns net` one is
+//! made and left empty.
+
+mod conf;
+mod firewall;
+mod link;
+mod netlink;
+mod restore;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use torpor_images::kind;
+use torpor_images::proto::{NetnsEntry, NetnsId};
+
+use self::conf::Settings;
+use self::link::Surroundings;
+use self::netlink::{Body, Socket};
+use super::{NsKind, run_in};
+use crate::dump::Dump;
+use crate::error::Result;
+use crate::external::External;
+
+pub use restore::{external_key, restore};
+
+// linux/rtnetlink.h, linux/net_namespace.h.
+const RTM_NEWNSID: u16 = 88;
+const RTM_GETNSID: u16 = 90;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// `struct rtgenmsg`, padded.
+const RTGENMSG: [u8; 4] = [0; 4];
+
+/// Writes the images of a namespace.
+///
+/// # Errors
+/// The kernel's; what cannot be made again is refused.
+pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
+    let Some(ns) = cx.ns.by_id(ns_id) else { return Ok(()) };
+    let key = cx.opts.external.iter().find_map(|external| match external {
+        External::Net { inode, name } if *inode == ns.inode => Some(name.clone()),
+        _ => None,
+    });
+    if key.is_some() {
+        let entry = NetnsEntry { ext_key: key, ..NetnsEntry::default() };
+        return Ok(cx.images.write_one(kind::NETNS, ns_id.into(), &entry)?);
+    }
+    if cx.opts.empty_netns {
+        return Ok(());
+    }
+    let others: Vec<(u32, bool, BorrowedFd<'_>)> = cx
+        .ns
+        .of_kind(NsKind::Net)
+        .filter(|other| other.id != ns_id)
+        .map(|other| Ok((other.id, other.is_host, cx.ns.open_file(other.id)?)))
+        .collect::<Result<_>>()?;
+    let pid = cx.tasks.get(ns.task).map_or(0, |t| t.pid);
+    let (images, options) = (&cx.images, cx.opts);
+    run_in(&[cx.ns.open_file(ns_id)?], || {
+        let mut socket = Socket::open(netlink::ROUTE)?;
+        let known = known_namespaces(&mut socket, &others)?;
+        let around = Surroundings {
+            pid,
+            ns_id,
+            by_nsid: &|nsid| {
+                known.iter().find(|k| k.nsid.cast_unsigned() == nsid && !k.host).map(|k| k.id)
+            },
+            external: &|name| {
+                let given =
+                    |e: &External| matches!(e, External::NetDev { inner, .. } if inner == name);
+                options.external.iter().any(given)
+            },
+        };
+        let devices = link::dump(&mut socket, &around)?;
+        images.write_all(kind::NETDEV, ns_id.into(), &devices)?;
+        for table in [
+            &tables::ADDRESSES,
+            &tables::ROUTES4,
+            &tables::ROUTES6,
+            &tables::RULES4,
+            &tables::RULES6,
+            &tables::CONNECTIONS,
+            &tables::EXPECTED,
+        ] {
+            table.dump(images, ns_id)?;
+        }
+        firewall::dump(images, ns_id)?;
+        let nsids = known.iter().filter(|k| !k.host);
+        let entry = NetnsEntry {
+            def_conf4: Settings::v4("default").read()?,
+            all_conf4: Settings::v4("all").read()?,
+            def_conf6: Settings::v6("default").read()?,
+            all_conf6: Settings::v6("all").read()?,
+            nsids: nsids.map(|k| NetnsId { target_ns_id: k.id, netnsid_value: k.nsid }).collect(),
+            unix_conf: Settings::unix().read()?,
+            ipv4_sysctl: Settings::ipv4().read()?,
+            ..NetnsEntry::default()
+        };
+        Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?)
+    })
+}
+
+/// A namespace that another one has given a number to.
+struct Known {
+    id: u32,
+    host: bool,
+    nsid: i32,
+}
+
+/// Which of the `others` the namespace of `socket` has numbers for.
+fn known_namespaces(
+    socket: &mut Socket,
+    others: &[(u32, bool, BorrowedFd<'_>)],
+) -> Result<Vec<Known>> {
+    let mut known = Vec::new();
+    for &(id, host, file) in others {
+        let mut body = Body::new(&RTGENMSG);
+        body.put_word(NETNSA_FD, file.as_raw_fd().cast_unsigned());
+        let answer = socket.get(RTM_GETNSID, &body.0)?;
+        let nsid = answer.and_then(|m| m.attributes(RTGENMSG.len()).word(NETNSA_NSID));
+        if let Some(nsid) = nsid.map(u32::cast_signed).filter(|&nsid| nsid >= 0) {
+            known.push(Known { id, host, nsid });
+        }
+    }
+    Ok(known)
+}

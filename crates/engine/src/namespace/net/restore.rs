@@ -1,0 +1,265 @@
+//! Network namespaces from images.
+//!
+//! Devices can be connected across namespaces, so all namespaces go through each step
+//! before the next one: devices, then settings and packet filters, then all devices up,
+//! then addresses and what needs them.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
+use torpor_images::{ImageDir, kind};
+
+use super::conf::{Settings, trust_addresses};
+use super::link::{self, Peer};
+use super::netlink::{Body, ROUTE, Socket};
+use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, firewall, tables};
+use crate::error::{Context, Error, Result};
+use crate::external::External;
+use crate::namespace::run_in;
+use crate::restore::Restore;
+
+/// The key of a namespace that is external.
+///
+/// # Errors
+/// Damaged images.
+pub fn external_key(images: &ImageDir, ns_id: u32) -> Result<Option<String>> {
+    let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, ns_id.into())?;
+    Ok(entry.and_then(|e| e.ext_key))
+}
+
+/// A namespace to be filled.
+struct Space<'a> {
+    id: u32,
+    file: BorrowedFd<'a>,
+    entry: NetnsEntry,
+    devices: Vec<NetDeviceEntry>,
+    socket: Socket,
+}
+
+/// Fills the new namespaces `ids`.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
+    if cx.opts.empty_netns {
+        return Ok(());
+    }
+    let weak = cx.opts.weak_sysctls;
+    let images = &cx.images;
+    let mut spaces = ids.iter().map(|&id| load(cx, id)).collect::<Result<Vec<_>>>()?;
+    for space in &spaces {
+        run_in(&[space.file], || settings(&space.entry, weak))?;
+    }
+    make_devices(cx, &mut spaces)?;
+    for space in &mut spaces {
+        number_others(cx, space)?;
+        for device in &space.devices {
+            link::complete(&mut space.socket, device)?;
+        }
+        let devices = &space.devices;
+        run_in(&[space.file], || {
+            for device in devices {
+                Settings::v4(&device.name).write(&device.conf4, weak)?;
+                Settings::v6(&device.name).write(&device.conf6, weak)?;
+                trust_addresses(&device.name)?;
+            }
+            firewall::restore(images, space.id)
+        })?;
+    }
+    for space in &mut spaces {
+        for device in &space.devices {
+            link::set_flags(&mut space.socket, device)?;
+        }
+    }
+    for Space { id, file, devices, .. } in &spaces {
+        run_in(&[*file], || {
+            tables::restore_addresses(images, *id)?;
+            tables::restore_routes(images, *id)?;
+            tables::restore_rules(images, *id)?;
+            tables::restore_connections(images, *id)?;
+            // Coming up has changed some of them.
+            devices
+                .iter()
+                .try_for_each(|device| Settings::v6(&device.name).write(&device.conf6, weak))
+        })?;
+    }
+    Ok(())
+}
+
+fn load<'a>(cx: &'a Restore<'_>, id: u32) -> Result<Space<'a>> {
+    let file = cx.ns.open_file(id)?;
+    let entry = cx.images.read_opt(kind::NETNS, id.into())?.unwrap_or_default();
+    let devices: Vec<NetDeviceEntry> = cx.images.read_all_or_empty(kind::NETDEV, id.into())?;
+    for device in &devices {
+        // The name becomes part of a path.
+        if device.name.is_empty() || device.name.contains(['/', '\0']) || device.name == ".." {
+            let reason = format!("a device named {:?}", device.name);
+            return Err(Error::invalid(kind::NETDEV.file_name(id.into()), reason));
+        }
+    }
+    Ok(Space { id, file, entry, devices, socket: Socket::open_in(file, ROUTE)? })
+}
+
+/// The settings of the namespace, which new devices take theirs from.
+fn settings(entry: &NetnsEntry, weak: bool) -> Result<()> {
+    Settings::v4("all").write(&entry.all_conf4, weak)?;
+    Settings::v4("default").write(&entry.def_conf4, weak)?;
+    Settings::v6("all").write(&entry.all_conf6, weak)?;
+    Settings::v6("default").write(&entry.def_conf6, weak)?;
+    Settings::unix().write(&entry.unix_conf, weak)?;
+    Settings::ipv4().write(&entry.ipv4_sysctl, weak)
+}
+
+/// Gives other namespaces of the tree the numbers that this one knew them by.
+fn number_others(cx: &Restore<'_>, space: &mut Space<'_>) -> Result<()> {
+    for nsid in &space.entry.nsids {
+        let Ok(file) = cx.ns.open_file(nsid.target_ns_id) else { continue };
+        let mut body = Body::new(&RTGENMSG);
+        body.put_word(NETNSA_FD, file.as_raw_fd().cast_unsigned());
+        body.put(NETNSA_NSID, &nsid.netnsid_value.to_ne_bytes());
+        match space.socket.change(RTM_NEWNSID, 0, &body.0)? {
+            // It got one when a device was connected to it.
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+            other => other.context(|| format!("numbering network namespace {nsid:?}"))?,
+        }
+    }
+    Ok(())
+}
+
+/// The supervisor's own namespace, where the outer ends of devices are.
+struct Host {
+    file: OwnedFd,
+    socket: Socket,
+}
+
+fn make_devices(cx: &Restore<'_>, spaces: &mut [Space<'_>]) -> Result<()> {
+    let file =
+        File::open("/proc/thread-self/ns/net").context(|| "own network namespace".to_owned())?;
+    let mut host = Host { file: file.into(), socket: Socket::open(ROUTE)? };
+    // Ends of pairs that were made together with the other end.
+    let mut made = HashSet::new();
+    for here in 0..spaces.len() {
+        for index in 0..spaces[here].devices.len() {
+            if !made.contains(&(here, index)) {
+                make_device(cx, spaces, &mut host, (here, index), &mut made)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A device: the index of its namespace, and its own there.
+type Place = (usize, usize);
+
+fn make_device(
+    cx: &Restore<'_>,
+    spaces: &mut [Space<'_>],
+    host: &mut Host,
+    (here, index): Place,
+    made: &mut HashSet<Place>,
+) -> Result<()> {
+    let device = spaces[here].devices[index].clone();
+    let name = device.name.clone();
+    match device.r#type() {
+        NdType::Loopback => Ok(()),
+        NdType::Veth => {
+            let peer = peer_of(spaces, (here, index));
+            made.extend(peer);
+            make_veth(cx, spaces, host, here, &device, peer)
+        }
+        NdType::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
+        NdType::Macvlan => make_macvlan(cx, &mut spaces[here], host, &device),
+        // The kernel has made the first one itself.
+        NdType::Sit if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
+        NdType::Sit => link::make_sit(&mut spaces[here].socket, &device),
+        NdType::Extlink => {
+            let outer = cx.opts.external.iter().find_map(|external| match external {
+                External::NetDev { inner, outer } if *inner == name => Some(outer),
+                _ => None,
+            });
+            let outer = outer.ok_or_else(|| not_given("netdev", &name))?;
+            link::move_in(&mut host.socket, outer, &device, spaces[here].file)
+        }
+        kind @ (NdType::Tun | NdType::Venet) => {
+            Err(Error::Unsupported(format!("network device {name} ({})", kind.as_str_name())))
+        }
+    }
+}
+
+fn not_given(kind: &str, name: &str) -> Error {
+    Error::Os {
+        what: format!(
+            "network device {name} is external: give it with --external {kind}[{name}]:OUTER"
+        ),
+        source: std::io::ErrorKind::NotFound.into(),
+    }
+}
+
+/// The other end of a pair, if it is in the tree.
+fn peer_of(spaces: &[Space<'_>], (here, index): Place) -> Option<Place> {
+    let device = &spaces[here].devices[index];
+    let wanted = device.peer_ifindex?;
+    // Old images do not say where it is: it must then refer back to this one.
+    let there = match device.peer_nsid {
+        Some(id) => spaces.iter().position(|s| s.id == id)?,
+        None => here,
+    };
+    let fits = |d: &NetDeviceEntry| {
+        d.r#type() == NdType::Veth
+            && d.ifindex == wanted
+            && (device.peer_nsid.is_some() || d.peer_ifindex == Some(device.ifindex))
+    };
+    let found = spaces[there].devices.iter().position(fits)?;
+    ((there, found) != (here, index)).then_some((there, found))
+}
+
+fn make_veth(
+    cx: &Restore<'_>,
+    spaces: &mut [Space<'_>],
+    host: &mut Host,
+    here: usize,
+    device: &NetDeviceEntry,
+    peer: Option<Place>,
+) -> Result<()> {
+    if let Some((there, index)) = peer {
+        let other = spaces[there].devices[index].clone();
+        let file = spaces[there].file;
+        return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
+    }
+    let outside = cx.opts.external.iter().find_map(|external| match external {
+        External::Veth { inner, outer, bridge } if *inner == device.name => Some((outer, bridge)),
+        _ => None,
+    });
+    let Some((outer, bridge)) = outside else {
+        let peer = Peer::Nameless(host.file.as_fd());
+        return link::make_veth(&mut spaces[here].socket, device, peer);
+    };
+    let peer = Peer::Outside(outer, host.file.as_fd());
+    link::make_veth(&mut spaces[here].socket, device, peer)?;
+    match bridge {
+        Some(bridge) => link::attach_to_bridge(&mut host.socket, outer, bridge),
+        None => Ok(()),
+    }
+}
+
+fn make_macvlan(
+    cx: &Restore<'_>,
+    space: &mut Space<'_>,
+    host: &mut Host,
+    device: &NetDeviceEntry,
+) -> Result<()> {
+    let outer = cx.opts.external.iter().find_map(|external| match external {
+        External::Macvlan { inner, outer } if *inner == device.name => Some(outer),
+        _ => None,
+    });
+    if let Some(outer) = outer {
+        let lower = link::index_of(&mut host.socket, outer)?;
+        return link::make_macvlan(&mut host.socket, device, lower, space.file);
+    }
+    match device.peer_ifindex.filter(|_| device.peer_nsid == Some(space.id)) {
+        Some(lower) => link::make_macvlan(&mut space.socket, device, lower, space.file),
+        None => Err(not_given("macvlan", &device.name)),
+    }
+}

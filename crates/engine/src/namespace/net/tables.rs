@@ -1,0 +1,308 @@
+//! Addresses, routes, rules and tracked connections: lists of netlink messages, kept as
+//! the kernel sends them. The files are those that `ip address save`, `ip route save`
+//! and `ip rule save` write: a magic number and the messages.
+
+use std::collections::HashSet;
+use std::io::{self, Read, Write};
+
+use torpor_images::{ImageDir, Kind, kind};
+
+use super::netlink::{Body, CREATE, Message, NETFILTER, ROUTE, Socket, word};
+use crate::error::{Context, Error, Result};
+
+/// A kind of list.
+#[derive(Debug)]
+pub struct Table {
+    image: Kind,
+    magic: Option<u32>,
+    family: i32,
+    /// The messages that ask for the list and that add to it.
+    get: u16,
+    add: u16,
+    /// What the request begins with.
+    header: &'static [u8],
+}
+
+const INET: u8 = 2;
+const INET6: u8 = 10;
+/// linux/netfilter/nfnetlink.h: subsystems.
+const CTNETLINK: u16 = 1 << 8;
+const CTNETLINK_EXP: u16 = 2 << 8;
+
+/// Addresses of both families.
+pub const ADDRESSES: Table = Table {
+    image: kind::IFADDR,
+    magic: Some(0x4736_1222),
+    family: ROUTE,
+    get: 22,
+    add: 20,
+    header: &[0; 8],
+};
+
+/// IPv4 routes.
+pub const ROUTES4: Table = Table {
+    image: kind::ROUTE,
+    magic: Some(0x4531_1224),
+    family: ROUTE,
+    get: 26,
+    add: 24,
+    header: &[INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// IPv6 routes.
+pub const ROUTES6: Table =
+    Table { image: kind::ROUTE6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
+
+/// IPv4 routing rules.
+pub const RULES4: Table = Table {
+    image: kind::RULE,
+    magic: Some(0x7170_6986),
+    family: ROUTE,
+    get: 34,
+    add: 32,
+    header: &[INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// IPv6 routing rules: an addition to CRIU's images, which have those of IPv4 only.
+pub const RULES6: Table =
+    Table { image: kind::RULE6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..RULES4 };
+
+/// Tracked connections.
+pub const CONNECTIONS: Table = Table {
+    image: kind::NETNF_CT,
+    magic: None,
+    family: NETFILTER,
+    get: CTNETLINK | 1,
+    add: CTNETLINK,
+    header: &[0; 4],
+};
+
+/// Connections that are expected.
+pub const EXPECTED: Table =
+    Table { image: kind::NETNF_EXP, get: CTNETLINK_EXP | 1, add: CTNETLINK_EXP, ..CONNECTIONS };
+
+// linux/rtnetlink.h, linux/if_addr.h.
+const RTM_DELADDR: u16 = 21;
+const RTM_DELRULE: u16 = 33;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const RTA_MULTIPATH: u16 = 9;
+/// `struct ifaddrmsg`, `struct rtmsg`.
+const IFADDRMSG: usize = 8;
+const RTMSG: usize = 12;
+const RTPROT_KERNEL: u8 = 2;
+/// Kinds of routes that come with an address: local, broadcast, anycast, multicast.
+const OF_ADDRESS: [u8; 4] = [2, 3, 4, 5];
+/// What the kernel says about a route but does not want to be told: dead, offloaded,
+/// link down, trapped, a copy from the cache.
+const REPORTED: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x200;
+
+/// The largest of these files that is read.
+const LIMIT: u64 = 64 << 20;
+
+impl Table {
+    /// Writes the list of the calling thread's namespace; no file for an empty list of
+    /// connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dump(&self, images: &ImageDir, ns_id: u32) -> Result<()> {
+        let found = match Socket::open(self.family)?.list(self.get, self.header) {
+            // A kernel that tracks no connections.
+            Err(Error::Os { .. }) if self.family == NETFILTER => return Ok(()),
+            other => other?,
+        };
+        if found.is_empty() && self.magic.is_none() {
+            return Ok(());
+        }
+        let mut bytes = self.magic.map(|m| m.to_le_bytes().to_vec()).unwrap_or_default();
+        for message in found {
+            bytes.extend(&message.bytes);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        let name = self.image.file_name(ns_id.into());
+        let mut file = images.raw_file_create(self.image, ns_id.into())?;
+        file.write_all(&bytes).context(|| format!("write {name}"))
+    }
+
+    /// The messages of an image; none if there is no such file.
+    ///
+    /// # Errors
+    /// A file that holds something else.
+    fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
+        let file = match images.raw_file_open(self.image, ns_id.into()) {
+            Ok(file) => file,
+            Err(e) if e.is_missing() => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        let name = self.image.file_name(ns_id.into());
+        let mut bytes = Vec::new();
+        file.take(LIMIT).read_to_end(&mut bytes).context(|| format!("read {name}"))?;
+        let mut rest = bytes.as_slice();
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        if let Some(magic) = self.magic {
+            if word(rest, 0) != Some(magic) {
+                return Err(Error::invalid(name, "offset 0: a wrong magic number"));
+            }
+            rest = &rest[4..];
+        }
+        let mut all = Vec::new();
+        while !rest.is_empty() {
+            let offset = bytes.len() - rest.len();
+            let message = Message::first(rest)
+                .filter(|m| m.kind() == self.add && m.body().len() >= self.header.len())
+                .ok_or_else(|| Error::invalid(&name, format!("offset {offset}: no entry")))?;
+            rest = rest.get(message.bytes.len().next_multiple_of(4)..).unwrap_or_default();
+            all.push(message);
+        }
+        Ok(Some(all))
+    }
+
+    /// Adds a message; one that is there already is as good.
+    fn add(&self, socket: &mut Socket, body: &[u8]) -> Result<io::Result<()>> {
+        match socket.change(self.add, CREATE, body)? {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(Ok(())),
+            other => Ok(other),
+        }
+    }
+
+    fn failed(&self, ns_id: u32, index: usize) -> String {
+        format!("entry {index} of {}", self.image.file_name(ns_id.into()))
+    }
+}
+
+/// What makes an address: device, length of the prefix, address.
+fn address_key(message: &Message) -> (Option<u32>, Option<u8>, Vec<u8>) {
+    let attributes = message.attributes(IFADDRMSG);
+    let address = attributes.find(IFA_LOCAL).or_else(|| attributes.find(IFA_ADDRESS));
+    let prefix = message.body().get(1).copied();
+    (word(message.body(), 4), prefix, address.unwrap_or_default().to_vec())
+}
+
+/// Gives the devices of the calling thread's namespace the addresses that they had,
+/// and no others: the kernel adds some by itself when a device comes up.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
+    let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
+    let mut socket = Socket::open(ROUTE)?;
+    let keys: HashSet<_> = wanted.iter().map(address_key).collect();
+    for (index, message) in wanted.iter().enumerate() {
+        ADDRESSES.add(&mut socket, message.body())?.context(|| ADDRESSES.failed(ns_id, index))?;
+    }
+    for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
+        if !keys.contains(&address_key(&message)) {
+            socket
+                .change(RTM_DELADDR, 0, message.body())?
+                .context(|| "removing an address".to_owned())?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds the routes. One that needs another first is tried again after that.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_routes(images: &ImageDir, ns_id: u32) -> Result<()> {
+    for table in [&ROUTES4, &ROUTES6] {
+        let Some(messages) = table.load(images, ns_id)? else { continue };
+        let mut socket = Socket::open(ROUTE)?;
+        let mut left: Vec<(usize, Vec<u8>)> = messages
+            .iter()
+            .enumerate()
+            .filter(|(_, message)| !comes_with_address(message))
+            .map(|(index, message)| (index, route_request(message)))
+            .collect();
+        while !left.is_empty() {
+            let before = left.len();
+            let mut failed = Vec::new();
+            let mut why = None;
+            for (index, body) in left {
+                if let Err(e) = table.add(&mut socket, &body)? {
+                    why.get_or_insert((index, e));
+                    failed.push((index, body));
+                }
+            }
+            left = failed;
+            if let Some((index, e)) = why
+                && left.len() == before
+            {
+                return Err(e).context(|| table.failed(ns_id, index));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn comes_with_address(message: &Message) -> bool {
+    let byte = |at: usize| message.body().get(at).copied().unwrap_or(0);
+    byte(5) == RTPROT_KERNEL && OF_ADDRESS.contains(&byte(7))
+}
+
+/// The route without what the kernel only reports.
+fn route_request(message: &Message) -> Vec<u8> {
+    let mut structure = message.body().get(..RTMSG).unwrap_or_default().to_vec();
+    let flags = word(&structure, 8).unwrap_or(0) & !REPORTED;
+    structure[8..12].copy_from_slice(&flags.to_ne_bytes());
+    let mut body = Body::new(&structure);
+    for (kind, value) in message.attributes(RTMSG) {
+        let mut value = value.to_vec();
+        if kind == RTA_MULTIPATH {
+            clear_hops(&mut value);
+        }
+        body.put(kind, &value);
+    }
+    body.0
+}
+
+/// `struct rtnexthop`s: length, flags, weight, device; then attributes.
+fn clear_hops(hops: &mut [u8]) {
+    let mut at = 0;
+    while let Some(len) = super::netlink::half(hops, at).filter(|&len| len >= 8) {
+        if let Some(flags) = hops.get_mut(at + 2) {
+            *flags &= !u8::try_from(REPORTED & 0xff).unwrap_or(0);
+        }
+        at += usize::from(len).next_multiple_of(4);
+    }
+}
+
+/// Makes the routing rules those of the images.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
+    for table in [&RULES4, &RULES6] {
+        let Some(wanted) = table.load(images, ns_id)? else { continue };
+        let mut socket = Socket::open(ROUTE)?;
+        let now = socket.list(table.get, table.header)?;
+        let has = |list: &[Message], body: &[u8]| list.iter().any(|m| m.body() == body);
+        for message in now.iter().filter(|m| !has(&wanted, m.body())) {
+            socket
+                .change(RTM_DELRULE, 0, message.body())?
+                .context(|| "removing a routing rule".to_owned())?;
+        }
+        for (index, message) in wanted.iter().enumerate().filter(|(_, m)| !has(&now, m.body())) {
+            table.add(&mut socket, message.body())?.context(|| table.failed(ns_id, index))?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds the tracked connections.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
+    for table in [&CONNECTIONS, &EXPECTED] {
+        let Some(messages) = table.load(images, ns_id)? else { continue };
+        let mut socket = Socket::open(NETFILTER)?;
+        for (index, message) in messages.iter().enumerate() {
+            table.add(&mut socket, message.body())?.context(|| table.failed(ns_id, index))?;
+        }
+    }
+    Ok(())
+}

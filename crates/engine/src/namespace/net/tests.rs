@@ -1,0 +1,287 @@
+//! Namespaces set up with ip(8) and others, restored into new ones.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::Command;
+
+use torpor_images::ImageDir;
+
+use super::run_in;
+use crate::dump::Dump;
+use crate::external::External;
+use crate::namespace::NsKind;
+use crate::namespace::testing::{fresh, tree};
+use crate::options::Options;
+use crate::restore::Restore;
+
+/// Runs a script in a namespace; `FD` in it is a file of the namespace `other`.
+fn shell(space: &OwnedFd, script: &str) -> String {
+    run_in(&[space.as_fd()], || {
+        let out = Command::new("sh").args(["-ec", script]).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{script}: {said}");
+        Ok(String::from_utf8(out.stdout).unwrap())
+    })
+    .unwrap()
+}
+
+/// All that the programs show.
+fn describe(space: &OwnedFd) -> String {
+    shell(
+        space,
+        "ip -d link show | sed 's/[a-z_]*_timer *[0-9.]*//g; s/ qlen [0-9]*//; s/ state [A-Z]*//; s/,M-DOWN//; s/NO-CARRIER,//; s/,LOWER_UP//'
+         ip address show | sed -n '/inet/{s/ valid_lft.*//; s/ tentative//; p}'
+         ip -4 route show table all | sed 's/ linkdown//; s/ dead//'
+         ip -6 route show table all | sed '/fe80/d; /ff00/d; s/ linkdown//; s/ dead//'
+         ip rule show
+         ip -6 rule show
+         nft list ruleset
+         iptables-legacy-save | sed '/^#/d'
+         ip6tables-legacy-save | sed '/^#/d'
+         cd /proc/sys/net
+         grep -r . unix ipv4/conf ipv4/ping_group_range | sed '/mc_forwarding/d' | sort
+         grep -rs . ipv6/conf | sed '/accept_dad/d; /mc_forwarding/d' | sort",
+    )
+}
+
+/// Asserts that two texts have the same lines.
+fn same(before: &str, after: &str) {
+    let only = |a: &str, b: &str| -> Vec<String> {
+        a.lines().filter(|l| !b.lines().any(|m| m == *l)).map(str::to_owned).collect()
+    };
+    assert!(
+        before == after,
+        "before: {:#?}\nafter: {:#?}",
+        only(before, after),
+        only(after, before)
+    );
+}
+
+fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {
+    let images = ImageDir::create(dir).unwrap();
+    let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
+    let mut cx = Dump::bare(opts, images, tree(NsKind::Net, files));
+    (1..=u32::try_from(spaces.len()).unwrap()).try_for_each(|id| super::dump(&mut cx, id))
+}
+
+fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Result<Vec<OwnedFd>> {
+    let spaces: Vec<OwnedFd> = (0..number).map(|_| fresh(NsKind::Net)).collect();
+    let images = ImageDir::open(dir).unwrap();
+    let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
+    let mut cx = Restore::bare(opts, images, tree(NsKind::Net, files));
+    let ids: Vec<u32> = cx.ns.all.iter().map(|ns| ns.id).collect();
+    super::restore(&mut cx, &ids)?;
+    Ok(spaces)
+}
+
+/// Dumps namespaces and restores them elsewhere; both must look the same.
+fn round_trip(spaces: &[OwnedFd]) {
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options::default();
+    let before: Vec<String> = spaces.iter().map(describe).collect();
+    dump(spaces, dir.path(), &opts).unwrap();
+    let after = restore(spaces.len(), dir.path(), &opts).unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        same(before, &describe(after));
+    }
+}
+
+#[test]
+fn a_fresh_one() {
+    round_trip(&[fresh(NsKind::Net)]);
+}
+
+#[test]
+fn loopback_with_addresses_routes_and_rules() {
+    let space = fresh(NsKind::Net);
+    shell(
+        &space,
+        "ip link set lo up mtu 60000
+         ip address add 10.77.0.1/24 dev lo
+         ip address add 10.77.0.2/24 dev lo label lo:1
+         ip address add fd00:77::1/64 dev lo
+         ip address delete ::1/128 dev lo
+         ip route add 192.0.2.0/24 via 10.77.0.9
+         ip route add default via 192.0.2.7 onlink dev lo metric 5
+         ip route add 198.51.100.0/24 dev lo table 77 src 10.77.0.2
+         ip route add unreachable 203.0.113.0/24
+         ip -6 route add fd00:88::/64 dev lo metric 3
+         ip -6 route add blackhole fd00:99::/64 table 5
+         ip rule add from 10.77.0.2 table 77 priority 100
+         ip rule delete priority 32767
+         ip -6 rule add to fd00:99::/64 table 5",
+    );
+    round_trip(&[space]);
+}
+
+#[test]
+fn settings_and_filters() {
+    let space = fresh(NsKind::Net);
+    shell(
+        &space,
+        "ip link set lo up
+         cd /proc/sys/net
+         echo 2 > ipv4/conf/all/rp_filter
+         echo 1 > ipv4/conf/all/forwarding
+         echo 1 > ipv4/conf/all/accept_redirects
+         echo 1 > ipv4/conf/default/log_martians
+         echo 42 > ipv4/conf/lo/tag
+         echo 1 > ipv6/conf/all/forwarding
+         echo 0 > ipv6/conf/lo/forwarding
+         echo 55 > ipv6/conf/lo/hop_limit
+         echo 1400 > ipv6/conf/lo/mtu
+         echo 2001:db8::1 > ipv6/conf/default/stable_secret
+         echo 77 > unix/max_dgram_qlen
+         echo 5 500 > ipv4/ping_group_range
+         nft add table inet zoo
+         nft add chain inet zoo in '{ type filter hook input priority 0; policy accept; }'
+         nft add rule inet zoo in tcp dport 22 counter accept
+         iptables-legacy -A INPUT -p tcp --dport 80 -j DROP
+         ip6tables-legacy -t mangle -A OUTPUT -j MARK --set-mark 3",
+    );
+    round_trip(&[space]);
+}
+
+#[test]
+fn devices_across_namespaces() {
+    let spaces = [fresh(NsKind::Net), fresh(NsKind::Net)];
+    let other = format!("/proc/{}/fd/{}", std::process::id(), spaces[1].as_raw_fd());
+    // An `ip netns` name for the other namespace would be visible to everybody.
+    shell(
+        &spaces[0],
+        &format!(
+            "ip link set lo up
+             ip link add br0 index 11 address 02:00:00:00:00:11 type bridge
+             ip link add one index 20 address 02:00:00:00:00:20 mtu 1400 type veth \
+                 peer name eth0 index 5 address 02:00:00:00:00:05 mtu 1400 netns {other}
+             ip link add left index 30 type veth peer name right index 31
+             ip link set one master br0
+             ip link set left master br0
+             ip link add mv index 40 link right type macvlan mode bridge
+             ip link set br0 up
+             ip link set one up
+             ip link set right up promisc on
+             ip address add 10.5.0.1/16 dev br0
+             ip address add 10.6.0.1/16 dev right
+             ip -6 address add fd05::1/64 dev br0 nodad"
+        ),
+    );
+    shell(
+        &spaces[1],
+        "ip link set eth0 up
+         ip address add 10.5.0.2/16 dev eth0
+         ip route add default via 10.5.0.1
+         echo 1 > /proc/sys/net/ipv4/conf/eth0/proxy_arp",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options::default();
+    let before: Vec<String> = spaces.iter().map(describe).collect();
+    dump(&spaces, dir.path(), &opts).unwrap();
+    let after = restore(2, dir.path(), &opts).unwrap();
+    for (before, after) in before.iter().zip(&after) {
+        same(before, &describe(after));
+    }
+    // Nobody listens, but somebody is there.
+    let connect = "import socket\ntry: socket.create_connection((\"10.5.0.1\", 9))\nexcept ConnectionRefusedError: pass";
+    shell(&after[1], &format!("python3 -c '{connect}'"));
+}
+
+#[test]
+fn ends_outside() {
+    // Stands for the host: the calling thread's own is everybody's.
+    let host = fresh(NsKind::Net);
+    let space = fresh(NsKind::Net);
+    let file = format!("/proc/{}/fd/{}", std::process::id(), space.as_raw_fd());
+    shell(
+        &host,
+        &format!(
+            "ip link add br9 type bridge
+             ip link add low type veth peer name lowpeer
+             ip link add out0 type veth peer name eth0 index 7 address 02:00:00:00:00:07 netns {file}
+             ip link add link low name mac0 index 8 address 02:00:00:00:00:08 netns {file} type macvlan mode private
+             ip link add pre0 type veth peer name prepeer
+             ip link set prepeer netns {file}"
+        ),
+    );
+    shell(&space, "ip link set eth0 up; ip address add 10.9.0.1/24 dev eth0");
+    let before = describe(&space);
+    let dir = tempfile::tempdir().unwrap();
+    let mut opts = Options {
+        external: vec![External::NetDev { inner: "prepeer".into(), outer: "newpre".into() }],
+        ..Options::default()
+    };
+    dump(&[space.try_clone().unwrap()], dir.path(), &opts).unwrap();
+    shell(&host, "ip link del out0; ip link add newpre type veth peer name other");
+    opts.external.extend([
+        External::Veth { inner: "eth0".into(), outer: "out1".into(), bridge: Some("br9".into()) },
+        External::Macvlan { inner: "mac0".into(), outer: "low".into() },
+    ]);
+    let after = run_in(&[host.as_fd()], || restore(1, dir.path(), &opts)).unwrap();
+    // The addresses of those that are not made here are of the host's choice.
+    let after = describe(&after[0]);
+    let lines = |text: &str| -> Vec<String> {
+        let shown = text
+            .lines()
+            .filter(|l| l.contains("inet ") || l.contains("state") || l.contains("mtu"));
+        // The outer ends have other indices now.
+        shown
+            .map(|l| l.split('@').next().unwrap().to_owned() + l.split(':').next_back().unwrap())
+            .collect()
+    };
+    same(&lines(&before).join("\n"), &lines(&after).join("\n"));
+    assert!(shell(&host, "ip link show out1").contains("master br9"));
+}
+
+#[test]
+fn what_cannot_be_made_again_is_refused() {
+    let space = fresh(NsKind::Net);
+    shell(&space, "ip link add dev tap0 type bridge; ip tuntap add dev tun7 mode tun");
+    let dir = tempfile::tempdir().unwrap();
+    let error = dump(&[space], dir.path(), &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("network device tun7 (tun)"), "{error}");
+}
+
+#[test]
+fn the_hosts_ends_have_no_number_in_the_images() {
+    let [host, space] = [fresh(NsKind::Net), fresh(NsKind::Net)];
+    let file = format!("/proc/{}/fd/{}", std::process::id(), space.as_raw_fd());
+    shell(&host, &format!("ip link add out0 type veth peer name eth0 netns {file}"));
+    let dir = tempfile::tempdir().unwrap();
+    let opts = Options::default();
+    let mut ns = tree(NsKind::Net, vec![host, space]);
+    ns.all[0].is_host = true;
+    let mut cx = Dump::bare(&opts, ImageDir::create(dir.path()).unwrap(), ns);
+    super::dump(&mut cx, 2).unwrap();
+    let images = ImageDir::open(dir.path()).unwrap();
+    let devices: Vec<torpor_images::proto::NetDeviceEntry> =
+        images.read_all(torpor_images::kind::NETDEV, 2).unwrap();
+    let eth0 = devices.iter().find(|d| d.name == "eth0").unwrap();
+    assert_eq!((eth0.peer_nsid, eth0.peer_ifindex.is_some()), (None, true));
+}
+
+/// The lists are those that ip(8) writes, and it reads them.
+#[test]
+fn tables_are_those_of_ip() {
+    let space = fresh(NsKind::Net);
+    shell(
+        &space,
+        "ip link set lo up; ip address add 10.1.0.1/24 dev lo; ip route add 10.2.0.0/24 dev lo",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    dump(&[space.try_clone().unwrap()], dir.path(), &Options::default()).unwrap();
+    let at = dir.path().display();
+    let shown = shell(
+        &fresh(NsKind::Net),
+        &format!(
+            "ip address showdump < {at}/ifaddr-1.img
+             ip route showdump < {at}/route-1.img
+             ip link set lo up
+             ip address restore < {at}/ifaddr-1.img
+             ip route restore < {at}/route-1.img
+             ip rule restore < {at}/rule-1.img
+             ip route"
+        ),
+    );
+    assert!(shown.contains("inet 10.1.0.1/24"), "{shown}");
+    assert_eq!(shown.matches("10.2.0.0/24 dev lo scope link").count(), 2, "{shown}");
+}
