@@ -16,6 +16,7 @@ pub mod guardian;
 pub mod hooks;
 pub mod memory;
 pub mod namespace;
+pub mod network;
 pub mod options;
 pub mod proc;
 pub mod restore;

@@ -1,5 +1,6 @@
 //! Internet addresses as the kernel and the images have them.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
 use rustix::net::netdevice;
@@ -125,18 +126,21 @@ impl Address {
     }
 }
 
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Address {
+    /// Without the port.
+    pub fn ip(self) -> IpAddr {
         let mut octets = [0u8; 16];
         for (to, word) in octets.chunks_exact_mut(4).zip(self.words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
-        if self.is_v6() {
-            write!(f, "[{}]:{}", std::net::Ipv6Addr::from(octets), self.port)
-        } else {
-            let [a, b, c, d, ..] = octets;
-            write!(f, "{}:{}", std::net::Ipv4Addr::new(a, b, c, d), self.port)
-        }
+        let [a, b, c, d, ..] = octets;
+        if self.is_v6() { Ipv6Addr::from(octets).into() } else { Ipv4Addr::new(a, b, c, d).into() }
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::net::SocketAddr::new(self.ip(), self.port).fmt(f)
     }
 }
 

@@ -9,7 +9,7 @@ pub mod diag;
 mod inet;
 mod options;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod unix;
 
 use std::collections::HashMap;
@@ -19,6 +19,7 @@ use rustix::fs::OFlags;
 use torpor_images::proto::FileEntry;
 use torpor_sys::socket;
 
+pub use self::address::Address;
 pub use self::inet::InetRestorer;
 pub use self::unix::UnixRestorer;
 

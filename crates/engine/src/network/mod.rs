@@ -1,0 +1,3 @@
+//! Holding the network still.
+
+pub mod rules;
