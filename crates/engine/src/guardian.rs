@@ -25,6 +25,9 @@ pub enum Undo {
     Unlink(PathBuf),
     /// An empty directory to be removed.
     RemoveDir(PathBuf),
+    /// The TCP socket behind a descriptor of a process may be in repair mode; its
+    /// `SO_REUSEADDR`.
+    Repair(i32, i32, i32),
     /// A program to be run in the network namespace at this path, with this input.
     Run(PathBuf, Vec<String>, String),
 }
@@ -98,6 +101,9 @@ fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
         Undo::Write(file, text) => vec!["write".into(), path(file), text.clone()],
         Undo::Unlink(file) => vec!["unlink".into(), path(file)],
         Undo::RemoveDir(dir) => vec!["rmdir".into(), path(dir)],
+        Undo::Repair(pid, fd, reuse) => {
+            vec!["repair".into(), pid.to_string(), fd.to_string(), reuse.to_string()]
+        }
         Undo::Run(netns, argv, input) => {
             let mut fields = vec!["run".to_owned(), path(netns), input.clone()];
             fields.extend(argv.iter().cloned());
@@ -123,6 +129,9 @@ fn decode(message: &[u8]) -> Option<(u8, Undo)> {
         "write" => Undo::Write(field(1)?.into(), field(2)?),
         "unlink" => Undo::Unlink(field(1)?.into()),
         "rmdir" => Undo::RemoveDir(field(1)?.into()),
+        "repair" => {
+            Undo::Repair(field(1)?.parse().ok()?, field(2)?.parse().ok()?, field(3)?.parse().ok()?)
+        }
         "run" => Undo::Run(
             field(1)?.into(),
             fields.get(3..)?.iter().filter(|f| !f.is_empty()).cloned().collect(),
@@ -197,6 +206,13 @@ fn perform(undo: &Undo) -> Result<()> {
         Undo::RemoveDir(dir) => {
             std::fs::remove_dir(dir).context(|| format!("rmdir {}", dir.display()))
         }
+        Undo::Repair(pid, fd, reuse) => {
+            let pidfd = crate::proc::pidfd(*pid)?;
+            let flags = rustix::process::PidfdGetfdFlags::empty();
+            let socket = rustix::process::pidfd_getfd(&pidfd, *fd, flags)
+                .context(|| format!("pidfd_getfd of fd {fd} of task {pid}"))?;
+            crate::file::socket::tcp::leave_repair(socket.as_fd(), *reuse)
+        }
         Undo::Run(netns, argv, input) => run_inside(netns, argv, input),
     }
 }
@@ -233,13 +249,15 @@ mod tests {
             Undo::Write("/a b".into(), "THAWED".into()),
             Undo::Unlink("/x\ny".into()),
             Undo::RemoveDir("/d".into()),
+            Undo::Repair(7, 8, 1),
             Undo::Run("/n".into(), vec!["nft".into(), "-f".into()], "delete\ntable".into()),
         ];
         let mut bytes: Vec<u8> = all.iter().flat_map(|u| encode(b'+', u)).collect();
         bytes.extend(encode(b'-', &all[2]));
         let mut list = Vec::new();
         assert!(!take_messages(&mut bytes, &mut list));
-        assert_eq!(list, [all[0].clone(), all[1].clone(), all[3].clone(), all[4].clone()]);
+        let kept: Vec<Undo> = all.iter().filter(|u| **u != all[2]).cloned().collect();
+        assert_eq!(list, kept);
         bytes.push(b'.');
         assert!(take_messages(&mut bytes, &mut list));
     }

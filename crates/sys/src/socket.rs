@@ -45,6 +45,8 @@ impl Opt {
     pub const TCP_REPAIR_WINDOW: Opt = Opt::new(libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW);
     /// `struct icmp6_filter`.
     pub const ICMP6_FILTER: Opt = Opt::new(libc::IPPROTO_ICMPV6, 1);
+    /// The hop-by-hop options of outgoing IPv6 packets.
+    pub const IPV6_HOPOPTS: Opt = Opt::new(libc::IPPROTO_IPV6, libc::IPV6_HOPOPTS);
     /// Options of outgoing IPv4 packets.
     pub const IP_OPTIONS: Opt = Opt::new(libc::IPPROTO_IP, libc::IP_OPTIONS);
     /// `struct ip_mreqn` (or `in_addr` when read).

@@ -35,7 +35,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{DumpReport, cgroup, cpuinfo, proc, support};
+use crate::{DumpReport, cgroup, cpuinfo, network, proc, support};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -54,6 +54,8 @@ pub struct Dump<'a> {
     pub cgroups: cgroup::Sets,
     /// The open files met so far.
     pub files: FileTable,
+    /// What was done to hold the network still.
+    pub network: network::Held,
     /// Cleans up if the supervisor is killed.
     pub guardian: Guardian,
     /// The cgroup that the tasks were paused with.
@@ -166,6 +168,15 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     if kill || stop {
         cx.files.remaps.keep();
     }
+    let silenced = if kill { network::silence(&mut cx) } else { Ok(()) };
+    let kill = kill && silenced.is_ok();
+    if !kill {
+        network::release(&mut cx);
+        if let Err(e) = hooks.notify(Event::NetworkUnlock) {
+            tracing::warn!("{e}");
+        }
+    }
+    let done = done.and(silenced);
     if done.is_err() {
         cx.images.remove_inventory()?;
     }
@@ -180,6 +191,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     hooks.notify(Event::NetworkLock)?;
     cx.number_objects()?;
     namespace::dump(cx)?;
+    network::lock(cx)?;
     cx.mounts = Mounts::collect(&cx.ns)?;
     mount::dump(cx)?;
     cgroup::dump(cx)?;
@@ -263,6 +275,7 @@ impl<'a> Dump<'a> {
             mounts: Mounts::default(),
             cgroups: cgroup::Sets::default(),
             files: FileTable::new(),
+            network: network::Held::default(),
             own_ids: TaskKobjIdsEntry::default(),
             guardian: Guardian::default(),
             freezer: Freezer::default(),
@@ -383,6 +396,8 @@ impl<'a> Dump<'a> {
             root_ids: Some(self.own_ids),
             ns_per_id: Some(true),
             root_cg_set: self.cgroups.own(),
+            tcp_close: self.opts.tcp_close.then_some(true),
+            dump_criu_run_id: Some(self.network.id()?.to_owned()),
             dump_uptime: u64::try_from(uptime.tv_sec)
                 .ok()
                 .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),

@@ -208,12 +208,13 @@ pub fn in_flight(cx: &mut Dump<'_>, holder: &Found, file: OwnedFd) -> Result<u32
     if let Some(known) = known(cx, key, pid, fd)? {
         return Ok(known.id);
     }
-    let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
+    // What a found file is looked up by later is the descriptor that is kept.
     let kept = file.try_clone().context(|| "dup".to_owned())?;
+    let fd = kept.as_raw_fd();
+    let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
     let found = Found { task: holder.task, ..look(cx, pid, fd, file, info)? };
     let place = format!("fd {} ({})", holder.fd, holder.link.display());
     let id = found.id;
-    let fd = kept.as_raw_fd();
     cx.files.known.entry(key).or_default().push(Known { pid, fd, id, kind: 0 });
     cx.files.kept.push(kept);
     cx.files.waiting.push((found, holder.pid, place));

@@ -1,3 +1,326 @@
-//! Holding the network still.
+//! Holding the network still, from the moment that connections are dumped until their
+//! tasks go on.
+//!
+//! A packet that reaches a connection behind its dump is acknowledged by a kernel whose
+//! socket has no future, and is lost; one that arrives while there is no socket at all
+//! is answered by a reset. So no packet may pass: in a network namespace of the tree's
+//! own, none at all; in the caller's, none of the tree's connections. If the tasks
+//! are killed the lock stays, until the restore removes it. The peers send again what was
+//! lost meanwhile: that is what TCP is for.
 
 pub mod rules;
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use crate::dump::Dump;
+use crate::error::{Context, Result};
+use crate::file::socket::diag::{self, InetSocket};
+use crate::file::socket::tcp::{self, Sleeping};
+use crate::file::socket::{Address, Socket, state};
+use crate::guardian::Undo;
+use crate::namespace::{Namespace, NsKind, run_in};
+use crate::options::NetworkLock;
+use crate::proc;
+use crate::restore::Restore;
+
+use self::rules::{Scope, Script};
+
+/// What a dump does to the network.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Names the locks; in the inventory, so that the restore finds them.
+    id: String,
+    locks: Vec<Lock>,
+    connections: Vec<Connection>,
+}
+
+/// A connection that was dumped.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    reuse: i32,
+    /// How the guardian finds it.
+    undo: Undo,
+}
+
+/// A lock in one network namespace.
+#[derive(Debug)]
+struct Lock {
+    /// Inode number of the namespace.
+    space: u64,
+    netns: OwnedFd,
+    /// A path that leads to it.
+    path: PathBuf,
+    scope: Scope,
+    undo: Script,
+}
+
+impl Held {
+    /// The name of this dump's locks.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn id(&mut self) -> Result<&str> {
+        if self.id.is_empty() {
+            let path = "/proc/sys/kernel/random/uuid";
+            let id = std::fs::read_to_string(path).context(|| format!("read {path}"))?;
+            id.trim().clone_into(&mut self.id);
+        }
+        Ok(&self.id)
+    }
+
+    /// Adds a connection that was dumped, with its `SO_REUSEADDR`.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn add_connection(&mut self, socket: BorrowedFd<'_>, reuse: i32, undo: Undo) -> Result<()> {
+        let socket = socket.try_clone_to_owned().context(|| "dup".to_owned())?;
+        self.connections.push(Connection { socket, reuse, undo });
+        Ok(())
+    }
+}
+
+/// Locks the network of the frozen tree, before its sockets are looked at.
+///
+/// # Errors
+/// If rules cannot be set.
+pub fn lock(cx: &mut Dump<'_>) -> Result<()> {
+    if cx.opts.network_lock == NetworkLock::Skip {
+        return Ok(());
+    }
+    let spaces: Vec<usize> =
+        (0..cx.ns.all.len()).filter(|i| cx.ns.all[*i].kind == NsKind::Net).collect();
+    let mut own = None;
+    for index in spaces {
+        let ns = &cx.ns.all[index];
+        let Some(netns) = &ns.file else { continue };
+        let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
+        if !ns.is_host {
+            if !listed.is_empty() {
+                set_lock(cx, index, Scope::All)?;
+            }
+            continue;
+        }
+        if cx.opts.tcp_close || !cx.opts.tcp_established {
+            continue;
+        }
+        let own = match &mut own {
+            Some(own) => own,
+            none => none.insert(socket_inodes(cx)?),
+        };
+        let connections: Vec<_> = listed
+            .iter()
+            .filter(|s| own.contains(&s.inode) && has_peer(s))
+            .filter_map(|s| {
+                Some((end(s, s.destination, s.destination_port)?, end(s, s.source, s.source_port)?))
+            })
+            .collect();
+        if !connections.is_empty() {
+            set_lock(cx, index, Scope::Connections(connections))?;
+        }
+    }
+    Ok(())
+}
+
+fn tcp_sockets() -> Result<Vec<InetSocket>> {
+    let mut all = diag::inet(libc::AF_INET, libc::IPPROTO_TCP)?;
+    all.extend(diag::inet(libc::AF_INET6, libc::IPPROTO_TCP)?);
+    Ok(all)
+}
+
+fn has_peer(socket: &InetSocket) -> bool {
+    !matches!(u32::from(socket.state), state::LISTEN | state::CLOSE | state::TIME_WAIT)
+}
+
+/// An end of a connection as packets have it: IPv4 even if the socket is IPv6.
+fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
+    let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
+    (port != 0).then(|| address.as_v4().unwrap_or(address))
+}
+
+/// The inode numbers of all sockets in the descriptor tables of the tree.
+fn socket_inodes(cx: &Dump<'_>) -> Result<HashSet<u32>> {
+    let mut all = HashSet::new();
+    for task in cx.tasks.iter().filter(|t| !t.is_zombie()) {
+        for fd in proc::numbers(task.pid, "fd")? {
+            let Ok(link) = std::fs::read_link(format!("/proc/{}/fd/{fd}", task.pid)) else {
+                continue;
+            };
+            let link = link.to_string_lossy();
+            let inode = link.strip_prefix("socket:[").and_then(|l| l.strip_suffix(']'));
+            all.extend(inode.and_then(|i| i.parse::<u32>().ok()));
+        }
+    }
+    Ok(all)
+}
+
+/// Sets a lock, which the guardian knows of before it is there.
+fn set_lock(cx: &mut Dump<'_>, ns: usize, scope: Scope) -> Result<()> {
+    let id = cx.network.id()?.to_owned();
+    let Namespace { inode: space, file, task, .. } = &cx.ns.all[ns];
+    let (space, task) = (*space, *task);
+    let Some(file) = file else { return Ok(()) };
+    let netns = file.try_clone().context(|| "dup".to_owned())?;
+    let pid = cx.tasks.get(task).map_or_else(std::process::id, |t| t.pid.cast_unsigned());
+    let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    let tool = rules::choose(cx.opts.network_lock)?;
+    let undo = rules::unlocking(tool, &id, &scope);
+    for (argv, input) in &undo {
+        cx.guardian.watch(&Undo::Run(path.clone(), argv.clone(), input.clone()))?;
+    }
+    let again = cx.network.locks.iter().position(|l| l.space == space);
+    let known = again.map(|i| cx.network.locks.remove(i));
+    let before = known.as_ref().map(|l| &l.scope);
+    let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, before));
+    cx.network.locks.push(Lock { space, netns, path, scope, undo });
+    set
+}
+
+/// Makes sure that the packets of a connection are held back: one that was not found in
+/// a descriptor table, but in flight between sockets.
+///
+/// # Errors
+/// If rules cannot be set.
+pub fn hold_connection(
+    cx: &mut Dump<'_>,
+    about: &Socket,
+    remote: Address,
+    local: Address,
+) -> Result<()> {
+    if cx.opts.network_lock == NetworkLock::Skip {
+        return Ok(());
+    }
+    let ends = (remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local));
+    let known = cx.network.locks.iter().find(|l| l.space == about.space).map(|l| &l.scope);
+    let scope = match known {
+        Some(Scope::All) => return Ok(()),
+        Some(Scope::Connections(all)) if all.contains(&ends) => return Ok(()),
+        Some(Scope::Connections(all)) => {
+            Scope::Connections(all.iter().copied().chain([ends]).collect())
+        }
+        None => Scope::Connections(vec![ends]),
+    };
+    match cx.ns.all.iter().position(|ns| ns.inode == about.space) {
+        Some(ns) => set_lock(cx, ns, scope),
+        None => Ok(()),
+    }
+}
+
+/// The tasks go on: the network does, too.
+pub fn release(cx: &mut Dump<'_>) {
+    for connection in std::mem::take(&mut cx.network.connections) {
+        // In vain, as a rule: only if the tasks were to be killed.
+        if let Err(e) = tcp::leave_repair(connection.socket.as_fd(), connection.reuse) {
+            tracing::error!("{e}");
+        }
+    }
+    for lock in std::mem::take(&mut cx.network.locks) {
+        for (argv, input) in &lock.undo {
+            let done = run_in(&[lock.netns.as_fd()], || rules::run(argv, input));
+            if let Err(e) = done {
+                // The guardian will try again.
+                tracing::error!("the network stays locked: {e}");
+                continue;
+            }
+            let undo = Undo::Run(lock.path.clone(), argv.clone(), input.clone());
+            if let Err(e) = cx.guardian.forget(&undo) {
+                tracing::debug!("{e}");
+            }
+        }
+    }
+}
+
+/// The tasks are about to be killed: their connections end without a word to the
+/// peers, and what holds the network stays for the restore.
+///
+/// # Errors
+/// The kernel's; the tasks may still go on, see [`release`].
+pub fn silence(cx: &mut Dump<'_>) -> Result<()> {
+    for connection in &cx.network.connections {
+        cx.guardian.watch(&connection.undo)?;
+        tcp::silence(connection.socket.as_fd())?;
+    }
+    for lock in std::mem::take(&mut cx.network.locks) {
+        for (argv, input) in lock.undo {
+            cx.guardian.forget(&Undo::Run(lock.path.clone(), argv, input))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a restore has still to do with the network.
+#[derive(Debug, Default)]
+pub struct Asleep {
+    /// Connections that were made, but wait for their tasks.
+    pub sleeping: Vec<Sleeping>,
+    /// Numbers of namespaces that this restore has locked, and how to unlock them.
+    locks: Vec<(u32, Script)>,
+}
+
+/// Locks the network namespaces that this restore has made, before they get their
+/// devices, if there are connections in them.
+///
+/// # Errors
+/// If rules cannot be set.
+pub fn lock_new(cx: &mut Restore<'_>) -> Result<()> {
+    let wanted: HashSet<u32> = cx
+        .entries
+        .values()
+        .filter_map(|e| e.isk.as_ref())
+        .filter(|isk| tcp::is_connection(isk))
+        .filter_map(|isk| isk.ns_id)
+        .collect();
+    if cx.opts.network_lock == NetworkLock::Skip || cx.opts.tcp_close || wanted.is_empty() {
+        return Ok(());
+    }
+    let id = lock_id(cx);
+    for ns in wanted {
+        if cx.ns.by_id(ns).is_none_or(|ns| ns.is_host) {
+            continue;
+        }
+        let tool = rules::choose(cx.opts.network_lock)?;
+        cx.in_netns(ns, || rules::lock(tool, &id, &Scope::All, None))?;
+        cx.network.locks.push((ns, rules::unlocking(tool, &id, &Scope::All)));
+    }
+    Ok(())
+}
+
+/// The name of the locks of the dump that the images are from.
+fn lock_id(cx: &Restore<'_>) -> String {
+    let inventory = cx.images.inventory().ok();
+    let id = inventory.and_then(|i| i.dump_criu_run_id).unwrap_or_default();
+    // It goes into rules: nothing but what our own names are made of.
+    id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').take(64).collect()
+}
+
+/// The last step of a restore before its tasks run: the network goes on, and so do the
+/// connections.
+///
+/// # Errors
+/// The kernel's.
+pub fn unlock_and_wake(cx: &mut Restore<'_>) -> Result<()> {
+    let made: HashSet<u32> = cx.network.locks.iter().map(|(ns, _)| *ns).collect();
+    for (ns, script) in std::mem::take(&mut cx.network.locks) {
+        cx.in_netns(ns, || script.iter().try_for_each(|(argv, input)| rules::run(argv, input)))?;
+    }
+    let id = lock_id(cx);
+    if cx.opts.network_lock != NetworkLock::Skip && !id.is_empty() {
+        let has_sockets: HashSet<u32> = cx
+            .entries
+            .values()
+            .filter_map(|e| e.isk.as_ref())
+            .filter(|isk| isk.proto == libc::IPPROTO_TCP.cast_unsigned())
+            .filter_map(|isk| isk.ns_id)
+            .collect();
+        for ns in has_sockets.difference(&made) {
+            cx.in_netns(*ns, || {
+                rules::unlock(&id);
+                Ok(())
+            })?;
+        }
+    }
+    let sleeping = std::mem::take(&mut cx.network.sleeping);
+    sleeping.iter().try_for_each(|s| s.wake(cx))
+}

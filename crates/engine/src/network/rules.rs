@@ -28,32 +28,34 @@ pub enum Scope {
 /// Calls of programs, each with its input.
 pub type Script = Vec<(Vec<String>, String)>;
 
-/// Sets a lock in the network namespace of this thread. Says how it can be removed.
+/// The program to set rules with: the wanted one if it is installed, else the other.
 ///
 /// # Errors
-/// If neither of the two programs is installed, or one fails.
-pub fn lock(how: NetworkLock, id: &str, scope: &Scope) -> Result<Script> {
-    let first = match how {
-        NetworkLock::Skip => return Ok(Script::new()),
+/// If neither of the two is installed.
+pub fn choose(how: NetworkLock) -> Result<Tool> {
+    let preferred = match how {
         NetworkLock::Nftables => [Tool::Nft, Tool::Iptables],
-        NetworkLock::Iptables => [Tool::Iptables, Tool::Nft],
+        NetworkLock::Iptables | NetworkLock::Skip => [Tool::Iptables, Tool::Nft],
     };
-    let Some(tool) = first.into_iter().find(|t| t.is_installed()) else {
-        return Err(Error::Program {
-            program: format!("{} or {}", first[0].program(), first[1].program()),
-            reason: "not installed; install the package iptables or nftables, or leave the \
-                     network to somebody else with --network-lock skip"
-                .to_owned(),
-        });
-    };
-    // Left over from an earlier attempt under the same name, if any.
-    for (argv, input) in tool.unlock(id, scope) {
-        let _ = run(&argv, &input);
-    }
-    for (argv, input) in tool.lock(id, scope) {
-        run(&argv, &input)?;
-    }
-    Ok(tool.unlock(id, scope))
+    preferred.into_iter().find(|t| t.is_installed()).ok_or_else(|| Error::Program {
+        program: format!("{} or {}", preferred[0].program(), preferred[1].program()),
+        reason: "not installed; install the package iptables or nftables, or leave the network \
+                 to somebody else with --network-lock skip"
+            .to_owned(),
+    })
+}
+
+/// Sets a lock in the network namespace of this thread, instead of `before`.
+///
+/// # Errors
+/// If the program fails.
+pub fn lock(tool: Tool, id: &str, scope: &Scope, before: Option<&Scope>) -> Result<()> {
+    tool.lock(id, scope, before).iter().try_for_each(|(argv, input)| run(argv, input))
+}
+
+/// How a lock is removed.
+pub fn unlocking(tool: Tool, id: &str, scope: &Scope) -> Script {
+    tool.unlock(id, scope)
 }
 
 /// Removes the lock of a checkpoint from the network namespace of this thread, however
@@ -70,9 +72,12 @@ pub fn unlock(id: &str) {
     }
 }
 
+/// A program that sets rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tool {
+pub enum Tool {
+    /// `nft`.
     Nft,
+    /// `iptables-restore` and `ip6tables-restore`.
     Iptables,
 }
 
@@ -107,12 +112,19 @@ impl Tool {
         run(&ask, "").is_ok() || self == Tool::Iptables && run(&v6, "").is_ok()
     }
 
-    fn lock(self, id: &str, scope: &Scope) -> Script {
+    /// Each program replaces the rules that are there in one transaction.
+    fn lock(self, id: &str, scope: &Scope, before: Option<&Scope>) -> Script {
         match self {
-            Tool::Nft => vec![(argv(&["nft", "-f", "-"]), nft_rules(id, scope))],
+            Tool::Nft => {
+                let [(argv, remove)] = self.unlock(id, scope).try_into().unwrap_or_default();
+                vec![(argv, remove + &nft_rules(id, scope))]
+            }
             Tool::Iptables => families(scope)
                 .into_iter()
-                .map(|v6| (restore_program(v6), iptables_rules(id, scope, v6)))
+                .map(|v6| {
+                    let again = before.is_some_and(|before| families(before).contains(&v6));
+                    (restore_program(v6), iptables_rules(id, scope, v6, again))
+                })
                 .collect(),
         }
     }
@@ -207,7 +219,8 @@ fn nft_rules(id: &str, scope: &Scope) -> String {
     format!("table inet {} {{\n{sets}{chains}}}\n", table(id))
 }
 
-fn iptables_rules(id: &str, scope: &Scope, v6: bool) -> String {
+/// To declare a chain that is there (`again`) empties it; it is called already.
+fn iptables_rules(id: &str, scope: &Scope, v6: bool, again: bool) -> String {
     let name = chain(id);
     let mut rules = format!("*filter\n:{name} - [0:0]\n");
     let _ = writeln!(rules, "-A {name} -m mark --mark {MARK:#x} -j ACCEPT");
@@ -230,12 +243,17 @@ fn iptables_rules(id: &str, scope: &Scope, v6: bool) -> String {
             }
         }
     }
-    let _ = write!(rules, "-I INPUT 1 -j {name}\n-I OUTPUT 1 -j {name}\nCOMMIT\n");
-    rules
+    if !again {
+        let _ = write!(rules, "-I INPUT 1 -j {name}\n-I OUTPUT 1 -j {name}\n");
+    }
+    rules + "COMMIT\n"
 }
 
 /// Runs a program with an input.
-fn run(argv: &[String], input: &str) -> Result<()> {
+///
+/// # Errors
+/// If it is not there, or fails.
+pub fn run(argv: &[String], input: &str) -> Result<()> {
     let Some((program, arguments)) = argv.split_first() else { return Ok(()) };
     let mut child = Command::new(program)
         .args(arguments)
@@ -287,7 +305,7 @@ mod tests {
 
     #[test]
     fn connections_are_locked_and_unlocked() {
-        for how in [NetworkLock::Nftables, NetworkLock::Iptables] {
+        for tool in [Tool::Nft, Tool::Iptables] {
             in_netns(|| {
                 for listen in ["127.0.0.1:0", "[::1]:0"] {
                     let listener = TcpListener::bind(listen).unwrap();
@@ -299,21 +317,26 @@ mod tests {
                     let (free, other) = connect();
                     let id = "0123-abcd-sockets-test-0123456789";
                     let scope = Scope::Connections(vec![ends(&locked)]);
-                    lock(how, id, &scope).unwrap();
+                    lock(tool, id, &scope, None).unwrap();
                     assert!(!is_open(&locked, &server));
                     assert!(!is_open(&server, &locked));
                     assert!(is_open(&free, &other));
+                    // One more.
+                    let both = Scope::Connections(vec![ends(&locked), ends(&free)]);
+                    lock(tool, id, &both, Some(&scope)).unwrap();
+                    assert!(!is_open(&free, &other) && !is_open(&locked, &server));
                     unlock(id);
                     unlock(id);
-                    assert!(is_open(&free, &other));
                     // What was lost is sent again.
-                    server.set_nonblocking(false).unwrap();
-                    assert_eq!(rustix::io::read(&server, &mut [0u8; 1]).unwrap(), 1);
-                    lock(how, id, &scope).unwrap();
-                    for (argv, input) in lock(how, id, &scope).unwrap() {
+                    for socket in [&server, &other] {
+                        socket.set_nonblocking(false).unwrap();
+                        assert_eq!(rustix::io::read(socket, &mut [0u8; 1]).unwrap(), 1);
+                    }
+                    lock(tool, id, &scope, None).unwrap();
+                    for (argv, input) in unlocking(tool, id, &scope) {
                         run(&argv, &input).unwrap();
                     }
-                    assert!(is_open(&free, &other));
+                    assert!(!tool.is_locked(id));
                 }
             });
         }
@@ -321,20 +344,24 @@ mod tests {
 
     #[test]
     fn marked_packets_pass_a_locked_namespace() {
-        for how in [NetworkLock::Nftables, NetworkLock::Iptables] {
+        for tool in [Tool::Nft, Tool::Iptables] {
             in_netns(|| {
                 let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
                 server.set_nonblocking(true).unwrap();
                 let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
                 client.connect(server.local_addr().unwrap()).unwrap();
-                lock(how, "all", &Scope::All).unwrap();
+                let mark = |mark: u32| {
+                    let fd = client.as_fd();
+                    socket::set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, mark.cast_signed())
+                        .unwrap();
+                };
+                lock(tool, "a11", &Scope::All, None).unwrap();
                 assert!(client.send(b"x").is_err() || server.recv(&mut [0; 4]).is_err());
-                socket::set_int(client.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, MARK.cast_signed())
-                    .unwrap();
+                mark(MARK);
                 client.send(b"marked").unwrap();
                 assert_eq!(server.recv(&mut [0; 16]).unwrap(), 6);
-                unlock("all");
-                socket::set_int(client.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, 0).unwrap();
+                unlock("a11");
+                mark(0);
                 client.send(b"free").unwrap();
                 assert_eq!(server.recv(&mut [0; 16]).unwrap(), 4);
             });

@@ -32,7 +32,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{RestoreReport, cgroup, cpuinfo, support};
+use crate::{RestoreReport, cgroup, cpuinfo, network, support};
 
 pub use self::transport::{Transport, place_words};
 pub use self::tree::with_process;
@@ -60,6 +60,8 @@ pub struct Restore<'a> {
     pub files: OpenFiles,
     /// What `files.img` says, by id.
     pub entries: HashMap<u32, FileEntry>,
+    /// What waits for the network to go on.
+    pub network: network::Asleep,
     /// Descriptions that are in flight between sockets: to be opened although no task may
     /// hold them.
     pub in_flight: Vec<u32>,
@@ -107,6 +109,7 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
     hooks.notify(Event::NetworkUnlock)?;
+    network::unlock_and_wake(&mut cx)?;
     hooks.notify(Event::PreResume { pid })?;
     cx.let_files_go();
     task::wake(&mut cx)?;
@@ -126,6 +129,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let pid = cx.make_root()?;
     cgroup::prepare(cx)?;
     cgroup::place(cx, 0, None)?;
+    network::lock_new(cx)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     namespace::restore(cx)?;
     mount::restore(cx)?;
@@ -194,6 +198,7 @@ impl<'a> Restore<'a> {
             cgroups: cgroup::Groups::default(),
             files: OpenFiles::default(),
             entries,
+            network: network::Asleep::default(),
             in_flight: Vec::new(),
             restorers: crate::file::restorers().into_iter().collect(),
             id_maps: IdMaps::identity(),
@@ -406,10 +411,14 @@ impl Restore<'_> {
     /// # Errors
     /// What `work` returns; setns(2).
     pub fn in_netns<T: Send>(&self, id: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        match self.ns.by_id(id).and_then(|ns| ns.file.as_ref()) {
-            Some(file) => run_in(&[file.as_fd()], work),
-            None => work(),
+        let Some(ns) = self.ns.by_id(id).filter(|ns| !ns.is_host) else { return work() };
+        if let Some(file) = &ns.file {
+            return run_in(&[file.as_fd()], work);
         }
+        // It came into being with its first task.
+        let pid = self.tasks.get(ns.task).map_or(0, |t| t.pid);
+        let file = crate::proc::open(pid, "ns/net")?;
+        run_in(&[file.as_fd()], work)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Internet sockets: TCP that listens or is closed, UDP, UDP-Lite, ICMP ("ping") and
-//! raw. Connections of TCP are in [`super::tcp`].
+//! raw. Connections of TCP are in [`tcp`].
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +12,7 @@ use torpor_images::proto::{
 use torpor_sys::socket::{self, Opt};
 
 use super::address::Address;
+use super::tcp::{self, Repaired};
 use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags, state};
 use crate::dump::Dump;
 use crate::error::{Context, Result};
@@ -107,10 +108,12 @@ pub(super) struct Polled {
     pub hung_up: bool,
     /// There is an error to be fetched.
     pub error: bool,
+    /// Urgent data waits.
+    pub urgent: bool,
 }
 
 pub(super) fn polled(fd: BorrowedFd<'_>) -> Polled {
-    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP)];
+    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
     let seen = match poll(&mut polled, Some(&Timespec::default())) {
         Ok(_) => polled[0].revents(),
         Err(_) => PollFlags::empty(),
@@ -119,6 +122,7 @@ pub(super) fn polled(fd: BorrowedFd<'_>) -> Polled {
         ended: seen.contains(PollFlags::RDHUP),
         hung_up: seen.contains(PollFlags::HUP),
         error: seen.contains(PollFlags::ERR),
+        urgent: seen.contains(PollFlags::PRI),
     }
 }
 
@@ -175,22 +179,57 @@ fn dump_tcp(
             // In this state tcpi_unacked and tcpi_sacked are the accept queue's.
             let (waiting, backlog) = (word(24), word(28));
             isk.backlog = backlog;
-            let _ = sockets;
-            if waiting > 0 && !cx.opts.tcp_skip_in_flight {
+            let handshakes = sockets.spaces.handshakes(about, isk.src_port)?;
+            if (waiting > 0 || handshakes) && !cx.opts.tcp_skip_in_flight {
                 return Err(found.refuse(
                     "a connection waits to be accepted, which cannot be kept \
                      (--skip-in-flight leaves it out)",
                 ));
             }
+            Ok(())
         }
-        state::CLOSE => {
-            // Whether it can write makes no difference: it cannot.
-            let closed = if polled(fd).ended { SkShutdown::Both } else { SkShutdown::None };
-            isk.shutdown = Some(closed.into());
+        state::CLOSE => dump_closed(cx, found, about, isk),
+        _ if cx.opts.tcp_close => {
+            isk.state = state::CLOSE;
+            isk.shutdown = Some(SkShutdown::Both.into());
+            isk.dst_port = 0;
+            isk.dst_addr = Address::unspecified(about.domain).to_image();
+            Ok(())
         }
-        _ => return Err(found.refuse("connected TCP sockets are not supported")),
+        _ if !cx.opts.tcp_established => Err(found
+            .refuse("it is a TCP connection; --tcp-established keeps it, --tcp-close closes it")),
+        state::SYN_SENT => {
+            // It has no peer yet that getpeername(2) would tell.
+            let listed = sockets.spaces.inet(about)?;
+            let listed = listed.ok_or_else(|| found.refuse("the kernel does not list it"))?;
+            isk.dst_port = listed.destination_port.into();
+            isk.dst_addr =
+                Address { words: listed.destination, ..Address::unspecified(about.domain) }
+                    .to_image();
+            tcp::dump(cx, found, about, isk)
+        }
+        _ => tcp::dump(cx, found, about, isk),
     }
-    Ok(())
+}
+
+/// A closed TCP socket is just that, unless there is something left to be read: then it
+/// is kept as the connection that it was. Its peer is not known any more.
+fn dump_closed(
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+    isk: &mut InetSkEntry,
+) -> Result<()> {
+    let fd = found.file.as_fd();
+    let Polled { ended, error, .. } = polled(fd);
+    // Whether it can write makes no difference: it cannot.
+    isk.shutdown = Some(if ended { SkShutdown::Both } else { SkShutdown::None }.into());
+    let unread = socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
+    if isk.src_port == 0 || !(unread || error) {
+        return Ok(());
+    }
+    (isk.dst_port, isk.dst_addr) = (isk.src_port, isk.src_addr.clone());
+    tcp::dump(cx, found, about, isk)
 }
 
 fn dump_tcp_options(fd: BorrowedFd<'_>) -> TcpOptsEntry {
@@ -269,10 +308,14 @@ pub struct InetRestorer {
     /// bound, although some may have lost it since.
     shared: HashSet<Port>,
     opened: Vec<InetSkEntry>,
+    /// Connections come back closed (`--tcp-close`).
+    close: bool,
 }
 
 impl Restorer for InetRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        let closed = cx.images.inventory().is_ok_and(|i| i.tcp_close());
+        self.close = cx.opts.tcp_close || closed;
         for entry in entries {
             let isk = part(entry)?;
             addresses(isk)?;
@@ -288,6 +331,11 @@ impl Restorer for InetRestorer {
         let isk = part(entry)?;
         let fd = create(cx, isk.ns_id, isk.family, isk.r#type, isk.proto)?;
         self.prepare(fd.as_fd(), isk)?;
+        if tcp::is_connection(isk) && !self.close {
+            let sleeping = tcp::open(cx, isk, &fd)?;
+            cx.network.sleeping.push(sleeping);
+            return Ok(fd);
+        }
         let (local, _) = addresses(isk)?;
         bind(fd.as_fd(), isk, local)?;
         self.opened.push(isk.clone());
@@ -298,9 +346,12 @@ impl Restorer for InetRestorer {
     fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
         for isk in self.opened.drain(..) {
             let Some(fd) = cx.files.get(isk.id) else { continue };
+            if tcp::is_connection(&isk) {
+                shut_down(fd, SkShutdown::Both);
+            }
             finish(cx, fd, &isk)?;
         }
-        Ok(())
+        cx.network.sleeping.iter().try_for_each(|s| s.connect(cx))
     }
 }
 
@@ -335,7 +386,7 @@ fn part(entry: &FileEntry) -> Result<&InetSkEntry> {
 }
 
 /// Local and remote address of an entry.
-fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
+pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
     let family = isk.family;
     let local = Address::from_image(family, &isk.src_addr, isk.src_port);
     let remote = match isk.dst_addr.as_slice() {
@@ -364,7 +415,14 @@ fn bind(fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
         return Ok(());
     }
     let local = local.on_device(fd, isk.ifname.as_deref())?;
-    socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))
+    let what = || format!("bind socket {} to {local}", isk.id);
+    let tcp = isk.proto == libc::IPPROTO_TCP.cast_unsigned();
+    // The remains of connections occupy a port for a minute.
+    if tcp && isk.state == state::CLOSE && Repaired::enter(fd).is_ok() {
+        let bound = socket::bind(fd, &local.to_bytes()).context(what);
+        return tcp::leave_repair(fd, 1).and(bound);
+    }
+    socket::bind(fd, &local.to_bytes()).context(what)
 }
 
 /// Connects or listens, and sets what must be set last.
@@ -384,10 +442,19 @@ fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()>
         _ => {}
     }
     shut_down(fd, isk.shutdown());
+    restore_options(cx, fd, isk)?;
+    restore_flags(fd, isk.flags)
+}
+
+/// Gives a socket its options when it is what it shall be.
+pub(super) fn restore_options(
+    cx: &Restore<'_>,
+    fd: BorrowedFd<'_>,
+    isk: &InetSkEntry,
+) -> Result<()> {
     restore_ip(fd, isk)?;
     restore_tcp_options(fd, isk)?;
-    options::restore(cx, fd, &isk.opts)?;
-    restore_flags(fd, isk.flags)
+    options::restore(cx, fd, &isk.opts)
 }
 
 /// The kernel shuts down what is not connected, too, but complains.

@@ -7,12 +7,14 @@
 mod address;
 pub mod diag;
 mod inet;
+mod inject;
 mod options;
+pub mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unix;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -33,7 +35,7 @@ use crate::restore::Restore;
 
 /// `TCP_*` states (net/tcp_states.h), which the kernel uses for sockets of all
 /// families.
-pub(crate) mod state {
+pub mod state {
     #![allow(missing_docs)]
     pub const ESTABLISHED: u32 = 1;
     pub const SYN_SENT: u32 = 2;
@@ -101,7 +103,26 @@ pub struct Spaces(HashMap<u64, Space>);
 struct Space {
     file: OwnedFd,
     inet: HashMap<(i32, i32), HashMap<u32, InetSocket>>,
+    /// Ports of listeners to which connections are being established.
+    handshakes: HashSet<u16>,
     unix: Option<HashMap<u32, UnixSocket>>,
+}
+
+impl Space {
+    fn new(file: OwnedFd) -> Self {
+        Space { file, inet: HashMap::new(), handshakes: HashSet::new(), unix: None }
+    }
+
+    /// What the kernel lists of a family and protocol.
+    fn inet(&mut self, key: (i32, i32)) -> Result<&HashMap<u32, InetSocket>> {
+        if !self.inet.contains_key(&key) {
+            let all = run_in(&[self.file.as_fd()], || diag::inet(key.0, key.1))?;
+            let half_open = |s: &&InetSocket| u32::from(s.state) == state::SYN_RECV;
+            self.handshakes.extend(all.iter().filter(half_open).map(|s| s.source_port));
+            self.inet.insert(key, all.into_iter().map(|s| (s.inode, s)).collect());
+        }
+        Ok(&self.inet[&key])
+    }
 }
 
 impl Spaces {
@@ -110,7 +131,7 @@ impl Spaces {
         let file = socket::network_namespace(socket)
             .context(|| "network namespace of a socket".to_owned())?;
         let inode = rustix::fs::fstat(&file).context(|| "fstat of a namespace".to_owned())?.st_ino;
-        self.0.entry(inode).or_insert(Space { file, inet: HashMap::new(), unix: None });
+        self.0.entry(inode).or_insert_with(|| Space::new(file));
         Ok(inode)
     }
 
@@ -120,12 +141,16 @@ impl Spaces {
         let Some(space) = self.0.get_mut(&socket.space) else { return Ok(None) };
         let protocol =
             if socket.kind == libc::SOCK_RAW { libc::IPPROTO_RAW } else { socket.protocol };
-        let key = (socket.domain, protocol);
-        if !space.inet.contains_key(&key) {
-            let all = run_in(&[space.file.as_fd()], || diag::inet(key.0, key.1))?;
-            space.inet.insert(key, all.into_iter().map(|s| (s.inode, s)).collect());
+        Ok(space.inet((socket.domain, protocol))?.get(&socket.inode))
+    }
+
+    /// Whether connections to a port, that nobody can accept yet, are being established.
+    fn handshakes(&mut self, socket: &Socket, port: u32) -> Result<bool> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(false) };
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            space.inet((family, libc::IPPROTO_TCP))?;
         }
-        Ok(space.inet.get(&key).and_then(|all| all.get(&socket.inode)))
+        Ok(u16::try_from(port).is_ok_and(|port| space.handshakes.contains(&port)))
     }
 }
 

@@ -165,6 +165,14 @@ const MORE: &[(i32, &[i32])] = &[
 /// The name of a congestion control algorithm: the one of these options that is no `int`.
 const CONGESTION: (i32, i32) = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
 
+/// Streams show these options, but have nothing to do with them and refuse them.
+const NOT_OF_STREAMS: &[(i32, i32)] = &[
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
+    (libc::IPPROTO_IP, 50), // IP_UNICAST_IF
+    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF),
+    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS),
+];
+
 /// Cannot be removed once it is set, so it comes last.
 const LOCK_FILTER: (i32, i32) = (libc::SOL_SOCKET, 44);
 
@@ -188,7 +196,10 @@ impl Defaults {
 /// The options of [`MORE`] that a socket has.
 fn more(socket: BorrowedFd<'_>) -> Values {
     let all = MORE.iter().flat_map(|(level, names)| names.iter().map(|name| (*level, *name)));
+    let stream = socket::get_int(socket, libc::SOL_SOCKET, libc::SO_TYPE)
+        .is_ok_and(|kind| kind == libc::SOCK_STREAM);
     let mut values: Values = all
+        .filter(|key| !(stream && NOT_OF_STREAMS.contains(key)))
         .filter_map(|key| {
             let value = socket::get_int(socket, key.0, key.1).ok()?;
             Some((key, value.to_le_bytes().to_vec()))
@@ -408,8 +419,12 @@ pub fn restore(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Resu
     restore_owner(cx, fd, opts)
 }
 
-/// Sizes of the buffers. The kernel doubles what it is told, and shows the double.
-fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+/// Gives a socket the sizes of its buffers. The kernel doubles what it is told, and
+/// shows the double.
+///
+/// # Errors
+/// See setsockopt(2).
+pub fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
     const SOCK_BUF_LOCK: u32 = 3;
     for (get, force, value) in [
         (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, opts.so_sndbuf),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
-use torpor_images::proto::{FileEntry, FownEntry};
+use torpor_images::proto::{FileEntry, FownEntry, InventoryEntry};
 use torpor_images::{ImageDir, kind};
 
 use super::diag;
@@ -13,6 +13,7 @@ use crate::dump::Dump;
 use crate::error::Result;
 use crate::file::{FdInfo, Found, table};
 use crate::namespace::{Namespace, Namespaces, NsKind};
+use crate::network;
 use crate::options::Options;
 use crate::restore::Restore;
 
@@ -70,16 +71,38 @@ fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {
     }
 }
 
-/// Dumps files into a directory; returns their numbers.
+/// Dumps files into a directory, and leaves them as they are; returns their numbers.
 pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
-    let images = ImageDir::open(dir).unwrap();
-    let mut cx = Dump::bare(opts, images, namespaces());
+    let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
+    let ids = describe(&mut cx, files);
+    network::release(&mut cx);
+    ids
+}
+
+/// Dumps files and closes them, as a dump does that kills.
+pub fn dump_and_close(opts: &Options, dir: &Path, files: Vec<OwnedFd>) -> Result<Vec<u32>> {
+    let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
+    let ids = describe(&mut cx, &files)?;
+    network::silence(&mut cx)?;
+    drop(cx);
+    close(files);
+    Ok(ids)
+}
+
+fn describe(cx: &mut Dump<'_>, files: &[OwnedFd]) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for file in files {
-        let found = found(&mut cx, file);
-        ids.push(table::add(&mut cx, found)?.0);
+        let found = found(cx, file);
+        ids.push(table::add(cx, found)?.0);
     }
-    table::finish(&mut cx)?;
+    table::finish(cx)?;
+    let inventory = InventoryEntry {
+        img_version: 2,
+        tcp_close: Some(cx.opts.tcp_close),
+        dump_criu_run_id: Some(cx.network.id()?.to_owned()),
+        ..InventoryEntry::default()
+    };
+    cx.images.write_one(kind::INVENTORY, 0, &inventory)?;
     Ok(ids)
 }
 
@@ -113,14 +136,14 @@ pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> 
         restorer.connect(&mut cx)?;
         cx.restorers.insert(*kind, restorer);
     }
+    network::unlock_and_wake(&mut cx)?;
     Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
 }
 
 /// Dumps files, closes them, restores them.
 pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     let dir = tempfile::tempdir().unwrap();
-    let ids = dump(opts, dir.path(), &files).unwrap();
-    close(files);
+    let ids = dump_and_close(opts, dir.path(), files).unwrap();
     restore(opts, dir.path(), &ids).unwrap()
 }
 

@@ -34,8 +34,8 @@ pub(super) fn is_path(name: &[u8]) -> bool {
 
 /// A name as an address: with the family in front.
 pub(super) fn address(name: &[u8]) -> Vec<u8> {
-    let family = libc::AF_UNIX as u16;
-    let mut bytes = family.to_ne_bytes().to_vec();
+    const FAMILY: u16 = 1; // AF_UNIX
+    let mut bytes = FAMILY.to_ne_bytes().to_vec();
     bytes.extend(name);
     bytes
 }

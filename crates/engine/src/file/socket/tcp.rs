@@ -1,0 +1,572 @@
+//! TCP connections, by way of the kernel's repair mode.
+//!
+//! In repair mode (`TCP_REPAIR`) sequence numbers, queues, options and windows of a
+//! socket can be read and set, connect(2) connects without a packet, and close(2)
+//! sends none. What a socket of a running task is in repair mode for must be short:
+//! writing to it fails meanwhile. So it is left again as soon as all is read, and
+//! entered once more only when the tasks are to be killed.
+//!
+//! A new socket is in repair mode until the tasks are woken. It is made with its
+//! queues as far as they were sent; what was not sent yet is sent when it wakes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::socket::{self, Instruction, Message, Opt};
+
+use super::address::Address;
+use super::inet::{addresses, polled};
+use super::inject::{ACK, FIN, RST, Segment};
+use super::{Socket, bad_entry, netns_of, options, state};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::file::Found;
+use crate::guardian::Undo;
+use crate::network;
+use crate::network::rules::MARK;
+use crate::restore::Restore;
+
+/// linux/tcp.h
+const TCP_REPAIR: i32 = 19;
+const TCP_REPAIR_QUEUE: i32 = 20;
+const TCP_QUEUE_SEQ: i32 = 21;
+const TCP_TIMESTAMP: i32 = 24;
+const REPAIR_ON: i32 = 1;
+/// Off, with a probe that makes the peer say what it has.
+const REPAIR_OFF: i32 = 0;
+/// Off, without a packet.
+const REPAIR_OFF_SILENT: i32 = -1;
+const RECV_QUEUE: i32 = 1;
+const SEND_QUEUE: i32 = 2;
+
+/// Bits of `tcpi_options`, which `opt_mask` of the images has as well.
+const OPT_TIMESTAMPS: u32 = 1;
+const OPT_SACK: u32 = 2;
+const OPT_WSCALE: u32 = 4;
+/// Kinds of TCP options (RFC 9293, RFC 7323, RFC 2018), as `TCP_REPAIR_OPTIONS` wants.
+const KIND_MSS: u32 = 2;
+const KIND_WINDOW: u32 = 3;
+const KIND_SACK_PERMITTED: u32 = 4;
+const KIND_TIMESTAMP: u32 = 8;
+
+/// How much of a queue is set at once.
+const CHUNK: usize = 64 * 1024;
+
+/// Whether the peer has closed its side: the sequence numbers count its FIN.
+fn fin_received(state: u32) -> bool {
+    matches!(state, state::CLOSE_WAIT | state::LAST_ACK | state::CLOSING)
+}
+
+/// Whether this side is closed: the sequence numbers count our FIN.
+fn fin_queued(state: u32) -> bool {
+    matches!(state, state::FIN_WAIT1 | state::FIN_WAIT2 | state::LAST_ACK | state::CLOSING)
+}
+
+/// Whether an entry is a connection, of which there is a `tcp-stream` image.
+pub fn is_connection(isk: &InetSkEntry) -> bool {
+    isk.proto == libc::IPPROTO_TCP.cast_unsigned()
+        && isk.dst_port != 0
+        && isk.state != state::LISTEN
+}
+
+fn get(fd: BorrowedFd<'_>, name: i32) -> std::io::Result<u32> {
+    socket::get_int(fd, libc::IPPROTO_TCP, name).map(i32::cast_unsigned)
+}
+
+fn set(fd: BorrowedFd<'_>, name: i32, value: i32) -> Result<()> {
+    socket::set_int(fd, libc::IPPROTO_TCP, name, value)
+        .context(|| format!("setsockopt(TCP, {name}, {value})"))
+}
+
+/// A socket of a task that is in repair mode.
+#[derive(Debug)]
+pub struct Repaired<'s> {
+    socket: BorrowedFd<'s>,
+    reuse: i32,
+}
+
+impl<'s> Repaired<'s> {
+    /// Enters repair mode.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_NET_ADMIN`, and for a socket that listens.
+    pub fn enter(socket: BorrowedFd<'s>) -> Result<Self> {
+        let reuse = socket::get_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR)
+            .context(|| "SO_REUSEADDR".to_owned())?;
+        set(socket, TCP_REPAIR, REPAIR_ON)?;
+        Ok(Repaired { socket, reuse })
+    }
+
+    /// Leaves it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leave(self) -> Result<()> {
+        leave_repair(self.socket, self.reuse)
+    }
+}
+
+/// Takes a socket of a task out of repair mode, if it is in it, without a packet.
+///
+/// # Errors
+/// The kernel's.
+pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
+    if get(socket, TCP_REPAIR).is_ok_and(|on| on == 0) {
+        return Ok(());
+    }
+    set(socket, TCP_REPAIR, REPAIR_OFF_SILENT)?;
+    // The kernel forgets it: in repair mode every port can be reused, behind it none.
+    socket::set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, reuse)
+        .context(|| "SO_REUSEADDR".to_owned())
+}
+
+/// From here on, closing a socket sends no packet.
+///
+/// # Errors
+/// The kernel's.
+pub fn silence(socket: BorrowedFd<'_>) -> Result<()> {
+    set(socket, TCP_REPAIR, REPAIR_ON)
+}
+
+/// Saves a connection, with the state, addresses and options in `isk`.
+pub(super) fn dump(
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+    isk: &mut InetSkEntry,
+) -> Result<()> {
+    let fd = found.file.as_fd();
+    let mut ulp = [0; 16];
+    if socket::get(fd, Opt::TCP_ULP, &mut ulp).is_ok_and(|len| len > 0) {
+        return Err(found.refuse("its protocol is handled in the kernel (TCP_ULP, e.g. TLS)"));
+    }
+    if polled(fd).urgent {
+        return Err(found.refuse("urgent data waits in it, which cannot be kept"));
+    }
+    let (local, remote) = addresses(isk)?;
+    if isk.state != state::CLOSE {
+        network::hold_connection(cx, about, remote, local)?;
+    }
+    let reuse = isk.opts.reuseaddr().into();
+    let undo = Undo::Repair(found.pid, found.fd, reuse);
+    cx.guardian.watch(&undo)?;
+    let repaired = Repaired::enter(fd)?;
+    let saved = read_stream(found, isk);
+    repaired.leave()?;
+    cx.guardian.forget(&undo)?;
+    let (stream, queues) = saved?;
+    write_stream(&cx.images, isk.ino, &stream, &queues)?;
+    cx.network.add_connection(fd, reuse, undo)
+}
+
+fn write_stream(
+    images: &ImageDir,
+    inode: u32,
+    stream: &TcpStreamEntry,
+    queues: &[Vec<u8>; 2],
+) -> Result<()> {
+    let mut writer = images.writer(kind::TCP_STREAM, inode.into())?;
+    writer.entry(stream)?;
+    for queue in queues {
+        writer.raw(queue)?;
+    }
+    Ok(writer.finish()?)
+}
+
+/// Everything about a stream, in repair mode: the entry, receive and send queue.
+fn read_stream(found: &Found, isk: &InetSkEntry) -> Result<(TcpStreamEntry, [Vec<u8>; 2])> {
+    let fd = found.file.as_fd();
+    let what = || format!("state of {}", found.link.display());
+    let mut info = [0; 32];
+    socket::get(fd, Opt::TCP_INFO, &mut info).context(what)?;
+    let [_, _, _, _, _, tcpi_options, scales, ..] = info;
+    let inq = socket::receive_queue(fd).unwrap_or(0);
+    // Both count an unacknowledged FIN, which is no byte of the queue.
+    let (sent, unsent) = if isk.state == state::CLOSE || isk.state == state::SYN_SENT {
+        (0, 0)
+    } else {
+        (socket::send_queue(fd).context(what)?, socket::unsent(fd).context(what)?)
+    };
+    let fin = u32::from(fin_queued(isk.state));
+    let outq = sent.saturating_sub(fin);
+    let mut window = [0; 20];
+    socket::get(fd, Opt::TCP_REPAIR_WINDOW, &mut window).context(what)?;
+    let window = |i: usize| window.as_chunks::<4>().0.get(i).map(|w| u32::from_ne_bytes(*w));
+    let mask = OPT_TIMESTAMPS | OPT_SACK | OPT_WSCALE;
+    let (inq_seq, received) = read_queue(fd, RECV_QUEUE, inq).context(what)?;
+    let (outq_seq, queued) = read_queue(fd, SEND_QUEUE, outq).context(what)?;
+    let opts = isk.tcp_opts.unwrap_or_default();
+    let stream = TcpStreamEntry {
+        inq_len: inq,
+        inq_seq,
+        outq_len: outq,
+        outq_seq,
+        opt_mask: u32::from(tcpi_options) & mask,
+        snd_wscale: u32::from(scales & 0xf),
+        mss_clamp: get(fd, libc::TCP_MAXSEG).context(what)?,
+        rcv_wscale: Some(u32::from(scales >> 4)),
+        timestamp: get(fd, TCP_TIMESTAMP).ok(),
+        cork: opts.cork,
+        nodelay: opts.nodelay,
+        unsq_len: Some(unsent.saturating_sub(fin).min(outq)),
+        snd_wl1: window(0),
+        snd_wnd: window(1),
+        max_window: window(2),
+        rcv_wnd: window(3),
+        rcv_wup: window(4),
+        torpor_reset: (isk.state == state::CLOSE && polled(fd).error).then_some(true),
+    };
+    Ok((stream, [received, queued]))
+}
+
+/// The sequence number behind a queue, and its content.
+fn read_queue(fd: BorrowedFd<'_>, queue: i32, len: u32) -> std::io::Result<(u32, Vec<u8>)> {
+    socket::set_int(fd, libc::IPPROTO_TCP, TCP_REPAIR_QUEUE, queue)?;
+    let seq = get(fd, TCP_QUEUE_SEQ)?;
+    let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
+    if !data.is_empty() {
+        // A program may have set a place to look at from.
+        let offset = socket::get_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
+        let look_from = |at| socket::set_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, at);
+        if offset >= 0 {
+            look_from(-1)?;
+        }
+        let looked = socket::receive(fd, &mut data, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        if offset >= 0 {
+            look_from(offset)?;
+        }
+        if looked?.len != data.len() {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok((seq, data))
+}
+
+/// A connection whose socket is in repair mode until its task wakes.
+#[derive(Debug)]
+pub struct Sleeping {
+    socket: OwnedFd,
+    isk: InetSkEntry,
+    stream: TcpStreamEntry,
+    unsent: Vec<u8>,
+    local: Address,
+    remote: Address,
+}
+
+/// Makes the socket of a connection: bound, connected, its queues filled, in repair
+/// mode. `socket` is new, but for options that are needed before it is bound.
+pub(super) fn open(cx: &Restore<'_>, isk: &InetSkEntry, socket: &OwnedFd) -> Result<Sleeping> {
+    let fd = socket.as_fd();
+    let (local, remote) = addresses(isk)?;
+    let local = local.on_device(fd, isk.ifname.as_deref())?;
+    let remote = remote.on_device(fd, isk.ifname.as_deref())?;
+    let (stream, received, mut queued) = load_stream(&cx.images, isk)?;
+    set(fd, TCP_REPAIR, REPAIR_ON)?;
+    // The numbers of the first bytes of the queues. Of a connection that is to be
+    // established, only that of the first packet.
+    let fins = (u32::from(fin_received(isk.state)), u32::from(fin_queued(isk.state)));
+    let first = |seq: u32, fin: u32, len: u32| seq.wrapping_sub(fin).wrapping_sub(len);
+    let send_seq = match isk.state {
+        state::SYN_SENT => stream.outq_seq.wrapping_sub(1),
+        _ => first(stream.outq_seq, fins.1, stream.outq_len),
+    };
+    set_seq(fd, RECV_QUEUE, first(stream.inq_seq, fins.0, stream.inq_len))?;
+    set_seq(fd, SEND_QUEUE, send_seq)?;
+    set(fd, TCP_REPAIR_QUEUE, 0)?;
+    socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))?;
+    let keep = |unsent| {
+        let (isk, stream) = (isk.clone(), stream);
+        let socket = socket.try_clone().context(|| "dup".to_owned())?;
+        Ok(Sleeping { socket, isk, stream, unsent, local, remote })
+    };
+    if isk.state == state::SYN_SENT {
+        return keep(Vec::new());
+    }
+    socket::connect(fd, &remote.to_bytes())
+        .context(|| format!("connect socket {} to {remote}", isk.id))?;
+    // Not before: the first window depends on the buffers.
+    options::raise_buffers(fd);
+    only_marked(fd)?;
+    restore_negotiated(fd, &stream)?;
+    let sent = queued.len().saturating_sub(usize::try_from(unsent_len(isk, &stream)).unwrap_or(0));
+    let unsent = queued.split_off(sent);
+    fill(fd, RECV_QUEUE, &received)?;
+    fill(fd, SEND_QUEUE, &queued)?;
+    keep(unsent)
+}
+
+/// How many bytes at the end of the send queue are left for the time after the repair.
+/// Where the kernel must believe that our FIN was sent, they were sent, too.
+fn unsent_len(isk: &InetSkEntry, stream: &TcpStreamEntry) -> u32 {
+    if isk.state == state::CLOSING { 0 } else { stream.unsq_len().min(stream.outq_len) }
+}
+
+fn load_stream(images: &ImageDir, isk: &InetSkEntry) -> Result<(TcpStreamEntry, Vec<u8>, Vec<u8>)> {
+    let mut reader = images
+        .reader(kind::TCP_STREAM, isk.ino.into())?
+        .ok_or_else(|| bad_entry(isk.id, "is connected, but has no tcp-stream image"))?;
+    let stream: TcpStreamEntry = reader.expect()?;
+    let received = reader.raw(stream.inq_len.into())?;
+    let queued = reader.raw(stream.outq_len.into())?;
+    reader.end()?;
+    Ok((stream, received, queued))
+}
+
+fn set_seq(fd: BorrowedFd<'_>, queue: i32, seq: u32) -> Result<()> {
+    set(fd, TCP_REPAIR_QUEUE, queue)?;
+    set(fd, TCP_QUEUE_SEQ, seq.cast_signed())
+}
+
+/// What the two ends had agreed on.
+fn restore_negotiated(fd: BorrowedFd<'_>, stream: &TcpStreamEntry) -> Result<()> {
+    let mut options = Vec::new();
+    let mut add = |kind: u32, value: u32| {
+        options.extend(kind.to_ne_bytes());
+        options.extend(value.to_ne_bytes());
+    };
+    if stream.opt_mask & OPT_SACK != 0 {
+        add(KIND_SACK_PERMITTED, 0);
+    }
+    if stream.opt_mask & OPT_WSCALE != 0 {
+        add(KIND_WINDOW, (stream.snd_wscale & 0xf) | (stream.rcv_wscale() & 0xf) << 16);
+    }
+    if stream.opt_mask & OPT_TIMESTAMPS != 0 {
+        add(KIND_TIMESTAMP, 0);
+    }
+    if stream.mss_clamp != 0 {
+        add(KIND_MSS, stream.mss_clamp);
+    }
+    socket::set(fd, Opt::TCP_REPAIR_OPTIONS, &options)
+        .context(|| "TCP_REPAIR_OPTIONS".to_owned())?;
+    match stream.timestamp.filter(|_| stream.opt_mask & OPT_TIMESTAMPS != 0) {
+        Some(timestamp) => set(fd, TCP_TIMESTAMP, timestamp.cast_signed()),
+        None => Ok(()),
+    }
+}
+
+/// Puts data into a queue of a socket in repair mode.
+fn fill(fd: BorrowedFd<'_>, queue: i32, data: &[u8]) -> Result<()> {
+    set(fd, TCP_REPAIR_QUEUE, queue)?;
+    send_all(fd, data).context(|| format!("fill queue {queue} of a TCP socket"))
+}
+
+fn send_all(fd: BorrowedFd<'_>, mut data: &[u8]) -> std::io::Result<()> {
+    let mut chunk = CHUNK;
+    while !data.is_empty() {
+        let part = data.get(..chunk.min(data.len())).unwrap_or(data);
+        let message = Message { data: part, ..Message::default() };
+        match socket::send(fd, &message, libc::MSG_DONTWAIT) {
+            Ok(n) => data = data.get(n..).unwrap_or_default(),
+            // Memory for smaller parts is found more easily.
+            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) && chunk > 1024 => chunk /= 2,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Until it wakes, a socket takes the restore's own packets only, by the mark: the kernel
+/// would answer others before all sockets are there.
+fn only_marked(fd: BorrowedFd<'_>) -> Result<()> {
+    // linux/filter.h: SKF_AD_OFF + SKF_AD_MARK
+    const PACKET_MARK: u32 = 0xffff_f014;
+    let i = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    let program = [
+        i(0x20, 0, 0, PACKET_MARK),
+        i(0x15, 0, 1, MARK),
+        i(0x06, 0, 0, u32::MAX),
+        i(0x06, 0, 0, 0),
+    ];
+    socket::attach_filter(fd, &program).context(|| "attach a socket filter".to_owned())
+}
+
+impl Sleeping {
+    /// Brings a socket whose connection is closed, or half closed, into its state. Comes
+    /// when the sockets of all connections are there.
+    pub(super) fn connect(&self, cx: &Restore<'_>) -> Result<()> {
+        let fd = self.socket.as_fd();
+        if self.isk.state == state::SYN_SENT {
+            return Ok(());
+        }
+        // However full the receive queue is, there must be room for a FIN.
+        self.set_window(&wide_open(self.receive_seq()?))?;
+        // With this queue chosen the kernel believes that our FIN was sent.
+        let shut = || {
+            set(fd, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
+            rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
+                .context(|| "shutdown of a TCP socket".to_owned())
+        };
+        let inject = |flags| self.inject(cx, flags);
+        match self.isk.state {
+            state::CLOSE_WAIT | state::LAST_ACK => {
+                inject(FIN | ACK)?;
+                self.await_state(state::CLOSE_WAIT)?;
+            }
+            state::FIN_WAIT2 => {
+                shut()?;
+                inject(ACK)?;
+                self.await_state(state::FIN_WAIT2)?;
+            }
+            state::CLOSING => {
+                shut()?;
+                self.inject_with(cx, FIN | ACK, self.first_unacknowledged())?;
+                self.await_state(state::CLOSING)?;
+            }
+            state::CLOSE if self.stream.torpor_reset() => {
+                inject(RST)?;
+                self.await_state(state::CLOSE)?;
+            }
+            state::CLOSE => {
+                inject(FIN | ACK)?;
+                self.await_state(state::CLOSE_WAIT)?;
+                shut()?;
+                inject(ACK)?;
+                self.await_state(state::CLOSE)?;
+            }
+            _ => {}
+        }
+        options::restore_buffers(fd, &self.isk.opts)?;
+        let known = self.stream.snd_wl1.is_some() && self.stream.max_window.is_some();
+        if self.isk.state == state::CLOSE || !known {
+            return Ok(());
+        }
+        self.set_window(&self.stream)?;
+        self.fit_segments()
+    }
+
+    /// The size of segments depends on the window, but is computed only when something
+    /// else changes: options of IP packets. For IPv6 some must be added to be removed.
+    fn fit_segments(&self) -> Result<()> {
+        // No next header, eight bytes in all, a padding of six bytes (RFC 8200).
+        const PADDING: [u8; 8] = [59, 0, 1, 4, 0, 0, 0, 0];
+        let fd = self.socket.as_fd();
+        let done = if self.local.as_v4().is_some() {
+            socket::set(fd, Opt::IP_OPTIONS, &[])
+        } else {
+            socket::set(fd, Opt::IPV6_HOPOPTS, &PADDING)
+                .and_then(|()| socket::set(fd, Opt::IPV6_HOPOPTS, &[]))
+        };
+        done.context(|| "IP options".to_owned())
+    }
+
+    fn receive_seq(&self) -> Result<u32> {
+        set(self.socket.as_fd(), TCP_REPAIR_QUEUE, RECV_QUEUE)?;
+        get(self.socket.as_fd(), TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())
+    }
+
+    fn first_unacknowledged(&self) -> u32 {
+        let fin = u32::from(fin_queued(self.isk.state));
+        self.stream.outq_seq.wrapping_sub(fin).wrapping_sub(self.stream.outq_len)
+    }
+
+    /// Sends a segment from the peer that acknowledges everything.
+    fn inject(&self, cx: &Restore<'_>, flags: u8) -> Result<()> {
+        let fd = self.socket.as_fd();
+        set(fd, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
+        let ack = get(fd, TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())?;
+        let ack = if flags & FIN != 0 { self.first_unacknowledged() } else { ack };
+        self.inject_with(cx, flags, ack)
+    }
+
+    fn inject_with(&self, cx: &Restore<'_>, flags: u8, ack: u32) -> Result<()> {
+        // A socket that belongs to a device hears nothing from others.
+        let fd = self.socket.as_fd();
+        if self.isk.opts.so_bound_dev.is_some() {
+            socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
+        }
+        let (from, to) = match (self.remote.as_v4(), self.local.as_v4()) {
+            (Some(from), Some(to)) => (from, to),
+            _ => (self.remote, self.local),
+        };
+        let seq = self.receive_seq()?;
+        let segment = Segment { from, to, seq, ack, flags };
+        cx.in_netns(netns_of(cx, self.isk.ns_id), || segment.send())?;
+        options::restore_device(fd, &self.isk.opts)
+    }
+
+    /// Packets over the loopback device arrive at once, as a rule.
+    fn await_state(&self, wanted: u32) -> Result<()> {
+        const ATTEMPTS: u32 = 1000;
+        let mut info = [0; 4];
+        for _ in 0..ATTEMPTS {
+            socket::get(self.socket.as_fd(), Opt::TCP_INFO, &mut info)
+                .context(|| "TCP_INFO".to_owned())?;
+            if u32::from(info[0]) == wanted {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Error::Os {
+            what: format!(
+                "TCP socket {} stays in state {} instead of {wanted}; is there a firewall that \
+                 drops packets with mark {MARK:#x}?",
+                self.isk.id, info[0]
+            ),
+            source: std::io::ErrorKind::TimedOut.into(),
+        })
+    }
+
+    fn set_window(&self, w: &TcpStreamEntry) -> Result<()> {
+        let words = [w.snd_wl1(), w.snd_wnd(), w.max_window(), w.rcv_wnd(), w.rcv_wup()];
+        let words = words.map(u32::to_ne_bytes);
+        socket::set(self.socket.as_fd(), Opt::TCP_REPAIR_WINDOW, words.as_flattened())
+            .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.isk.id))
+    }
+
+    /// Lets the connection go on, now that nothing holds its packets back.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wake(&self, cx: &Restore<'_>) -> Result<()> {
+        let fd = self.socket.as_fd();
+        // The own filter, if any, comes with the other options.
+        if self.isk.state != state::SYN_SENT {
+            socket::set_int(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+                .context(|| "SO_DETACH_FILTER".to_owned())?;
+        }
+        let quiet = self.isk.state != state::ESTABLISHED;
+        set(fd, TCP_REPAIR, if quiet { REPAIR_OFF_SILENT } else { REPAIR_OFF })?;
+        super::inet::restore_options(cx, fd, &self.isk)?;
+        if !self.unsent.is_empty() {
+            options::raise_buffers(fd);
+            send_all(fd, &self.unsent).context(|| "send what was not sent yet".to_owned())?;
+        }
+        match self.isk.state {
+            state::FIN_WAIT1 | state::LAST_ACK => {
+                rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
+                    .context(|| "shutdown of a TCP socket".to_owned())?;
+            }
+            state::SYN_SENT => self.dial()?,
+            _ => {}
+        }
+        options::restore_buffers(fd, &self.isk.opts)?;
+        super::restore_flags(fd, self.isk.flags)
+    }
+
+    /// Sends the first packet once more, with the same number.
+    fn dial(&self) -> Result<()> {
+        let fd = self.socket.as_fd();
+        super::restore_flags(fd, libc::O_NONBLOCK.cast_unsigned())?;
+        match socket::connect(fd, &self.remote.to_bytes()) {
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
+            other => other.context(|| format!("connect socket {}", self.isk.id)),
+        }
+    }
+}
+
+/// A window that takes anything behind `seq`.
+fn wide_open(seq: u32) -> TcpStreamEntry {
+    TcpStreamEntry {
+        snd_wl1: Some(seq),
+        snd_wnd: Some(1 << 16),
+        max_window: Some(1 << 16),
+        rcv_wnd: Some(1 << 16),
+        rcv_wup: Some(seq),
+        ..TcpStreamEntry::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;
