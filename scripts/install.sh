@@ -15,7 +15,7 @@ others() {
         for path in "$root/bin/$name" $(type -ap "$name"); do
             [ -e "$path" ] || [ -L "$path" ] || continue
             case $(readlink "$path" || true) in torpor | */torpor) continue ;; esac
-            echo "$path"
+            echo "$(realpath "$(dirname "$path")")/$name"
         done
     done | sort -u
 }
@@ -37,7 +37,8 @@ may_shadow() {
     [[ $answer == [yY]* ]]
 }
 
-install -D -m 755 "$built" "$root/bin/torpor"
+# Debug information stays in the build directory.
+install -D -s -m 755 "$built" "$root/bin/torpor"
 if may_shadow; then
     ln -sfn torpor "$root/bin/criu"
     ln -sfn torpor "$root/bin/crit"
