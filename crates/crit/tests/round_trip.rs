@@ -81,8 +81,8 @@ proptest! {
     }
 }
 
-/// A `pipe_data_entry` with a field that no schema has: 1000, with text.
-const UNKNOWN: &[u8] = b"\x08\x05\x10\x03\xc2\x3e\x02hi";
+/// A `pipe_data_entry` with a field that no schema has: 20000, with text.
+const UNKNOWN: &[u8] = b"\x08\x05\x10\x03\x82\xe2\x09\x02hi";
 
 #[test]
 fn unknown_fields_are_shown_and_come_back() {
@@ -90,7 +90,7 @@ fn unknown_fields_are_shown_and_come_back() {
     let json = show(&image, false).unwrap();
     let expected = json!({
         "magic": "PIPES_DATA",
-        "entries": [{"pipe_id": 5, "bytes": 3, UNKNOWN_FIELDS: "wj4CaGk=\n", "extra": "YWJj\n"}],
+        "entries": [{"pipe_id": 5, "bytes": 3, UNKNOWN_FIELDS: "guIJAmhp\n", "extra": "YWJj\n"}],
     });
     assert_eq!(json, expected);
     assert_eq!(again(&image, true), image);
