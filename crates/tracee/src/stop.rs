@@ -329,6 +329,16 @@ impl Tracee {
         wait_gone(tids);
     }
 
+    /// Ends husks, all together: the first process of a pid namespace ends only after
+    /// everybody else in there has been waited for.
+    pub fn end_all(husks: impl IntoIterator<Item = Self>) {
+        let husks: Vec<Self> = husks.into_iter().filter(|husk| husk.held_back).collect();
+        for husk in &husks {
+            husk.kill();
+        }
+        Self::wait_all_gone(husks);
+    }
+
     /// Kills its process.
     pub(crate) fn kill(&self) {
         let _ = send(self.pid, libc::SIGKILL);

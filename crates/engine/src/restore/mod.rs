@@ -93,6 +93,13 @@ pub struct Task {
     mapped: Vec<memory::Mapped>,
 }
 
+/// Whatever has not been woken ends.
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        Tracee::end_all(self.tasks.iter_mut().flat_map(|task| task.threads.drain(..)));
+    }
+}
+
 /// Makes the tree of tasks that the images in `opts.images_dir` hold.
 ///
 /// # Errors
@@ -426,7 +433,9 @@ impl Restore<'_> {
 impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        Restore { ns, ..Restore::of(opts, images, Vec::new(), HashMap::new(), Filters::default()) }
+        let mut cx = Restore::of(opts, images, Vec::new(), HashMap::new(), Filters::default());
+        cx.ns = ns;
+        cx
     }
 
     /// Adds a task that is nothing but a husk.

@@ -326,11 +326,16 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
 /// # Errors
 /// The kernel's; a group without a leader in the tree.
 pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
+    let root = &cx.tasks[0].image.tree;
+    // The job of a shell takes the place of the command that restores it: only then has it
+    // the terminal in the foreground.
+    let callers = (cx.opts.shell_job && root.sid != root.pid).then_some(root.pgid);
     let groups: Vec<(usize, u32, u32, u32)> = cx
         .tasks
         .iter()
         .enumerate()
         .map(|(i, t)| (i, t.image.tree.pid, t.image.tree.pgid, t.image.tree.sid))
+        .filter(|&(.., pgid, _)| Some(pgid) != callers)
         .collect();
     for substitute in cx.substitutes.iter_mut().filter(|s| s.of_group) {
         if let Some(husk) = &mut substitute.husk {
