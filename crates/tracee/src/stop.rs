@@ -382,6 +382,18 @@ fn other_threads(pid: i32) -> Vec<i32> {
     tids.filter(|&tid| tid != pid).collect()
 }
 
+/// Takes note of any one child or tracee that has something to report.
+fn reap_stray(tids: &mut Vec<i32>) -> bool {
+    match wait(-1, false) {
+        Ok(Some((tid, Status::Stopped { .. }))) => ptrace::cont(tid, libc::SIGKILL).is_ok(),
+        Ok(Some((tid, _))) => {
+            tids.retain(|&t| t != tid);
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Waits until none of the killed threads is left. It asks in rounds, since to wait for one of them
 /// alone may be to wait for ever: a leader is not reported before its other threads have been waited
 /// for, and of the first process in a pid namespace one thread, whichever it is, does not end before
@@ -399,7 +411,10 @@ fn wait_gone(mut tids: Vec<i32>) {
             Ok(Some((_, Status::Continued)) | None) => true,
             Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) | Err(_) => false,
         });
-        pause = if tids.len() < before {
+        // A task that died while it was being made is in nobody's hands, but traced all
+        // the same, and holds up the first process of its pid namespace.
+        let stray = tids.len() == before && !tids.is_empty() && reap_stray(&mut tids);
+        pause = if tids.len() < before || stray {
             Duration::from_micros(5)
         } else {
             (pause * 2).min(Duration::from_millis(2))
