@@ -279,3 +279,76 @@ pub fn close_but(keep: BorrowedFd<'_>) {
         libc::syscall(libc::SYS_close_range, keep + 1, u32::MAX, 0);
     }
 }
+
+/// While this lives, files that the thread makes belong to another user and group; the
+/// thread keeps its capabilities.
+#[derive(Debug)]
+pub struct FileOwner {
+    bits: libc::c_int,
+    uid: u32,
+    gid: u32,
+    /// It is about the thread that made it.
+    here: std::marker::PhantomData<*const ()>,
+}
+
+impl FileOwner {
+    /// Sets user and group (setfsuid(2)) of the calling thread.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SETPCAP`, `CAP_SETUID` and `CAP_SETGID`.
+    pub fn set(uid: u32, gid: u32) -> Result<Self> {
+        /// Capabilities do not follow changes of user ids (linux/securebits.h).
+        const SECBIT_NO_SETUID_FIXUP: libc::c_int = 1 << 2;
+        // SAFETY: takes no argument besides the number of the request.
+        let bits = check(unsafe { libc::prctl(libc::PR_GET_SECUREBITS) })?;
+        // SAFETY: takes a number only.
+        check(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, bits | SECBIT_NO_SETUID_FIXUP) })?;
+        let (old_uid, old_gid) = swap_file_ids(uid, gid);
+        let owner = FileOwner { bits, uid: old_uid, gid: old_gid, here: std::marker::PhantomData };
+        // The calls return what was before, whether or not they changed it.
+        if swap_file_ids(uid, gid) == (uid, gid) {
+            Ok(owner)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::EPERM))
+        }
+    }
+}
+
+impl Drop for FileOwner {
+    fn drop(&mut self) {
+        swap_file_ids(self.uid, self.gid);
+        // SAFETY: takes a number only.
+        unsafe { libc::prctl(libc::PR_SET_SECUREBITS, self.bits) };
+    }
+}
+
+/// Sets the ids for files; returns the ones before.
+fn swap_file_ids(uid: u32, gid: u32) -> (u32, u32) {
+    // SAFETY: numbers only; the calls concern the calling thread alone.
+    let (uid, gid) = unsafe { (libc::setfsuid(uid), libc::setfsgid(gid)) };
+    (uid.cast_unsigned(), gid.cast_unsigned())
+}
+
+#[cfg(test)]
+mod file_owner_tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn files_belong_to_another_for_a_while() {
+        let dir = std::env::temp_dir().join(format!("torpor-owner-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let owner = |name: &str| {
+            std::fs::write(dir.join(name), "").unwrap();
+            let meta = std::fs::metadata(dir.join(name)).unwrap();
+            (meta.uid(), meta.gid())
+        };
+        let before = owner("before");
+        let other = FileOwner::set(100_000, 100_001).unwrap();
+        // The directory is not theirs: capabilities must be there still.
+        assert_eq!(owner("other"), (100_000, 100_001));
+        drop(other);
+        assert_eq!(owner("after"), before);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

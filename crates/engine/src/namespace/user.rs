@@ -4,6 +4,7 @@ use std::io;
 
 use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_sys::process::FileOwner;
 
 use crate::dump::Dump;
 use crate::error::{Error, Result};
@@ -67,6 +68,19 @@ impl IdMaps {
             )?;
         }
         Ok(())
+    }
+
+    /// While the result lives, files that the calling thread makes belong to user and
+    /// group 0 of the namespace: file systems that were made inside of it take no files
+    /// of ids that it does not have.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn own_files(&self) -> io::Result<Option<FileOwner>> {
+        match (&self.maps, self.uid_outside(0), self.gid_outside(0)) {
+            (Some(_), Some(uid), Some(gid)) => FileOwner::set(uid, gid).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// The name inside of a user id outside; `None` if it has none.

@@ -141,6 +141,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     namespace::restore(cx)?;
     mount::restore(cx)?;
     hooks.notify(Event::PostSetupNamespaces)?;
+    let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tree::build(cx)?;
     cx.stats.forking_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     tree::join_groups(cx)?;
@@ -155,6 +156,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }
+    drop(files);
     tree::make_threads(cx)?;
     cgroup::place_threads(cx)?;
     fown::restore(cx)?;
