@@ -13,10 +13,9 @@ build:            ## build torpor, optimized
 demo:             ## a Redis server in a container goes to sleep and wakes up
 	@scripts/demo.sh
 
-test: setup check ## every test: unit, property, zoo, end to end
-	@rm -rf target/zoo/status
-	cargo test --quiet --locked --workspace --no-fail-fast
-	@cargo run --quiet --locked --package torpor-tests --bin zoo -- status --check docs/compatibility.md
+test: setup check ## every test: unit, property, zoo, faults, end to end
+	cargo test --quiet --locked --workspace --exclude torpor-tests --exclude torpor-runtimes-tests
+	@scripts/endtoend.sh
 
 check:            ## formatting, lints, licences
 	cargo fmt --all --check

@@ -1,5 +1,6 @@
 //! Writes `cgroup.img`.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -80,8 +81,8 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
             let groups = parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
             let groups = only_wanted(cx, groups);
             let ns = cx.tasks[task].ids.cgroup_ns_id.unwrap_or(0);
-            if !roots.contains_key(&ns) {
-                roots.insert(ns, namespace_roots(cx, ns, pid, &groups)?);
+            if let Entry::Vacant(place) = roots.entry(ns) {
+                place.insert(namespace_roots(cx, ns, pid, &groups)?);
             }
             let prefixes = prefixes(pid, &roots[&ns], &groups)?;
             let set = cx.cgroups.add(members(&groups, &prefixes));

@@ -376,10 +376,8 @@ pub fn place(cx: &mut Restore<'_>, task: usize, from: Option<usize>) -> Result<(
             None => make_namespace(cx, task, ns, set)?,
         }
     }
-    if own || !stays {
-        if let Some(set) = set {
-            move_to(cx, cx.tasks[task].pid, set, false)?;
-        }
+    if let Some(set) = set.filter(|_| own || !stays) {
+        move_to(cx, cx.tasks[task].pid, set, false)?;
     }
     Ok(())
 }

@@ -83,7 +83,7 @@ impl World {
         }
         let mut cx = Restore::bare(opts, images, ns);
         let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
-        let (husk, _pidfd) = Tracee::spawn_husk(flags as u64, &[]).unwrap();
+        let (husk, _pidfd) = Tracee::spawn_husk(u64::from(flags.cast_unsigned()), &[]).unwrap();
         cx.adopt_bare(husk);
         let host = self.host_mounts();
         let done = super::restore(&mut cx).and_then(|()| super::finish(&mut cx));

@@ -1,5 +1,6 @@
 //! Peer groups, masters and slaves, within a namespace, between namespaces, and
 //! with the host.
+#![allow(clippy::unit_arg, clippy::let_and_return)]
 
 use std::fs;
 
