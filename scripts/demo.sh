@@ -85,7 +85,9 @@ make_container() {
         -e "s|\"type\": \"network\"|\"type\": \"network\", \"path\": \"/run/netns/$inside\"|" \
         "$work/bundle/config.json"
     show "runc run --detach $name"
-    quietly "start the container" container run --detach --bundle "$work/bundle" "$name"
+    # A detached container keeps the output that runc has: no file of this machine, but /dev/null.
+    container --log "$log" run --detach --bundle "$work/bundle" "$name" >/dev/null 2>&1 </dev/null ||
+        stop "could not start the container"
 }
 
 # ask WORDS...: the client's answer to a command, always on one and the same connection
