@@ -128,6 +128,8 @@ pub fn isolated(zoo: &Path, dir: &Path, args: &[&str], limit: Duration) -> Resul
     let log = File::create(dir.join("runner.log"))?;
     let mut runner = Command::new("unshare")
         .args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--net", "--ipc"])
+        // A restore that mistakes its own namespace for the task's must not rename this machine.
+        .args(["--uts"])
         .arg(zoo)
         .args(args)
         .stdin(Stdio::null())

@@ -385,7 +385,7 @@ pub(crate) fn reap() -> Result<()> {
     Ok(())
 }
 
-/// What a case must leave as it was: mounts, files below /run, firewall rules.
+/// What a case must leave as it was: name, mounts, files below /run, firewall rules.
 #[derive(Debug)]
 pub(crate) struct World(Vec<String>);
 
@@ -394,7 +394,9 @@ impl World {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
         let rules = Command::new("nft").args(["list", "ruleset"]).output().context("nft")?;
         let run = std::fs::read_dir("/run")?.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut all: Vec<String> = mounts.lines().map(|line| format!("mount {line}")).collect();
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
+        let mut all: Vec<String> = vec![format!("host name {}", name.trim())];
+        all.extend(mounts.lines().map(|line| format!("mount {line}")));
         all.extend(run.map(|path| format!("file {}", path.display())));
         let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
         all.extend(rules.lines().map(|line| format!("rule {line}")));

@@ -32,7 +32,13 @@ fn main() -> Result<ExitCode> {
         ["--fault", kind, seed] => fault::inside(kind, seed.parse()?)?,
         [name] => return run(Case::all(&[program::find(name)?]), keep),
         [name, mode] => {
-            return run(vec![Case { program: program::find(name)?, mode: mode.parse()? }], keep);
+            let cases = Case::all(&[program::find(name)?]);
+            let asked = format!("{name}::{mode}");
+            let cases: Vec<Case> = cases.into_iter().filter(|case| case.name() == asked).collect();
+            if cases.is_empty() {
+                bail!("{name} has no mode {mode}");
+            }
+            return run(cases, keep);
         }
         _ => bail!("usage: zoo [PROGRAM [MODE] [--keep] | status [--json|--table|--check FILE]]"),
     }
