@@ -39,14 +39,13 @@ pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> 
     let pagemap = proc::open(pid, "pagemap")?;
     let mut entries = Vec::new();
     let mut runs: Vec<(Source, Found)> = Vec::new();
-    let mut forced = None;
+    let source = pages::source_of(pid)?;
     for vma in &vmas {
         let census = pages::census(&pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         entries.push(describe(cx, task, vma)?);
         entries.extend(census.guards.iter().map(guard_entry));
         if !census.pages.is_empty() {
-            let source = pages::source_of(pid, vma, &mut forced)?;
             runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
         }
     }

@@ -105,11 +105,7 @@ pub fn for_each_region(
 /// Where pages are copied from.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Readable memory of a process.
-    Memory(i32),
-    /// Memory that the process itself may not read, through its `/proc/PID/mem`.
-    Forced(Arc<File>),
-    /// A file (shared memory).
+    /// The memory of a process as a file, or a file of shared memory.
     File(Arc<File>),
     /// A System V segment, by offset: its last page can hold more than its file shows.
     Segment(Arc<Attached>),
@@ -169,10 +165,7 @@ impl Plan {
         let Some(job) = self.jobs.last() else { return CHUNK };
         let used: usize = job.ranges.iter().map(|r| r.1).sum();
         let same = match (&job.source, source) {
-            (Source::Memory(a), Source::Memory(b)) => a == b,
-            (Source::Forced(a), Source::Forced(b)) | (Source::File(a), Source::File(b)) => {
-                Arc::ptr_eq(a, b)
-            }
+            (Source::File(a), Source::File(b)) => Arc::ptr_eq(a, b),
             (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
@@ -228,13 +221,12 @@ fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Re
 
 fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
     match &job.source {
-        Source::Memory(pid) => read_memory(*pid, &job.ranges, buffer),
         Source::Segment(attached) => {
             let at = |&(offset, len): &(u64, usize)| (attached.address() + offset, len);
             let ranges: Vec<_> = job.ranges.iter().map(at).collect();
             read_memory(rustix::process::getpid().as_raw_nonzero().get(), &ranges, buffer)
         }
-        Source::Forced(file) | Source::File(file) => {
+        Source::File(file) => {
             let mut at = 0;
             for &(address, len) in &job.ranges {
                 read_to_end(file, &mut buffer[at..at + len], address)
@@ -273,19 +265,14 @@ fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<(
     Err(std::io::Error::from_raw_os_error(libc::EFAULT)).context(what)
 }
 
-/// Where the pages of a mapping can be read.
+/// Where the pages of a task can be read: its `/proc/PID/mem`. process_vm_readv(2) would
+/// pin the pages, for which the kernel ends their sharing with relatives, and needs twice the
+/// time; nor can it read what the task itself may not.
 ///
 /// # Errors
 /// The kernel's.
-pub fn source_of(pid: i32, vma: &Vma, forced: &mut Option<Arc<File>>) -> Result<Source> {
-    if vma.map.prot & libc::PROT_READ != 0 {
-        return Ok(Source::Memory(pid));
-    }
-    let file = match forced {
-        Some(file) => Arc::clone(file),
-        None => Arc::clone(forced.insert(Arc::new(proc::open(pid, "mem")?))),
-    };
-    Ok(Source::Forced(file))
+pub fn source_of(pid: i32) -> Result<Source> {
+    Ok(Source::File(Arc::new(proc::open(pid, "mem")?)))
 }
 
 /// The stretches of a file of shared memory that hold data.

@@ -233,6 +233,11 @@ fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
     substitute.husk.as_mut().ok_or(Error::Gone { pid })
 }
 
+/// The task whose namespaces and groups a husk has: a substitute those of its parent.
+fn task_of(cx: &Restore<'_>, index: usize) -> usize {
+    index.checked_sub(cx.tasks.len()).map_or(index, |i| cx.substitutes[i].parent)
+}
+
 /// A substitute is born from the husk of task `from`.
 fn substitute(cx: &mut Restore<'_>, index: usize, from: usize) -> Result<()> {
     let pid = cx.substitutes[index].vpid.cast_signed();
@@ -302,6 +307,7 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
     let child = actor(cx, from)?.spawn_child(flags, signal, &[pid])?;
     cx.adopt(task, child)?;
+    let from = task_of(cx, from);
     cgroup::place(cx, task, Some(from))?;
     namespace::enter(cx, task, from)?;
     mount::enter(cx, task, from)
@@ -310,12 +316,13 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
 /// `task` is born from a child of task `leader` that ends at once.
 fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     let pid = cx.tasks[task].vpid;
-    let leader = cx.remote(from)?;
+    let leader = actor(cx, from)?;
     let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
     let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
     between.exit_with(0)?;
     reap(leader)?;
     cx.adopt(task, child)?;
+    let from = task_of(cx, from);
     cgroup::place(cx, task, Some(from))?;
     namespace::enter(cx, task, from)?;
     mount::enter(cx, task, from)

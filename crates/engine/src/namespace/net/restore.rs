@@ -44,7 +44,7 @@ struct Space<'a> {
 /// The kernel's; damaged images.
 pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
     if cx.opts.empty_netns {
-        return Ok(());
+        return ids.iter().try_for_each(|&id| loopback_up(cx.ns.open_file(id)?));
     }
     let weak = cx.opts.weak_sysctls;
     let images = &cx.images;
@@ -86,6 +86,14 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Brings the loopback device up: all that an otherwise empty namespace has.
+fn loopback_up(file: BorrowedFd<'_>) -> Result<()> {
+    let flags = (libc::IFF_UP | libc::IFF_LOOPBACK).cast_unsigned();
+    let lo =
+        NetDeviceEntry { ifindex: 1, name: "lo".to_owned(), flags, ..NetDeviceEntry::default() };
+    link::set_flags(&mut Socket::open_in(file, ROUTE)?, &lo)
 }
 
 fn load<'a>(cx: &'a Restore<'_>, id: u32) -> Result<Space<'a>> {
