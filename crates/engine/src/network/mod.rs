@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use crate::dump::Dump;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::socket::diag::{self, InetSocket};
 use crate::file::socket::tcp::{self, Sleeping};
 use crate::file::socket::{Address, Socket, state};
@@ -165,7 +165,10 @@ fn set_lock(cx: &mut Dump<'_>, ns: usize, scope: Scope) -> Result<()> {
     let netns = file.try_clone().context(|| "dup".to_owned())?;
     let pid = cx.tasks.get(task).map_or_else(std::process::id, |t| t.pid.cast_unsigned());
     let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
-    let tool = rules::choose(cx.opts.network_lock)?;
+    if scope == Scope::All && run_in(&[netns.as_fd()], is_own)? {
+        return Err(Error::Unsupported("locking the caller's own network as a whole".to_owned()));
+    }
+    let tool = rules::choose()?;
     let undo = rules::unlocking(tool, &id, &scope);
     for (argv, input) in &undo {
         cx.guardian.watch(&Undo::Run(path.clone(), argv.clone(), input.clone()))?;
@@ -277,14 +280,24 @@ pub fn lock_new(cx: &mut Restore<'_>) -> Result<()> {
     }
     let id = lock_id(cx);
     for ns in wanted {
-        if cx.ns.by_id(ns).is_none_or(|ns| ns.is_host) {
+        // One that is not made but joined is not there yet. It was locked by the dump.
+        let is_new =
+            cx.ns.by_id(ns).is_some_and(|ns| !ns.is_host) && cx.in_netns(ns, || Ok(!is_own()?))?;
+        if !is_new {
             continue;
         }
-        let tool = rules::choose(cx.opts.network_lock)?;
+        let tool = rules::choose()?;
         cx.in_netns(ns, || rules::lock(tool, &id, &Scope::All, None))?;
         cx.network.locks.push((ns, rules::unlocking(tool, &id, &Scope::All)));
     }
     Ok(())
+}
+
+/// Whether this thread is in the network namespace of the caller.
+fn is_own() -> Result<bool> {
+    let inode =
+        |path: &str| rustix::fs::stat(path).map(|s| s.st_ino).context(|| format!("stat {path}"));
+    Ok(inode("/proc/self/ns/net")? == inode("/proc/thread-self/ns/net")?)
 }
 
 /// The name of the locks of the dump that the images are from.

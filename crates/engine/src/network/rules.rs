@@ -10,7 +10,6 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Context, Error, Result};
 use crate::file::socket::Address;
-use crate::options::NetworkLock;
 
 /// Packets with this mark pass a lock: the restore's own. CRIU's number, so that rules
 /// which know it need no change.
@@ -28,17 +27,18 @@ pub enum Scope {
 /// Calls of programs, each with its input.
 pub type Script = Vec<(Vec<String>, String)>;
 
-/// The program to set rules with: the wanted one if it is installed, else the other.
+/// The program to set rules with. That is `nft` where it works, whatever was asked for: a
+/// table of our own gets in nobody's way, while iptables leaves tables behind.
 ///
 /// # Errors
 /// If neither of the two is installed.
-pub fn choose(how: NetworkLock) -> Result<Tool> {
-    let preferred = match how {
-        NetworkLock::Nftables => [Tool::Nft, Tool::Iptables],
-        NetworkLock::Iptables | NetworkLock::Skip => [Tool::Iptables, Tool::Nft],
+pub fn choose() -> Result<Tool> {
+    let works = |tool: &Tool| match tool {
+        Tool::Nft => run(&argv(&["nft", "list", "tables"]), "").is_ok(),
+        Tool::Iptables => tool.is_installed(),
     };
-    preferred.into_iter().find(|t| t.is_installed()).ok_or_else(|| Error::Program {
-        program: format!("{} or {}", preferred[0].program(), preferred[1].program()),
+    [Tool::Nft, Tool::Iptables].into_iter().find(works).ok_or_else(|| Error::Program {
+        program: "nft or iptables-restore".to_owned(),
         reason: "not installed; install the package iptables or nftables, or leave the network \
                  to somebody else with --network-lock skip"
             .to_owned(),
