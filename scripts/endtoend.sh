@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs the tests that drive the whole program: the zoo, the fault tests, the runtimes. Each
+# Runs the tests that work on live kernel objects: the engine's own, the zoo, the fault
+# tests, the runtimes. Each
 # group has a time limit. While the engine does not keep everything yet (CHANGELOG.md lists
 # what it does not), a failing case is reported, not fatal: the summary says how many there
 # are, and target/endtoend/*.txt say which and why.
@@ -22,7 +23,9 @@ group() {
 		sort -u | sed "s/^/  fails: /"
 }
 
-group runtimes 1500 cargo test --quiet --locked --package torpor-runtimes-tests --no-fail-fast
+group engine 400 cargo test --quiet --locked --package torpor-engine --package torpor-tracee --no-fail-fast
+group cli 300 cargo test --quiet --locked --package torpor-cli --no-fail-fast
+group runtimes 1200 cargo test --quiet --locked --package torpor-runtimes-tests --no-fail-fast
 group fault 600 cargo test --locked --package torpor-tests --test fault
-group zoo 1500 cargo test --locked --package torpor-tests --test zoo
+group zoo 1200 cargo test --locked --package torpor-tests --test zoo
 exit 0
