@@ -1,0 +1,26 @@
+//! Sealing: the keys of a checkpoint, and authenticated encryption of its files.
+//!
+//! Of files, only those of keys are opened here: for the rest callers bring bytes, readers
+//! and writers. What is read
+//! before it is authenticated (`seal.img` and the heads of sealed files) may be
+//! anything: it is bounded, checked, and nothing panics.
+
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+mod error;
+pub mod header;
+pub mod kdf;
+pub mod keys;
+pub mod manifest;
+pub mod page;
+pub mod record;
+pub mod secret;
+pub mod sign;
+mod xts;
+
+pub use checkpoint::Checkpoint;
+pub use error::{Error, Result};
+pub use header::{Header, Stanza, Suite};
+pub use manifest::{Manifest, Sum};
+pub use secret::{MasterKey, Secret};

@@ -1,0 +1,480 @@
+//! Memory: each page sealed by itself, in its place, with its size.
+//!
+//! Beside `pages-N.img` stands `pages-tags-N.img`: `TORPTAGS`, a random salt (16 bytes)
+//! from which the keys of this one pages file come, and then
+//!
+//! - with `aes-256-gcm`, a tag of 16 bytes for each page. The nonce is the page's index
+//!   in the file; the address and whose memory it is are authenticated with it.
+//! - with `aes-256-xts+hmac-sha256`, 32 bytes: the XOR of HMAC-SHA256 over address,
+//!   owner and cipher text of every page. The tweak of a page is the checkpoint's random
+//!   IV XOR its address.
+//!
+//! Nonces cannot repeat: the key is made for one writing of one file, [`PageSealer::span`]
+//! gives out each index once, and a [`Span`] is sealed once.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
+use aws_lc_rs::{constant_time, hmac};
+
+use crate::error::{Error, Result};
+use crate::header::{RecordCipher, Suite};
+use crate::kdf::Keys;
+use crate::record::aead;
+use crate::secret::random;
+use crate::xts::Xts;
+
+/// The length of a page's tag, in bytes.
+pub const TAG: usize = 16;
+/// The length of the head of a tags file, in bytes.
+pub const HEAD: usize = MAGIC.len() + SALT;
+
+const MAGIC: &[u8; 8] = b"TORPTAGS";
+const SALT: usize = 16;
+/// The length of the sum of HMACs.
+const SUM: usize = 32;
+
+/// Which memory is in a pages file.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'n> {
+    /// The name of the pages file.
+    pub name: &'n str,
+    /// The process, or the segment of shared memory, that it belongs to.
+    pub owner: u64,
+    /// The size of a page, in bytes.
+    pub page: usize,
+}
+
+/// Pages that follow each other in the file and in memory: the first one's address, and
+/// how many.
+pub type Run = (u64, u64);
+
+enum Cipher {
+    Gcm(LessSafeKey),
+    Xts(Box<XtsHmac>),
+}
+
+struct XtsHmac {
+    xts: Xts,
+    iv: u128,
+    mac: hmac::Key,
+    sum: Mutex<[u8; SUM]>,
+}
+
+impl Cipher {
+    fn new(keys: &Keys, name: &str, salt: &[u8]) -> Result<Self> {
+        let key = |purpose: &str| keys.derive(purpose, name, salt);
+        Ok(match keys.suite() {
+            Suite::Aes256Gcm => Self::Gcm(aead(RecordCipher::Aes256Gcm, &key("pages")?)?),
+            Suite::Aes256XtsHmacSha256 => {
+                let iv = keys.derive("pages iv", "", &[])?;
+                let (halves, _) = iv.expose().as_chunks::<16>();
+                Self::Xts(Box::new(XtsHmac {
+                    xts: Xts::new(&key("pages")?, &key("pages tweak")?),
+                    iv: halves.first().map_or(0, |half| u128::from_le_bytes(*half)),
+                    mac: hmac::Key::new(hmac::HMAC_SHA256, key("pages sum")?.expose()),
+                    sum: Mutex::new([0; SUM]),
+                }))
+            }
+        })
+    }
+}
+
+impl XtsHmac {
+    fn digest(&self, owner: u64, address: u64, page: &[u8]) -> [u8; SUM] {
+        let mut context = hmac::Context::with_key(&self.mac);
+        context.update(&address.to_le_bytes());
+        context.update(&owner.to_le_bytes());
+        context.update(page);
+        let mut digest = [0; SUM];
+        digest.copy_from_slice(context.sign().as_ref());
+        digest
+    }
+
+    fn tweak(&self, address: u64) -> u128 {
+        self.iv ^ u128::from(address)
+    }
+
+    fn add(&self, part: &[u8; SUM]) {
+        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        xor(&mut sum, part);
+    }
+}
+
+fn xor(sum: &mut [u8; SUM], part: &[u8; SUM]) {
+    sum.iter_mut().zip(part).for_each(|(a, b)| *a ^= b);
+}
+
+fn nonce(index: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[4..].copy_from_slice(&index.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+fn aad(owner: u64, address: u64) -> Aad<[u8; 16]> {
+    Aad::from((u128::from(owner) << 64 | u128::from(address)).to_le_bytes())
+}
+
+/// Places in a pages file that nobody else gets.
+#[derive(Debug)]
+pub struct Span {
+    first: u64,
+    pages: u64,
+    used: AtomicBool,
+}
+
+impl Span {
+    /// Where in the pages file it begins, in pages.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+}
+
+/// Seals the pages of one pages file, from any number of threads.
+pub struct PageSealer {
+    cipher: Cipher,
+    owner: u64,
+    page: usize,
+    head: [u8; HEAD],
+    next: AtomicU64,
+}
+
+impl std::fmt::Debug for PageSealer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PageSealer({} pages)", self.next.load(Ordering::Relaxed))
+    }
+}
+
+impl PageSealer {
+    /// Begins a pages file.
+    ///
+    /// # Errors
+    /// If there are no random bytes.
+    pub fn new(keys: &Keys, place: Place<'_>) -> Result<Self> {
+        Self::with_salt(keys, place, random()?)
+    }
+
+    fn with_salt(keys: &Keys, place: Place<'_>, salt: [u8; SALT]) -> Result<Self> {
+        let mut head = [0; HEAD];
+        head[..MAGIC.len()].copy_from_slice(MAGIC);
+        head[MAGIC.len()..].copy_from_slice(&salt);
+        Ok(Self {
+            cipher: Cipher::new(keys, place.name, &salt)?,
+            owner: place.owner,
+            page: place.page,
+            head,
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// The head of the tags file.
+    #[must_use]
+    pub fn head(&self) -> &[u8; HEAD] {
+        &self.head
+    }
+
+    /// The next `pages` places in the file.
+    #[must_use]
+    pub fn span(&self, pages: u64) -> Span {
+        let first = self.next.fetch_add(pages, Ordering::Relaxed);
+        Span { first, pages, used: AtomicBool::new(false) }
+    }
+
+    /// Seals in place the pages of `span`, which are those of `runs`. Returns what goes
+    /// to the tags file at [`tag_offset`] of its first page, which may be nothing.
+    ///
+    /// # Errors
+    /// If the span was sealed before, or is another number of pages.
+    pub fn seal(&self, span: &Span, runs: &[Run], data: &mut [u8]) -> Result<Vec<u8>> {
+        let pages: u64 = runs.iter().map(|run| run.1).sum();
+        let fits = pages == span.pages && data.len() as u64 == pages * self.page as u64;
+        if !fits || span.used.swap(true, Ordering::Relaxed) {
+            return Err(Error::Crypto("sealing pages twice, or others than planned,"));
+        }
+        let data = data.chunks_exact_mut(self.page).zip(addresses(runs, self.page));
+        match &self.cipher {
+            Cipher::Gcm(key) => {
+                let mut tags = Vec::with_capacity(usize::try_from(pages).unwrap_or(0) * TAG);
+                for ((page, address), index) in data.zip(span.first..) {
+                    let aad = aad(self.owner, address);
+                    let tag = key.seal_in_place_separate_tag(nonce(index), aad, page);
+                    let tag = tag.map_err(|_| Error::Crypto("sealing a page"))?;
+                    tags.extend_from_slice(tag.as_ref());
+                }
+                Ok(tags)
+            }
+            Cipher::Xts(xts) => {
+                let mut sum = [0; SUM];
+                for (page, address) in data {
+                    xts.xts.encrypt(xts.tweak(address), page);
+                    xor(&mut sum, &xts.digest(self.owner, address, page));
+                }
+                xts.add(&sum);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// What goes to the tags file behind its head when all pages are sealed, if this
+    /// suite has something to go there.
+    #[must_use]
+    pub fn sum(&self) -> Option<[u8; SUM]> {
+        match &self.cipher {
+            Cipher::Gcm(_) => None,
+            Cipher::Xts(xts) => Some(*xts.sum.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+/// Where in the tags file the tag of page `index` stands.
+#[must_use]
+pub fn tag_offset(index: u64) -> u64 {
+    HEAD as u64 + index * TAG as u64
+}
+
+fn addresses(runs: &[Run], page: usize) -> impl Iterator<Item = u64> + '_ {
+    runs.iter().flat_map(move |&(start, pages)| (0..pages).map(move |i| start + i * page as u64))
+}
+
+/// Opens the pages of one pages file, from any number of threads.
+pub struct PageOpener {
+    cipher: Cipher,
+    name: String,
+    owner: u64,
+    page: usize,
+    /// Index in the file and address of each run's first page, and its length.
+    runs: Vec<(u64, Run)>,
+    /// The sum that must come out, and a bit for each page that is in it.
+    sum: Option<([u8; SUM], Vec<AtomicU64>)>,
+    pages: u64,
+}
+
+impl std::fmt::Debug for PageOpener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PageOpener({}, {} pages)", self.name, self.pages)
+    }
+}
+
+impl PageOpener {
+    /// Begins to read a pages file with the pages of `runs`, one after the other. `head`
+    /// is the start of its tags file, whose length is `len`: [`PageOpener::head_len`]
+    /// bytes, or fewer if it is shorter.
+    ///
+    /// # Errors
+    /// If the tags file is none, or does not fit the pages.
+    pub fn new(
+        keys: &Keys,
+        place: Place<'_>,
+        runs: impl IntoIterator<Item = Run>,
+        head: &[u8],
+        len: u64,
+    ) -> Result<Self> {
+        let damaged = |reason: &str| Error::damaged(format!("tags of {}", place.name), reason);
+        let mut next = 0;
+        let mut placed = Vec::new();
+        for run in runs {
+            placed.push((next, run));
+            next += run.1;
+        }
+        let rest = head.strip_prefix(MAGIC).ok_or_else(|| damaged("are none"))?;
+        let (salt, rest) = rest.split_first_chunk::<SALT>().ok_or_else(|| damaged("are cut"))?;
+        let (wanted, sum) = match keys.suite() {
+            Suite::Aes256Gcm => (tag_offset(next), None),
+            Suite::Aes256XtsHmacSha256 => {
+                let sum = *rest.first_chunk::<SUM>().ok_or_else(|| damaged("are cut"))?;
+                let words = usize::try_from(next.div_ceil(64)).unwrap_or(usize::MAX);
+                let seen = (0..words).map(|_| AtomicU64::new(0)).collect();
+                ((HEAD + SUM) as u64, Some((sum, seen)))
+            }
+        };
+        if len != wanted {
+            return Err(damaged(&format!("have {len} bytes, not {wanted}")));
+        }
+        Ok(Self {
+            cipher: Cipher::new(keys, place.name, salt)?,
+            name: place.name.to_owned(),
+            owner: place.owner,
+            page: place.page,
+            runs: placed,
+            sum,
+            pages: next,
+        })
+    }
+
+    /// How many bytes of a tags file [`PageOpener::new`] wants to see.
+    #[must_use]
+    pub fn head_len(suite: Suite) -> usize {
+        match suite {
+            Suite::Aes256Gcm => HEAD,
+            Suite::Aes256XtsHmacSha256 => HEAD + SUM,
+        }
+    }
+
+    /// Whether [`PageOpener::open`] needs tags.
+    #[must_use]
+    pub fn needs_tags(&self) -> bool {
+        matches!(self.cipher, Cipher::Gcm(_))
+    }
+
+    /// Opens in place whole pages, the first of which is page `first` of the file, with
+    /// their tags. With a suite without tags they are authentic only once
+    /// [`PageOpener::finish`] has said so.
+    ///
+    /// # Errors
+    /// If one was changed; `data` is not to be used then.
+    pub fn open(&self, first: u64, data: &mut [u8], tags: &[u8]) -> Result<()> {
+        let count = (data.len() / self.page) as u64;
+        let inside = first.checked_add(count).is_some_and(|end| end <= self.pages);
+        let tagged = !self.needs_tags() || tags.len() as u64 == count * TAG as u64;
+        if !inside || !tagged || !data.len().is_multiple_of(self.page) {
+            return Err(self.damaged(first, "lies outside of the pages"));
+        }
+        let addresses = self.addresses_from(first);
+        let pages = data.chunks_exact_mut(self.page).zip(addresses).zip(first..);
+        match &self.cipher {
+            Cipher::Gcm(key) => {
+                for (((page, address), index), tag) in pages.zip(tags.chunks_exact(TAG)) {
+                    let aad = aad(self.owner, address);
+                    key.open_in_place_separate_tag(nonce(index), aad, tag, page)
+                        .map_err(|_| self.damaged(index, "was changed"))?;
+                }
+            }
+            Cipher::Xts(xts) => {
+                let mut sum = [0; SUM];
+                for ((page, address), index) in pages {
+                    if self.is_new(index) {
+                        xor(&mut sum, &xts.digest(self.owner, address, page));
+                    }
+                    xts.xts.decrypt(xts.tweak(address), page);
+                }
+                xts.add(&sum);
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of page `first` and those that follow it.
+    fn addresses_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
+        let at = self.runs.partition_point(|(index, _)| *index <= first).saturating_sub(1);
+        let runs = self.runs.get(at..).unwrap_or_default();
+        runs.iter().flat_map(move |&(index, (start, pages))| {
+            let skip = first.saturating_sub(index);
+            (skip..pages).map(move |i| start + i * self.page as u64)
+        })
+    }
+
+    /// Marks a page; whether it was not marked before.
+    fn is_new(&self, index: u64) -> bool {
+        let Some((_, seen)) = &self.sum else { return false };
+        let word = usize::try_from(index / 64).ok().and_then(|at| seen.get(at));
+        let bit = 1 << (index % 64);
+        word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+    }
+
+    /// The first page from `from` on that has to be opened before
+    /// [`PageOpener::finish`], and how many follow it.
+    #[must_use]
+    pub fn unseen(&self, from: u64) -> Option<(u64, u64)> {
+        let (_, seen) = self.sum.as_ref()?;
+        let is_seen = |index: &u64| {
+            let word = usize::try_from(*index / 64).ok().and_then(|at| seen.get(at));
+            word.is_some_and(|word| word.load(Ordering::Relaxed) >> (*index % 64) & 1 == 1)
+        };
+        let first = (from..self.pages).find(|index| !is_seen(index))?;
+        let end = (first..self.pages).find(is_seen).unwrap_or(self.pages);
+        Some((first, end - first))
+    }
+
+    /// Whether all pages together are those that were sealed.
+    ///
+    /// # Errors
+    /// If one was changed, or not all were opened.
+    pub fn finish(&self) -> Result<()> {
+        let (Cipher::Xts(xts), Some((wanted, _))) = (&self.cipher, &self.sum) else {
+            return Ok(());
+        };
+        if let Some((first, _)) = self.unseen(0) {
+            return Err(self.damaged(first, "was not looked at"));
+        }
+        let sum = *xts.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        constant_time::verify_slices_are_equal(&sum, wanted)
+            .map_err(|_| Error::damaged(&self.name, "was changed: the sum of its pages differs"))
+    }
+
+    fn damaged(&self, index: u64, what: &str) -> Error {
+        let offset = index.saturating_mul(self.page as u64);
+        Error::damaged(&self.name, format!("offset {offset}: the page {what}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::manifest::Sum;
+    use crate::secret::Secret;
+
+    const PLACE: Place<'_> = Place { name: "pages-1.img", owner: 77, page: 4096 };
+    const RUNS: [Run; 2] = [(0x1000, 2), (0x7000, 1)];
+
+    fn plain() -> Vec<u8> {
+        (0..3).flat_map(|i| (0..=255).cycle().skip(i).take(4096)).collect()
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Computed with Python's cryptography from the description of the format.
+    #[test]
+    fn known_answers() {
+        let answers = [
+            (
+                Suite::Aes256Gcm,
+                "bc540f452c30ef5357b9c09d0db0c50541c237d48629a062b9a39b398a40974f",
+                "bdf219ce9108ac5412efbcc970d6fb1bdd68af677170360b606c1faf2abff7e24b62a00c8bcb7dcc60085e6f0273f771",
+            ),
+            (
+                Suite::Aes256XtsHmacSha256,
+                "2c5aa93fc5b95406e0fd26a2e8562c28b943dfb169bc7aae2299d138c4119b5f",
+                "7e511a75004164de8e49adc069636ea7f3ea64ffc168dd9ca5afcda0bf1c9539",
+            ),
+        ];
+        for (suite, pages, rest) in answers {
+            let keys = Keys::new(&Secret::take(&mut [1; 32]), &[2; 32], suite);
+            let sealer = PageSealer::with_salt(&keys, PLACE, [3; SALT]).unwrap();
+            let mut data = plain();
+            let mut tags = sealer.seal(&sealer.span(3), &RUNS, &mut data).unwrap();
+            tags.extend(sealer.sum().iter().flatten());
+            assert_eq!(hex(&Sum::of(data.as_slice()).unwrap().sha256.unwrap()), pages);
+            assert_eq!(hex(&tags), rest);
+            let head = [sealer.head().as_slice(), &tags].concat();
+            let opener = PageOpener::new(&keys, PLACE, RUNS, &head, head.len() as u64).unwrap();
+            opener.open(0, &mut data, if opener.needs_tags() { &tags } else { &[] }).unwrap();
+            opener.finish().unwrap();
+            assert!(data == plain());
+        }
+    }
+
+    #[test]
+    fn nonces_differ() {
+        let mut seen = std::collections::HashSet::new();
+        assert!((0..100_000).all(|index| seen.insert(*nonce(index).as_ref())));
+    }
+
+    #[test]
+    fn addresses_are_found_from_any_page_on() {
+        let keys = Keys::new(&Secret::take(&mut [1; 32]), &[2; 32], Suite::Aes256Gcm);
+        let head = [MAGIC.as_slice(), &[0; SALT]].concat();
+        let runs = [(0x1000, 2), (0x7000, 3), (0x2_0000, 1)];
+        let opener = PageOpener::new(&keys, PLACE, runs, &head, tag_offset(6)).unwrap();
+        let all = [0x1000, 0x2000, 0x7000, 0x8000, 0x9000, 0x2_0000];
+        for first in 0..6 {
+            let found: Vec<u64> = opener.addresses_from(first as u64).collect();
+            assert_eq!(found, all[first..]);
+        }
+    }
+}
