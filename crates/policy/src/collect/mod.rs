@@ -1,0 +1,181 @@
+//! From images to requests.
+//!
+//! This looks at the same entries as the restore does and in the same way: what it
+//! would miss would be made without having been judged.
+
+mod files;
+mod mounts;
+mod network;
+mod tasks;
+
+use std::collections::BTreeSet;
+
+use torpor_images::proto::{
+    CoreEntry, FileEntry, InventoryEntry, TaskKobjIdsEntry, UidGidExtent, UsernsEntry,
+};
+use torpor_images::{ImageDir, kind};
+
+use crate::passed::Passed;
+use crate::request::{Ask, Request};
+
+/// A task, as the restore has loaded it.
+#[derive(Debug, Clone, Copy)]
+pub struct Task<'a> {
+    /// Its pid in the images.
+    pub pid: u32,
+    /// What it shares.
+    pub ids: &'a TaskKobjIdsEntry,
+    /// The pids of its threads, the leader first.
+    pub threads: &'a [u32],
+    /// Its threads, in that order.
+    pub cores: &'a [CoreEntry],
+    /// It has ended and only waits to be noticed.
+    pub zombie: bool,
+}
+
+/// A checkpoint, as the restore has loaded it.
+#[derive(Debug)]
+pub struct Checkpoint<'a> {
+    /// Its other images.
+    pub images: &'a ImageDir,
+    /// The inventory.
+    pub inventory: &'a InventoryEntry,
+    /// Its tasks, the root first.
+    pub tasks: Vec<Task<'a>>,
+    /// Its open files.
+    pub files: Vec<&'a FileEntry>,
+}
+
+/// A list of settings of a network namespace as the images have them: values without
+/// names.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Names of `net.ipv4.conf.DEVICE`.
+    pub v4: &'static [&'static str],
+    /// Names of `net.ipv6.conf.DEVICE`.
+    pub v6: &'static [&'static str],
+    /// Names of `net.unix`.
+    pub unix: &'static [&'static str],
+    /// Names of `net.ipv4`.
+    pub ipv4: &'static [&'static str],
+    /// The value that this host has for a setting by its name below `net`, with
+    /// slashes: `ipv4/conf/lo/forwarding`.
+    pub here: fn(&str) -> Option<String>,
+}
+
+/// Why images cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An image is damaged.
+    #[error(transparent)]
+    Image(#[from] torpor_images::Error),
+    /// An image makes no sense.
+    #[error("{image}: {reason}")]
+    Invalid {
+        /// The image file.
+        image: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The result of collecting.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that a checkpoint asks for.
+///
+/// # Errors
+/// Damaged images.
+pub fn collect(
+    checkpoint: &Checkpoint<'_>,
+    settings: &Settings,
+    passed: &Passed,
+) -> Result<Vec<Request>> {
+    let mut all = Requests::default();
+    let maps = user_namespace(checkpoint, &mut all)?;
+    tasks::collect(checkpoint, &maps, &mut all);
+    files::collect(checkpoint, &mut all)?;
+    mounts::collect(checkpoint, passed, &mut all)?;
+    if !passed.empty_network {
+        network::collect(checkpoint, settings, &mut all)?;
+    }
+    Ok(all.0)
+}
+
+/// The requests that have been found.
+#[derive(Debug, Default)]
+struct Requests(Vec<Request>);
+
+impl Requests {
+    fn add(&mut self, image: impl Into<String>, task: Option<u32>, ask: Ask) {
+        self.0.push(Request { image: image.into(), task, ask });
+    }
+}
+
+/// The ids of the tree's user namespace; none if it is this host's.
+#[derive(Debug, Default)]
+struct Maps(Option<UsernsEntry>);
+
+impl Maps {
+    /// The user id on this host. One that is not mapped cannot be given to anyone.
+    fn user(&self, id: u32) -> u32 {
+        self.0.as_ref().map_or(id, |maps| outside(&maps.uid_map, id))
+    }
+
+    fn group(&self, id: u32) -> u32 {
+        self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
+    }
+}
+
+fn outside(map: &[UidGidExtent], id: u32) -> u32 {
+    let found = map.iter().find_map(|extent| {
+        let offset = id.checked_sub(extent.first).filter(|&offset| offset < extent.count)?;
+        extent.lower_first.checked_add(offset)
+    });
+    found.unwrap_or(id)
+}
+
+/// A kind of namespace: its name, and where a task's number of it is.
+type Kind = (&'static str, fn(&TaskKobjIdsEntry) -> Option<u32>);
+
+const KINDS: [Kind; 8] = [
+    ("cgroup", |ids| ids.cgroup_ns_id),
+    ("ipc", |ids| ids.ipc_ns_id),
+    ("mnt", |ids| ids.mnt_ns_id),
+    ("net", |ids| ids.net_ns_id),
+    ("pid", |ids| ids.pid_ns_id),
+    ("time", |ids| ids.time_ns_id),
+    ("user", |ids| ids.user_ns_id),
+    ("uts", |ids| ids.uts_ns_id),
+];
+
+impl Checkpoint<'_> {
+    /// The number of a task's namespace, if it is not this host's own.
+    fn own(&self, ids: &TaskKobjIdsEntry, of: fn(&TaskKobjIdsEntry) -> Option<u32>) -> Option<u32> {
+        let host = self.inventory.root_ids.as_ref().and_then(of);
+        of(ids).filter(|&id| id != 0 && Some(id) != host)
+    }
+
+    /// All namespaces of a kind but this host's own, in the order in which the tasks
+    /// have them.
+    fn namespaces(&self, of: fn(&TaskKobjIdsEntry) -> Option<u32>) -> Vec<u32> {
+        let mut seen = BTreeSet::new();
+        let ids = self.tasks.iter().filter_map(|task| self.own(task.ids, of));
+        ids.filter(|id| seen.insert(*id)).collect()
+    }
+}
+
+fn user_namespace(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<Maps> {
+    let mut maps = Maps::default();
+    for id in checkpoint.namespaces(|ids| ids.user_ns_id) {
+        let entry: UsernsEntry = checkpoint.images.read_one(kind::USERNS, id.into())?;
+        let image = kind::USERNS.file_name(id.into());
+        for (groups, map) in [(false, &entry.uid_map), (true, &entry.gid_map)] {
+            for UidGidExtent { first, lower_first: lower, count } in map.iter().copied() {
+                all.add(&*image, None, Ask::Map { groups, first, lower, count });
+            }
+        }
+        maps.0.get_or_insert(entry);
+    }
+    Ok(maps)
+}

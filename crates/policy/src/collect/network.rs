@@ -1,0 +1,210 @@
+//! Network namespaces: devices, settings, routes, firewalls.
+
+use std::io::{self, Read};
+
+use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
+use torpor_images::{ImageDir, Kind, kind};
+
+use super::{Checkpoint, Error, Requests, Result, Settings};
+use crate::request::Ask;
+
+/// No list of routes or rules is larger, in bytes.
+const MAX_LIST: u64 = 64 << 20;
+
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    settings: &Settings,
+    all: &mut Requests,
+) -> Result<()> {
+    let images = checkpoint.images;
+    for id in checkpoint.namespaces(|ids| ids.net_ns_id) {
+        let id = u64::from(id);
+        let netns: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
+        // One that the caller hands over.
+        if netns.ext_key.is_some() {
+            continue;
+        }
+        let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
+        for device in &devices {
+            let kind = kind_of(device.r#type());
+            let ask = Ask::Link { name: device.name.clone(), kind };
+            all.add(kind::NETDEV.file_name(id), None, ask);
+        }
+        sysctls(id, &netns, &devices, settings, all);
+        for image in [kind::ROUTE, kind::ROUTE6] {
+            messages(images, image, id, route, all)?;
+        }
+        for image in [kind::RULE, kind::RULE6] {
+            messages(images, image, id, rule, all)?;
+        }
+        for image in
+            [kind::IPTABLES, kind::IP6TABLES, kind::NFTABLES, kind::NETNF_CT, kind::NETNF_EXP]
+        {
+            firewall(images, image, id, all)?;
+        }
+    }
+    Ok(())
+}
+
+fn kind_of(ty: NdType) -> String {
+    match ty {
+        NdType::Extlink => "external".to_owned(),
+        ty => ty.as_str_name().to_ascii_lowercase(),
+    }
+}
+
+fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Result<()> {
+    let Some(mut rules) = images.reader(image, id)? else { return Ok(()) };
+    let name = image.file_name(id);
+    let len = io::copy(&mut rules, &mut io::sink())
+        .map_err(|e| Error::Invalid { image: name.clone(), reason: e.to_string() })?;
+    if len > 0 {
+        all.add(name, None, Ask::Firewall { text: format!("{len} bytes") });
+    }
+    Ok(())
+}
+
+fn sysctls(
+    id: u64,
+    netns: &NetnsEntry,
+    devices: &[NetDeviceEntry],
+    settings: &Settings,
+    all: &mut Requests,
+) {
+    let mut compare =
+        |image: Kind, directory: &str, base: &str, names: &[&str], values: &[SysctlEntry]| {
+            for (name, entry) in names.iter().zip(values) {
+                let value = match (entry.iarg, &entry.sarg) {
+                    (Some(number), _) => number.to_string(),
+                    (None, Some(text)) => text.clone(),
+                    (None, None) => continue,
+                };
+                if (settings.here)(&format!("{base}/{name}")).as_deref() != Some(&value) {
+                    let name = format!("net.{}.{name}", directory.replace('/', "."));
+                    all.add(image.file_name(id), None, Ask::Sysctl { name, value });
+                }
+            }
+        };
+    let conf = |version: &str, device: &str| format!("ipv{version}/conf/{device}");
+    for (version, names, all_conf, default) in [
+        ("4", settings.v4, &netns.all_conf4, &netns.def_conf4),
+        ("6", settings.v6, &netns.all_conf6, &netns.def_conf6),
+    ] {
+        for (device, values) in [("all", all_conf), ("default", default)] {
+            let directory = conf(version, device);
+            compare(kind::NETNS, &directory, &directory, names, values);
+        }
+        for device in devices {
+            // New devices have what is the default.
+            let base = if device.name == "lo" { "lo" } else { "default" };
+            let values = if version == "4" { &device.conf4 } else { &device.conf6 };
+            let (directory, base) = (conf(version, &device.name), conf(version, base));
+            compare(kind::NETDEV, &directory, &base, names, values);
+        }
+    }
+    compare(kind::NETNS, "unix", "unix", settings.unix, &netns.unix_conf);
+    compare(kind::NETNS, "ipv4", "ipv4", settings.ipv4, &netns.ipv4_sysctl);
+}
+
+/// The length of `struct nlmsghdr`, and of `rtmsg` and `fib_rule_hdr` (linux/netlink.h,
+/// linux/rtnetlink.h, linux/fib_rules.h).
+const HEADER: usize = 16;
+const BODY: usize = 12;
+
+/// Routes and rules as `ip` saves them: a magic number, then messages.
+fn messages(
+    images: &ImageDir,
+    image: Kind,
+    id: u64,
+    describe: fn(&[u8]) -> Option<String>,
+    all: &mut Requests,
+) -> Result<()> {
+    let name = image.file_name(id);
+    let invalid = |reason: String| Error::Invalid { image: name.clone(), reason };
+    let Some(file) = images.reader(image, id)? else { return Ok(()) };
+    let mut bytes = vec![];
+    file.take(MAX_LIST).read_to_end(&mut bytes).map_err(|e| invalid(e.to_string()))?;
+    // The first word is a magic number, which is no length of a message.
+    let mut rest = bytes.get(4..).unwrap_or_default();
+    while !rest.is_empty() {
+        let len = rest.first_chunk().map(|len| u32::from_ne_bytes(*len));
+        let len = len.and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
+        let message = rest.get(HEADER..len).filter(|body| body.len() >= BODY);
+        let at = bytes.len() - rest.len();
+        let message = message.ok_or_else(|| invalid(format!("offset {at}: no entry")))?;
+        if let Some(text) = describe(message) {
+            all.add(&*name, None, Ask::Route { text });
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// The attributes behind the body of a message: their types and contents.
+fn attributes(message: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut rest = message.get(BODY..).unwrap_or_default();
+    let mut all = vec![];
+    while let Some((head, _)) = rest.split_first_chunk::<4>() {
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        // The upper bits are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
+        let ty = u16::from_ne_bytes([head[2], head[3]]) & 0x3fff;
+        let Some(content) = rest.get(4..len) else { break };
+        all.push((ty, content));
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    all
+}
+
+/// A route, but for those to the networks of a device's own addresses, which the kernel
+/// makes with the address.
+fn route(message: &[u8]) -> Option<String> {
+    /// `RTPROT_KERNEL`, `RTN_UNICAST`.
+    const KERNEL: u8 = 2;
+    const UNICAST: u8 = 1;
+    /// `RTA_DST`, `RTA_OIF`, `RTA_PREFSRC`, `RTA_METRICS`, `RTA_CACHEINFO`, `RTA_TABLE`,
+    /// `RTA_PREF`, `RTA_PRIORITY`: what such a route consists of.
+    const OWN: [u16; 8] = [1, 4, 7, 8, 12, 15, 20, 6];
+    let (length, table, protocol, kind) = (message[1], message[4], message[5], message[7]);
+    let attributes = attributes(message);
+    let plain = attributes.iter().all(|(ty, _)| OWN.contains(ty));
+    if protocol == KERNEL && plain && (kind != UNICAST || length > 0) {
+        return None;
+    }
+    let to = attributes.iter().find(|(ty, _)| *ty == 1).map(|(_, address)| *address);
+    let to = to.map_or_else(|| "default".to_owned(), |to| format!("{}/{length}", address(to)));
+    let through = attributes.iter().find(|(ty, _)| *ty == 5);
+    let through = through.map_or(String::new(), |(_, to)| format!(" through {}", address(to)));
+    Some(format!("{to}{through}, table {table}"))
+}
+
+fn address(bytes: &[u8]) -> String {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return std::net::Ipv4Addr::from(v4).to_string();
+    }
+    match <[u8; 16]>::try_from(bytes) {
+        Ok(v6) => std::net::Ipv6Addr::from(v6).to_string(),
+        Err(_) => format!("{bytes:02x?}"),
+    }
+}
+
+/// A routing rule, but for the three that every namespace has.
+fn rule(message: &[u8]) -> Option<String> {
+    /// `FR_ACT_TO_TBL`.
+    const TO_TABLE: u8 = 1;
+    /// `FRA_PRIORITY`, `FRA_SUPPRESS_PREFIXLEN`, `FRA_TABLE`, `FRA_PROTOCOL`.
+    const OWN: [u16; 4] = [6, 14, 15, 21];
+    /// Tables and priorities: local, main, default.
+    const FIRST: [(u8, u32); 3] = [(255, 0), (254, 32766), (253, 32767)];
+    let attributes = attributes(message);
+    let priority = attributes.iter().find(|(ty, _)| *ty == 6);
+    let priority =
+        priority.and_then(|(_, p)| p.first_chunk()).map_or(0, |p| u32::from_ne_bytes(*p));
+    let (table, action) = (message[4], message[7]);
+    let flags = &message[8..12];
+    let plain = message[1..4] == [0; 3] && action == TO_TABLE && flags == [0; 4];
+    let own = attributes.iter().all(|(ty, _)| OWN.contains(ty));
+    match plain && own && FIRST.contains(&(table, priority)) {
+        true => None,
+        false => Some(format!("rule of priority {priority} to table {table}")),
+    }
+}

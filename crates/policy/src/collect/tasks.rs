@@ -1,0 +1,54 @@
+//! What threads may do.
+
+use torpor_images::kind;
+use torpor_images::proto::{CoreEntry, CredsEntry, SeccompMode};
+
+use super::{Checkpoint, KINDS, Maps, Requests, Task};
+use crate::capabilities::Capabilities;
+use crate::request::Ask;
+
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+        for (kind, of) in KINDS {
+            if checkpoint.own(task.ids, of).is_none() {
+                let image = kind::CORE.file_name(task.pid.into());
+                all.add(image, Some(task.pid), Ask::HostNamespace(kind));
+            }
+        }
+        for (&thread, core) in task.threads.iter().zip(task.cores) {
+            let image = kind::CORE.file_name(thread.into());
+            let mut add = |ask| all.add(&*image, Some(thread), ask);
+            match core.thread_core.as_ref().and_then(|core| core.creds.as_ref()) {
+                Some(creds) => credentials(creds, maps, &mut add),
+                None => add(Ask::NoCredentials),
+            }
+            add(Ask::Seccomp(is_filtered(core, task)));
+        }
+    }
+}
+
+fn credentials(creds: &CredsEntry, maps: &Maps, add: &mut impl FnMut(Ask)) {
+    let sets = [&creds.cap_inh, &creds.cap_prm, &creds.cap_eff, &creds.cap_bnd, &creds.cap_amb];
+    let all = sets.into_iter().map(|set| Capabilities::from_words(set));
+    add(Ask::Capabilities(all.fold(Capabilities::default(), |all, set| all | set)));
+    add(Ask::NoNewPrivileges(creds.no_new_privs.is_some_and(|on| on != 0)));
+    add(Ask::Profile(creds.lsm_profile.clone()));
+    let mut users = [creds.uid, creds.euid, creds.suid, creds.fsuid].map(|id| maps.user(id));
+    users.sort_unstable();
+    let mut last = None;
+    users.into_iter().filter(|&id| last.replace(id) != Some(id)).for_each(|id| add(Ask::User(id)));
+    let own = [creds.gid, creds.egid, creds.sgid, creds.fsgid];
+    let mut groups: Vec<u32> = own.iter().chain(&creds.groups).map(|&id| maps.group(id)).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups.into_iter().for_each(|id| add(Ask::Group(id)));
+}
+
+/// Older images have the mode for the process only.
+fn is_filtered(core: &CoreEntry, task: &Task<'_>) -> bool {
+    let thread = core.thread_core.as_ref().and_then(|core| core.seccomp_mode);
+    let process = task.cores.first().and_then(|leader| leader.tc.as_ref()?.old_seccomp_mode);
+    let mode = thread.or(process).unwrap_or_default();
+    [SeccompMode::Strict, SeccompMode::Filter]
+        .contains(&SeccompMode::try_from(mode).unwrap_or_default())
+}

@@ -1,0 +1,363 @@
+//! Requests against rules.
+
+use std::fmt;
+
+use crate::passed::Passed;
+use crate::ranges::Ranges;
+use crate::request::{Ask, Device, From, Mount, Request};
+use crate::rules::{Limit, Need, Policy, Rules, fits, is_below};
+use crate::runtime;
+
+/// Something that images ask for and the policy does not allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The image file.
+    pub image: String,
+    /// The task, by its pid in the images.
+    pub task: Option<u32>,
+    /// The rule, by its name in the policy file.
+    pub rule: String,
+    /// What is asked for, and why it is not allowed.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.image)?;
+        if let Some(task) = self.task {
+            write!(f, "task {task}: ")?;
+        }
+        write!(f, "{} ({})", self.text, self.rule)
+    }
+}
+
+/// Where images come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// They are known to have been made on this host.
+    Here,
+    /// Nobody knows.
+    Elsewhere,
+}
+
+/// What a signature and a seal have shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// The images are sealed.
+    pub sealed: bool,
+    /// The names of who signed them, verified.
+    pub signers: Vec<String>,
+}
+
+/// Why a request is not allowed: the rule, and the reason.
+pub(crate) type Denial = (&'static str, String);
+
+impl Policy {
+    /// All that is asked for and not allowed.
+    #[must_use]
+    pub fn judge(
+        &self,
+        requests: &[Request],
+        origin: Origin,
+        checked: &Checked,
+        passed: &Passed,
+    ) -> Vec<Violation> {
+        let mut all = self.all.judge(requests, checked, passed, "");
+        if origin == Origin::Elsewhere {
+            let more = self.foreign.judge(requests, checked, passed, "foreign.");
+            // What both forbid is said once.
+            let news: Vec<_> = more
+                .into_iter()
+                .filter(|v| {
+                    !all.iter().any(|a| (&a.image, a.task, &a.text) == (&v.image, v.task, &v.text))
+                })
+                .collect();
+            all.extend(news);
+        }
+        all
+    }
+}
+
+impl Rules {
+    fn judge(
+        &self,
+        requests: &[Request],
+        checked: &Checked,
+        passed: &Passed,
+        prefix: &str,
+    ) -> Vec<Violation> {
+        let single = requests.iter().filter_map(|request| {
+            let (rule, why) = self.deny(&request.ask, passed)?;
+            let text = match request.ask {
+                // Those that are allowed do not matter here.
+                Ask::Capabilities(_) => why,
+                _ => format!("{}: {why}", request.ask),
+            };
+            let (image, task) = (request.image.clone(), request.task);
+            Some(Violation { image, task, rule: rule.to_owned(), text })
+        });
+        let mut all: Vec<_> = single.collect();
+        if self.file_systems == Limit::Runtime {
+            all.extend(runtime::unprotected(requests, passed));
+        }
+        all.extend(self.unsigned(checked));
+        for violation in &mut all {
+            violation.rule.insert_str(0, prefix);
+        }
+        all
+    }
+
+    /// Why a request is not allowed, if it is not.
+    fn deny(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {
+        match ask {
+            Ask::Capabilities(_) | Ask::NoCredentials => self.deny_capabilities(ask, passed),
+            Ask::Seccomp(false) => {
+                let asked = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
+                required(self.seccomp, asked)
+                    .then(|| ("seccomp.require", "one is required".to_owned()))
+            }
+            Ask::NoNewPrivileges(false) => {
+                let asked = passed.spec.as_ref().is_some_and(|spec| spec.process.no_new_privileges);
+                required(self.no_new_privileges, asked)
+                    .then(|| ("no-new-privileges.require", "it must not".to_owned()))
+            }
+            Ask::Seccomp(true) | Ask::NoNewPrivileges(true) => None,
+            Ask::Profile(profile) => self.deny_profile(profile.as_deref(), passed),
+            Ask::User(id) => deny_id(&self.users, *id).map(|why| ("users.allow", why)),
+            Ask::Group(id) => deny_id(&self.groups, *id).map(|why| ("groups.allow", why)),
+            Ask::HostNamespace(kind) => self.deny_host_namespace(kind, passed),
+            Ask::Map { groups: false, first, lower, count } => {
+                deny_map(&self.mapped_users, false, (*first, *lower, *count), passed)
+                    .map(|why| ("user-namespace.users", why))
+            }
+            Ask::Map { groups: true, first, lower, count } => {
+                deny_map(&self.mapped_groups, true, (*first, *lower, *count), passed)
+                    .map(|why| ("user-namespace.groups", why))
+            }
+            Ask::SetUid { .. } => {
+                (!self.set_uid).then(|| ("files.set-uid", "none is allowed".to_owned()))
+            }
+            Ask::Device { device, .. } => {
+                self.deny_device(*device, passed).map(|why| ("files.devices", why))
+            }
+            Ask::Obscure { .. } => match (self.set_uid, &self.devices) {
+                (true, Limit::All) => None,
+                _ => Some(("files.set-uid", "what it holds is limited".to_owned())),
+            },
+            Ask::Mount(mount) => self.deny_mount(mount, passed),
+            Ask::Firewall { .. } => {
+                (!self.firewall).then(|| ("network.firewall", "none are allowed".to_owned()))
+            }
+            Ask::Route { .. } => {
+                (!self.routes).then(|| ("network.routes", "none is allowed".to_owned()))
+            }
+            Ask::Link { kind, .. } => {
+                not_among(&self.links, kind, |k, kind| k == kind).map(|why| ("network.links", why))
+            }
+            Ask::Sysctl { name, .. } => {
+                not_among(&self.sysctls, name, fits).map(|why| ("network.sysctls", why))
+            }
+        }
+    }
+
+    fn deny_capabilities(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {
+        let (allowed, whose) = match &self.capabilities {
+            Limit::All => return None,
+            Limit::Only(set) => (*set, "by the policy"),
+            Limit::Runtime => match &passed.spec {
+                Some(spec) => (spec.capabilities(), "to the container by the calling runtime"),
+                None => (passed.capabilities, "here: the caller has not got them"),
+            },
+        };
+        let rule = "capabilities.allow";
+        match ask {
+            Ask::Capabilities(set) => {
+                let more = set.without(allowed);
+                (!more.is_empty())
+                    .then(|| (rule, format!("capabilities that are not given {whose}: {more}")))
+            }
+            _ => Some((rule, "nothing limits it".to_owned())),
+        }
+    }
+
+    fn deny_profile(&self, profile: Option<&str>, passed: &Passed) -> Option<Denial> {
+        let profile =
+            passed.profile.as_deref().map(|p| p.split_once(':').map_or(p, |(_, n)| n)).or(profile);
+        let rule = "lsm.profiles";
+        match &self.profiles {
+            Limit::All => None,
+            Limit::Only(names) => match profile {
+                Some(profile) if names.iter().any(|name| name == profile) => None,
+                Some(profile) => Some((rule, format!("{profile:?} is not among those allowed"))),
+                None => Some((rule, "it has to have one of those allowed".to_owned())),
+            },
+            Limit::Runtime => {
+                let wanted = passed.spec.as_ref().and_then(|spec| spec.profile());
+                let wanted = wanted.filter(|_| passed.profiles_work)?;
+                (profile != Some(wanted))
+                    .then(|| (rule, format!("the calling runtime gives {wanted:?}")))
+            }
+        }
+    }
+
+    fn deny_host_namespace(&self, kind: &str, passed: &Passed) -> Option<Denial> {
+        let own = match &self.namespaces {
+            Limit::All => false,
+            Limit::Only(kinds) => kinds.iter().any(|k| k == kind),
+            Limit::Runtime => {
+                passed.spec.as_ref().is_some_and(|spec| spec.has_namespace(kind))
+                    && !passed.joined.iter().any(|joined| joined == kind)
+            }
+        };
+        own.then(|| ("namespaces.require", "it has to have one of its own".to_owned()))
+    }
+
+    fn deny_device(&self, device: Device, passed: &Passed) -> Option<String> {
+        let allowed = match &self.devices {
+            Limit::All => return None,
+            Limit::Only(devices) => devices.iter().any(|d| d.covers(&device)),
+            Limit::Runtime => runtime::devices(passed).any(|d| d.covers(&device)),
+        };
+        (!allowed).then(|| "it is not among those allowed".to_owned())
+    }
+
+    /// Whether a file of a device may be opened that only turned up in the restored
+    /// mounts.
+    #[must_use]
+    pub fn allows_device(&self, device: Device, passed: &Passed) -> bool {
+        self.deny_device(device, passed).is_none()
+    }
+
+    fn deny_mount(&self, mount: &Mount, passed: &Passed) -> Option<Denial> {
+        match &mount.from {
+            From::Root | From::Part => None,
+            From::Given { path, .. } => self.deny_source(path.as_deref(), true, passed),
+            From::Host(path) => self.deny_source(Some(path), false, passed),
+            From::FileSystem { name, options } => self.deny_file_system(name, options, passed),
+        }
+        .or_else(|| match self.file_systems {
+            Limit::Runtime => runtime::wider(mount, passed).map(|why| ("mounts.file-systems", why)),
+            _ => None,
+        })
+    }
+
+    fn deny_source(&self, path: Option<&str>, given: bool, passed: &Passed) -> Option<Denial> {
+        // Without a path for the key the restore ends by itself.
+        let path = path?;
+        let allowed = match &self.sources {
+            Limit::All => true,
+            Limit::Only(paths) => paths.iter().any(|base| is_below(path, base)),
+            Limit::Runtime => given || runtime::sources(passed).any(|base| is_below(path, base)),
+        };
+        let why = match &self.sources {
+            Limit::Runtime => "the caller has not passed this path",
+            _ => "this path is not among those allowed",
+        };
+        (!allowed).then(|| ("mounts.sources", why.to_owned()))
+    }
+
+    fn deny_file_system(&self, name: &str, options: &str, passed: &Passed) -> Option<Denial> {
+        let rule = "mounts.file-systems";
+        let denied = |why: String| Some((rule, why));
+        let allowed = match &self.file_systems {
+            Limit::All => return None,
+            Limit::Only(names) => names.iter().any(|n| n == name),
+            Limit::Runtime => runtime::file_system(name, passed),
+        };
+        // The kernel runs it on the host when the last task of a group ends.
+        if options.split(',').any(|option| option.starts_with("release_agent")) {
+            return denied(
+                "the option release_agent names a program for this host to run".to_owned(),
+            );
+        }
+        match (&self.file_systems, allowed) {
+            (_, true) => None,
+            (Limit::Runtime, _) => denied("the caller has not passed such a mount".to_owned()),
+            _ => denied("this type is not among those allowed".to_owned()),
+        }
+    }
+
+    fn unsigned(&self, checked: &Checked) -> Vec<Violation> {
+        let mut all = vec![];
+        let mut add = |rule: &str, text: String| {
+            let (image, rule) = ("inventory.img".to_owned(), rule.to_owned());
+            all.push(Violation { image, task: None, rule, text });
+        };
+        if self.sealed && !checked.sealed {
+            add("signature.sealed", "the images are not sealed".to_owned());
+        }
+        if self.signed && checked.signers.is_empty() {
+            let text = "the images are not signed by anyone who is trusted (--trust)";
+            add("signature.signed", text.to_owned());
+        }
+        if let Limit::Only(names) = &self.signers
+            && !checked.signers.iter().any(|signer| names.contains(signer))
+        {
+            let text = match checked.signers.as_slice() {
+                [] => "the images are not signed".to_owned(),
+                signers => {
+                    format!("the images are signed by {}, who is not allowed", signers.join(", "))
+                }
+            };
+            if !(self.signed && checked.signers.is_empty()) {
+                add("signature.signers", text);
+            }
+        }
+        all
+    }
+}
+
+fn required(need: Need, asked: bool) -> bool {
+    match need {
+        Need::No => false,
+        Need::Yes => true,
+        Need::Runtime => asked,
+    }
+}
+
+fn deny_id(limit: &Limit<Ranges>, id: u32) -> Option<String> {
+    match limit {
+        Limit::Only(ranges) if !ranges.contains(id) => {
+            Some("it is not among those allowed".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn deny_map(
+    limit: &Limit<Ranges>,
+    groups: bool,
+    (first, lower, count): (u32, u32, u32),
+    passed: &Passed,
+) -> Option<String> {
+    match limit {
+        Limit::All => None,
+        Limit::Only(ranges) => (!ranges.cover(lower, count))
+            .then(|| "these ids are not among those allowed".to_owned()),
+        Limit::Runtime => {
+            let spec = passed.spec.as_ref()?;
+            let given = if groups { &spec.linux.gid_mappings } else { &spec.linux.uid_mappings };
+            let fits = given.iter().any(|map| {
+                let offset = first.checked_sub(map.container_id);
+                offset.is_some_and(|offset| {
+                    map.host_id.checked_add(offset) == Some(lower)
+                        && offset.checked_add(count).is_some_and(|end| end <= map.size)
+                })
+            });
+            (!fits).then(|| "the calling runtime does not map them so".to_owned())
+        }
+    }
+}
+
+fn not_among(
+    limit: &Limit<Vec<String>>,
+    name: &str,
+    fits: impl Fn(&str, &str) -> bool,
+) -> Option<String> {
+    match limit {
+        Limit::Only(names) if !names.iter().any(|n| fits(n, name)) => {
+            Some("it is not among those allowed".to_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,28 @@
+//! The restore policy: what images may ask for.
+//!
+//! A checkpoint decides what its tasks may do once they run again: capabilities, user
+//! ids, mounts, devices, firewall rules. Images may come from an enemy, so before
+//! anything is made all that they [ask](Request) for is [collected](collect::collect)
+//! and [judged](Policy::judge), and the destination's limits win.
+
+#![forbid(unsafe_code)]
+
+mod archive;
+mod capabilities;
+pub mod collect;
+mod file;
+mod judge;
+mod passed;
+mod ranges;
+mod request;
+mod rules;
+mod runtime;
+mod toml;
+
+pub use capabilities::Capabilities;
+pub use judge::{Checked, Origin, Violation};
+pub use passed::{Passed, Spec};
+pub use ranges::Ranges;
+pub use request::{Ask, Device, Request};
+pub use rules::{Limit, Need, Policy, Rules};
+pub use toml::{Leaf, Mistake, leaves, nearest};

@@ -1,0 +1,167 @@
+//! What the caller of a restore passed: options, and the configuration of a container.
+
+use serde::Deserialize;
+
+use crate::capabilities::Capabilities;
+
+/// No configuration is larger, in bytes.
+const MAX_SIZE: usize = 16 << 20;
+
+/// What a restore was given.
+#[derive(Debug, Clone, Default)]
+pub struct Passed {
+    /// Mounts from outside: their keys and the paths given for them.
+    pub mounts: Vec<(String, String)>,
+    /// Mounted devices from outside: their keys and the paths given for them.
+    pub devices: Vec<(String, String)>,
+    /// File systems that a plain mount call may bring back.
+    pub file_systems: Vec<String>,
+    /// Capabilities of the restoring program itself.
+    pub capabilities: Capabilities,
+    /// The security profile that all tasks get, whatever the images say.
+    pub profile: Option<String>,
+    /// Kinds of namespaces that are joined or handed over.
+    pub joined: Vec<String>,
+    /// Network namespaces are made, but nothing in them.
+    pub empty_network: bool,
+    /// A security module gives profiles here.
+    pub profiles_work: bool,
+    /// The configuration of the container, if the caller is a runtime.
+    pub spec: Option<Spec>,
+    /// Which of `/proc` and `/sys` there is: of the paths that the configuration hides
+    /// or protects, only these count.
+    pub exists: Option<fn(&str) -> bool>,
+}
+
+/// `config.json` of a bundle, as far as it limits a container (OCI runtime
+/// specification).
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Spec {
+    pub(crate) oci_version: String,
+    pub(crate) process: Process,
+    pub(crate) root: Root,
+    pub(crate) mounts: Vec<SpecMount>,
+    pub(crate) linux: Linux,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Process {
+    pub(crate) capabilities: CapabilitySets,
+    pub(crate) no_new_privileges: bool,
+    pub(crate) apparmor_profile: String,
+    pub(crate) selinux_label: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct CapabilitySets {
+    bounding: Vec<String>,
+    effective: Vec<String>,
+    inheritable: Vec<String>,
+    permitted: Vec<String>,
+    ambient: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Root {
+    pub(crate) readonly: bool,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecMount {
+    pub(crate) destination: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) source: String,
+    pub(crate) options: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Linux {
+    pub(crate) uid_mappings: Vec<IdMapping>,
+    pub(crate) gid_mappings: Vec<IdMapping>,
+    pub(crate) namespaces: Vec<SpecNamespace>,
+    pub(crate) seccomp: Option<serde::de::IgnoredAny>,
+    pub(crate) devices: Vec<SpecDevice>,
+    pub(crate) masked_paths: Vec<String>,
+    pub(crate) readonly_paths: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct IdMapping {
+    #[serde(rename = "containerID")]
+    pub(crate) container_id: u32,
+    #[serde(rename = "hostID")]
+    pub(crate) host_id: u32,
+    pub(crate) size: u32,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecNamespace {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecDevice {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) major: i64,
+    pub(crate) minor: i64,
+}
+
+impl Spec {
+    /// Reads the configuration of a container.
+    ///
+    /// # Errors
+    /// What is no such configuration.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.len() > MAX_SIZE {
+            return Err(format!("it is over {MAX_SIZE} bytes"));
+        }
+        let spec: Spec = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        match spec.oci_version.as_str() {
+            "" => Err("it has no ociVersion".to_owned()),
+            _ => Ok(spec),
+        }
+    }
+
+    /// All capabilities that it gives to the container. Names that are not known give
+    /// none.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        let sets = &self.process.capabilities;
+        [&sets.bounding, &sets.effective, &sets.inheritable, &sets.permitted, &sets.ambient]
+            .into_iter()
+            .flatten()
+            .filter_map(|name| Capabilities::parse([name.as_str()]).ok())
+            .fold(Capabilities::default(), |all, one| all | one)
+    }
+
+    /// Whether it gives the container a namespace of that kind, by the name of its link
+    /// in `/proc/PID/ns`.
+    pub(crate) fn has_namespace(&self, kind: &str) -> bool {
+        let name = match kind {
+            "mnt" => "mount",
+            "net" => "network",
+            other => other,
+        };
+        self.linux.namespaces.iter().any(|namespace| namespace.kind == name)
+    }
+
+    /// The security profile that it asks for.
+    pub(crate) fn profile(&self) -> Option<&str> {
+        let process = &self.process;
+        [&process.apparmor_profile, &process.selinux_label]
+            .into_iter()
+            .map(String::as_str)
+            .find(|profile| !profile.is_empty())
+    }
+}

@@ -1,0 +1,291 @@
+//! What images ask for.
+
+use std::fmt;
+
+use serde_json::{Value as Json, json};
+
+use crate::capabilities::Capabilities;
+
+/// One thing that a checkpoint asks of the machine that restores it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The image file that asks.
+    pub image: String,
+    /// The task, by its pid in the images; `None` for what belongs to none.
+    pub task: Option<u32>,
+    /// What it asks for.
+    pub ask: Ask,
+}
+
+/// A device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    /// A block device, else a character device.
+    pub block: bool,
+    /// `None` for any.
+    pub major: Option<u32>,
+    /// `None` for any.
+    pub minor: Option<u32>,
+}
+
+/// What can be asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    /// All capabilities that a thread has or could get (permitted, effective,
+    /// inheritable, ambient and bounding).
+    Capabilities(Capabilities),
+    /// A thread without credentials: it would keep those of the restoring program.
+    NoCredentials,
+    /// A thread, and whether a seccomp filter (or the strict mode) limits it.
+    Seccomp(bool),
+    /// A thread, and whether it has given up new privileges.
+    NoNewPrivileges(bool),
+    /// The security profile of a thread.
+    Profile(Option<String>),
+    /// A user id of a thread, as this host would have it.
+    User(u32),
+    /// A group id of a thread, as this host would have it.
+    Group(u32),
+    /// A task lives in this host's namespace of a kind.
+    HostNamespace(&'static str),
+    /// A user namespace maps ids of its own to ids of this host.
+    Map {
+        /// Groups, else users.
+        groups: bool,
+        /// The first id inside.
+        first: u32,
+        /// The first id on this host.
+        lower: u32,
+        /// How many.
+        count: u32,
+    },
+    /// A program that runs with rights of its owner or of its own.
+    SetUid {
+        /// Where it is.
+        path: String,
+        /// Its mode.
+        mode: u32,
+        /// It has capabilities of its own.
+        capabilities: bool,
+    },
+    /// A device node, or the right of a cgroup to use a device.
+    Device {
+        /// The node, or the property of the cgroup.
+        path: String,
+        /// The device.
+        device: Device,
+    },
+    /// A mount.
+    Mount(Mount),
+    /// An archive whose content cannot be told.
+    Obscure {
+        /// What is strange about it.
+        reason: String,
+    },
+    /// Rules of packet filters or tracked connections.
+    Firewall {
+        /// How many lines or bytes.
+        text: String,
+    },
+    /// A route that is not that of an address, or a routing rule.
+    Route {
+        /// It, in short.
+        text: String,
+    },
+    /// A network device.
+    Link {
+        /// Its name.
+        name: String,
+        /// Its kind: `veth`, `bridge` …
+        kind: String,
+    },
+    /// A setting that differs from this host's.
+    Sysctl {
+        /// Its name: `net.ipv4.conf.eth0.forwarding`.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+}
+
+/// A mount that images ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// The number of its mount namespace.
+    pub space: u32,
+    /// Its own number and its parent's.
+    pub id: (u32, u32),
+    /// The mount point.
+    pub at: String,
+    /// What it shows.
+    pub from: From,
+    /// `MS_*` flags of mount(2).
+    pub flags: u32,
+}
+
+/// What a mount shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum From {
+    /// The root directory that the caller gives.
+    Root,
+    /// A path of this host that the caller gives for a key.
+    Given {
+        /// The key.
+        key: String,
+        /// The path; `None` if none is given.
+        path: Option<String>,
+    },
+    /// A path of this host that the images name.
+    Host(String),
+    /// A part of a mount that is given.
+    Part,
+    /// A file system that is made, or that the kernel has only one of.
+    FileSystem {
+        /// Its type.
+        name: String,
+        /// Its options.
+        options: String,
+    },
+}
+
+impl Request {
+    /// It as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Json {
+        json!({
+            "image": self.image,
+            "task": self.task,
+            "kind": self.ask.kind(),
+            "text": self.ask.to_string(),
+        })
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.task {
+            Some(task) => write!(f, "{}: task {task}: {}", self.image, self.ask),
+            None => write!(f, "{}: {}", self.image, self.ask),
+        }
+    }
+}
+
+impl Ask {
+    /// What kind of thing it is: the table of the policy file that limits it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Ask::Capabilities(_) | Ask::NoCredentials => "capabilities",
+            Ask::Seccomp(_) => "seccomp",
+            Ask::NoNewPrivileges(_) => "no-new-privileges",
+            Ask::Profile(_) => "lsm",
+            Ask::User(_) => "users",
+            Ask::Group(_) => "groups",
+            Ask::HostNamespace(_) => "namespaces",
+            Ask::Map { .. } => "user-namespace",
+            Ask::SetUid { .. } | Ask::Device { .. } | Ask::Obscure { .. } => "files",
+            Ask::Mount(_) => "mounts",
+            Ask::Firewall { .. } | Ask::Route { .. } | Ask::Link { .. } | Ask::Sysctl { .. } => {
+                "network"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ask::Capabilities(set) => write!(f, "capabilities: {set}"),
+            Ask::NoCredentials => {
+                f.write_str("no credentials: it would keep those of the restoring program")
+            }
+            Ask::Seccomp(true) => f.write_str("a seccomp filter"),
+            Ask::Seccomp(false) => f.write_str("no seccomp filter"),
+            Ask::NoNewPrivileges(true) => f.write_str("no new privileges"),
+            Ask::NoNewPrivileges(false) => f.write_str("may get new privileges"),
+            Ask::Profile(Some(profile)) => write!(f, "security profile {profile:?}"),
+            Ask::Profile(None) => f.write_str("no security profile"),
+            Ask::User(id) => write!(f, "user id {id}"),
+            Ask::Group(id) => write!(f, "group id {id}"),
+            Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
+            Ask::Map { groups, first, lower, count } => {
+                let what = if *groups { "group" } else { "user" };
+                write!(f, "maps {count} {what} ids from {first} on to {lower} on")
+            }
+            Ask::SetUid { path, capabilities: true, .. } => {
+                write!(f, "a program with capabilities of its own at {path:?}")
+            }
+            Ask::SetUid { path, mode, .. } => {
+                write!(f, "a set-uid or set-gid file at {path:?} (mode {mode:o})")
+            }
+            Ask::Device { path, device } => write!(f, "device {device} at {path:?}"),
+            Ask::Mount(mount) => mount.fmt(f),
+            Ask::Obscure { reason } => write!(f, "an archive that cannot be judged: {reason}"),
+            Ask::Firewall { text } => write!(f, "firewall rules ({text})"),
+            Ask::Route { text } => write!(f, "route: {text}"),
+            Ask::Link { name, kind } => write!(f, "network device {name:?} ({kind})"),
+            Ask::Sysctl { name, value } => write!(f, "sysctl {name} = {value:?}"),
+        }
+    }
+}
+
+impl fmt::Display for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mount at {:?}: ", self.at)?;
+        match &self.from {
+            From::Root => f.write_str("the root that is given"),
+            From::Given { path: Some(path), .. } => write!(f, "{path:?} of this host, as given"),
+            From::Given { key, path: None } => write!(f, "what is given as {key:?}"),
+            From::Host(path) => write!(f, "{path:?} of this host"),
+            From::Part => f.write_str("a part of a mount that is given"),
+            From::FileSystem { name, .. } => write!(f, "file system {name}"),
+        }?;
+        let read_only = self.flags & 1 != 0; // MS_RDONLY
+        f.write_str(if read_only { ", read-only" } else { "" })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.block { 'b' } else { 'c' };
+        let number = |n: Option<u32>| n.map_or("*".to_owned(), |n| n.to_string());
+        write!(f, "{kind} {}:{}", number(self.major), number(self.minor))
+    }
+}
+
+impl Device {
+    /// From `c 1:3`, `b 8:*`.
+    ///
+    /// # Errors
+    /// If it is no such text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no device such as \"c 1:3\" or \"b 8:*\"");
+        let (kind, numbers) = text.split_once(' ').ok_or_else(wrong)?;
+        let (major, minor) = numbers.split_once(':').ok_or_else(wrong)?;
+        let number = |text: &str| match text {
+            "*" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| wrong()),
+        };
+        let block = match kind {
+            "b" => true,
+            "c" => false,
+            _ => return Err(wrong()),
+        };
+        Ok(Device { block, major: number(major)?, minor: number(minor)? })
+    }
+
+    /// A device by its number as the kernel packs it for programs
+    /// (`new_encode_dev` of linux/kdev_t.h).
+    #[must_use]
+    pub fn from_number(block: bool, number: u32) -> Self {
+        let (major, minor) = ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0xf_ff00));
+        Device { block, major: Some(major), minor: Some(minor) }
+    }
+
+    /// Whether all that `other` stands for is among what this stands for.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let fits = |own: Option<u32>, number: Option<u32>| own.is_none() || own == number;
+        self.block == other.block && fits(self.major, other.major) && fits(self.minor, other.minor)
+    }
+}

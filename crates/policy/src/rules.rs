@@ -1,0 +1,151 @@
+//! Limits, and the policy that they make up.
+
+use std::path::Path;
+
+use crate::capabilities::Capabilities;
+use crate::ranges::Ranges;
+use crate::request::Device;
+
+/// What is allowed of a kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Limit<T> {
+    /// Everything.
+    #[default]
+    All,
+    /// What the calling runtime passed.
+    Runtime,
+    /// This, and nothing else.
+    Only(T),
+}
+
+/// Whether something must be there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Need {
+    /// It need not.
+    #[default]
+    No,
+    /// It must.
+    Yes,
+    /// If the calling runtime asked for it.
+    Runtime,
+}
+
+/// What images may ask for. The default is everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    /// `capabilities.allow`.
+    pub capabilities: Limit<Capabilities>,
+    /// `seccomp.require`.
+    pub seccomp: Need,
+    /// `no-new-privileges.require`.
+    pub no_new_privileges: Need,
+    /// `users.allow`.
+    pub users: Limit<Ranges>,
+    /// `groups.allow`.
+    pub groups: Limit<Ranges>,
+    /// `namespaces.require`: kinds that must not be this host's own.
+    pub namespaces: Limit<Vec<String>>,
+    /// `user-namespace.users`: ids of this host that can be mapped.
+    pub mapped_users: Limit<Ranges>,
+    /// `user-namespace.groups`.
+    pub mapped_groups: Limit<Ranges>,
+    /// `files.set-uid`.
+    pub set_uid: bool,
+    /// `files.devices`.
+    pub devices: Limit<Vec<Device>>,
+    /// `mounts.sources`: paths of this host, and what is below them.
+    pub sources: Limit<Vec<String>>,
+    /// `mounts.file-systems`.
+    pub file_systems: Limit<Vec<String>>,
+    /// `network.firewall`.
+    pub firewall: bool,
+    /// `network.routes`.
+    pub routes: bool,
+    /// `network.links`: kinds of devices.
+    pub links: Limit<Vec<String>>,
+    /// `network.sysctls`: patterns of names.
+    pub sysctls: Limit<Vec<String>>,
+    /// `lsm.profiles`.
+    pub profiles: Limit<Vec<String>>,
+    /// `signature.sealed`.
+    pub sealed: bool,
+    /// `signature.signed`.
+    pub signed: bool,
+    /// `signature.signers`.
+    pub signers: Limit<Vec<String>>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            capabilities: Limit::All,
+            seccomp: Need::No,
+            no_new_privileges: Need::No,
+            users: Limit::All,
+            groups: Limit::All,
+            namespaces: Limit::Only(vec![]),
+            mapped_users: Limit::All,
+            mapped_groups: Limit::All,
+            set_uid: true,
+            devices: Limit::All,
+            sources: Limit::All,
+            file_systems: Limit::All,
+            firewall: true,
+            routes: true,
+            links: Limit::All,
+            sysctls: Limit::All,
+            profiles: Limit::All,
+            sealed: false,
+            signed: false,
+            signers: Limit::All,
+        }
+    }
+}
+
+impl Rules {
+    /// No more than what the calling runtime passed.
+    #[must_use]
+    pub fn of_runtime() -> Self {
+        Self {
+            capabilities: Limit::Runtime,
+            seccomp: Need::Runtime,
+            no_new_privileges: Need::Runtime,
+            namespaces: Limit::Runtime,
+            mapped_users: Limit::Runtime,
+            mapped_groups: Limit::Runtime,
+            sources: Limit::Runtime,
+            file_systems: Limit::Runtime,
+            profiles: Limit::Runtime,
+            ..Self::default()
+        }
+    }
+}
+
+/// A restore policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// For all images.
+    pub all: Rules,
+    /// For images that are not known to have been made on this host, besides.
+    pub foreign: Rules,
+}
+
+/// The policy of a machine that has none of its own.
+impl Default for Policy {
+    fn default() -> Self {
+        Self { all: Rules::default(), foreign: Rules::of_runtime() }
+    }
+}
+
+/// Whether `path` is `base` or below it. A path that climbs is below nothing.
+pub(crate) fn is_below(path: &str, base: &str) -> bool {
+    let climbs = Path::new(path).components().any(|c| c.as_os_str() == "..");
+    !climbs && Path::new(path).is_absolute() && Path::new(path).starts_with(base)
+}
+
+/// Whether a name with dots fits a pattern: `*` stands for one part of it.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name): (Vec<_>, Vec<_>) =
+        (pattern.split('.').collect(), name.split('.').collect());
+    pattern.len() == name.len() && pattern.iter().zip(&name).all(|(p, n)| *p == "*" || p == n)
+}

@@ -1,0 +1,233 @@
+//! What the calling runtime passed, as a limit.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::judge::Violation;
+use crate::passed::{Passed, Spec, SpecMount};
+use crate::request::{Ask, Device, From, Mount, Request};
+use crate::rules::is_below;
+
+/// File systems that show and change nothing but what belongs to the tasks' own
+/// namespaces: without the configuration of a container a checkpoint may have them
+/// anywhere.
+const PRIVATE: [&str; 6] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay"];
+/// With one, those that give access to nothing: tasks could have made them themselves.
+const HARMLESS: [&str; 4] = ["tmpfs", "devpts", "mqueue", "overlay"];
+
+/// `MS_*` flags of mount(2) that take rights away, and their names.
+const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];
+const READ_ONLY: u32 = 1;
+
+/// Devices that every container has (OCI runtime specification, default devices, the
+/// terminals, and `/dev/net/tun`, which runtimes allow without being told).
+const DEFAULT_DEVICES: [(u32, Option<u32>); 10] = [
+    (1, Some(3)),
+    (1, Some(5)),
+    (1, Some(7)),
+    (1, Some(8)),
+    (1, Some(9)),
+    (5, Some(0)),
+    (5, Some(1)),
+    (5, Some(2)),
+    (10, Some(200)),
+    (136, None),
+];
+
+/// The devices that a container may have.
+pub(crate) fn devices(passed: &Passed) -> impl Iterator<Item = Device> {
+    let number = |n: i64| u32::try_from(n).ok();
+    let more = passed.spec.iter().flat_map(|spec| &spec.linux.devices).filter_map(move |device| {
+        let block = match device.kind.as_str() {
+            "b" => true,
+            "c" | "u" => false,
+            _ => return None,
+        };
+        Some(Device {
+            block,
+            major: Some(number(device.major)?),
+            minor: Some(number(device.minor)?),
+        })
+    });
+    let default = DEFAULT_DEVICES.into_iter().map(|(major, minor)| Device {
+        block: false,
+        major: Some(major),
+        minor,
+    });
+    default.chain(more)
+}
+
+/// The paths of this host that the caller passed for mounts.
+pub(crate) fn sources(passed: &Passed) -> impl Iterator<Item = &str> {
+    let configured = passed.spec.iter().flat_map(|spec| &spec.mounts).filter(|m| is_bind(m));
+    passed
+        .mounts
+        .iter()
+        .map(|(_, path)| path.as_str())
+        .chain(configured.map(|mount| mount.source.as_str()))
+        .filter(|path| path.starts_with('/'))
+}
+
+/// Whether the caller wants file systems of this type.
+pub(crate) fn file_system(name: &str, passed: &Passed) -> bool {
+    if passed.file_systems.iter().any(|fs| fs == name || fs == "all") {
+        return true;
+    }
+    match &passed.spec {
+        None => PRIVATE.contains(&name),
+        Some(spec) => HARMLESS.contains(&name) || spec.mounts.iter().any(|m| is_of_type(m, name)),
+    }
+}
+
+fn is_bind(mount: &SpecMount) -> bool {
+    mount.kind == "bind" || mount.options.iter().any(|option| option == "bind" || option == "rbind")
+}
+
+/// Whether a configured mount can be a mount of type `name`. Runtimes make a tmpfs with
+/// one mount for each hierarchy for `cgroup`, or one of version 2.
+fn is_of_type(mount: &SpecMount, name: &str) -> bool {
+    match mount.kind.as_str() {
+        "cgroup" | "cgroup2" => ["cgroup", "cgroup2", "tmpfs"].contains(&name),
+        kind => kind == name,
+    }
+}
+
+/// A path without dots and repeated slashes.
+fn plain(path: &str) -> PathBuf {
+    let mut out = PathBuf::from("/");
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => out.push(name),
+            Component::ParentDir => drop(out.pop()),
+            _ => {}
+        }
+    }
+    out
+}
+
+fn configured<'s>(spec: &'s Spec, at: &str) -> Option<&'s SpecMount> {
+    // The last one lies on top.
+    spec.mounts.iter().rev().find(|mount| plain(&mount.destination) == plain(at))
+}
+
+/// Why a mount gives more than the configuration of the container says.
+pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
+    let spec = passed.spec.as_ref()?;
+    if mount.from == From::Root {
+        let missing = spec.root.readonly && mount.flags & READ_ONLY == 0;
+        return missing.then(|| "the calling runtime wants it read-only".to_owned());
+    }
+    let Some(wanted) = configured(spec, &mount.at) else {
+        return unconfigured(mount, spec);
+    };
+    // The directory of the hierarchies; runc leaves it writable.
+    let only_holds = wanted.kind == "cgroup"
+        && matches!(&mount.from, From::FileSystem { name, .. } if name == "tmpfs");
+    let lost: Vec<&str> = NARROW
+        .iter()
+        .filter(|(flag, _)| !only_holds || *flag != READ_ONLY)
+        .filter(|(flag, name)| {
+            wanted.options.iter().any(|option| option == name) && mount.flags & flag == 0
+        })
+        .map(|(_, name)| *name)
+        .collect();
+    if !lost.is_empty() {
+        return Some(format!("the calling runtime wants it {}", lost.join(", ")));
+    }
+    match &mount.from {
+        From::FileSystem { name, .. } if !is_bind(wanted) && !is_of_type(wanted, name) => {
+            Some(format!("the calling runtime wants {} there", wanted.kind))
+        }
+        _ => None,
+    }
+}
+
+/// A mount at a place that the configuration does not name: file systems of the kernel
+/// have no business there, but for their parts that it wants read-only, and below what
+/// it makes of a cgroup mount.
+fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
+    let From::FileSystem { name, .. } = &mount.from else { return None };
+    if HARMLESS.contains(&name.as_str()) {
+        return None;
+    }
+    let protected = spec.linux.readonly_paths.iter().any(|path| plain(path) == plain(&mount.at));
+    if protected && mount.flags & READ_ONLY != 0 {
+        return None;
+    }
+    let cgroups = spec.mounts.iter().filter(|m| m.kind == "cgroup" && is_of_type(m, name));
+    let below = |m: &SpecMount| is_below(&mount.at, &m.destination);
+    let read_only =
+        |m: &SpecMount| !m.options.iter().any(|o| o == "ro") || mount.flags & READ_ONLY != 0;
+    let mut cgroups = cgroups.filter(|m| below(m));
+    match cgroups.next() {
+        Some(parent) if read_only(parent) => None,
+        _ => Some("the calling runtime wants no such mount there".to_owned()),
+    }
+}
+
+/// Paths that the calling runtime hides or protects, and the images do not.
+pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let Some(spec) = &passed.spec else { return vec![] };
+    let mut spaces: Vec<(u32, &str, Vec<&Mount>)> = vec![];
+    for request in requests {
+        let Ask::Mount(mount) = &request.ask else { continue };
+        match spaces.iter_mut().find(|(space, ..)| *space == mount.space) {
+            Some((.., mounts)) => mounts.push(mount),
+            None => spaces.push((mount.space, &request.image, vec![mount])),
+        }
+    }
+    let there = |path: &&String| {
+        let kernel = is_below(path, "/proc") || is_below(path, "/sys");
+        kernel && passed.exists.is_some_and(|exists| exists(path))
+    };
+    let mut found = vec![];
+    for (_, image, mounts) in &spaces {
+        let mut add = |text: String| {
+            let (image, rule) = ((*image).to_owned(), "mounts.file-systems".to_owned());
+            found.push(Violation { image, task: None, rule, text });
+        };
+        for path in spec.linux.masked_paths.iter().filter(there) {
+            if let Some(mount) = visible(mounts, path)
+                && plain(&mount.at) != plain(path)
+                && is_of_kernel(mount)
+            {
+                add(format!("{path:?} can be reached, which the calling runtime hides"));
+            }
+        }
+        for path in spec.linux.readonly_paths.iter().filter(there) {
+            if let Some(mount) = visible(mounts, path)
+                && mount.flags & READ_ONLY == 0
+                && is_of_kernel(mount)
+            {
+                add(format!("{path:?} can be written to, which the calling runtime forbids"));
+            }
+        }
+    }
+    found
+}
+
+/// Whether a mount shows what the kernel shows, and not what the caller has given.
+fn is_of_kernel(mount: &Mount) -> bool {
+    match &mount.from {
+        From::FileSystem { name, .. } => !HARMLESS.contains(&name.as_str()),
+        From::Host(_) => true,
+        From::Root | From::Part | From::Given { .. } => false,
+    }
+}
+
+/// The mount that a path leads to.
+fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
+    let target = plain(path);
+    let mut here =
+        *mounts.iter().find(|m| !mounts.iter().any(|p| p.id.0 == m.id.1 && p.id.0 != m.id.0))?;
+    // Each step leads to another mount; images that go round in a circle end, too.
+    for _ in 0..mounts.len() {
+        let on_the_way = mounts.iter().filter(|m| {
+            m.id.1 == here.id.0 && m.id.0 != here.id.0 && target.starts_with(plain(&m.at))
+        });
+        match on_the_way.min_by_key(|m| plain(&m.at).components().count()) {
+            Some(next) => here = next,
+            None => break,
+        }
+    }
+    Some(here)
+}
