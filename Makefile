@@ -14,7 +14,8 @@ demo:             ## a Redis server in a container goes to sleep and wakes up
 	@scripts/demo.sh
 
 test: setup check ## every test: unit, property, zoo, faults, end to end
-	cargo test --quiet --locked --package torpor-images --package torpor-crit --package torpor-sys --package torpor-fuzz
+	cargo test --quiet --locked --no-fail-fast --package torpor-images --package torpor-seal --package torpor-policy \
+		--package torpor-crit --package torpor-sys --package torpor-fuzz
 	@scripts/endtoend.sh
 
 check:            ## formatting, lints, licences

@@ -1,11 +1,17 @@
 #!/bin/bash
-# Measures dump and restore on a tmpfs of its own; leaves the table on standard output
-# and the numbers in target/bench.json.
+# Measures dump and restore on a tmpfs of its own; leaves the table on standard output and the numbers in
+# target/bench.json. PARTS="memory small" measures these only; BENCH_ROUNDS and BENCH_MIB make it shorter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+scripts/setup.sh
+for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng; do
+    command -v "${tool%%:*}" >/dev/null ||
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${tool##*:}" >/dev/null
+done
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
 trap 'umount "$dir" 2>/dev/null; rmdir "$dir"' EXIT
 mount -t tmpfs -o size=6g torpor-bench "$dir"
 gcc -O2 -pthread -o "$dir/target" bench/target.c
-target/release/torpor-bench target/release/torpor "$dir" target/bench.json
+# shellcheck disable=SC2086 # words
+target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}

@@ -1,12 +1,13 @@
 #!/bin/bash
 # install.sh: puts torpor, the links criu and crit, manual pages and completions below
 # $DESTDIR$PREFIX. Asks before it shadows another criu; SHADOW=yes or SHADOW=no answers beforehand.
+# BUILT names the program to install if it is not the one that `make build` made.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 prefix=${PREFIX:-/usr/local}
 root=${DESTDIR:-}$prefix
-built=target/release/torpor
+built=${BUILT:-target/release/torpor}
 
 # Another criu or crit on this machine that the links would hide or replace.
 others() {

@@ -1,5 +1,7 @@
 // area: asynchronous I/O
-// shows: a kernel AIO context with its ring wrapped around goes on
+// shows: a kernel AIO context is refused
+// expect: refused "kernel AIO"
+// expect: refused "AIO"
 #include "zoo.h"
 #include <linux/aio_abi.h>
 

@@ -1,7 +1,7 @@
 // area: process tree
 // shows: threads, timers, pipes, sockets, memory and children at work, all verified all the time
 // options: --tcp-established --file-locks
-// varies: fd maps timers files SigPnd ShdPnd
+// varies: fd maps timers files SigPnd ShdPnd SigBlk
 #include "zoo.h"
 #include "tcp.h"
 #include <pthread.h>

@@ -8,7 +8,8 @@ static char stack[65536];
 
 static int verify(void *arg)
 {
-	zoo_tell(arg);
+	if (arg)
+		zoo_tell(arg);
 	zoo_wait();
 	for (unsigned fd = 4; fd < top; fd++) {
 		bool power = (fd & (fd - 1)) == 0;
@@ -35,7 +36,7 @@ int main(void)
 	zoo_await("shared");
 	zoo_await("own");
 	zoo_ready();
-	verify("main");
+	verify(NULL);
 	CHECK_EXIT(shared, 0);
 	CHECK_EXIT(own, 0);
 	zoo_pass();

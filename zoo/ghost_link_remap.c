@@ -1,8 +1,10 @@
 // area: unlinked files
 // shows: a file opened by a name that was removed, while another name remains
 // options: --link-remap
+// modes: -leave-running
 #include "zoo.h"
 
+/* The name that the dump gives is taken back when the tasks go on: there is nothing to restore from then. */
 int main(void)
 {
 	int fd = TRY(open("one", O_RDWR | O_CREAT, 0600));

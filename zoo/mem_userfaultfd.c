@@ -1,5 +1,6 @@
 // area: memory
 // shows: a userfaultfd with a registered area
+// expect: refused "userfaultfd"
 #include "zoo.h"
 #include <linux/userfaultfd.h>
 #include <pthread.h>

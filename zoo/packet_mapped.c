@@ -1,5 +1,6 @@
 // area: packet and netlink sockets
-// shows: a packet socket's ring that is mapped
+// shows: a packet socket's ring that is mapped is refused
+// expect: refused "mapped packet socket rings"
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include "tcp.h"

@@ -5,6 +5,7 @@
 int main(void)
 {
 	int ends[2], back[2];
+	const char *names[] = { "first", "second", "third", "fourth" };
 	pid_t pids[4];
 	unsigned sum = 0, word;
 
@@ -15,6 +16,7 @@ int main(void)
 			ssize_t n;
 
 			close(ends[1]);
+			zoo_tell(names[i]);
 			sum = 0;
 			while ((n = read(ends[0], &word, sizeof word)) == sizeof word)
 				sum += word;
@@ -23,6 +25,8 @@ int main(void)
 			_exit(0);
 		}
 	close(ends[0]);
+	for (int i = 0; i < 4; i++)
+		zoo_await(names[i]);
 	for (word = 1; word <= 500; word++)
 		CHECK_EQ(write(ends[1], &word, sizeof word), sizeof word);
 	zoo_ready();

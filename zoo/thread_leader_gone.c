@@ -1,5 +1,6 @@
 // area: threads
 // shows: a process whose first thread has exited
+// expect: refused "main thread"
 #include "zoo.h"
 #include <pthread.h>
 

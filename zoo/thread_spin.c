@@ -34,6 +34,9 @@ int main(void)
 
 	for (unsigned long i = 0; i < THREADS; i++)
 		CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+	/* A thread that is being made has all signals blocked. */
+	for (int i = 0; i < THREADS; i++)
+		WAIT_UNTIL(counters[i]);
 	zoo_ready();
 	zoo_wait();
 	for (int i = 0; i < THREADS; i++) {

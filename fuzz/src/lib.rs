@@ -25,6 +25,10 @@ use torpor_images::proto::{
     PipeDataEntry, SkPacketEntry, TcpStreamEntry,
 };
 use torpor_images::{Reader, Result};
+use torpor_seal::header::{RecordCipher, Sealed};
+use torpor_seal::page::{PageOpener, Place};
+use torpor_seal::record::RecordReader;
+use torpor_seal::{Header, Manifest, Secret, Suite};
 use types::{Check, Entry, every_kind};
 
 /// A target.
@@ -38,6 +42,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("decode", decode),
     ("encode", encode),
     ("rpc", rpc),
+    ("seal", seal),
 ];
 
 /// The kinds that have entries, in the order in which a byte chooses them.
@@ -206,5 +211,57 @@ pub fn rpc(data: &[u8]) {
     }
     if let Ok(response) = CriuResp::decode(data) {
         same_again(&response);
+    }
+}
+
+/// The header of the sealed checkpoint that the corpus is of, and its key.
+pub fn sealed() -> (Header, Secret) {
+    let header = Header {
+        suite: Suite::Aes256Gcm,
+        cipher: RecordCipher::Aes256Gcm,
+        id: [1; 32],
+        parent: None,
+        stanzas: vec![],
+    };
+    (header, Secret::take(&mut [2; 32]))
+}
+
+/// Reads what a sealed checkpoint is made of, with a key that made some of it: the first
+/// byte chooses between header, records, manifest and tags.
+pub fn seal(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let (header, master) = sealed();
+    let keys = header.keys(&master);
+    match choice % 4 {
+        0 => {
+            let Ok(found) = Sealed::parse(data) else { return };
+            if let Ok(header) = found.authenticate(&master) {
+                assert_eq!(header.encode(&master).expect("it was encoded"), data);
+            }
+        }
+        1 => {
+            let source = io::Cursor::new(data);
+            let Ok(mut reader) = RecordReader::new(&keys, header.cipher, "a.img", source) else {
+                return;
+            };
+            let announced = reader.plain_len();
+            if let Ok(len) = io::copy(&mut reader, &mut io::sink()) {
+                assert_eq!(len, announced);
+            }
+        }
+        2 => {
+            let Ok(manifest) = Manifest::decode(data, &header) else { return };
+            let again = Manifest::decode(&manifest.encode(), &header);
+            assert_eq!(again.expect("it was encoded"), manifest);
+        }
+        _ => {
+            let place = Place { name: "pages-1.img", owner: 1, page: 4096 };
+            let runs = [(0x1000, 1), (0x3000, 1)];
+            let Ok(opener) = PageOpener::new(&keys, place, runs, data, data.len() as u64) else {
+                return;
+            };
+            let tags = &data[data.len() - 32..];
+            assert!(opener.open(0, &mut [0; 8192], tags).is_err());
+        }
     }
 }

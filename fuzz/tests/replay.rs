@@ -104,11 +104,35 @@ fn write_corpus() {
         let json = torpor_crit::decode(Path::new("image"), source, len, view).unwrap();
         write("encode", &name, json.to_string().as_bytes());
     }
+    write_seal(&write);
     for name in ["criu_req", "criu_resp"] {
         let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
         let message = common::message(&descriptor, &mut Numbers(1));
         write("rpc", name, &prost::Message::encode_to_vec(&message));
     }
+}
+
+/// Parts of a sealed checkpoint.
+fn write_seal(write: &dyn Fn(&str, &str, &[u8])) {
+    use torpor_seal::record::RecordWriter;
+    use torpor_seal::{Manifest, Stanza, Sum};
+    let (header, master) = torpor_fuzz::sealed();
+    let part = |number: u8, bytes: &[u8]| [&[number], bytes].concat();
+    let stanza = Stanza { kind: "test".into(), args: vec![vec![1]], body: vec![2; 8] };
+    let with = torpor_seal::Header { stanzas: vec![stanza], ..header.clone() };
+    write("seal", "header", &part(0, &with.encode(&master).unwrap()));
+    let keys = header.keys(&master);
+    let mut records = RecordWriter::new(&keys, header.cipher, "a.img", Vec::new()).unwrap();
+    for entry in ["one", "another"] {
+        std::io::Write::write_all(&mut records, entry.as_bytes()).unwrap();
+        records.end_record().unwrap();
+    }
+    write("seal", "records", &part(1, &records.finish().unwrap().0));
+    let mut manifest = Manifest::new(&header);
+    manifest.files.insert("core-1.img".into(), Sum { len: 5, sha256: Some([3; 32]) });
+    manifest.files.insert("pages-1.img".into(), Sum { len: 4096, sha256: None });
+    write("seal", "manifest", &part(2, &manifest.encode()));
+    write("seal", "tags", &part(3, &[b"TORPTAGS".as_slice(), &[4; 48]].concat()));
 }
 
 /// One of the smaller images of a kind, but not the smallest.

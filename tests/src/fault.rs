@@ -16,15 +16,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
-/// How often the dumper is killed, and the restorer.
+/// How often the dumper is killed, one that ends the tasks, and the restorer.
 const DUMPS: u32 = 200;
+const ENDS: u32 = 40;
 const RESTORES: u32 = 40;
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 6] =
-    ["dump-killed", "restore-killed", "disk-full", "timeout", "bad-images", "missing-file"];
+pub const KINDS: [&str; 7] = [
+    "dump-killed",
+    "end-killed",
+    "restore-killed",
+    "disk-full",
+    "timeout",
+    "bad-images",
+    "missing-file",
+];
 
 /// Lets a fault happen, in a world of its own. The seed of all that is random can be set by the
 /// environment variable `FAULT_SEED`, and is part of every error.
@@ -83,6 +91,7 @@ impl Play<'_> {
         }
         match kind {
             "dump-killed" => self.dump_killed(root),
+            "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
             "disk-full" => self.disk_full(root),
             "timeout" => self.timeout(root),
@@ -194,6 +203,43 @@ impl Play<'_> {
         self.finish(root)
     }
 
+    /// A dump that ends the tasks is killed: either all of them are left, and unharmed, or
+    /// none is, and the images are whole.
+    fn end_killed(&self, root: i32) -> Result<()> {
+        let whole = self.measure(root)?;
+        let mut root = root;
+        for round in 0..ENDS {
+            let before = mappings(root)?;
+            self.fresh_images()?;
+            let pid = root.to_string();
+            let mut command = self.runner.command("dump", &["-t", &pid])?;
+            // The end comes late.
+            let delay = whole / 2 + self.moment(whole);
+            self.killed(&mut command, "dump", delay)?;
+            let context = || format!("round {round}, killed after {delay:?} of {whole:?}");
+            if self.left().with_context(context)? {
+                self.unharmed(root, &before).with_context(context)?;
+            } else {
+                root = self.runner.restore().with_context(context)?;
+            }
+        }
+        self.finish(root)
+    }
+
+    /// Whether the tasks are there: either they prove it, or they are gone.
+    fn left(&self) -> Result<bool> {
+        let probe = self.runner.work().join("probe");
+        std::fs::write(&probe, "")?;
+        let left = wait_for("the tasks to be gone, or to go on", CALM, || {
+            reap()?;
+            let gone = observe::processes()? == [1];
+            Ok((gone || !probe.exists()).then_some(!gone))
+        })
+        .with_context(states)?;
+        let _ = std::fs::remove_file(probe);
+        Ok(left)
+    }
+
     /// The program verifies itself for the last time and ends.
     fn finish(&self, root: i32) -> Result<()> {
         self.runner.check()?;
@@ -220,8 +266,8 @@ impl Play<'_> {
         let woken = self.runner.restore()?;
         let whole = start.elapsed();
         self.put_to_sleep(woken)?;
-        let world = World::observe()?;
         for round in 0..RESTORES {
+            let world = World::observe()?;
             let delay = self.moment(whole);
             let mut command = self.runner.command("restore", &["-d"])?;
             self.killed(&mut command, "restore", delay)?;
@@ -248,7 +294,9 @@ impl Play<'_> {
             end(pid);
         }
         self.runner.gone(0)?;
-        world.must_be_unchanged()
+        self.forget_connections()?;
+        // A restore that came to its end has taken the lock of the network away.
+        world.must_have_nothing_new()
     }
 
     fn disk_full(&self, root: i32) -> Result<()> {
@@ -266,6 +314,12 @@ impl Play<'_> {
             self.shell("umount images")?;
         }
         self.finish(root)
+    }
+
+    /// What the kernel keeps for a minute of connections whose tasks were ended would be in
+    /// the way of their restore.
+    fn forget_connections(&self) -> Result<()> {
+        self.shell("ss --kill --tcp state all > ss.out")
     }
 
     fn shell(&self, line: &str) -> Result<()> {
@@ -307,7 +361,6 @@ impl Play<'_> {
     /// Each image in turn cut off, overwritten, or missing: an error, no panic, nothing left over.
     fn bad_images(&self, root: i32) -> Result<()> {
         self.put_to_sleep(root)?;
-        let world = World::observe()?;
         let images = self.runner.images();
         let mut files: Vec<PathBuf> = std::fs::read_dir(&images)?
             .filter_map(|entry| Some(entry.ok()?.path()))
@@ -319,11 +372,11 @@ impl Play<'_> {
             let whole = std::fs::read(file)?;
             for (what, content, must_fail) in self.damages(file, &whole) {
                 std::fs::write(file, content)?;
-                self.damaged(file, &what, must_fail, &world)?;
+                self.damaged(file, &what, must_fail)?;
             }
             if !file.ends_with("stats-dump.img") {
                 std::fs::remove_file(file)?;
-                self.damaged(file, "removed", false, &world)?;
+                self.damaged(file, "removed", false)?;
             }
             std::fs::write(file, &whole)?;
         }
@@ -354,7 +407,8 @@ impl Play<'_> {
         damages
     }
 
-    fn damaged(&self, file: &Path, what: &str, must_fail: bool, world: &World) -> Result<()> {
+    fn damaged(&self, file: &Path, what: &str, must_fail: bool) -> Result<()> {
+        let world = World::observe()?;
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let about = || format!("{name}, {what}: {}", self.runner.log_tail("restore"));
         let mut command = self.runner.command("restore", &["-d"])?;
@@ -368,6 +422,12 @@ impl Play<'_> {
             for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
                 end(pid);
             }
+            self.runner.gone(0).with_context(about)?;
+            self.forget_connections()?;
+            // What a program says that was changed does not count.
+            let _ = std::fs::remove_file(self.runner.work().join("result"));
+            // The lock of the network is gone.
+            return world.must_have_nothing_new().with_context(about);
         } else if must_fail {
             let log = std::fs::read_to_string(self.runner.images().join("restore.log"))?;
             let named = log.lines().any(|line| line.contains("Error") && line.contains(name));
@@ -381,16 +441,15 @@ impl Play<'_> {
     fn missing_file(&self, root: i32) -> Result<()> {
         let lost = self.runner.work().join("out");
         self.put_to_sleep(root)?;
-        let world = World::observe()?;
         let hidden = lost.with_extension("hidden");
         std::fs::rename(&lost, &hidden)?;
-        self.damaged(Path::new("out"), "missing", true, &world)?;
+        self.damaged(Path::new("out"), "missing", true)?;
         std::fs::rename(hidden, &lost)?;
         // A file that has grown is not the file that was open.
         let size = std::fs::metadata(&lost)?.len();
         let file = std::fs::OpenOptions::new().write(true).open(&lost)?;
         file.write_all_at(b"more", size)?;
-        self.damaged(Path::new("out"), "grown", true, &world)?;
+        self.damaged(Path::new("out"), "grown", true)?;
         file.set_len(size)?;
         self.wake_and_finish()
     }

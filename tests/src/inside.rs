@@ -20,6 +20,9 @@ pub(crate) const ENGINE: Duration = Duration::from_secs(25);
 /// How long tasks may take to end that have been killed or have given their verdict.
 const END: Duration = Duration::from_secs(10);
 
+/// The options of a sealed case.
+const SEALING: &str = "sealed.conf";
+
 /// Plays a case and writes its outcome into its directory.
 ///
 /// # Errors
@@ -78,6 +81,8 @@ impl Runner<'_> {
             Mode::None => self.check().map(|()| Outcome::Pass),
             _ if self.expects_refusal().is_some() => self.refused(root),
             Mode::LeaveRunning => self.leave_running(root),
+            Mode::Rounds => self.rounds(root),
+            Mode::Sealed => self.sealed(root),
             _ => self.dump_and_restore(root),
         }?;
         self.gone(root)?;
@@ -233,6 +238,9 @@ impl Runner<'_> {
         command.args(["-v4", "-o", &format!("{action}.log")]).args(args);
         let program = &self.case.program;
         command.args(if action == "dump" { &program.dump } else { &program.restore });
+        if self.case.mode == Mode::Sealed {
+            command.arg("--config").arg(self.dir.join(SEALING));
+        }
         Ok(command)
     }
 
@@ -277,8 +285,48 @@ impl Runner<'_> {
     }
 
     fn dump_and_restore(&self, root: i32) -> Result<Outcome> {
+        self.dump_with(root, &[])
+    }
+
+    /// The tree runs between the rounds, and the first one is not the one that is built on.
+    fn rounds(&self, root: i32) -> Result<Outcome> {
+        self.pre_dump(root, "round-1", None)?;
+        self.pre_dump(root, "round-2", Some("../round-1"))?;
+        untraced(root).context("after a pre-dump")?;
+        self.dump_with(root, &["--track-mem", "--prev-images-dir", "../round-2"])
+    }
+
+    fn pre_dump(&self, root: i32, name: &str, parent: Option<&str>) -> Result<()> {
+        let images = self.dir.join(name);
+        std::fs::create_dir_all(&images)?;
+        let mut command = Command::new(build::criu()?);
+        command.args(["pre-dump", "-t", &root.to_string(), "-v4", "-o", "pre-dump.log", "-D"]);
+        command.arg(&images);
+        command.args(parent.iter().flat_map(|parent| ["--prev-images-dir", *parent]));
+        let status = commands::run(&self.dir, name, &mut command, ENGINE)?;
+        let log = std::fs::read_to_string(images.join("pre-dump.log")).unwrap_or_default();
+        ensure!(status.success(), "the pre-dump {name} failed: {}\n{log}", self.output(name));
+        Ok(())
+    }
+
+    /// A file of options is all that seals and opens.
+    fn sealed(&self, root: i32) -> Result<Outcome> {
+        let key = self.dir.join("key");
+        let torpor = build::criu()?.canonicalize()?;
+        let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output()?;
+        ensure!(made.status.success(), "no key: {}", String::from_utf8_lossy(&made.stderr));
+        let recipient = String::from_utf8(made.stdout)?;
+        let options =
+            format!("encrypt\nrecipient {}\nidentity {}\n", recipient.trim(), key.display());
+        std::fs::write(self.dir.join(SEALING), options)?;
+        let outcome = self.dump_with(root, &[])?;
+        ensure!(self.images().join("seal.img").exists(), "the images are not sealed");
+        Ok(outcome)
+    }
+
+    fn dump_with(&self, root: i32, args: &[&str]) -> Result<Outcome> {
         let before = observe::tree(root, &self.work())?;
-        if !self.dump(root, &[])? {
+        if !self.dump(root, args)? {
             return self.unwanted_refusal(root);
         }
         self.gone(root)?;
@@ -292,15 +340,20 @@ impl Runner<'_> {
     /// The original must be unharmed, and the images good for a restore after its end.
     fn leave_running(&self, root: i32) -> Result<Outcome> {
         let before = observe::tree(root, &self.work())?;
-        if !self.dump(root, &["--leave-running"])? {
+        // The images are to meet the files that they were made with, not what the task left
+        // running makes of them.
+        let (work, kept) = (self.dir.join("work"), self.dir.join("kept"));
+        std::fs::create_dir(&kept)?;
+        let copy = format!("cp -a '{}/.' '{}'", work.display(), kept.display());
+        let script = format!("[ $CRTOOLS_SCRIPT_ACTION != post-dump ] || {copy}");
+        if !self.dump(root, &["--leave-running", "--action-script", &script])? {
             return self.unwanted_refusal(root);
         }
         self.compare(&before, root).context("after the dump")?;
         self.interchangeable()?;
-        self.keep_files("work", "kept")?;
         self.check().context("the task left running")?;
         self.gone(root)?;
-        self.keep_files("kept", "work")?;
+        self.put_files_back()?;
         let restored = self.restore()?;
         self.compare(&before, restored)?;
         self.check().context("the restored task")?;
@@ -318,11 +371,11 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Makes the content of the directory `to` that of `from`.
-    pub fn keep_files(&self, from: &str, to: &str) -> Result<()> {
-        let script = r#"mkdir -p "$2" && find "$2" -mindepth 1 -delete && cp -a "$1/." "$2""#;
+    /// Makes the program's files what they were at the dump.
+    fn put_files_back(&self) -> Result<()> {
+        let script = "find work -mindepth 1 -delete && cp -a kept/. work";
         let mut command = Command::new("sh");
-        command.args(["-c", script, "sh", from, to]);
+        command.args(["-c", script]);
         let status = commands::run(&self.dir, "keep", &mut command, PROGRAM)?;
         ensure!(status.success(), "cannot copy files: {}", self.output("keep"));
         Ok(())
@@ -362,7 +415,11 @@ impl Runner<'_> {
 pub(crate) fn untraced(root: i32) -> Result<()> {
     for pid in observe::descendants(root)? {
         let dir = Path::new("/proc").join(pid.to_string());
-        let tracer = observe::status_field(&dir, "TracerPid")?.parse::<i32>()?;
+        let tracer = match observe::status_field(&dir, "TracerPid") {
+            // It has ended by itself meanwhile.
+            Err(_) if !dir.exists() => continue,
+            tracer => tracer?.parse::<i32>()?,
+        };
         let inside = tracer == 0 || observe::descendants(root)?.contains(&tracer);
         ensure!(inside, "task {pid} is traced by {tracer}");
     }
@@ -401,6 +458,13 @@ impl World {
         let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
         all.extend(rules.lines().map(|line| format!("rule {line}")));
         Ok(Self(all))
+    }
+
+    pub fn must_have_nothing_new(&self) -> Result<()> {
+        let changes = changes(&self.0, &Self::observe()?.0);
+        let new: Vec<&str> = changes.lines().filter(|line| line.starts_with('+')).collect();
+        ensure!(new.is_empty(), "something is left over:\n{}", new.join("\n"));
+        Ok(())
     }
 
     pub fn must_be_unchanged(&self) -> Result<()> {

@@ -139,7 +139,11 @@ struct Skip(&'static str);
 fn compare_file(path: &Path, kind: Kind, theirs: &Value) -> Result<Vec<String>, Skip> {
     let mut differences = vec![];
     for (pretty, name) in [(false, "plain"), (true, "pretty")] {
-        let ours = match torpor_crit::decode_file(path, View { pretty, sizes_only: false }) {
+        let ours = match torpor_crit::decode_file(
+            path,
+            View { pretty, sizes_only: false },
+            &Default::default(),
+        ) {
             Ok(ours) => ours,
             Err(error) => return Ok(vec![error.to_string()]),
         };

@@ -274,13 +274,16 @@ fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     let mut ids = Vec::new();
     for entry in std::fs::read_dir(task.dir.join("task"))? {
         let dir = entry?.path();
-        let id = match inner_id(&dir) {
-            Err(_) if !dir.exists() => continue,
-            id => id?,
-        };
-        ids.push(id);
-        if id != task.inner {
-            status(&format!("thread {id} "), &dir, put)?;
+        let seen = inner_id(&dir).and_then(|id| {
+            if id != task.inner {
+                status(&format!("thread {id} "), &dir, put)?;
+            }
+            Ok(id)
+        });
+        match seen {
+            // So may threads.
+            Err(_) if !dir.exists() => {}
+            id => ids.push(id?),
         }
     }
     ids.sort_unstable();
@@ -308,8 +311,10 @@ fn maps(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
             let area = areas.last_mut().context("smaps")?;
             // Neither soft-dirty nor accounted is the area's own: a private file mapping is accounted
             // from the first moment that it is writable, as it may have to be while it is filled.
-            let flags: Vec<_> =
-                flags.split_whitespace().filter(|flag| !["sd", "ac"].contains(flag)).collect();
+            let flags: Vec<_> = flags
+                .split_whitespace()
+                .filter(|flag| !["sd", "ac", "uw"].contains(flag))
+                .collect();
             let _ = write!(area.rest, " [{}]", flags.join(" "));
         } else if let Some(area) = area(line) {
             areas.push(area);
@@ -369,7 +374,11 @@ fn descriptors(
             _ => link,
         };
         let info = read(&task.dir.join(format!("fdinfo/{fd}")))?;
-        let mut lines: Vec<_> = info.lines().filter_map(fdinfo_line).collect();
+        // How often a periodic timer has fired by now is a matter of when one looks.
+        let periodic = |line: &str| line.starts_with("it_interval:") && !line.ends_with("(0, 0)");
+        let counted = info.lines().any(periodic);
+        let kept = info.lines().filter(|line| !(counted && line.starts_with("ticks:")));
+        let mut lines: Vec<_> = kept.filter_map(fdinfo_line).collect();
         // The kernel lists the entries of an epoll set by the addresses of the files.
         lines.sort_unstable();
         put(&format!("fd {fd}"), format!("{link}\n{}", lines.join("\n")));
@@ -396,16 +405,14 @@ fn fdinfo_line(line: &str) -> Option<String> {
             Some(words.join(" "))
         }
         "tfd" => Some(words.get(..6)?.join(" ")),
-        "inotify" => Some(
-            words
-                .iter()
-                .filter(|word| {
-                    ["inotify", "wd:", "mask:"].iter().any(|start| word.starts_with(start))
-                })
-                .copied()
-                .collect::<Vec<_>>()
-                .join(" "),
-        ),
+        "inotify" | "fanotify" => {
+            // Not the numbers of inodes and mounts.
+            let mut words = words;
+            let kept =
+                [first, "wd:", "mask:", "mflags:", "ignored_mask:", "flags:", "event-flags:"];
+            words.retain(|word| kept.iter().any(|start| word.starts_with(start)));
+            Some(words.join(" "))
+        }
         _ => Some(words.join(" ")),
     }
 }

@@ -14,26 +14,38 @@ pub enum Mode {
     Plain,
     /// Dumped with `--leave-running`, verified, then restored as well.
     LeaveRunning,
+    /// Dumped after two rounds of pre-dumps, with the pages that changed since.
+    Rounds,
     /// Under an init in a pid and a mount namespace.
     PidNs,
     /// As a container: pid, mount, network, IPC, UTS and cgroup namespaces.
     Ns,
+    /// The same, with sealed images.
+    Sealed,
     /// As a container in a user namespace.
     UserNs,
 }
 
 impl Mode {
     /// All modes, in the order in which they are run and shown.
-    pub const ALL: [Self; 6] =
-        [Self::None, Self::Plain, Self::LeaveRunning, Self::PidNs, Self::Ns, Self::UserNs];
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Plain,
+        Self::LeaveRunning,
+        Self::Rounds,
+        Self::PidNs,
+        Self::Ns,
+        Self::Sealed,
+        Self::UserNs,
+    ];
 
     /// The namespaces that the launcher makes for a program in this mode; empty on the host.
     #[must_use]
     pub fn namespaces(self) -> &'static str {
         match self {
-            Self::None | Self::Plain | Self::LeaveRunning => "",
+            Self::None | Self::Plain | Self::LeaveRunning | Self::Rounds => "",
             Self::PidNs => "pid,mnt",
-            Self::Ns => "pid,mnt,net,ipc,uts,cgroup",
+            Self::Ns | Self::Sealed => "pid,mnt,net,ipc,uts,cgroup",
             Self::UserNs => "pid,mnt,net,ipc,uts,cgroup,user",
         }
     }
@@ -45,8 +57,10 @@ impl fmt::Display for Mode {
             Self::None => "none",
             Self::Plain => "plain",
             Self::LeaveRunning => "leave-running",
+            Self::Rounds => "rounds",
             Self::PidNs => "pidns",
             Self::Ns => "ns",
+            Self::Sealed => "sealed",
             Self::UserNs => "userns",
         })
     }
@@ -90,6 +104,15 @@ pub struct Program {
     pub build: Vec<String>,
     /// Further namespaces for the modes that make some.
     pub namespaces: Vec<String>,
+}
+
+impl Program {
+    /// Whether its behaviour can depend on how its pages are saved.
+    fn is_about_memory(&self) -> bool {
+        const AREAS: [&str; 6] =
+            ["memory", "shared memory", "copy-on-write", "vDSO", "process tree", "threads"];
+        AREAS.contains(&self.area.as_str())
+    }
 }
 
 /// The repository's root.
@@ -156,6 +179,14 @@ fn parse(path: &Path) -> Result<Program> {
     if program.modes.is_empty() {
         program.modes = modes("")?;
     }
+    let refused = program.refused.is_some() || program.unsupported.is_some();
+    let rounds = !refused && program.is_about_memory();
+    let sealed = !refused && program.modes.contains(&Mode::Ns);
+    program.modes.retain(|mode| match mode {
+        Mode::Rounds => rounds,
+        Mode::Sealed => sealed,
+        _ => true,
+    });
     Ok(program)
 }
 

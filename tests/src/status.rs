@@ -8,6 +8,17 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
+/// The modes that have a column in the compatibility table.
+const MODES: [Mode; 7] = [
+    Mode::Plain,
+    Mode::LeaveRunning,
+    Mode::Rounds,
+    Mode::PidNs,
+    Mode::Ns,
+    Mode::Sealed,
+    Mode::UserNs,
+];
+
 fn path(case: &Case) -> Result<PathBuf> {
     Ok(build::area()?.join("status").join(&case.program.name).join(case.mode.to_string()))
 }
@@ -82,7 +93,7 @@ pub fn differing(programs: &[Program], written: &str) -> Result<Vec<String>> {
     fn cells(line: &str) -> Option<(&str, Vec<&str>)> {
         let mut cells: Vec<&str> = line.split(" | ").collect();
         let program = cells.pop()?;
-        let last = cells.len().checked_sub(5)?;
+        let last = cells.len().checked_sub(MODES.len())?;
         Some((program, cells.split_off(last)))
     }
     let rows: std::collections::HashMap<_, _> = written.lines().filter_map(cells).collect();
@@ -101,7 +112,6 @@ pub fn differing(programs: &[Program], written: &str) -> Result<Vec<String>> {
 /// # Errors
 /// See [`build::area`].
 pub fn table(programs: &[Program]) -> Result<String> {
-    const MODES: [Mode; 5] = [Mode::Plain, Mode::LeaveRunning, Mode::PidNs, Mode::Ns, Mode::UserNs];
     let mut text = String::from(
         "# What Torpor keeps\n\n\
          Generated from the tests' outcomes by `make docs`; do not edit. Each row is a program of\n\
@@ -116,9 +126,9 @@ pub fn table(programs: &[Program]) -> Result<String> {
     for area in areas {
         let _ = writeln!(text, "\n## {area}\n");
         text.push_str(
-            "| behaviour | host | left running | pid ns | container | user ns | program |\n",
+            "| behaviour | host | left running | rounds | pid ns | container | sealed | user ns | program |\n",
         );
-        text.push_str("| --- | --- | --- | --- | --- | --- | --- |\n");
+        text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
         for program in programs.iter().filter(|program| program.area == area) {
             let _ = write!(text, "| {} |", program.shows.replace('|', "\\|"));
             for mode in MODES {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use torpor_engine::Error;
+use torpor_seal::keys;
 
 /// An operation that did not work out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,10 +70,35 @@ impl From<Error> for Failure {
             Error::Os { what, source } => Self::io(what, source),
             Error::Gone { .. } => Self::new(libc::ESRCH, text),
             Error::Refused { .. } | Error::Unsupported(_) => Self::unsupported(text),
+            Error::Image(torpor_images::Error::Seal {
+                source: torpor_seal::Error::Keys(error),
+                ..
+            }) => Self::new(key_errno(error), text),
             Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
                 .hint("torpor image info shows what is in the images directory"),
+            Error::Forbidden(_) => Self::new(libc::EPERM, text)
+                .hint("torpor image audit DIR shows all that images ask for"),
+            Error::Keys(error) => Self::new(key_errno(error), text),
             Error::Hook(_) => Self::new(libc::ECANCELED, text),
             _ => Self::new(libc::EIO, text),
         }
+    }
+}
+
+impl From<keys::Error> for Failure {
+    fn from(error: keys::Error) -> Self {
+        Self::new(key_errno(&error), error.to_string())
+    }
+}
+
+/// The kernel's numbers for what can be wrong with keys.
+fn key_errno(error: &keys::Error) -> i32 {
+    match error {
+        keys::Error::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        keys::Error::NoIdentity | keys::Error::NotForUs { .. } => libc::ENOKEY,
+        keys::Error::Expired { .. } | keys::Error::NotYetValid { .. } => libc::EKEYEXPIRED,
+        keys::Error::Revoked { .. } => libc::EKEYREVOKED,
+        keys::Error::Spec { .. } | keys::Error::Content { .. } => libc::EINVAL,
+        _ => libc::EKEYREJECTED,
     }
 }

@@ -10,9 +10,12 @@ use clap::{Arg, ArgAction, FromArgMatches, Subcommand};
 use clap_complete::Shell;
 use torpor_crit::ImageCommand;
 
+use crate::audit;
 use crate::failure::Failure;
+use crate::key::{self, KeyCommand};
 use crate::options::{Command, CommandInfo, GROUPS, Opt, Set};
 use crate::program::Name;
+use crate::seal;
 
 const ABOUT: &str =
     "Put running processes and containers to sleep in files, and wake them up again";
@@ -24,7 +27,7 @@ const LONG_ABOUT: &str = "Torpor saves a running process, or a whole container, 
     container runtimes.";
 
 const FILES: &str = "Options can also be given in configuration files, one a line, without the \
-    dashes: /etc/criu/default.conf, ~/.criu/default.conf, the file that the environment variable \
+    dashes: /etc/torpor/torpor.toml (in TOML), /etc/criu/default.conf, ~/.criu/default.conf, the file that the environment variable \
     CRIU_CONFIG_FILE names, and the file given by --config. Later ones override earlier ones, and \
     the command line overrides them all. Flags can be negated with no-, as in --no-shell-job.";
 
@@ -46,29 +49,44 @@ fn image_tree() -> clap::Command {
         .about("Look into images, or turn them into JSON and back")
         .subcommand_required(true)
         .max_term_width(WIDTH);
-    ImageCommand::augment_subcommands(image)
+    ImageCommand::augment_subcommands(image).subcommand(audit::command())
 }
 
-/// `image …`: clap reads this command line itself.
-fn image(args: &[OsString]) -> ExitCode {
-    let program = OsString::from("torpor image");
-    let tree = image_tree().no_binary_name(false).bin_name("torpor image");
+fn key_tree() -> clap::Command {
+    let key = clap::Command::new("key")
+        .about("Make keys for sealed images, and look into them")
+        .subcommand_required(true)
+        .max_term_width(WIDTH);
+    KeyCommand::augment_subcommands(key)
+}
+
+/// `image …` and `key …`: clap reads these command lines itself.
+fn parsed<C: FromArgMatches>(tree: clap::Command, args: &[OsString]) -> Result<C, ExitCode> {
+    let program = OsString::from(format!("torpor {}", tree.get_name()));
+    let tree = tree.no_binary_name(false).bin_name(program.to_string_lossy().into_owned());
     let found = tree.try_get_matches_from(std::iter::once(&program).chain(args));
-    match found.and_then(|found| ImageCommand::from_arg_matches(&found)) {
-        Ok(command) => torpor_crit::run(command),
-        Err(error) => {
-            // Fails only if nobody reads it.
-            let _ = error.print();
-            if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
-        }
-    }
+    found.and_then(|found| C::from_arg_matches(&found)).map_err(|error| {
+        // Fails only if nobody reads it.
+        let _ = error.print();
+        if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    })
 }
 
 /// Carries out `args` if they are a command that only `torpor` has.
 pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
     let result = match first.to_str()? {
-        "image" => return Some(Ok(image(rest))),
+        "image" if rest.first().is_some_and(|word| word == "audit") => {
+            return Some(audit::run(&rest[1..]));
+        }
+        "image" => {
+            let run = |command| torpor_crit::run(command, &seal::configured_identities());
+            return Some(Ok(parsed(image_tree(), rest).map_or_else(|code| code, run)));
+        }
+        "key" => match parsed(key_tree(), rest) {
+            Ok(command) => key::run(command),
+            Err(code) => return Some(Ok(code)),
+        },
         "completion" => completion(rest),
         "man" => man(rest),
         "help" => help(rest),
@@ -127,9 +145,10 @@ pub fn tree(name: Name) -> clap::Command {
     }
     match name {
         Name::Torpor => {
-            root = OWN.iter().fold(root.subcommand(image_tree()), |root, (own, about)| {
-                root.subcommand(plain(own).about(*about))
-            });
+            root = OWN.iter().fold(
+                root.subcommand(image_tree()).subcommand(key_tree()),
+                |root, (own, about)| root.subcommand(plain(own).about(*about)),
+            );
             ["help", "version"]
                 .iter()
                 .filter_map(|long| Opt::find(long))

@@ -2,14 +2,20 @@
 //!
 //! One program with three names: `torpor`, `criu` and `crit`.
 
+pub mod audit;
 pub mod check;
+mod daemon;
 pub mod failure;
 pub mod help;
 pub mod hooks;
+pub mod key;
 pub mod log;
 pub mod options;
+mod pages;
+pub mod policy;
 pub mod program;
 pub mod rpc;
+pub mod seal;
 pub mod stats;
 pub mod work;
 

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use crate::failure::Failure;
 use crate::hooks::{Actions, write_pidfile};
-use crate::options::{self, Command, Invocation, Opt, Settings, UsageError};
-use crate::{COMPATIBLE, check, help, log, rpc, stats, work};
+use crate::options::{self, Command, Invocation, Opt, Settings, SettingsError, UsageError};
+use crate::{COMPATIBLE, check, help, log, pages, policy, rpc, seal, stats, work};
 
 /// The name that the program was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let program = args.next().unwrap_or_default();
     let name = Name::of(Some(&program));
     if name == Name::Crit {
-        return torpor_crit::crit(std::iter::once(program).chain(args));
+        return torpor_crit::crit(
+            std::iter::once(program).chain(args),
+            &seal::configured_identities(),
+        );
     }
     let args: Vec<OsString> = args.collect();
     log::get();
@@ -81,6 +84,15 @@ impl From<options::ConfigError> for Failure {
     }
 }
 
+impl From<SettingsError> for Failure {
+    fn from(error: SettingsError) -> Self {
+        match error {
+            SettingsError::Usage(error) => error.into(),
+            SettingsError::Config(error) => error.into(),
+        }
+    }
+}
+
 fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     if name == Name::Torpor
         && let Some(result) = help::own_command(&args)
@@ -89,7 +101,7 @@ fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     }
     let found = options::parse(args)?;
     let command = found.command()?;
-    let settings = settings(&found)?;
+    let settings = options::settings(&found)?;
     if settings.version {
         println!("{}", version(name));
         return Ok(ExitCode::SUCCESS);
@@ -104,17 +116,6 @@ fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     }
     check_words(name, command, words, &found, &settings)?;
     perform(name, command, settings, words, &found)
-}
-
-/// All settings that a command line amounts to: the configuration files first, then
-/// the options, so that the latter win.
-fn settings(found: &Invocation) -> Result<Settings, Failure> {
-    let mut settings = Settings::default();
-    found.apply_only("no-default-config", &mut settings)?;
-    found.apply_only("config", &mut settings)?;
-    options::apply_defaults(&mut settings)?;
-    found.apply(&mut settings)?;
-    Ok(settings)
 }
 
 /// What `--version` prints. Runtimes read the number behind `Version:`.
@@ -180,6 +181,9 @@ fn perform(
     }
     settings.adopt_descriptors().map_err(Failure::invalid)?;
     settings.merge().map_err(Failure::invalid)?;
+    if command == Command::Restore {
+        policy::load(&mut settings)?;
+    }
     match command {
         Command::Swrk => return rpc::swrk(settings, words),
         Command::Service => return rpc::service(settings),
@@ -192,6 +196,7 @@ fn perform(
     if name == Name::Torpor && matches!(command, Command::Dump | Command::PreDump) {
         make_directory(&settings.engine.images_dir)?;
     }
+    load_keys(command, &mut settings)?;
     work::prepare(&mut settings)?;
     let result = in_images(name, command, &settings);
     if result.is_err() && log::get().is_file() {
@@ -204,6 +209,15 @@ fn perform(
         });
     }
     result
+}
+
+/// Keys are named relative to the directory that the command is given in.
+fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
+    match command {
+        Command::Dump | Command::PreDump => seal::load(settings, seal::Images::Write),
+        Command::Restore => seal::load(settings, seal::Images::Read),
+        _ => Ok(()),
+    }
 }
 
 /// The commands that work on an images directory.
@@ -226,6 +240,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             stats::display(settings, stats::Which::Restore)?;
             after_restore(settings, report.pid)?;
         }
+        Command::PageServer => return pages::page_server(settings),
         Command::Dedup => work::dedup(settings)?,
         Command::CpuinfoDump => work::cpuinfo_dump(settings)?,
         Command::CpuinfoCheck => work::cpuinfo_check(settings)?,

@@ -49,7 +49,7 @@ fn lines(settings: &Settings, which: Which) -> Result<Vec<String>, Failure> {
 }
 
 fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
-    vec![
+    let mut lines = vec![
         "Displaying dump stats:".to_owned(),
         format!("Freezing time: {} us", stats.freezing_time),
         format!("Frozen time: {} us", stats.frozen_time),
@@ -60,16 +60,25 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Memory pages skipped from parent: {}", stats.pages_skipped_parent),
         format!("Memory pages written: {}", stats.pages_written),
         format!("Lazy memory pages: {}", stats.pages_lazy),
-    ]
+    ];
+    // Of sealed images only.
+    lines.extend(stats.torpor_seal_records_time.map(|t| format!("Entry sealing time: {t} us")));
+    lines.extend(stats.torpor_seal_pages_time.map(|t| format!("Memory sealing time: {t} us")));
+    lines
 }
 
 fn restore_lines(stats: &RestoreStatsEntry) -> Vec<String> {
-    vec![
+    let mut lines = vec![
         "Displaying restore stats:".to_owned(),
         format!("Pages compared: {}", stats.pages_compared),
         format!("Pages skipped COW: {}", stats.pages_skipped_cow),
         format!("Pages restored: {}", stats.pages_restored()),
         format!("Restore time: {} us", stats.restore_time),
         format!("Forking time: {} us", stats.forking_time),
-    ]
+    ];
+    // Of sealed images only.
+    lines.extend(stats.torpor_open_records_time.map(|t| format!("Entry opening time: {t} us")));
+    lines.extend(stats.torpor_open_pages_time.map(|t| format!("Memory opening time: {t} us")));
+    lines.extend(stats.torpor_verify_time.map(|t| format!("Verifying time: {t} us")));
+    lines
 }

@@ -96,7 +96,8 @@ fn concluded<T>(
             Ok(report)
         }
         Err(error) => {
-            tracing::error!("{error}");
+            // Those that list something have a line for each.
+            error.to_string().lines().for_each(|line| tracing::error!("{line}"));
             tracing::error!("{failed}");
             Err(Failure { logged: true, ..error.into() })
         }

@@ -35,8 +35,22 @@ script that fails stops the work, except at `post-resume`. The stages of a dump:
 
 Configuration files hold options without their dashes, one a line; `#` begins a comment, and an argument
 with spaces stands in double quotes (`\\\"` is a quote in them). They are read in this order, and the
-command line or the RPC request comes after them: `/etc/criu/default.conf`, `~/.criu/default.conf`, the
-file that `CRIU_CONFIG_FILE` names, the file of `--config`. `--no-default-config` leaves out the first two.
+command line or the RPC request comes after them: `/etc/torpor/torpor.toml`, `/etc/criu/default.conf`,
+`~/.criu/default.conf`, the file that `CRIU_CONFIG_FILE` names, the file of `--config`.
+`--no-default-config` leaves out the first three.
+
+`/etc/torpor/torpor.toml` is the machine's configuration in one TOML file. Each setting is an option by its
+long name: `true` or `false` for a flag, text or a number for an argument, a list where an option can be
+repeated. Tables may bring order in and mean nothing.
+
+```toml
+policy = \"/etc/torpor/policy.toml\"     # docs/policy.md
+
+[dump]
+tcp-established = true
+ghost-limit = \"16M\"
+skip-mnt = [\"/run/host\"]
+```
 ";
 
 fn cell(text: &str) -> String {
@@ -77,7 +91,7 @@ fn page() -> String {
     }
     out.push_str(
         "\nOnly under the name `torpor`: `image` (look into images: `show`, `info`, `encode`, `ps`, \
-         `fds`, `mems`),\n`completion SHELL`, `man DIR`, `help COMMAND`.\n",
+         `fds`, `mems`, `audit`),\n`completion SHELL`, `man DIR`, `help COMMAND`.\n",
     );
     for group in GROUPS {
         let heading = "| option | what it does | commands |\n|---|---|---|";

@@ -3,112 +3,22 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::io::IoSlice;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use prost::Message;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, recv,
-    sendmsg, socketpair,
-};
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
-use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType, CriuResp};
+use torpor_images::proto::{CriuOpts, CriuReq, CriuReqType};
 use torpor_sys::process::{Status, wait};
 
-fn criu(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    command.arg0("criu").args(args).env("HOME", "/nonexistent").env_remove("CRIU_CONFIG_FILE");
-    command.stdin(Stdio::null());
-    command
-}
+mod sleeper;
 
-/// A task that sleeps, in a session of its own, and a place for its images.
-struct Sleeper {
-    dir: TempDir,
-    pid: i32,
-}
-
-impl Sleeper {
-    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
-    fn start() -> Self {
-        let mut command = Command::new("setsid");
-        command.args(["sleep", "1000"]).stdin(Stdio::null());
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        wait_until(|| name_of(pid).as_deref() == Some("sleep"));
-        Self { dir: tempfile::tempdir().unwrap(), pid }
-    }
-
-    fn images(&self) -> &str {
-        self.dir.path().to_str().unwrap()
-    }
-
-    fn dump(&self, args: &[&str]) -> Output {
-        let pid = self.pid.to_string();
-        let mut command = criu(&["dump", "-t", &pid, "-D", self.images(), "-o", "dump.log", "-v4"]);
-        command.args(args).output().unwrap()
-    }
-
-    /// Dumps the task, which must be gone then.
-    fn put_to_sleep(&self) {
-        let output = self.dump(&[]);
-        assert!(output.status.success(), "{}", self.log("dump.log"));
-        let killed = Status::Signaled(libc::SIGKILL);
-        assert_eq!(wait(self.pid, true).unwrap(), Some((self.pid, killed)));
-    }
-
-    fn restore(&self, args: &[&str]) -> Command {
-        let mut command = criu(&["restore", "-D", self.images(), "-o", "restore.log", "-v4"]);
-        command.args(args);
-        command
-    }
-
-    fn lives(&self) -> bool {
-        name_of(self.pid).as_deref() == Some("sleep")
-    }
-
-    fn kill(&self) {
-        kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL).unwrap();
-    }
-
-    fn log(&self, name: &str) -> String {
-        fs::read_to_string(self.dir.path().join(name)).unwrap_or_default()
-    }
-}
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        if self.lives() {
-            self.kill();
-        }
-    }
-}
-
-/// The name of a task that is no zombie.
-fn name_of(pid: i32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-    (!rest.starts_with(" Z")).then(|| name.to_owned())
-}
+use sleeper::{Client, Sleeper, name_of, request, wait_until};
 
 fn parent_of(pid: i32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let rest = stat.rsplit_once(") ").unwrap().1;
     rest.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-fn wait_until(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "it does not come true");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// An action script that writes down what it is told, and fails at `stage`.
@@ -127,7 +37,7 @@ fn script(dir: &Path, stage: &str) -> (PathBuf, PathBuf) {
 #[test]
 fn a_restore_waits_for_its_tasks() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     let mut restore = task.restore(&["--pidfile", "pid"]).spawn().unwrap();
     wait_until(|| task.log("restore.log").contains("Restore finished successfully"));
     assert!(task.lives());
@@ -141,7 +51,7 @@ fn a_restore_waits_for_its_tasks() {
 #[test]
 fn a_detached_restore_does_not() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     assert!(task.restore(&["-d"]).status().unwrap().success());
     assert!(task.lives());
 }
@@ -149,7 +59,7 @@ fn a_detached_restore_does_not() {
 #[test]
 fn a_sibling_belongs_to_the_caller() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     assert!(task.restore(&["-d", "-S"]).status().unwrap().success());
     assert_eq!(u32::try_from(parent_of(task.pid)).unwrap(), std::process::id());
     task.kill();
@@ -160,7 +70,7 @@ fn a_sibling_belongs_to_the_caller() {
 #[test]
 fn a_command_becomes_the_parent() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     let mut restore = task.restore(&["--exec-cmd", "--", "cat"]);
     let mut restore = restore.stdin(Stdio::piped()).spawn().unwrap();
     let parent = i32::try_from(restore.id()).unwrap();
@@ -233,7 +143,7 @@ fn the_network_is_let_go_where_tasks_live_on() {
 #[test]
 fn a_script_that_fails_at_the_very_end_is_too_late() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     let (path, _) = script(task.dir.path(), "post-resume");
     let mut restore = task.restore(&["-d", "--action-script", path.to_str().unwrap()]);
     assert!(restore.status().unwrap().success());
@@ -248,57 +158,6 @@ fn statistics_are_shown() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("Memory pages written: "), "{said}");
     assert!(task.lives());
-}
-
-/// A client of `criu swrk` that writes down its notifications.
-struct Client {
-    socket: OwnedFd,
-    server: std::process::Child,
-    told: Vec<(String, Option<i32>)>,
-}
-
-impl Client {
-    fn start() -> Self {
-        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-        let (socket, other) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
-        let server = criu(&["swrk", "0"]).stdin(other).spawn().unwrap();
-        Self { socket, server, told: Vec::new() }
-    }
-
-    fn send(&self, request: &CriuReq) {
-        let mut control = SendAncillaryBuffer::default();
-        let packet = request.encode_to_vec();
-        sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL).unwrap();
-    }
-
-    /// Sends a request and answers notifications, with a failure at `fail_at`, until
-    /// the response comes.
-    fn ask(&mut self, request: &CriuReq, fail_at: &str) -> CriuResp {
-        self.send(request);
-        loop {
-            let mut packet = vec![0; 1 << 16];
-            let (_, len) = recv(&self.socket, packet.as_mut_slice(), RecvFlags::empty()).unwrap();
-            let response = CriuResp::decode(&packet[..len]).unwrap();
-            if response.r#type != i32::from(CriuReqType::Notify) {
-                return response;
-            }
-            let notify = response.notify.unwrap();
-            let stage = notify.script.unwrap();
-            let notify_success = Some(stage != fail_at);
-            self.told.push((stage, notify.pid));
-            let kind = i32::from(CriuReqType::Notify);
-            self.send(&CriuReq { r#type: kind, notify_success, ..CriuReq::default() });
-        }
-    }
-
-    fn finish(mut self) -> (Option<i32>, Vec<(String, Option<i32>)>) {
-        drop(self.socket);
-        (self.server.wait().unwrap().code(), self.told)
-    }
-}
-
-fn request(kind: CriuReqType, opts: CriuOpts) -> CriuReq {
-    CriuReq { r#type: kind.into(), opts: Some(opts), ..CriuReq::default() }
 }
 
 #[test]
@@ -359,7 +218,7 @@ fn a_runtime_that_fails_leaves_nothing_behind() {
     assert_eq!(client.finish().0, Some(1));
     assert!(task.lives());
 
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     for stage in ["setup-namespaces", "post-restore"] {
         let mut client = Client::start();
         let response = client.ask(&request(CriuReqType::Restore, opts.clone()), stage);
@@ -372,7 +231,7 @@ fn a_runtime_that_fails_leaves_nothing_behind() {
 #[test]
 fn a_connection_is_kept_for_the_end_of_a_task() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     let dir = fs::File::open(task.dir.path()).unwrap();
     let opts = CriuOpts { images_dir_fd: dir.as_raw_fd(), ..CriuOpts::default() };
     let mut client = Client::start();
@@ -390,7 +249,7 @@ fn a_connection_is_kept_for_the_end_of_a_task() {
 #[test]
 fn a_restore_looks_at_the_processor() {
     let task = Sleeper::start();
-    task.put_to_sleep();
+    task.put_to_sleep(&[]);
     let image = task.dir.path().join("cpuinfo.img");
     fs::write(&image, "nonsense").unwrap();
     let output = task.restore(&["-d"]).output().unwrap();

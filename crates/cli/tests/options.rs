@@ -10,6 +10,7 @@ use torpor_cli::options::{Command, Opt, OptValue, Set, Settings, parse};
 use torpor_engine::options::{
     CgroupMode, CgroupRoot, CpuCap, FileValidation, JoinNsKind, NetworkLock, PreDumpMode,
 };
+use torpor_seal::Suite;
 
 fn args(line: &str) -> Vec<OsString> {
     line.split_whitespace().map(OsString::from).collect()
@@ -172,6 +173,22 @@ const ROWS: &[Row] = &[
     ("--verbosity", |s| s.verbosity == 3),
     ("--verbosity=1", |s| s.verbosity == 1),
     ("--config f", |s| is(&s.config, "f")),
+    ("", |s| s.seal.encrypt.is_none()),
+    ("--encrypt", |s| s.seal.encrypt == Some(true)),
+    ("-e --no-encrypt", |s| s.seal.encrypt == Some(false)),
+    ("-e", |s| s.seal.encrypt == Some(true)),
+    ("--recipient age1x --recipient f", |s| s.seal.recipients == ["age1x", "f"]),
+    ("--identity f --identity g", |s| s.seal.identities == ["f", "g"]),
+    ("--suite aes-256-xts+hmac-sha256", |s| s.seal.suite == Suite::Aes256XtsHmacSha256),
+    ("--sign-key f", |s| is(&s.seal.sign_key, "f")),
+    ("--sign-cert f", |s| is(&s.seal.sign_cert, "f")),
+    ("--trust f --trust g", |s| s.seal.trust == [Path::new("f"), Path::new("g")]),
+    ("--crl f", |s| s.seal.crl == [Path::new("f")]),
+    ("--require-signature", |s| s.seal.require_signature),
+    ("--policy f", |s| is(&s.policy, "f")),
+    ("--policy-rule a=1", |s| s.policy_rules == ["a=1"]),
+    ("--host-key f", |s| is(&s.engine.host_key, "f")),
+    ("--host-key none", |s| s.engine.host_key.is_none()),
     ("--no-default-config", |s| !s.default_config),
     // Negation, and short forms run together.
     ("--shell-job --no-shell-job", |s| !s.engine.shell_job),

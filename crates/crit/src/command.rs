@@ -9,10 +9,12 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Map, Value as Json, json};
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_seal::keys::Identities;
 
 use crate::error::{Error, Result};
 use crate::explore::{What, explore};
-use crate::image::{View, decode, decode_file, encode, info};
+use crate::image::{View, decode, decode_file, encode, entries, info};
+use crate::sealed::{self, Rewrap};
 use crate::text::to_string;
 
 /// The subcommands of `torpor image`.
@@ -24,31 +26,52 @@ pub enum ImageCommand {
     Info {
         /// The image
         file: PathBuf,
+        /// What opens it
+        #[command(flatten)]
+        keys: Keys,
     },
     /// Turn an image into JSON
     Decode(Decode),
     /// Turn JSON into an image
     Encode(Encode),
     /// Show the process tree of a checkpoint
-    Ps {
-        /// The directory of the images
-        dir: PathBuf,
-    },
+    Ps(Explore),
     /// Show the descriptors of each process of a checkpoint
-    Fds {
-        /// The directory of the images
-        dir: PathBuf,
-    },
+    Fds(Explore),
     /// Show the memory areas of each process of a checkpoint
-    Mems {
-        /// The directory of the images
-        dir: PathBuf,
-    },
+    Mems(Explore),
     /// Show which pages of each process are in the images
-    Rss {
-        /// The directory of the images
-        dir: PathBuf,
-    },
+    Rss(Explore),
+    /// Change for whom a checkpoint is sealed; its memory is not touched
+    Rewrap(Rewrap),
+}
+
+/// How sealed images are opened.
+#[derive(Args, Debug)]
+pub struct Keys {
+    /// Open sealed images with KEY: a file with a private key, or provider:/PROGRAM[:KEY]
+    /// (default: those of the configuration files); may be given several times
+    #[arg(long = "identity", value_name = "KEY")]
+    identities: Vec<String>,
+}
+
+impl Keys {
+    /// Those that are given, else those of the configuration files.
+    pub(crate) fn identities(&self, defaults: &Identities) -> Result<Identities> {
+        if self.identities.is_empty() {
+            return Ok(defaults.clone());
+        }
+        Ok(Identities::new(&self.identities)?)
+    }
+}
+
+/// The arguments of what looks at a whole checkpoint.
+#[derive(Args, Debug)]
+pub struct Explore {
+    /// The directory of the images
+    dir: PathBuf,
+    #[command(flatten)]
+    keys: Keys,
 }
 
 /// The arguments of `show`.
@@ -59,6 +82,8 @@ pub struct Show {
     /// Do not show the data behind entries, only its size
     #[arg(long)]
     nopl: bool,
+    #[command(flatten)]
+    keys: Keys,
 }
 
 /// The arguments of `decode`.
@@ -73,6 +98,8 @@ pub struct Decode {
     /// Where the JSON goes (standard output by default)
     #[arg(short, long = "out", value_name = "OUT")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    keys: Keys,
 }
 
 /// The arguments of `encode`.
@@ -105,6 +132,8 @@ enum CritCommand {
         /// The image
         #[arg(value_name = "in")]
         file: PathBuf,
+        #[command(flatten)]
+        keys: Keys,
     },
     /// Explore an image directory
     X {
@@ -112,31 +141,35 @@ enum CritCommand {
         dir: PathBuf,
         /// What to show
         what: What,
+        #[command(flatten)]
+        keys: Keys,
     },
     /// Convert an image from binary to human-readable JSON
     Show(Show),
 }
 
-/// Runs `torpor image`.
+/// Runs `torpor image`; `defaults` are the identities of the configuration files.
 #[must_use]
-pub fn run(command: ImageCommand) -> ExitCode {
+pub fn run(command: ImageCommand, defaults: &Identities) -> ExitCode {
+    let shown = |args: &Explore, what| explore_command(&args.dir, what, &args.keys, defaults);
     let result = match command {
-        ImageCommand::Show(args) => show(&args),
-        ImageCommand::Info { file } => print_info(&file),
-        ImageCommand::Decode(args) => decode_command(&args),
+        ImageCommand::Show(args) => show(&args, defaults),
+        ImageCommand::Info { file, keys } => print_info(&file, &keys, defaults),
+        ImageCommand::Decode(args) => decode_command(&args, defaults),
         ImageCommand::Encode(args) => encode_command(&args),
-        ImageCommand::Ps { dir } => explore(&dir, What::Ps, &mut io::stdout()),
-        ImageCommand::Fds { dir } => explore(&dir, What::Fds, &mut io::stdout()),
-        ImageCommand::Mems { dir } => explore(&dir, What::Mems, &mut io::stdout()),
-        ImageCommand::Rss { dir } => explore(&dir, What::Rss, &mut io::stdout()),
+        ImageCommand::Ps(args) => shown(&args, What::Ps),
+        ImageCommand::Fds(args) => shown(&args, What::Fds),
+        ImageCommand::Mems(args) => shown(&args, What::Mems),
+        ImageCommand::Rss(args) => shown(&args, What::Rss),
+        ImageCommand::Rewrap(args) => args.run(defaults, &mut io::stdout()),
     };
     report("torpor image", result)
 }
 
 /// Runs `crit` with its own command line, whose first word is the program's
-/// name.
+/// name; `defaults` are the identities of the configuration files.
 #[must_use]
-pub fn crit(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn crit(args: impl IntoIterator<Item = OsString>, defaults: &Identities) -> ExitCode {
     let args = match Crit::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -151,11 +184,11 @@ pub fn crit(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             eprintln!("crit: error: too few arguments");
             return ExitCode::FAILURE;
         }
-        Some(CritCommand::Decode(args)) => decode_command(&args),
+        Some(CritCommand::Decode(args)) => decode_command(&args, defaults),
         Some(CritCommand::Encode(args)) => encode_command(&args),
-        Some(CritCommand::Info { file }) => print_info(&file),
-        Some(CritCommand::X { dir, what }) => explore(&dir, what, &mut io::stdout()),
-        Some(CritCommand::Show(args)) => show(&args),
+        Some(CritCommand::Info { file, keys }) => print_info(&file, &keys, defaults),
+        Some(CritCommand::X { dir, what, keys }) => explore_command(&dir, what, &keys, defaults),
+        Some(CritCommand::Show(args)) => show(&args, defaults),
     };
     report("crit", result)
 }
@@ -174,43 +207,49 @@ fn report(program: &str, result: Result<()>) -> ExitCode {
     }
 }
 
-fn show(args: &Show) -> Result<()> {
+fn explore_command(dir: &Path, what: What, keys: &Keys, defaults: &Identities) -> Result<()> {
+    let dir = sealed::open_dir(dir, &keys.identities(defaults)?)?;
+    explore(&dir, what, &mut io::stdout())
+}
+
+fn show(args: &Show, defaults: &Identities) -> Result<()> {
     let view = View { pretty: true, sizes_only: args.nopl };
+    let identities = args.keys.identities(defaults)?;
     let json = if args.path.is_dir() {
-        show_dir(&args.path, view)?
+        show_dir(&sealed::open_dir(&args.path, &identities)?, view)?
     } else {
-        decode_file(&args.path, view)?
+        decode_file(&args.path, view, &identities)?
     };
     write_text(None, &to_string(&json, true))
 }
 
 /// Every image of a checkpoint by its name; of those that are no messages
 /// only the size.
-fn show_dir(path: &Path, view: View) -> Result<Json> {
-    let dir = ImageDir::open(path)?;
+fn show_dir(dir: &ImageDir, view: View) -> Result<Json> {
     let mut images = Map::new();
     for name in dir.names()? {
-        let Some((kind, _)) = Kind::of_file(&name) else { continue };
+        let Some((kind, id)) = Kind::of_file(&name) else { continue };
         let image = if kind.layout == kind::Layout::Raw {
+            let file = dir.path().join(&name);
             let len = dir.open_file(&name)?.metadata();
-            let len = len.map_err(|source| Error::Io { file: path.join(&name), source })?.len();
-            json!({ "bytes": len })
+            json!({ "bytes": len.map_err(|source| Error::Io { file, source })?.len() })
         } else {
-            decode_file(&path.join(&name), view)?
+            let Some(mut reader) = dir.reader(kind, id)? else { continue };
+            entries(kind, &mut reader, view)?
         };
         images.insert(name, image);
     }
     Ok(Json::Object(images))
 }
 
-fn print_info(file: &Path) -> Result<()> {
-    write_text(None, &to_string(&info(file)?, true))
+fn print_info(file: &Path, keys: &Keys, defaults: &Identities) -> Result<()> {
+    write_text(None, &to_string(&info(file, &keys.identities(defaults)?)?, true))
 }
 
-fn decode_command(args: &Decode) -> Result<()> {
+fn decode_command(args: &Decode, defaults: &Identities) -> Result<()> {
     let view = View { pretty: args.pretty, sizes_only: false };
     let json = match &args.input {
-        Some(path) => decode_file(path, view)?,
+        Some(path) => decode_file(path, view, &args.keys.identities(defaults)?)?,
         None => {
             let bytes = read_input(None)?;
             let len = bytes.len() as u64;

@@ -14,6 +14,9 @@ pub enum Error {
     /// The image is damaged.
     #[error(transparent)]
     Image(#[from] torpor_images::Error),
+    /// A key is missing or wrong.
+    #[error(transparent)]
+    Keys(#[from] torpor_seal::keys::Error),
     /// No kind of image starts like this.
     #[error(
         "{}: unknown magic number {magic:#010x}; is it an image without a header, such as pages?",

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
-use std::path::Path;
 
 use torpor_images::kind;
 use torpor_images::pagemap::{Pagemap, page_size};
@@ -29,13 +28,12 @@ pub enum What {
 }
 
 /// Shows the checkpoint in `dir`.
-pub fn explore(dir: &Path, what: What, out: &mut dyn Write) -> Result<()> {
-    let dir = ImageDir::open(dir)?;
+pub fn explore(dir: &ImageDir, what: What, out: &mut dyn Write) -> Result<()> {
     let text = match what {
-        What::Ps => ps(&dir),
-        What::Fds => fds(&dir),
-        What::Mems => mems(&dir),
-        What::Rss => rss(&dir),
+        What::Ps => ps(dir),
+        What::Fds => fds(dir),
+        What::Mems => mems(dir),
+        What::Rss => rss(dir),
     }?;
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|source| Error::Io { file: "standard output".into(), source })

@@ -10,11 +10,14 @@ use serde_json::{Value as Json, json};
 use torpor_images::kind::{self, Header, IMG_COMMON_MAGIC, IMG_SERVICE_MAGIC, Kind, Layout};
 use torpor_images::reader::MAX_ENTRY;
 use torpor_images::{Error as ImageError, Reader};
+use torpor_seal::keys::Identities;
+use torpor_seal::record;
 
 use crate::error::{Error, Result};
 use crate::json::{from_json, to_json};
 use crate::payload::{EXTRA, Payload};
 use crate::schema::Schema;
+use crate::sealed;
 
 /// How an image is shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,20 +29,24 @@ pub struct View {
     pub sizes_only: bool,
 }
 
-/// The image in the file at `path` as JSON.
-pub fn decode_file(path: &Path, view: View) -> Result<Json> {
-    let error = |source| Error::Io { file: path.to_owned(), source };
-    let file = File::open(path).map_err(error)?;
-    let len = file.metadata().map_err(error)?.len();
-    decode(path, Box::new(file), len, view)
+/// The image in the file at `path` as JSON; if it is sealed, one of `identities` has to
+/// open it.
+pub fn decode_file(path: &Path, view: View, identities: &Identities) -> Result<Json> {
+    let (kind, mut reader) = open_file(path, identities)?;
+    entries(kind, &mut reader, view)
 }
 
-/// The image of `len` bytes in `source` as JSON; `file` is its name in errors.
+/// The plain image of `len` bytes in `source` as JSON; `file` is its name in errors.
 pub fn decode(file: &Path, source: Box<dyn Read + Send>, len: u64, view: View) -> Result<Json> {
-    let schema = Schema::get()?;
     let (kind, mut reader) = open(file, source, len)?;
+    entries(kind, &mut reader, view)
+}
+
+/// The image of `kind` in `reader` as JSON.
+pub(crate) fn entries(kind: Kind, reader: &mut Reader, view: View) -> Result<Json> {
+    let schema = Schema::get()?;
     let mut entries = vec![];
-    while let Some((entry, payload)) = next(schema, kind, &mut reader, entries.len())? {
+    while let Some((entry, payload)) = next(schema, kind, reader, entries.len())? {
         let mut object = to_json(schema, &entry, view.pretty);
         if let Some(payload) = payload {
             let extra = if view.sizes_only {
@@ -55,12 +62,9 @@ pub fn decode(file: &Path, source: Box<dyn Read + Send>, len: u64, view: View) -
 }
 
 /// The kind of the image at `path` and how many entries it has, as JSON.
-pub fn info(path: &Path) -> Result<Json> {
-    let error = |source| Error::Io { file: path.to_owned(), source };
+pub fn info(path: &Path, identities: &Identities) -> Result<Json> {
     let schema = Schema::get()?;
-    let file = File::open(path).map_err(error)?;
-    let len = file.metadata().map_err(error)?.len();
-    let (kind, mut reader) = open(path, Box::new(file), len)?;
+    let (kind, mut reader) = open_file(path, identities)?;
     let mut count = 0;
     while next(schema, kind, &mut reader, count)?.is_some() {
         count += 1;
@@ -105,6 +109,17 @@ pub(crate) fn push_entry(out: &mut Vec<u8>, entry: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Starts to read the image at `path`, sealed or not.
+fn open_file(path: &Path, identities: &Identities) -> Result<(Kind, Reader)> {
+    if let Some(opened) = sealed::open_image(path, identities)? {
+        return Ok(opened);
+    }
+    let error = |source| Error::Io { file: path.to_owned(), source };
+    let file = File::open(path).map_err(error)?;
+    let len = file.metadata().map_err(error)?.len();
+    open(path, Box::new(file), len)
+}
+
 /// Finds out what kind of image it is and starts to read it.
 fn open(file: &Path, mut source: Box<dyn Read + Send>, len: u64) -> Result<(Kind, Reader)> {
     let mut head = vec![];
@@ -113,6 +128,9 @@ fn open(file: &Path, mut source: Box<dyn Read + Send>, len: u64) -> Result<(Kind
         .take(8)
         .read_to_end(&mut head)
         .map_err(|source| Error::Io { file: file.to_owned(), source })?;
+    if record::is_sealed(&head) {
+        return Err(ImageError::Sealed { file: file.to_owned() }.into());
+    }
     let (words, _) = head.as_chunks();
     let words: Vec<u32> = words.iter().copied().map(u32::from_le_bytes).collect();
     let (header, magic) = match words[..] {

@@ -21,6 +21,7 @@ mod image;
 mod json;
 mod payload;
 mod schema;
+mod sealed;
 mod text;
 
 pub use command::{ImageCommand, crit, run};

@@ -128,7 +128,7 @@ fn files() -> Vec<FileEntry> {
 fn explored(what: What) -> String {
     let (_temp, dir) = checkpoint();
     let mut out = vec![];
-    explore(dir.path(), what, &mut out).unwrap();
+    explore(&ImageDir::open(dir.path()).unwrap(), what, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -214,7 +214,7 @@ fn tasks_that_are_their_own_ancestors_are_an_error() {
     let (_temp, dir) = checkpoint();
     let task = |pid, ppid| PstreeEntry { pid, ppid, ..Default::default() };
     dir.write_all(kind::PSTREE, 0, &[task(10, 0), task(200, 21), task(21, 200)]).unwrap();
-    let error = explore(dir.path(), What::Ps, &mut vec![]).unwrap_err();
+    let error = explore(&ImageDir::open(dir.path()).unwrap(), What::Ps, &mut vec![]).unwrap_err();
     assert!(error.to_string().contains("own ancestors"), "{error}");
 }
 
@@ -225,6 +225,6 @@ fn control_characters_do_not_reach_the_terminal() {
     let core = CoreEntry { tc: Some(tc), ..Default::default() };
     dir.write_one(kind::CORE, 10, &core).unwrap();
     let mut out = vec![];
-    explore(dir.path(), What::Ps, &mut out).unwrap();
+    explore(&ImageDir::open(dir.path()).unwrap(), What::Ps, &mut out).unwrap();
     assert!(String::from_utf8(out).unwrap().contains("   \\u{1b}[2J\u{fffd}\n"));
 }

@@ -42,6 +42,27 @@ pub fn dedup(images: &ImageDir) -> Result<u64> {
     Ok(freed)
 }
 
+/// Punches out all pages of `images` and its parents, which have been restored. Returns
+/// how many bytes that are.
+///
+/// # Errors
+/// As [`dedup`].
+pub fn free(images: &ImageDir) -> Result<u64> {
+    let everything: Known = std::iter::once(0..u64::MAX).collect();
+    let mut freed = 0;
+    let mut parent = None;
+    loop {
+        let dir = parent.as_ref().unwrap_or(images);
+        for (kind, id) in pagemaps(dir)? {
+            freed += punch(dir, kind, id, &everything)?;
+        }
+        match dir.parent()? {
+            Some(next) => parent = Some(next),
+            None => return Ok(freed),
+        }
+    }
+}
+
 fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, u64)>> {
     let mut all = Vec::new();
     for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
@@ -160,6 +181,16 @@ mod tests {
         let mut bytes = Vec::new();
         File::open(dir.join("pages-1.img")).unwrap().read_to_end(&mut bytes).unwrap();
         bytes.chunks(4096).map(|page| page[0]).collect()
+    }
+
+    #[test]
+    fn restored_pages_are_freed_along_the_chain() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        dump(&at("1"), None, &[(10, 2, false)], 1);
+        dump(&at("2"), Some("../1"), &[(10, 1, true), (11, 1, false)], 2);
+        assert_eq!(free(&ImageDir::open(at("2")).unwrap()).unwrap(), 3 * PAGE);
+        assert_eq!((pages(&at("1")), pages(&at("2"))), (vec![0, 0], vec![0]));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use torpor_policy::Violation;
+
 /// The result of an engine operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -43,6 +45,12 @@ pub enum Error {
         /// The contradiction.
         reason: String,
     },
+    /// A sealed checkpoint could not be made.
+    #[error(transparent)]
+    Seal(#[from] torpor_seal::Error),
+    /// A key, a certificate or a signature is missing or wrong.
+    #[error(transparent)]
+    Keys(#[from] torpor_seal::keys::Error),
     /// A step on a stopped task failed.
     #[error(transparent)]
     Tracee(#[from] torpor_tracee::Error),
@@ -57,9 +65,24 @@ pub enum Error {
         /// Its exit status and the last line it printed.
         reason: String,
     },
+    /// The images ask for what the policy does not allow.
+    #[error("{}", forbidden(.0))]
+    Forbidden(Vec<Violation>),
     /// The caller's hooks (action scripts, RPC notifications) asked to stop.
     #[error("{0}")]
     Hook(String),
+}
+
+/// How many violations an error names; all are in an audit.
+const MOST: usize = 100;
+
+fn forbidden(all: &[Violation]) -> String {
+    let lines: Vec<_> = all.iter().take(MOST).map(|v| format!("\n  {v}")).collect();
+    let more = match all.len().saturating_sub(MOST) {
+        0 => String::new(),
+        more => format!("\n  and {more} more"),
+    };
+    format!("the policy does not allow what the images ask for:{}{more}", lines.concat())
 }
 
 impl Error {

@@ -6,28 +6,35 @@
 //! that ends in order says so and the guardian just leaves; one that dies without a
 //! word is cleaned up after, the latest first.
 
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use torpor_sys::socket::{self, Message};
 
 use crate::error::{Context, Result};
 
 /// Something that must not outlive a supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undo {
-    /// A stub in this process.
-    Stub(i32),
+    /// A stub in this process, at this address.
+    Stub(i32, u64),
     /// This text, to be written to this file (a frozen cgroup).
     Write(PathBuf, String),
     /// A file to be unlinked.
     Unlink(PathBuf),
     /// An empty directory to be removed.
     RemoveDir(PathBuf),
-    /// The TCP socket behind a descriptor of a process may be in repair mode; its
-    /// `SO_REUSEADDR`.
-    Repair(i32, i32, i32),
+    /// A TCP socket may be in repair mode: as long as this process lives, it leaves it,
+    /// and gets its `SO_REUSEADDR` back. Process, inode number, option.
+    Repair(i32, u64, i32),
+    /// A TCP socket of a restore is to be closed without a word to its peer. Inode number.
+    Silence(u64),
+    /// This descriptor of a process may be a userfaultfd that was not fetched yet.
+    Uffd(i32, i32),
     /// A program to be run in the network namespace at this path, with this input.
     Run(PathBuf, Vec<String>, String),
 }
@@ -64,12 +71,40 @@ impl Guardian {
         self.tell(&encode(b'+', undo))
     }
 
+    /// The same for a socket, of which the guardian gets a duplicate.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn watch_socket(&mut self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+        let Some(line) = &mut self.line else { return Ok(()) };
+        let what = || "telling the guardian".to_owned();
+        let data = encode(b'+', undo);
+        let message = Message { data: &data, files: &[file], ..Message::default() };
+        let sent = socket::send(line.as_fd(), &message, 0).context(what)?;
+        line.write_all(data.get(sent..).unwrap_or_default()).context(what)
+    }
+
     /// `undo` has been done, or is not needed any more.
     ///
     /// # Errors
     /// If the guardian is gone.
     pub fn forget(&mut self, undo: &Undo) -> Result<()> {
         self.tell(&encode(b'-', undo))
+    }
+
+    /// While this is open, programs that are started inherit the line, and the guardian
+    /// waits for their end, too: what it undoes after the supervisor's death they cannot do
+    /// again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn line_for_children(&self) -> Result<Option<OwnedFd>> {
+        let dup = |line: &UnixStream| {
+            let copy = rustix::io::dup(line)?;
+            rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
+            Ok::<_, io::Error>(copy)
+        };
+        self.line.as_ref().map(dup).transpose().context(|| "dup".to_owned())
     }
 
     fn tell(&mut self, message: &[u8]) -> Result<()> {
@@ -81,9 +116,11 @@ impl Guardian {
 }
 
 impl Drop for Guardian {
-    /// Everything is in order: the guardian may leave.
+    /// Everything is in order: the guardian may leave. Not so if the supervisor panics.
     fn drop(&mut self) {
-        if let Some(mut line) = self.line.take() {
+        if let Some(mut line) = self.line.take()
+            && !std::thread::panicking()
+        {
             // If it is gone there is nobody to tell.
             let _ = line.write_all(b".");
         }
@@ -97,13 +134,15 @@ impl Drop for Guardian {
 fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
     let path = |p: &Path| p.to_string_lossy().into_owned();
     let fields: Vec<String> = match undo {
-        Undo::Stub(pid) => vec!["stub".into(), pid.to_string()],
+        Undo::Stub(pid, base) => vec!["stub".into(), pid.to_string(), base.to_string()],
         Undo::Write(file, text) => vec!["write".into(), path(file), text.clone()],
         Undo::Unlink(file) => vec!["unlink".into(), path(file)],
         Undo::RemoveDir(dir) => vec!["rmdir".into(), path(dir)],
-        Undo::Repair(pid, fd, reuse) => {
-            vec!["repair".into(), pid.to_string(), fd.to_string(), reuse.to_string()]
+        Undo::Repair(pid, inode, reuse) => {
+            vec!["repair".into(), pid.to_string(), inode.to_string(), reuse.to_string()]
         }
+        Undo::Silence(inode) => vec!["silence".into(), inode.to_string()],
+        Undo::Uffd(pid, fd) => vec!["uffd".into(), pid.to_string(), fd.to_string()],
         Undo::Run(netns, argv, input) => {
             let mut fields = vec!["run".to_owned(), path(netns), input.clone()];
             fields.extend(argv.iter().cloned());
@@ -125,13 +164,15 @@ fn decode(message: &[u8]) -> Option<(u8, Undo)> {
         rest.split(|&b| b == 0).map(|f| String::from_utf8_lossy(f).into_owned()).collect();
     let field = |i: usize| fields.get(i).cloned();
     let undo = match fields.first()?.as_str() {
-        "stub" => Undo::Stub(field(1)?.parse().ok()?),
+        "stub" => Undo::Stub(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
         "write" => Undo::Write(field(1)?.into(), field(2)?),
         "unlink" => Undo::Unlink(field(1)?.into()),
         "rmdir" => Undo::RemoveDir(field(1)?.into()),
         "repair" => {
             Undo::Repair(field(1)?.parse().ok()?, field(2)?.parse().ok()?, field(3)?.parse().ok()?)
         }
+        "silence" => Undo::Silence(field(1)?.parse().ok()?),
+        "uffd" => Undo::Uffd(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
         "run" => Undo::Run(
             field(1)?.into(),
             fields.get(3..)?.iter().filter(|f| !f.is_empty()).cloned().collect(),
@@ -149,54 +190,68 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
     let _ = torpor_sys::process::set_name(c"torpor-guard");
     // Not to end with a Ctrl-C for the supervisor.
     let _ = rustix::process::setsid();
-    let mut list = Vec::new();
+    let mut watch = Watch::default();
     let mut pending = Vec::new();
     let mut buffer = [0u8; 4096];
-    let mut line = theirs;
     loop {
-        match line.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => pending.extend_from_slice(&buffer[..n]),
+        match socket::receive(theirs.as_fd(), &mut buffer, 0) {
+            Ok(received) if received.len == 0 => break,
+            Ok(received) => {
+                pending.extend_from_slice(&buffer[..received.len]);
+                watch.sockets.extend(received.files);
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         }
-        if take_messages(&mut pending, &mut list) {
+        if watch.take_messages(&mut pending) {
             return 0;
         }
     }
-    for undo in list.iter().rev() {
-        let _ = perform(undo);
+    for (undo, socket) in watch.list.iter().rev() {
+        let _ = perform(undo, socket.as_ref());
     }
     0
 }
 
-/// Works through the complete messages; whether the supervisor has said goodbye.
-fn take_messages(pending: &mut Vec<u8>, list: &mut Vec<Undo>) -> bool {
-    const END: &[u8] = b"\0\0\n";
-    loop {
-        if pending.first() == Some(&b'.') {
-            return true;
-        }
-        let Some(end) = pending.windows(END.len()).position(|w| w == END) else { return false };
-        let message: Vec<u8> = pending.drain(..end + END.len()).take(end).collect();
-        match decode(&message) {
-            Some((b'+', undo)) => list.push(undo),
-            Some((_, undo)) => {
-                if let Some(at) = list.iter().rposition(|u| *u == undo) {
-                    list.remove(at);
-                }
+/// What the guardian knows.
+#[derive(Default)]
+struct Watch {
+    list: Vec<(Undo, Option<OwnedFd>)>,
+    /// Sockets that came and whose messages are still to be read.
+    sockets: VecDeque<OwnedFd>,
+}
+
+impl Watch {
+    /// Works through the complete messages; whether the supervisor has said goodbye.
+    fn take_messages(&mut self, pending: &mut Vec<u8>) -> bool {
+        const END: &[u8] = b"\0\0\n";
+        loop {
+            if pending.first() == Some(&b'.') {
+                return true;
             }
-            None => {}
+            let Some(end) = pending.windows(END.len()).position(|w| w == END) else { return false };
+            let message: Vec<u8> = pending.drain(..end + END.len()).take(end).collect();
+            match decode(&message) {
+                Some((b'+', undo)) => {
+                    let of_socket = matches!(undo, Undo::Repair(..) | Undo::Silence(_));
+                    let socket = of_socket.then(|| self.sockets.pop_front()).flatten();
+                    self.list.push((undo, socket));
+                }
+                Some((_, undo)) => {
+                    if let Some(at) = self.list.iter().rposition(|(u, _)| *u == undo) {
+                        self.list.remove(at);
+                    }
+                }
+                None => {}
+            }
         }
     }
 }
 
-fn perform(undo: &Undo) -> Result<()> {
+/// Undoes something; `socket` is that of [`Undo::Repair`] and [`Undo::Silence`].
+pub(crate) fn perform(undo: &Undo, socket: Option<&OwnedFd>) -> Result<()> {
     match undo {
-        Undo::Stub(pid) => {
-            while torpor_tracee::remove_leftover(*pid, PATIENCE)? {}
-            Ok(())
-        }
+        Undo::Stub(pid, base) => Ok(torpor_tracee::remove_leftover(*pid, *base, PATIENCE)?),
         Undo::Write(file, text) => {
             std::fs::write(file, text).context(|| format!("write {}", file.display()))
         }
@@ -206,13 +261,17 @@ fn perform(undo: &Undo) -> Result<()> {
         Undo::RemoveDir(dir) => {
             std::fs::remove_dir(dir).context(|| format!("rmdir {}", dir.display()))
         }
-        Undo::Repair(pid, fd, reuse) => {
-            let pidfd = crate::proc::pidfd(*pid)?;
-            let flags = rustix::process::PidfdGetfdFlags::empty();
-            let socket = rustix::process::pidfd_getfd(&pidfd, *fd, flags)
-                .context(|| format!("pidfd_getfd of fd {fd} of task {pid}"))?;
-            crate::file::socket::tcp::leave_repair(socket.as_fd(), *reuse)
+        Undo::Repair(pid, _, reuse) => match socket {
+            // Closed in repair mode it is silent: so must it be if nobody goes on.
+            Some(socket) if crate::proc::open(*pid, "ns/net").is_ok() => {
+                crate::file::socket::tcp::leave_repair(socket.as_fd(), *reuse)
+            }
+            _ => Ok(()),
+        },
+        Undo::Silence(_) => {
+            socket.map_or(Ok(()), |socket| crate::file::socket::tcp::silence(socket.as_fd()))
         }
+        Undo::Uffd(pid, fd) => crate::memory::track::close_leftover(*pid, *fd, PATIENCE),
         Undo::Run(netns, argv, input) => run_inside(netns, argv, input),
     }
 }
@@ -245,20 +304,31 @@ mod tests {
     #[test]
     fn messages_come_back_as_they_went() {
         let all = [
-            Undo::Stub(12),
+            Undo::Stub(12, 0x7000),
             Undo::Write("/a b".into(), "THAWED".into()),
             Undo::Unlink("/x\ny".into()),
             Undo::RemoveDir("/d".into()),
             Undo::Repair(7, 8, 1),
+            Undo::Silence(9),
+            Undo::Uffd(9, 10),
             Undo::Run("/n".into(), vec!["nft".into(), "-f".into()], "delete\ntable".into()),
         ];
         let mut bytes: Vec<u8> = all.iter().flat_map(|u| encode(b'+', u)).collect();
         bytes.extend(encode(b'-', &all[2]));
-        let mut list = Vec::new();
-        assert!(!take_messages(&mut bytes, &mut list));
-        let kept: Vec<Undo> = all.iter().filter(|u| **u != all[2]).cloned().collect();
-        assert_eq!(list, kept);
+        let mut watch = Watch::default();
+        let (one, _) = UnixStream::pair().unwrap();
+        let (two, _) = UnixStream::pair().unwrap();
+        let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
+        watch.sockets.extend([OwnedFd::from(one), OwnedFd::from(two)]);
+        let sockets: Vec<u64> = watch.sockets.iter().map(inode).collect();
+        assert!(!watch.take_messages(&mut bytes));
+        let kept: Vec<&Undo> = all.iter().filter(|u| **u != all[2]).collect();
+        assert_eq!(watch.list.iter().map(|(undo, _)| undo).collect::<Vec<_>>(), kept);
+        let held = |undo: &Undo| watch.list.iter().find(|(u, _)| u == undo).unwrap().1.as_ref();
+        assert_eq!(held(&all[4]).map(inode), Some(sockets[0]));
+        assert_eq!(held(&all[5]).map(inode), Some(sockets[1]));
+        assert!(held(&all[0]).is_none());
         bytes.push(b'.');
-        assert!(take_messages(&mut bytes, &mut list));
+        assert!(watch.take_messages(&mut bytes));
     }
 }

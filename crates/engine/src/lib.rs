@@ -14,20 +14,26 @@ pub mod external;
 pub mod file;
 pub mod guardian;
 pub mod hooks;
+mod host;
+pub mod judge;
 pub mod memory;
 pub mod namespace;
 pub mod network;
 pub mod options;
+pub mod page_server;
 pub mod proc;
 pub mod restore;
+pub mod seal;
 mod stats;
 mod support;
 pub mod task;
+mod tool;
 
-pub use dump::dump;
+pub use dump::{dump, pre_dump};
 pub use error::{Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
+pub use judge::{Audit, audit};
 pub use options::Options;
 pub use restore::restore;
 
@@ -43,12 +49,4 @@ pub struct DumpReport {
 pub struct RestoreReport {
     /// The root task, in the caller's pid namespace.
     pub pid: i32,
-}
-
-/// Writes the memory that changed since the last pre-dump, and lets the tree go on.
-///
-/// # Errors
-/// As [`dump()`].
-pub fn pre_dump(_opts: &Options, _hooks: &mut dyn Hooks) -> Result<DumpReport> {
-    Err(Error::Unsupported("pre-dump".into()))
 }

@@ -4,13 +4,17 @@
 //! same [`Options`], and the defaults are CRIU's.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use torpor_policy::{Policy, Spec};
+
 use crate::external::External;
+use crate::seal::{OpenOptions, SealOptions};
 
 /// The largest unlinked file that a dump carries along unless told otherwise.
 pub const DEFAULT_GHOST_LIMIT: u64 = 1 << 20;
@@ -157,6 +161,22 @@ pub struct Options {
     /// Images go through the image streamer's sockets (`--stream`).
     pub stream: bool,
 
+    /// What images may ask for (`--policy`, `--policy-rule`).
+    pub policy: Arc<Policy>,
+    /// The configuration of the container, if a runtime calls; the policy can refer to
+    /// it.
+    pub spec: Option<Arc<Spec>>,
+    /// The key that shows which images were made on this host (`--host-key`); none are
+    /// known to be without.
+    pub host_key: Option<PathBuf>,
+    /// Seal the images (`--encrypt`).
+    pub seal: Option<SealOptions>,
+    /// How sealed images are opened (`--identity` …).
+    pub open: OpenOptions,
+    /// How many threads copy, seal and open memory (`--threads`); as many as the machine
+    /// has cores if not given.
+    pub threads: Option<NonZeroUsize>,
+
     /// Work without root, with `CAP_CHECKPOINT_RESTORE` (`--unprivileged`).
     pub unprivileged: bool,
 }
@@ -219,6 +239,12 @@ impl Default for Options {
             page_server: None,
             pidfd_store: None,
             stream: false,
+            policy: Arc::new(Policy::default()),
+            spec: None,
+            host_key: None,
+            seal: None,
+            open: OpenOptions::default(),
+            threads: None,
             unprivileged: false,
         }
     }
@@ -230,6 +256,15 @@ impl Options {
     pub fn patience(&self) -> Duration {
         const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         if self.timeout.is_zero() { FOR_EVER } else { self.timeout.min(FOR_EVER) }
+    }
+
+    /// How many threads work on memory. Each has buffers of up to 512 KiB: there are no
+    /// more than keep all of them below 64 MiB.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        const MOST: usize = 64;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.map_or(cores, usize::from).min(MOST)
     }
 
     /// Where relative log and pid files and statistics go.

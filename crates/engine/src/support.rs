@@ -5,24 +5,17 @@
 //! options that are neither here nor read anywhere.
 
 use crate::error::{Error, Result};
-use crate::options::{NetworkLock, Options};
+use crate::options::Options;
 
 /// An option, by CRIU's name, and whether it was used.
 type Row = (&'static str, fn(&Options) -> bool);
 
 /// Of every operation.
 const MISSING: &[Row] = &[
-    ("--tcp-close", |o| o.tcp_close),
-    ("--network-lock", |o| o.network_lock == NetworkLock::Nftables),
     ("--lsm-mount-context", |o| o.lsm_mount_context.is_some()),
-    ("--track-mem", |o| o.track_mem),
-    ("--prev-images-dir", |o| o.parent_img.is_some()),
-    ("--auto-dedup", |o| o.auto_dedup),
     ("--lazy-pages", |o| o.lazy_pages),
     ("--page-server", |o| o.page_server.is_some()),
     ("--stream", |o| o.stream),
-    ("--force-irmap", |o| o.force_irmap),
-    ("--irmap-scan-path", |o| !o.irmap_scan_paths.is_empty()),
 ];
 
 /// Refuses options that nothing carries out.
@@ -52,7 +45,6 @@ mod tests {
     const PERMISSIONS: &[&str] = &[
         "shell_job",
         "tcp_established",
-        "file_locks",
         "evasive_devices",
         "allow_uprobes",
         "weak_sysctls",
@@ -95,8 +87,9 @@ mod tests {
     fn no_option_is_ignored() {
         let mut text = String::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
-        // `timeout` is read through `patience()`.
+        // `timeout` is read through `patience()`, `threads` through `workers()`.
         text = text.replace("opts.patience()", "opts.timeout");
+        text = text.replace("opts.workers()", "opts.threads");
         let own = include_str!("support.rs");
         let missing = &own[..own.find("#[cfg(test)]").unwrap()];
         for field in fields() {
@@ -104,15 +97,14 @@ mod tests {
             let listed = [CALLERS, HINTS, PERMISSIONS, PENDING].concat().contains(&field.as_str());
             let read = reads(&text, &field);
             assert!(refused || listed || read, "nothing reads {field}: refuse it in support.rs");
-            let partly = field == "network_lock";
-            assert!(partly || !(refused && read), "{field} is read: take it out of support.rs");
+            assert!(!(refused && read), "{field} is read: take it out of support.rs");
         }
     }
 
     #[test]
     fn the_option_is_named() {
         assert!(check(&Options::default()).is_ok());
-        let error = check(&Options { tcp_close: true, ..Options::default() }).unwrap_err();
-        assert_eq!(error.to_string(), "--tcp-close is not supported");
+        let error = check(&Options { stream: true, ..Options::default() }).unwrap_err();
+        assert_eq!(error.to_string(), "--stream is not supported");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::task::{self, Filters, Images, ProcessState, Tree};
 use torpor_images::proto::MmEntry;
-use torpor_tracee::{StopState, Tracee, parse_maps};
+use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
 /// A process that ends with the test.
 struct Killed(Child);
@@ -51,7 +51,7 @@ fn stop(pid: i32) -> Vec<Tracee> {
         tids.iter().map(|&tid| Tracee::stopped(pid, tid, patience).unwrap().unwrap()).collect();
     let maps = parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap());
     let (leader, others) = threads.split_first_mut().unwrap();
-    leader.inject(&maps).unwrap();
+    leader.inject(&maps, stub_place(&maps).unwrap()).unwrap();
     others.iter_mut().for_each(|t| t.share_stub(leader));
     threads
 }

@@ -3,15 +3,19 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use prost::{Message, Name};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
+use torpor_seal::Checkpoint;
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
+use crate::pin::Pins;
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
+use crate::sealed::Unwrap;
 use crate::writer::Writer;
 
 /// The symbolic link to the directory that an incremental dump builds on.
@@ -27,11 +31,15 @@ const MAX_PARENTS: u32 = 4096;
 ///
 /// It is held open and files are opened relative to it, so that it stays the
 /// same whatever happens to its path, the root and the mount namespace.
-#[derive(Debug)]
 pub struct ImageDir {
     path: PathBuf,
     fd: OwnedFd,
     parents: u32,
+    pins: Pins,
+    /// What its files are sealed with; see the module `sealed`.
+    pub(crate) seal: Option<Arc<Checkpoint>>,
+    /// What opens its parents.
+    pub(crate) unwrap: Option<Arc<Unwrap>>,
 }
 
 impl ImageDir {
@@ -53,14 +61,21 @@ impl ImageDir {
     /// Takes over a descriptor of a directory; `path` is for messages only.
     #[must_use]
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), fd, parents: 0 }
+        Self { path: path.into(), fd, parents: 0, pins: Pins::default(), seal: None, unwrap: None }
     }
 
     fn open_at(at: BorrowedFd<'_>, name: &Path, path: &Path, parents: u32) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(at, name, flags, Mode::empty())
             .map_err(|errno| Error::io(path, "open", errno.into()))?;
-        Ok(Self { path: path.to_owned(), fd, parents })
+        Ok(Self {
+            path: path.to_owned(),
+            fd,
+            parents,
+            pins: Pins::default(),
+            seal: None,
+            unwrap: None,
+        })
     }
 
     /// The path that the directory was opened by.
@@ -76,11 +91,16 @@ impl ImageDir {
             return Err(Error::TooManyParents { file: path, limit: MAX_PARENTS });
         }
         match Self::open_at(self.fd.as_fd(), Path::new(PARENT_LINK), &path, self.parents + 1) {
-            Ok(parent) => Ok(Some(parent)),
+            Ok(parent) => self.open_parent(parent).map(Some),
             // A link that leads nowhere is an error: pages would be missing.
             Err(error) if error.is_missing() && !self.exists(PARENT_LINK)? => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether it was opened as the parent of another.
+    pub(crate) fn is_parent(&self) -> bool {
+        self.parents > 0
     }
 
     /// Makes this directory an incremental dump on top of `target`, a path
@@ -158,7 +178,11 @@ impl ImageDir {
     /// Starts a file of entries and data.
     pub fn writer(&self, kind: Kind, id: u64) -> Result<Writer> {
         let name = kind.file_name(id);
-        Writer::new(kind, &self.path.join(&name), self.create_file(&name)?)
+        let (path, file) = (self.path.join(&name), self.create_file(&name)?);
+        match self.seal_of(kind) {
+            Some(seal) => Writer::sealed(kind, &path, file, seal, &name),
+            None => Writer::new(kind, &path, file),
+        }
     }
 
     /// Reads a file that holds one entry and nothing else.
@@ -202,12 +226,16 @@ impl ImageDir {
         let name = kind.file_name(id);
         let path = self.path.join(&name);
         let file = self.open_file(&name)?;
+        if let Some(seal) = self.seal_of(kind) {
+            let (source, len) = self.open_records(seal, &name, file)?;
+            return Reader::new(kind, &path, source, len);
+        }
         let len = file.metadata().map_err(|error| Error::io(&path, "stat", error))?.len();
         Reader::new(kind, &path, Box::new(file), len)
     }
 
-    /// Creates a file that is written without a [`Writer`] (readable too),
-    /// such as `pages-ID.img`.
+    /// Creates a file that is written without a [`Writer`] (readable too), and so
+    /// never sealed.
     pub fn raw_file_create(&self, kind: Kind, id: u64) -> Result<File> {
         self.create_file(&kind.file_name(id))
     }
@@ -235,6 +263,22 @@ impl ImageDir {
     /// could make a restore read what its caller may not, fifos could block.
     pub fn open_file(&self, name: &str) -> Result<File> {
         check_name(name)?;
+        self.pins.open(name, &self.path.join(name), || self.open_now(name))
+    }
+
+    /// From now on each file that is opened stays as it was at the first time, and what
+    /// is missing stays missing; but for pages and pagemaps, which can be large.
+    pub fn start_pinning(&self) {
+        self.pins.start();
+    }
+
+    /// Files that have not been opened yet are opened as they are then; of those that
+    /// have, `wanted` names the ones that stay as they were.
+    pub fn stop_pinning(&self, wanted: impl Fn(&str) -> bool) {
+        self.pins.stop(wanted);
+    }
+
+    fn open_now(&self, name: &str) -> Result<File> {
         let path = self.path.join(name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -254,18 +298,30 @@ impl ImageDir {
     pub fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT) => {
+                self.seal.iter().for_each(|seal| seal.removed(name));
+                Ok(())
+            }
             Err(errno) => Err(Error::io(&self.path.join(name), "remove", errno.into())),
         }
     }
 
-    fn exists(&self, name: &str) -> Result<bool> {
+    pub(crate) fn exists(&self, name: &str) -> Result<bool> {
         check_name(name)?;
+        if let Some(known) = self.pins.has(name) {
+            return Ok(known);
+        }
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(Error::io(&self.path.join(name), "stat", errno.into())),
         }
+    }
+}
+
+impl std::fmt::Debug for ImageDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageDir").field("path", &self.path).field("seal", &self.seal).finish()
     }
 }
 

@@ -50,6 +50,12 @@ pub enum Error {
     /// The checkpoint has a format that is not known here.
     #[error("{}: image version {found}, only version {expected} is supported", file.display())]
     BadVersion { file: PathBuf, found: u32, expected: u32 },
+    /// The checkpoint is sealed, and nobody has given its key.
+    #[error("{}: is sealed; give an identity that can open it", file.display())]
+    Sealed { file: PathBuf },
+    /// A sealed file, or the checkpoint as a whole, is not what was sealed.
+    #[error("{}: {source}", dir.display())]
+    Seal { dir: PathBuf, source: torpor_seal::Error },
     /// A chain of `parent` directories does not end.
     #[error("{}: more than {limit} parent directories", file.display())]
     TooManyParents { file: PathBuf, limit: u32 },

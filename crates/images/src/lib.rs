@@ -11,13 +11,17 @@ pub mod dir;
 pub mod error;
 pub mod kind;
 pub mod pagemap;
+pub mod pages;
 pub mod payload;
+mod pin;
 pub mod reader;
+pub mod sealed;
 pub mod writer;
 
 pub use dir::ImageDir;
 pub use error::{Error, Result};
 pub use kind::Kind;
+pub use pin::MAX_PINNED;
 pub use reader::Reader;
 pub use writer::Writer;
 

@@ -38,6 +38,8 @@ pub struct Run {
 pub struct Pagemap {
     /// The N of `pages-N.img`.
     pub pages_id: u32,
+    /// The number in its own name: a process or a segment of shared memory.
+    pub owner: u64,
     /// What is mapped, in ascending order.
     pub runs: Vec<Run>,
 }
@@ -138,13 +140,14 @@ impl Pagemap {
     /// is not looked at.
     pub fn read_unbacked(dir: &ImageDir, kind: Kind, id: u64) -> Result<Self> {
         let file = dir.path().join(kind.file_name(id));
-        Self::from_reader(&mut dir.reader(kind, id)?.ok_or(Error::Missing { file })?)
+        let map = Self::from_reader(&mut dir.reader(kind, id)?.ok_or(Error::Missing { file })?)?;
+        Ok(Self { owner: id, ..map })
     }
 
-    /// Reads a pagemap up to the end of its file.
+    /// Reads a pagemap up to the end of its file; its owner is not in it.
     pub fn from_reader(reader: &mut Reader) -> Result<Self> {
         let head: PagemapHead = reader.expect()?;
-        let mut map = Self { pages_id: head.pages_id, runs: vec![] };
+        let mut map = Self { pages_id: head.pages_id, owner: 0, runs: vec![] };
         let mut end = 0;
         loop {
             let offset = reader.offset();

@@ -36,6 +36,9 @@ impl Reader {
             let offset = reader.offset;
             let found = reader.word("the magic number")?;
             if found != expected {
+                if torpor_seal::record::is_sealed(&found.to_le_bytes()) {
+                    return Err(Error::Sealed { file: reader.file });
+                }
                 return Err(Error::BadMagic { file: reader.file, offset, expected, found });
             }
         }

@@ -3,8 +3,11 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use prost::{Message, Name};
+use torpor_seal::Checkpoint;
+use torpor_seal::record::RecordWriter;
 
 use crate::error::{Error, Result, debug_check_message};
 use crate::kind::Kind;
@@ -15,22 +18,59 @@ use crate::reader::MAX_ENTRY;
 #[derive(Debug)]
 #[must_use = "an image is not complete before finish()"]
 pub struct Writer {
-    inner: BufWriter<File>,
+    inner: Out,
     file: PathBuf,
     kind: Kind,
     offset: u64,
+}
+
+/// Where a [`Writer`] writes to.
+#[derive(Debug)]
+enum Out {
+    Plain(BufWriter<File>),
+    Sealed { records: RecordWriter<BufWriter<File>>, seal: Arc<Checkpoint>, name: String },
 }
 
 impl Writer {
     /// Starts an image of `kind` in `out`, which is empty, with its magic
     /// numbers. `file` is its name in errors.
     pub fn new(kind: Kind, file: &Path, out: File) -> Result<Self> {
-        let mut writer =
-            Self { inner: BufWriter::new(out), file: file.to_owned(), kind, offset: 0 };
+        Self::start(kind, file, Out::Plain(BufWriter::new(out)))
+    }
+
+    /// Like [`Writer::new`], for the file `name` of the sealed checkpoint `seal`.
+    pub(crate) fn sealed(
+        kind: Kind,
+        file: &Path,
+        out: File,
+        seal: &Arc<Checkpoint>,
+        name: &str,
+    ) -> Result<Self> {
+        let records = seal
+            .writer(name, BufWriter::new(out))
+            .map_err(|source| Error::Seal { dir: file.to_owned(), source })?;
+        let (seal, name) = (Arc::clone(seal), name.to_owned());
+        Self::start(kind, file, Out::Sealed { records, seal, name })
+    }
+
+    fn start(kind: Kind, file: &Path, inner: Out) -> Result<Self> {
+        let mut writer = Self { inner, file: file.to_owned(), kind, offset: 0 };
         for word in kind.header.words() {
             writer.raw(&word.to_le_bytes())?;
         }
         Ok(writer)
+    }
+
+    /// What follows is sealed by itself.
+    fn end_record(&mut self) -> Result<()> {
+        match &mut self.inner {
+            Out::Plain(_) => Ok(()),
+            Out::Sealed { records, seal, .. } => seal
+                .times
+                .records
+                .measure(|| records.end_record())
+                .map_err(|source| Error::io(&self.file, "write", source)),
+        }
     }
 
     /// Writes one entry.
@@ -51,8 +91,13 @@ impl Writer {
             size,
             limit: MAX_ENTRY,
         })?;
+        // The magic numbers go with the first entry.
+        if self.offset > 4 * self.kind.header.words().len() as u64 {
+            self.end_record()?;
+        }
         self.raw(&len.to_le_bytes())?;
-        self.raw(bytes)
+        self.raw(bytes)?;
+        self.end_record()
     }
 
     /// Writes data that is no entry.
@@ -67,19 +112,33 @@ impl Writer {
     }
 
     /// Writes what is still buffered; the file is complete then.
-    pub fn finish(mut self) -> Result<()> {
-        self.flush().map_err(|source| Error::io(&self.file, "write", source))
+    pub fn finish(self) -> Result<()> {
+        let failed = |source| Error::io(&self.file, "write", source);
+        match self.inner {
+            Out::Plain(mut out) => out.flush().map_err(failed),
+            Out::Sealed { records, seal, name } => {
+                let (_, sum) = seal.times.records.measure(|| records.finish()).map_err(failed)?;
+                seal.wrote(&name, sum);
+                Ok(())
+            }
+        }
     }
 }
 
 impl Write for Writer {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let count = self.inner.write(buf)?;
+        let count = match &mut self.inner {
+            Out::Plain(out) => out.write(buf)?,
+            Out::Sealed { records, .. } => records.write(buf)?,
+        };
         self.offset += count as u64;
         Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
+        match &mut self.inner {
+            Out::Plain(out) => out.flush(),
+            Out::Sealed { records, .. } => records.flush(),
+        }
     }
 }

@@ -151,3 +151,42 @@ fn every_kind_is_in_the_documentation() {
         }
     }
 }
+
+#[test]
+fn what_was_opened_stays_as_it_was() {
+    let (temp, dir) = dir();
+    let large = vec![7; (1 << 20) + 1];
+    dir.write_one(kind::PSTREE, 0, &pstree(1)).unwrap();
+    std::fs::write(temp.path().join("iptables-1.img"), &large).unwrap();
+    std::fs::write(temp.path().join("pages-1.img"), "old").unwrap();
+    let read = |name: &str| -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![];
+        dir.open_file(name)?.read_to_end(&mut bytes).unwrap();
+        Ok(bytes)
+    };
+    dir.start_pinning();
+    assert_eq!(read("iptables-1.img").unwrap(), large);
+    assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), [pstree(1)]);
+    assert!(read("nftables-1.img").unwrap_err().is_missing());
+    assert_eq!(read("pages-1.img").unwrap(), b"old");
+    for stopped in [false, true] {
+        // In place, and by a new file of the same name.
+        std::fs::write(temp.path().join("iptables-1.img"), "new").unwrap();
+        dir.remove("pstree.img").unwrap();
+        dir.write_one(kind::PSTREE, 0, &pstree(2)).unwrap();
+        for name in ["nftables-1.img", "rule-1.img", "pages-1.img"] {
+            std::fs::write(temp.path().join(name), "new").unwrap();
+        }
+        assert_eq!(read("iptables-1.img").unwrap(), large);
+        assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), [pstree(1)]);
+        assert!(read("nftables-1.img").unwrap_err().is_missing());
+        assert!(!dir.has(kind::NFTABLES, 1).unwrap());
+        assert_eq!(read("pages-1.img").unwrap(), b"new");
+        if !stopped {
+            dir.stop_pinning(|name| name != "route-1.img");
+        }
+    }
+    assert_eq!(read("rule-1.img").unwrap(), b"new");
+    dir.stop_pinning(|name| name != "pstree.img");
+    assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), [pstree(2)]);
+}

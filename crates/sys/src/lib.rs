@@ -12,14 +12,17 @@ pub mod inherited;
 pub mod ipc;
 pub mod kcmp;
 pub mod mount;
+pub mod notify;
 pub mod ns;
 pub mod peer;
 pub mod process;
 pub mod ptrace;
 pub mod sched;
+pub mod secrecy;
 pub mod socket;
 pub mod stub;
 pub mod tty;
+pub mod uffd;
 pub mod vm;
 
 use std::io;

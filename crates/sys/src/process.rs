@@ -143,9 +143,14 @@ pub fn spawn_gated(
 /// # Errors
 /// `EBUSY` if this process has more than one thread; else see fork(2).
 pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
-    let threads = std::fs::read_dir("/proc/self/task")?.count();
-    if threads != 1 {
-        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    // A thread that has been joined is listed for a moment still.
+    let mut patience = 100;
+    while std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        if patience == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        patience -= 1;
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     // SAFETY: single-threaded (checked above), so that the child's copy of every
     // lock and allocator state is consistent.
@@ -193,13 +198,26 @@ impl Status {
 }
 
 /// Waits for a child or tracee, threads included (wait4(2) with `__WALL`).
-/// `pid` -1 means any. Returns `None` if `block` is false and there is nothing.
+/// Returns `None` if `block` is false and there is nothing.
 ///
 /// # Errors
 /// `ECHILD` when there is no such child or tracee.
 pub fn wait(pid: i32, block: bool) -> Result<Option<(i32, Status)>> {
+    wait_with(pid, if block { 0 } else { libc::WNOHANG })
+}
+
+/// Takes note of any one child or tracee of the calling thread that has something to
+/// report by now. What other threads trace is theirs to wait for.
+///
+/// # Errors
+/// `ECHILD` when there is no child or tracee.
+pub fn wait_any() -> Result<Option<(i32, Status)>> {
+    wait_with(-1, libc::WNOHANG | libc::__WNOTHREAD)
+}
+
+fn wait_with(pid: i32, flags: i32) -> Result<Option<(i32, Status)>> {
     let mut status = 0;
-    let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
+    let flags = libc::__WALL | flags;
     loop {
         // SAFETY: `status` is a valid place for the result.
         let ret = unsafe { libc::wait4(pid, &raw mut status, flags, std::ptr::null_mut()) };
@@ -350,5 +368,26 @@ mod file_owner_tests {
         drop(other);
         assert_eq!(owner("after"), before);
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::process::Command;
+    use std::thread::spawn;
+
+    #[test]
+    fn children_of_other_threads_are_left_to_them() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        // Until it has ended; it stays to be waited for.
+        let id = rustix::process::WaitId::Pid(rustix::process::Pid::from_raw(pid).unwrap());
+        let look = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(id, look).unwrap();
+        let found = spawn(wait_any).join().unwrap();
+        assert_eq!(found.unwrap_err().raw_os_error(), Some(libc::ECHILD));
+        assert!(child.wait().unwrap().success());
     }
 }

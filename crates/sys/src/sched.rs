@@ -47,6 +47,34 @@ pub fn set_attributes(tid: i32, attr: &Attributes) -> Result<()> {
     unsafe { syscall(libc::SYS_sched_setattr, args) }.map(drop)
 }
 
+/// Bytes of a set of processors: more than any kernel has (`CONFIG_NR_CPUS` is 8192 at
+/// most).
+const CPU_SET: usize = 1024;
+
+/// The processors that a thread may run on (sched_getaffinity(2)): a bit each, the lowest
+/// byte first, without trailing zeroes.
+///
+/// # Errors
+/// `ESRCH`.
+pub fn affinity(tid: i32) -> Result<Vec<u8>> {
+    let mut set = vec![0u8; CPU_SET];
+    let args = [u64::from(tid.cast_unsigned()), CPU_SET as u64, addr(set.as_mut_ptr()), 0, 0, 0];
+    // SAFETY: the kernel writes at most `CPU_SET` bytes to `set`, which has as many.
+    unsafe { syscall(libc::SYS_sched_getaffinity, args) }?;
+    set.truncate(set.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
+    Ok(set)
+}
+
+/// Changes the processors that a thread may run on (sched_setaffinity(2)).
+///
+/// # Errors
+/// `EINVAL` if none of them is there, or allowed by its cpuset; `EPERM`, `ESRCH`.
+pub fn set_affinity(tid: i32, set: &[u8]) -> Result<()> {
+    let args = [u64::from(tid.cast_unsigned()), set.len() as u64, addr(set.as_ptr()), 0, 0, 0];
+    // SAFETY: the kernel reads as many bytes as `set` has.
+    unsafe { syscall(libc::SYS_sched_setaffinity, args) }.map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +85,17 @@ mod tests {
         let own = attributes(0).unwrap();
         set_attributes(0, &own).unwrap();
         assert_eq!(attributes(0).unwrap(), own);
+    }
+
+    #[test]
+    fn affinity_comes_back() {
+        let own = affinity(0).unwrap();
+        let lowest = own.iter().position(|&byte| byte != 0).unwrap();
+        let mut one = vec![0; lowest];
+        one.push(own[lowest] & own[lowest].wrapping_neg());
+        set_affinity(0, &one).unwrap();
+        assert_eq!(affinity(0).unwrap(), one);
+        set_affinity(0, &own).unwrap();
+        assert_eq!(affinity(0).unwrap(), own);
     }
 }

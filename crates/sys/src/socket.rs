@@ -59,8 +59,6 @@ impl Opt {
     pub const MCAST_MSFILTER_V4: Opt = Opt::new(libc::IPPROTO_IP, 48);
     /// `struct group_filter`.
     pub const MCAST_MSFILTER_V6: Opt = Opt::new(libc::IPPROTO_IPV6, 48);
-    /// Bit set of groups (read only).
-    pub const NETLINK_LIST_MEMBERSHIPS: Opt = Opt::new(libc::SOL_NETLINK, 9);
     /// `struct packet_mreq_max`.
     pub const PACKET_ADD_MEMBERSHIP: Opt = Opt::new(libc::SOL_PACKET, 1);
     /// `struct tpacket_req` or `tpacket_req3`.

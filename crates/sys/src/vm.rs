@@ -58,6 +58,8 @@ pub fn write(pid: i32, address: u64, buf: &[u8]) -> Result<usize> {
 
 /// A category of pages for [`scan`]; values of linux/fs.h.
 pub mod page {
+    /// In a mapping that is tracked by asynchronous write-protection.
+    pub const IS_WPALLOWED: u64 = 1 << 0;
     /// Written since it was write-protected.
     pub const IS_WRITTEN: u64 = 1 << 1;
     /// Belongs to a file, shared memory, or is the shared zero page's opposite.
@@ -109,6 +111,9 @@ struct ScanArg {
 /// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 
+/// `PM_SCAN_WP_MATCHING`.
+const WP_MATCHING: u64 = 1 << 0;
+
 /// A search for pages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scan {
@@ -124,20 +129,24 @@ pub struct Scan {
     pub inverted: u64,
     /// Categories to report.
     pub report: u64,
+    /// Write-protect the pages that match, in mappings where that is tracked.
+    pub protect: bool,
 }
 
 /// Finds pages of an address space through its `/proc/PID/pagemap`, without
 /// touching holes (`PAGEMAP_SCAN`, Linux 6.7). Returns the number of regions
-/// filled into `out` and the address where the walk ended.
+/// filled into `out` and the address where the walk ended. With no room in `out` nothing
+/// is reported.
 ///
 /// # Errors
 /// `ENOTTY` on kernels without it; `EINVAL` for unaligned ranges.
 pub fn scan(pagemap: &File, what: &Scan, out: &mut [PageRegion]) -> Result<(usize, u64)> {
     let mut arg = ScanArg {
         size: size_of::<ScanArg>() as u64,
+        flags: if what.protect { WP_MATCHING } else { 0 },
         start: what.start,
         end: what.end,
-        vec: addr(out.as_mut_ptr()),
+        vec: if out.is_empty() { 0 } else { addr(out.as_mut_ptr()) },
         vec_len: out.len() as u64,
         category_inverted: what.inverted,
         category_mask: what.all_of,

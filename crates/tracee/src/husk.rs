@@ -212,17 +212,6 @@ impl Tracee {
         self.answer(what, result)
     }
 
-    fn answer(&self, what: &str, result: u64) -> Result<u64> {
-        match result.cast_signed() {
-            e @ -4095..0 => Err(Error::Remote {
-                pid: self.tid,
-                what: what.to_owned(),
-                source: std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(0)),
-            }),
-            _ => Ok(result),
-        }
-    }
-
     /// Makes the kernel pass over its seccomp filters as long as it is traced.
     ///
     /// # Errors

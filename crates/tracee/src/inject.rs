@@ -23,6 +23,8 @@ use crate::frame::{self, FRAME_SIZE};
 use crate::{Error, Mapping, RemoteAddr, Result, Tracee, parse_maps};
 
 const PAGE: u64 = 4096;
+/// How long a task is left alone at most before it is stopped again to see where it is.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Code page, frame, records, data.
 const FRAME_AT: u64 = PAGE;
 const RECORDS_AT: u64 = FRAME_AT + FRAME_SIZE as u64;
@@ -67,40 +69,60 @@ impl Stub {
     }
 }
 
+/// Where in a task with these mappings a stub can be placed: next to nothing, so that no
+/// mapping can be taken for it, nor it for a part of one. To be known before it is there,
+/// for whoever is to remove it if its supervisor dies.
+pub fn stub_place(maps: &[Mapping]) -> Option<u64> {
+    /// Free on both sides; a page of it would do.
+    const ASIDE: u64 = 16 * PAGE;
+    let gaps = maps.iter().zip(maps.iter().skip(1));
+    // A stack grows downwards into its gap.
+    let gaps = gaps.filter(|(_, above)| above.name != "[stack]" && above.end <= 1 << 47);
+    gaps.rev().find_map(|(below, above)| {
+        let base = above.start.checked_sub(STUB_SIZE + ASIDE)?;
+        (base >= below.end.checked_add(ASIDE)?).then_some(base)
+    })
+}
+
 impl Tracee {
-    /// Maps a stub into the task, at an address of the kernel's choice.
-    /// `maps` are the mappings of the task.
+    /// Maps a stub into the task, at `base` ([`stub_place`]). `maps` are the mappings of
+    /// the task.
     ///
     /// # Errors
     /// Unusable for 32-bit tasks and for tasks without a `syscall` instruction.
-    pub fn inject(&mut self, maps: &[Mapping]) -> Result<()> {
+    pub fn inject(&mut self, maps: &[Mapping], base: u64) -> Result<()> {
         if self.own.cs != 0x33 {
             return Err(Error::Unusable {
                 pid: self.tid,
                 reason: "it runs 32-bit code, which is not supported".to_owned(),
             });
         }
-        let args = [
-            0,
-            STUB_SIZE,
-            (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64,
-            (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64,
-            u64::MAX,
-            0,
-        ];
-        let base = self.call_without_stub(maps, libc::SYS_mmap, args)?;
-        if base.cast_signed() < 0 {
-            return Err(Error::Remote {
-                pid: self.tid,
-                what: "mmap of the stub".to_owned(),
-                source: std::io::Error::from_raw_os_error(
-                    i32::try_from(-base.cast_signed()).unwrap_or(0),
-                ),
-            });
+        let (read_write, exec) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
+        let new = libc::MAP_FIXED_NOREPLACE;
+        match self.map(maps, [base, STUB_SIZE], read_write | exec, new) {
+            Ok(()) => self.write(RemoteAddr(base), stub::code())?,
+            // It may have no memory that is writable and executable (PR_SET_MDWE, SELinux):
+            // the code gets a page of its own, that only a tracer can write.
+            Err(e) if is_denied(&e) => {
+                self.map(maps, [base, STUB_SIZE], read_write, new)?;
+                self.map(maps, [base, PAGE], libc::PROT_READ | exec, libc::MAP_FIXED)?;
+                memory(self.pid)
+                    .and_then(|memory| memory.write_all_at(stub::code(), base))
+                    .map_err(Error::os(self.tid, "writing the stub"))?;
+            }
+            Err(e) => return Err(e),
         }
-        self.write(RemoteAddr(base), stub::code())?;
         self.stub = Some(Stub::at(base));
         Ok(())
+    }
+
+    /// Maps anonymous memory (first address and length) while there is no stub.
+    fn map(&mut self, maps: &[Mapping], range: [u64; 2], prot: i32, flags: i32) -> Result<()> {
+        let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let [prot, flags] = [prot, flags].map(|bits| u64::from(bits.cast_unsigned()));
+        let args = [range[0], range[1], prot, flags, u64::MAX, 0];
+        let result = self.call_without_stub(maps, libc::SYS_mmap, args)?;
+        self.answer("mmap of the stub", result).map(drop)
     }
 
     /// Uses the stub that another thread of the same process has.
@@ -119,8 +141,21 @@ impl Tracee {
     /// Gone; or the kernel's.
     pub fn eject(&mut self, maps: &[Mapping]) -> Result<()> {
         let Some(stub) = self.stub.take() else { return Ok(()) };
-        self.call_without_stub(maps, libc::SYS_munmap, [stub.base, STUB_SIZE, 0, 0, 0, 0])?;
-        Ok(())
+        let args = [stub.base, STUB_SIZE, 0, 0, 0, 0];
+        let result = self.call_without_stub(maps, libc::SYS_munmap, args)?;
+        self.answer("munmap of the stub", result).map(drop)
+    }
+
+    /// What the kernel answered to a call in the task.
+    pub(crate) fn answer(&self, what: &str, result: u64) -> Result<u64> {
+        match result.cast_signed() {
+            e @ -4095..0 => Err(Error::Remote {
+                pid: self.tid,
+                what: what.to_owned(),
+                source: std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(0)),
+            }),
+            _ => Ok(result),
+        }
     }
 
     /// Makes a system call with nothing of ours mapped in the task.
@@ -173,11 +208,7 @@ impl Tracee {
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
         let (own, mask) = (self.own, self.own_mask);
         let state = self.xstate()?.to_vec();
-        let Ok(memory) =
-            OpenOptions::new().read(true).write(true).open(format!("/proc/{}/mem", self.pid))
-        else {
-            return Ok(None);
-        };
+        let Ok(memory) = memory(self.pid) else { return Ok(None) };
         let at = scratch::find(&memory, stack.start);
         let content = frame::build(at + 64, &own, &state, mask);
         if scratch::write(&memory, at, found[1], &content).is_err() {
@@ -254,6 +285,16 @@ fn to_bytes(r: &Record) -> [u8; 80] {
     out
 }
 
+/// Whether a task may not do what it was made to.
+fn is_denied(e: &Error) -> bool {
+    matches!(e, Error::Remote { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
+/// The memory of a task, which a tracer can write wherever it is private.
+fn memory(pid: i32) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))
+}
+
 /// A place on a program's stack that the program has nothing in.
 mod scratch {
     use super::{FRAME_SIZE, File, FileExt, PAGE};
@@ -269,6 +310,12 @@ mod scratch {
         let unused =
             memory.read_exact_at(&mut now, stack_start).is_ok() && now.iter().all(|&b| b == 0);
         if unused { stack_start } else { stack_start - SIZE }
+    }
+
+    /// Whether a stack pointer is that of a task on its way back, before or behind the
+    /// return to its signal restorer. What was written below a stack belongs to it.
+    pub(super) fn contains(stack_pointer: u64, stack_start: u64) -> bool {
+        [56, 64].contains(&stack_pointer.wrapping_sub(stack_start))
     }
 
     /// Writes the return address at `at + 56` and the frame at `at + 64`.
@@ -362,32 +409,81 @@ fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
     None
 }
 
-/// Removes the stub that a dead supervisor left behind in process `pid`, which runs on
-/// its own again. Returns whether there was one.
+/// Removes the stub that a dead supervisor may have left behind at `base` in process
+/// `pid`, which runs on its own again.
 ///
 /// # Errors
 /// Gone; the kernel's.
-pub fn remove_leftover(pid: i32, patience: Duration) -> Result<bool> {
+pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
+    let stub = Stub::at(base);
+    let mut pause = Duration::from_millis(1);
     loop {
-        let maps = read_maps(pid)?;
-        let Some(base) = leftover(pid, &maps) else { return Ok(false) };
-        Tracee::seize(pid, false)?;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let Some(mut tracee) = Tracee::stopped(pid, pid, left)? else {
-            return Err(Error::Unusable { pid, reason: "it does not stop".to_owned() });
-        };
-        let stub = Stub::at(base);
-        // Another thread may be on its way back from it as well.
-        if in_use(pid, &tracee, stub) && Instant::now() < deadline {
+        if let Some(mut tracee) = stop_again(pid, deadline)? {
+            let maps = read_maps(pid)?;
+            if !in_use(pid, &tracee, stub, &maps) {
+                let gone = if is_leftover(pid, base, &maps) {
+                    tracee.stub = Some(stub);
+                    tracee.eject(&maps)
+                } else {
+                    Ok(())
+                };
+                return tracee.finish().and(gone);
+            }
             tracee.finish()?;
-            std::thread::sleep(Duration::from_millis(1));
-            continue;
+            // It would end its process to take away what one of its threads executes.
+            if Instant::now() > deadline {
+                let reason = format!("it does not leave the stub at {base:x}");
+                return Err(Error::Unusable { pid, reason });
+            }
         }
-        tracee.stub = Some(stub);
-        tracee.eject(&maps)?;
-        tracee.finish()?;
-        return Ok(true);
+        // On a busy machine a task that is stopped too often never gets to its next instruction.
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Closes a descriptor that a dead supervisor has made in process `pid`, which runs on its
+/// own again.
+///
+/// # Errors
+/// Gone; the kernel's; no room for a stub.
+pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
+    let deadline = Instant::now() + patience;
+    let mut tracee = loop {
+        match stop_again(pid, deadline)? {
+            Some(tracee) => break tracee,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let maps = read_maps(pid)?;
+    let full = || Error::Unusable { pid, reason: "no room for a stub".to_owned() };
+    let closed = stub_place(&maps)
+        .ok_or_else(full)
+        .and_then(|base| tracee.inject(&maps, base))
+        .and_then(|()| tracee.call("close", libc::SYS_close, [u64::from(fd.cast_unsigned())]));
+    let gone = tracee.eject(&maps);
+    tracee.finish().and(gone).and(closed).map(drop)
+}
+
+/// Stops the leader of a process whose supervisor has just died; `None` if that has not
+/// let it go yet: it closes its files, by which others know of its end, before.
+fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Tracee>> {
+    let status =
+        std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::Gone { pid })?;
+    match Tracee::seize(pid, !status.contains("Seccomp:\t0\n")) {
+        Err(Error::Os { source, .. })
+            if source.kind() == std::io::ErrorKind::PermissionDenied
+                && Instant::now() < deadline =>
+        {
+            return Ok(None);
+        }
+        seized => seized?,
+    }
+    let left = deadline.saturating_duration_since(Instant::now());
+    match Tracee::stopped(pid, pid, left)? {
+        None => Err(Error::Unusable { pid, reason: "it does not stop".to_owned() }),
+        stopped => Ok(stopped),
     }
 }
 
@@ -397,29 +493,25 @@ fn read_maps(pid: i32) -> Result<Vec<Mapping>> {
     Ok(parse_maps(&text))
 }
 
-/// Where a mapping looks like a stub: its size, its rights, its first bytes. A
-/// supervisor that died right after it mapped a stub has left it empty. Stubs of several
-/// dead supervisors lie side by side, and show as one mapping.
-fn leftover(pid: i32, maps: &[Mapping]) -> Option<u64> {
-    let rwx = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-    let code = stub::code();
-    let is_stub = |m: &Mapping, at: u64| {
-        let mut head = vec![0u8; code.len()];
-        let whole = (m.end - m.start).is_multiple_of(STUB_SIZE);
-        torpor_sys::vm::read(pid, at, &mut head).is_ok_and(|n| n == head.len())
-            && (head == code || whole && head.iter().all(|&b| b == 0))
-    };
-    maps.iter().filter(|m| m.prot == rwx && m.inode == 0).find_map(|m| {
-        let count = (m.end - m.start) / STUB_SIZE;
-        let upwards = (0..count).map(|i| m.start + i * STUB_SIZE);
-        let downwards = (1..=count).map(|i| m.end - i * STUB_SIZE);
-        upwards.chain(downwards).find(|&at| is_stub(m, at))
-    })
+/// Whether there is a stub at `base`: it begins with the code, or is anonymous memory
+/// of just its size that is empty, where the supervisor died right after it had mapped it.
+fn is_leftover(pid: i32, base: u64, maps: &[Mapping]) -> bool {
+    let end = base + STUB_SIZE;
+    let parts: Vec<_> = maps.iter().filter(|m| m.start < end && m.end > base).collect();
+    let mut head = vec![0u8; stub::code().len()];
+    let readable = torpor_sys::vm::read(pid, base, &mut head).is_ok_and(|n| n == head.len());
+    let whole = parts.first().is_some_and(|m| m.start == base)
+        && parts.last().is_some_and(|m| m.end == end);
+    readable
+        && parts.iter().all(|m| m.inode == 0 && m.name.is_empty())
+        && (head == stub::code() || whole && head.iter().all(|&byte| byte == 0))
 }
 
-/// Whether a thread of the process executes the stub at the moment.
-fn in_use(pid: i32, leader: &Tracee, stub: Stub) -> bool {
-    if stub.code_contains(leader.own.rip) {
+/// Whether the leader of a process still is where its dead supervisor has sent it, or
+/// another thread executes the stub: it may only just be about to map it.
+fn in_use(pid: i32, leader: &Tracee, stub: Stub, maps: &[Mapping]) -> bool {
+    let stack = maps.iter().find(|m| m.name == "[stack]").map_or(0, |m| m.start);
+    if stub.code_contains(leader.own.rip) || scratch::contains(leader.own.rsp, stack) {
         return true;
     }
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };

@@ -18,7 +18,7 @@ mod stop;
 
 pub use batch::{Batch, Call, Outcome, Slot};
 pub use husk::Birth;
-pub use inject::{STUB_SIZE, remove_leftover};
+pub use inject::{STUB_SIZE, close_leftover, remove_leftover, stub_place};
 pub use maps::{Mapping, parse_maps};
 pub use stop::{StopState, Tracee};
 

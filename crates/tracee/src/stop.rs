@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use torpor_sys::process::{Status, wait};
+use torpor_sys::process::{Status, wait, wait_any};
 use torpor_sys::ptrace::{self, Registers, SigInfo, option};
 use torpor_sys::stub::DONE;
 
@@ -96,6 +96,19 @@ impl Tracee {
         let mut tracee = Self::here(pid, tid, state)?;
         tracee.leave_critical_section()?;
         Ok(Some(tracee))
+    }
+
+    /// Whether the process is to end if the supervisor does before it has let the thread go.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn die_with_supervisor(&self, tied: bool) -> Result<()> {
+        let options = option::TRACESYSGOOD | if tied { option::EXITKILL } else { 0 };
+        // A supervisor that is filtered itself cannot suspend filters, nor has it any to
+        // keep suspended: it could not have seized the thread.
+        ptrace::set_options(self.tid, options | option::SUSPEND_SECCOMP)
+            .or_else(|_| ptrace::set_options(self.tid, options))
+            .map_err(Error::os(self.tid, "PTRACE_SETOPTIONS"))
     }
 
     /// Takes stock of a thread that is stopped now.
@@ -384,7 +397,7 @@ fn other_threads(pid: i32) -> Vec<i32> {
 
 /// Takes note of any one child or tracee that has something to report.
 fn reap_stray(tids: &mut Vec<i32>) -> bool {
-    match wait(-1, false) {
+    match wait_any() {
         Ok(Some((tid, Status::Stopped { .. }))) => ptrace::cont(tid, libc::SIGKILL).is_ok(),
         Ok(Some((tid, _))) => {
             tids.retain(|&t| t != tid);

@@ -3,7 +3,7 @@
 
 use std::process::{Child, Command, Stdio};
 
-use torpor_tracee::{Mapping, Tracee, parse_maps};
+use torpor_tracee::{Mapping, STUB_SIZE, Tracee, parse_maps, remove_leftover, stub_place};
 
 struct Killed(Child);
 
@@ -53,7 +53,7 @@ fn a_sleeper_runs_calls_and_goes_on() {
     let (_child, pid) = spawn("/bin/sleep", &["1000"]);
     let before = maps(pid);
     let mut t = stop(pid);
-    t.inject(&before).unwrap();
+    t.inject(&before, stub_place(&before).unwrap()).unwrap();
     let mut batch = t.batch();
     let pid_call = batch.call(libc::SYS_getpid, []);
     let bad = batch.call(libc::SYS_close, [9999]);
@@ -81,7 +81,7 @@ fn a_failing_call_ends_the_batch_when_asked() {
     let (_child, pid) = spawn("/bin/sleep", &["1000"]);
     let m = maps(pid);
     let mut t = stop(pid);
-    t.inject(&m).unwrap();
+    t.inject(&m, stub_place(&m).unwrap()).unwrap();
     let mut batch = t.batch();
     let open = batch.must(libc::SYS_openat, [at_cwd(), 0, 0]);
     let never = batch.call(libc::SYS_getpid, []);
@@ -104,7 +104,7 @@ fn many_records_are_run_in_chunks() {
     let (_child, pid) = spawn("/bin/sleep", &["1000"]);
     let m = maps(pid);
     let mut t = stop(pid);
-    t.inject(&m).unwrap();
+    t.inject(&m, stub_place(&m).unwrap()).unwrap();
     let mut batch = t.batch();
     let calls: Vec<_> = (0..2000).map(|_| batch.call(libc::SYS_getppid, [])).collect();
     let out = batch.run().unwrap();
@@ -121,7 +121,7 @@ fn a_reader_restarts_its_read() {
     let (mut child, pid) = spawn("/bin/cat", &[]);
     let m = maps(pid);
     let mut t = stop(pid);
-    t.inject(&m).unwrap();
+    t.inject(&m, stub_place(&m).unwrap()).unwrap();
     t.call("getpid", libc::SYS_getpid, []).unwrap();
     t.eject(&m).unwrap();
     t.finish().unwrap();
@@ -170,7 +170,7 @@ fn tracer_for_the_kill_test() {
     loop {
         let m = maps(pid);
         let mut t = stop(pid);
-        t.inject(&m).unwrap();
+        t.inject(&m, stub_place(&m).unwrap()).unwrap();
         for _ in 0..3 {
             t.call("getpid", libc::SYS_getpid, []).unwrap();
         }
@@ -213,7 +213,9 @@ fn a_killed_tracer_does_no_harm() {
     }
     // What it left behind goes.
     let pid_t = i32::try_from(pid).unwrap();
-    while torpor_tracee::remove_leftover(pid_t, std::time::Duration::from_secs(5)).unwrap() {}
+    for m in maps(pid_t).iter().filter(|m| m.end - m.start == STUB_SIZE) {
+        remove_leftover(pid_t, m.start, std::time::Duration::from_secs(5)).unwrap();
+    }
     assert!(maps(pid_t).iter().all(|m| m.prot != 7), "a stub is left");
     let ticks = |pid: u32| {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))

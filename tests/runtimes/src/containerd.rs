@@ -39,6 +39,8 @@ impl<'a> Containerd<'a> {
         let log = File::create(scratch.join("containerd.log")).unwrap();
         let mut command = scratch.command("containerd");
         command.arg("--config").arg(dir.join("config.toml"));
+        // It leaves the images of checkpoints there.
+        command.env("TMPDIR", scratch.dir("tmp"));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         let containerd = Self { scratch, daemon: command.spawn().unwrap() };
         until_true("containerd answers", || {

@@ -15,6 +15,8 @@ pub type Step = Box<dyn FnMut() -> io::Result<()> + Send>;
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
+    rest: Arc<AtomicBool>,
+    resting: Vec<Arc<AtomicBool>>,
     steps: Vec<Arc<AtomicU64>>,
     error: Arc<Mutex<Option<io::Error>>>,
 }
@@ -22,13 +24,26 @@ pub struct Load {
 impl Load {
     /// Starts the clients.
     pub fn start(clients: Vec<Step>) -> Self {
-        let mut load = Self { stop: Arc::default(), steps: Vec::new(), error: Arc::default() };
+        let mut load = Self {
+            stop: Arc::default(),
+            rest: Arc::default(),
+            resting: Vec::new(),
+            steps: Vec::new(),
+            error: Arc::default(),
+        };
         for mut step in clients {
-            let steps = Arc::<AtomicU64>::default();
+            let (steps, resting) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
             load.steps.push(steps.clone());
-            let (stop, error) = (load.stop.clone(), load.error.clone());
+            load.resting.push(resting.clone());
+            let (stop, rest, error) = (load.stop.clone(), load.rest.clone(), load.error.clone());
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
+                    let rests = rest.load(Ordering::Relaxed);
+                    resting.store(rests, Ordering::Relaxed);
+                    if rests {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                        continue;
+                    }
                     if let Err(failed) = step() {
                         // A client that was told to stop may lose its server at any time.
                         if !stop.load(Ordering::Relaxed) {
@@ -43,6 +58,15 @@ impl Load {
             });
         }
         load
+    }
+
+    /// Lets the clients rest, with all their answers had and their connections open, or go on.
+    #[track_caller]
+    pub fn rest(&self, rest: bool) {
+        self.rest.store(rest, Ordering::Relaxed);
+        until_true("all clients rest or go on", || {
+            self.resting.iter().all(|resting| resting.load(Ordering::Relaxed) == rest)
+        });
     }
 
     /// Waits until each client has had `more` further answers, all of them right.

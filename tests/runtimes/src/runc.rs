@@ -107,7 +107,8 @@ pub struct Container<'a> {
     /// The runc that stays in front of a container which is not detached.
     front: Option<Child>,
     images: PathBuf,
-    pre_dumped: bool,
+    /// How many rounds of memory have been saved.
+    rounds: u32,
 }
 
 impl<'a> Container<'a> {
@@ -115,8 +116,7 @@ impl<'a> Container<'a> {
     #[track_caller]
     pub fn start(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
         let container = Self::new(scratch, bundle);
-        container.run().arg("--detach").arg(&container.id).succeed();
-        container.expect_running();
+        container.detached(container.run());
         container
     }
 
@@ -150,7 +150,7 @@ impl<'a> Container<'a> {
         let text = serde_json::to_string_pretty(&bundle.config).unwrap();
         fs::write(bundle.dir.join("config.json"), text).unwrap();
         let id = scratch.name().to_owned();
-        Self { scratch, bundle, id, front: None, images: scratch.dir("images"), pre_dumped: false }
+        Self { scratch, bundle, id, front: None, images: scratch.dir("images"), rounds: 0 }
     }
 
     /// The same container on another host, of which the other scratch directory is the disk: its
@@ -178,7 +178,12 @@ impl<'a> Container<'a> {
     /// `runc ACTION`.
     pub fn runc(&self, action: &str) -> Command {
         let mut command = self.scratch.command("runc");
-        command.arg("--root").arg(self.scratch.join("runc")).arg(action);
+        command
+            .arg("--root")
+            .arg(self.scratch.join("runc"))
+            .arg("--log")
+            .arg(self.log())
+            .arg(action);
         command
     }
 
@@ -214,10 +219,24 @@ impl<'a> Container<'a> {
     /// Saves the memory and leaves the container running; later dumps save only what has changed.
     #[track_caller]
     pub fn pre_dump(&mut self) {
-        self.checkpoint_call(&["--pre-dump"]).arg(&self.id).succeed();
-        fs::rename(&self.images, self.scratch.join("parent")).unwrap();
+        let mut call = self.checkpoint_call(&["--pre-dump"]);
+        call.args(self.parent()).arg(&self.id).succeed();
+        self.rounds += 1;
+        fs::rename(&self.images, self.round(self.rounds)).unwrap();
         self.images = self.scratch.dir("images");
-        self.pre_dumped = true;
+    }
+
+    /// The images of a round of [`Container::pre_dump`], counted from 1.
+    pub fn round(&self, number: u32) -> PathBuf {
+        self.scratch.join(&format!("round-{number}"))
+    }
+
+    /// The options that name the images of the last round.
+    fn parent(&self) -> Vec<String> {
+        match self.rounds {
+            0 => Vec::new(),
+            last => vec!["--parent-path".to_owned(), format!("../round-{last}")],
+        }
     }
 
     /// Checkpoints the container. Nothing of it may be left.
@@ -225,10 +244,7 @@ impl<'a> Container<'a> {
     pub fn checkpoint(&mut self, options: &[&str]) {
         let pids = process::tree(self.pid());
         let mut call = self.checkpoint_call(options);
-        if self.pre_dumped {
-            call.args(["--parent-path", "../parent"]);
-        }
-        call.arg(&self.id).succeed();
+        call.args(self.parent()).arg(&self.id).succeed();
         if let Some(mut front) = self.front.take() {
             wait(&mut front).expect("the runc in front ends with its container");
         }
@@ -246,8 +262,25 @@ impl<'a> Container<'a> {
     /// Restores the container detached.
     #[track_caller]
     pub fn restore(&mut self, options: &[&str]) {
-        self.restore_call(options).arg("--detach").arg(&self.id).succeed();
+        self.detached(self.restore_call(options));
+    }
+
+    /// Has `runc run` or `runc restore` leave the container behind. The container gets the
+    /// streams of the call: no file of the host's, which no checkpoint could have.
+    #[track_caller]
+    fn detached(&self, mut call: Command) {
+        let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
+        call.arg("--detach").arg(&self.id);
+        call.stdin(null()).stdout(null()).stderr(null());
+        let status = wait(&mut call.spawn().unwrap()).expect("runc ends");
+        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        assert!(status.success(), "{call:?}: {status}\n{log}");
         self.expect_running();
+    }
+
+    /// What runc has to say, beside its output.
+    fn log(&self) -> PathBuf {
+        self.scratch.join("runc.log")
     }
 
     /// Restores the container with a runc that stays in front.

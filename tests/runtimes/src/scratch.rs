@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,10 +20,20 @@ pub struct Scratch {
 impl Scratch {
     /// An empty directory for the test `name`, with our binary in it as `bin/criu`.
     pub fn new(name: &str) -> Self {
-        let name = format!("torpor-{name}-{}", std::process::id());
-        // Short, since Unix sockets are made below it.
-        let path = PathBuf::from("/tmp").join(&name);
-        fs::create_dir(&path).unwrap();
+        // An earlier run that had our process id may have left its own.
+        let pid = std::process::id();
+        let (name, path) = (0..)
+            .map(|number| match number {
+                0 => format!("torpor-{name}-{pid}"),
+                _ => format!("torpor-{name}-{pid}-{number}"),
+            })
+            // Short, since Unix sockets are made below it.
+            .map(|name| (PathBuf::from("/tmp").join(&name), name))
+            .find_map(|(path, name)| match fs::create_dir(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
+                made => Some(made.map(|()| (name, path)).unwrap()),
+            })
+            .unwrap();
         fs::create_dir(path.join("bin")).unwrap();
         symlink(torpor(), path.join("bin/criu")).unwrap();
         Self { name, path }
@@ -73,9 +84,36 @@ impl Scratch {
         path.push(std::env::var_os("PATH").unwrap_or_default());
         let mut command = Command::new(program);
         command.env("PATH", path).current_dir(&self.path);
+        let options = self.join(CONFIGURATION);
+        if options.exists() {
+            command.env("CRIU_CONFIG_FILE", options);
+        }
         command
     }
+
+    /// Has all checkpoints sealed from now on, by a configuration file alone.
+    pub fn seal(&self) {
+        let key = self.join("checkpoints.key");
+        let torpor = fs::read_link(self.join("bin/criu")).unwrap();
+        let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let recipient = String::from_utf8(made.stdout).unwrap();
+        self.configure(&format!(
+            "encrypt\nrecipient {}\nidentity {}\n",
+            recipient.trim(),
+            key.display()
+        ));
+    }
+
+    /// Has the engine read options from a configuration file from now on, as the machine's
+    /// administrator would.
+    pub fn configure(&self, options: &str) {
+        fs::write(self.join(CONFIGURATION), options).unwrap();
+    }
 }
+
+/// The file of [`Scratch::configure`].
+const CONFIGURATION: &str = "machine.conf";
 
 impl Drop for Scratch {
     fn drop(&mut self) {

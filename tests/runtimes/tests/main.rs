@@ -6,6 +6,7 @@ mod applications;
 mod containerd;
 mod counting;
 mod docker;
+mod failure;
 mod hostile;
 mod podman;
 mod postgres;

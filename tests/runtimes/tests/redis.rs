@@ -113,6 +113,47 @@ fn in_runc_with_clients_inside_and_outside() {
     connect().text(&["PING"]);
 }
 
+/// Rounds of memory under a load of writes: every one that was acknowledged is there.
+#[test]
+fn in_rounds_under_load() {
+    let scratch = Scratch::new("redis-rounds");
+    let outside = Network::new(&format!("{}-out", scratch.name()));
+    let inside = Network::new(&format!("{}-in", scratch.name()));
+    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    let bundle = bundle(&scratch).network(&inside);
+    let mut container = Container::start(&scratch, &bundle);
+    let connect =
+        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
+    let mut client = connect();
+    fill(&mut client);
+    let busy = outside.inside(|| {
+        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
+    });
+    let busy = Load::start(busy);
+    for round in 1..=10 {
+        busy.advance(20);
+        // Some keys get the value that they are to have in the end only now.
+        for key in (round..KEYS).step_by(500) {
+            client.command(&["SET", &format!("key:{key}"), "for a moment"]).unwrap();
+        }
+        container.pre_dump();
+        for key in (round..KEYS).step_by(500) {
+            client.command(&["SET", &format!("key:{key}"), &value(key)]).unwrap();
+        }
+    }
+    let size = |number| -> u64 {
+        let files = fs::read_dir(container.round(number)).unwrap().map(Result::unwrap);
+        let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
+        pages.map(|file| file.metadata().unwrap().len()).sum()
+    };
+    assert!(size(10) < size(1) / 2, "only changes are saved: {} after {}", size(10), size(1));
+    container.checkpoint(&["--tcp-established", "--auto-dedup"]);
+    container.restore(&["--tcp-established"]);
+    busy.advance(50);
+    check(&mut client);
+    next_line(&bundle.file("loopback"));
+}
+
 /// All of it in the container's own network namespace, which is saved and made anew; several times.
 #[test]
 fn in_runc_with_its_own_network() {

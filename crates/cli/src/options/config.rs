@@ -1,8 +1,12 @@
 //! Configuration files: one option a line, without its dashes.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
+use torpor_seal::keys::provider::PREFIX;
+
+use super::machine::{self, apply_machine};
 use super::{Opt, OptValue, Set, Settings};
 
 /// No configuration file is larger.
@@ -48,6 +52,9 @@ pub struct Line {
 /// # Errors
 /// If one of them cannot be followed, or the named one is not there.
 pub fn apply_defaults(settings: &mut Settings) -> Result<(), ConfigError> {
+    if settings.default_config {
+        apply_machine(settings, Path::new(machine::FILE))?;
+    }
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".criu/default.conf"));
     let system = settings.default_config.then(|| PathBuf::from("/etc/criu/default.conf"));
     let home = home.filter(|_| settings.default_config);
@@ -78,20 +85,108 @@ fn apply_in_order(
     Ok(())
 }
 
+/// Where files are the administrator's, whoever names them.
+const SYSTEM: &str = "/etc";
+
+/// The options that a file from elsewhere may give: runtimes let the owner of a container
+/// name a file (`org.criu.config`), who may have written it as well. What opens files or
+/// sockets, runs programs, enters namespaces, names keys or whom to trust is not for it.
+const HARMLESS: &[&str] = &[
+    "allow-uprobes",
+    "auto-dedup",
+    "display-stats",
+    "file-locks",
+    "force-irmap",
+    "ghost-fiemap",
+    "ghost-limit",
+    "leave-stopped",
+    "link-remap",
+    // The runtime has moved the restore into the container's cgroup already.
+    "manage-cgroups",
+    "log-file",
+    "mntns-compat-mode",
+    "orphan-pts-master",
+    "pre-dump-mode",
+    "shell-job",
+    "skip-in-flight",
+    "tcp-close",
+    "tcp-established",
+    "timeout",
+    "track-mem",
+    "verbosity",
+    "weak-sysctls",
+];
+
+/// The options that name a key, or whom to believe. In a file such names are whole paths:
+/// otherwise a directory of images, once it is the current one, could bring its own.
+const WHOLE_PATHS: &[&str] = &[
+    "crl",
+    "identity",
+    "policy",
+    "recipient",
+    "sign-cert",
+    "sign-key",
+    "tls-cacert",
+    "tls-cacrl",
+    "tls-cert",
+    "tls-key",
+    "trust",
+];
+
 /// Applies one file.
 ///
 /// # Errors
 /// If it cannot be read or followed.
 pub fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
-    let text = read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-    let wrong = |(line, reason)| ConfigError::Line { path: path.into(), line, reason };
-    for line in parse_config(&text).map_err(wrong)? {
-        apply_line(settings, &line).map_err(|reason| wrong((line.number, reason)))?;
+    apply_lines(settings, path, |_| Ok(()))
+}
+
+/// Applies a file that somebody else than the caller may have named: only one below
+/// `/etc` may say what concerns the machine.
+///
+/// # Errors
+/// If it cannot be read or followed, or says what it may not.
+pub fn apply_foreign_file(settings: &mut Settings, path: &Path) -> Result<(), ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.into(), source };
+    let real = path.canonicalize().map_err(failed)?;
+    if real.starts_with(SYSTEM) {
+        apply_file(settings, &real)
+    } else {
+        apply_lines(settings, &real, may_say)
+    }
+}
+
+/// Whether `line` may stand in anybody's file.
+fn may_say(line: &Line) -> Result<(), String> {
+    let bare = line.name.strip_prefix("no-").unwrap_or(&line.name);
+    if ![bare, &line.name].iter().any(|name| HARMLESS.contains(name)) {
+        return Err(format!("{} counts only in files below {SYSTEM}", line.name));
+    }
+    let mut places = line.value.iter().flat_map(|value| Path::new(value).components());
+    let plain = matches!((places.next(), places.next()), (Some(Component::Normal(_)), None));
+    if bare == "log-file" && !plain {
+        return Err(format!("in a file that is not below {SYSTEM}, log-file takes a mere name"));
     }
     Ok(())
 }
 
-fn read(path: &Path) -> std::io::Result<String> {
+fn apply_lines(
+    settings: &mut Settings,
+    path: &Path,
+    may_say: impl Fn(&Line) -> Result<(), String>,
+) -> Result<(), ConfigError> {
+    let text = read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let wrong = |(line, reason)| ConfigError::Line { path: path.into(), line, reason };
+    for line in parse_config(&text).map_err(wrong)? {
+        may_say(&line)
+            .and_then(|()| apply_line(settings, &line))
+            .map_err(|reason| wrong((line.number, reason)))?;
+    }
+    Ok(())
+}
+
+/// The text of a file of options.
+pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind, Read};
     let mut text = String::new();
     std::fs::File::open(path)?.take(MAX_SIZE + 1).read_to_string(&mut text)?;
@@ -101,9 +196,26 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
+/// Refuses a `value` that must be a whole path in a file, and is none.
+///
+/// # Errors
+/// If it is relative.
+pub(super) fn whole_path(name: &str, value: &OsStr) -> Result<(), String> {
+    let bytes = value.as_bytes();
+    let is_path = !["age1", PREFIX].iter().any(|prefix| bytes.starts_with(prefix.as_bytes()));
+    if WHOLE_PATHS.contains(&name) && is_path && !Path::new(value).is_absolute() {
+        return Err(format!("{name} {}: in a file this takes a whole path", value.display()));
+    }
+    Ok(())
+}
+
 fn apply_line(settings: &mut Settings, line: &Line) -> Result<(), String> {
     if matches!(line.name.as_str(), "config" | "help" | "version" | "no-default-config") {
         return Err(format!("{} has no meaning in a configuration file", line.name));
+    }
+    let value = line.value.as_ref().map(OsStr::new);
+    if let Some(value) = value {
+        whole_path(&line.name, value)?;
     }
     let negated = line
         .name
@@ -218,6 +330,24 @@ mod tests {
     }
 
     #[test]
+    fn sealing() {
+        let settings = applied(
+            "encrypt\nrecipient age1xyz\nrecipient provider:/bin/kms:a\nrecipient /a.crt\n\
+             identity /a.key\nidentity provider:/bin/kms\nsuite aes-256-xts+hmac-sha256\n\
+             sign-key /s.key\nsign-cert /s.crt\ntrust /ca.crt\ncrl /ca.crl\nrequire-signature\n",
+        )
+        .unwrap();
+        let seal = settings.seal;
+        assert_eq!(seal.encrypt, Some(true));
+        assert_eq!(seal.recipients, ["age1xyz", "provider:/bin/kms:a", "/a.crt"]);
+        assert_eq!(seal.identities, ["/a.key", "provider:/bin/kms"]);
+        assert_eq!(seal.suite, torpor_seal::Suite::Aes256XtsHmacSha256);
+        assert!(seal.require_signature);
+        assert_eq!((seal.trust.len(), seal.crl.len()), (1, 1));
+        assert_eq!(seal.sign_key.zip(seal.sign_cert), Some(("/s.key".into(), "/s.crt".into())));
+    }
+
+    #[test]
     fn mistakes_name_file_and_line() {
         for (text, reason) in [
             ("\nfrobnicate", "line 2: there is no option \"frobnicate\""),
@@ -227,10 +357,43 @@ mod tests {
             ("shell-job yes", "line 1: --shell-job yes: it takes no argument"),
             ("no-tree 5", "line 1: there is no option \"no-tree\""),
             ("libdir /x", "line 1: --libdir is not supported"),
+            ("identity key.pem", "line 1: identity key.pem: in a file this takes a whole path"),
+            ("trust ../ca.pem", "line 1: trust ../ca.pem: in a file this takes a whole path"),
         ] {
             let error = applied(text).unwrap_err();
             assert!(error.contains("x.conf") && error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn files_of_others_may_not_weaken_the_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.conf");
+        let apply = |path: &Path, text: &str| {
+            write(path, text).unwrap();
+            let mut settings = Settings::default();
+            apply_foreign_file(&mut settings, path).map(|()| settings).map_err(|e| e.to_string())
+        };
+        let settings = apply(&path, "tcp-established\nno-file-locks\nlog-file own.log\n").unwrap();
+        assert!(settings.engine.tcp_established && !settings.engine.file_locks);
+        assert_eq!(settings.log_file, Some("own.log".into()));
+
+        for opt in Opt::all().filter(|opt| !HARMLESS.contains(&opt.long)) {
+            for name in [opt.long.to_owned(), format!("no-{}", opt.long)] {
+                let error = apply(&path, &format!("{name} x")).unwrap_err();
+                assert!(error.contains("line 1: "), "{error}");
+                assert!(error.contains("only in files below /etc"), "{error}");
+            }
+        }
+        for name in ["/tmp/x", "../x", "a/b", "..", "", "/"] {
+            let error = apply(&path, &format!("log-file \"{name}\"")).unwrap_err();
+            assert!(error.contains("a mere name"), "{name}: {error}");
+        }
+        assert!(HARMLESS.iter().all(|name| Opt::find(name).is_some()));
+
+        // Neither a link nor a detour makes it a file of the system.
+        let detour = Path::new("/etc/..").join(path.strip_prefix("/").unwrap());
+        assert!(apply(&detour, "action-script x").unwrap_err().contains("below /etc"));
     }
 
     #[test]

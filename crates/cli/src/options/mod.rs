@@ -3,14 +3,16 @@
 
 mod command;
 mod config;
+mod machine;
 mod parse;
 mod settings;
 mod table;
 mod value;
 
 pub use command::{Command, CommandInfo};
-pub use config::{ConfigError, apply_defaults, apply_file, parse_config};
-pub use parse::{Invocation, UsageError, parse};
+pub use config::{ConfigError, apply_defaults, apply_file, apply_foreign_file, parse_config};
+pub use machine::apply_machine;
+pub use parse::{Invocation, SettingsError, UsageError, parse, settings};
 pub use settings::{DEFAULT_VERBOSITY, Settings};
 pub use table::{GROUPS, Group};
 

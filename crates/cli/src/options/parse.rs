@@ -7,12 +7,23 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use super::{Command, Opt, OptValue, Set, Settings};
+use super::{Command, ConfigError, Opt, OptValue, Set, Settings, apply_defaults};
 
 /// A command line that cannot be understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
+
+/// Options, on the command line or in a file, that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// On the command line.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// In a file.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
 
 /// An option as it was met.
 #[derive(Debug, Clone)]
@@ -109,6 +120,20 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
         }
     }
     Ok(found)
+}
+
+/// All settings that a command line amounts to: the configuration files first, then
+/// the options, so that the latter win.
+///
+/// # Errors
+/// The first option that cannot be followed.
+pub fn settings(found: &Invocation) -> Result<Settings, SettingsError> {
+    let mut settings = Settings::default();
+    found.apply_only("no-default-config", &mut settings)?;
+    found.apply_only("config", &mut settings)?;
+    apply_defaults(&mut settings)?;
+    found.apply(&mut settings)?;
+    Ok(settings)
 }
 
 fn owned(bytes: &[u8]) -> OsString {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use torpor_engine::options::{InheritFd, PageServer, Tls};
 use torpor_engine::{External, Options};
 
+use crate::seal::SealSettings;
+
 /// The log level unless `-v` says otherwise: errors and warnings.
 pub const DEFAULT_VERBOSITY: u8 = 2;
 
@@ -43,6 +45,11 @@ pub struct Settings {
     /// `--action-script`.
     pub action_scripts: Vec<String>,
 
+    /// `--policy`: the restore policy.
+    pub policy: Option<PathBuf>,
+    /// `--policy-rule`: rules in place of those of the policy.
+    pub policy_rules: Vec<String>,
+
     /// `--config`.
     pub config: Option<PathBuf>,
     /// Whether the default configuration files count (not `--no-default-config`).
@@ -62,6 +69,8 @@ pub struct Settings {
     pub tls: bool,
     /// `--tls-cacert` and its like.
     pub tls_files: Tls,
+    /// `--encrypt` and its like.
+    pub seal: SealSettings,
     /// `--exec-cmd` was given: what follows `--` is the command.
     pub exec_cmd: bool,
 
@@ -76,7 +85,10 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            engine: Options::default(),
+            engine: Options {
+                host_key: Some(crate::policy::HOST_KEY.into()),
+                ..Options::default()
+            },
             inherit_fd: Vec::new(),
             status_fd: None,
             ps_socket: None,
@@ -88,6 +100,8 @@ impl Default for Settings {
             log_to_stderr: false,
             display_stats: false,
             action_scripts: Vec::new(),
+            policy: None,
+            policy_rules: Vec::new(),
             config: None,
             default_config: true,
             help: false,
@@ -97,6 +111,7 @@ impl Default for Settings {
             page_server: PageServer::default(),
             tls: false,
             tls_files: Tls::default(),
+            seal: SealSettings::default(),
             exec_cmd: false,
             features: Vec::new(),
             check_extra: false,

@@ -91,6 +91,8 @@ macro_rules! store {
     };
 }
 
+mod seal;
+
 /// The options, under the headings of the help.
 pub const GROUPS: &[Group] = &[
     Group { title: "Common options", options: COMMON },
@@ -99,8 +101,10 @@ pub const GROUPS: &[Group] = &[
     Group { title: "Files", options: FILES },
     Group { title: "Network connections", options: NET },
     Group { title: "Namespaces and security", options: SPACES },
+    Group { title: "Restore policy", options: POLICY },
     Group { title: "Cgroups", options: CGROUPS },
     Group { title: "Memory", options: MEMORY },
+    Group { title: "Sealed images", options: seal::SEAL },
     Group { title: "Page server", options: PAGES },
     Group { title: "Checks", options: CHECKS },
     Group { title: "Logging", options: LOGGING },
@@ -479,6 +483,33 @@ const SPACES: &[Opt] = &[
     ),
 ];
 
+const POLICY: &[Opt] = &[
+    value(
+        ("policy", None, "FILE"),
+        RESTORE,
+        store!(policy = some path),
+        "What images may ask for (default: /etc/torpor/policy.toml, if it is there)",
+    ),
+    value(
+        ("policy-rule", None, "RULE"),
+        RESTORE,
+        store!(policy_rules += string),
+        "A rule in place of that of the policy, as it would stand in the file: \
+         files.set-uid=false",
+    ),
+    value(
+        ("host-key", None, "FILE"),
+        BOTH,
+        |s, v| {
+            let path = path(v)?;
+            s.engine.host_key = (path.as_os_str() != "none").then_some(path);
+            Ok(())
+        },
+        "Key that shows which images were made on this host, or \"none\" (default: \
+         /var/lib/torpor/host.key, made by the first dump)",
+    ),
+];
+
 const CGROUPS: &[Opt] = &[
     optional(
         ("manage-cgroups", None, "MODE"),
@@ -688,6 +719,6 @@ const CONFIG: &[Opt] = &[
         short: None,
         set: Set::Flag(|s, on| s.default_config = !on),
         commands: ALL,
-        help: "Do not read /etc/criu/default.conf and ~/.criu/default.conf",
+        help: "Do not read /etc/torpor/torpor.toml, /etc/criu/default.conf and ~/.criu/default.conf",
     },
 ];

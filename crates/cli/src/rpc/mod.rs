@@ -22,7 +22,8 @@ use torpor_sys::process::Status;
 use crate::failure::Failure;
 use crate::hooks::Actions;
 use crate::options::Settings;
-use crate::{stats, work};
+use crate::seal::{self, Images};
+use crate::{policy, stats, work};
 use notify::RpcHooks;
 use request::{Client, Job};
 pub use service::service;
@@ -117,7 +118,7 @@ fn answer(
             response.status = Some(wait_status(pid)?);
         }
         CriuReqType::Dump => {
-            let mut job = job(connection, base, request.opts)?;
+            let mut job = job(connection, base, request.opts, Some(Images::Write))?;
             dump_requester_by_default(connection, &mut job)?;
             let mut hooks = hooks(connection, &job);
             work::dump(&job.settings, &mut hooks)?;
@@ -125,24 +126,26 @@ fn answer(
             response.dump = Some(CriuDumpResp::default());
         }
         CriuReqType::PreDump | CriuReqType::SinglePreDump => {
-            let mut job = job(connection, base, request.opts)?;
+            let mut job = job(connection, base, request.opts, Some(Images::Write))?;
             dump_requester_by_default(connection, &mut job)?;
             let mut hooks = hooks(connection, &job);
             work::pre_dump(&job.settings, &mut hooks)?;
             stats::log(&job.settings, stats::Which::Dump)?;
         }
         CriuReqType::Restore => {
-            let job = job(connection, base, request.opts)?;
+            let mut job = job(connection, base, request.opts, Some(Images::Read))?;
+            policy::load(&mut job.settings)?;
+            job.settings.engine.spec = policy::spec(&job.directory)?;
             let mut hooks = hooks(connection, &job);
             let report = work::restore(&job.settings, &mut hooks)?;
             stats::log(&job.settings, stats::Which::Restore)?;
             response.restore = Some(CriuRestoreResp { pid: report.pid });
         }
         CriuReqType::CpuinfoDump => {
-            work::cpuinfo_dump(&job(connection, base, request.opts)?.settings)?;
+            work::cpuinfo_dump(&job(connection, base, request.opts, None)?.settings)?;
         }
         CriuReqType::CpuinfoCheck => {
-            work::cpuinfo_check(&job(connection, base, request.opts)?.settings)?;
+            work::cpuinfo_check(&job(connection, base, request.opts, None)?.settings)?;
         }
         CriuReqType::Empty
         | CriuReqType::Notify
@@ -155,11 +158,19 @@ fn answer(
     Ok(response)
 }
 
-fn job(connection: &Connection, base: &Settings, opts: Option<CriuOpts>) -> Result<Job, Failure> {
+fn job(
+    connection: &Connection,
+    base: &Settings,
+    opts: Option<CriuOpts>,
+    images: Option<Images>,
+) -> Result<Job, Failure> {
     let opts = opts.ok_or_else(|| Failure::invalid("the request has no options"))?;
     let client = Client::new(connection.peer().pid);
     let mut job = request::apply(base, opts, &client)?;
     work::prepare(&mut job.settings)?;
+    if let Some(images) = images {
+        seal::load(&mut job.settings, images)?;
+    }
     Ok(job)
 }
 

@@ -20,7 +20,7 @@ use torpor_images::proto::{
 };
 
 use crate::failure::Failure;
-use crate::options::{Settings, apply_file};
+use crate::options::{Settings, apply_foreign_file};
 
 /// Where the log goes if a request does not say.
 const DEFAULT_LOG_FILE: &str = "criu.log";
@@ -80,6 +80,8 @@ pub struct Job {
     pub settings: Settings,
     /// The client wants to be told of each stage.
     pub notify: bool,
+    /// The client's current directory.
+    pub directory: PathBuf,
     /// Descriptors that paths in the settings lead through.
     pub held: Vec<OwnedFd>,
 }
@@ -89,7 +91,8 @@ pub struct Job {
 /// # Errors
 /// The first field that makes no sense, or that there is no support for.
 pub fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Failure> {
-    let mut job = Job { settings: base.clone(), notify: false, held: Vec::new() };
+    let directory = client.path("");
+    let mut job = Job { settings: base.clone(), notify: false, directory, held: Vec::new() };
     let config = opts.config_file.clone();
     job.settings.engine.restore_detached = true;
     take_over(&mut job, opts, client)?;
@@ -103,10 +106,11 @@ pub fn apply(base: &Settings, opts: CriuOpts, client: &Client) -> Result<Job, Fa
     Ok(job)
 }
 
-/// runc names /etc/criu/runc.conf in each request, whether it is there or not.
+/// runc names /etc/criu/runc.conf in each request, whether it is there or not, or what the
+/// owner of the container says.
 fn apply_config(settings: &mut Settings, file: &str) -> Result<(), Failure> {
     if Path::new(file).exists() {
-        apply_file(settings, Path::new(file))?;
+        apply_foreign_file(settings, Path::new(file))?;
     }
     Ok(())
 }
@@ -332,10 +336,10 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         };
     }
     set(&mut s.tls, tls, |on| on);
-    set(&mut s.tls_files.ca_cert, tls_cacert, |path| Some(path.into()));
-    set(&mut s.tls_files.ca_crl, tls_cacrl, |path| Some(path.into()));
-    set(&mut s.tls_files.cert, tls_cert, |path| Some(path.into()));
-    set(&mut s.tls_files.key, tls_key, |path| Some(path.into()));
+    set(&mut s.tls_files.ca_cert, tls_cacert, |path| Some(client.path(&path)));
+    set(&mut s.tls_files.ca_crl, tls_cacrl, |path| Some(client.path(&path)));
+    set(&mut s.tls_files.cert, tls_cert, |path| Some(client.path(&path)));
+    set(&mut s.tls_files.key, tls_key, |path| Some(client.path(&path)));
     set(&mut s.tls_files.no_cn_verify, tls_no_cn_verify, |on| on);
     if let Some(ps) = ps {
         page_server(s, ps)?;

@@ -14,6 +14,7 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Connection, serve};
+use crate::daemon::into_background;
 use crate::failure::Failure;
 use crate::hooks::report_ready;
 use crate::options::Settings;
@@ -46,33 +47,6 @@ pub fn service(mut settings: Settings) -> Result<ExitCode, Failure> {
         return into_background(|| run(&socket, settings));
     }
     run(&socket, settings)
-}
-
-/// Goes on in a child that has left the terminal; this process is done.
-fn into_background(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
-    let child = || {
-        let result = rustix::process::setsid()
-            .map_err(|e| Failure::io("setsid", &e.into()))
-            .and_then(|_| close_standard_files())
-            .and_then(|()| work());
-        match result {
-            Ok(_) => 0,
-            Err(failure) => {
-                tracing::error!("{failure}");
-                1
-            }
-        }
-    };
-    torpor_sys::process::fork(child).map_err(|e| Failure::io("fork", &e))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn close_standard_files() -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::io("/dev/null", &e);
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
-    rustix::stdio::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
-    rustix::stdio::dup2_stdout(&null).map_err(|e| failed(e.into()))?;
-    rustix::stdio::dup2_stderr(&null).map_err(|e| failed(e.into()))
 }
 
 /// A socket that listens at `path`, for its owner only: who may connect may dump any

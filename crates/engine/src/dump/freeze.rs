@@ -34,8 +34,9 @@ impl Frozen {
 }
 
 /// Stops `root` and all its descendants, parents before children in the result.
-/// Passes are made until one finds no new task and no new thread: a stopped task
-/// makes none. A paused tree is thawed as soon as all of it is bound to stop.
+/// Passes are made until one finds no new task and no new thread, and no task that
+/// ended before it could be stopped, whose children are now somebody else's: a stopped
+/// task makes none. A paused tree is thawed as soon as all of it is bound to stop.
 ///
 /// # Errors
 /// A task that is traced by another program, that does not stop before
@@ -54,25 +55,41 @@ pub fn freeze(
         let mut news = false;
         let mut next = 0;
         while let Some(&pid) = order.get(next) {
-            next += 1;
             let bound = seized.remove(&pid).unwrap_or_default();
-            news |= stop_threads(pid, bound, threads.entry(pid).or_default(), deadline)?;
-            let tids: Vec<i32> = threads[&pid].iter().map(Tracee::tid).collect();
-            for child in proc::children(
-                pid,
-                if tids.is_empty() { std::slice::from_ref(&pid) } else { &tids },
-            )? {
-                if !order.contains(&child) {
-                    order.push(child);
+            match stop_threads(pid, bound, threads.entry(pid).or_default(), deadline) {
+                Ok(more) => news |= more,
+                Err(Error::Gone { .. }) if pid != root => {
+                    order.remove(next);
+                    threads.remove(&pid);
                     news = true;
+                    continue;
                 }
+                Err(e) => return Err(e),
             }
+            next += 1;
+            news |= add_children(pid, &threads[&pid], &mut order)?;
         }
         if !news {
             break;
         }
     }
     order.into_iter().map(|pid| describe(pid, threads.remove(&pid).unwrap_or_default())).collect()
+}
+
+/// Adds the children of a process with these threads (none: a zombie) that are not
+/// known yet. Whether there were any.
+fn add_children(pid: i32, threads: &[Tracee], order: &mut Vec<i32>) -> Result<bool> {
+    let mut tids: Vec<i32> = threads.iter().map(Tracee::tid).collect();
+    if tids.is_empty() {
+        tids.push(pid);
+    }
+    let before = order.len();
+    for child in proc::children(pid, &tids)? {
+        if !order.contains(&child) {
+            order.push(child);
+        }
+    }
+    Ok(order.len() > before)
 }
 
 /// Seizes all threads of a tree that is paused by its cgroup: they make no others, and
@@ -130,9 +147,8 @@ fn stop_threads(
 
 /// Seizes a thread; `false` for a zombie.
 fn seize(pid: i32, tid: i32) -> Result<bool> {
-    let status = proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?);
-    let state = status.get("State").unwrap_or_default().chars().next();
-    if matches!(state, Some('Z' | 'X')) {
+    let status = thread_status(pid, tid)?;
+    if has_ended(&status) {
         if tid == pid && proc::numbers(pid, "task")?.len() > 1 {
             return Err(Error::refused(
                 pid,
@@ -150,8 +166,21 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
         ));
     }
     let filtered = status.number("Seccomp", 10).unwrap_or(0) != 0;
-    Tracee::seize(tid, filtered).map_err(gone)?;
-    Ok(true)
+    match Tracee::seize(tid, filtered) {
+        Ok(()) => Ok(true),
+        // It has ended since: it is not traced, but does not say so.
+        Err(_) if has_ended(&thread_status(pid, tid)?) => seize(pid, tid),
+        Err(e) => Err(gone(e)),
+    }
+}
+
+fn thread_status(pid: i32, tid: i32) -> Result<proc::Status> {
+    Ok(proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?))
+}
+
+/// Whether a thread is a zombie.
+fn has_ended(status: &proc::Status) -> bool {
+    status.get("State").is_some_and(|state| state.starts_with(['Z', 'X']))
 }
 
 fn gone(e: torpor_tracee::Error) -> Error {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use torpor_images::kind::{self, Kind};
 use torpor_images::pagemap::{PagemapWriter, Run};
+use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
 use super::{Dump, micros};
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::file::{memfd, regular};
 use crate::hooks::Hooks;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
+use crate::memory::track;
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::proc;
 use crate::task::MmFlags;
@@ -26,6 +28,7 @@ const ANONYMOUS: u64 = 1 << 40;
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     jobs: Vec<Job>,
+    targets: Vec<Arc<PagesWriter>>,
     bytes: u64,
     last_pages_id: u32,
     /// Objects of shared anonymous memory whose pages are planned.
@@ -34,25 +37,51 @@ pub(super) struct Memory {
 
 /// Writes `mm-PID.img` and `pagemap-PID.img` of a task and plans its pages.
 pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> Result<()> {
-    let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
+    let vpid = cx.tasks[task].vpid;
     let vmas = std::mem::take(&mut cx.tasks[task].vmas);
-    let pagemap = proc::open(pid, "pagemap")?;
     let mut entries = Vec::new();
-    let mut runs: Vec<(Source, Found)> = Vec::new();
-    let source = pages::source_of(pid)?;
+    // Before the pages: tracking them can join mappings, and their names are gone then.
     for vma in &vmas {
-        let census = pages::census(&pagemap, vma)?;
-        cx.stats.pages_scanned += census.scanned;
         entries.push(describe(cx, task, vma)?);
-        entries.extend(census.guards.iter().map(guard_entry));
-        if !census.pages.is_empty() {
-            runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
-        }
     }
-    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), &runs)?;
+    for (at, guards) in plan_private(cx, task, &vmas, false)?.into_iter().enumerate().rev() {
+        entries.splice(at + 1..at + 1, guards.iter().map(guard_entry));
+    }
     cx.tasks[task].vmas = vmas;
     let mm = mm_entry(cx, task, entries, flags)?;
     Ok(cx.images.write_one(kind::MM, u64::from(vpid.cast_unsigned()), &mm)?)
+}
+
+/// Writes `pagemap-PID.img` of a task and plans the pages that are its own, to be copied
+/// while it runs again or before. Returns the guard pages in each mapping.
+fn plan_private(
+    cx: &mut Dump<'_>,
+    task: usize,
+    vmas: &[Vma],
+    running: bool,
+) -> Result<Vec<Vec<Found>>> {
+    let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
+    let tracker = track::begin(cx, task)?;
+    let pagemap = proc::open(pid, "pagemap")?;
+    let source = pages::source_of(pid, running)?;
+    let mut guards = Vec::with_capacity(vmas.len());
+    let mut runs: Vec<(Source, Found)> = Vec::new();
+    for vma in vmas {
+        let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
+        cx.stats.pages_scanned += census.scanned;
+        guards.push(census.guards);
+        runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
+    }
+    track::end(cx, tracker);
+    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), &runs)?;
+    Ok(guards)
+}
+
+/// Writes `pagemap-PID.img` and plans the pages of a task that runs on before they are
+/// copied. Of shared memory nothing: it can be written by ways that are not tracked.
+pub(super) fn pre_dump_pages(cx: &mut Dump<'_>, task: usize) -> Result<()> {
+    let vmas = std::mem::take(&mut cx.tasks[task].vmas);
+    plan_private(cx, task, &vmas, true).map(drop)
 }
 
 fn guard_entry(run: &Found) -> VmaEntry {
@@ -128,20 +157,26 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: &[(Source, Found)]) -> Res
     cx.memory.last_pages_id += 1;
     let pages_id = cx.memory.last_pages_id;
     let mut pagemap = PagemapWriter::create(&cx.images, kind, id, pages_id)?;
-    let mut plan = Plan::new(cx.images.raw_file_create(kind::PAGES, u64::from(pages_id))?);
+    let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id)?);
+    let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
         pagemap.push(Run {
             vaddr: run.start,
             pages: (run.end - run.start) / PAGE,
-            in_parent: false,
+            in_parent: run.clean,
             lazy: false,
-            present: true,
+            present: !run.clean,
         })?;
-        plan.push(source, *run);
+        if run.clean {
+            cx.stats.pages_skipped_parent += (run.end - run.start) / PAGE;
+        } else {
+            plan.push(source, *run);
+        }
     }
     pagemap.finish()?;
     let (jobs, bytes) = plan.finish();
     cx.memory.jobs.extend(jobs);
+    cx.memory.targets.push(target);
     cx.memory.bytes += bytes;
     Ok(())
 }
@@ -155,9 +190,12 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         done.fetch_add(bytes, Ordering::Relaxed);
     };
     hooks.progress(0, total);
-    pages::copy(&cx.memory.jobs, &count)?;
+    pages::copy(&cx.memory.jobs, cx.opts.workers(), &count)?;
     hooks.progress(done.into_inner(), total);
     cx.memory.jobs.clear();
+    for target in std::mem::take(&mut cx.memory.targets) {
+        target.finish(&cx.images)?;
+    }
     cx.stats.memdump_time = micros(start.elapsed());
     cx.stats.memwrite_time = cx.stats.memdump_time;
     cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
@@ -196,5 +234,8 @@ fn mm_entry(
         dumpable: Some(flags.dumpable),
         aios: Vec::new(),
         thp_disabled: flags.thp_disabled.then_some(true),
+        torpor_thp_flags: flags.thp_flags,
+        torpor_mdwe: flags.mdwe,
+        torpor_coredump_filter: flags.coredump_filter,
     })
 }

@@ -9,7 +9,10 @@ pub mod freeze;
 pub mod freezer;
 mod ids;
 pub(crate) mod memory;
+mod pre_dump;
 mod task;
+
+pub use pre_dump::pre_dump;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -29,7 +32,8 @@ use crate::error::{Context, Error, Result};
 use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
-use crate::memory::vma::Vma;
+use crate::memory::track::Tracking;
+use crate::memory::vma::{self, Vma};
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
@@ -70,6 +74,8 @@ pub struct Dump<'a> {
     vtids: HashMap<i32, i32>,
     /// What is to be copied when everything else is known.
     memory: memory::Memory,
+    /// Changes of memory since the dump before.
+    pub tracking: Tracking,
     /// For stats-dump.
     stats: DumpStatsEntry,
 }
@@ -115,8 +121,11 @@ impl Dump<'_> {
         let pid = t.pid;
         let leader = t.threads.first_mut().ok_or(Error::Gone { pid })?;
         if leader.stub_range().is_none() {
-            self.guardian.watch(&Undo::Stub(pid))?;
-            leader.inject(&t.maps)?;
+            let base = torpor_tracee::stub_place(&t.maps).ok_or_else(|| {
+                Error::refused(pid, "its address space", "is full: there is no room for a stub")
+            })?;
+            self.guardian.watch(&Undo::Stub(pid, base))?;
+            leader.inject(&t.maps, base)?;
         }
         Ok(leader)
     }
@@ -146,16 +155,20 @@ impl Dump<'_> {
 /// Refusals and the kernel's; the tasks go on as if nothing had happened.
 pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     support::check(opts)?;
-    let images = ImageDir::create(&opts.images_dir)?;
+    let mut images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
+    crate::seal::begin(&mut images, opts)?;
     hooks.notify(Event::PreDump)?;
     let mut guardian = Guardian::start()?;
+    let runs_on = opts.leave_running || opts.leave_stopped;
+    let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
     let freezing = start.elapsed();
-    let mut cx = Dump::new(opts, images, frozen, guardian)?;
+    let mut cx = Dump::new(opts, images, frozen, guardian, vma::read)?;
     cx.freezer = freezer;
+    cx.tracking = tracking;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         cx.stats.frozen_time = micros(start.elapsed());
@@ -163,27 +176,27 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
         hooks.notify(Event::PostDump)
     });
     let tasks = cx.tasks.len();
-    let kill = done.is_ok() && !opts.leave_running && !opts.leave_stopped;
-    let stop = done.is_ok() && opts.leave_stopped;
-    if kill || stop {
-        cx.files.remaps.keep();
-    }
-    let silenced = if kill { network::silence(&mut cx) } else { Ok(()) };
-    let kill = kill && silenced.is_ok();
-    if !kill {
+    let (end, done) = cx.decide(done);
+    if end != End::Kill {
         network::release(&mut cx);
-        if let Err(e) = hooks.notify(Event::NetworkUnlock) {
-            tracing::warn!("{e}");
-        }
-    }
-    let done = done.and(silenced);
-    if done.is_err() {
-        cx.images.remove_inventory()?;
     }
     // Tasks that are gone need their network held still until they are restored.
-    let unlocked = if kill { Ok(()) } else { hooks.notify(Event::NetworkUnlock) };
-    cx.let_go(kill, stop);
-    done.and(unlocked).map(|()| DumpReport { tasks })
+    let unlocked = if end == End::Kill { Ok(()) } else { hooks.notify(Event::NetworkUnlock) };
+    cx.let_go(end);
+    done?;
+    cx.finish_round()?;
+    unlocked.map(|()| DumpReport { tasks })
+}
+
+/// What becomes of the tasks behind a dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// They are ended.
+    Kill,
+    /// They go on.
+    GoOn,
+    /// They go on, stopped by job control.
+    Stop,
 }
 
 /// Collects and writes everything but the inventory.
@@ -192,8 +205,8 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     namespace::dump(cx)?;
     network::lock(cx)?;
-    cx.mounts = Mounts::collect(&cx.ns)?;
-    mount::dump(cx)?;
+    let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
+    cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
     cgroup::dump(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
@@ -207,6 +220,8 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         memory::dump_mappings(cx, task, &flags)?;
     }
     table::finish(cx)?;
+    // A file system in memory is packed with the names that unlinked files were given in it.
+    mount::dump(cx)?;
     cx.filters.save(&cx.images)?;
     cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
@@ -256,12 +271,14 @@ impl<'a> Dump<'a> {
         images: ImageDir,
         frozen: Vec<Frozen>,
         guardian: Guardian,
+        mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
         let mut vtids = HashMap::new();
         for task in &frozen {
             vtids.extend(task::vtids(task)?);
         }
-        let tasks = frozen.into_iter().map(Task::new).collect::<Result<Vec<_>>>()?;
+        let tasks =
+            frozen.into_iter().map(|f| Task::new(f, mappings)).collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
         Ok(Dump { tasks, vtids, id_maps, guardian, ..Dump::of(opts, images) })
     }
@@ -283,6 +300,7 @@ impl<'a> Dump<'a> {
             filters: Filters::default(),
             vtids: HashMap::new(),
             memory: memory::Memory::default(),
+            tracking: Tracking::default(),
             stats: DumpStatsEntry::default(),
         }
     }
@@ -387,10 +405,14 @@ impl<'a> Dump<'a> {
 
     /// Writes the statistics and, last of all, the inventory.
     fn seal(&mut self) -> Result<()> {
+        if let Some(times) = crate::seal::times(&self.images) {
+            self.stats.torpor_seal_records_time = Some(micros(times.records.total()).into());
+            self.stats.torpor_seal_pages_time = Some(micros(times.pages.total()).into());
+        }
         let stats = StatsEntry { dump: Some(self.stats), restore: None };
         crate::stats::write_dump(self.opts, &stats)?;
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let inventory = InventoryEntry {
+        let mut inventory = InventoryEntry {
             img_version: 2,
             fdinfo_per_id: Some(true),
             root_ids: Some(self.own_ids),
@@ -403,12 +425,70 @@ impl<'a> Dump<'a> {
                 .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),
             ..InventoryEntry::default()
         };
-        Ok(self.images.write_one(kind::INVENTORY, 0, &inventory)?)
+        crate::host::mark(self.opts.host_key.as_deref(), &self.images, &mut inventory)?;
+        self.images.write_one(kind::INVENTORY, 0, &inventory)?;
+        crate::seal::finish(&self.images, self.opts)
+    }
+
+    /// The images are complete: the next dump may build on them, and pages that they
+    /// have anew need not be in those that they build on.
+    fn finish_round(&mut self) -> Result<()> {
+        let round = self.network.id()?.to_owned();
+        self.tracking.commit(&round);
+        if self.opts.auto_dedup {
+            let freed = crate::dedup::dedup(&self.images)?;
+            tracing::info!("Freed {freed} bytes of pages in the images before");
+        }
+        Ok(())
+    }
+
+    /// Decides by how the work went and what was asked for. Tasks that are to be killed
+    /// end from here on if the supervisor does: there is no moment at which some of them
+    /// would go on alone. Without a success the images are no checkpoint.
+    fn decide(&mut self, done: Result<()>) -> (End, Result<()>) {
+        let done = done.and_then(|()| {
+            if self.opts.leave_running || self.opts.leave_stopped {
+                return Ok(());
+            }
+            network::silence(self)?;
+            self.tie_to_us(true)?;
+            let leaving = network::leave_still(self);
+            if leaving.is_err() {
+                self.tie_to_us(false)?;
+            }
+            leaving
+        });
+        let end = match &done {
+            Ok(()) if self.opts.leave_stopped => End::Stop,
+            Ok(()) if !self.opts.leave_running => End::Kill,
+            _ => End::GoOn,
+        };
+        if done.is_ok() && (end != End::GoOn) {
+            self.files.remaps.keep();
+        }
+        match done {
+            Ok(()) => (end, Ok(())),
+            Err(e) => {
+                let removed =
+                    self.images.remove_inventory().and_then(|()| self.images.remove_seal());
+                if let Err(more) = removed {
+                    tracing::error!("{more}");
+                }
+                (end, Err(e))
+            }
+        }
+    }
+
+    /// Whether all tasks are to end if we do.
+    fn tie_to_us(&self, tied: bool) -> Result<()> {
+        let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
+        Ok(threads.try_for_each(|thread| thread.die_with_supervisor(tied))?)
     }
 
     /// Lets every task go, whatever happens to some of them: they may be killed by
     /// others at any moment, which is not an error here.
-    fn let_go(&mut self, kill: bool, stop: bool) {
+    fn let_go(&mut self, end: End) {
+        let (kill, stop) = (end == End::Kill, end == End::Stop);
         let mut going_on = Vec::new();
         for task in &mut self.tasks {
             if kill && task.kill().is_ok() {
@@ -451,11 +531,11 @@ impl<'a> Dump<'a> {
 }
 
 impl Task {
-    fn new(frozen: Frozen) -> Result<Self> {
+    fn new(frozen: Frozen, mappings: fn(i32) -> Result<Vec<Vma>>) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
         let Frozen { pid, stat, status, threads } = frozen;
         let vpid = status.ns_pids().last().copied().unwrap_or(pid);
-        let vmas = if threads.is_empty() { Vec::new() } else { crate::memory::vma::read(pid)? };
+        let vmas = if threads.is_empty() { Vec::new() } else { mappings(pid)? };
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
         Ok(Task {
             pid,
@@ -494,11 +574,11 @@ impl<'a> Dump<'a> {
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
         let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
-        let task = Task::new(Frozen { pid, stat, status, threads: Vec::new() })?;
+        let task = Task::new(Frozen { pid, stat, status, threads: Vec::new() }, vma::read)?;
         let images = ImageDir::create(&opts.images_dir)?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt)?);
-        cx.mounts = Mounts::collect(&cx.ns)?;
+        cx.mounts = Mounts::collect(&cx.ns, |_| true)?;
         Ok(cx)
     }
 }

@@ -54,7 +54,7 @@ pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
         atim: timeval(stat.st_atime, stat.st_atime_nsec),
         mtim: timeval(stat.st_mtime, stat.st_mtime_nsec),
         chunks: sparse.then_some(true),
-        size: sparse.then_some(stat.st_size.cast_unsigned()),
+        size: (kind == FileType::RegularFile).then_some(stat.st_size.cast_unsigned()),
         symlnk_target: target,
     };
     let mut writer = cx.images.writer(kind::GHOST_FILE, u64::from(ghost))?;
@@ -125,6 +125,7 @@ fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
 pub struct Image {
     /// What it is.
     pub entry: GhostFileEntry,
+    name: String,
     reader: Reader,
 }
 
@@ -136,8 +137,8 @@ pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
     let file = kind::GHOST_FILE.file_name(u64::from(ghost));
     let mut reader = images
         .reader(kind::GHOST_FILE, u64::from(ghost))?
-        .ok_or_else(|| Error::invalid(file, "is missing, but remap-fpath.img refers to it"))?;
-    Ok(Image { entry: reader.expect()?, reader })
+        .ok_or_else(|| Error::invalid(&file, "is missing, but remap-fpath.img refers to it"))?;
+    Ok(Image { entry: reader.expect()?, name: file, reader })
 }
 
 impl Image {
@@ -177,6 +178,10 @@ impl Image {
     fn fill(&mut self, mut file: File) -> Result<()> {
         if !self.entry.chunks() {
             let len = self.reader.remaining();
+            if let Some(size) = self.entry.size.filter(|&size| size != len) {
+                let what = format!("holds {len} of the {size} bytes of an unlinked file");
+                return Err(Error::invalid(&self.name, what));
+            }
             return Ok(self.reader.copy_to(len, &mut file, "an unlinked file")?);
         }
         let mut end = 0;

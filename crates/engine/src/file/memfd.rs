@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use torpor_images::kind;
-use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
 
 use super::description::{
@@ -22,6 +21,7 @@ use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
 use crate::restore::Restore;
+use crate::restore::layers::Pages;
 
 /// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
@@ -223,9 +223,9 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     };
     let file = file.context(what)?;
     rustix::fs::ftruncate(&file, inode.size).context(what)?;
-    let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
+    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
     let file = File::from(file);
-    crate::restore::memory::fill_object(&cx.images, &pages, &file, 0)?;
+    crate::restore::memory::fill_object(&pages, &file, 0)?;
     let (uid, gid) = outside(&cx.id_maps, inode.uid, inode.gid);
     rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {

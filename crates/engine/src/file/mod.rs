@@ -17,7 +17,9 @@ pub mod ext;
 pub mod fifo;
 pub mod fown;
 pub mod ghost;
+pub mod lock;
 pub mod memfd;
+pub mod notify;
 pub mod ns_file;
 pub mod pidfd;
 pub mod pipe;
@@ -38,7 +40,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::OFlags;
-use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
+use torpor_images::proto::{FdTypes, FileEntry, FileLockEntry, FownEntry};
 
 use self::remap::Temporary;
 use crate::dump::Dump;
@@ -193,6 +195,10 @@ pub struct OpenFiles {
     by_id: HashMap<u32, OwnedFd>,
     /// Names that files have for as long as the restore lasts.
     pub temporary: Temporary,
+    /// Descriptors whose watches are still to be set up.
+    pub sleepers: Vec<notify::Sleeper>,
+    /// Locks that are still to be taken.
+    pub locks: Vec<FileLockEntry>,
     /// The masters of terminals whose slaves only are in the tree, for the caller.
     pub orphan_masters: Vec<OwnedFd>,
 }
@@ -221,6 +227,8 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<fifo::FifoDumper>::default(),
         Box::<ns_file::NsFileDumper>::default(),
         Box::<pidfd::PidfdDumper>::default(),
+        Box::<notify::InotifyDumper>::default(),
+        Box::<notify::FanotifyDumper>::default(),
         Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
         Box::<regular::RegularDumper>::default(),
@@ -235,6 +243,8 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Signalfd, Box::<signalfd::SignalfdRestorer>::default()),
         (FdTypes::Timerfd, Box::<timerfd::TimerfdRestorer>::default()),
         (FdTypes::Fifo, Box::<fifo::FifoRestorer>::default()),
+        (FdTypes::Inotify, Box::<notify::InotifyRestorer>::default()),
+        (FdTypes::Fanotify, Box::<notify::FanotifyRestorer>::default()),
         (FdTypes::Pidfd, Box::<pidfd::PidfdRestorer>::default()),
         (FdTypes::Ns, Box::<ns_file::NsFileRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
@@ -243,5 +253,7 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Reg, Box::<regular::RegularRestorer>::default()),
         (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),
         (FdTypes::Unixsk, Box::<socket::UnixRestorer>::default()),
+        (FdTypes::Packetsk, Box::<socket::PacketRestorer>::default()),
+        (FdTypes::Netlinksk, Box::<socket::NetlinkRestorer>::default()),
     ]
 }

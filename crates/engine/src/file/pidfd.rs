@@ -94,8 +94,8 @@ impl PidfdRestorer {
     fn open_gone(&mut self, cx: &mut Restore<'_>, ino: u32) -> Result<()> {
         let same: Vec<PidfdEntry> =
             self.entries.iter().filter(|p| p.nspid == GONE && p.ino == ino).copied().collect();
-        let opened = with_process(cx, None, |_, pid| {
-            same.iter().map(|pidfd| Ok((pidfd.id, open(pid, pidfd.flags)?))).collect()
+        let opened = with_process(cx, None, |_, process| {
+            same.iter().map(|pidfd| Ok((pidfd.id, open(process.pid(), pidfd.flags)?))).collect()
         });
         let opened: Vec<(u32, OwnedFd)> = opened?;
         self.gone.extend(opened);

@@ -4,13 +4,15 @@
 //! Also all that tasks refer to by path without a descriptor: mapped files,
 //! executables, working and root directories.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
 
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
 use super::remap::{Remaps, Temporary};
+use super::table::own_pid;
 use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
@@ -161,21 +163,33 @@ pub fn describe_exe(cx: &mut Dump<'_>, task: usize) -> Result<u32> {
 /// # Errors
 /// The kernel's.
 pub fn through_link(cx: &Dump<'_>, task: usize, name: &str, flags: u32) -> Result<Found> {
-    let pid = cx.tasks[task].pid;
-    let path = format!("/proc/{pid}/{name}");
-    let what = || format!("open {path}");
-    let file =
-        rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
+    let path = format!("/proc/{}/{name}", cx.tasks[task].pid);
+    let file = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .context(|| format!("open {path}"))?;
     let link = std::fs::read_link(&path).context(|| format!("readlink {path}"))?;
-    let own = i32::try_from(std::process::id()).unwrap_or(0);
-    let number = std::os::fd::AsRawFd::as_raw_fd(&file);
-    let info = FdInfo::parse(&proc::read(own, &format!("fdinfo/{number}"))?);
+    of_path(cx, task, file, link, flags)
+}
+
+/// What `file`, an `O_PATH` descriptor of ours with the path `link`, is open on, as if
+/// the task had it open with `flags`.
+///
+/// # Errors
+/// The kernel's.
+pub fn of_path(
+    cx: &Dump<'_>,
+    task: usize,
+    file: OwnedFd,
+    link: PathBuf,
+    flags: u32,
+) -> Result<Found> {
+    let number = file.as_raw_fd();
+    let info = FdInfo::parse(&proc::read(own_pid(), &format!("fdinfo/{number}"))?);
     Ok(Found {
         id: 0,
         task,
-        pid,
+        pid: cx.tasks[task].pid,
         fd: -1,
-        stat: rustix::fs::fstat(&file).context(what)?,
+        stat: rustix::fs::fstat(&file).context(|| format!("fstat {}", link.display()))?,
         fs_type: rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type),
         file,
         link,
@@ -296,7 +310,6 @@ mod tests {
     use std::fs::{self, File};
     use std::io::{Read, Seek, Write};
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::path::PathBuf;
     use std::sync::Arc;
 
     use super::*;

@@ -114,6 +114,10 @@ impl Remaps {
                 "its name was removed while others lead to it; --link-remap gives it one",
             ));
         }
+        if cx.opts.leave_running {
+            let path = String::from_utf8_lossy(name);
+            tracing::warn!("{path} cannot be restored: its task goes on, and it gets no name");
+        }
         let key = (found.stat.st_dev, found.stat.st_ino);
         let link = match cx.files.remaps.links.get(&key) {
             Some(&known) => known,
@@ -145,6 +149,8 @@ impl Remaps {
     /// Links the file into its old directory, or the nearest one above that exists.
     fn give_name(cx: &mut Dump<'_>, found: &Found, name: &[u8], link: u32) -> Result<Vec<u8>> {
         let base = format!("link_remap.{link}").into_bytes();
+        // A file system of a user namespace takes only files of its own users.
+        let _owner = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
         let mut dir = parent(name);
         loop {
             let (space, _) = cx
@@ -244,6 +250,8 @@ pub struct Temporary {
     given: Vec<Name>,
     /// How often something had to step aside.
     asides: u32,
+    /// A process that is there for the moment, for what lies below its directory.
+    alive: Option<u32>,
 }
 
 /// A name in a directory.
@@ -297,12 +305,36 @@ impl Temporary {
         match kind {
             RemapType::Ghost => open_ghost(cx, reg, other).map(Some),
             RemapType::Linked => open_linked(cx, reg, other).map(Some),
+            RemapType::Procfs if cx.files.temporary.alive == Some(other) => {
+                open_by_path(cx, reg).map(Some)
+            }
             // The process of the path has to be there for a moment.
             RemapType::Procfs => {
                 let pid = i32::try_from(other).ok();
                 with_process(cx, pid, |cx, _| open_by_path(cx, reg)).map(Some)
             }
         }
+    }
+
+    /// Works with the directory `id` of the images, which may be that of a process that has
+    /// ended: nobody can change to it but while there is such a process.
+    ///
+    /// # Errors
+    /// What `work` returns; the kernel's, for a pid that is taken.
+    pub fn with_directory<T>(
+        cx: &mut Restore<'_>,
+        id: u32,
+        work: impl FnOnce(&mut Restore<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let Some(&(RemapType::Procfs, pid)) = cx.files.temporary.remaps.get(&id) else {
+            return work(cx);
+        };
+        with_process(cx, i32::try_from(pid).ok(), |cx, _| {
+            cx.files.temporary.alive = Some(pid);
+            let done = work(cx);
+            cx.files.temporary.alive = None;
+            done
+        })
     }
 
     /// Removes the names that the dump gave to files; call it when nothing can fail
@@ -378,7 +410,7 @@ fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Name) -> Result<Owne
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.name));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;
-    let linked = rustix::fs::linkat(&from.dir, &from.name, &dir, &name, AtFlags::empty());
+    let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
         let opened = open_by_path(cx, reg);
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
@@ -388,6 +420,20 @@ fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Name) -> Result<Owne
             .context(what)?;
     }
     opened
+}
+
+/// Gives the file `from` a name in `dir`, which may show the same file system through
+/// another mount: links are made within one mount only, so the directory is then opened
+/// by its handle through that of the file.
+fn link(from: &Name, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
+    match rustix::fs::linkat(&from.dir, &from.name, dir, name, AtFlags::empty()) {
+        Err(Errno::XDEV) => {
+            let (kind, handle) = torpor_sys::notify::handle_of(dir.as_fd())?;
+            let dir = torpor_sys::notify::open_by_handle(from.dir.as_fd(), kind, &handle)?;
+            Ok(rustix::fs::linkat(&from.dir, &from.name, &dir, name, AtFlags::empty())?)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// Renames what is called `name`, if there is such a thing.

@@ -13,6 +13,7 @@ use torpor_images::kind;
 use torpor_images::proto::{FdinfoEntry, FileEntry};
 use torpor_sys::kcmp::{Object, kcmp};
 
+use super::lock::{self, Locks};
 use super::memfd::Memfds;
 use super::remap::Remaps;
 use super::{Dumper, FdInfo, Found, fown};
@@ -34,6 +35,8 @@ pub struct FileTable {
     pub(super) mapped: HashMap<(u32, u64, u64, String, u32), u32>,
     /// Files whose path does not lead to them.
     pub remaps: Remaps,
+    /// Locks on files.
+    pub(super) locks: Locks,
     /// Memfds by inode.
     pub(super) memfds: Memfds,
     last_id: u32,
@@ -122,12 +125,14 @@ fn dump_descriptor(cx: &mut Dump<'_>, task: usize, fd: i32) -> Result<FdinfoEntr
     let pid = cx.tasks[task].pid;
     let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
     let cloexec = u32::from(info.flags & O_CLOEXEC != 0);
+    let locks: Vec<String> = info.values("lock").map(str::to_owned).collect();
     let key = identity(pid, fd)?;
     let known = known(cx, key, pid, fd)?;
     let (id, kind) = match known {
         Some(known) => (known.id, known.kind),
         None => describe(cx, task, fd, info)?,
     };
+    lock::note(cx, task, fd, id, &locks)?;
     Ok(FdinfoEntry {
         id,
         flags: cloexec,
@@ -214,6 +219,10 @@ pub fn in_flight(cx: &mut Dump<'_>, holder: &Found, file: OwnedFd) -> Result<u32
     let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
     let found = Found { task: holder.task, ..look(cx, pid, fd, file, info)? };
     let place = format!("fd {} ({})", holder.fd, holder.link.display());
+    if found.info.values("lock").next().is_some() {
+        let object = format!("{} in flight in {place}", found.link.display());
+        lock::note_in_flight(cx, found.id, holder.pid, object);
+    }
     let id = found.id;
     cx.files.known.entry(key).or_default().push(Known { pid, fd, id, kind: 0 });
     cx.files.kept.push(kept);
@@ -221,7 +230,8 @@ pub fn in_flight(cx: &mut Dump<'_>, holder: &Found, file: OwnedFd) -> Result<u32
     Ok(id)
 }
 
-fn own_pid() -> i32 {
+/// This process, in its own pid namespace.
+pub(super) fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
@@ -260,6 +270,7 @@ pub fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let done = dumpers.iter_mut().try_for_each(|d| d.finish(cx));
     cx.files.dumpers = dumpers;
     done?;
+    lock::write(cx)?;
     Ok(cx.images.write_all(kind::FILES, 0, &cx.files.entries)?)
 }
 

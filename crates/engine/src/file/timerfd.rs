@@ -1,14 +1,15 @@
 //! Timerfds: clock, remaining time, interval, and expirations not yet read.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use torpor_images::proto::{FdTypes, FileEntry, TimerfdEntry};
 
 use super::description::{part, set_status_flags};
-use super::{Dumper, Found, Restorer};
+use super::{Dumper, FdInfo, Found, Restorer, table};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
+use crate::proc;
 use crate::restore::Restore;
 
 const NANOS: u64 = 1_000_000_000;
@@ -22,13 +23,20 @@ impl Dumper for TimerfdDumper {
         if !found.is_anon("[timerfd]") {
             return Ok(None);
         }
-        let tfd = parse(found).ok_or_else(|| found.refuse("its fdinfo has an unknown layout"))?;
+        // A periodic timer that has fired stands still, and shows no time left, until it is
+        // read or looked at: this counts what it has missed and sets it going, as its
+        // reader would.
+        rustix::time::timerfd_gettime(&found.file).context(|| "timerfd_gettime".to_owned())?;
+        let path = format!("fdinfo/{}", found.file.as_raw_fd());
+        let info = FdInfo::parse(&proc::read(table::own_pid(), &path)?);
+        let tfd =
+            parse(found, &info).ok_or_else(|| found.refuse("its fdinfo has an unknown layout"))?;
         Ok(Some(FileEntry { tfd: Some(tfd), ..found.entry(FdTypes::Timerfd) }))
     }
 }
 
-fn parse(found: &Found) -> Option<TimerfdEntry> {
-    let text = |key| found.info.values(key).next();
+fn parse(found: &Found, info: &FdInfo) -> Option<TimerfdEntry> {
+    let text = |key| info.values(key).next();
     let (vsec, vnsec) = time(text("it_value")?)?;
     let (isec, insec) = time(text("it_interval")?)?;
     Some(TimerfdEntry {
@@ -95,6 +103,11 @@ impl Restorer for TimerfdRestorer {
 fn arm(file: impl AsFd, tfd: &TimerfdEntry) -> Result<()> {
     let flags = TimerfdTimerFlags::from_bits_retain(tfd.settime_flags);
     let mut spec = spec(tfd)?;
+    let stopped = spec.it_value.tv_sec == 0 && spec.it_value.tv_nsec == 0;
+    if stopped && tfd.ticks > 0 {
+        // It has fired: one with an interval goes on.
+        spec.it_value = spec.it_interval;
+    }
     let armed = spec.it_value.tv_sec != 0 || spec.it_value.tv_nsec != 0;
     if armed && flags.contains(TimerfdTimerFlags::ABSTIME) {
         // The image has what was left. The clock is the timer's, so that it still

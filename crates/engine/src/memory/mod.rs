@@ -1,5 +1,7 @@
 //! Memory: mappings and pages.
 
+pub mod keeper;
 pub mod pages;
 pub mod shmem;
+pub mod track;
 pub mod vma;

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use torpor_images::pages::{PagesWriter, Span};
 use torpor_sys::ipc::Attached;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 
@@ -23,6 +24,8 @@ pub struct Found {
     pub start: u64,
     /// Address behind the last page.
     pub end: u64,
+    /// They have not been written since they were protected ([`super::track`]).
+    pub clean: bool,
 }
 
 /// What a scan of one mapping found.
@@ -47,21 +50,26 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
         return Ok(found);
     }
     if vma.is(status::VDSO) {
-        found.pages.push(Found { start: vma.map.start, end: vma.map.end });
+        found.pages.push(Found { start: vma.map.start, end: vma.map.end, clean: false });
         return Ok(found);
     }
+    // To tell pages of files the kernel looks at each page's descriptor, which takes ten times
+    // as long as all the rest; without a file there are none.
+    let of_file = if vma.has_file() { page::IS_FILE } else { 0 };
     let what = Scan {
         start: vma.map.start,
         end: vma.map.end,
         any_of: page::IS_PRESENT | page::IS_SWAPPED | page::IS_GUARD,
-        report: page::IS_FILE | page::IS_PFNZERO | page::IS_GUARD,
+        report: of_file | page::IS_PFNZERO | page::IS_GUARD | page::IS_WPALLOWED | page::IS_WRITTEN,
         ..Scan::default()
     };
     for_each_region(pagemap, what, |region| {
-        let place = Found { start: region.start, end: region.end };
+        let tracked = region.categories & (page::IS_WPALLOWED | page::IS_WRITTEN);
+        let clean = tracked == page::IS_WPALLOWED;
+        let place = Found { start: region.start, end: region.end, clean };
         found.scanned += (region.end - region.start) / PAGE;
         if region.categories & page::IS_GUARD != 0 {
-            push(&mut found.guards, place);
+            push(&mut found.guards, Found { clean: false, ..place });
         } else if region.categories & (page::IS_FILE | page::IS_PFNZERO) == 0
             || anon_file(vma, region)
         {
@@ -76,9 +84,13 @@ fn anon_file(vma: &Vma, region: &PageRegion) -> bool {
     vma.has(b"ht") && region.categories & page::IS_PFNZERO == 0
 }
 
-fn push(list: &mut Vec<Found>, place: Found) {
+/// Adds a run behind those in `list`, joined with the last one if they are adjacent and
+/// alike.
+pub fn push(list: &mut Vec<Found>, place: Found) {
     match list.last_mut() {
-        Some(last) if last.end == place.start => last.end = place.end,
+        Some(last) if last.end == place.start && last.clean == place.clean => {
+            last.end = place.end;
+        }
         _ => list.push(place),
     }
 }
@@ -107,6 +119,8 @@ pub fn for_each_region(
 pub enum Source {
     /// The memory of a process as a file, or a file of shared memory.
     File(Arc<File>),
+    /// The memory of a process that runs on and may have less of it by now.
+    Running(Arc<File>),
     /// A System V segment, by offset: its last page can hold more than its file shows.
     Segment(Arc<Attached>),
 }
@@ -116,8 +130,8 @@ pub enum Source {
 pub struct Job {
     source: Source,
     ranges: Vec<(u64, usize)>,
-    target: Arc<File>,
-    offset: u64,
+    target: Arc<PagesWriter>,
+    span: Span,
 }
 
 /// Bytes copied at once: two such buffers stay in a core's second-level cache.
@@ -128,15 +142,15 @@ const MAX_RANGES: usize = 1024;
 /// Cuts runs of pages into jobs.
 #[derive(Debug)]
 pub struct Plan {
-    jobs: Vec<Job>,
-    target: Arc<File>,
-    offset: u64,
+    /// Where from, and which memory goes there, in the order of the file.
+    parts: Vec<(Source, Vec<(u64, usize)>)>,
+    target: Arc<PagesWriter>,
 }
 
 impl Plan {
     /// Pages that go to `target` from its start on.
-    pub fn new(target: File) -> Self {
-        Plan { jobs: Vec::new(), target: Arc::new(target), offset: 0 }
+    pub fn new(target: Arc<PagesWriter>) -> Self {
+        Plan { parts: Vec::new(), target }
     }
 
     /// Adds a run of pages.
@@ -146,46 +160,48 @@ impl Plan {
             let left = usize::try_from(run.end - at).unwrap_or(CHUNK);
             let room = self.room(source);
             let len = left.min(room);
-            match self.jobs.last_mut() {
-                Some(job) if room < CHUNK => job.ranges.push((at, len)),
-                _ => self.jobs.push(Job {
-                    source: source.clone(),
-                    ranges: vec![(at, len)],
-                    target: Arc::clone(&self.target),
-                    offset: self.offset,
-                }),
+            match self.parts.last_mut() {
+                Some((_, ranges)) if room < CHUNK => ranges.push((at, len)),
+                _ => self.parts.push((source.clone(), vec![(at, len)])),
             }
             at += len as u64;
-            self.offset += len as u64;
         }
     }
 
     /// Bytes that still fit into the last job; a whole chunk if a new one is due.
     fn room(&self, source: &Source) -> usize {
-        let Some(job) = self.jobs.last() else { return CHUNK };
-        let used: usize = job.ranges.iter().map(|r| r.1).sum();
-        let same = match (&job.source, source) {
-            (Source::File(a), Source::File(b)) => Arc::ptr_eq(a, b),
+        let Some((last, ranges)) = self.parts.last() else { return CHUNK };
+        let used: usize = ranges.iter().map(|r| r.1).sum();
+        let same = match (last, source) {
+            (Source::File(a), Source::File(b)) | (Source::Running(a), Source::Running(b)) => {
+                Arc::ptr_eq(a, b)
+            }
             (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        if !same || used >= CHUNK || job.ranges.len() >= MAX_RANGES { CHUNK } else { CHUNK - used }
+        if !same || used >= CHUNK || ranges.len() >= MAX_RANGES { CHUNK } else { CHUNK - used }
     }
 
     /// The jobs and the number of bytes that they copy.
     pub fn finish(self) -> (Vec<Job>, u64) {
-        (self.jobs, self.offset)
+        let mut bytes = 0;
+        let jobs = self.parts.into_iter().map(|(source, ranges)| {
+            let len = ranges.iter().map(|r| r.1 as u64).sum::<u64>();
+            bytes += len;
+            let span = self.target.span(len / PAGE);
+            Job { source, ranges, target: Arc::clone(&self.target), span }
+        });
+        (jobs.collect(), bytes)
     }
 }
 
-/// Copies everything, with as many threads as the machine has cores.
+/// Copies everything, with at most `workers` threads.
 /// `progress` is told the bytes of each finished job, from any thread.
 ///
 /// # Errors
 /// The first one that a worker met; the others stop then.
-pub fn copy(jobs: &[Job], progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let workers = cores.min(jobs.len());
+pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    let workers = workers.min(jobs.len());
     if workers <= 1 {
         return work(jobs, &AtomicUsize::new(0), progress);
     }
@@ -208,7 +224,9 @@ fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Re
     while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
         let len: usize = job.ranges.iter().map(|r| r.1).sum();
         let done = fill(job, &mut buffer[..len]).and_then(|()| {
-            job.target.write_all_at(&buffer[..len], job.offset).context(|| "write pages".to_owned())
+            let runs: Vec<_> =
+                job.ranges.iter().map(|&(at, len)| (at, len as u64 / PAGE)).collect();
+            Ok(job.target.write(&job.span, &runs, &mut buffer[..len])?)
         });
         if let Err(e) = done {
             next.store(jobs.len(), Ordering::Relaxed);
@@ -226,16 +244,45 @@ fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
             let ranges: Vec<_> = job.ranges.iter().map(at).collect();
             read_memory(rustix::process::getpid().as_raw_nonzero().get(), &ranges, buffer)
         }
-        Source::File(file) => {
-            let mut at = 0;
-            for &(address, len) in &job.ranges {
-                read_to_end(file, &mut buffer[at..at + len], address)
-                    .context(|| format!("read memory at {address:x}"))?;
-                at += len;
+        Source::File(file) => fill_from(job, buffer, |part, at| read_to_end(file, part, at)),
+        Source::Running(file) => fill_from(job, buffer, |part, at| read_what_is(file, part, at)),
+    }
+}
+
+fn fill_from(
+    job: &Job,
+    mut buffer: &mut [u8],
+    mut read: impl FnMut(&mut [u8], u64) -> std::io::Result<()>,
+) -> Result<()> {
+    for &(address, len) in &job.ranges {
+        let (part, rest) = buffer.split_at_mut(len);
+        read(part, address).context(|| format!("read memory at {address:x}"))?;
+        buffer = rest;
+    }
+    Ok(())
+}
+
+/// As [`read_to_end`]; what is not mapped any more is zero, too. Nobody will miss it: the
+/// next dump does not refer to pages that are not there.
+fn read_what_is(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+    let page = usize::try_from(PAGE).unwrap_or(4096);
+    let mut at = 0;
+    while at < buffer.len() {
+        match file.read_at(&mut buffer[at..], offset + at as u64) {
+            Ok(0) => {
+                buffer[at..].fill(0);
+                break;
             }
-            Ok(())
+            Ok(n) => at += n,
+            Err(e) if e.raw_os_error() == Some(libc::EIO) => {
+                let end = (at / page + 1) * page;
+                buffer[at..end].fill(0);
+                at = end;
+            }
+            Err(e) => return Err(e),
         }
     }
+    Ok(())
 }
 
 /// Fills `buffer` from `offset`; what lies behind the end of the file is zero.
@@ -269,10 +316,13 @@ fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<(
 /// pin the pages, for which the kernel ends their sharing with relatives, and needs twice the
 /// time; nor can it read what the task itself may not.
 ///
+/// With `running` the pages are copied when the task runs again.
+///
 /// # Errors
 /// The kernel's.
-pub fn source_of(pid: i32) -> Result<Source> {
-    Ok(Source::File(Arc::new(proc::open(pid, "mem")?)))
+pub fn source_of(pid: i32, running: bool) -> Result<Source> {
+    let memory = Arc::new(proc::open(pid, "mem")?);
+    Ok(if running { Source::Running(memory) } else { Source::File(memory) })
 }
 
 /// The stretches of a file of shared memory that hold data.
@@ -290,12 +340,15 @@ pub fn data_runs(file: &File) -> Result<Vec<Found>> {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => break,
             // hugetlbfs knows no holes.
-            Err(rustix::io::Errno::INVAL) => return Ok(vec![Found { start: 0, end: size }]),
+            Err(rustix::io::Errno::INVAL) => {
+                return Ok(vec![Found { start: 0, end: size, clean: false }]);
+            }
             Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
         };
         let end =
             rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
-        push(&mut runs, Found { start: start & !(PAGE - 1), end: end.next_multiple_of(PAGE) });
+        let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
+        push(&mut runs, Found { start, end, clean: false });
         at = end;
     }
     Ok(runs)

@@ -72,6 +72,11 @@ impl Vma {
         self.status & bit != 0
     }
 
+    /// Whether it maps a file, be it one of the kernel's own.
+    pub fn has_file(&self) -> bool {
+        self.map.inode != 0 || self.map.dev != 0
+    }
+
     /// Its name in `/proc/PID/map_files`.
     pub fn map_files_name(&self) -> String {
         format!("map_files/{:x}-{:x}", self.map.start, self.map.end)
@@ -84,6 +89,15 @@ impl Vma {
 /// The kernel's; refusals of mappings that cannot be kept, by name.
 pub fn read(pid: i32) -> Result<Vec<Vma>> {
     parse(pid, &proc::read(pid, "smaps")?)
+}
+
+/// As [`read`], but without flags and page sizes, for which the kernel looks at every
+/// page.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_quickly(pid: i32) -> Result<Vec<Vma>> {
+    parse(pid, &proc::read(pid, "maps")?)
 }
 
 fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
@@ -133,7 +147,8 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     if vma.has(b"ss") {
         return Err(refuse(pid, vma, "shadow stacks are not supported"));
     }
-    if vma.has(b"um") || vma.has(b"uw") || vma.has(b"ui") {
+    // `uw`: it may be our own tracking, see `track::survey`.
+    if vma.has(b"um") || vma.has(b"ui") {
         return Err(refuse(pid, vma, "it is registered with userfaultfd, which is not supported"));
     }
     let name = vma.map.name.strip_suffix(" (deleted)").unwrap_or(&vma.map.name);

@@ -18,7 +18,7 @@ use torpor_images::proto::TaskKobjIdsEntry;
 use crate::error::{Context, Error, Result};
 
 pub(crate) use space::send_into;
-pub use space::{Made, dump, enter, finish, restore};
+pub use space::{Made, dump, enter, finish, restore, take_external};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

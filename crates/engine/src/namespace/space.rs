@@ -153,8 +153,8 @@ pub(super) fn inherited(cx: &Restore<'_>, key: &str) -> Result<OwnedFd> {
 /// # Errors
 /// The kernel's; damaged images.
 pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
-    enter_joined(cx)?;
     let handed_over = enter_external(cx)?;
+    enter_joined(cx)?;
     find_own(cx)?;
     make_others(cx)?;
     let fresh: Vec<(NsKind, u32)> = cx
@@ -221,24 +221,37 @@ fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Has the root husk enter the network namespace that `--external` left to the caller,
-/// and opens others. Returns which those are.
-fn enter_external(cx: &mut Restore<'_>) -> Result<Vec<u32>> {
+/// Opens the network namespaces that `--external` left to the caller.
+///
+/// # Errors
+/// One that the caller does not hand over.
+pub fn take_external(cx: &mut Restore<'_>) -> Result<()> {
     let mut found = Vec::new();
-    for ns in cx.ns.of_kind(NsKind::Net).filter(|ns| !ns.is_host && ns.file.is_none()) {
+    for ns in cx.ns.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
         if let Some(key) = net::external_key(&cx.images, ns.id)? {
             found.push((ns.id, inherited(cx, &key)?));
         }
     }
-    let ids = found.iter().map(|(id, _)| *id).collect();
     for (id, file) in found {
-        if cx.ns.by_id(id).is_some_and(|ns| ns.task == 0) {
-            send_into(cx, 0, NsKind::Net, &file)?;
-        }
         if let Some(ns) = cx.ns.all.iter_mut().find(|ns| ns.id == id) {
             ns.file = Some(file);
         }
     }
+    Ok(())
+}
+
+/// Has the root husk enter those of [`take_external`]. Returns which those are.
+fn enter_external(cx: &mut Restore<'_>) -> Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    let mut own = None;
+    for ns in cx.ns.of_kind(NsKind::Net) {
+        let Some(file) = &ns.file else { continue };
+        ids.push(ns.id);
+        if ns.task == 0 {
+            own = Some(file.try_clone().context(|| "dup".to_owned())?);
+        }
+    }
+    own.map_or(Ok(()), |file| send_into(cx, 0, NsKind::Net, &file))?;
     Ok(ids)
 }
 

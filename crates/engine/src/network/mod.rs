@@ -14,12 +14,14 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use torpor_images::proto::FileEntry;
+
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::file::socket::diag::{self, InetSocket};
 use crate::file::socket::tcp::{self, Sleeping};
 use crate::file::socket::{Address, Socket, state};
-use crate::guardian::Undo;
+use crate::guardian::{Guardian, Undo};
 use crate::namespace::{Namespace, NsKind, run_in};
 use crate::options::NetworkLock;
 use crate::proc;
@@ -168,7 +170,7 @@ fn set_lock(cx: &mut Dump<'_>, ns: usize, scope: Scope) -> Result<()> {
     if scope == Scope::All && run_in(&[netns.as_fd()], is_own)? {
         return Err(Error::Unsupported("locking the caller's own network as a whole".to_owned()));
     }
-    let tool = rules::choose()?;
+    let tool = rules::choose(cx.opts.network_lock)?;
     let undo = rules::unlocking(tool, &id, &scope);
     for (argv, input) in &undo {
         cx.guardian.watch(&Undo::Run(path.clone(), argv.clone(), input.clone()))?;
@@ -176,7 +178,9 @@ fn set_lock(cx: &mut Dump<'_>, ns: usize, scope: Scope) -> Result<()> {
     let again = cx.network.locks.iter().position(|l| l.space == space);
     let known = again.map(|i| cx.network.locks.remove(i));
     let before = known.as_ref().map(|l| &l.scope);
+    let line = cx.guardian.line_for_children()?;
     let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, before));
+    drop(line);
     cx.network.locks.push(Lock { space, netns, path, scope, undo });
     set
 }
@@ -242,12 +246,23 @@ pub fn release(cx: &mut Dump<'_>) {
 /// The kernel's; the tasks may still go on, see [`release`].
 pub fn silence(cx: &mut Dump<'_>) -> Result<()> {
     for connection in &cx.network.connections {
-        cx.guardian.watch(&connection.undo)?;
+        cx.guardian.watch_socket(&connection.undo, connection.socket.as_fd())?;
         tcp::silence(connection.socket.as_fd())?;
     }
-    for lock in std::mem::take(&mut cx.network.locks) {
-        for (argv, input) in lock.undo {
-            cx.guardian.forget(&Undo::Run(lock.path.clone(), argv, input))?;
+    Ok(())
+}
+
+/// The tasks end now, whatever happens: nobody lets their connections or the network go on.
+///
+/// # Errors
+/// If the guardian is gone.
+pub fn leave_still(cx: &mut Dump<'_>) -> Result<()> {
+    for connection in &cx.network.connections {
+        cx.guardian.forget(&connection.undo)?;
+    }
+    for lock in &cx.network.locks {
+        for (argv, input) in &lock.undo {
+            cx.guardian.forget(&Undo::Run(lock.path.clone(), argv.clone(), input.clone()))?;
         }
     }
     Ok(())
@@ -256,10 +271,68 @@ pub fn silence(cx: &mut Dump<'_>) -> Result<()> {
 /// What a restore has still to do with the network.
 #[derive(Debug, Default)]
 pub struct Asleep {
+    /// Silences connections if the restore is killed; nobody without connections.
+    pub guardian: Guardian,
     /// Connections that were made, but wait for their tasks.
     pub sleeping: Vec<Sleeping>,
-    /// Numbers of namespaces that this restore has locked, and how to unlock them.
-    locks: Vec<(u32, Script)>,
+    /// The locks that this restore has set.
+    locks: Vec<Relock>,
+}
+
+/// A lock that a restore has set in a network namespace.
+#[derive(Debug)]
+struct Relock {
+    /// The number of the namespace.
+    ns: u32,
+    /// Whether the namespace is the caller's, and stays when the restore fails.
+    external: bool,
+    undo: Script,
+}
+
+impl Relock {
+    fn remove(&self, cx: &Restore<'_>) -> Result<()> {
+        cx.in_netns(self.ns, || {
+            self.undo.iter().try_for_each(|(argv, input)| rules::run(argv, input))
+        })
+    }
+}
+
+/// Locks the network namespaces that the caller hands over and that connections are to
+/// be restored in: the first thing of all, since they have addresses already, and answer
+/// by a reset what the other ends go on to send.
+///
+/// # Errors
+/// If rules cannot be set.
+pub fn lock_external(cx: &mut Restore<'_>) -> Result<()> {
+    lock_where(cx, true)
+}
+
+/// What was not let go ends, and the peers shall not see it: they wait for the next try.
+/// Comes behind the end of the tasks, which is not the last of the connections, since
+/// the restore has them as well.
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.sleeping.iter().for_each(Sleeping::silence);
+    }
+}
+
+/// Starts the guardian if there are connections to be guarded. Must come before there is
+/// a second thread.
+///
+/// # Errors
+/// See [`Guardian::start`].
+pub fn guard(cx: &mut Restore<'_>) -> Result<()> {
+    let connected = |e: &FileEntry| e.isk.as_ref().is_some_and(tcp::is_connection);
+    if !cx.opts.tcp_close && cx.entries.values().any(connected) {
+        cx.network.guardian = Guardian::start()?;
+    }
+    Ok(())
+}
+
+/// The tasks run: the connections are theirs alone.
+pub fn let_go(cx: &mut Restore<'_>) {
+    cx.network.sleeping.clear();
+    cx.network.guardian = Guardian::default();
 }
 
 /// Locks the network namespaces that this restore has made, before they get their
@@ -268,29 +341,49 @@ pub struct Asleep {
 /// # Errors
 /// If rules cannot be set.
 pub fn lock_new(cx: &mut Restore<'_>) -> Result<()> {
+    lock_where(cx, false)
+}
+
+fn lock_where(cx: &mut Restore<'_>, external: bool) -> Result<()> {
+    let is_meant = |ns: &Namespace| !ns.is_host && ns.file.is_some() == external;
     let wanted: HashSet<u32> = cx
         .entries
         .values()
         .filter_map(|e| e.isk.as_ref())
         .filter(|isk| tcp::is_connection(isk))
         .filter_map(|isk| isk.ns_id)
+        .filter(|&ns| cx.ns.by_id(ns).is_some_and(is_meant))
         .collect();
     if cx.opts.network_lock == NetworkLock::Skip || cx.opts.tcp_close || wanted.is_empty() {
         return Ok(());
     }
     let id = lock_id(cx);
     for ns in wanted {
-        // One that is not made but joined is not there yet. It was locked by the dump.
-        let is_new =
-            cx.ns.by_id(ns).is_some_and(|ns| !ns.is_host) && cx.in_netns(ns, || Ok(!is_own()?))?;
-        if !is_new {
+        // One that is joined is not there yet, nor ours to lock.
+        if cx.in_netns(ns, is_own)? {
             continue;
         }
-        let tool = rules::choose()?;
-        cx.in_netns(ns, || rules::lock(tool, &id, &Scope::All, None))?;
-        cx.network.locks.push((ns, rules::unlocking(tool, &id, &Scope::All)));
+        let tool = rules::choose(cx.opts.network_lock)?;
+        let set = cx.in_netns(ns, || {
+            let is_new = !external || !tool.is_locked(&id);
+            is_new.then(|| rules::lock(tool, &id, &Scope::All, None)).transpose()
+        })?;
+        // The lock of the dump stays if the restore fails, see `unlock_and_wake`.
+        if set.is_some() {
+            let undo = rules::unlocking(tool, &id, &Scope::All);
+            cx.network.locks.push(Relock { ns, external, undo });
+        }
     }
     Ok(())
+}
+
+/// The restore has failed: takes away the locks of namespaces that do not go with it.
+pub fn give_up(cx: &mut Restore<'_>) {
+    for lock in std::mem::take(&mut cx.network.locks).iter().filter(|lock| lock.external) {
+        if let Err(e) = lock.remove(cx) {
+            tracing::error!("the network stays locked: {e}");
+        }
+    }
 }
 
 /// Whether this thread is in the network namespace of the caller.
@@ -314,10 +407,9 @@ fn lock_id(cx: &Restore<'_>) -> String {
 /// # Errors
 /// The kernel's.
 pub fn unlock_and_wake(cx: &mut Restore<'_>) -> Result<()> {
-    let made: HashSet<u32> = cx.network.locks.iter().map(|(ns, _)| *ns).collect();
-    for (ns, script) in std::mem::take(&mut cx.network.locks) {
-        cx.in_netns(ns, || script.iter().try_for_each(|(argv, input)| rules::run(argv, input)))?;
-    }
+    let locks = std::mem::take(&mut cx.network.locks);
+    let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();
+    locks.iter().try_for_each(|lock| lock.remove(cx))?;
     let id = lock_id(cx);
     if cx.opts.network_lock != NetworkLock::Skip && !id.is_empty() {
         let has_sockets: HashSet<u32> = cx
@@ -334,6 +426,5 @@ pub fn unlock_and_wake(cx: &mut Restore<'_>) -> Result<()> {
             })?;
         }
     }
-    let sleeping = std::mem::take(&mut cx.network.sleeping);
-    sleeping.iter().try_for_each(|s| s.wake(cx))
+    cx.network.sleeping.iter().try_for_each(|s| s.wake(cx))
 }

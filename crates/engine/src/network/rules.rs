@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Context, Error, Result};
 use crate::file::socket::Address;
+use crate::options::NetworkLock;
 
 /// Packets with this mark pass a lock: the restore's own. CRIU's number, so that rules
 /// which know it need no change.
@@ -27,19 +28,23 @@ pub enum Scope {
 /// Calls of programs, each with its input.
 pub type Script = Vec<(Vec<String>, String)>;
 
-/// The program to set rules with. That is `nft` where it works, whatever was asked for: a
-/// table of our own gets in nobody's way, while iptables leaves tables behind.
+/// The program to set rules with. That is `nft` where it works, even if iptables was asked
+/// for: a table of our own gets in nobody's way, while iptables leaves tables behind.
 ///
 /// # Errors
-/// If neither of the two is installed.
-pub fn choose() -> Result<Tool> {
+/// If none that was asked for is installed.
+pub fn choose(asked: NetworkLock) -> Result<Tool> {
     let works = |tool: &Tool| match tool {
         Tool::Nft => run(&argv(&["nft", "list", "tables"]), "").is_ok(),
         Tool::Iptables => tool.is_installed(),
     };
-    [Tool::Nft, Tool::Iptables].into_iter().find(works).ok_or_else(|| Error::Program {
-        program: "nft or iptables-restore".to_owned(),
-        reason: "not installed; install the package iptables or nftables, or leave the network \
+    let (tools, program): (&[_], _) = match asked {
+        NetworkLock::Nftables => (&[Tool::Nft], "nft"),
+        _ => (&[Tool::Nft, Tool::Iptables], "nft or iptables-restore"),
+    };
+    tools.iter().copied().find(works).ok_or_else(|| Error::Program {
+        program: program.to_owned(),
+        reason: "not installed; install the package nftables or iptables, or leave the network \
                  to somebody else with --network-lock skip"
             .to_owned(),
     })
@@ -103,7 +108,8 @@ impl Tool {
             .is_ok()
     }
 
-    fn is_locked(self, id: &str) -> bool {
+    /// Whether there is a lock of its making in the network namespace of this thread.
+    pub fn is_locked(self, id: &str) -> bool {
         let ask = match self {
             Tool::Nft => argv(&["nft", "list", "table", "inet", &table(id)]),
             Tool::Iptables => argv(&["iptables", "-n", "-L", &chain(id)]),

@@ -1,14 +1,15 @@
 //! What the images say, read and checked before anything is created.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{
     CoreEntry, FdinfoEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry,
     TaskKobjIdsEntry, VmaEntry,
 };
-use torpor_images::{ImageDir, kind};
+use torpor_images::{ImageDir, Kind, kind};
 
+use super::layers::Pages;
 use crate::error::{Error, Result};
 use crate::memory::vma::{PAGE, status};
 use crate::task::state;
@@ -30,7 +31,7 @@ pub struct TaskImage {
     /// Its address space; `None` for a zombie.
     pub mm: Option<MmEntry>,
     /// Its pages.
-    pub pagemap: Option<Pagemap>,
+    pub pages: Arc<Pages>,
     /// Its descriptors, by number; empty if a task before it has the same table.
     pub fds: Vec<FdinfoEntry>,
     /// Working directory, root, umask.
@@ -103,6 +104,13 @@ pub fn load(images: &ImageDir) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
+/// Whether [`load`] has read all of the image file `name`, so that nobody reads it again.
+pub fn is_loaded(name: &str) -> bool {
+    let kinds =
+        [kind::PSTREE, kind::CORE, kind::IDS, kind::MM, kind::FDINFO, kind::FS, kind::FILES];
+    Kind::of_file(name).is_some_and(|(kind, _)| kinds.contains(&kind))
+}
+
 fn check_tree(tree: &[PstreeEntry]) -> Result<()> {
     let bad = |reason: String| Err(Error::invalid("pstree.img", reason));
     let mut pids = HashSet::new();
@@ -146,7 +154,7 @@ fn load_task(
             ids: TaskKobjIdsEntry::default(),
             cores: vec![leader],
             mm: None,
-            pagemap: None,
+            pages: Arc::default(),
             fds: Vec::new(),
             fs: None,
         });
@@ -169,7 +177,7 @@ fn load_task(
         Vec::new()
     };
     Ok(TaskImage {
-        pagemap: Some(Pagemap::read(images, kind::PAGEMAP, pid)?),
+        pages: Arc::new(Pages::load(images, kind::PAGEMAP, pid)?),
         fs: Some(images.read_one(kind::FS, pid)?),
         tree,
         ids,

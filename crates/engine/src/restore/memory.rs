@@ -11,16 +11,16 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::kind;
 use torpor_images::proto::VmaEntry;
-use torpor_images::{ImageDir, kind};
 use torpor_sys::vm;
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 use super::Restore;
+use super::layers::{Pages, Stretch};
 use super::transport::Transport;
 use crate::error::{Context, Error, Result};
 use crate::file::{memfd, regular};
@@ -44,7 +44,7 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    fn new(vma: VmaEntry, pages: &Pagemap) -> Self {
+    fn new(vma: VmaEntry, pages: &Pages) -> Self {
         let opened = needs_opening(&vma, pages);
         Mapped { vma, opened }
     }
@@ -59,8 +59,9 @@ fn is_private(vma: &VmaEntry) -> bool {
 }
 
 /// Whether a mapping has pages to be filled in, but cannot be written.
-fn needs_opening(vma: &VmaEntry, pages: &Pagemap) -> bool {
-    is_private(vma) && vma.prot & PROT_WRITE == 0 && !runs_in(pages, vma).is_empty()
+fn needs_opening(vma: &VmaEntry, pages: &Pages) -> bool {
+    let has_pages = || pages.within(vma.start..vma.end).next().is_some();
+    is_private(vma) && vma.prot & PROT_WRITE == 0 && has_pages()
 }
 
 /// Makes those inherited mappings writable that have pages to be filled in, unless the
@@ -70,7 +71,7 @@ fn open_inherited(
     task: usize,
     kept: &[VmaEntry],
     inherited: &[Mapped],
-    pages: &Pagemap,
+    pages: &Pages,
 ) -> Result<Vec<Mapped>> {
     let mut out = Vec::new();
     let mut batch = cx.remote(task)?.batch();
@@ -99,7 +100,7 @@ fn open_inherited(
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().cloned().collect();
     let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
-    let filled = cx.tasks[task].image.pagemap.clone().unwrap_or_default();
+    let filled = Arc::clone(&cx.tasks[task].image.pages);
     let here = current(cx, task)?;
     let base = free_place(&wanted, &here)?;
     let old_stub = cx.remote(task)?.stub_range();
@@ -436,8 +437,8 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
         .map(|v| v.pgoff + (v.end - v.start))
         .max()
         .unwrap_or(0);
-    let pages = Pagemap::read(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
-    let size = pages.runs.iter().map(|r| r.range().end).fold(size, u64::max);
+    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
+    let size = size.max(pages.end());
     let husk = cx.remote(task)?;
     let keep =
         (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
@@ -451,7 +452,7 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
     let file =
         File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    fill_object(&cx.images, &pages, &file, 0)?;
+    fill_object(&pages, &file, 0)?;
     cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     cx.shared.insert(vma.shmid, file.into());
@@ -463,23 +464,17 @@ fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Ow
 ///
 /// # Errors
 /// The kernel's; the image files'.
-pub fn fill_object(images: &ImageDir, pages: &Pagemap, file: &File, base: u64) -> Result<()> {
-    if pages.present_bytes() == 0 {
-        return Ok(());
-    }
-    let source = images.raw_file_open(kind::PAGES, u64::from(pages.pages_id))?;
+pub fn fill_object(pages: &Pages, file: &File, base: u64) -> Result<()> {
     let mut buffer = vec![0u8; CHUNK];
-    for (run, offset) in pages.offsets() {
-        let Some(offset) = offset else { continue };
-        let mut done = 0;
-        while done < run.bytes() {
-            let len = usize::try_from(run.bytes() - done).unwrap_or(CHUNK).min(CHUNK);
-            source
-                .read_exact_at(&mut buffer[..len], offset + done)
-                .context(|| format!("read pages-{}.img", pages.pages_id))?;
-            write_object(file, &buffer[..len], base + run.vaddr + done)
+    // The object is new: what it does not hold yet is zero.
+    for stretch in pages.stretches().iter().filter(|stretch| !stretch.is_zero()) {
+        let mut at = stretch.range.start;
+        while at < stretch.range.end {
+            let len = usize::try_from(stretch.range.end - at).unwrap_or(CHUNK).min(CHUNK);
+            stretch.read(at, &mut buffer[..len])?;
+            write_object(file, &buffer[..len], base + at)
                 .context(|| "filling shared memory".to_owned())?;
-            done += len as u64;
+            at += len as u64;
         }
     }
     Ok(())
@@ -503,80 +498,45 @@ const CHUNK: usize = 256 * 1024;
 /// that the task does not have any more are dropped.
 fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEntry]) -> Result<()> {
     let image = &cx.tasks[task].image;
-    let Some(pagemap) = &image.pagemap else { return Ok(()) };
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
     let writable = |vma: &VmaEntry| vma.status & (status::VDSO | status::VVAR) == 0;
-    let vmas: Vec<&VmaEntry> = image.vmas().filter(|v| writable(v)).collect();
-    let source = cx.images.raw_file_open(kind::PAGES, u64::from(pagemap.pages_id));
-    let source = match source {
-        Ok(file) => file,
-        Err(_) if pagemap.present_bytes() == 0 => return Ok(()),
-        Err(e) => return Err(e.into()),
-    };
-    let inherited = match parent.and_then(|p| cx.tasks[p].image.pagemap.as_ref()) {
-        Some(map) if !kept.is_empty() => Some(Inherited {
-            file: cx.images.raw_file_open(kind::PAGES, u64::from(map.pages_id))?,
-            runs: map.offsets().filter_map(|(r, o)| Some((r.range(), o?))).collect(),
-            kept,
-        }),
-        _ => None,
-    };
-    let jobs = cut(image.vpid(), pagemap, &vmas)?;
-    let filler = Filler { pid: husk.pid(), source: &source, inherited };
-    filler.run(&jobs)
+    let vmas = image.vmas().filter(|v| writable(v));
+    let inherited = parent
+        .filter(|_| !kept.is_empty())
+        .map(|p| Inherited { pages: &cx.tasks[p].image.pages, kept });
+    let pieces = cut(&image.pages, vmas);
+    Filler { pid: husk.pid(), inherited }.run(&pieces, cx.opts.workers())
 }
 
 /// The pages that a husk has from its parent.
 struct Inherited<'a> {
-    file: File,
-    /// Where each run of them is in the parent's pages file.
-    runs: Vec<(Range<u64>, u64)>,
+    pages: &'a Pages,
     kept: &'a [VmaEntry],
 }
 
-/// A stretch of the pages file and where it goes.
+/// A part of a stretch of pages.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct Piece<'a> {
     vaddr: u64,
     len: usize,
-    offset: u64,
+    stretch: &'a Stretch,
 }
 
-/// Cuts the present pages into pieces that lie inside one mapping each.
-fn cut(pid: i32, pagemap: &Pagemap, vmas: &[&VmaEntry]) -> Result<Vec<Piece>> {
+/// Cuts the pages into pieces that lie inside one mapping each. Those of no mapping are
+/// the vDSO's, which the kernel provides.
+fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Piece<'a>> {
     let mut pieces = Vec::new();
-    let mut next = vmas.iter().peekable();
-    for (run, offset) in pagemap.offsets() {
-        let Some(offset) = offset else {
-            return Err(missing(pid, &run));
-        };
-        let range = run.range();
-        let mut at = range.start;
-        while at < range.end {
-            while next.peek().is_some_and(|v| v.end <= at) {
-                next.next();
-            }
-            let Some(vma) = next.peek() else { break };
-            let end =
-                if vma.start > at { vma.start.min(range.end) } else { vma.end.min(range.end) };
-            if vma.start <= at {
-                let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-                pieces.push(Piece { vaddr: at, len, offset: offset + (at - range.start) });
+    for vma in vmas {
+        for (stretch, range) in pages.within(vma.start..vma.end) {
+            let mut at = range.start;
+            while at < range.end {
+                let len = usize::try_from(range.end - at).unwrap_or(CHUNK).min(CHUNK);
+                pieces.push(Piece { vaddr: at, len, stretch });
                 at += len as u64;
-            } else {
-                // Pages of the vDSO, which the kernel provides.
-                at = end;
             }
         }
     }
-    Ok(pieces)
-}
-
-fn missing(pid: i32, run: &Run) -> Error {
-    Error::invalid(
-        format!("pagemap-{pid}.img"),
-        format!("pages at {:x} are in another checkpoint, which is not supported", run.vaddr),
-    )
+    pieces
 }
 
 /// Drops the inherited pages that the task does not have: they read as zeroes, or as
@@ -587,20 +547,17 @@ fn drop_absent(
     parent: Option<usize>,
     kept: &[VmaEntry],
 ) -> Result<()> {
-    let Some(theirs) = parent.and_then(|p| cx.tasks[p].image.pagemap.as_ref()) else {
-        return Ok(());
-    };
-    let own = cx.tasks[task].image.pagemap.as_ref();
+    let Some(parent) = parent else { return Ok(()) };
+    let (own, theirs) = (&cx.tasks[task].image.pages, &cx.tasks[parent].image.pages);
     let mut calls = Vec::new();
     for vma in kept.iter().filter(|v| is_private(v)) {
-        let mine = own.map(|map| runs_in(map, vma)).unwrap_or_default();
-        for (start, end) in runs_in(theirs, vma) {
+        for (_, Range { start, end }) in theirs.within(vma.start..vma.end) {
             let mut at = start;
-            for &(from, to) in mine.iter().filter(|m| m.1 > start && m.0 < end) {
-                if from > at {
-                    calls.push((at, from - at));
+            for (_, mine) in own.within(start..end) {
+                if mine.start > at {
+                    calls.push((at, mine.start - at));
                 }
-                at = at.max(to);
+                at = mine.end;
             }
             if at < end {
                 calls.push((at, end - at));
@@ -615,17 +572,6 @@ fn drop_absent(
         Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
         None => Ok(()),
     }
-}
-
-/// The runs of a pagemap inside a mapping, cut to it.
-fn runs_in(map: &Pagemap, vma: &VmaEntry) -> Vec<(u64, u64)> {
-    let first = map.runs.partition_point(|r| r.range().end <= vma.start);
-    map.runs[first..]
-        .iter()
-        .map(Run::range)
-        .take_while(|r| r.start < vma.end)
-        .map(|r| (r.start.max(vma.start), r.end.min(vma.end)))
-        .collect()
 }
 
 /// What only the finished address space can have: real protections, advice, locks,
@@ -667,22 +613,20 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
 /// Copies pages into a husk, on all cores.
 struct Filler<'a> {
     pid: i32,
-    source: &'a File,
     inherited: Option<Inherited<'a>>,
 }
 
 impl Filler<'_> {
-    fn run(&self, pieces: &[Piece]) -> Result<()> {
+    fn run(&self, pieces: &[Piece<'_>], workers: usize) -> Result<()> {
         let total: usize = pieces.iter().map(|p| p.len).sum();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let next = AtomicUsize::new(0);
         // A thread is not worth its start for less.
-        if total < 1 << 20 || cores == 1 {
+        if total < 1 << 20 || workers == 1 {
             return self.work(pieces, &next);
         }
         let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
         std::thread::scope(|scope| {
-            for _ in 0..cores {
+            for _ in 0..workers {
                 scope.spawn(|| {
                     if let Err(e) = self.work(pieces, &next) {
                         next.store(pieces.len(), Ordering::Relaxed);
@@ -697,14 +641,12 @@ impl Filler<'_> {
     }
 
     /// Takes pieces, several small ones at a time, until there are no more.
-    fn work(&self, pieces: &[Piece], next: &AtomicUsize) -> Result<()> {
+    fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
         let mut buffer = vec![0u8; CHUNK];
         let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             let bytes = &mut buffer[..piece.len];
-            self.source
-                .read_exact_at(bytes, piece.offset)
-                .context(|| format!("read pages of task {}", self.pid))?;
+            piece.stretch.read(piece.vaddr, bytes)?;
             match &self.inherited {
                 None => self.put(piece.vaddr, bytes)?,
                 Some(inherited) => {
@@ -762,17 +704,13 @@ impl Inherited<'_> {
         let page = usize::try_from(PAGE).unwrap_or(4096);
         let mut known = vec![false; out.len() / page];
         let end = vaddr + out.len() as u64;
-        let first = self.runs.partition_point(|(range, _)| range.end <= vaddr);
-        for (range, offset) in self.runs[first..].iter().take_while(|(r, _)| r.start < end) {
-            let (from, to) = (range.start.max(vaddr), range.end.min(end));
-            if !self.kept.iter().any(|v| v.start <= from && v.end >= to) {
+        for (stretch, Range { start, end }) in self.pages.within(vaddr..end) {
+            if !self.kept.iter().any(|v| v.start <= start && v.end >= end) {
                 continue;
             }
-            let at = usize::try_from(from - vaddr).unwrap_or(0);
-            let len = usize::try_from(to - from).unwrap_or(0);
-            self.file
-                .read_exact_at(&mut out[at..at + len], *offset + (from - range.start))
-                .context(|| "read pages of the parent".to_owned())?;
+            let at = usize::try_from(start - vaddr).unwrap_or(0);
+            let len = usize::try_from(end - start).unwrap_or(0);
+            stretch.read(start, &mut out[at..at + len])?;
             known[at / page..(at + len) / page].fill(true);
         }
         Ok(known)

@@ -6,6 +6,7 @@
 //! fails, dropping the husks kills all that was made.
 
 mod descriptors;
+pub mod layers;
 pub mod load;
 pub mod memory;
 mod task;
@@ -19,20 +20,21 @@ use std::time::Instant;
 use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry};
+use torpor_policy::Checked;
+use torpor_seal::checkpoint::Timer;
 use torpor_tracee::{Birth, Tracee};
 
 use self::load::{Checkpoint, TaskImage};
 use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
-use crate::file::fown;
-use crate::file::{OpenFiles, Restorer};
+use crate::file::{OpenFiles, Restorer, fown, lock, notify};
 use crate::hooks::{Event, Hooks};
 use crate::namespace::mount::{self, Restored};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{RestoreReport, cgroup, cpuinfo, network, support};
+use crate::{RestoreReport, cgroup, cpuinfo, judge, network, support};
 
 pub use self::transport::{Transport, place_words};
 pub use self::tree::with_process;
@@ -69,6 +71,8 @@ pub struct Restore<'a> {
     pub restorers: HashMap<FdTypes, Box<dyn Restorer>>,
     /// The ids of the tree's user namespace.
     pub id_maps: IdMaps,
+    /// What the policy has to do with files that are opened.
+    verdict: judge::Verdict,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -97,6 +101,7 @@ pub struct Task {
 impl Drop for Restore<'_> {
     fn drop(&mut self) {
         Tracee::end_all(self.tasks.iter_mut().flat_map(|task| task.threads.drain(..)));
+        network::give_up(self);
     }
 }
 
@@ -107,25 +112,40 @@ impl Drop for Restore<'_> {
 pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     let start = Instant::now();
     support::check(opts)?;
-    let images = ImageDir::open(&opts.images_dir)?;
-    let mut cx = Restore::new(opts, images)?;
+    let mut images = ImageDir::open(&opts.images_dir)?;
+    // From here to the verdict, what is read stays as it is.
+    images.start_pinning();
+    let checked = crate::seal::open(&mut images, opts)?;
+    let mut cx = Restore::new(opts, images, &checked)?;
+    network::guard(&mut cx)?;
     hooks.notify(Event::PreRestore)?;
     run(&mut cx, hooks)?;
+    cx.images.verify_pages()?;
     let pid = cx.tasks[0].pid;
     hooks.notify(Event::PostRestore { pid })?;
     cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
+    if let Some(times) = crate::seal::times(&cx.images) {
+        let micros = |t: &Timer| u64::try_from(t.total().as_micros()).unwrap_or(u64::MAX);
+        cx.stats.torpor_open_records_time = Some(micros(&times.records));
+        cx.stats.torpor_open_pages_time = Some(micros(&times.pages));
+        cx.stats.torpor_verify_time = Some(micros(&times.verifying));
+    }
     crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
     hooks.notify(Event::NetworkUnlock)?;
-    network::unlock_and_wake(&mut cx)?;
+    // As long as somebody can still say no, the other ends of connections hear nothing.
     hooks.notify(Event::PreResume { pid })?;
-    cx.let_files_go();
-    task::wake(&mut cx)?;
+    cx.let_files_go()?;
+    task::complete(&mut cx)?;
+    network::unlock_and_wake(&mut cx)?;
+    task::wake(&mut cx);
+    network::let_go(&mut cx);
     cx.cgroups.keep();
     // The tasks run: there is nothing left that an error could undo.
     if let Err(error) = hooks.notify(Event::PostResume { pid }) {
         tracing::warn!("{error}");
     }
     cgroup::freeze_again(&mut cx)?;
+    cx.free_pages();
     Ok(RestoreReport { pid })
 }
 
@@ -133,6 +153,8 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
 fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
     cx.load_files()?;
+    namespace::take_external(cx)?;
+    network::lock_external(cx)?;
     let pid = cx.make_root()?;
     cgroup::prepare(cx)?;
     cgroup::place(cx, 0, None)?;
@@ -159,6 +181,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     drop(files);
     tree::make_threads(cx)?;
     cgroup::place_threads(cx)?;
+    lock::restore(cx)?;
     fown::restore(cx)?;
     tree::bury(cx)?;
     for task in 0..cx.tasks.len() {
@@ -170,8 +193,11 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 }
 
 impl<'a> Restore<'a> {
-    fn new(opts: &'a Options, images: ImageDir) -> Result<Self> {
-        let Checkpoint { inventory, tasks, files } = load::load(&images)?;
+    fn new(opts: &'a Options, images: ImageDir, checked: &Checked) -> Result<Self> {
+        let checkpoint = load::load(&images)?;
+        let verdict = judge::enforce(opts, &images, &checkpoint, checked)?;
+        images.stop_pinning(|name| !load::is_loaded(name));
+        let Checkpoint { inventory, tasks, files } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;
         let filters = Filters::load(&images)?;
         let tasks = tasks
@@ -185,6 +211,7 @@ impl<'a> Restore<'a> {
             })
             .collect();
         let mut cx = Restore::of(opts, images, tasks, files, filters);
+        cx.verdict = verdict;
         cx.list_namespaces(inventory.root_ids.unwrap_or_default());
         Ok(cx)
     }
@@ -211,6 +238,7 @@ impl<'a> Restore<'a> {
             in_flight: Vec::new(),
             restorers: crate::file::restorers().into_iter().collect(),
             id_maps: IdMaps::identity(),
+            verdict: judge::Verdict::default(),
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -241,9 +269,11 @@ impl<'a> Restore<'a> {
         }
     }
 
-    /// Lets every kind of file read and check its images.
+    /// Lets every kind of file read and check its images, even those that no file needs:
+    /// damage to them is damage.
     fn load_files(&mut self) -> Result<()> {
-        let mut by_kind: HashMap<FdTypes, Vec<FileEntry>> = HashMap::new();
+        let kinds = self.restorers.keys().map(|&kind| (kind, Vec::new()));
+        let mut by_kind: HashMap<FdTypes, Vec<FileEntry>> = kinds.collect();
         for entry in self.entries.values() {
             by_kind.entry(entry.r#type()).or_default().push(entry.clone());
         }
@@ -261,7 +291,7 @@ impl<'a> Restore<'a> {
             }
             self.with_restorer(kind, |cx, r| r.load(cx, &entries))?;
         }
-        Ok(())
+        lock::load(self)
     }
 
     /// Makes the husk of the root task in new namespaces.
@@ -284,10 +314,25 @@ impl<'a> Restore<'a> {
 
     /// The tasks have their files; nobody else holds them open or needs other names
     /// for them any more.
-    fn let_files_go(&mut self) {
+    fn let_files_go(&mut self) -> Result<()> {
+        let sleepers = std::mem::take(&mut self.files.sleepers);
         self.files.temporary.succeed();
         self.files = OpenFiles::default();
         self.restorers.clear();
+        // Nothing that happens to a file from now on is the restore's doing.
+        notify::wake(self, sleepers)
+    }
+
+    /// With `--auto-dedup` the disk space of the pages is given back. Only now: until the
+    /// tasks run they have nothing but the images.
+    fn free_pages(&self) {
+        if !self.opts.auto_dedup {
+            return;
+        }
+        match crate::dedup::free(&self.images) {
+            Ok(freed) => tracing::info!("Freed {freed} bytes of restored pages"),
+            Err(error) => tracing::warn!("{error}"),
+        }
     }
 
     /// The husk of `task` has been made.
@@ -378,7 +423,12 @@ impl Restore<'_> {
             .get(&id)
             .cloned()
             .ok_or_else(|| Error::invalid("files.img", format!("no file with id {id}")))?;
-        self.with_restorer(entry.r#type(), |cx, r| r.open(cx, &entry))
+        let file = self.with_restorer(entry.r#type(), |cx, r| r.open(cx, &entry))?;
+        if let Some(reg) = &entry.reg {
+            let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
+            self.verdict.check_opened(&self.opts.policy, &reg.name, &stat)?;
+        }
+        Ok(file)
     }
 
     /// Opens a path as the tasks of a mount namespace see it. `mnt_id` is the
@@ -447,7 +497,7 @@ impl<'a> Restore<'a> {
             ids: torpor_images::proto::TaskKobjIdsEntry::default(),
             cores: Vec::new(),
             mm: None,
-            pagemap: None,
+            pages: std::sync::Arc::default(),
             fds: Vec::new(),
             fs: None,
         };

@@ -3,13 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::kind;
-use torpor_images::proto::MmEntry;
+use torpor_images::proto::{FsEntry, MmEntry};
 use torpor_tracee::{Batch, Tracee};
 
 use super::Restore;
 use super::transport::{Transport, place_words};
 use crate::error::{Context, Result};
 use crate::file::regular;
+use crate::file::remap::Temporary;
 use crate::task;
 
 /// Sets root, working directory and umask, and tells the kernel what it keeps of the
@@ -21,6 +22,10 @@ use crate::task;
 pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
+    Temporary::with_directory(cx, fs.cwd_id, |cx| set_paths(cx, task, &mm, &fs))
+}
+
+fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> Result<()> {
     let files: Vec<OwnedFd> = [fs.root_id, fs.cwd_id, mm.exe_file_id]
         .into_iter()
         .map(|id| regular::open_for_mapping(cx, id, None))
@@ -37,7 +42,7 @@ pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     if let Some(umask) = fs.umask {
         batch.must(libc::SYS_umask, [u64::from(umask)]);
     }
-    set_program(&mut batch, &mm);
+    set_program(&mut batch, mm);
     batch.call(libc::SYS_close_range, [0, 2, 0]);
     transport.close(&mut batch);
     match batch.run()?.first_error() {
@@ -107,27 +112,52 @@ impl Restore<'_> {
     }
 }
 
-/// Takes the stub out of every task and lets all threads go, the children first: a
-/// parent that runs early could miss them.
+/// Takes the stub out of every task and gives all threads the last of their state: what
+/// the images say of it is checked here for the last time.
 ///
 /// # Errors
-/// Gone.
-pub fn wake(cx: &mut Restore<'_>) -> Result<()> {
-    for task in &mut cx.tasks {
-        if let Some(leader) = task.threads.first_mut() {
-            leader.drop_stub()?;
-        }
+/// Gone; contradictions in the images.
+pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
+    for index in (0..cx.tasks.len()).rev() {
+        let task = &mut cx.tasks[index];
+        let Some(leader) = task.threads.first_mut() else { continue };
+        leader.drop_stub()?;
         for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
             task::dress(thread, core)?;
         }
-        if !task.threads.is_empty() {
-            task::restore_stop(&mut task.threads, &task.image.cores)?;
-        }
+        task::restore_stop(&mut task.threads, &task.image.cores)?;
+        report_stop(cx, index)?;
     }
+    Ok(())
+}
+
+/// Lets all threads go, the children first: a parent that runs early could miss them. A
+/// thread that is gone by then was ended by one that runs already, which is their affair.
+pub fn wake(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
         for thread in task.threads.drain(..).rev() {
-            thread.release()?;
+            let tid = thread.tid();
+            if let Err(error) = thread.release() {
+                tracing::warn!("thread {tid}: {error}");
+            }
         }
     }
+}
+
+/// Lets the parent of a stopped task, which has its stub still, ask for the stop that it
+/// had been told of: it is not to be told again.
+fn report_stop(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let image = &cx.tasks[task].image;
+    let core = image.cores.first().and_then(|core| core.tc.as_ref());
+    if core.is_none_or(|tc| tc.torpor_stop_reported != Some(true)) {
+        return Ok(());
+    }
+    let (pid, ppid) = (u64::from(image.tree.pid), image.tree.ppid);
+    let parent = cx.tasks.iter_mut().find(|t| t.image.tree.pid == ppid && !t.threads.is_empty());
+    let Some(parent) = parent.and_then(|parent| parent.threads.first_mut()) else {
+        return Ok(());
+    };
+    let options = libc::WUNTRACED | libc::WNOHANG | libc::__WALL;
+    parent.call_alone("wait4", libc::SYS_wait4, [pid, 0, u64::from(options.cast_unsigned()), 0])?;
     Ok(())
 }

@@ -161,7 +161,7 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
             // The root husk was made with the namespaces.
             Step::Birth { task, from: None } => memory_of(cx, task, None)?,
             Step::Birth { task, from: Some(parent) } if task >= tasks => {
-                substitute(cx, task - tasks, parent)?;
+                substitute(cx, task - tasks, parent, parent)?;
             }
             Step::Birth { task, from: Some(parent) } => {
                 let flags = shared_with(cx, task, parent);
@@ -173,6 +173,12 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
                 if task < tasks {
                     cx.with_restorer(FdTypes::Tty, |cx, r| r.session(cx, task))?;
                 }
+            }
+            // All that matters of a substitute is the session that it is born into.
+            Step::SiblingBirth { task, leader } | Step::OrphanBirth { task, leader }
+                if task >= tasks =>
+            {
+                substitute(cx, task - tasks, leader, nodes[leader].parent.unwrap_or(leader))?;
             }
             Step::SiblingBirth { task, leader } => {
                 bear(cx, task, leader, libc::CLONE_PARENT as u64)?;
@@ -238,20 +244,24 @@ fn task_of(cx: &Restore<'_>, index: usize) -> usize {
     index.checked_sub(cx.tasks.len()).map_or(index, |i| cx.substitutes[i].parent)
 }
 
-/// A substitute is born from the husk of task `from`.
-fn substitute(cx: &mut Restore<'_>, index: usize, from: usize) -> Result<()> {
+/// A substitute is born from the husk of `from`, as the child of task `parent`.
+fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) -> Result<()> {
     let pid = cx.substitutes[index].vpid.cast_signed();
-    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(0, 0, &[pid])?);
-    cx.substitutes[index].parent = from;
+    // Tasks that are born as siblings of a substitute have its exit signal.
+    let (flags, signal) =
+        if from == parent { (0, libc::SIGCHLD) } else { (libc::CLONE_PARENT as u64, 0) };
+    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(flags, signal, &[pid])?);
+    cx.substitutes[index].parent = parent;
     Ok(())
 }
 
 /// Ends the substitutes: those who they were needed for have been born and grouped.
 fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
-    for Substitute { parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
+    for Substitute { vpid, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
         let Some(husk) = husk else { continue };
         husk.exit_with(0)?;
-        reap(actor(cx, parent)?)?;
+        cx.remote(parent)?.call("wait4", libc::SYS_wait4, [u64::from(vpid), 0, 0, 0])?;
+        forget_child_signals(cx, parent)?;
     }
     Ok(())
 }
@@ -268,17 +278,17 @@ fn reap(parent: &mut Tracee) -> Result<()> {
 }
 
 /// Works while there is a process with the pid `vpid`, or any free one: for what can
-/// only be opened while it lives. `work` is told its pid here.
+/// only be made by it, or opened while it lives.
 ///
 /// # Errors
 /// What `work` returns; the kernel's, for a pid that is taken.
 pub fn with_process<T>(
     cx: &mut Restore<'_>,
     vpid: Option<i32>,
-    work: impl FnOnce(&mut Restore<'_>, i32) -> Result<T>,
+    work: impl FnOnce(&mut Restore<'_>, &mut Tracee) -> Result<T>,
 ) -> Result<T> {
-    let process = cx.remote(0)?.spawn_child(0, 0, vpid.as_slice())?;
-    let done = work(cx, process.pid());
+    let mut process = cx.remote(0)?.spawn_child(0, 0, vpid.as_slice())?;
+    let done = work(cx, &mut process);
     process.exit_with(0)?;
     reap(cx.remote(0)?)?;
     done

@@ -94,11 +94,14 @@ fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, M
     let signals = signals::pending(tracee, true)?;
     let timers = timers::list(pid, tree.vtid)?;
     let (task_state, stop_signo) = signals::stop_state(tracee);
+    let stat = proc::stat(pid)?;
     let mut tc = TaskCoreEntry {
         task_state,
         stop_signo,
         personality: thread::personality(pid)?,
-        flags: proc::stat(pid)?.flags,
+        flags: stat.flags,
+        // The kernel forgets the signal once the parent has asked for it.
+        torpor_stop_reported: (stop_signo.is_some() && stat.exit_code == 0).then_some(true),
         blk_sigset: tracee.signal_mask(),
         comm: thread::name(pid)?,
         signals_s: Some(signals),
@@ -170,8 +173,7 @@ impl ThreadQuestions {
         mut entry: ThreadCoreEntry,
     ) -> Result<CoreEntry> {
         entry.sas = Some(self.stack.answer(out)?);
-        let (tid_address, pdeath) = self.thread.answer(out)?;
-        entry.pdeath_sig = pdeath;
+        let tid_address = self.thread.answer(out, &mut entry)?;
         if let Some(creds) = &mut entry.creds {
             self.creds.answer(out, creds)?;
         }
@@ -255,6 +257,7 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
     queue(threads, cores, tc, Pending::Most)?;
     if let Some(leader) = threads.first_mut() {
         timers::arm(leader, timers)?;
+        process::restore_mdwe(leader, images.mm)?;
         process::restore_dumpable(leader, images.mm)?;
     }
     queue(threads, cores, tc, Pending::Done)
@@ -280,6 +283,7 @@ fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>)
     if let Some(wanted) = tc.oom_score_adj {
         limits::restore_oom_score_adj(leader.pid(), wanted)?;
     }
+    process::restore_coredump_filter(leader.pid(), images.mm)?;
     let mut script = Script::new(leader);
     signals::restore_actions(&mut script, &tc.sigactions);
     process::restore(&mut script, tc, images.mm);

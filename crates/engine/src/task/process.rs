@@ -4,15 +4,17 @@ use torpor_images::proto::{MmEntry, TaskCoreEntry};
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
+use crate::proc;
 
 // linux/prctl.h, linux/membarrier.h.
-const PR_GET_TSC: u64 = 25;
-const PR_GET_IO_FLUSHER: u64 = 58;
+const PR_SET_MDWE: i32 = 65;
+const PR_GET_MDWE: u64 = 66;
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
-const TSC_ENABLE: u32 = 1;
-/// `PR_GET_THP_DISABLE` can say more than yes and no since Linux 6.18.
+/// `PR_GET_THP_DISABLE` can say more than yes and no since Linux 6.18: flags above this bit.
 const THP_DISABLED: u64 = 1;
+/// `MMF_DUMP_FILTER_DEFAULT` of linux/sched/coredump.h, as `/proc` shows it.
+const DEFAULT_COREDUMP_FILTER: u32 = 0x33;
 
 /// The questions to a process.
 #[derive(Debug)]
@@ -21,22 +23,19 @@ pub(crate) struct Questions {
     dumpable: Call,
     thp: Call,
     membarrier: Call,
-    tsc: (Call, Slot),
-    flusher: Call,
+    mdwe: Call,
 }
 
 /// Asks for everything.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let subreaper = batch.space(8);
-    let tsc = batch.space(8);
     let mut get = |option: u64, at: u64| batch.call(libc::SYS_prctl, [option, at, 0, 0, 0]);
     let of = |option: i32| u64::from(option.cast_unsigned());
     Questions {
         subreaper: (get(of(libc::PR_GET_CHILD_SUBREAPER), subreaper.addr.0), subreaper),
         dumpable: get(of(libc::PR_GET_DUMPABLE), 0),
         thp: get(of(libc::PR_GET_THP_DISABLE), 0),
-        tsc: (get(PR_GET_TSC, tsc.addr.0), tsc),
-        flusher: get(PR_GET_IO_FLUSHER, 0),
+        mdwe: get(PR_GET_MDWE, 0),
         membarrier: batch.call(libc::SYS_membarrier, [MEMBARRIER_GET_REGISTRATIONS, 0, 0]),
     }
 }
@@ -48,38 +47,76 @@ pub struct MmFlags {
     pub dumpable: i32,
     /// `PR_GET_THP_DISABLE`.
     pub thp_disabled: bool,
+    /// The further bits of that, if any.
+    pub thp_flags: Option<u32>,
+    /// `PR_GET_MDWE`, if any bit is set.
+    pub mdwe: Option<u32>,
+    /// What goes into core dumps, if it is not the default.
+    pub coredump_filter: Option<u32>,
 }
 
 impl Questions {
     /// Fills in what was found.
     ///
     /// # Errors
-    /// A setting that the image has no place for is refused.
+    /// Gone; the kernel's.
     pub(crate) fn answer(self, pid: i32, out: &Outcome, tc: &mut TaskCoreEntry) -> Result<MmFlags> {
-        let refuse = |what: &str| {
-            Err(Error::refused(pid, format!("prctl {what}"), "the image has no place for it"))
-        };
         out.expect(self.subreaper.0, || "PR_GET_CHILD_SUBREAPER".to_owned())?;
         tc.child_subreaper = Some(out.u32_at(self.subreaper.1, 0) != 0);
         // Kernels before 6.3 do not tell, kernels without the call have none.
         tc.membarrier_registration_mask =
             out.result(self.membarrier).ok().and_then(|mask| u32::try_from(mask).ok());
-        if out.result(self.tsc.0).is_ok() && out.u32_at(self.tsc.1, 0) != TSC_ENABLE {
-            return refuse("PR_SET_TSC (reading the time stamp counter is forbidden)");
-        }
-        if out.result(self.flusher).is_ok_and(|on| on != 0) {
-            return refuse("PR_SET_IO_FLUSHER");
-        }
         let dumpable = out.expect(self.dumpable, || "PR_GET_DUMPABLE".to_owned())?;
         let thp = out.expect(self.thp, || "PR_GET_THP_DISABLE".to_owned())?;
-        if thp > THP_DISABLED {
-            return refuse("PR_SET_THP_DISABLE with flags");
-        }
+        let bits = |value: u64| u32::try_from(value).ok().filter(|&bits| bits != 0);
         Ok(MmFlags {
             dumpable: i32::try_from(dumpable).unwrap_or_default(),
-            thp_disabled: thp == THP_DISABLED,
+            thp_disabled: thp & THP_DISABLED != 0,
+            thp_flags: bits(thp & !THP_DISABLED),
+            // Kernels before 6.3 have none.
+            mdwe: out.result(self.mdwe).ok().and_then(bits),
+            coredump_filter: coredump_filter(pid)?.filter(|&f| f != DEFAULT_COREDUMP_FILTER),
         })
     }
+}
+
+/// Which kinds of memory go into a core dump (core(5)); none for a kernel without them.
+fn coredump_filter(pid: i32) -> Result<Option<u32>> {
+    let text = match proc::read(pid, "coredump_filter") {
+        Err(Error::Os { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        text => text?,
+    };
+    u32::from_str_radix(text.trim(), 16)
+        .map(Some)
+        .map_err(|_| Error::invalid(format!("/proc/{pid}/coredump_filter"), text))
+}
+
+/// Sets what goes into core dumps. A husk has inherited it from the supervisor.
+///
+/// # Errors
+/// Gone; the kernel's.
+pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
+    let wanted = mm.torpor_coredump_filter.unwrap_or(DEFAULT_COREDUMP_FILTER);
+    if coredump_filter(pid)?.is_none_or(|now| now == wanted) {
+        return Ok(());
+    }
+    std::fs::write(format!("/proc/{pid}/coredump_filter"), format!("{wanted:#x}"))
+        .context(|| format!("task {pid}: setting coredump_filter to {wanted:#x}"))
+}
+
+/// Forbids the process to gain executable memory, if it was. Its stub can only be removed
+/// after this.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn restore_mdwe(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
+    let Some(bits) = mm.torpor_mdwe else { return Ok(()) };
+    let mut script = Script::new(husk);
+    script.prctl("PR_SET_MDWE", PR_SET_MDWE, u64::from(bits));
+    script.run()?;
+    Ok(())
 }
 
 /// Restores all but the dumpable flag. The memory must be in place.
@@ -88,7 +125,9 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
         script.prctl("PR_SET_CHILD_SUBREAPER", libc::PR_SET_CHILD_SUBREAPER, 1);
     }
     if mm.thp_disabled == Some(true) {
-        script.prctl("PR_SET_THP_DISABLE", libc::PR_SET_THP_DISABLE, 1);
+        let flags = u64::from(mm.torpor_thp_flags.unwrap_or_default());
+        let option = u64::from(libc::PR_SET_THP_DISABLE.cast_unsigned());
+        script.step("PR_SET_THP_DISABLE", libc::SYS_prctl, [option, 1, flags, 0, 0]);
     }
     let mask = tc.membarrier_registration_mask.unwrap_or_default();
     for command in (0..u32::BITS).map(|bit| 1u64 << bit).filter(|c| u64::from(mask) & c != 0) {

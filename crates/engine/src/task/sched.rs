@@ -1,8 +1,10 @@
-//! How a thread is scheduled.
+//! How a thread is scheduled, and on which processors.
+
+use std::sync::LazyLock;
 
 use rustix::process::Pid;
 use torpor_images::proto::ThreadCoreEntry;
-use torpor_sys::sched::{attributes, set_attributes};
+use torpor_sys::sched::{affinity, attributes, set_affinity, set_attributes};
 use torpor_tracee::Tracee;
 
 use crate::error::{Context, Error, Result};
@@ -14,7 +16,19 @@ const FLAG_RESET_ON_FORK: u64 = 1;
 /// linux/sched.h.
 const SCHED_DEADLINE: u32 = 6;
 
-/// Fills in policy, nice value and priority.
+/// How many processors this machine has.
+static PROCESSORS: LazyLock<u32> = LazyLock::new(|| {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    list.trim().split(',').filter_map(range).sum()
+});
+
+/// The length of a range like `0-3`, or of a single number.
+fn range(text: &str) -> Option<u32> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(last.parse::<u32>().ok()? - first.parse::<u32>().ok()? + 1)
+}
+
+/// Fills in policy, nice value, priority, and the processors if they are not all.
 ///
 /// # Errors
 /// Gone; a deadline policy is refused.
@@ -31,6 +45,10 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     let nice = rustix::process::getpriority_process(Pid::from_raw(tid));
     entry.sched_nice = Some(nice.context(|| format!("task {tid}: getpriority"))?);
     entry.sched_prio = Some(now.priority);
+    let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
+    if set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS {
+        entry.torpor_affinity = Some(set);
+    }
     Ok(())
 }
 
@@ -39,6 +57,7 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE` or the limits that allow it.
 pub(crate) fn restore(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
+    restore_affinity(husk, entry)?;
     let Some(policy) = entry.sched_policy else { return Ok(()) };
     let tid = husk.tid();
     let now = attributes(tid).context(|| format!("task {tid}: sched_getattr"))?;
@@ -58,4 +77,32 @@ pub(crate) fn restore(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
         return Ok(());
     }
     set_attributes(tid, &wanted).context(|| format!("task {tid}: sched_setattr to {wanted:?}"))
+}
+
+/// A machine without any of the processors gets the thread on all that it has, as the
+/// kernel does it when processors are taken away.
+fn restore_affinity(husk: &Tracee, entry: &ThreadCoreEntry) -> Result<()> {
+    let Some(wanted) = &entry.torpor_affinity else { return Ok(()) };
+    let tid = husk.tid();
+    if affinity(tid).is_ok_and(|now| now == *wanted) {
+        return Ok(());
+    }
+    match set_affinity(tid, wanted) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!("task {tid}: none of the processors that it ran on is here");
+            Ok(())
+        }
+        set => set.context(|| format!("task {tid}: sched_setaffinity")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted() {
+        assert_eq!((range("0-3"), range("7"), range("")), (Some(4), Some(1), None));
+        assert!(*PROCESSORS > 0);
+    }
 }

@@ -1,6 +1,6 @@
 //! What the kernel keeps for one thread: its name, robust futexes, the address it
-//! clears when it ends, restartable sequences, personality, and the signal it gets
-//! when its parent ends.
+//! clears when it ends, restartable sequences, personality, the signal it gets
+//! when its parent ends, and what else prctl(2) sets for it.
 
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
@@ -19,12 +19,25 @@ const NAME_MAX: usize = 15;
 pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
 /// `PR_GET_TID_ADDRESS` of linux/prctl.h.
 const PR_GET_TID_ADDRESS: u64 = 40;
+const PR_GET_TSC: u64 = 25;
+const PR_SET_TSC: i32 = 26;
+const PR_SET_IO_FLUSHER: i32 = 57;
+const PR_GET_IO_FLUSHER: u64 = 58;
+/// What a thread has that nobody changed: `PR_TSC_ENABLE`, `PR_MCE_KILL_DEFAULT`, and
+/// 50 µs (init_task.c).
+const DEFAULT_TSC: u32 = 1;
+const DEFAULT_MCE_KILL: u64 = 2;
+const DEFAULT_SLACK: u64 = 50_000;
 
 /// What only the thread itself can be asked for.
 #[derive(Debug)]
 pub(crate) struct Questions {
     tid_address: (Call, Slot),
     pdeath: (Call, Slot),
+    tsc: (Call, Slot),
+    slack: Call,
+    mce_kill: Call,
+    flusher: Call,
 }
 
 /// Asks a thread.
@@ -33,19 +46,33 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         let slot = batch.space(8);
         (batch.call(libc::SYS_prctl, [option, slot.addr.0, 0, 0, 0]), slot)
     };
+    let of = |option: i32| u64::from(option.cast_unsigned());
     let tid_address = get(PR_GET_TID_ADDRESS);
-    let pdeath = get(u64::from(libc::PR_GET_PDEATHSIG.cast_unsigned()));
-    Questions { tid_address, pdeath }
+    let pdeath = get(of(libc::PR_GET_PDEATHSIG));
+    let tsc = get(PR_GET_TSC);
+    let mut value = |option: u64| batch.call(libc::SYS_prctl, [option, 0, 0, 0, 0]);
+    let slack = value(of(libc::PR_GET_TIMERSLACK));
+    let mce_kill = value(of(libc::PR_MCE_KILL_GET));
+    Questions { tid_address, pdeath, tsc, slack, mce_kill, flusher: value(PR_GET_IO_FLUSHER) }
 }
 
 impl Questions {
-    /// The address that the kernel clears when the thread ends (`clear_tid_addr`),
-    /// and the signal that it gets when its parent ends, if any.
-    pub(crate) fn answer(self, out: &Outcome) -> Result<(u64, Option<u32>)> {
+    /// Fills in the answers, and returns the address that the kernel clears when the
+    /// thread ends (`clear_tid_addr`). What this kernel or machine does not have stays
+    /// empty.
+    pub(crate) fn answer(self, out: &Outcome, entry: &mut ThreadCoreEntry) -> Result<u64> {
         out.expect(self.tid_address.0, || "PR_GET_TID_ADDRESS".to_owned())?;
         out.expect(self.pdeath.0, || "PR_GET_PDEATHSIG".to_owned())?;
         let signal = out.u32_at(self.pdeath.1, 0);
-        Ok((out.u64_at(self.tid_address.1, 0), (signal != 0).then_some(signal)))
+        entry.pdeath_sig = (signal != 0).then_some(signal);
+        let set = |call, default| out.result(call).ok().filter(|&value| value != default);
+        entry.torpor_timer_slack = set(self.slack, DEFAULT_SLACK);
+        entry.torpor_mce_kill =
+            set(self.mce_kill, DEFAULT_MCE_KILL).and_then(|policy| u32::try_from(policy).ok());
+        entry.torpor_io_flusher = set(self.flusher, 0).map(|_| true);
+        let tsc = out.u32_at(self.tsc.1, 0);
+        entry.torpor_tsc = (out.result(self.tsc.0).is_ok() && tsc != DEFAULT_TSC).then_some(tsc);
+        Ok(out.u64_at(self.tid_address.1, 0))
     }
 }
 
@@ -129,6 +156,24 @@ pub(crate) fn restore(
     if let Some(r) = &entry.rseq_entry {
         let args = [r.rseq_abi_pointer, u64::from(r.rseq_abi_size), 0, u64::from(r.signature)];
         script.step("rseq", libc::SYS_rseq, args);
+    }
+    restore_settings(script, entry);
+}
+
+/// A husk may have inherited other settings from the supervisor than the default ones.
+fn restore_settings(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
+    let slack = entry.torpor_timer_slack.unwrap_or(DEFAULT_SLACK);
+    script.prctl("PR_SET_TIMERSLACK", libc::PR_SET_TIMERSLACK, slack);
+    if let Some(policy) = entry.torpor_mce_kill {
+        let of = |option: i32| u64::from(option.cast_unsigned());
+        let args = [of(libc::PR_MCE_KILL), of(libc::PR_MCE_KILL_SET), u64::from(policy), 0, 0];
+        script.step("PR_MCE_KILL", libc::SYS_prctl, args);
+    }
+    if entry.torpor_io_flusher == Some(true) {
+        script.prctl("PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 1);
+    }
+    if let Some(tsc) = entry.torpor_tsc {
+        script.prctl("PR_SET_TSC", PR_SET_TSC, u64::from(tsc));
     }
 }
 

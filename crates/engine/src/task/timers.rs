@@ -213,8 +213,13 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
         (libc::ITIMER_PROF, &timers.prof),
     ];
     for (which, timer) in intervals {
-        if (timer.vsec, timer.vusec) != (0, 0) {
-            let new = script.words(&[timer.isec, timer.iusec, timer.vsec, timer.vusec]);
+        if *timer != ItimerEntry::default() {
+            // One that has expired starts its next interval when its signal, which is
+            // pending, is delivered, and has nothing left meanwhile: to set that would
+            // disarm it. If it expires once more now, nothing is added to the signal.
+            let left = (timer.vsec, timer.vusec);
+            let (sec, usec) = if left == (0, 0) { (0, 1) } else { left };
+            let new = script.words(&[timer.isec, timer.iusec, sec, usec]);
             let args = [u64::from(which.cast_unsigned()), new.0, 0];
             script.step("setitimer", libc::SYS_setitimer, args);
         }

@@ -135,6 +135,10 @@ pub struct NetlinkSocket {
     pub destination_group: u32,
     /// The groups that it has joined, a bit set.
     pub groups: Vec<u32>,
+    /// Bytes that wait to be received.
+    pub queued: u32,
+    /// Whether there is more of a long answer to come.
+    pub answering: bool,
 }
 
 /// All Unix sockets.
@@ -211,6 +215,36 @@ pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
     })
 }
 
+/// Makes the kernel forget the closed TCP connections of a local port (`TIME_WAIT`), to
+/// which nothing can come any more but what is late.
+///
+/// # Errors
+/// The kernel's.
+pub fn forget_closed(port: u16) -> Result<()> {
+    const SOCK_DESTROY: u16 = 21;
+    /// `NLM_F_REQUEST | NLM_F_ACK`
+    const FLAGS: u16 = 0x1 | 0x4;
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let mut request = vec![u8_of(family), u8_of(libc::IPPROTO_TCP), 0, 0];
+        request.extend((1u32 << 6).to_ne_bytes());
+        let mut all = request.clone();
+        all.resize(all.len() + 48, 0);
+        // The addresses and the number of a connection are named as they are listed.
+        let same_port = |message: Bytes<'_>| {
+            let id = message.0.get(4..52)?;
+            (u16::from_be(message.u16(4)?) == port).then(|| id.to_vec())
+        };
+        for id in list(&all, same_port)? {
+            let socket = ask(SOCK_DESTROY, FLAGS, &[request.as_slice(), &id].concat())?;
+            let mut answer = [0; 1024];
+            let received = socket::receive(socket.as_fd(), &mut answer, 0)
+                .context(|| "SOCK_DESTROY".to_owned())?;
+            error(Bytes(answer.get(HEADER..received.len).unwrap_or_default()))?;
+        }
+    }
+    Ok(())
+}
+
 /// All packet sockets.
 ///
 /// # Errors
@@ -284,9 +318,11 @@ fn ring(value: Bytes<'_>) -> Option<PacketRing> {
 /// # Errors
 /// The kernel's.
 pub fn netlink() -> Result<Vec<NetlinkSocket>> {
-    // struct netlink_diag_req: all protocols; groups.
+    // struct netlink_diag_req: all protocols; memory, groups, flags.
+    const SHOW: u32 = 1 | 2 | 8;
+    const CB_RUNNING: u32 = 1;
     let mut request = vec![u8_of(libc::AF_NETLINK), 0xFF, 0, 0];
-    for word in [0u32, 2, 0, 0] {
+    for word in [0u32, SHOW, 0, 0] {
         request.extend(word.to_ne_bytes());
     }
     list(&request, |message| {
@@ -297,11 +333,14 @@ pub fn netlink() -> Result<Vec<NetlinkSocket>> {
             destination_portid: message.u32(8)?,
             destination_group: message.u32(12)?,
             inode: message.u32(16)?,
-            groups: Vec::new(),
+            ..NetlinkSocket::default()
         };
         for (kind, value) in message.attributes(28) {
-            if kind == 1 {
-                found.groups = value.words();
+            match kind {
+                0 => found.queued = value.u32(0)?,
+                1 => found.groups = value.words(),
+                4 => found.answering = value.u32(0)? & CB_RUNNING != 0,
+                _ => {}
             }
         }
         Some(found)
@@ -369,7 +408,10 @@ fn list<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Result<Vec
 
 /// `None` if the list was interrupted.
 fn list_once<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Result<Option<Vec<T>>> {
-    let socket = ask(request)?;
+    const SOCK_DIAG_BY_FAMILY: u16 = 20;
+    /// `NLM_F_REQUEST | NLM_F_DUMP`
+    const FLAGS: u16 = 0x1 | 0x300;
+    let socket = ask(SOCK_DIAG_BY_FAMILY, FLAGS, request)?;
     let mut found = Vec::new();
     let mut interrupted = false;
     let mut buffer = vec![0u8; 64 * 1024];
@@ -396,19 +438,16 @@ fn list_once<T>(request: &[u8], parse: impl Fn(Bytes<'_>) -> Option<T>) -> Resul
     }
 }
 
-fn ask(request: &[u8]) -> Result<OwnedFd> {
+fn ask(kind: u16, flags: u16, request: &[u8]) -> Result<OwnedFd> {
     const NETLINK_SOCK_DIAG: i32 = 4;
-    const SOCK_DIAG_BY_FAMILY: u16 = 20;
-    /// `NLM_F_REQUEST | NLM_F_DUMP`
-    const FLAGS: u16 = 0x1 | 0x300;
     let context = || "sock_diag request".to_owned();
     let socket = socket::socket(libc::AF_NETLINK, libc::SOCK_RAW, NETLINK_SOCK_DIAG)
         .context(|| "netlink socket".to_owned())?;
     let mut message = Vec::with_capacity(HEADER + request.len());
     let len = u32::try_from(HEADER + request.len()).unwrap_or(u32::MAX);
     message.extend(len.to_ne_bytes());
-    message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    message.extend(FLAGS.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
     message.extend([1, 0, 0, 0, 0, 0, 0, 0]);
     message.extend(request);
     // struct sockaddr_nl of the kernel: family, then zeros.

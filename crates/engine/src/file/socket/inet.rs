@@ -13,9 +13,12 @@ use torpor_sys::socket::{self, Opt};
 
 use super::address::Address;
 use super::tcp::{self, Repaired};
-use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags, state};
+use super::{
+    Socket, SocketDumper, bad_entry, create, diag, multicast, netns_of, options, restore_flags,
+    state,
+};
 use crate::dump::Dump;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::{Found, Restorer};
 use crate::restore::Restore;
 
@@ -39,7 +42,10 @@ pub(super) fn dump(
         .ok()
         .and_then(parse)
         .unwrap_or(Address::unspecified(about.domain));
-    let remote = socket::peer_address(fd).ok().and_then(parse);
+    let remote = match socket::peer_address(fd).ok().and_then(parse) {
+        None if about.kind != libc::SOCK_STREAM => sockets.spaces.portless_peer(about)?,
+        remote => remote,
+    };
     let mut isk = InetSkEntry {
         id: found.id,
         ino: about.inode,
@@ -65,13 +71,16 @@ pub(super) fn dump(
     } else {
         isk.dst_addr = Address::unspecified(about.domain).to_image();
     }
-    if about.protocol == libc::IPPROTO_TCP {
+    if about.kind == libc::SOCK_STREAM {
         dump_tcp(sockets, cx, found, about, &mut isk)?;
     } else {
         let listed = sockets.spaces.inet(about)?;
         isk.shutdown =
             Some(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)).into());
         refuse_corked(found, about)?;
+        warn_of_loss(found);
+        isk.opts.torpor_memberships =
+            multicast::dump(fd, about.domain, sockets.spaces.groups(about)?)?;
     }
     Ok(FileEntry {
         r#type: FdTypes::Inetsk.into(),
@@ -93,6 +102,12 @@ fn check_kind(found: &Found, about: &Socket) -> Result<()> {
             "Internet sockets of type {kind} and protocol {protocol} are not supported"
         ))),
     }
+}
+
+/// Whether it is an ICMP ("ping") socket.
+pub(super) fn is_ping(about: &Socket) -> bool {
+    about.kind == libc::SOCK_DGRAM
+        && matches!(about.protocol, libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6)
 }
 
 fn v6only(fd: BorrowedFd<'_>, family: i32) -> Option<bool> {
@@ -158,6 +173,19 @@ fn refuse_corked(found: &Found, about: &Socket) -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Err(found.refuse("it holds data that is corked (UDP_CORK, MSG_MORE), which cannot be read"))
+}
+
+/// What was received and not read is lost, as the network may lose it; but not silently.
+fn warn_of_loss(found: &Found) {
+    let first = socket::receive_queue(found.file.as_fd()).unwrap_or(0);
+    if first > 0 {
+        tracing::warn!(
+            "task {}: fd {} ({}): datagrams that were not read yet are lost",
+            found.pid,
+            found.fd,
+            found.link.display()
+        );
+    }
 }
 
 fn dump_tcp(
@@ -333,11 +361,12 @@ impl Restorer for InetRestorer {
         self.prepare(fd.as_fd(), isk)?;
         if tcp::is_connection(isk) && !self.close {
             let sleeping = tcp::open(cx, isk, &fd)?;
+            sleeping.guard(&mut cx.network.guardian)?;
             cx.network.sleeping.push(sleeping);
             return Ok(fd);
         }
         let (local, _) = addresses(isk)?;
-        bind(fd.as_fd(), isk, local)?;
+        bind(cx, fd.as_fd(), isk, local)?;
         self.opened.push(isk.clone());
         Ok(fd)
     }
@@ -409,32 +438,57 @@ fn check_entry(isk: &InetSkEntry) -> Result<()> {
     Ok(())
 }
 
-fn bind(fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
+fn bind(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
     let raw = isk.r#type == libc::SOCK_RAW.cast_unsigned();
     if local.is_unspecified() && (raw || local.port == 0) {
         return Ok(());
     }
     let local = local.on_device(fd, isk.ifname.as_deref())?;
-    let what = || format!("bind socket {} to {local}", isk.id);
-    let tcp = isk.proto == libc::IPPROTO_TCP.cast_unsigned();
+    let bind = || {
+        socket::bind(fd, &local.to_bytes()).context(|| format!("bind socket {} to {local}", isk.id))
+    };
     // The remains of connections occupy a port for a minute.
-    if tcp && isk.state == state::CLOSE && Repaired::enter(fd).is_ok() {
-        let bound = socket::bind(fd, &local.to_bytes()).context(what);
+    if is_stream(isk) && isk.state == state::CLOSE && Repaired::enter(fd).is_ok() {
+        let bound = bind();
         return tcp::leave_repair(fd, 1).and(bound);
     }
-    socket::bind(fd, &local.to_bytes()).context(what)
+    despite_remains(cx, isk, bind)
+}
+
+fn is_stream(isk: &InetSkEntry) -> bool {
+    isk.r#type == libc::SOCK_STREAM.cast_unsigned()
+}
+
+/// Takes a port, after the remains of connections if need be: a listener cannot be in
+/// repair mode, which would pass over them.
+fn despite_remains(
+    cx: &Restore<'_>,
+    isk: &InetSkEntry,
+    take: impl Fn() -> Result<()>,
+) -> Result<()> {
+    match take() {
+        Err(Error::Os { source, .. })
+            if is_stream(isk) && source.raw_os_error() == Some(libc::EADDRINUSE) =>
+        {
+            let port = u16::try_from(isk.src_port).unwrap_or(0);
+            cx.in_netns(netns_of(cx, isk.ns_id), || diag::forget_closed(port))?;
+            take()
+        }
+        taken => taken,
+    }
 }
 
 /// Connects or listens, and sets what must be set last.
 fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
     let (_, remote) = addresses(isk)?;
-    let tcp = isk.proto == libc::IPPROTO_TCP.cast_unsigned();
     match isk.state {
-        state::LISTEN if tcp => {
-            rustix::net::listen(fd, i32::try_from(isk.backlog).unwrap_or(i32::MAX))
-                .context(|| format!("listen on socket {}", isk.id))?;
+        state::LISTEN if is_stream(isk) => {
+            let backlog = i32::try_from(isk.backlog).unwrap_or(i32::MAX);
+            despite_remains(cx, isk, || {
+                rustix::net::listen(fd, backlog).context(|| format!("listen on socket {}", isk.id))
+            })?;
         }
-        state::ESTABLISHED if !tcp => {
+        state::ESTABLISHED if !is_stream(isk) => {
             let remote = remote.on_device(fd, isk.ifname.as_deref())?;
             socket::connect(fd, &remote.to_bytes())
                 .context(|| format!("connect socket {} to {remote}", isk.id))?;
@@ -442,6 +496,7 @@ fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()>
         _ => {}
     }
     shut_down(fd, isk.shutdown());
+    multicast::restore(fd, isk.id, &isk.opts.torpor_memberships)?;
     restore_options(cx, fd, isk)?;
     restore_flags(fd, isk.flags)
 }
@@ -503,7 +558,7 @@ fn restore_ip(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
 
 /// Older images keep some of these elsewhere.
 fn restore_tcp_options(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
-    if isk.proto != libc::IPPROTO_TCP.cast_unsigned() {
+    if !is_stream(isk) {
         return Ok(());
     }
     let tcp = isk.tcp_opts.unwrap_or_default();

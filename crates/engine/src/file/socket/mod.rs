@@ -8,7 +8,11 @@ mod address;
 pub mod diag;
 mod inet;
 mod inject;
+mod multicast;
+mod netlink;
 mod options;
+mod packet;
+mod procfs;
 pub mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -23,9 +27,11 @@ use torpor_sys::socket;
 
 pub use self::address::Address;
 pub use self::inet::InetRestorer;
+pub use self::netlink::NetlinkRestorer;
+pub use self::packet::PacketRestorer;
 pub use self::unix::UnixRestorer;
 
-use self::diag::{InetSocket, UnixSocket};
+use self::diag::{InetSocket, NetlinkSocket, PacketSocket, UnixSocket};
 use self::options::Defaults;
 use super::{Dumper, Found};
 use crate::dump::Dump;
@@ -106,11 +112,22 @@ struct Space {
     /// Ports of listeners to which connections are being established.
     handshakes: HashSet<u16>,
     unix: Option<HashMap<u32, UnixSocket>>,
+    groups: Option<Vec<multicast::Group>>,
+    packet: Option<HashMap<u32, PacketSocket>>,
+    netlink: Option<HashMap<u32, NetlinkSocket>>,
 }
 
 impl Space {
     fn new(file: OwnedFd) -> Self {
-        Space { file, inet: HashMap::new(), handshakes: HashSet::new(), unix: None }
+        Space {
+            file,
+            inet: HashMap::new(),
+            handshakes: HashSet::new(),
+            unix: None,
+            groups: None,
+            packet: None,
+            netlink: None,
+        }
     }
 
     /// What the kernel lists of a family and protocol.
@@ -144,6 +161,36 @@ impl Spaces {
         Ok(space.inet((socket.domain, protocol))?.get(&socket.inode))
     }
 
+    /// The multicast groups of all devices.
+    fn groups(&mut self, socket: &Socket) -> Result<&[multicast::Group]> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(&[]) };
+        let groups = match space.groups.take() {
+            Some(groups) => groups,
+            None => run_in(&[space.file.as_fd()], multicast::groups)?,
+        };
+        Ok(space.groups.insert(groups))
+    }
+
+    /// Whom a socket is connected to that has no ports, or is connected to port 0, of which
+    /// getpeername(2) does not tell.
+    fn portless_peer(&mut self, socket: &Socket) -> Result<Option<Address>> {
+        let inode = socket.inode;
+        let seen = match socket.kind {
+            libc::SOCK_DGRAM if !inet::is_ping(socket) => self.inet(socket)?.cloned(),
+            _ => match self.0.get(&socket.space) {
+                Some(space) => run_in(&[space.file.as_fd()], || procfs::find(socket, inode))?,
+                None => None,
+            },
+        };
+        let peer = seen.filter(|s| u32::from(s.state) == state::ESTABLISHED).map(|s| Address {
+            words: s.destination,
+            port: s.destination_port,
+            scope: s.device,
+            ..Address::unspecified(socket.domain)
+        });
+        Ok(peer)
+    }
+
     /// Whether connections to a port, that nobody can accept yet, are being established.
     fn handshakes(&mut self, socket: &Socket, port: u32) -> Result<bool> {
         let Some(space) = self.0.get_mut(&socket.space) else { return Ok(false) };
@@ -166,6 +213,28 @@ impl Spaces {
     }
 }
 
+impl Spaces {
+    /// What the kernel lists of a packet socket.
+    fn packet(&mut self, socket: &Socket) -> Result<Option<&PacketSocket>> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(None) };
+        if space.packet.is_none() {
+            let all = run_in(&[space.file.as_fd()], diag::packet)?;
+            space.packet = Some(all.into_iter().map(|s| (s.inode, s)).collect());
+        }
+        Ok(space.packet.as_ref().and_then(|all| all.get(&socket.inode)))
+    }
+
+    /// What the kernel lists of a netlink socket.
+    fn netlink(&mut self, socket: &Socket) -> Result<Option<&NetlinkSocket>> {
+        let Some(space) = self.0.get_mut(&socket.space) else { return Ok(None) };
+        if space.netlink.is_none() {
+            let all = run_in(&[space.file.as_fd()], diag::netlink)?;
+            space.netlink = Some(all.into_iter().map(|s| (s.inode, s)).collect());
+        }
+        Ok(space.netlink.as_ref().and_then(|all| all.get(&socket.inode)))
+    }
+}
+
 /// The dump half of all sockets.
 #[derive(Debug, Default)]
 pub struct SocketDumper {
@@ -185,13 +254,30 @@ impl Dumper for SocketDumper {
         match socket.domain {
             libc::AF_INET | libc::AF_INET6 => inet::dump(self, cx, found, &socket).map(Some),
             libc::AF_UNIX => unix::dump(self, cx, found, &socket).map(Some),
-            other => Err(found.refuse(format!("sockets of family {other} are not supported"))),
+            libc::AF_PACKET => packet::dump(self, cx, found, &socket).map(Some),
+            libc::AF_NETLINK => netlink::dump(self, cx, found, &socket).map(Some),
+            other => Err(found
+                .refuse(format!("sockets of the family {} are not supported", family_name(other)))),
         }
     }
 
     fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
         unix::finish(self, cx)
     }
+}
+
+/// What a family is called (socket(2)); its number if it is a rare one.
+fn family_name(family: i32) -> String {
+    match family {
+        libc::AF_BLUETOOTH => "AF_BLUETOOTH",
+        libc::AF_CAN => "AF_CAN",
+        libc::AF_TIPC => "AF_TIPC",
+        libc::AF_ALG => "AF_ALG",
+        libc::AF_VSOCK => "AF_VSOCK",
+        libc::AF_XDP => "AF_XDP",
+        other => return other.to_string(),
+    }
+    .to_owned()
 }
 
 /// The flags of an image that are set on a socket when all else is done.

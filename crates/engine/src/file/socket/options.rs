@@ -353,6 +353,10 @@ pub fn restore_more(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
             let what = format!("socket option {} of level {} is not known", key.1, key.0);
             return Err(Error::invalid("files.img", what));
         };
+        // What a new socket has already may not be settable in its family.
+        if socket::get_int(fd, key.0, key.1).is_ok_and(|now| now == value) {
+            continue;
+        }
         socket::set_int(fd, key.0, key.1, value)
             .context(|| format!("setsockopt({}, {}, {value})", key.0, key.1))?;
     }

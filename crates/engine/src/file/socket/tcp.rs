@@ -23,7 +23,7 @@ use super::{Socket, bad_entry, netns_of, options, state};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
-use crate::guardian::Undo;
+use crate::guardian::{Guardian, Undo};
 use crate::network;
 use crate::network::rules::MARK;
 use crate::restore::Restore;
@@ -66,7 +66,7 @@ fn fin_queued(state: u32) -> bool {
 
 /// Whether an entry is a connection, of which there is a `tcp-stream` image.
 pub fn is_connection(isk: &InetSkEntry) -> bool {
-    isk.proto == libc::IPPROTO_TCP.cast_unsigned()
+    isk.r#type == libc::SOCK_STREAM.cast_unsigned()
         && isk.dst_port != 0
         && isk.state != state::LISTEN
 }
@@ -150,8 +150,9 @@ pub(super) fn dump(
         network::hold_connection(cx, about, remote, local)?;
     }
     let reuse = isk.opts.reuseaddr().into();
-    let undo = Undo::Repair(found.pid, found.fd, reuse);
-    cx.guardian.watch(&undo)?;
+    let holder = cx.tasks.get(found.task).map_or(found.pid, |task| task.pid);
+    let undo = Undo::Repair(holder, isk.ino.into(), reuse);
+    cx.guardian.watch_socket(&undo, fd)?;
     let repaired = Repaired::enter(fd)?;
     let saved = read_stream(found, isk);
     repaired.leave()?;
@@ -392,9 +393,8 @@ impl Sleeping {
         }
         // However full the receive queue is, there must be room for a FIN.
         self.set_window(&wide_open(self.receive_seq()?))?;
-        // With this queue chosen the kernel believes that our FIN was sent.
+        // The kernel believes that our FIN was sent: the send queue is chosen.
         let shut = || {
-            set(fd, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
             rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
                 .context(|| "shutdown of a TCP socket".to_owned())
         };
@@ -451,9 +451,14 @@ impl Sleeping {
         done.context(|| "IP options".to_owned())
     }
 
+    /// The receive queue is chosen for no longer than that: only while the other one is,
+    /// the kernel sends nothing that becomes due.
     fn receive_seq(&self) -> Result<u32> {
-        set(self.socket.as_fd(), TCP_REPAIR_QUEUE, RECV_QUEUE)?;
-        get(self.socket.as_fd(), TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())
+        let fd = self.socket.as_fd();
+        set(fd, TCP_REPAIR_QUEUE, RECV_QUEUE)?;
+        let seq = get(fd, TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned());
+        set(fd, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
+        seq
     }
 
     fn first_unacknowledged(&self) -> u32 {
@@ -464,7 +469,6 @@ impl Sleeping {
     /// Sends a segment from the peer that acknowledges everything.
     fn inject(&self, cx: &Restore<'_>, flags: u8) -> Result<()> {
         let fd = self.socket.as_fd();
-        set(fd, TCP_REPAIR_QUEUE, SEND_QUEUE)?;
         let ack = get(fd, TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())?;
         let ack = if flags & FIN != 0 { self.first_unacknowledged() } else { ack };
         self.inject_with(cx, flags, ack)
@@ -513,6 +517,21 @@ impl Sleeping {
         let words = words.map(u32::to_ne_bytes);
         socket::set(self.socket.as_fd(), Opt::TCP_REPAIR_WINDOW, words.as_flattened())
             .context(|| format!("TCP_REPAIR_WINDOW of socket {}", self.isk.id))
+    }
+
+    /// Closed from here on, it is closed without a word to the peer.
+    pub fn silence(&self) {
+        if let Err(e) = silence(self.socket.as_fd()) {
+            tracing::error!("the peer of socket {} may see it end: {e}", self.isk.id);
+        }
+    }
+
+    /// Lets the guardian silence it, should the restore be killed.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub(super) fn guard(&self, guardian: &mut Guardian) -> Result<()> {
+        guardian.watch_socket(&Undo::Silence(self.isk.ino.into()), self.socket.as_fd())
     }
 
     /// Lets the connection go on, now that nothing holds its packets back.

@@ -113,6 +113,17 @@ pub fn entries(dir: &Path) -> Vec<FileEntry> {
 
 /// Restores files from images; returns those with the given numbers.
 pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
+    let mut cx = restore_nearly(opts, dir, ids)?;
+    network::let_go(&mut cx);
+    Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
+}
+
+/// Restores files from images, but fails at the last moment.
+pub fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
+    restore_nearly(opts, dir, ids).map(drop)
+}
+
+fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Restore<'a>> {
     let root = std::fs::File::open("/").unwrap();
     let mut cx = Restore::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     cx.roots = HashMap::from([(0, root.into())]);
@@ -137,7 +148,7 @@ pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> 
         cx.restorers.insert(*kind, restorer);
     }
     network::unlock_and_wake(&mut cx)?;
-    Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
+    Ok(cx)
 }
 
 /// Dumps files, closes them, restores them.

@@ -1,5 +1,6 @@
 //! Unix sockets: streams, sequenced packets and datagrams.
 
+mod maker;
 mod name;
 mod queue;
 mod restore;
@@ -17,6 +18,7 @@ use crate::dump::Dump;
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::file::{Found, table};
+use crate::namespace::NsKind;
 
 pub use self::restore::UnixRestorer;
 
@@ -42,6 +44,8 @@ struct Known {
     pid: i32,
     object: String,
     peer: u32,
+    /// What the peer is bound to, with the family in front.
+    peer_address: Vec<u8>,
     waiting: Vec<u32>,
     /// Whether its connection waits to be accepted, and holds data.
     unaccepted_data: bool,
@@ -96,6 +100,7 @@ pub(super) fn dump(
         pid: found.pid,
         object: format!("fd {} ({})", found.fd, found.link.display()),
         peer: usk.peer,
+        peer_address: socket::peer_address(fd).unwrap_or_default(),
         waiting: seen.pending.clone(),
         unaccepted_data: listener.is_some() && socket::send_queue(fd).unwrap_or(0) > 0,
     };
@@ -136,9 +141,12 @@ fn peer(cx: &Dump<'_>, found: &Found) -> Option<SkUcred> {
     (peer.pid != 0).then(|| ucred(cx, peer))
 }
 
+/// A process that has ended is not in the tree; its number says something only if the
+/// tree shares our pid namespace.
 fn ucred(cx: &Dump<'_>, c: socket::Credentials) -> SkUcred {
+    let shared = || cx.ns.of_kind(NsKind::Pid).any(|ns| ns.is_host).then_some(c.pid);
     SkUcred {
-        pid: cx.vpid_of(c.pid).unwrap_or(0).cast_unsigned(),
+        pid: cx.vpid_of(c.pid).or_else(shared).unwrap_or(0).cast_unsigned(),
         uid: cx.id_maps.uid_inside(c.uid).unwrap_or(c.uid),
         gid: cx.id_maps.gid_inside(c.gid).unwrap_or(c.gid),
     }
@@ -203,29 +211,35 @@ pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()
     unix.queues.finish()
 }
 
-/// Describes a peer outside of the tree, if it can be found again by its name.
+/// Describes a peer outside of the tree, if it can be found again by its name. A peer in
+/// another network namespace, which is not listed, can be if that is a path; what its
+/// path leads to is looked up where the restore will: in the caller's mount namespace.
 fn external_peer(cx: &Dump<'_>, known: &Known, seen: Option<&UnixSocket>) -> Result<UnixSkEntry> {
-    let name = seen.map(|s| s.name.as_slice()).unwrap_or_default();
+    let name = known.peer_address.get(2..).unwrap_or_default();
     let shown = match name {
         [] => "without a name".to_owned(),
         [0, rest @ ..] => format!("@{}", rest.escape_ascii()),
         path => path.strip_suffix(b"\0").unwrap_or(path).escape_ascii().to_string(),
     };
     let outside = format!("it is connected to socket {} ({shown}) outside of the tree", known.peer);
-    let (Some(seen), libc::SOCK_DGRAM, false) = (seen, known.about.kind, name.is_empty()) else {
+    if known.about.kind != libc::SOCK_DGRAM || name.is_empty() {
         return Err(known.refuse(format!(
             "{outside}; only datagram sockets can be connected again (by name), others can be \
              left to the caller with --external unix[{}]",
             known.about.inode
         )));
-    };
+    }
     if !cx.opts.ext_unix_sk && !is_external(cx, known.peer) {
         return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
+    }
+    let reachable = if name::is_path(name) { name::leads_to_socket(name) } else { seen.is_some() };
+    if !reachable {
+        return Err(known.refuse(format!("{outside}, whose name does not lead to it from here")));
     }
     Ok(UnixSkEntry {
         ino: known.peer,
         r#type: known.about.kind.cast_unsigned(),
-        state: u32::from(seen.state),
+        state: seen.map_or(state::CLOSE, |seen| seen.state.into()),
         uflags: EXTERN,
         name: name.to_vec(),
         ns_id: Some(known.about.ns_id),

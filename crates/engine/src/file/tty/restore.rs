@@ -197,10 +197,13 @@ impl TtyRestorer {
         })
     }
 
-    /// Whether the end of a pair in the tree belongs to the caller's terminal.
+    /// Whether the end of a pair in the tree belongs to the caller's terminal. Where the
+    /// caller takes masters as well, that is one without a path in the tree: runc asks
+    /// for both always.
     fn is_ours(&self, cx: &Restore<'_>, info: &TtyInfoEntry) -> bool {
+        let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
         cx.opts.shell_job
-            && !cx.opts.orphan_pts_master
+            && !(cx.opts.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
             && info.termios.is_some()
             && self.master_of(info).is_none()
     }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use torpor_images::pagemap::Pagemap;
 use torpor_images::payload::{SHM_ALIGN, shm_len};
 use torpor_images::proto::{IpcShmEntry, VmaEntry};
 use torpor_images::{ImageDir, kind};
@@ -17,6 +16,7 @@ use crate::dump::memory::plan_shared;
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{Found, Source, data_runs};
 use crate::namespace::user::IdMaps;
+use crate::restore::layers::Pages;
 
 /// Bits of the mode that say what is to happen with a segment (linux/shm.h).
 const SHM_DEST: u32 = 0o1000;
@@ -99,12 +99,12 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
             .open("/proc/self/mem")
             .context(|| "own memory".to_owned())?;
         if segment.in_pagemaps() {
-            let pages = Pagemap::read(images, kind::SHMEM_PAGEMAP, desc.id.into())?;
-            if pages.runs.iter().any(|run| run.range().end > segment.size.next_multiple_of(4096)) {
+            let pages = Pages::load(images, kind::SHMEM_PAGEMAP, desc.id.into())?;
+            if pages.end() > segment.size.next_multiple_of(4096) {
                 let image = kind::SHMEM_PAGEMAP.file_name(desc.id.into());
                 return Err(Error::invalid(image, "pages behind the end of the segment"));
             }
-            crate::restore::memory::fill_object(images, &pages, &memory, attached.address())?;
+            crate::restore::memory::fill_object(&pages, &memory, attached.address())?;
         } else {
             let mut left = shm_len(&segment);
             let mut at = attached.address();

@@ -223,8 +223,8 @@ fn make(cx: &mut Restore<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
         }
         Origin::Filled => {
             let at = superblock::make_in(cx.remote(0)?, mount)?;
-            let archive =
-                cx.images.raw_file_open(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
+            let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
+            let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             content::load(at.as_fd(), archive, user_namespace(cx)?)?;
             Ok(Open { at, made: true })
         }

@@ -45,15 +45,17 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Reads the mounts of all mount namespaces among `namespaces`.
+    /// Reads the mounts of all mount namespaces among `namespaces` that tasks of the tree
+    /// live in, by number. The caller's own must not be among them if none does: a path in
+    /// it means nothing to a tree with a root of its own.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn collect(namespaces: &Namespaces) -> Result<Self> {
+    pub fn collect(namespaces: &Namespaces, lived_in: impl Fn(u32) -> bool) -> Result<Self> {
         let proc = open_proc()?;
         let host = read_own(proc.as_fd())?;
         let mut spaces = Vec::new();
-        for ns in namespaces.of_kind(NsKind::Mnt) {
+        for ns in namespaces.of_kind(NsKind::Mnt).filter(|ns| lived_in(ns.id)) {
             let Some(file) = &ns.file else { continue };
             let (tree, root) = if ns.is_host {
                 (host.clone(), open_root()?)

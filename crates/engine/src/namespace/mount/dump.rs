@@ -187,7 +187,7 @@ fn save_contents(cx: &Dump<'_>, forest: &Forest) -> Result<()> {
         }
         let Some(whole) = forest.whole(mount.dev) else { continue };
         let root = alone(cx, forest.mount(whole))?;
-        let archive = cx.images.raw_file_create(kind::TMPFS_DEV, u64::from(mount.dev))?;
+        let archive = cx.images.writer(kind::TMPFS_DEV, u64::from(mount.dev))?;
         content::save(root.as_fd(), archive, user_namespace(cx)?)?;
         saved.push(mount.dev);
     }

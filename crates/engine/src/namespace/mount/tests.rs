@@ -68,7 +68,7 @@ impl World {
     fn dump(&self, spaces: &[&OwnedFd], opts: &Options) -> Result<Vec<Tree>> {
         let images = ImageDir::open(self.dir.path().join("images")).unwrap();
         let mut cx = Dump::bare(opts, images, namespaces(spaces));
-        cx.mounts = Mounts::collect(&cx.ns)?;
+        cx.mounts = Mounts::collect(&cx.ns, |_| true)?;
         super::dump(&mut cx)?;
         Ok(cx.mounts.spaces.into_iter().map(|s| s.tree).collect())
     }
@@ -91,7 +91,7 @@ impl World {
         if let Err(e) = done {
             panic!("{e}");
         }
-        let after = Mounts::collect(&cx.ns).unwrap();
+        let after = Mounts::collect(&cx.ns, |_| true).unwrap();
         let after: Vec<Tree> = after.spaces.into_iter().map(|s| s.tree).collect();
         assert_eq!(shape(before), shape(&after));
         look(&cx);

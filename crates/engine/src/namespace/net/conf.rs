@@ -11,7 +11,7 @@ use torpor_images::proto::{SysctlEntry, SysctlType};
 use crate::error::{Context, Error, Result};
 
 /// `net.ipv4.conf.DEVICE`.
-const V4: &[&str] = &[
+pub const V4: &[&str] = &[
     "accept_local",
     "accept_redirects",
     "accept_source_route",
@@ -45,7 +45,7 @@ const V4: &[&str] = &[
 ];
 
 /// `net.ipv6.conf.DEVICE`.
-const V6: &[&str] = &[
+pub const V6: &[&str] = &[
     "accept_dad",
     "accept_ra",
     "accept_ra_defrtr",
@@ -91,9 +91,9 @@ const V6: &[&str] = &[
 ];
 
 /// `net.unix`.
-const UNIX: &[&str] = &["max_dgram_qlen"];
+pub const UNIX: &[&str] = &["max_dgram_qlen"];
 /// `net.ipv4`.
-const IPV4: &[&str] = &["ping_group_range"];
+pub const IPV4: &[&str] = &["ping_group_range"];
 
 /// Those whose value is text.
 const TEXT: &[&str] = &["stable_secret", "ping_group_range"];

@@ -1,14 +1,14 @@
 //! Packet filters: the rules of iptables, ip6tables and nftables, as their own programs
 //! print and read them. Those are only run where there are rules.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::process::Command;
 
-use torpor_images::{ImageDir, Kind, kind};
+use torpor_images::{ImageDir, Kind, Reader, kind};
 
 use super::netlink::{NETFILTER, Socket};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::tool;
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
 const GET_TABLES: u16 = 10 << 8 | 1;
@@ -60,8 +60,9 @@ pub fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
 }
 
 fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> {
-    let mut file = images.raw_file_create(kind, ns_id.into())?;
-    file.write_all(rules).context(|| format!("write {}", kind.file_name(ns_id.into())))
+    let mut writer = images.writer(kind, ns_id.into())?;
+    writer.raw(rules)?;
+    Ok(writer.finish()?)
 }
 
 /// Sets the rules of the calling thread's namespace.
@@ -81,40 +82,29 @@ pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
 }
 
 /// The file with rules, if it is there and not empty.
-fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<File>> {
-    match images.raw_file_open(kind, ns_id.into()) {
-        Ok(mut file) => {
-            let name = || format!("read {}", kind.file_name(ns_id.into()));
-            let empty = file.read(&mut [0]).context(name)? == 0;
-            file.seek(SeekFrom::Start(0)).context(name)?;
-            Ok((!empty).then_some(file))
-        }
-        Err(e) if e.is_missing() => Ok(None),
-        Err(e) => Err(e.into()),
-    }
+fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<Reader>> {
+    let reader = images.reader(kind, ns_id.into())?;
+    Ok(reader.filter(|reader| reader.remaining() > 0))
 }
 
 /// Runs the first of `programs` that exists, in the calling thread's namespaces.
-fn run(programs: &[&str], args: &[&str], input: Option<File>, package: &str) -> Result<Vec<u8>> {
+fn run(
+    programs: &[&str],
+    args: &[&str],
+    mut input: Option<Reader>,
+    package: &str,
+) -> Result<Vec<u8>> {
     for program in programs {
         let mut command = Command::new(program);
-        command.args(args).stdin(match &input {
-            Some(file) => file.try_clone().context(|| "dup".to_owned())?.into(),
-            None => Stdio::null(),
-        });
-        let done = match command.output() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            other => other.context(|| format!("run {program}"))?,
-        };
+        command.args(args);
+        let mut output = Vec::new();
+        let input = input.as_mut().map(|input| input as &mut (dyn Read + Send));
+        let Some(done) = tool::run(&mut command, input, &mut output)? else { continue };
         if done.status.success() {
-            return Ok(done.stdout);
+            return Ok(output);
         }
-        let said = String::from_utf8_lossy(&done.stderr);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-        return Err(Error::Program {
-            program: format!("{program} {}", args.join(" ")),
-            reason: format!("{}: {last}", done.status),
-        });
+        let last = done.messages.lines().rfind(|line| !line.trim().is_empty());
+        return Err(tool::failed(format!("{program} {}", args.join(" ")), done.status, last));
     }
     Err(Error::Program {
         program: programs.join(" or "),

@@ -4,7 +4,7 @@
 //! image has the key under which the restore is handed it. With `--empty-ns net` one is
 //! made and left empty.
 
-mod conf;
+pub(crate) mod conf;
 mod firewall;
 mod link;
 mod netlink;

@@ -3,7 +3,7 @@
 //! and `ip rule save` write: a magic number and the messages.
 
 use std::collections::HashSet;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use torpor_images::{ImageDir, Kind, kind};
 
@@ -120,9 +120,9 @@ impl Table {
             bytes.extend(&message.bytes);
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
-        let name = self.image.file_name(ns_id.into());
-        let mut file = images.raw_file_create(self.image, ns_id.into())?;
-        file.write_all(&bytes).context(|| format!("write {name}"))
+        let mut writer = images.writer(self.image, ns_id.into())?;
+        writer.raw(&bytes)?;
+        Ok(writer.finish()?)
     }
 
     /// The messages of an image; none if there is no such file.
@@ -130,14 +130,10 @@ impl Table {
     /// # Errors
     /// A file that holds something else.
     fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
-        let file = match images.raw_file_open(self.image, ns_id.into()) {
-            Ok(file) => file,
-            Err(e) if e.is_missing() => return Ok(None),
-            Err(e) => return Err(e.into()),
-        };
+        let Some(reader) = images.reader(self.image, ns_id.into())? else { return Ok(None) };
         let name = self.image.file_name(ns_id.into());
         let mut bytes = Vec::new();
-        file.take(LIMIT).read_to_end(&mut bytes).context(|| format!("read {name}"))?;
+        reader.take(LIMIT).read_to_end(&mut bytes).context(|| format!("read {name}"))?;
         let mut rest = bytes.as_slice();
         if rest.is_empty() {
             return Ok(None);

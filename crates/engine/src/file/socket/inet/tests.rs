@@ -239,3 +239,47 @@ fn raw_and_ping_sockets_come_back() {
         assert_eq!(get(&bound, libc::SOL_SOCKET, libc::SO_PROTOCOL), 253);
     });
 }
+
+#[test]
+fn what_is_left_of_connections_does_not_keep_a_port() {
+    in_netns(|| {
+        // Not with the standard library, which sets SO_REUSEADDR.
+        let listener = new(libc::AF_INET, libc::SOCK_STREAM, 0);
+        socket::bind(listener.as_fd(), &[2, 0, 0, 97, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0])
+            .unwrap();
+        rustix::net::listen(&listener, 5).unwrap();
+        let client = TcpStream::connect("127.0.0.1:97").unwrap();
+        let accepted = rustix::net::accept(&listener).unwrap();
+        // Who closes first keeps the connection for a minute.
+        drop(accepted);
+        drop(client);
+        let again = cycle(&Options::default(), vec![listener]);
+        assert_eq!(get(&again[0], libc::SOL_SOCKET, libc::SO_REUSEADDR), 0);
+        TcpStream::connect("127.0.0.1:97").unwrap();
+    });
+}
+
+#[test]
+fn sockets_without_ports_stay_connected() {
+    in_netns(|| {
+        let address = [2, 0, 0, 0, 127, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+        let raw = new(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_TCP);
+        socket::connect(raw.as_fd(), &address).unwrap();
+        let udp = new(libc::AF_INET, libc::SOCK_DGRAM, 0);
+        socket::connect(udp.as_fd(), &address).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let look = |files: &[OwnedFd]| {
+            dump(&Options::default(), dir.path(), files).unwrap();
+            let peer = |e: &FileEntry| {
+                let isk = e.isk.as_ref().unwrap();
+                (isk.state, isk.dst_addr.clone(), isk.dst_port)
+            };
+            entries(dir.path()).iter().map(peer).collect::<Vec<_>>()
+        };
+        let files = vec![raw, udp];
+        let peers = look(&files);
+        let there = u32::from_ne_bytes([127, 0, 0, 2]);
+        assert_eq!(peers, [(1, vec![there], 0), (1, vec![there], 0)]);
+        assert_eq!(look(&cycle(&Options::default(), files)), peers);
+    });
+}

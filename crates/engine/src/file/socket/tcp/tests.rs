@@ -3,7 +3,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 
 use rustix::io::Errno;
 
-use super::super::testing::{cycle, dump, dump_and_close, in_netns, read, restore};
+use super::super::testing::{
+    cycle, dump, dump_and_close, in_netns, read, restore, restore_in_vain,
+};
 use super::*;
 use crate::options::{NetworkLock, Options};
 
@@ -415,6 +417,53 @@ fn cut_streams_are_noticed() {
             std::fs::write(&name, &bytes[..len]).unwrap();
             let error = restore(&keeping(), dir.path(), &ids).unwrap_err().to_string();
             assert!(error.contains("tcp-stream"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_restore_that_fails_late_is_not_noticed_by_peers() {
+    in_netns(|| {
+        let quiet = |stream: &TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            let seen = rustix::io::read(stream, &mut [0; 4]);
+            stream.set_nonblocking(false).unwrap();
+            assert_eq!(seen, Err(Errno::AGAIN));
+        };
+        let (inside, mut outside) = pair("127.0.0.1");
+        // One that has been closed, with what was not sent yet.
+        let (closing, reader) = pair("127.0.0.1");
+        let unread = stuff(&closing);
+        closing.shutdown(Shutdown::Write).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let files = vec![inside.into(), closing.into()];
+        let ids = dump_and_close(&keeping(), dir.path(), files).unwrap();
+        for _ in 0..2 {
+            restore_in_vain(&keeping(), dir.path(), &ids).unwrap();
+            quiet(&outside);
+        }
+        let [mut inside, closing] = streams(restore(&keeping(), dir.path(), &ids).unwrap());
+        talk(&mut inside, &mut outside);
+        assert_eq!(read(&reader, unread.len() + 1), unread);
+        drop(closing);
+    });
+}
+
+#[test]
+fn a_guarded_connection_ends_silently() {
+    in_netns(|| {
+        let (inside, outside) = pair("::1");
+        crate::guardian::perform(&Undo::Silence(0), Some(&inside.into())).unwrap();
+        outside.set_nonblocking(true).unwrap();
+        assert_eq!(rustix::io::read(&outside, &mut [0; 4]), Err(Errno::AGAIN));
+        // Who is alive leaves repair mode again, who is not stays silent.
+        let own = i32::try_from(std::process::id()).unwrap();
+        for (holder, repaired) in [(own, 0), (i32::MAX, 1)] {
+            let (inside, _outside) = pair("::1");
+            let socket = OwnedFd::from(inside);
+            silence(socket.as_fd()).unwrap();
+            crate::guardian::perform(&Undo::Repair(holder, 0, 1), Some(&socket)).unwrap();
+            assert_eq!(get(socket.as_fd(), TCP_REPAIR).unwrap(), repaired);
         }
     });
 }

@@ -46,6 +46,12 @@ fn path_of(name: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(&name[..end]))
 }
 
+/// Whether a path leads to some socket from here.
+pub(super) fn leads_to_socket(name: &[u8]) -> bool {
+    let stat = rustix::fs::stat(path_of(name));
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+}
+
 /// Describes the file of a socket with the path `name` in its entry.
 ///
 /// # Errors
@@ -113,19 +119,20 @@ fn directory<'p>(path: &'p Path, name: &Path) -> Option<&'p Path> {
 /// The kernel's.
 pub(super) fn reach(socket: BorrowedFd<'_>, name: &[u8]) -> Result<Reach> {
     if !is_path(name) {
-        return Ok(Reach { address: address(name), _file: None });
+        return Ok(Reach { address: address(name), file: None });
     }
     let file = socket::bound_file(socket).context(|| "file of a socket".to_owned())?;
     // The link leads to the very inode.
     let address = address(proc_path(&file).as_os_str().as_bytes());
-    Ok(Reach { address, _file: Some(file) })
+    Ok(Reach { address, file: Some(file) })
 }
 
 /// How to reach a socket; good as long as it lives.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) address: Vec<u8>,
-    _file: Option<OwnedFd>,
+    /// The file that the address leads to.
+    pub(super) file: Option<OwnedFd>,
 }
 
 /// Binds a new socket as its entry says.

@@ -8,16 +8,17 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
-use torpor_images::proto::{FileEntry, UnixSkEntry};
+use rustix::net::{Shutdown, SocketFlags};
+use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
 use super::queue::{Packet, Packets};
-use super::{EXTERN, options, state};
+use super::{EXTERN, maker, options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::Restorer;
-use crate::file::socket::{bad_entry, create, netns_of, restore_flags};
+use crate::file::description::duplicate;
+use crate::file::socket::{bad_entry, create, restore_flags};
 use crate::restore::Restore;
 
 /// `sk_shutdown` as the images have it.
@@ -247,7 +248,7 @@ impl UnixRestorer {
         }
         name::bind(cx, &mut self.scratch, fd.as_fd(), usk)?;
         if usk.state == state::LISTEN {
-            listen(fd.as_fd(), usk.backlog)?;
+            maker::listen(cx, usk.torpor_peer, fd.as_fd(), usk.backlog)?;
         }
         Ok(fd)
     }
@@ -264,7 +265,9 @@ impl UnixRestorer {
         let (early_a, early_b) = (how_a & !mirrored(how_b), how_b & !mirrored(how_a));
         let unnamed = a.name.is_empty() && b.name.is_empty();
         let (fd_a, fd_b) = if is_datagram(a) || unnamed && early_a == 0 && early_b == 0 {
-            let (fd_a, fd_b) = self.socketpair(cx, a)?;
+            // Both ends remember the one who made them.
+            let who = a.torpor_peer.or(b.torpor_peer);
+            let (fd_a, fd_b) = maker::socketpair(cx, who, a.ns_id, a.r#type)?;
             name::bind(cx, &mut self.scratch, fd_a.as_fd(), a)?;
             name::bind(cx, &mut self.scratch, fd_b.as_fd(), b)?;
             (fd_a, fd_b)
@@ -298,14 +301,6 @@ impl UnixRestorer {
         })
     }
 
-    fn socketpair(&self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<(OwnedFd, OwnedFd)> {
-        let kind = SocketType::from_raw(usk.r#type);
-        cx.in_netns(netns_of(cx, usk.ns_id), || {
-            socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-                .context(|| "socketpair".to_owned())
-        })
-    }
-
     /// Connects `client` to a listener with the name of `server`.
     fn dial(
         &mut self,
@@ -322,20 +317,29 @@ impl UnixRestorer {
             self.scratch.bind(fd.as_fd(), &client.name)?;
         }
         shut_down(fd.as_fd(), early)?;
-        let own = match self.listener(server).map(|l| l.id) {
-            Some(id) => self.listener_file(cx, id)?,
+        // The client remembers who listened, the server who connected.
+        let known = self.listener(server).cloned();
+        let own = match &known {
+            Some(listener) => self.listener_file(cx, listener.id)?,
             None => {
                 let listener = create(cx, server.ns_id, family, kind, 0)?;
                 self.scratch.bind(listener.as_fd(), &server.name)?;
-                listen(listener.as_fd(), 1)?;
                 listener
             }
         };
+        let listens = known.as_ref().map(|l| (l.backlog, l.torpor_peer));
+        let (backlog, listened) = listens.unwrap_or((1, None));
+        let differs = listens.is_none() || !same(client.torpor_peer, listened);
+        if differs {
+            maker::listen(cx, client.torpor_peer, own.as_fd(), backlog.max(1))?;
+        }
         let reach = name::reach(own.as_fd(), &server.name)?;
-        socket::connect(fd.as_fd(), &reach.address)
-            .context(|| format!("connect Unix socket {}", client.id))?;
+        maker::connect(cx, server.torpor_peer, fd.as_fd(), &reach)?;
         let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
             .context(|| format!("accept Unix socket {}", server.id))?;
+        if differs && listens.is_some() {
+            maker::listen(cx, listened, own.as_fd(), backlog)?;
+        }
         Ok((accepted, fd))
     }
 
@@ -461,7 +465,7 @@ impl UnixRestorer {
     }
 
     /// Connects those who wait in the queue of a listener, in their order.
-    fn connect_waiting(&mut self, cx: &Restore<'_>, listener: &UnixSkEntry) -> Result<()> {
+    fn connect_waiting(&mut self, cx: &mut Restore<'_>, listener: &UnixSkEntry) -> Result<()> {
         let place = |u: &UnixSkEntry| {
             listener.torpor_pending.iter().position(|i| *i == u.ino).unwrap_or(usize::MAX)
         };
@@ -475,19 +479,18 @@ impl UnixRestorer {
         if waiting.is_empty() {
             return Ok(());
         }
-        let fd = file(cx, listener.id)?;
-        let reach = name::reach(fd, &listener.name)?;
+        let own = duplicate(file(cx, listener.id)?)?;
+        let reach = name::reach(own.as_fd(), &listener.name)?;
         let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-        listen(fd, listener.backlog.max(count))?;
+        maker::listen(cx, listener.torpor_peer, own.as_fd(), listener.backlog.max(count))?;
         for usk in waiting {
-            let fd = file(cx, usk.id)?;
-            socket::connect(fd, &reach.address)
-                .context(|| format!("connect Unix socket {}", usk.id))?;
+            let fd = duplicate(file(cx, usk.id)?)?;
+            maker::connect(cx, holder(cx, usk.id), fd.as_fd(), &reach)?;
             for packet in self.packets.pending.get(&usk.id).into_iter().flatten() {
-                send(cx, fd, None, packet)?;
+                send(cx, fd.as_fd(), None, packet)?;
             }
         }
-        listen(fd, listener.backlog)
+        maker::listen(cx, listener.torpor_peer, own.as_fd(), listener.backlog)
     }
 
     /// Fills the queue of a stream from its other end.
@@ -503,9 +506,16 @@ impl UnixRestorer {
     }
 }
 
-fn listen(fd: BorrowedFd<'_>, backlog: u32) -> Result<()> {
-    rustix::net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))
-        .context(|| "listen on a Unix socket".to_owned())
+fn same(a: Option<SkUcred>, b: Option<SkUcred>) -> bool {
+    a.is_none() || a == b
+}
+
+/// Who has connected a socket that nobody has accepted yet is not known; as a rule it is
+/// the task that has it.
+fn holder(cx: &Restore<'_>, id: u32) -> Option<SkUcred> {
+    let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.id == id))?;
+    let creds = &task.image.cores.first()?.thread_core.as_ref()?.creds.as_ref()?;
+    Some(SkUcred { pid: task.vpid.cast_unsigned(), uid: creds.euid, gid: creds.egid })
 }
 
 fn send(cx: &Restore<'_>, from: BorrowedFd<'_>, to: Option<&Reach>, packet: &Packet) -> Result<()> {

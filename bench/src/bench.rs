@@ -1,0 +1,179 @@
+//! What all parts of the benchmark share: rounds of dump and restore, and the table.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use torpor_images::{ImageDir, kind, proto::StatsEntry};
+
+use crate::subject::Subject;
+
+/// A line of the result.
+struct Line {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    goal: Option<Goal>,
+}
+
+/// What the project promises.
+#[derive(Clone, Copy)]
+pub enum Goal {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Goal {
+    fn met(self, value: f64) -> bool {
+        match self {
+            Goal::AtMost(most) => value <= most,
+            Goal::AtLeast(least) => value >= least,
+        }
+    }
+
+    fn text(self, unit: &str) -> String {
+        match self {
+            Goal::AtMost(most) => format!("≤ {most} {unit}"),
+            Goal::AtLeast(least) => format!("≥ {least} {unit}"),
+        }
+    }
+}
+
+/// Seconds of each dump, its freeze, and the restore.
+#[derive(Default)]
+pub struct Times {
+    pub dump: Vec<f64>,
+    pub frozen: Vec<f64>,
+    pub restore: Vec<f64>,
+    /// Bytes of the images.
+    pub size: u64,
+}
+
+/// One way to dump and restore: further words for both commands.
+#[derive(Default)]
+pub struct Way {
+    pub dump: Vec<String>,
+    pub restore: Vec<String>,
+}
+
+pub struct Bench {
+    torpor: PathBuf,
+    /// On a tmpfs; everything that is made lies here.
+    pub dir: PathBuf,
+    /// How often everything is measured.
+    pub rounds: u64,
+    /// Size of the memory to dump.
+    pub mib: u64,
+    lines: Vec<Line>,
+}
+
+impl Bench {
+    pub fn new(torpor: &Path, dir: &Path, rounds: u64, mib: u64) -> Self {
+        let (torpor, dir) = (torpor.to_owned(), dir.to_owned());
+        Bench { torpor, dir, rounds, mib, lines: Vec::new() }
+    }
+
+    /// Adds a line to the table.
+    pub fn add(
+        &mut self,
+        what: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        goal: Option<Goal>,
+    ) {
+        let what = what.into();
+        eprintln!("{what}: {value:.2} {unit}");
+        self.lines.push(Line { what, value, unit, goal });
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.dir.join("images")
+    }
+
+    /// The program under test.
+    pub fn torpor(&self) -> &Path {
+        &self.torpor
+    }
+
+    pub fn command(&self, words: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new(&self.torpor);
+        command.args(words).arg("-D").arg(self.images());
+        command
+    }
+
+    /// One dump and restore of a fresh process.
+    pub fn round(&self, kind: &str, count: u64, way: &Way, times: &mut Times) -> Result<()> {
+        let subject = Subject::start(&self.dir, kind, count)?;
+        fs::create_dir(self.images())?;
+        let start = Instant::now();
+        run(self.command(&["dump", "-t", &subject.pid().to_string()]).args(&way.dump))?;
+        times.dump.push(start.elapsed().as_secs_f64());
+        times.frozen.push(frozen(&self.images())?);
+        times.size = size(&self.images())?;
+        subject.gone()?;
+        let start = Instant::now();
+        run(self.command(&["restore", "-d"]).args(&way.restore))?;
+        times.restore.push(start.elapsed().as_secs_f64());
+        subject.end()?;
+        Ok(fs::remove_dir_all(self.images())?)
+    }
+
+    pub fn table(&self) -> String {
+        let mut out = String::from("| what | measured | goal | |\n|---|---:|---:|---|\n");
+        for line in &self.lines {
+            let goal = line.goal.map_or(String::new(), |goal| goal.text(line.unit));
+            let missed = line.goal.is_some_and(|goal| !goal.met(line.value));
+            let verdict = if missed { "missed" } else { "" };
+            let (what, value, unit) = (&line.what, line.value, line.unit);
+            out += &format!("| {what} | {value:.2} {unit} | {goal} | {verdict} |\n");
+        }
+        out
+    }
+
+    pub fn json(&self) -> Value {
+        let line = |line: &Line| {
+            let (least, most) = match line.goal {
+                Some(Goal::AtLeast(least)) => (Some(least), None),
+                Some(Goal::AtMost(most)) => (None, Some(most)),
+                None => (None, None),
+            };
+            let (what, value, unit) = (&line.what, line.value, line.unit);
+            json!({"what": what, "value": value, "unit": unit, "at_least": least, "at_most": most})
+        };
+        self.lines.iter().map(line).collect()
+    }
+}
+
+/// Runs a command to its end; its words are in the error if it fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{command:?}: {said}");
+    Ok(())
+}
+
+/// Seconds that the tree was frozen, by `stats-dump`.
+pub fn frozen(images: &Path) -> Result<f64> {
+    let stats: StatsEntry = ImageDir::open(images)?.read_one(kind::STATS_DUMP, 0)?;
+    let dump = stats.dump.context("stats-dump holds nothing of a dump")?;
+    Ok(f64::from(dump.frozen_time) / 1e6)
+}
+
+/// Bytes of all files in a directory.
+pub fn size(dir: &Path) -> Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(dir)? {
+        sum += entry?.metadata()?.len();
+    }
+    Ok(sum)
+}
+
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,190 @@
+//! Containers of hundreds of processes and threads, by unmodified runc: sealed against
+//! plain, and against what people do today.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, Goal, frozen, median, run, size};
+use crate::sealed::{LARGER, keys, percent};
+use crate::tools;
+
+/// How many times faster than the slowest of today's tools a sealed checkpoint has to be.
+const FASTER: f64 = 20.0;
+
+/// Processes of each workload, besides those that start them.
+const PROCESSES: usize = 200;
+
+/// What runs in the container.
+struct Workload {
+    name: &'static str,
+    words: &'static [&'static str],
+    /// A file that it needs: path and text.
+    file: Option<(&'static str, &'static str)>,
+}
+
+/// Each stressor takes a hundredth of a core, or freezing would wait for the scheduler.
+pub fn stress_ng(bench: &mut Bench) -> Result<()> {
+    let words =
+        &["stress-ng", "--cpu", "200", "--cpu-load", "1", "--timeout", "0", "--temp-path", "/tmp"];
+    measure(bench, &Workload { name: "stress-ng", words, file: None })
+}
+
+pub fn nginx(bench: &mut Bench) -> Result<()> {
+    let text = "worker_processes 200;\nerror_log /dev/null;\npid /tmp/nginx.pid;\nthread_pool default threads=4;\n\
+                events { worker_connections 32; }\n\
+                http { access_log off; client_body_temp_path /tmp/1; proxy_temp_path /tmp/2; \
+                fastcgi_temp_path /tmp/3; uwsgi_temp_path /tmp/4; scgi_temp_path /tmp/5; \
+                server { listen 8080; aio threads; } }\n";
+    let words = &["nginx", "-e", "/dev/null", "-c", "/bench.conf", "-g", "daemon off; user root;"];
+    measure(bench, &Workload { name: "nginx", words, file: Some(("bench.conf", text)) })
+}
+
+/// Seconds of each checkpoint and its freeze, and the bytes of the images.
+#[derive(Default)]
+struct Times {
+    whole: Vec<f64>,
+    frozen: Vec<f64>,
+    size: u64,
+}
+
+fn measure(bench: &mut Bench, workload: &Workload) -> Result<()> {
+    let bundle = Bundle::make(bench, workload)?;
+    let (_, recipient) = keys(bench)?;
+    let sealing = format!("encrypt\nrecipient {recipient}\n");
+    let [mut plain, mut sealed] = [(); 2].map(|()| Times::default());
+    let mut others = tools::TOOLS.map(|_| Times::default());
+    for _ in 0..bench.rounds {
+        bundle.round("", &mut plain)?;
+        bundle.round(&sealing, &mut sealed)?;
+        for ((name, command), times) in tools::TOOLS.iter().zip(&mut others) {
+            let script = tools::script(&bench.dir, name, command)?;
+            bundle.round(&format!("action-script {}\n", script.display()), times)?;
+        }
+    }
+    bundle.remove()?;
+    let name = workload.name;
+    let whole = |times: &Times| median(&times.whole);
+    let freeze = |times: &Times| median(&times.frozen) * 1e3;
+    bench.add(format!("{name}: checkpoint of {PROCESSES} processes"), whole(&plain), "s", None);
+    bench.add(format!("{name}: freeze, plain"), freeze(&plain), "ms", None);
+    bench.add(format!("{name}: freeze, sealed"), freeze(&sealed), "ms", None);
+    let goal = Some(Goal::AtMost(1.25));
+    bench.add(format!("{name}: sealed"), whole(&sealed) / whole(&plain), "× plain", goal);
+    let larger = percent(sealed.size, plain.size);
+    bench.add(format!("{name}: size"), larger, "% larger", Some(Goal::AtMost(LARGER)));
+    let mut slowest = 0.0_f64;
+    for ((tool, _), times) in tools::TOOLS.iter().zip(&others) {
+        let ratio = whole(times) / whole(&sealed);
+        slowest = slowest.max(ratio);
+        bench.add(format!("{name}: plain and {tool}"), ratio, "× sealed", None);
+    }
+    let goal = Some(Goal::AtLeast(FASTER));
+    bench.add(format!("{name}: slowest of these tools"), slowest, "× sealed", goal);
+    Ok(())
+}
+
+/// A bundle for runc, whose `criu` is the program under test.
+struct Bundle {
+    dir: PathBuf,
+    /// `PATH`, with the program under test first.
+    path: String,
+}
+
+impl Bundle {
+    fn make(bench: &Bench, workload: &Workload) -> Result<Self> {
+        let dir = bench.dir.join("container");
+        fs::create_dir_all(dir.join("bin"))?;
+        fs::create_dir_all(dir.join("home/.criu"))?;
+        symlink(fs::canonicalize(bench.torpor())?, dir.join("bin/criu"))?;
+        let program = workload.words.first().context("no program")?;
+        run(Command::new("scripts/rootfs/make").arg(dir.join("rootfs")).arg(program))?;
+        if let Some((path, text)) = workload.file {
+            fs::write(dir.join("rootfs").join(path), text)?;
+        }
+        run(Command::new("runc").current_dir(&dir).arg("spec"))?;
+        let mut config: Value = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
+        config["process"]["terminal"] = json!(false);
+        config["process"]["args"] = json!(workload.words);
+        config["root"]["readonly"] = json!(false);
+        fs::write(dir.join("config.json"), config.to_string())?;
+        let path = format!("{}/bin:{}", dir.display(), std::env::var("PATH")?);
+        Ok(Bundle { dir, path })
+    }
+
+    fn runc(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("runc");
+        command.arg("--root").arg(self.dir.join("runc")).args(words);
+        command.env("PATH", &self.path).env("HOME", self.dir.join("home"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the container, and checkpoints it with a configuration file.
+    fn round(&self, configuration: &str, times: &mut Times) -> Result<()> {
+        let name = format!("torpor-bench-{}", std::process::id());
+        let container = Container { bundle: self, name: &name };
+        let images = self.dir.join("images");
+        fs::write(self.dir.join("home/.criu/default.conf"), configuration)?;
+        container.start()?;
+        let start = Instant::now();
+        run(self
+            .runc(&["checkpoint", "--image-path"])
+            .arg(&images)
+            .arg("--work-path")
+            .arg(self.dir.join("work"))
+            .arg(&name))?;
+        times.whole.push(start.elapsed().as_secs_f64());
+        times.frozen.push(frozen(&self.dir.join("work")).or_else(|_| frozen(&images))?);
+        times.size = size(&images)?;
+        fs::remove_dir_all(&images)?;
+        Ok(fs::remove_dir_all(self.dir.join("work"))?)
+    }
+
+    fn remove(self) -> Result<()> {
+        Ok(fs::remove_dir_all(&self.dir)?)
+    }
+}
+
+/// A container that goes with this value.
+struct Container<'a> {
+    bundle: &'a Bundle,
+    name: &'a str,
+}
+
+impl Container<'_> {
+    /// Starts it, and waits until all its processes are there.
+    fn start(&self) -> Result<()> {
+        let mut command = self.bundle.runc(&["run", "--detach", "--bundle"]);
+        command.arg(&self.bundle.dir).arg(self.name);
+        let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+        ensure!(status.success(), "runc run of {:?}: {status}", self.bundle.dir);
+        let limit = Instant::now() + Duration::from_secs(60);
+        while self.processes()? < PROCESSES {
+            ensure!(Instant::now() < limit, "the container does not start its processes");
+            sleep(Duration::from_millis(20));
+        }
+        // The last of them may still be starting.
+        sleep(Duration::from_millis(500));
+        Ok(())
+    }
+
+    fn processes(&self) -> Result<usize> {
+        let output = self.bundle.runc(&["ps", "--format", "json", self.name]).output()?;
+        let pids: Vec<i32> = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        Ok(pids.len())
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        // It is gone after a checkpoint that succeeded.
+        let _ = self.bundle.runc(&["delete", "--force", self.name]).output();
+    }
+}

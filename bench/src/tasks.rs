@@ -1,0 +1,48 @@
+//! Many tasks, a small process, and many mappings.
+
+use anyhow::Result;
+
+use crate::bench::{Bench, Goal, Times, Way, median};
+
+pub fn processes(bench: &mut Bench) -> Result<()> {
+    many(bench, "process", "processes", 500, 100.0)
+}
+
+pub fn threads(bench: &mut Bench) -> Result<()> {
+    many(bench, "thread", "threads", 2000, 50.0)
+}
+
+/// A tree of many processes, or a process of many threads: per task.
+fn many(bench: &mut Bench, name: &str, kind: &str, count: u32, most: f64) -> Result<()> {
+    let times = measured(bench, kind, u64::from(count))?;
+    let each = |times: &[f64]| median(times) / f64::from(count) * 1e6;
+    let goal = Some(Goal::AtMost(most));
+    bench.add(format!("dump of {count} {kind}, per {name}"), each(&times.dump), "µs", goal);
+    bench.add(format!("freeze of {count} {kind}, per {name}"), each(&times.frozen), "µs", None);
+    bench.add(format!("restore of {count} {kind}, per {name}"), each(&times.restore), "µs", None);
+    Ok(())
+}
+
+pub fn small(bench: &mut Bench) -> Result<()> {
+    let times = measured(bench, "sleep", 0)?;
+    let goal = Some(Goal::AtMost(15.0));
+    bench.add("dump of a small process", median(&times.dump) * 1e3, "ms", goal);
+    bench.add("restore of a small process", median(&times.restore) * 1e3, "ms", goal);
+    Ok(())
+}
+
+pub fn mappings(bench: &mut Bench) -> Result<()> {
+    let times = measured(bench, "mappings", 20_000)?;
+    let goal = Some(Goal::AtMost(100.0));
+    bench.add("dump of 20,000 mappings", median(&times.dump) * 1e3, "ms", None);
+    bench.add("restore of 20,000 mappings", median(&times.restore) * 1e3, "ms", goal);
+    Ok(())
+}
+
+fn measured(bench: &Bench, kind: &str, count: u64) -> Result<Times> {
+    let mut times = Times::default();
+    for _ in 0..bench.rounds {
+        bench.round(kind, count, &Way::default(), &mut times)?;
+    }
+    Ok(times)
+}

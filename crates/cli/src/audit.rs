@@ -1,0 +1,154 @@
+//! `torpor image audit`: what images ask for, against the policy, without a restore.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction};
+use serde_json::{Value as Json, json};
+use torpor_engine::Audit;
+use torpor_policy::Origin;
+
+use crate::failure::Failure;
+use crate::options::{self, Settings};
+use crate::{policy, seal};
+
+/// For the help; the arguments are read by [`run`], which takes all options of a restore.
+#[must_use]
+pub fn command() -> clap::Command {
+    clap::Command::new("audit")
+        .about("Print what a checkpoint asks for, against the restore policy")
+        .long_about(
+            "Prints what the images in DIR ask for, and what of it the policy does not allow, \
+             without restoring anything. The exit code is 0 if everything is allowed. Options of \
+             restore that matter count here, too, such as --external.",
+        )
+        .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]")
+        .arg(Arg::new("DIR").help("The directory of the images").required(true))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
+        .arg(
+            Arg::new("bundle")
+                .long("bundle")
+                .value_name("DIR")
+                .help("Judge as if a runtime called for the container of this bundle"),
+        )
+        .arg(
+            Arg::new("policy")
+                .long("policy")
+                .value_name("FILE")
+                .help("The policy (default: /etc/torpor/policy.toml, if it is there)"),
+        )
+        .arg(
+            Arg::new("policy-rule")
+                .long("policy-rule")
+                .value_name("RULE")
+                .action(ArgAction::Append)
+                .help("A rule in place of that of the policy, as it would stand in the file"),
+        )
+}
+
+/// Carries out `image audit` with these arguments.
+///
+/// # Errors
+/// Damaged images; a policy that makes no sense.
+pub fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
+    let mut as_json = false;
+    let mut bundle = None;
+    let mut rest = vec![];
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match arg.to_str() {
+            Some("--json") => as_json = true,
+            Some("--help" | "-h") => {
+                print!("{}", command().render_help());
+                return Ok(ExitCode::SUCCESS);
+            }
+            Some("--bundle") => {
+                let missing = || Failure::invalid("option --bundle needs an argument: DIR");
+                bundle = Some(args.next().ok_or_else(missing)?);
+            }
+            _ => rest.push(arg.clone()),
+        }
+    }
+    let found = options::parse(rest)?;
+    let mut settings = options::settings(&found)?;
+    match found.words.as_slice() {
+        [] => {}
+        [dir] => settings.engine.images_dir = dir.into(),
+        _ => return Err(Failure::invalid("image audit takes one directory")),
+    }
+    if let Some(bundle) = bundle {
+        settings.engine.spec = policy::spec(Path::new(bundle))?;
+        if settings.engine.spec.is_none() {
+            let text = format!("{} is no bundle of a container", bundle.display());
+            return Err(Failure::invalid(text));
+        }
+    }
+    let audit = audit(settings)?;
+    let text = if as_json { json_of(&audit).to_string() + "\n" } else { text_of(&audit) };
+    // A reader that goes away early is no failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(if audit.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn audit(mut settings: Settings) -> Result<Audit, Failure> {
+    policy::load(&mut settings)?;
+    seal::load(&mut settings, seal::Images::Read)?;
+    settings.merge().map_err(Failure::invalid)?;
+    Ok(torpor_engine::audit(&settings.engine)?)
+}
+
+fn json_of(audit: &Audit) -> Json {
+    let requests: Vec<Json> = audit.requests.iter().map(torpor_policy::Request::to_json).collect();
+    let violations = audit
+        .violations
+        .iter()
+        .map(|v| json!({ "image": v.image, "task": v.task, "rule": v.rule, "text": v.text }));
+    json!({
+        "made_here": audit.origin == Origin::Here,
+        "allowed": audit.violations.is_empty(),
+        "violations": violations.collect::<Vec<_>>(),
+        "requests": requests,
+    })
+}
+
+/// What is asked for, by kind; what several tasks ask for alike stands there once.
+fn text_of(audit: &Audit) -> String {
+    let mut kinds: BTreeMap<&str, BTreeMap<String, Vec<u32>>> = BTreeMap::new();
+    for request in &audit.requests {
+        let texts = kinds.entry(request.ask.kind()).or_default();
+        texts.entry(printable(&request.ask.to_string())).or_default().extend(request.task);
+    }
+    let mut out = match audit.origin {
+        Origin::Here => "made on this host\n".to_owned(),
+        Origin::Elsewhere => "not known to be made on this host\n".to_owned(),
+    };
+    for (kind, texts) in kinds {
+        out += &format!("\n{kind}\n");
+        for (text, mut tasks) in texts {
+            tasks.sort_unstable();
+            tasks.dedup();
+            let tasks: Vec<String> = tasks.iter().map(ToString::to_string).collect();
+            out += &match tasks.as_slice() {
+                [] => format!("  {text}\n"),
+                [one] => format!("  task {one}: {text}\n"),
+                many => format!("  tasks {}: {text}\n", many.join(", ")),
+            };
+        }
+    }
+    if audit.violations.is_empty() {
+        return out + "\neverything is allowed\n";
+    }
+    out += &format!("\nnot allowed ({})\n", audit.violations.len());
+    for violation in &audit.violations {
+        out += &format!("  {}\n", printable(&violation.to_string()));
+    }
+    out
+}
+
+/// Text from images, without what could move a terminal's cursor.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}

@@ -1,0 +1,37 @@
+//! Programs that go on in the background.
+
+use std::process::ExitCode;
+
+use crate::failure::Failure;
+
+/// Goes on in a child that has left the terminal; this process is done.
+///
+/// # Errors
+/// fork(2)'s; those of `work` go to the log.
+pub fn into_background(
+    work: impl FnOnce() -> Result<ExitCode, Failure>,
+) -> Result<ExitCode, Failure> {
+    let child = || {
+        let result = rustix::process::setsid()
+            .map_err(|e| Failure::io("setsid", &e.into()))
+            .and_then(|_| close_standard_files())
+            .and_then(|()| work());
+        match result {
+            Ok(_) => 0,
+            Err(failure) => {
+                tracing::error!("{failure}");
+                1
+            }
+        }
+    };
+    torpor_sys::process::fork(child).map_err(|e| Failure::io("fork", &e))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn close_standard_files() -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::io("/dev/null", &e);
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
+    rustix::stdio::dup2_stdout(&null).map_err(|e| failed(e.into()))?;
+    rustix::stdio::dup2_stderr(&null).map_err(|e| failed(e.into()))
+}

@@ -1,0 +1,128 @@
+//! `torpor key`: makes keys, and tells what there is to know of some.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Subcommand;
+use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
+use zeroize::Zeroizing;
+
+use crate::failure::Failure;
+
+/// The subcommands of `torpor key`.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a secret key to open sealed images with, and print its recipient
+    ///
+    /// The file is one of age: an X25519 key, for the owner of the file only. Seal images
+    /// with --recipient and what is printed, and open them with --identity FILE.
+    Generate {
+        /// The file to write; one that is there already is left alone
+        file: PathBuf,
+    },
+    /// Tell whose keys and certificates these are, and whether they can be used
+    Inspect {
+        /// Files of keys or certificates, age1..., provider:/PROGRAM[:KEY]
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<String>,
+        /// Believe only certificates from the authorities in FILE
+        #[arg(long, value_name = "FILE")]
+        trust: Vec<PathBuf>,
+        /// Refuse certificates that FILE lists as revoked
+        #[arg(long, value_name = "FILE")]
+        crl: Vec<PathBuf>,
+    },
+}
+
+/// Runs `torpor key`.
+///
+/// # Errors
+/// What is wrong with a key or its file.
+pub fn run(command: KeyCommand) -> Result<(), Failure> {
+    torpor_sys::secrecy::protect().map_err(|e| Failure::io("keep keys out of swap", &e))?;
+    match command {
+        KeyCommand::Generate { file } => generate(&file),
+        KeyCommand::Inspect { keys, trust, crl } => inspect(&keys, &Trust::load(&trust, &crl)?),
+    }
+}
+
+fn generate(path: &Path) -> Result<(), Failure> {
+    let (identity, secret) = AgeIdentity::generate()?;
+    let recipient = identity.recipient();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let text = Zeroizing::new(format!(
+        "# created: {now} (seconds since 1970)\n# public key: {recipient}\n{}\n",
+        *secret
+    ));
+    let failed = |e| Failure::io(format_args!("key file {}", path.display()), &e);
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
+        // Half a key would only be in the way of a whole one.
+        let _ = std::fs::remove_file(path);
+        return Err(failed(error));
+    }
+    println!("{recipient}");
+    Ok(())
+}
+
+fn inspect(keys: &[String], trust: &Trust) -> Result<(), Failure> {
+    let mut refused = false;
+    for key in keys {
+        let (lines, usable) = described(key, trust)?;
+        println!("{key}:");
+        lines.iter().for_each(|line| println!("  {line}"));
+        refused |= !usable;
+    }
+    if refused {
+        Err(Failure::new(libc::EKEYREJECTED, "not all of these can be used"))
+    } else {
+        Ok(())
+    }
+}
+
+/// What there is to say of a key, and whether it can be used.
+fn described(key: &str, trust: &Trust) -> Result<(Vec<String>, bool), Failure> {
+    let unknown = match Identity::load(key) {
+        Ok(identities) => {
+            let lines = identities.iter().map(|id| format!("opens {} {}", id.kind(), id.name()));
+            return Ok((lines.collect(), true));
+        }
+        Err(error) => error,
+    };
+    if let Ok(recipients) = Recipient::parse(key) {
+        let mut all = (Vec::new(), true);
+        for recipient in recipients {
+            all.0.push(format!("sealed for as {} {}", recipient.kind(), recipient.name()));
+            if let Some(certificate) = recipient.certificate() {
+                all.0.extend(certificate_lines(certificate));
+            }
+            all.1 &= verdict(recipient.check(trust), &mut all.0);
+        }
+        return Ok(all);
+    }
+    match Certificate::load(Path::new(key)) {
+        Ok(certificate) => {
+            let mut lines = certificate_lines(&certificate);
+            let usable = verdict(certificate.check(trust), &mut lines);
+            Ok((lines, usable))
+        }
+        Err(_) => Err(unknown.into()),
+    }
+}
+
+fn certificate_lines(certificate: &Certificate) -> Vec<String> {
+    vec![
+        format!("certificate of {}", certificate.subject()),
+        format!("valid from {} until {}", certificate.not_before(), certificate.not_after()),
+    ]
+}
+
+fn verdict(checked: Result<(), Error>, lines: &mut Vec<String>) -> bool {
+    let refused = checked.err();
+    lines.extend(refused.iter().map(|error| format!("refused: {error}")));
+    refused.is_none()
+}

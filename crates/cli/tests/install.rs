@@ -1,0 +1,109 @@
+//! `make install`: what it puts where, and that it does not shadow another criu unasked.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// The prefix of an installation, with what the script said.
+struct Installed {
+    root: PathBuf,
+    output: Output,
+}
+
+impl Installed {
+    fn has(&self, path: &str) -> bool {
+        fs::metadata(self.root.join(path)).is_ok_and(|file| file.len() > 0)
+    }
+
+    fn link(&self, name: &str) -> Option<PathBuf> {
+        fs::read_link(self.root.join("bin").join(name)).ok()
+    }
+
+    fn says(&self, words: &str) {
+        let said = String::from_utf8_lossy(&self.output.stderr);
+        assert!(said.contains(words), "no {words:?} in: {said}");
+    }
+}
+
+/// Installs below `dir`, which stands first on `PATH` with its `bin`. Nobody is there to be asked.
+fn install(dir: &Path, set: &[(&str, &str)]) -> Installed {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install.sh");
+    let path = format!("{}/bin:/usr/bin:/bin", dir.display());
+    let output = Command::new(script)
+        .env("BUILT", env!("CARGO_BIN_EXE_torpor"))
+        .env("PREFIX", dir)
+        .env("PATH", path)
+        .env_remove("DESTDIR")
+        .env_remove("SHADOW")
+        .envs(set.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    Installed { root: dir.to_owned(), output }
+}
+
+/// A directory with a program that is called criu and is not ours.
+fn with_another_criu() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let bin = dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    fs::write(bin.join("criu"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(bin.join("criu"), fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+#[test]
+fn everything_is_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let installed = install(dir.path(), &[("SHADOW", "yes")]);
+    assert_eq!(installed.link("criu").unwrap(), Path::new("torpor"));
+    assert_eq!(installed.link("crit").unwrap(), Path::new("torpor"));
+    for file in [
+        "bin/torpor",
+        "share/man/man1/torpor.1",
+        "share/man/man8/criu.8",
+        "share/bash-completion/completions/torpor",
+        "share/zsh/site-functions/_torpor",
+        "share/fish/vendor_completions.d/torpor.fish",
+    ] {
+        assert!(installed.has(file), "no {file} in {:?}", installed.root);
+    }
+    let version = Command::new(dir.path().join("bin/criu")).arg("--version").output().unwrap();
+    assert!(version.stdout.starts_with(b"Version: 4.2"), "{version:?}");
+}
+
+#[test]
+fn another_criu_is_not_shadowed_unasked() {
+    let dir = with_another_criu();
+    let installed = install(dir.path(), &[]);
+    installed.says("There already is:");
+    installed.says("SHADOW=yes puts them in place");
+    assert!(installed.has("bin/torpor"));
+    assert_eq!(fs::read(dir.path().join("bin/criu")).unwrap(), b"#!/bin/sh\n");
+    assert!(!installed.has("share/man/man8/criu.8"));
+}
+
+#[test]
+fn an_answer_given_beforehand_is_heard() {
+    let dir = with_another_criu();
+    let installed = install(dir.path(), &[("SHADOW", "no")]);
+    assert_eq!(installed.link("criu"), None);
+    let installed = install(dir.path(), &[("SHADOW", "yes")]);
+    assert_eq!(installed.link("criu").unwrap(), Path::new("torpor"));
+}
+
+#[test]
+fn an_earlier_installation_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("bin")).unwrap();
+    for name in ["criu", "crit"] {
+        symlink("torpor", dir.path().join("bin").join(name)).unwrap();
+    }
+    let installed = install(dir.path(), &[("SHADOW", "yes")]);
+    assert_eq!(installed.link("criu").unwrap(), Path::new("torpor"));
+}

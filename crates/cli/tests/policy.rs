@@ -1,0 +1,311 @@
+//! The restore policy on real checkpoints: for each rule one that it ends, and the same
+//! one under a rule that allows it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use torpor_images::proto::{InventoryEntry, PstreeEntry};
+use torpor_images::{ImageDir, kind};
+
+fn torpor(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    command.args(args).env("HOME", "/nonexistent").env_remove("CRIU_CONFIG_FILE");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A checkpoint of `script`, which a shell runs in namespaces of its own and which says
+/// `ready` when it is done.
+struct Asleep {
+    dir: TempDir,
+}
+
+impl Asleep {
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
+    fn new(unshare: &[&str], script: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ready = dir.path().join("ready");
+        // Nothing may have been opened outside of the namespaces, nor be inherited.
+        let close = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; \
+                     if [ $fd -gt 2 ]; then eval \"exec $fd>&-\"; fi; done";
+        let own = "cd /; exec </dev/null >/dev/null 2>&1";
+        let script = format!("{own}; {close}\n{script}\n: >{}\nexec sleep 1000", ready.display());
+        let mut command = Command::new("setsid");
+        command.arg("unshare").args(unshare).args(["bash", "-ec", &script]).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let mut task = Self { dir };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let name = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        while !(ready.exists() && name(child.id()) == "sleep\n") {
+            assert!(Instant::now() < deadline, "the script does not get ready: {script}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        task.dump(child.id());
+        task
+    }
+
+    fn dump(&mut self, pid: u32) {
+        let (pid, key) = (pid.to_string(), self.key());
+        fs::create_dir(self.images()).unwrap();
+        let images = self.images();
+        let args = ["dump", "-t", &pid, "-D", images.to_str().unwrap(), "--host-key", &key];
+        let output = torpor(&args)
+            .args(["--external", "mnt[/mnt]:disk", "--external", "mnt[]"])
+            .output()
+            .unwrap();
+        let pid: i32 = pid.parse().unwrap();
+        if !output.status.success() {
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        }
+        torpor_sys::process::wait(pid, true).unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    fn images(&self) -> PathBuf {
+        self.dir.path().join("images")
+    }
+
+    fn key(&self) -> String {
+        self.dir.path().join("host.key").to_str().unwrap().to_owned()
+    }
+
+    fn run(&self, command: &[&str], rules: &[&str]) -> Output {
+        let (images, key) = (self.images(), self.key());
+        let mut all = torpor(command);
+        if command[0] == "restore" {
+            all.args(["-d", "-D"]);
+        }
+        all.arg(images).args(["--host-key", &key]);
+        // Neither a policy of the machine nor one for foreign images counts here.
+        all.args(["--policy", "/dev/null"]);
+        for rule in rules {
+            all.args(["--policy-rule", rule]);
+        }
+        all.output().unwrap()
+    }
+
+    /// Both the audit and the restore name all of `wanted`; nothing has been made.
+    fn denied(&self, rules: &[&str], wanted: &[&str]) {
+        for command in [&["image", "audit"][..], &["restore"]] {
+            let output = self.run(command, rules);
+            let said = said(&output);
+            assert_eq!(output.status.code(), Some(1), "{rules:?}: {said}");
+            for text in wanted {
+                assert!(said.contains(text), "{text:?} is missing for {rules:?}: {said}");
+            }
+        }
+        let root = self.root();
+        assert!(!Path::new(&format!("/proc/{root}")).exists(), "task {root} is there");
+    }
+
+    /// The audit finds nothing against the rules.
+    fn allowed(&self, rules: &[&str]) {
+        let output = self.run(&["image", "audit"], rules);
+        assert!(output.status.success(), "{rules:?}: {}", said(&output));
+    }
+
+    fn root(&self) -> u32 {
+        let images = ImageDir::open(self.images()).unwrap();
+        images.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap()[0].pid
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn what_a_task_may_do() {
+    let task = Asleep::new(&["--uts"], ":");
+    for (rule, wanted, other) in [
+        ("capabilities.allow=['CHOWN']", "(capabilities.allow)", "capabilities.allow='all'"),
+        ("seccomp.require=true", "(seccomp.require)", "seccomp.require=false"),
+        ("no-new-privileges.require=true", "(no-new-privileges.require)", "seccomp.require=false"),
+        ("users.allow=['1000-1999']", "user id 0", "users.allow=['0']"),
+        ("groups.allow=[]", "group id 0", "groups.allow='all'"),
+        ("namespaces.require=['uts','net']", "net namespace", "namespaces.require=['uts']"),
+        ("lsm.profiles=['strict']", "(lsm.profiles)", "lsm.profiles='all'"),
+        ("signature.signed=true", "(signature.signed)", "signature.signed=false"),
+        ("signature.sealed=true", "not sealed", "signature.sealed=false"),
+        ("signature.signers=['ops']", "(signature.signers)", "signature.signers='all'"),
+    ] {
+        task.denied(&[rule], &[wanted]);
+        task.allowed(&[other]);
+    }
+    // All at once, each with its rule.
+    task.denied(
+        &["seccomp.require=true", "users.allow=[]", "capabilities.allow=[]"],
+        &["(seccomp.require)", "(users.allow)", "(capabilities.allow)", "not given by the policy"],
+    );
+    let output = task.run(&["restore"], &["users.allow=['0']"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let pid = Pid::from_raw(i32::try_from(task.root()).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+#[test]
+fn what_a_task_has_given_up() {
+    let script = "exec 9>&1";
+    let task =
+        Asleep::new(&["--uts", "setpriv", "--no-new-privs", "--bounding-set=-all,+kill"], script);
+    task.allowed(&["no-new-privileges.require=true"]);
+    // Root's permitted set is what it was; only the bounding set is smaller.
+    task.denied(&["capabilities.allow=[]"], &["(capabilities.allow)"]);
+}
+
+#[test]
+fn files_that_would_be_made() {
+    let script = "mount -t tmpfs none /opt
+        cp /bin/sh /opt/su; chmod 4755 /opt/su
+        mknod /opt/disk b 259 7
+        cp /bin/sh /opt/ghost; chmod 2755 /opt/ghost; exec 7</opt/ghost; rm /opt/ghost";
+    let task = Asleep::new(&["--mount", "--propagation=private"], script);
+    task.denied(
+        &["files.set-uid=false"],
+        &["ghost-file-1.img", "\"/opt/ghost\"", "tmpfs-dev-", "\"./su\"", "(files.set-uid)"],
+    );
+    task.denied(&["files.devices=['c *:*']"], &["b 259:7", "\"./disk\"", "(files.devices)"]);
+    task.allowed(&["files.devices=['b 259:*']"]);
+    task.allowed(&["files.set-uid=true"]);
+}
+
+#[test]
+fn mounts() {
+    let script = "mount --bind /usr /mnt; mount -t tmpfs none /opt";
+    let task = Asleep::new(&["--mount", "--propagation=private"], script);
+    let given = |path: &str, rules: &[&str]| {
+        let (images, key) = (task.images(), task.key());
+        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", &key]);
+        audit.args(["--policy", "/dev/null", "--external", &format!("mnt[disk]:{path}")]);
+        for rule in rules {
+            audit.args(["--policy-rule", rule]);
+        }
+        said(&audit.output().unwrap())
+    };
+    // Of all that was found on this host, the mount that is given by its key.
+    let denied = |path: &str| {
+        let said = given(path, &["mounts.sources=['/srv/data']"]);
+        let line = format!("\"/mnt\": {path:?} of this host, as given: ");
+        said.lines().any(|l| l.contains(&line) && l.ends_with("(mounts.sources)"))
+    };
+    assert!(denied("/usr") && denied("/srv/data/../../etc") && denied("/srv/database"));
+    assert!(!denied("/srv/data/x") && !denied("/srv/data"));
+    task.denied(&["mounts.file-systems=['proc']"], &["\"/opt\": file system tmpfs"]);
+}
+
+#[test]
+fn networks() {
+    let script = "ip link set lo up
+        ip link add br0 type bridge; ip link set br0 up; ip addr add 10.7.0.1/24 dev br0
+        ip route add 10.9.0.0/16 via 10.7.0.2
+        nft add table inet t; echo 1 >/proc/sys/net/ipv4/conf/br0/accept_local";
+    let task = Asleep::new(&["--net"], script);
+    task.denied(
+        &[
+            "network.firewall=false",
+            "network.routes=false",
+            "network.links=['loopback']",
+            "network.sysctls=[]",
+        ],
+        &[
+            "nftables-",
+            "10.9.0.0/16 through 10.7.0.2",
+            "\"br0\" (bridge)",
+            "sysctl net.ipv4.conf.br0.accept_local = \"1\"",
+        ],
+    );
+    // The routes of its own addresses and the first rules are none that are asked for.
+    let said = said(&task.run(&["image", "audit"], &[]));
+    assert!(!said.contains("10.7.0.0") && !said.contains("rule of priority"), "{said}");
+    task.allowed(&["network.links=['loopback', 'bridge']", "network.routes=true"]);
+}
+
+#[test]
+fn images_that_were_changed_are_no_longer_this_hosts() {
+    let task = Asleep::new(&["--uts"], ":");
+    let rules = ["foreign.users.allow=[]"];
+    task.allowed(&rules);
+    let text = said(&task.run(&["image", "audit"], &[]));
+    assert!(text.starts_with("made on this host"), "{text}");
+    // Somebody adds an image, or takes the mark of another checkpoint.
+    fs::write(task.images().join("nftables-99.img"), "x").unwrap();
+    task.denied(&rules, &["(foreign.users.allow)"]);
+    fs::remove_file(task.images().join("nftables-99.img")).unwrap();
+    task.allowed(&rules);
+    let images = ImageDir::open(task.images()).unwrap();
+    let inventory = images.inventory().unwrap();
+    assert!(inventory.torpor_host_mark.is_some());
+    let changed = InventoryEntry { torpor_host_mark: Some(vec![0; 32]), ..inventory };
+    images.write_one(kind::INVENTORY, 0, &changed).unwrap();
+    task.denied(&rules, &["(foreign.users.allow)"]);
+}
+
+#[test]
+fn a_bundle_limits_foreign_images() {
+    let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
+    let bundle = tempfile::tempdir().unwrap();
+    let audit = |spec: &str| {
+        fs::write(bundle.path().join("config.json"), spec).unwrap();
+        let images = task.images();
+        let mut audit = torpor(&["image", "audit", images.to_str().unwrap(), "--host-key", "none"]);
+        audit.args(["--policy", "/dev/null", "--bundle"]).arg(bundle.path());
+        said(&audit.output().unwrap())
+    };
+    let narrow = audit(
+        r#"{"ociVersion": "1.0.2", "root": {"readonly": true},
+            "process": {"noNewPrivileges": true, "capabilities": {"bounding": ["CAP_KILL"]}},
+            "mounts": [{"destination": "/opt", "type": "tmpfs", "options": ["nosuid", "nodev"]}],
+            "linux": {"seccomp": {}, "namespaces": [{"type": "pid"}, {"type": "mount"}],
+                      "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1}]}}"#,
+    );
+    for wanted in [
+        "(foreign.capabilities.allow)",
+        "(foreign.seccomp.require)",
+        "(foreign.no-new-privileges.require)",
+        "pid namespace",
+        "\"/opt\": file system tmpfs: the calling runtime wants it nosuid, nodev",
+        "the calling runtime wants it read-only",
+    ] {
+        assert!(narrow.contains(wanted), "{wanted:?} is missing: {narrow}");
+    }
+    assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
+    assert!(audit("{}").contains("no bundle"));
+}
+
+#[test]
+fn a_policy_that_makes_no_sense_ends_the_restore() {
+    let task = Asleep::new(&["--uts"], ":");
+    let policy = task.dir.path().join("policy.toml");
+    fs::write(&policy, "[users]\nalow = []\n").unwrap();
+    let images = task.images();
+    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", policy.to_str().unwrap()];
+    let text = said(&torpor(&args).output().unwrap());
+    assert!(
+        text.contains("line 2: there is no rule users.alow; did you mean users.allow?"),
+        "{text}"
+    );
+    let right = task.run(&["restore"], &[]);
+    assert!(right.status.success(), "{}", said(&right));
+    let pid = Pid::from_raw(i32::try_from(task.root()).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    let args = ["restore", "-D", images.to_str().unwrap(), "--policy", "/nonexistent"];
+    assert!(said(&torpor(&args).output().unwrap()).contains("policy /nonexistent: "));
+}
+
+#[test]
+fn the_audit_as_json() {
+    let task = Asleep::new(&["--uts"], ":");
+    let output = task.run(&["image", "audit", "--json"], &["users.allow=[]"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((json["allowed"].as_bool(), json["made_here"].as_bool()), (Some(false), Some(true)));
+    assert_eq!(json["violations"][0]["rule"], "users.allow");
+    assert_eq!(json["violations"][0]["task"], task.root());
+    assert!(json["requests"].as_array().unwrap().iter().any(|r| r["kind"] == "capabilities"));
+}

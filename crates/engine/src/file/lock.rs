@@ -1,0 +1,312 @@
+//! Locks on files: POSIX and open file description locks (fcntl(2)), flock(2), leases.
+//!
+//! The kernel lists, for a descriptor, the locks that were taken through its
+//! description: those that belong to the description, and the POSIX locks of the
+//! table that the descriptor is in. So a lock that somebody else has on the same file
+//! is never taken for one of ours.
+//!
+//! The restore takes them when nothing opens or closes files any more: closing any
+//! descriptor of a file drops all POSIX locks of the table on it (fcntl(2)), and a
+//! lease is granted only while nobody else has the file open.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use torpor_images::kind;
+use torpor_images::proto::FileLockEntry;
+use torpor_sys::fcntl::Owner;
+
+use super::description::{access, duplicate, reopen};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::{Restore, place_words};
+
+/// `FL_POSIX`, `FL_FLOCK`, `FL_LEASE`, `FL_OFDLCK` of linux/filelock.h: the `flag`.
+const POSIX: u32 = 1;
+const FLOCK: u32 = 2;
+const LEASE: u32 = 32;
+const OFD: u32 = 1024;
+
+/// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl.h: the `type`.
+const READ: u32 = 0;
+const WRITE: u32 = 1;
+const NONE: u32 = 2;
+/// Added to the type of a lease that is being broken: the type is then what has to
+/// remain of it.
+const BREAKING: u32 = 4;
+
+/// The locks met by the dump.
+#[derive(Debug, Default)]
+pub struct Locks {
+    entries: Vec<FileLockEntry>,
+    /// Descriptions whose own locks are known, and those in each table (0: their own).
+    seen: HashSet<(u32, u32)>,
+    /// Descriptions in flight that hold locks, with their names: one that no task has
+    /// as well is refused in the end.
+    in_flight: Vec<(u32, i32, String)>,
+}
+
+/// A line of fdinfo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Line {
+    flag: u32,
+    r#type: u32,
+    /// Who took it, in the supervisor's pid namespace.
+    pid: i32,
+    start: i64,
+    /// 0 up to the end of the file, wherever that will be.
+    len: i64,
+}
+
+/// `1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF`: number, kind, state, type, pid,
+/// file, first and last byte.
+fn parse(line: &str) -> Option<Line> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let &[_, kind, state, mode, pid, _, start, end] = words.as_slice() else { return None };
+    let flag = match kind {
+        "POSIX" => POSIX,
+        "FLOCK" => FLOCK,
+        "LEASE" => LEASE,
+        "OFDLCK" => OFD,
+        _ => return None,
+    };
+    let mode = match mode {
+        "READ" => READ,
+        "WRITE" => WRITE,
+        "UNLCK" => NONE,
+        _ => return None,
+    };
+    let state = match state {
+        "ADVISORY" | "ACTIVE" => 0,
+        "BREAKING" => BREAKING,
+        _ => return None,
+    };
+    let start: i64 = start.parse().ok()?;
+    let len = match end {
+        "EOF" => 0,
+        end => end.parse::<i64>().ok()?.checked_sub(start)?.checked_add(1)?,
+    };
+    Some(Line { flag, r#type: mode | state, pid: pid.parse().ok()?, start, len })
+}
+
+/// Notes the locks in fdinfo's lines for a descriptor of `task`, whose description
+/// is `id`.
+///
+/// # Errors
+/// Refused without `--file-locks`.
+pub fn note(cx: &mut Dump<'_>, task: usize, fd: i32, id: u32, lines: &[String]) -> Result<()> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let (pid, table) = (cx.tasks[task].pid, cx.tasks[task].ids.files_id);
+    let own = cx.files.locks.seen.insert((0, id));
+    let of_table = cx.files.locks.seen.insert((table, id));
+    for text in lines {
+        let line = parse(text).ok_or_else(|| {
+            refuse(pid, fd, &format!("holds a lock of a kind that is not supported: {text}"))
+        })?;
+        if !cx.opts.file_locks {
+            let reason = format!("holds a lock; --file-locks keeps locks: {text}");
+            return Err(refuse(pid, fd, &reason));
+        }
+        if !(if line.flag == POSIX { of_table } else { own }) {
+            continue;
+        }
+        // F_GETLK tells who took a POSIX lock: where a table is shared, that may be another.
+        let taker = cx.tasks.iter().find(|t| t.pid == line.pid && t.ids.files_id == table);
+        let holder = taker.unwrap_or(&cx.tasks[task]);
+        cx.files.locks.entries.push(FileLockEntry {
+            flag: line.flag,
+            r#type: line.r#type,
+            pid: holder.vpid,
+            fd,
+            start: line.start,
+            len: line.len,
+        });
+    }
+    Ok(())
+}
+
+fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
+    let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
+    Error::refused(pid, format!("fd {fd} ({})", link.display()), reason)
+}
+
+/// Notes that the description `id`, `object` of task `pid`, holds a lock and is in flight
+/// between sockets.
+pub fn note_in_flight(cx: &mut Dump<'_>, id: u32, pid: i32, object: String) {
+    cx.files.locks.in_flight.push((id, pid, object));
+}
+
+/// Writes the image.
+///
+/// # Errors
+/// Refused, if nobody could take a lock again; the image file's.
+pub fn write(cx: &Dump<'_>) -> Result<()> {
+    let locks = &cx.files.locks;
+    if let Some((_, pid, object)) = locks.in_flight.iter().find(|f| !locks.seen.contains(&(0, f.0)))
+    {
+        return Err(Error::refused(*pid, object, "holds a lock that no task could take again"));
+    }
+    if locks.entries.is_empty() {
+        return Ok(());
+    }
+    Ok(cx.images.write_all(kind::FILE_LOCKS, 0, &locks.entries)?)
+}
+
+/// Reads and checks the image.
+///
+/// # Errors
+/// The image file's; locks of a kind that does not exist or of nobody.
+pub fn load(cx: &mut Restore<'_>) -> Result<()> {
+    let locks = cx.images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
+    for lock in &locks {
+        let known = match lock.flag {
+            POSIX | FLOCK | OFD => matches!(lock.r#type, READ | WRITE),
+            LEASE => matches!(lock.r#type & !BREAKING, READ | WRITE | NONE),
+            _ => false,
+        };
+        if !known || lock.start < 0 || lock.len < 0 {
+            return Err(invalid(lock, "is of no kind that there is"));
+        }
+        holder(cx, lock)?;
+    }
+    cx.files.locks = locks;
+    Ok(())
+}
+
+/// The task that takes a lock, and the description that it takes it through.
+fn holder(cx: &Restore<'_>, lock: &FileLockEntry) -> Result<(usize, u32)> {
+    let task = cx.tasks.iter().position(|t| t.vpid == lock.pid);
+    let task = task.ok_or_else(|| invalid(lock, "is that of no task"))?;
+    let table = cx.tasks[task].image.ids.files_id;
+    let sharers = cx.tasks.iter().filter(|t| t.image.ids.files_id == table);
+    let number = lock.fd.cast_unsigned();
+    let mut fds = sharers.flat_map(|t| &t.image.fds);
+    let fd = fds.find(|fd| fd.fd == number).ok_or_else(|| invalid(lock, "has no descriptor"))?;
+    Ok((task, fd.id))
+}
+
+fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
+    let what = format!("the lock of task {} on fd {} {reason}", lock.pid, lock.fd);
+    Error::invalid("filelocks.img", what)
+}
+
+/// Takes all locks. No file of a task is opened or closed any more, and none has its
+/// owner yet: a lease that is being broken must not signal anybody again.
+///
+/// # Errors
+/// The kernel's: somebody else may have locked a file meanwhile.
+pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+    for lock in std::mem::take(&mut cx.files.locks) {
+        let (task, id) = holder(cx, &lock)?;
+        match lock.flag {
+            LEASE => lease(cx, task, id, &lock)?,
+            _ => take(cx, task, &lock)?,
+        }
+    }
+    Ok(())
+}
+
+/// The task itself takes the lock: POSIX locks are its own.
+fn take(cx: &mut Restore<'_>, task: usize, lock: &FileLockEntry) -> Result<()> {
+    let fd = u64::from(lock.fd.cast_unsigned());
+    let mut batch = cx.remote(task)?.batch();
+    let taken = if lock.flag == FLOCK {
+        let how = if lock.r#type == WRITE { libc::LOCK_EX } else { libc::LOCK_SH };
+        batch.call(libc::SYS_flock, [fd, u64::from((how | libc::LOCK_NB).cast_unsigned())])
+    } else {
+        let how = if lock.flag == OFD { libc::F_OFD_SETLK } else { libc::F_SETLK };
+        // struct flock: type and whence are 16 bits wide, then there is a gap; SEEK_SET
+        // is 0, and so must l_pid be.
+        let words =
+            [u64::from(lock.r#type), lock.start.cast_unsigned(), lock.len.cast_unsigned(), 0];
+        let flock = place_words(&mut batch, &words);
+        batch.call(libc::SYS_fcntl, [fd, u64::from(how.cast_unsigned()), flock.0])
+    };
+    let what = || format!("lock fd {} of task {} again", lock.fd, lock.pid);
+    batch.run()?.result(taken).context(what)?;
+    Ok(())
+}
+
+/// Takes a lease, and lets it be broken again if it was being broken.
+fn lease(cx: &mut Restore<'_>, task: usize, id: u32, lock: &FileLockEntry) -> Result<()> {
+    let what = || format!("F_SETLEASE on fd {} of task {}", lock.fd, lock.pid);
+    let file = duplicate(cx.file(id)?)?;
+    let stat = rustix::fs::fstat(&file).context(what)?;
+    let flags = rustix::fs::fcntl_getfl(&file).context(what)?.bits();
+    let target = lock.r#type & !BREAKING;
+    let held = match (target, access(flags)) {
+        _ if lock.r#type & BREAKING == 0 => target,
+        // Only a write lease can be reduced to a read lease, and only a read lease
+        // can be on what is open for reading next to other readers.
+        (NONE, OFlags::RDONLY) => READ,
+        _ => WRITE,
+    };
+    // Only the owner of a file may take a lease on it; CAP_LEASE, which would do as
+    // well, is not to be had in a user namespace.
+    let owner = cx.id_maps.uid_inside(stat.st_uid).unwrap_or(0);
+    let mut batch = cx.remote(task)?.batch();
+    let fd = u64::from(lock.fd.cast_unsigned());
+    let old = batch.call(libc::SYS_setfsuid, [u64::from(owner)]);
+    let set = batch.call(libc::SYS_fcntl, [fd, libc::F_SETLEASE as u64, u64::from(held)]);
+    let back = batch.call(libc::SYS_setfsuid, [0]);
+    batch.forward(old, back, 0);
+    batch.run()?.result(set).context(what)?;
+    if lock.r#type & BREAKING != 0 {
+        // Taking it has made the task the owner, who would be told.
+        torpor_sys::fcntl::set_owner(&file, &Owner { pid_type: 1, ..Owner::default() })
+            .context(|| "F_SETOWN_EX".to_owned())?;
+        let how = if target == READ { OFlags::RDONLY } else { OFlags::WRONLY };
+        match reopen(file.as_fd(), how | OFlags::NONBLOCK) {
+            Err(Error::Os { source, .. })
+                if source.raw_os_error() == Some(Errno::WOULDBLOCK.raw_os_error()) => {}
+            Ok(_) => return Err(invalid(lock, "cannot be broken again")),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::FlockOperation;
+
+    use super::*;
+    use crate::file::testing::World;
+
+    #[test]
+    fn locks_of_others_are_not_ours() {
+        let mut world = World::new();
+        let path = world.path("file");
+        let (ours, others) = (File::create(&path).unwrap(), File::open(&path).unwrap());
+        rustix::fs::flock(&others, FlockOperation::LockExclusive).unwrap();
+        world.dump(&[&ours]).unwrap();
+        let error = world.dump(&[&others]).unwrap_err().to_string();
+        assert!(error.contains("--file-locks") && error.contains("/file"), "{error}");
+        world.opts.file_locks = true;
+        world.dump(&[&others]).unwrap();
+    }
+
+    #[test]
+    fn lines_of_fdinfo() {
+        let line = |flag, r#type, start, len| Line { flag, r#type, pid: 359, start, len };
+        for (text, expected) in [
+            ("1: POSIX  ADVISORY  WRITE 359 00:13:11691 10 19", line(POSIX, WRITE, 10, 10)),
+            ("1: POSIX  ADVISORY  READ 359 00:13:11691 7 EOF", line(POSIX, READ, 7, 0)),
+            ("1: FLOCK  ADVISORY  READ 359 08:01:2 0 EOF", line(FLOCK, READ, 0, 0)),
+            ("1: LEASE  ACTIVE    WRITE 359 08:01:2 0 EOF", line(LEASE, WRITE, 0, 0)),
+            ("1: LEASE  BREAKING  UNLCK 359 08:01:2 0 EOF", line(LEASE, NONE | BREAKING, 0, 0)),
+        ] {
+            assert_eq!(parse(text), Some(expected), "{text}");
+        }
+        assert_eq!(parse("1: OFDLCK ADVISORY  WRITE -1 00:13:11691 0 0").unwrap().len, 1);
+        for text in ["", "1: DELEG  ACTIVE    READ 1 08:01:2 0 EOF", "1: POSIX ADVISORY READ 1 2"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}

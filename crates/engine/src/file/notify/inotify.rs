@@ -1,0 +1,259 @@
+//! Inotify descriptors: their watches.
+//!
+//! Nothing can put events into a queue. Those that are queued at the dump come back as
+//! what the kernel itself puts there when it had to drop some: `IN_Q_OVERFLOW`, which
+//! tells the program to look at the files anew (inotify(7)).
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch};
+use rustix::fs::{MemfdFlags, OFlags};
+use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
+
+use super::{Holder, Sleeper, Target, hex, open_target, own_path};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::file::description::{duplicate, part, reopen, set_status_flags};
+use crate::file::{Dumper, Found, Restorer};
+use crate::restore::Restore;
+
+/// `IN_ALL_EVENTS`, `IN_UNMOUNT`, `IN_EXCL_UNLINK` and `IN_ONESHOT`: what fdinfo shows of
+/// a mask, less what only says how to add it.
+const MASK: u32 = 0x8400_2fff;
+
+/// The size of an event without a name (`struct inotify_event`).
+const EVENT: u64 = 16;
+
+/// The dump half. What is watched is looked for when all files are known.
+#[derive(Debug, Default)]
+pub struct InotifyDumper {
+    instances: Vec<(u32, Holder, Vec<String>)>,
+}
+
+impl Dumper for InotifyDumper {
+    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.is_anon("inotify") {
+            return Ok(None);
+        }
+        let lines = found.info.rest.iter().filter(|line| line.starts_with("inotify "));
+        self.instances.push((found.id, Holder::of(found), lines.cloned().collect()));
+        let queued = rustix::io::ioctl_fionread(&found.file).context(|| "FIONREAD".to_owned())?;
+        if queued > 0 {
+            tracing::warn!(
+                "task {}: fd {} (inotify): {queued} bytes of events will be an overflow event",
+                found.pid,
+                found.fd
+            );
+        }
+        let ify = InotifyFileEntry {
+            id: found.id,
+            flags: found.flags(),
+            fown: found.fown,
+            wd: Vec::new(),
+            torpor_overflow: (queued > 0).then_some(true),
+        };
+        Ok(Some(FileEntry { ify: Some(ify), ..found.entry(FdTypes::Inotify) }))
+    }
+
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        for (id, holder, lines) in self.instances.drain(..) {
+            let mut watches =
+                lines.iter().map(|l| watch(cx, id, &holder, l)).collect::<Result<Vec<_>>>()?;
+            watches.sort_by_key(|watch| watch.wd);
+            if let Some(ify) = cx.files.entry_mut(id).and_then(|entry| entry.ify.as_mut()) {
+                ify.wd = watches;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A line of fdinfo.
+fn watch(cx: &mut Dump<'_>, id: u32, holder: &Holder, line: &str) -> Result<InotifyWdEntry> {
+    let parsed = (Target::parse(line), hex(line, "wd"), hex::<u32>(line, "mask"));
+    let (Some(target), Some(wd), Some(mask)) = parsed else {
+        return Err(holder.refuse(format!("its fdinfo has an unknown line: {line}")));
+    };
+    let (file, f_handle) = target.describe(cx, holder)?;
+    Ok(InotifyWdEntry {
+        id,
+        i_ino: target.ino,
+        mask: mask & MASK,
+        ignored_mask: 0,
+        s_dev: target.dev,
+        wd,
+        f_handle,
+        torpor_file_id: Some(file),
+    })
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct InotifyRestorer {
+    made: Vec<InotifyFileEntry>,
+}
+
+impl Restorer for InotifyRestorer {
+    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
+            let mut seen = HashSet::new();
+            for watch in &ify.wd {
+                let known = watch.torpor_file_id.is_none_or(|id| cx.entries.contains_key(&id));
+                let number = i32::try_from(watch.wd).is_ok_and(|wd| wd > 0 && seen.insert(wd));
+                if !known || !number {
+                    let reason = format!("file {} has an impossible watch {}", ify.id, watch.wd);
+                    return Err(Error::invalid("files.img", reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
+        let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
+        set_status_flags(&file, ify.flags)?;
+        self.made.push(ify.clone());
+        Ok(file)
+    }
+
+    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        for ify in self.made.drain(..) {
+            let file = duplicate(cx.file(ify.id)?)?;
+            let open = |watch: &InotifyWdEntry| {
+                let target = open_target(cx, watch.torpor_file_id, Some(&watch.f_handle))?;
+                Ok((watch.wd.cast_signed(), watch.mask & MASK, target))
+            };
+            let watches = ify.wd.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let overflow = ify.torpor_overflow();
+            let sleeping = Sleeping { id: ify.id, file, watches, overflow };
+            cx.files.sleepers.push(Sleeper::Inotify(sleeping));
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor whose watches are still to be set up.
+#[derive(Debug)]
+pub struct Sleeping {
+    id: u32,
+    file: OwnedFd,
+    /// Number, mask, file.
+    watches: Vec<(i32, u32, OwnedFd)>,
+    overflow: bool,
+}
+
+impl Sleeping {
+    pub(super) fn targets(&mut self) -> impl Iterator<Item = &mut OwnedFd> {
+        self.watches.iter_mut().map(|watch| &mut watch.2)
+    }
+
+    pub(super) fn wake(self) -> Result<()> {
+        let what = || format!("set up the watches of inotify descriptor {}", self.id);
+        for (wd, mask, target) in &self.watches {
+            torpor_sys::event::inotify_set_next_wd(&self.file, *wd).context(what)?;
+            let mask = WatchFlags::from_bits_retain(*mask);
+            let path = own_path(target);
+            let got = add_watch(&self.file, path.as_c_str(), mask).context(what)?;
+            if got != *wd {
+                let reason = format!("file {}: watches {got} and {wd} are on one inode", self.id);
+                return Err(Error::invalid("files.img", reason));
+            }
+        }
+        if self.overflow { overflow(&self.file).context(what) } else { Ok(()) }
+    }
+}
+
+/// Leaves one `IN_Q_OVERFLOW` in the queue: fills it up with events of ours until the
+/// kernel adds one, which is the last then, and reads those before it.
+fn overflow(inotify: &OwnedFd) -> std::io::Result<()> {
+    let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")?;
+    let limit: u64 = limit.trim().parse().map_err(std::io::Error::other)?;
+    let scratch = rustix::fs::memfd_create("torpor", MemfdFlags::CLOEXEC)?;
+    let mask = WatchFlags::MODIFY | WatchFlags::ACCESS;
+    let wd = add_watch(inotify, own_path(&scratch).as_c_str(), mask)?;
+    // The descriptor that memfd_create returned is one that sends no events.
+    let file = reopen(scratch.as_fd(), OFlags::RDWR).map_err(std::io::Error::other)?;
+    // Two of the same kind in a row would be one event.
+    for _ in 0..=limit / 2 {
+        rustix::io::pwrite(&file, b"x", 0)?;
+        rustix::io::pread(&file, &mut [0u8; 1], 0)?;
+    }
+    remove_watch(inotify, wd)?;
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let before = rustix::io::ioctl_fionread(inotify)?.saturating_sub(EVENT);
+        let room = usize::try_from(before).unwrap_or(usize::MAX).min(buffer.len());
+        if room == 0 {
+            return Ok(());
+        }
+        rustix::io::read(inotify, &mut buffer[..room])?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::testing::World;
+
+    fn events(file: &OwnedFd) -> Vec<(i32, u32)> {
+        let mut buffer = [0; 4096];
+        let Ok(got) = rustix::io::read(file, &mut buffer) else { return Vec::new() };
+        let word = |at: usize| u32::from_ne_bytes(buffer[at..at + 4].try_into().unwrap());
+        let (mut all, mut at) = (Vec::new(), 0);
+        while at < got {
+            all.push((word(at).cast_signed(), word(at + 4)));
+            at += 16 + usize::try_from(word(at + 12)).unwrap();
+        }
+        all
+    }
+
+    #[test]
+    fn watches_come_back_under_their_numbers() {
+        let world = World::new();
+        let (one, two) = (world.path("one"), world.path("two"));
+        std::fs::write(&one, b"").unwrap();
+        std::fs::write(&two, b"").unwrap();
+        let file = init(CreateFlags::NONBLOCK).unwrap();
+        torpor_sys::event::inotify_set_next_wd(&file, 4_000_000).unwrap();
+        let wd = add_watch(&file, &one, WatchFlags::MODIFY).unwrap();
+        let first = add_watch(&file, &two, WatchFlags::MODIFY | WatchFlags::ONESHOT).unwrap();
+        let files = world.round_trip(vec![file]);
+        std::fs::write(&two, b"x").unwrap();
+        std::fs::write(&one, b"x").unwrap();
+        let ignored = 0x8000;
+        assert_eq!(events(&files[0]), [(first, 2), (first, ignored), (wd, 2)]);
+    }
+
+    #[test]
+    fn a_file_is_found_by_searching() {
+        let mut world = World::new();
+        std::fs::create_dir_all(world.path("a/b")).unwrap();
+        let path = world.path("a/b/file");
+        std::fs::write(&path, b"").unwrap();
+        world.opts.force_irmap = true;
+        world.opts.irmap_scan_paths = vec![world.path("none"), world.path("a")];
+        let file = init(CreateFlags::NONBLOCK).unwrap();
+        let wd = add_watch(&file, &path, WatchFlags::MODIFY).unwrap();
+        let files = world.round_trip(vec![file]);
+        std::fs::write(&path, b"x").unwrap();
+        assert_eq!(events(&files[0]), [(wd, 2)]);
+    }
+
+    #[test]
+    fn queued_events_are_an_overflow() {
+        let world = World::new();
+        let path = world.path("file");
+        std::fs::write(&path, b"").unwrap();
+        let file = init(CreateFlags::NONBLOCK).unwrap();
+        let wd = add_watch(&file, &path, WatchFlags::MODIFY).unwrap();
+        std::fs::write(&path, b"x").unwrap();
+        let files = world.round_trip(vec![file]);
+        let lost = 0x4000;
+        assert_eq!(events(&files[0]), [(-1, lost)]);
+        std::fs::write(&path, b"y").unwrap();
+        assert_eq!(events(&files[0]), [(wd, 2)]);
+    }
+}

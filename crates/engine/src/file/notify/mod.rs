@@ -1,0 +1,236 @@
+//! Descriptors that report what happens to files: inotify and fanotify.
+//!
+//! The kernel shows what is watched by device, inode number and file handle. The dump
+//! looks for a path; the image has a file of its own for each, with all that there is
+//! to files whose path does not lead to them. The restore sets the watches up at the
+//! very end: whatever it does with files before is nobody's event.
+
+pub mod fanotify;
+pub mod inotify;
+mod search;
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use torpor_images::proto::FhEntry;
+
+use super::Found;
+use super::description::{duplicate, lookup, open_in, same_inode};
+use super::regular::{describe_as_path, of_path};
+use super::remap::DELETED;
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::Restore;
+
+pub use self::fanotify::{FanotifyDumper, FanotifyRestorer};
+pub use self::inotify::{InotifyDumper, InotifyRestorer};
+
+/// A descriptor whose watches are still to be set up.
+#[derive(Debug)]
+pub enum Sleeper {
+    /// An inotify descriptor.
+    Inotify(inotify::Sleeping),
+    /// A fanotify descriptor.
+    Fanotify(fanotify::Sleeping),
+}
+
+impl Sleeper {
+    fn targets(&mut self) -> Vec<&mut OwnedFd> {
+        match self {
+            Sleeper::Inotify(instance) => instance.targets().collect(),
+            Sleeper::Fanotify(group) => group.targets().collect(),
+        }
+    }
+}
+
+/// Sets up all watches.
+///
+/// # Errors
+/// The kernel's, for limits that are exceeded.
+pub fn wake(cx: &Restore<'_>, mut all: Vec<Sleeper>) -> Result<()> {
+    for target in all.iter_mut().flat_map(Sleeper::targets) {
+        adopt(cx, target)?;
+    }
+    all.into_iter().try_for_each(|sleeper| match sleeper {
+        Sleeper::Inotify(instance) => instance.wake(),
+        Sleeper::Fanotify(group) => group.wake(),
+    })
+}
+
+/// A file without a name loses its watches as soon as somebody lets go of any of the
+/// dentries that it ever had (fsnotify_inoderemove of the kernel, when `i_nlink` is 0), and
+/// here each opening by a name for the moment had its own. So it is watched through what a
+/// task has open, and ours is closed before.
+fn adopt(cx: &Restore<'_>, target: &mut OwnedFd) -> Result<()> {
+    let what = || "look at a watched file".to_owned();
+    let stat = rustix::fs::fstat(&*target).context(what)?;
+    if stat.st_nlink > 0 {
+        return Ok(());
+    }
+    for task in cx.tasks.iter().filter(|task| !task.threads.is_empty()) {
+        for fd in &task.image.fds {
+            let path = format!("/proc/{}/fd/{}", task.pid, fd.fd);
+            let now = rustix::fs::stat(&path).context(what)?;
+            if same_inode(&now, &stat) {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                *target = rustix::fs::open(&path, flags, Mode::empty()).context(what)?;
+                return Ok(());
+            }
+        }
+    }
+    Err(Error::invalid("files.img", "an unlinked file is watched that no task has open"))
+}
+
+/// What the kernel shows of a watched inode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    /// Its number.
+    ino: u64,
+    /// The device of its superblock, as the kernel encodes it.
+    dev: u32,
+    /// Type and bytes of its file handle; none on file systems without.
+    handle: Option<(u32, Vec<u8>)>,
+}
+
+/// The value of `key:value` among the words of a line.
+fn field<'l>(line: &'l str, key: &str) -> Option<&'l str> {
+    line.split_ascii_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix(':'))
+}
+
+/// As [`field`], a hexadecimal number.
+fn hex<T: TryFrom<u64>>(line: &str, key: &str) -> Option<T> {
+    u64::from_str_radix(field(line, key)?, 16).ok()?.try_into().ok()
+}
+
+impl Target {
+    /// From a line of fdinfo with `ino:` and `sdev:`, which may have `fhandle-bytes:`,
+    /// `fhandle-type:` and `f_handle:`.
+    fn parse(line: &str) -> Option<Self> {
+        let bytes = |text: &str| -> Option<Vec<u8>> {
+            let pairs = text.as_bytes().chunks(2);
+            pairs.map(|p| u8::from_str_radix(std::str::from_utf8(p).ok()?, 16).ok()).collect()
+        };
+        let handle = match field(line, "f_handle") {
+            Some(text) => Some((hex(line, "fhandle-type")?, bytes(text)?)),
+            None => None,
+        };
+        Some(Target { ino: hex(line, "ino")?, dev: hex(line, "sdev")?, handle })
+    }
+
+    /// The handle as the images have it.
+    fn entry(&self) -> FhEntry {
+        /// `min_entries` of the format.
+        const WORDS: usize = 16;
+        let (kind, bytes) = self.handle.clone().unwrap_or_default();
+        let mut handle: Vec<u64> = bytes.chunks(8).map(word).collect();
+        handle.resize(handle.len().max(WORDS), 0);
+        let bytes = u32::try_from(bytes.len()).unwrap_or(0);
+        FhEntry { bytes, r#type: kind, handle, path: None, mnt_id: None }
+    }
+
+    /// Finds the file: its entry in the images, and handle and path.
+    fn describe(&self, cx: &mut Dump<'_>, holder: &Holder) -> Result<(u32, FhEntry)> {
+        let file = search::find(cx, holder, self)?.ok_or_else(|| {
+            let reason = format!(
+                "it watches inode {} of device {}:{}, and no path to that was found; \
+                 --irmap-scan-path names a directory to look in",
+                self.ino,
+                self.dev >> 20,
+                self.dev & 0xf_ffff
+            );
+            holder.refuse(reason)
+        })?;
+        let id = describe_as_path(cx, &file)?;
+        let reg = cx.files.entry_mut(id).and_then(|entry| entry.reg.as_ref());
+        let path = reg.map(|reg| reg.name.clone());
+        let mnt_id = u32::try_from(file.info.mnt_id).ok();
+        Ok((id, FhEntry { path, mnt_id, ..self.entry() }))
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+/// The descriptor that watches, for those who come back to it after all files are known.
+#[derive(Debug)]
+struct Holder {
+    task: usize,
+    pid: i32,
+    object: String,
+}
+
+impl Holder {
+    fn of(found: &Found) -> Self {
+        let object = format!("fd {} ({})", found.fd, found.link.display());
+        Holder { task: found.task, pid: found.pid, object }
+    }
+
+    fn refuse(&self, reason: impl Into<String>) -> Error {
+        Error::refused(self.pid, self.object.clone(), reason)
+    }
+}
+
+/// Whether a path leads to `found`, or did before it was removed.
+fn has_path(cx: &Dump<'_>, found: &Found) -> Result<bool> {
+    if found.link_bytes().ends_with(DELETED) && found.stat.st_nlink == 0 {
+        return Ok(true);
+    }
+    let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else { return Ok(false) };
+    let now = lookup(space.root.as_fd(), found.link_bytes())?;
+    Ok(now.is_some_and(|now| same_inode(&now, &found.stat)))
+}
+
+/// Opens what is to be watched: the file of the images; else, in images of CRIU, the path
+/// that goes with the handle, or what the handle itself leads to.
+fn open_target(cx: &mut Restore<'_>, id: Option<u32>, handle: Option<&FhEntry>) -> Result<OwnedFd> {
+    if let Some(id) = id {
+        return duplicate(cx.file(id)?);
+    }
+    let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;
+    let mnt_id = handle.mnt_id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1);
+    if let Some(path) = &handle.path {
+        return cx.open_path(mnt_id, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+    }
+    let bytes: Vec<u8> = handle.handle.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bytes = usize::try_from(handle.bytes).ok().and_then(|len| bytes.get(..len));
+    let bytes =
+        bytes.ok_or_else(|| Error::invalid("files.img", "a file handle that is too short"))?;
+    torpor_sys::notify::open_by_handle(
+        cx.root_of_mount(mnt_id)?,
+        handle.r#type.cast_signed(),
+        bytes,
+    )
+    .context(|| "open a watched file by its handle".to_owned())
+}
+
+/// A path that leads to an open file, whatever its name is.
+fn own_path(file: &OwnedFd) -> CString {
+    CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_fdinfo() {
+        let line = "inotify wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 \
+                    fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
+        let target = Target::parse(line).unwrap();
+        assert_eq!((target.ino, target.dev), (0x9e7e, 0x80_0013));
+        assert_eq!(hex::<u32>(line, "mask"), Some(0x800_afce));
+        let entry = target.entry();
+        assert_eq!((entry.bytes, entry.r#type, entry.handle.len()), (8, 1, 16));
+        assert_eq!(entry.handle[0].to_le_bytes(), [0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]);
+        assert!(
+            Target::parse("inotify wd:3 ino:9e7e sdev:800013 mask:1").unwrap().handle.is_none()
+        );
+        for bad in ["", "ino:1", "ino:x sdev:1", "ino:1 sdev:1 fhandle-type:1 f_handle:1g"] {
+            assert!(Target::parse(bad).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Netlink sockets: their numbers, groups and options.
+//!
+//! What the kernel has sent and nobody has read yet cannot be sent again: only the kernel
+//! is believed to be the kernel. A socket that holds such messages is refused, and so is
+//! one that the kernel knows as the place for packets of a queue.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
+use torpor_sys::socket;
+
+use super::diag::NetlinkSocket;
+use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags};
+use crate::dump::Dump;
+use crate::error::{Context, Result};
+use crate::file::{Found, Restorer};
+use crate::namespace::run_in;
+use crate::restore::Restore;
+
+/// `NETLINK_CONNECTED`, a state of its own.
+const CONNECTED: u32 = 1;
+const NETLINK_AUDIT: i32 = 9;
+const NETLINK_NETFILTER: i32 = 12;
+/// `NETLINK_ADD_MEMBERSHIP` (netlink(7)).
+const ADD_MEMBERSHIP: i32 = 1;
+/// Groups that a protocol can have, as far as we believe an image, in words.
+const MAX_GROUPS: usize = 1024;
+
+/// Describes a netlink socket.
+pub(super) fn dump(
+    sockets: &mut SocketDumper,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+) -> Result<FileEntry> {
+    // Those that have neither a number nor groups are not listed.
+    let seen = sockets.spaces.netlink(about)?.cloned().unwrap_or_default();
+    if seen.queued > 0 || seen.answering {
+        return Err(found.refuse("it is a netlink socket with messages that were not read yet"));
+    }
+    if let Some(role) = role(cx, about, &seen)? {
+        return Err(found.refuse(format!("it is a netlink socket that {role}")));
+    }
+    let nlsk = NetlinkSkEntry {
+        id: found.id,
+        ino: about.inode,
+        protocol: about.protocol.cast_unsigned(),
+        state: seen.state.into(),
+        flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
+        portid: seen.portid,
+        groups: seen.groups,
+        dst_portid: seen.destination_portid,
+        dst_group: seen.destination_group,
+        fown: found.fown,
+        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        ns_id: Some(about.ns_id),
+        torpor_type: Some(about.kind.cast_unsigned()),
+    };
+    Ok(FileEntry { nlsk: Some(nlsk), ..found.entry(FdTypes::Netlinksk) })
+}
+
+/// What the kernel knows a socket as, apart from itself.
+fn role(cx: &Dump<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'static str>> {
+    match about.protocol {
+        NETLINK_AUDIT => Ok(Some("may be the audit daemon's")),
+        NETLINK_NETFILTER => {
+            let space = cx.ns.by_inode(about.space).and_then(|ns| ns.file.as_ref());
+            let Some(space) = space else { return Ok(None) };
+            let receives = run_in(&[space.as_fd()], || {
+                Ok(["nfnetlink_queue", "nfnetlink_log"].iter().any(|name| {
+                    let path = format!("/proc/thread-self/net/netfilter/{name}");
+                    let text = std::fs::read_to_string(path).unwrap_or_default();
+                    is_receiver(&text, seen.portid)
+                }))
+            })?;
+            Ok(receives.then_some("receives packets from the packet filter (NFQUEUE, NFLOG)"))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Each line: number of the queue or group, number of the socket …
+fn is_receiver(text: &str, portid: u32) -> bool {
+    let number = |line: &str| line.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+    text.lines().any(|line| number(line) == Some(portid))
+}
+
+/// The restore half of netlink sockets.
+#[derive(Debug, Default)]
+pub struct NetlinkRestorer;
+
+impl Restorer for NetlinkRestorer {
+    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let nlsk = part(entry)?;
+            if nlsk.groups.len() > MAX_GROUPS || nlsk.dst_group > 32 {
+                return Err(bad_entry(entry.id, "is in groups that there are not"));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let nlsk = part(entry)?;
+        let kind = nlsk.torpor_type.unwrap_or(libc::SOCK_RAW.cast_unsigned());
+        let family = libc::AF_NETLINK.cast_unsigned();
+        let socket = create(cx, nlsk.ns_id, family, kind, nlsk.protocol)?;
+        let fd = socket.as_fd();
+        options::restore_more(fd, &nlsk.opts)?;
+        if nlsk.portid != 0 {
+            let what = || format!("bind netlink socket {} to {}", nlsk.id, nlsk.portid);
+            socket::bind(fd, &address(nlsk.portid, 0)).context(what)?;
+        }
+        join(fd, nlsk)?;
+        if nlsk.state == CONNECTED {
+            let group = nlsk.dst_group.checked_sub(1).map_or(0, |bit| 1u32 << bit);
+            socket::connect(fd, &address(nlsk.dst_portid, group))
+                .context(|| format!("connect netlink socket {}", nlsk.id))?;
+        }
+        options::restore(cx, fd, &nlsk.opts)?;
+        restore_flags(fd, nlsk.flags)?;
+        Ok(socket)
+    }
+}
+
+fn part(entry: &FileEntry) -> Result<&NetlinkSkEntry> {
+    entry.nlsk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no netlink socket"))
+}
+
+/// `struct sockaddr_nl`: family, padding, number, groups.
+fn address(portid: u32, groups: u32) -> Vec<u8> {
+    const FAMILY: u32 = 16; // AF_NETLINK
+    let words = [FAMILY.to_ne_bytes(), portid.to_ne_bytes(), groups.to_ne_bytes()];
+    words.as_flattened().to_vec()
+}
+
+/// One by one: bind(2) takes no groups above the 32nd.
+fn join(fd: BorrowedFd<'_>, nlsk: &NetlinkSkEntry) -> Result<()> {
+    for (word, first) in nlsk.groups.iter().zip((1..).step_by(32)) {
+        for bit in (0..32).filter(|bit| word >> bit & 1 != 0) {
+            let group = first + bit;
+            socket::set_int(fd, libc::SOL_NETLINK, ADD_MEMBERSHIP, group)
+                .context(|| format!("netlink socket {} joins group {group}", nlsk.id))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{cycle, dump, entries, in_netns};
+    use super::*;
+    use crate::options::Options;
+
+    fn new(protocol: i32) -> OwnedFd {
+        socket::socket(libc::AF_NETLINK, libc::SOCK_DGRAM, protocol).unwrap()
+    }
+
+    #[test]
+    fn numbers_groups_and_peers_come_back() {
+        in_netns(|| {
+            let route = new(libc::NETLINK_ROUTE);
+            socket::bind(route.as_fd(), &address(4711, 0x41)).unwrap();
+            // RTNLGRP_NEXTHOP is above those that bind(2) knows.
+            socket::set_int(route.as_fd(), libc::SOL_NETLINK, ADD_MEMBERSHIP, 32).unwrap();
+            socket::set_int(route.as_fd(), libc::SOL_NETLINK, 12, 1).unwrap();
+            let peer = new(libc::NETLINK_USERSOCK);
+            socket::connect(peer.as_fd(), &address(99, 0)).unwrap();
+            let fresh = new(libc::NETLINK_GENERIC);
+            let dir = tempfile::tempdir().unwrap();
+            let look = |files: &[OwnedFd]| -> Vec<NetlinkSkEntry> {
+                super::super::testing::dump(&Options::default(), dir.path(), files).unwrap();
+                let mut all: Vec<_> =
+                    entries(dir.path()).into_iter().map(|e| e.nlsk.unwrap()).collect();
+                all.iter_mut().for_each(|e| e.ino = 0);
+                all
+            };
+            let files = vec![route, peer, fresh];
+            let before = look(&files);
+            assert_eq!((before[0].portid, before[0].groups[0]), (4711, 0x8000_0041));
+            assert_eq!((before[1].state, before[1].dst_portid), (CONNECTED, 99));
+            assert_ne!(before[1].portid, 0);
+            assert_eq!((before[2].portid, before[2].state), (0, 0));
+            assert_eq!(look(&cycle(&Options::default(), files)), before);
+        });
+    }
+
+    #[test]
+    fn unread_messages_are_refused() {
+        in_netns(|| {
+            let (a, b) = (new(libc::NETLINK_USERSOCK), new(libc::NETLINK_USERSOCK));
+            socket::bind(a.as_fd(), &address(4712, 0)).unwrap();
+            let to = address(4712, 0);
+            let message = socket::Message {
+                address: Some(&to),
+                data: b"a message of some length",
+                ..socket::Message::default()
+            };
+            socket::send(b.as_fd(), &message, 0).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let error = dump(&Options::default(), dir.path(), &[a]).unwrap_err().to_string();
+            assert!(error.contains("not read yet"), "{error}");
+        });
+    }
+
+    #[test]
+    fn receivers_of_packets_are_known() {
+        let queues = "    0   4711     0 2 65531     0     0        0  1\n";
+        assert!(is_receiver(queues, 4711) && !is_receiver(queues, 0));
+    }
+}

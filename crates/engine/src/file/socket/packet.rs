@@ -1,0 +1,306 @@
+//! Packet sockets: what they are bound to, options, groups, rings, fanout.
+//!
+//! Frames that were received and not read yet cannot be put back (they come from a
+//! device), so a socket that holds some is refused. A ring that is mapped is refused with
+//! its mapping: where the kernel stands in it cannot be set.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::netdevice;
+use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
+use torpor_sys::socket::{self, Opt};
+
+use super::diag::{self, PacketSocket};
+use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags};
+use crate::dump::Dump;
+use crate::error::{Context, Result};
+use crate::file::{Found, Restorer};
+use crate::restore::Restore;
+
+// linux/if_packet.h
+const PACKET_AUXDATA: i32 = 8;
+const PACKET_ORIGDEV: i32 = 9;
+const PACKET_VERSION: i32 = 10;
+const PACKET_RESERVE: i32 = 12;
+const PACKET_LOSS: i32 = 14;
+const PACKET_VNET_HDR: i32 = 15;
+const PACKET_TIMESTAMP: i32 = 17;
+const PACKET_FANOUT: i32 = 18;
+const PACKET_COPY_THRESH: i32 = 7;
+const TPACKET_V3: u32 = 2;
+/// Ways of fanout that are decided by a program: classic and extended BPF.
+const FANOUT_PROGRAMS: [u32; 2] = [6, 7];
+/// `SOCK_PACKET`, the type of long ago.
+const SOCK_PACKET: u32 = 10;
+/// The longest address of a group (`struct packet_mreq_max`).
+const MAX_ADDRESS: usize = 32;
+
+/// Bits of `pdi_flags` (linux/packet_diag.h).
+mod flag {
+    pub(super) const AUXDATA: u32 = 0x2;
+    pub(super) const ORIGDEV: u32 = 0x4;
+    pub(super) const VNET_HDR: u32 = 0x8;
+    pub(super) const LOSS: u32 = 0x10;
+}
+
+/// Describes a packet socket.
+pub(super) fn dump(
+    sockets: &mut SocketDumper,
+    cx: &mut Dump<'_>,
+    found: &Found,
+    about: &Socket,
+) -> Result<FileEntry> {
+    let fd = found.file.as_fd();
+    let seen = sockets.spaces.packet(about)?;
+    let seen = seen.ok_or_else(|| found.refuse("the kernel does not list it"))?.clone();
+    if seen.device == u32::MAX {
+        return Err(found.refuse("it is bound to a network device that is gone"));
+    }
+    if socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0) {
+        return Err(found.refuse("it is a packet socket with packets that were not read yet"));
+    }
+    let psk = PacketSockEntry {
+        id: found.id,
+        r#type: about.kind.cast_unsigned(),
+        // As socket(2) takes it: in network byte order.
+        protocol: seen.protocol.to_be().into(),
+        flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
+        ifindex: seen.device,
+        fown: found.fown,
+        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        version: seen.version,
+        reserve: seen.reserve,
+        aux_data: seen.flags & flag::AUXDATA != 0,
+        orig_dev: seen.flags & flag::ORIGDEV != 0,
+        vnet_hdr: seen.flags & flag::VNET_HDR != 0,
+        loss: seen.flags & flag::LOSS != 0,
+        timestamp: seen.timestamp,
+        copy_thresh: seen.copy_thresh,
+        mclist: memberships(&seen),
+        fanout: fanout(found, &seen)?,
+        rx_ring: seen.rx_ring.map(ring),
+        tx_ring: seen.tx_ring.map(ring),
+        ns_id: Some(about.ns_id),
+    };
+    Ok(FileEntry { psk: Some(psk), ..found.entry(FdTypes::Packetsk) })
+}
+
+/// As often as each was joined; the kernel lists the latest first.
+fn memberships(seen: &PacketSocket) -> Vec<PacketMclist> {
+    let mut all = Vec::new();
+    for m in seen.memberships.iter().rev() {
+        let entry =
+            PacketMclist { index: m.device, r#type: m.kind.into(), addr: m.address.clone() };
+        all.extend((0..m.count.max(1)).map(|_| entry.clone()));
+    }
+    all
+}
+
+/// Number, kind and flags of the group.
+fn fanout(found: &Found, seen: &PacketSocket) -> Result<Option<u32>> {
+    if seen.fanout.is_none() {
+        return Ok(None);
+    }
+    let value = socket::get_int(found.file.as_fd(), libc::SOL_PACKET, PACKET_FANOUT)
+        .context(|| "PACKET_FANOUT".to_owned())?
+        .cast_unsigned();
+    if FANOUT_PROGRAMS.contains(&(value >> 16 & 0xff)) {
+        return Err(found.refuse("a program distributes its packets (PACKET_FANOUT_DATA)"));
+    }
+    Ok(Some(value))
+}
+
+fn ring(r: diag::PacketRing) -> PacketRing {
+    PacketRing {
+        block_size: r.block_size,
+        block_nr: r.block_nr,
+        frame_size: r.frame_size,
+        frame_nr: r.frame_nr,
+        retire_tmo: r.retire_tmo,
+        sizeof_priv: r.sizeof_priv,
+        features: r.features,
+    }
+}
+
+/// The restore half of packet sockets.
+#[derive(Debug, Default)]
+pub struct PacketRestorer;
+
+impl Restorer for PacketRestorer {
+    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let psk = part(entry)?;
+            if psk.mclist.iter().any(|m| m.addr.len() > MAX_ADDRESS) {
+                return Err(bad_entry(entry.id, "is in a group with too long an address"));
+            }
+            if u16::try_from(psk.protocol).is_err() {
+                return Err(bad_entry(entry.id, "receives a protocol that there is not"));
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let psk = part(entry)?;
+        // With a protocol it receives from all devices at once; the old type can get its
+        // protocol in no other way.
+        let protocol = if psk.r#type == SOCK_PACKET { psk.protocol } else { 0 };
+        let family = libc::AF_PACKET.cast_unsigned();
+        let socket = create(cx, psk.ns_id, family, psk.r#type, protocol)?;
+        let fd = socket.as_fd();
+        options::restore_more(fd, &psk.opts)?;
+        restore_options(fd, psk)?;
+        restore_rings(fd, psk)?;
+        bind(fd, psk)?;
+        psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
+        if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {
+            socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
+                .context(|| format!("fanout group of packet socket {}", psk.id))?;
+        }
+        options::restore(cx, fd, &psk.opts)?;
+        restore_flags(fd, psk.flags)?;
+        Ok(socket)
+    }
+}
+
+fn part(entry: &FileEntry) -> Result<&PacketSockEntry> {
+    entry.psk.as_ref().ok_or_else(|| bad_entry(entry.id, "is no packet socket"))
+}
+
+/// All these must be known before there is a ring.
+fn restore_options(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
+    let options = [
+        (PACKET_VERSION, psk.version),
+        (PACKET_RESERVE, psk.reserve),
+        (PACKET_AUXDATA, psk.aux_data.into()),
+        (PACKET_ORIGDEV, psk.orig_dev.into()),
+        (PACKET_VNET_HDR, psk.vnet_hdr.into()),
+        (PACKET_LOSS, psk.loss.into()),
+        (PACKET_TIMESTAMP, psk.timestamp),
+        (PACKET_COPY_THRESH, psk.copy_thresh),
+    ];
+    for (name, value) in options.into_iter().filter(|(_, value)| *value != 0) {
+        socket::set_int(fd, libc::SOL_PACKET, name, value.cast_signed())
+            .context(|| format!("setsockopt(PACKET, {name}, {value}) of socket {}", psk.id))?;
+    }
+    Ok(())
+}
+
+fn restore_rings(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
+    for (ring, option) in [(&psk.rx_ring, Opt::PACKET_RX_RING), (&psk.tx_ring, Opt::PACKET_TX_RING)]
+    {
+        let Some(r) = ring else { continue };
+        // struct tpacket_req, and what tpacket_req3 has more.
+        let mut words = vec![r.block_size, r.block_nr, r.frame_size, r.frame_nr];
+        if psk.version == TPACKET_V3 {
+            words.extend([r.retire_tmo, r.sizeof_priv, r.features]);
+        }
+        let value: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        socket::set(fd, option, &value).context(|| format!("ring of packet socket {}", psk.id))?;
+    }
+    Ok(())
+}
+
+fn bind(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
+    let protocol = u16::try_from(psk.protocol).unwrap_or(0).to_ne_bytes();
+    let old = psk.r#type == SOCK_PACKET;
+    if psk.ifindex == 0 && (old || psk.protocol == 0) {
+        return Ok(());
+    }
+    let family = u16::try_from(libc::AF_PACKET).unwrap_or(0).to_ne_bytes();
+    let mut address = family.to_vec();
+    if old {
+        // struct sockaddr_pkt up to the name of the device; nothing may follow.
+        let name = netdevice::index_to_name(fd, psk.ifindex)
+            .context(|| format!("name of network device {}", psk.ifindex))?;
+        address.extend(name.into_bytes());
+        address.resize(16, 0);
+    } else {
+        // struct sockaddr_ll: protocol, device; the rest does not matter.
+        address.extend(protocol);
+        address.extend(psk.ifindex.to_ne_bytes());
+        address.resize(20, 0);
+    }
+    socket::bind(fd, &address)
+        .context(|| format!("bind packet socket {} to device {}", psk.id, psk.ifindex))
+}
+
+fn restore_membership(fd: BorrowedFd<'_>, id: u32, m: &PacketMclist) -> Result<()> {
+    let short = |n: usize| u16::try_from(n).unwrap_or(0).to_ne_bytes();
+    let mut value = m.index.to_ne_bytes().to_vec();
+    value.extend(short(usize::try_from(m.r#type).unwrap_or(0)));
+    value.extend(short(m.addr.len()));
+    value.extend(&m.addr);
+    value.resize(8 + MAX_ADDRESS, 0);
+    socket::set(fd, Opt::PACKET_ADD_MEMBERSHIP, &value)
+        .context(|| format!("packet socket {id} joins a group of device {}", m.index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{cycle, dump, entries, in_netns};
+    use super::*;
+    use crate::options::Options;
+
+    /// `ETH_P_ARP` in network byte order: nothing of it comes over the loopback device.
+    const ARP: i32 = 0x0608;
+
+    fn new(kind: i32) -> OwnedFd {
+        socket::socket(libc::AF_PACKET, kind, ARP).unwrap()
+    }
+
+    fn look(files: &[OwnedFd]) -> Vec<PacketSockEntry> {
+        let dir = tempfile::tempdir().unwrap();
+        dump(&Options::default(), dir.path(), files).unwrap();
+        entries(dir.path()).into_iter().map(|e| e.psk.unwrap()).collect()
+    }
+
+    #[test]
+    fn packet_sockets_come_back() {
+        in_netns(|| {
+            let set = |fd: &OwnedFd, name, value| {
+                socket::set_int(fd.as_fd(), libc::SOL_PACKET, name, value).unwrap();
+            };
+            let bound = new(libc::SOCK_RAW);
+            let address = [17, 0, 0x08, 0x06, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            socket::bind(bound.as_fd(), &address).unwrap();
+            // Promiscuous, twice, and a group.
+            let groups = [(1, Vec::new()), (1, Vec::new()), (0, vec![1, 2, 3, 4, 5, 6])];
+            for (kind, addr) in groups {
+                let group = PacketMclist { index: 1, r#type: kind, addr };
+                restore_membership(bound.as_fd(), 0, &group).unwrap();
+            }
+            set(&bound, PACKET_FANOUT, 7 | 1 << 16 | 0x10 << 24);
+            let ringed = new(libc::SOCK_DGRAM);
+            set(&ringed, PACKET_VERSION, 2);
+            let words = [8192u32, 4, 2048, 16, 50, 16, 1];
+            let request: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            socket::set(ringed.as_fd(), Opt::PACKET_RX_RING, &request).unwrap();
+            let old = new(10);
+            let mut address = b"\x11\0lo".to_vec();
+            address.resize(16, 0);
+            socket::bind(old.as_fd(), &address).unwrap();
+            let files = vec![bound, ringed, old, new(libc::SOCK_RAW)];
+            let before = look(&files);
+            assert_eq!((before[0].ifindex, before[0].protocol), (1, 0x0608));
+            assert_eq!(before[0].mclist.len(), 3);
+            assert_eq!(before[0].fanout(), 7 | 1 << 16 | 0x10 << 24);
+            assert_eq!(before[1].rx_ring.as_ref().unwrap().sizeof_priv, 16);
+            assert_eq!((before[2].r#type, before[2].ifindex), (SOCK_PACKET, 1));
+            assert_eq!(look(&cycle(&Options::default(), files)), before);
+        });
+    }
+
+    #[test]
+    fn unread_packets_are_refused() {
+        in_netns(|| {
+            // ETH_P_ALL
+            let all = socket::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300).unwrap();
+            let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            udp.send_to(b"x", udp.local_addr().unwrap()).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let error = dump(&Options::default(), dir.path(), &[all]).unwrap_err().to_string();
+            assert!(error.contains("not read yet"), "{error}");
+        });
+    }
+}

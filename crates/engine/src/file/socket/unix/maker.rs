@@ -1,0 +1,212 @@
+//! Calls of which a socket's peer remembers the caller (`SO_PEERCRED`): socketpair(2),
+//! listen(2) and connect(2) note process, user and group. So they are made by the
+//! process that made them before, or by one that has its number and its users for this
+//! moment, if it has ended since.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::PidfdGetfdFlags;
+use torpor_images::proto::SkUcred;
+use torpor_sys::socket;
+use torpor_tracee::{Batch, Call, Outcome, Tracee};
+
+use super::name::Reach;
+use crate::error::{Context, Error, Result};
+use crate::file::description::duplicate;
+use crate::file::socket::netns_of;
+use crate::namespace::NsKind;
+use crate::proc;
+use crate::restore::{Restore, Transport, with_process};
+
+/// A pair of connected sockets in a network namespace of the images.
+pub(super) fn socketpair(
+    cx: &mut Restore<'_>,
+    who: Option<SkUcred>,
+    ns_id: Option<u32>,
+    kind: u32,
+) -> Result<(OwnedFd, OwnedFd)> {
+    let space = netns_of(cx, ns_id);
+    let made = as_maker(cx, who, Some(space), |husk, who| {
+        let mut batch = husk.batch();
+        let pair = batch.space(8);
+        let kind = u64::from(kind) | libc::SOCK_CLOEXEC as u64;
+        let family = libc::AF_UNIX as u64;
+        let out = in_the_name_of(batch, who, |batch| {
+            batch.call(libc::SYS_socketpair, [family, kind, 0, pair.addr.0])
+        })?;
+        let numbers = [0, 4].map(|at| out.u32_at(pair, at));
+        let pidfd = proc::pidfd(husk.pid())?;
+        let take = |number: u32| {
+            rustix::process::pidfd_getfd(&pidfd, number.cast_signed(), PidfdGetfdFlags::empty())
+                .context(|| "pidfd_getfd of a new socket".to_owned())
+        };
+        let taken = (take(numbers[0])?, take(numbers[1])?);
+        let mut batch = husk.batch();
+        for number in numbers {
+            batch.call(libc::SYS_close, [number.into()]);
+        }
+        batch.run()?;
+        Ok(taken)
+    })?;
+    match made {
+        Some(pair) => Ok(pair),
+        None => cx.in_netns(space, || {
+            let kind = SocketType::from_raw(kind);
+            rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+                .context(|| "socketpair".to_owned())
+        }),
+    }
+}
+
+/// Lets a socket listen.
+pub(super) fn listen(
+    cx: &mut Restore<'_>,
+    who: Option<SkUcred>,
+    fd: BorrowedFd<'_>,
+    backlog: u32,
+) -> Result<()> {
+    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+    let done = as_maker(cx, who, None, |husk, who| {
+        let transport = Transport::open(husk, 1)?;
+        let mut batch = husk.batch();
+        transport.send(&mut batch, &[fd])?;
+        in_the_name_of(batch, who, |batch| {
+            batch.call(libc::SYS_listen, [0, u64::from(backlog.cast_unsigned())])
+        })?;
+        clear(husk, transport)
+    })?;
+    match done {
+        Some(()) => Ok(()),
+        None => rustix::net::listen(fd, backlog).context(|| "listen on a Unix socket".to_owned()),
+    }
+}
+
+/// Connects a socket.
+pub(super) fn connect(
+    cx: &mut Restore<'_>,
+    who: Option<SkUcred>,
+    fd: BorrowedFd<'_>,
+    reach: &Reach,
+) -> Result<()> {
+    let file = reach.file.as_ref().map(|file| duplicate(file.as_fd())).transpose()?;
+    let done = as_maker(cx, who, None, |husk, who| connect_from(husk, who, fd, reach, file));
+    match done {
+        Ok(Some(())) => Ok(()),
+        // The file's permissions may have changed since.
+        Err(Error::Tracee(error)) if !matches!(error, torpor_tracee::Error::Gone { .. }) => {
+            tracing::warn!("a Unix socket's peer will see another process: {error}");
+            connect_here(fd, reach)
+        }
+        Ok(None) => connect_here(fd, reach),
+        Err(error) => Err(error),
+    }
+}
+
+fn connect_here(fd: BorrowedFd<'_>, reach: &Reach) -> Result<()> {
+    socket::connect(fd, &reach.address).context(|| "connect a Unix socket".to_owned())
+}
+
+/// A file is reached through the husk's own descriptor of it, whatever file systems the
+/// husk has: its working directory is that of its descriptors meanwhile.
+fn connect_from(
+    husk: &mut Tracee,
+    who: SkUcred,
+    fd: BorrowedFd<'_>,
+    reach: &Reach,
+    file: Option<OwnedFd>,
+) -> Result<()> {
+    const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+    let path = format!("/proc/{}/fd", husk.pid());
+    let descriptors =
+        rustix::fs::open(&path, DIRECTORY, Mode::empty()).context(|| format!("open {path}"))?;
+    // The socket is 0, its file 1, the directory of descriptors 2, the old one 4.
+    let file = file.map_or_else(|| duplicate(fd), Ok)?;
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[fd, file.as_fd(), descriptors.as_fd()])?;
+    let address = match &reach.file {
+        Some(_) => super::name::address(b"1\0"),
+        None => reach.address.clone(),
+    };
+    let dot = batch.cstr(".").0;
+    let flags = u64::from(DIRECTORY.bits());
+    batch.must(libc::SYS_openat, [u64::from(libc::AT_FDCWD.cast_unsigned()), dot, flags, 0]);
+    batch.must(libc::SYS_fchdir, [2]);
+    let bytes = batch.bytes(&address).0;
+    let len = address.len() as u64;
+    let out = in_the_name_of(batch, who, |batch| batch.call(libc::SYS_connect, [0, bytes, len]));
+    husk.call("fchdir", libc::SYS_fchdir, [4])?;
+    clear(husk, transport)?;
+    out.map(drop)
+}
+
+/// Closes everything that the husk has been given.
+fn clear(husk: &mut Tracee, transport: Transport) -> Result<()> {
+    let mut batch = husk.batch();
+    transport.close(&mut batch);
+    batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+    batch.run()?;
+    Ok(())
+}
+
+/// Runs a call as the user and group that are to be noted, and goes back.
+fn in_the_name_of(
+    mut batch: Batch<'_>,
+    who: SkUcred,
+    call: impl FnOnce(&mut Batch<'_>) -> Call,
+) -> Result<Outcome> {
+    const SAME: u64 = u64::MAX;
+    let others = who.uid != 0 || who.gid != 0;
+    let become_it = others.then(|| {
+        let gid = batch.call(libc::SYS_setresgid, [SAME, who.gid.into(), SAME]);
+        (gid, batch.call(libc::SYS_setresuid, [SAME, who.uid.into(), SAME]))
+    });
+    let call = call(&mut batch);
+    if others {
+        batch.call(libc::SYS_setresuid, [SAME, 0, SAME]);
+        batch.call(libc::SYS_setresgid, [SAME, 0, SAME]);
+    }
+    let out = batch.run()?;
+    let what = || format!("a call as user {} and group {}", who.uid, who.gid);
+    if let Some((gid, uid)) = become_it {
+        out.expect(gid, what)?;
+        out.expect(uid, what)?;
+    }
+    out.expect(call, what)?;
+    Ok(out)
+}
+
+/// Works in the husk of a process with the number and in the network namespace that are
+/// wanted. `None` without knowledge of the process, and where no husk is in the namespace.
+fn as_maker<T>(
+    cx: &mut Restore<'_>,
+    who: Option<SkUcred>,
+    space: Option<u32>,
+    work: impl FnOnce(&mut Tracee, SkUcred) -> Result<T>,
+) -> Result<Option<T>> {
+    let Some(who) = who.filter(|_| !cx.tasks.is_empty()) else { return Ok(None) };
+    let vpid = who.pid.cast_signed();
+    let task = cx.tasks.iter().position(|t| t.vpid == vpid && !t.threads.is_empty());
+    let lives_in = |task: usize| NsKind::Net.id_in(&cx.tasks[task].image.ids);
+    if space.is_some_and(|space| lives_in(task.unwrap_or(0)) != Some(space)) {
+        return Ok(None);
+    }
+    if let Some(task) = task {
+        return work(cx.remote(task)?, who).map(Some);
+    }
+    // One that has ended: its number may belong to somebody else by now.
+    let number = (vpid != 0 && cx.real_pid(vpid).is_none()).then_some(vpid);
+    let free = number.filter(|_| !is_taken(cx, vpid));
+    with_process(cx, free, |_, husk| work(husk, who).map(Some))
+}
+
+/// Whether the number is in use in the pid namespace of the tree.
+fn is_taken(cx: &Restore<'_>, vpid: i32) -> bool {
+    let shared = cx.ns.of_kind(NsKind::Pid).any(|ns| ns.is_host);
+    shared
+        && rustix::process::Pid::from_raw(vpid).is_none_or(|pid| {
+            rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
+        })
+}

@@ -1,0 +1,183 @@
+//! The restore policy: judges what has been loaded before anything is made of it.
+
+use std::path::Path;
+
+use rustix::fs::{FileType, Stat};
+use torpor_images::ImageDir;
+use torpor_policy::collect::{self, Settings, collect};
+use torpor_policy::{
+    Capabilities, Checked, Device, Origin, Passed, Policy, Request, Rules, Violation,
+};
+
+use crate::error::{Error, Result};
+use crate::external::External;
+use crate::host;
+use crate::namespace::net::conf;
+use crate::options::{JoinNsKind, Options};
+use crate::proc;
+use crate::restore::load::{self, Checkpoint};
+
+/// What images ask for, and what of it the policy does not allow.
+#[derive(Debug)]
+pub struct Audit {
+    /// Everything that is asked for.
+    pub requests: Vec<Request>,
+    /// What is not allowed.
+    pub violations: Vec<Violation>,
+    /// Whether this host has made the images.
+    pub origin: Origin,
+}
+
+/// Judges the images in `opts.images_dir` as a restore with the same options would.
+///
+/// # Errors
+/// Damaged images.
+pub fn audit(opts: &Options) -> Result<Audit> {
+    let mut images = ImageDir::open(&opts.images_dir)?;
+    images.start_pinning();
+    let checked = crate::seal::open(&mut images, opts)?;
+    let checkpoint = load::load(&images)?;
+    judge(opts, &images, &checkpoint, &checked)
+}
+
+/// What was found, for what only shows later.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    passed: Passed,
+    own: bool,
+}
+
+/// Ends a restore whose images ask for more than they may.
+///
+/// # Errors
+/// All that is not allowed, at once; damaged images.
+pub(crate) fn enforce(
+    opts: &Options,
+    images: &ImageDir,
+    checkpoint: &Checkpoint,
+    checked: &Checked,
+) -> Result<Verdict> {
+    let anything = Rules::default();
+    if opts.policy.all == anything && opts.policy.foreign == anything {
+        return Ok(Verdict::default());
+    }
+    let audit = judge(opts, images, checkpoint, checked)?;
+    match audit.violations.is_empty() {
+        true => Ok(Verdict { passed: passed(opts)?, own: audit.origin == Origin::Here }),
+        false => Err(Error::Forbidden(audit.violations)),
+    }
+}
+
+fn judge(
+    opts: &Options,
+    images: &ImageDir,
+    checkpoint: &Checkpoint,
+    checked: &Checked,
+) -> Result<Audit> {
+    let own = host::is_own(opts.host_key.as_deref(), images, &checkpoint.inventory)?;
+    let origin = if own { Origin::Here } else { Origin::Elsewhere };
+    let passed = passed(opts)?;
+    let view = collect::Checkpoint {
+        images,
+        inventory: &checkpoint.inventory,
+        tasks: checkpoint
+            .tasks
+            .iter()
+            .map(|task| collect::Task {
+                pid: task.tree.pid,
+                ids: &task.ids,
+                threads: &task.tree.threads,
+                cores: &task.cores,
+                zombie: task.is_zombie(),
+            })
+            .collect(),
+        files: checkpoint.files.values().collect(),
+    };
+    let requests = collect(&view, &SETTINGS, &passed).map_err(|error| match error {
+        collect::Error::Image(error) => error.into(),
+        collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
+    })?;
+    let violations = opts.policy.judge(&requests, origin, checked, &passed);
+    Ok(Audit { requests, violations, origin })
+}
+
+/// The settings of network namespaces, and what they are in this one.
+const SETTINGS: Settings = Settings {
+    v4: conf::V4,
+    v6: conf::V6,
+    unix: conf::UNIX,
+    ipv4: conf::IPV4,
+    here: |name| {
+        let text = std::fs::read_to_string(format!("/proc/sys/net/{name}")).ok()?;
+        Some(text.trim().to_owned())
+    },
+};
+
+/// What the caller of the restore has passed.
+pub(crate) fn passed(opts: &Options) -> Result<Passed> {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let status = proc::status(own)?;
+    let set = |key: &str| status.number(key, 16).unwrap_or_default();
+    let mut passed = Passed {
+        file_systems: opts.enable_fs.clone(),
+        capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
+        profile: opts.lsm_profile.clone(),
+        empty_network: opts.empty_netns,
+        profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
+            || Path::new("/sys/fs/selinux/enforce").exists(),
+        spec: opts.spec.as_deref().cloned(),
+        exists: Some(|path| Path::new(path).exists()),
+        ..Passed::default()
+    };
+    for external in &opts.external {
+        match external {
+            External::Mnt { key, val } => passed.mounts.push((key.clone(), val.clone())),
+            External::Dev { key, val } => passed.devices.push((key.clone(), val.clone())),
+            _ => {}
+        }
+    }
+    passed.joined = opts.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
+    Ok(passed)
+}
+
+fn name_of(kind: JoinNsKind) -> &'static str {
+    match kind {
+        JoinNsKind::Ipc => "ipc",
+        JoinNsKind::Mnt => "mnt",
+        JoinNsKind::Net => "net",
+        JoinNsKind::Time => "time",
+        JoinNsKind::User => "user",
+        JoinNsKind::Uts => "uts",
+    }
+}
+
+impl Verdict {
+    /// Ends a restore that has opened a device for its tasks that the policy does not
+    /// allow: the images name files by their paths, and what is there only shows now.
+    /// The cgroup of a container does not limit what others open for it.
+    ///
+    /// # Errors
+    /// If it is such a device.
+    pub(crate) fn check_opened(&self, policy: &Policy, path: &[u8], stat: &Stat) -> Result<()> {
+        let block = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => true,
+            FileType::CharacterDevice => false,
+            _ => return Ok(()),
+        };
+        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        let device = Device { block, major: Some(major), minor: Some(minor) };
+        let denied = |rules: &Rules| !rules.allows_device(device, &self.passed);
+        let rule = match (denied(&policy.all), self.own) {
+            (true, _) => "files.devices",
+            (false, false) if denied(&policy.foreign) => "foreign.files.devices",
+            _ => return Ok(()),
+        };
+        let path = String::from_utf8_lossy(path);
+        Err(Error::Forbidden(vec![Violation {
+            image: "files.img".to_owned(),
+            task: None,
+            rule: rule.to_owned(),
+            text: format!("open device {device} at {path:?}: it is not among those allowed"),
+        }]))
+    }
+}

@@ -1,0 +1,352 @@
+//! Which pages have changed since the checkpoint before.
+//!
+//! Memory is tracked by asynchronous write-protection: mappings are registered with a
+//! userfaultfd, their pages protected, and the kernel takes the protection off by itself
+//! at the first write to each. What is still protected in a mapping that is still
+//! registered has not changed. Everything else has, as far as a dump is concerned:
+//!
+//! - new mappings and moved ones (mremap(2)) are not registered;
+//! - a child and a program after execve(2) have an address space that is not;
+//! - what grows (the heap, stacks) has no protected pages in its new part;
+//! - pages that were dropped and touched again are not protected any more.
+//!
+//! Only private anonymous memory is tracked: shared memory can also be written in ways
+//! that no address space knows of.
+//!
+//! A userfaultfd belongs to the address space that made it, so the task makes it, by
+//! remote call; it is fetched, closed there, and kept by a [`Keeper`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use torpor_images::dir::PARENT_LINK;
+use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::uffd;
+use torpor_sys::vm::{self, PageRegion, Scan, page};
+
+use super::keeper::{self, Keeper, Knowledge, Tracked};
+use super::pages::{self, Census, Found};
+use super::vma::{Vma, status};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::guardian::Undo;
+use crate::options::Options;
+use crate::proc;
+
+/// What a dump knows of changes, and what the next one is to know.
+#[derive(Debug, Default)]
+pub struct Tracking {
+    /// The userfaultfds of the keeper, by pid and start time of their tasks.
+    known: HashMap<(i32, u64), OwnedFd>,
+    /// The checkpoint that this one builds on, if changes are counted from it.
+    parent: Option<ImageDir>,
+    /// For the next dump.
+    keeper: Option<Keeper>,
+    next: Vec<Tracked>,
+}
+
+/// The address space of a task, for the time of a dump.
+#[derive(Debug)]
+pub struct Tracker {
+    known: Tracked,
+    /// The pages that the parent has.
+    base: Option<Pagemap>,
+    /// Whether changes are to be counted from now on.
+    protect: bool,
+}
+
+impl Tracking {
+    /// Finds out what is known of the tree under `opts.pid`, and links `images` with
+    /// their parent. With `goes_on` changes are counted from this dump on. To be called
+    /// before this process has a second thread.
+    ///
+    /// # Errors
+    /// If there is no such parent, or no such task.
+    pub fn prepare(opts: &Options, images: &ImageDir, goes_on: bool) -> Result<Self> {
+        images.remove(PARENT_LINK)?;
+        let knowledge = keeper::take(opts.pid)?.unwrap_or_default();
+        let parent = match &opts.parent_img {
+            Some(path) => find_parent(images, path, &knowledge)?,
+            None => None,
+        };
+        let tasks = knowledge.tasks.into_iter();
+        let known = tasks.map(|t| ((t.pid, t.start_time), t.uffd)).collect();
+        let keeper = if goes_on { Some(Keeper::start(opts.pid)?) } else { None };
+        if goes_on {
+            tracing::info!("Changes of memory are tracked by write-protection (userfaultfd)");
+        }
+        Ok(Tracking { known, parent, keeper, next: Vec::new() })
+    }
+
+    /// The images are complete: changes are counted from `round`. If that cannot be kept
+    /// the next dump saves everything.
+    pub fn commit(&mut self, round: &str) {
+        let tasks = std::mem::take(&mut self.next);
+        let Some(keeper) = self.keeper.take() else { return };
+        if let Err(e) = keeper.keep(&Knowledge { round: round.to_owned(), tasks }) {
+            tracing::warn!("{e}; the next dump will save all memory");
+        }
+    }
+}
+
+/// Links the images with the parent at `path`, if that has what the knowledge is about.
+fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<Option<ImageDir>> {
+    images.set_parent(path)?;
+    let parent = images.parent()?;
+    let round = match &parent {
+        Some(parent) => parent.inventory().map(|i| i.dump_criu_run_id.unwrap_or_default()),
+        None => Ok(String::new()),
+    };
+    let why = match round {
+        Ok(round) if !round.is_empty() && round == knowledge.round => {
+            tracing::info!("Changes of memory are counted from {}", path.display());
+            return Ok(parent);
+        }
+        Ok(_) => "no changes are known since then".to_owned(),
+        Err(e) => e.to_string(),
+    };
+    tracing::warn!("All memory is saved, not only what differs from {}: {why}", path.display());
+    images.remove(PARENT_LINK)?;
+    Ok(None)
+}
+
+/// Begins to look at the memory of a task; `None` if it is not tracked.
+///
+/// # Errors
+/// If the task is gone; damaged images of the parent.
+pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
+    let (pid, start_time) = (cx.tasks[task].pid, cx.tasks[task].stat.start_time);
+    let protect = cx.tracking.keeper.is_some();
+    if let Some(uffd) = cx.tracking.known.remove(&(pid, start_time))
+        && belongs(cx, task, &uffd)?
+    {
+        let base = base(cx, task)?;
+        return Ok(Some(Tracker { known: Tracked { pid, start_time, uffd }, base, protect }));
+    }
+    if !protect {
+        return Ok(None);
+    }
+    match create(cx, task) {
+        Ok(uffd) => {
+            let known = Tracked { pid, start_time, uffd };
+            Ok(Some(Tracker { known, base: None, protect }))
+        }
+        Err(e @ Error::Gone { .. }) => Err(e),
+        Err(e) => {
+            tracing::warn!("task {pid}: changes of its memory cannot be tracked: {e}");
+            Ok(None)
+        }
+    }
+}
+
+/// What the parent has of a task.
+fn base(cx: &Dump<'_>, task: usize) -> Result<Option<Pagemap>> {
+    let Some(parent) = &cx.tracking.parent else { return Ok(None) };
+    let id = u64::from(cx.tasks[task].vpid.cast_unsigned());
+    if !parent.has(kind::PAGEMAP, id)? {
+        return Ok(None);
+    }
+    Ok(Some(Pagemap::read(parent, kind::PAGEMAP, id)?))
+}
+
+/// Makes a userfaultfd of the task's address space that the task itself does not keep.
+fn create(cx: &mut Dump<'_>, task: usize) -> Result<OwnedFd> {
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+    // Its number will be the lowest that is free.
+    let pid = cx.tasks[task].pid;
+    let taken = proc::numbers(pid, "fd")?;
+    let free = (0..).zip(&taken).find_map(|(n, &fd)| (n != fd).then_some(n));
+    let undo = Undo::Uffd(pid, free.or(i32::try_from(taken.len()).ok()).unwrap_or(i32::MAX));
+    cx.guardian.watch(&undo)?;
+    let remote = cx.remote(task)?;
+    // Without privileges over faults of the kernel, which nobody is asked about here.
+    let fd = remote.call("userfaultfd", libc::SYS_userfaultfd, [flags | uffd::USER_MODE_ONLY])?;
+    let number = i32::try_from(fd).unwrap_or(-1);
+    let fetched = pidfd_getfd(&cx.tasks[task].pidfd, number, PidfdGetfdFlags::empty());
+    cx.remote(task)?.call("close", libc::SYS_close, [fd])?;
+    cx.guardian.forget(&undo)?;
+    let fetched = fetched.context(|| "fetching a userfaultfd".to_owned())?;
+    uffd::enable_tracking(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
+    Ok(fetched)
+}
+
+/// Closes a userfaultfd that a dead supervisor has left in a task, which runs on.
+///
+/// # Errors
+/// Gone; the kernel's.
+pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
+    let is_uffd = |link: &Path| link.as_os_str() == "anon_inode:[userfaultfd]";
+    if !std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| is_uffd(&link)) {
+        return Ok(());
+    }
+    Ok(torpor_tracee::close_leftover(pid, fd, patience)?)
+}
+
+/// Whether a userfaultfd is one of the address space that the task has now: what is
+/// registered through it must be registered there. The stub will do.
+fn belongs(cx: &mut Dump<'_>, task: usize, uffd: &OwnedFd) -> Result<bool> {
+    let Some((start, len)) = cx.remote(task)?.stub_range() else { return Ok(false) };
+    if uffd::register(uffd.as_fd(), start, len).is_err() {
+        return Ok(false);
+    }
+    let pagemap = proc::open(cx.tasks[task].pid, "pagemap")?;
+    let (any_of, report) = (page::IS_PRESENT, page::IS_PRESENT | page::IS_WPALLOWED);
+    let what = Scan { start, end: start + len, any_of, report, ..Scan::default() };
+    let mut found = [PageRegion::default()];
+    let scanned = vm::scan(&pagemap, &what, &mut found);
+    uffd::unregister(uffd.as_fd(), start, len).context(|| "UFFDIO_UNREGISTER".to_owned())?;
+    let (count, _) = scanned.context(|| "PAGEMAP_SCAN".to_owned())?;
+    Ok(count == 1 && found[0].categories & page::IS_WPALLOWED != 0)
+}
+
+/// The task's memory has been looked at.
+pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) {
+    cx.tracking.next.extend(tracker.filter(|t| t.protect).map(|t| t.known));
+}
+
+/// Takes stock of a mapping: as [`pages::census`], with pages that the parent has as
+/// they are marked, and protected for the next dump where there will be one.
+///
+/// # Errors
+/// The kernel's; a mapping that the program itself tracks is refused.
+pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) -> Result<Census> {
+    let mut census = pages::census(pagemap, vma)?;
+    let any_clean = census.pages.iter().any(|run| run.clean);
+    let wanted = |t: &&Tracker| can_be_tracked(vma) && (t.protect || any_clean || vma.has(b"uw"));
+    let own = tracker.filter(wanted).filter(|t| t.register(vma));
+    if own.is_none() && vma.has(b"uw") {
+        return Err(Error::refused(
+            pid,
+            format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
+            "it is registered with userfaultfd, which is not supported",
+        ));
+    }
+    let base = own.and_then(|t| t.base.as_ref());
+    census.pages = compare(&census.pages, base.map_or(&[], |base| &base.runs));
+    if own.is_some_and(|t| t.protect) {
+        protect(pagemap, vma)?;
+    }
+    Ok(census)
+}
+
+/// Private memory without a file. In private mappings of files the kernel leaves a marker
+/// where a protected page was dropped, which looks like one that is swapped out.
+fn can_be_tracked(vma: &Vma) -> bool {
+    let special = vma.is(status::VDSO | status::VVAR | status::VSYSCALL);
+    vma.is_private() && !special && !vma.has_file()
+}
+
+impl Tracker {
+    /// Whether changes of a mapping are known to this tracker from now on; they have been
+    /// before if the mapping was registered before.
+    fn register(&self, vma: &Vma) -> bool {
+        let (start, len) = (vma.map.start, vma.map.end - vma.map.start);
+        uffd::register(self.known.uffd.as_fd(), start, len).is_ok()
+    }
+}
+
+fn protect(pagemap: &File, vma: &Vma) -> Result<()> {
+    let not = page::IS_PFNZERO | page::IS_GUARD;
+    // Never holes: the kernel would make page tables for all of them.
+    let what = Scan {
+        start: vma.map.start,
+        end: vma.map.end,
+        any_of: page::IS_PRESENT | page::IS_SWAPPED,
+        all_of: page::IS_WRITTEN | not,
+        inverted: not,
+        report: 0,
+        protect: true,
+    };
+    vm::scan(pagemap, &what, &mut [])
+        .map(drop)
+        .context(|| format!("write-protecting {:x}-{:x}", what.start, what.end))
+}
+
+/// Leaves those runs clean that the parent has, cut where it has not.
+fn compare(found: &[Found], base: &[Run]) -> Vec<Found> {
+    let mut out = Vec::with_capacity(found.len());
+    for run in found {
+        let mut at = run.start;
+        if run.clean {
+            let first = base.partition_point(|b| b.range().end <= run.start);
+            for has in base[first..].iter().take_while(|b| b.vaddr < run.end) {
+                let (start, end) = (has.vaddr.max(run.start), has.range().end.min(run.end));
+                if start > at {
+                    pages::push(&mut out, Found { start: at, end: start, clean: false });
+                }
+                pages::push(&mut out, Found { start, end, clean: true });
+                at = end;
+            }
+        }
+        if at < run.end {
+            pages::push(&mut out, Found { start: at, end: run.end, clean: false });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::memory::vma::PAGE;
+    use torpor_tracee::{Tracee, parse_maps, stub_place};
+
+    #[test]
+    fn a_userfaultfd_that_was_left_is_closed() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let patience = Duration::from_secs(60);
+        Tracee::seize(pid, false).unwrap();
+        let mut tracee = Tracee::stopped(pid, pid, patience).unwrap().unwrap();
+        let maps = parse_maps(&proc::read(pid, "maps").unwrap());
+        tracee.inject(&maps, stub_place(&maps).unwrap()).unwrap();
+        let args = [uffd::USER_MODE_ONLY];
+        let fd = tracee.call("userfaultfd", libc::SYS_userfaultfd, args).unwrap();
+        tracee.eject(&maps).unwrap();
+        tracee.finish().unwrap();
+        let fd = i32::try_from(fd).unwrap();
+        let before = proc::numbers(pid, "fd").unwrap();
+        assert!(before.contains(&fd));
+        close_leftover(pid, fd, patience).unwrap();
+        let left: Vec<i32> = before.iter().copied().filter(|&other| other != fd).collect();
+        assert_eq!(proc::numbers(pid, "fd").unwrap(), left);
+        // What is no userfaultfd is nobody's business.
+        close_leftover(pid, left[0], patience).unwrap();
+        assert_eq!(proc::numbers(pid, "fd").unwrap(), left);
+        assert!(child.try_wait().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn only_what_the_parent_has_is_clean() {
+        let found = |list: &[(u64, u64, bool)]| -> Vec<Found> {
+            let page = |&(start, end, clean): &(u64, u64, bool)| Found {
+                start: start * PAGE,
+                end: end * PAGE,
+                clean,
+            };
+            list.iter().map(page).collect()
+        };
+        let run = |first: u64, pages: u64| Run { vaddr: first * PAGE, pages, ..Run::default() };
+        let base = [run(2, 2), run(4, 1), run(8, 10)];
+        let runs = found(&[(1, 3, true), (3, 4, false), (4, 6, true), (9, 20, true)]);
+        let expected = found(&[
+            (1, 2, false),
+            (2, 3, true),
+            (3, 4, false),
+            (4, 5, true),
+            (5, 6, false),
+            (9, 18, true),
+            (18, 20, false),
+        ]);
+        assert_eq!(compare(&runs, &base), expected);
+        assert_eq!(compare(&found(&[(1, 9, true)]), &[]), found(&[(1, 9, false)]));
+    }
+}

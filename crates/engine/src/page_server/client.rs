@@ -1,0 +1,103 @@
+//! The client's end: a dump that sends its memory away.
+
+use std::io::{Read, Write};
+
+use torpor_images::pagemap::Run;
+
+use super::connection::Connection;
+use super::protocol::{Command, Object, Op};
+use crate::error::{Context, Error, Result};
+use crate::options::PageServer;
+
+/// Pages that one command can announce.
+const MAX_PAGES: u64 = u32::MAX as u64;
+
+/// Sends pagemaps and pages to a page server. What was sent counts after
+/// [`Sender::close`] only; the server forgets it if this is dropped before.
+#[derive(Debug)]
+#[must_use = "what was sent counts after close() only"]
+pub struct Sender {
+    connection: Connection,
+    closed: bool,
+}
+
+impl Sender {
+    /// Connects to a page server.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or has no right certificate.
+    pub fn connect(to: &PageServer) -> Result<Self> {
+        Ok(Sender { connection: Connection::connect(to)?, closed: false })
+    }
+
+    /// What follows is the memory of this object. Says whether the server has the
+    /// object in a parent directory.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn open(&mut self, object: Object) -> Result<bool> {
+        self.send(&Command::bare(Op::Open, Some(object)))?;
+        let mut there = [0];
+        self.receive(&mut there)?;
+        match there {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            _ => Err(Error::Hook("the other end is no page server, or wants --tls".to_owned())),
+        }
+    }
+
+    /// Announces a run of pages; those of a run that is present have to follow by
+    /// [`Sender::pages`].
+    ///
+    /// # Errors
+    /// The connection's; a run of more than 16 TiB.
+    pub fn run(&mut self, run: &Run) -> Result<()> {
+        let op = if run.present { Op::AddPages } else { Op::Hole };
+        let too_large = || Error::Hook(format!("{} pages are too many to be sent", run.pages));
+        let pages = u32::try_from(run.pages.min(MAX_PAGES + 1)).map_err(|_| too_large())?;
+        let flags = run.flags();
+        self.send(&Command { op, flags, pages, vaddr: run.vaddr, object: None })
+    }
+
+    /// Sends the content of pages that were announced.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn pages(&mut self, bytes: &[u8]) -> Result<()> {
+        self.connection.write_all(bytes).context(|| "send pages".to_owned())
+    }
+
+    /// Waits until the server has written everything.
+    ///
+    /// # Errors
+    /// If it has not.
+    pub fn close(mut self) -> Result<()> {
+        self.closed = true;
+        self.send(&Command::bare(Op::Close, None))?;
+        let mut status = [0; 4];
+        self.receive(&mut status)?;
+        match i32::from_le_bytes(status) {
+            0 => Ok(()),
+            _ => Err(Error::Hook("the page server failed; its log says why".to_owned())),
+        }
+    }
+
+    fn send(&mut self, command: &Command) -> Result<()> {
+        command.send(&mut self.connection).context(|| "write to the page server".to_owned())
+    }
+
+    fn receive(&mut self, answer: &mut [u8]) -> Result<()> {
+        let got = self.connection.flush().and_then(|()| self.connection.read_exact(answer));
+        got.context(|| "the page server's answer".to_owned())
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if !self.closed {
+            // The server notices as well when the connection just ends.
+            let _ = self.send(&Command::bare(Op::Abandon, None));
+            let _ = self.connection.flush();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A connection between a page client and a page server.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+
+use super::tls;
+use crate::error::{Context, Error, Result};
+use crate::options::PageServer;
+
+/// Bytes of small messages that are sent together.
+const BUFFER: usize = 64 * 1024;
+
+/// One end: bytes in both directions, encrypted or not.
+pub struct Connection {
+    stream: Box<dyn Stream>,
+    /// What has been said but not sent: a page server is told much in small pieces.
+    said: Vec<u8>,
+}
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// Connects to the server that `to` names.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or has no right certificate.
+    pub fn connect(to: &PageServer) -> Result<Self> {
+        let host = to.address.as_deref().unwrap_or("127.0.0.1");
+        let socket: OwnedFd = match &to.socket {
+            Some(socket) => socket.try_clone().context(|| "dup".to_owned())?,
+            None if to.port == 0 => {
+                return Err(Error::Hook("--page-server needs the server's --port".to_owned()));
+            }
+            None => {
+                let name = format!("page server {host} port {}", to.port);
+                let stream = TcpStream::connect((host, to.port)).context(|| name)?;
+                stream.set_nodelay(true).context(|| "TCP_NODELAY".to_owned())?;
+                stream.into()
+            }
+        };
+        match &to.tls {
+            Some(files) => Ok(Self::over(tls::client(File::from(socket), host, files)?)),
+            None => Ok(Self::over(File::from(socket))),
+        }
+    }
+
+    fn over(stream: impl Stream + 'static) -> Self {
+        Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER) }
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buf)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if self.said.len() + buf.len() > BUFFER {
+            self.stream.write_all(&self.said)?;
+            self.said.clear();
+        }
+        if buf.len() >= BUFFER {
+            return self.stream.write(buf);
+        }
+        self.said.extend_from_slice(buf);
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.write_all(&self.said)?;
+        self.said.clear();
+        self.stream.flush()
+    }
+}
+
+/// What a page server waits for its client at.
+#[derive(Debug)]
+pub struct Listener<'a> {
+    options: &'a PageServer,
+    listening: Option<TcpListener>,
+}
+
+impl<'a> Listener<'a> {
+    /// Begins to listen, unless the connection is there already.
+    ///
+    /// # Errors
+    /// If the address is none of this host's, or the port is taken.
+    pub fn new(options: &'a PageServer) -> Result<Self> {
+        let listening = match &options.socket {
+            Some(_) => None,
+            None => {
+                let address = options.address.as_deref().unwrap_or_default();
+                let any = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.port))];
+                let addresses = match address {
+                    "" => any.to_vec(),
+                    host => (host, options.port)
+                        .to_socket_addrs()
+                        .context(|| format!("address {host}"))?
+                        .collect(),
+                };
+                let what = || format!("listen at {address} port {}", options.port);
+                Some(TcpListener::bind(addresses.as_slice()).context(what)?)
+            }
+        };
+        Ok(Listener { options, listening })
+    }
+
+    /// The port that a client is to connect to.
+    pub fn port(&self) -> Option<u16> {
+        self.listening.as_ref()?.local_addr().ok().map(|address| address.port())
+    }
+
+    /// Waits for the client.
+    ///
+    /// # Errors
+    /// The kernel's; a client without a right certificate.
+    pub fn accept(self) -> Result<Connection> {
+        let socket: OwnedFd = match (self.listening, &self.options.socket) {
+            (Some(listening), _) => {
+                let (stream, from) = listening.accept().context(|| "accept".to_owned())?;
+                tracing::info!("accepted a connection from {from}");
+                stream.set_nodelay(true).context(|| "TCP_NODELAY".to_owned())?;
+                stream.into()
+            }
+            (None, Some(socket)) => socket.try_clone().context(|| "dup".to_owned())?,
+            (None, None) => return Err(Error::Hook("no socket to wait at".to_owned())),
+        };
+        match &self.options.tls {
+            Some(files) => Ok(Connection::over(tls::server(File::from(socket), files)?)),
+            None => Ok(Connection::over(File::from(socket))),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What the two ends of a page server connection say to each other.
+//!
+//! The client sends commands of [`Command::SIZE`] bytes, all numbers little-endian:
+//! the operation in the low 16 bits of the first word and a pagemap's flags in the high
+//! ones, then the number of pages, an address, and the object whose memory it is. Pages
+//! follow [`Op::AddPages`]. The server answers what has an answer, see [`Op`].
+
+use std::io::{self, Read, Write};
+
+use torpor_images::kind::{self, Kind};
+
+use crate::error::{Context, Error, Result};
+
+/// What a command asks for; the values are CRIU's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// A run of pages that is not sent: zeros, or in the parent.
+    Hole,
+    /// What comes next belongs to this object. Answered by one byte: whether the server
+    /// has the object in a parent directory.
+    Open,
+    /// Whether the server has the object in a parent directory; answered by a 32-bit
+    /// number, 1 if it has and 0 if not.
+    Parent,
+    /// A run of pages, which follow.
+    AddPages,
+    /// All has been sent. Answered by a 32-bit status, 0 when everything is written.
+    Close,
+    /// The client gives up; what was sent is worthless. Answered as [`Op::Close`] is.
+    Abandon,
+}
+
+impl Op {
+    const ALL: [(Op, u32); 6] = [
+        (Op::Hole, 2),
+        (Op::Open, 4),
+        (Op::Parent, 5),
+        (Op::AddPages, 6),
+        (Op::Close, 0x1023),
+        (Op::Abandon, 0x1024),
+    ];
+
+    fn number(self) -> u32 {
+        Self::ALL.iter().find(|(op, _)| *op == self).map_or(0, |(_, number)| *number)
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.iter().find(|(_, n)| *n == number).map(|(op, _)| *op)
+    }
+}
+
+/// Whose memory it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Object {
+    /// [`kind::PAGEMAP`] or [`kind::SHMEM_PAGEMAP`].
+    pub kind: Kind,
+    /// The id in the name of the pagemap's file.
+    pub id: u64,
+}
+
+impl Object {
+    /// Bits of the type below the id.
+    const TYPE_BITS: u32 = 8;
+    const KINDS: [(u64, Kind); 2] = [(1, kind::PAGEMAP), (2, kind::SHMEM_PAGEMAP)];
+
+    fn encode(self) -> io::Result<u64> {
+        let number = Self::KINDS.iter().find(|(_, kind)| *kind == self.kind).map(|(n, _)| *n);
+        match number {
+            Some(number) if self.id >> (64 - Self::TYPE_BITS) == 0 => {
+                Ok(self.id << Self::TYPE_BITS | number)
+            }
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} cannot be named to a page server", self.kind.file_name(self.id)),
+            )),
+        }
+    }
+
+    fn decode(word: u64) -> Option<Self> {
+        let number = word & ((1 << Self::TYPE_BITS) - 1);
+        let kind = Self::KINDS.iter().find(|(n, _)| *n == number)?.1;
+        Some(Object { kind, id: word >> Self::TYPE_BITS })
+    }
+}
+
+/// A command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// What to do.
+    pub op: Op,
+    /// Flags of the run, as those of a pagemap entry.
+    pub flags: u32,
+    /// Pages of the run.
+    pub pages: u32,
+    /// Its address.
+    pub vaddr: u64,
+    /// The object, where the operation has one.
+    pub object: Option<Object>,
+}
+
+impl Command {
+    /// Bytes of a command on the wire.
+    pub const SIZE: usize = 24;
+
+    /// A command without a run of pages.
+    pub fn bare(op: Op, object: Option<Object>) -> Self {
+        Command { op, flags: 0, pages: 0, vaddr: 0, object }
+    }
+
+    /// Sends the command.
+    ///
+    /// # Errors
+    /// The connection's; an object that has no number on the wire.
+    pub fn send(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut bytes = [0; Self::SIZE];
+        let object = self.object.map_or(Ok(0), Object::encode)?;
+        bytes[..4].copy_from_slice(&(self.op.number() | self.flags << 16).to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.pages.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.vaddr.to_le_bytes());
+        bytes[16..].copy_from_slice(&object.to_le_bytes());
+        out.write_all(&bytes)
+    }
+
+    /// Receives a command.
+    ///
+    /// # Errors
+    /// The connection's; what is no command.
+    pub fn receive(from: &mut impl Read) -> Result<Self> {
+        let mut bytes = [0; Self::SIZE];
+        from.read_exact(&mut bytes).context(|| "read a command of the page client".to_owned())?;
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let wrong = |what: String| Error::invalid("page server", format!("the client sent {what}"));
+        let number = word(0) & 0xffff;
+        let op = Op::from_number(number).ok_or_else(|| wrong(format!("command {number:#x}")))?;
+        let object = match op {
+            Op::Close | Op::Abandon => None,
+            Op::Hole | Op::AddPages => Object::decode(long(16)),
+            Op::Open | Op::Parent => {
+                let word = long(16);
+                Some(Object::decode(word).ok_or_else(|| wrong(format!("object {word:#x}")))?)
+            }
+        };
+        Ok(Command { op, flags: word(0) >> 16, pages: word(4), vaddr: long(8), object })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_as_they_are_on_the_wire() {
+        let object = Some(Object { kind: kind::PAGEMAP, id: 0x1234 });
+        let command = Command { op: Op::AddPages, flags: 4, pages: 3, vaddr: 0x7000, object };
+        let mut bytes = Vec::new();
+        command.send(&mut bytes).unwrap();
+        let expected =
+            [[6, 0, 4, 0, 3, 0, 0, 0], [0, 0x70, 0, 0, 0, 0, 0, 0], [1, 0x34, 0x12, 0, 0, 0, 0, 0]];
+        assert_eq!(bytes, expected.concat());
+        assert_eq!(Command::receive(&mut bytes.as_slice()).unwrap(), command);
+    }
+
+    #[test]
+    fn what_is_no_command() {
+        let mut bytes = [0; Command::SIZE];
+        bytes[0] = 77;
+        let error = Command::receive(&mut bytes.as_slice()).unwrap_err().to_string();
+        assert_eq!(error, "page server: the client sent command 0x4d");
+        bytes[0] = 4;
+        bytes[16] = 9;
+        let error = Command::receive(&mut bytes.as_slice()).unwrap_err().to_string();
+        assert_eq!(error, "page server: the client sent object 0x9");
+        assert!(Command::receive(&mut &bytes[..10]).is_err());
+    }
+
+    #[test]
+    fn an_object_that_has_no_number() {
+        let object = Some(Object { kind: kind::PAGEMAP, id: 1 << 60 });
+        assert!(Command::bare(Op::Open, object).send(&mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,168 @@
+//! The server's end: writes pagemaps and pages.
+
+use std::fs::File;
+use std::io::{Read, Write};
+
+use torpor_images::pagemap::{PE_PARENT, PE_PRESENT, PagemapWriter, Run};
+use torpor_images::{ImageDir, kind};
+
+use super::connection::Connection;
+pub use super::connection::Listener;
+use super::protocol::{Command, Object, Op};
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::PAGE;
+use crate::options::Options;
+
+/// Bytes of pages received at once.
+const CHUNK: usize = 512 * 1024;
+
+/// Receives what one client sends and writes it to the images directory, on top of
+/// `opts.parent_img` if there is one. What a client sent that did not come to its end
+/// is removed.
+///
+/// # Errors
+/// The connection's, the files'; a client that breaks the protocol.
+pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
+    let images = ImageDir::open(&opts.images_dir)?;
+    if let Some(parent) = &opts.parent_img {
+        images.set_parent(parent)?;
+    }
+    let mut connection = listener.accept()?;
+    let mut receiver = Receiver::new(&images)?;
+    let done = receiver.all(&mut connection);
+    if done.is_err() {
+        receiver.remove()?;
+    }
+    // Without this the client would learn only that the connection ended.
+    let status: i32 = if done.is_ok() { 0 } else { -1 };
+    let told = connection.write_all(&status.to_le_bytes()).and_then(|()| connection.flush());
+    done?;
+    told.context(|| "answer the page client".to_owned())
+}
+
+/// What is being received.
+struct Receiver<'a> {
+    images: &'a ImageDir,
+    parent: Option<ImageDir>,
+    current: Option<Current>,
+    /// What has been begun, in order: the N of the N-th one's pages file.
+    objects: Vec<Object>,
+    buffer: Vec<u8>,
+}
+
+/// The object that runs belong to.
+struct Current {
+    pagemap: PagemapWriter,
+    pages: File,
+    /// Behind the last run.
+    end: u64,
+}
+
+impl<'a> Receiver<'a> {
+    fn new(images: &'a ImageDir) -> Result<Self> {
+        let parent = images.parent()?;
+        Ok(Receiver { images, parent, current: None, objects: Vec::new(), buffer: vec![0; CHUNK] })
+    }
+
+    fn all(&mut self, connection: &mut Connection) -> Result<()> {
+        loop {
+            let command = Command::receive(connection)?;
+            match command.op {
+                Op::Open => self.open(&command, connection)?,
+                Op::Parent => {
+                    let there = self.in_parent(&command)?;
+                    answer(connection, &i32::from(there).to_le_bytes())?;
+                }
+                Op::Hole | Op::AddPages => self.run(&command, connection)?,
+                Op::Close => return self.finish_current(),
+                Op::Abandon => {
+                    return Err(Error::Hook("the dump on the other end has failed".to_owned()));
+                }
+            }
+        }
+    }
+
+    fn in_parent(&self, command: &Command) -> Result<bool> {
+        match (&self.parent, command.object) {
+            (Some(parent), Some(object)) => Ok(parent.has(object.kind, object.id)?),
+            _ => Ok(false),
+        }
+    }
+
+    fn open(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
+        let Some(object) = command.object else { return Ok(()) };
+        self.finish_current()?;
+        if self.objects.contains(&object) {
+            let name = object.kind.file_name(object.id);
+            return Err(Error::invalid("page server", format!("the client sent {name} twice")));
+        }
+        self.objects.push(object);
+        let number = self.objects.len();
+        let pages_id = u32::try_from(number)
+            .map_err(|_| Error::invalid("page server", "the client sent too many objects"))?;
+        self.current = Some(Current {
+            pagemap: PagemapWriter::create(self.images, object.kind, object.id, pages_id)?,
+            pages: self.images.raw_file_create(kind::PAGES, number as u64)?,
+            end: 0,
+        });
+        let there = self.in_parent(command)?;
+        answer(connection, &[u8::from(there)])
+    }
+
+    fn run(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
+        let wrong = |what: &str| Error::invalid("page server", format!("the client sent {what}"));
+        let present = command.op == Op::AddPages;
+        let in_parent = command.flags & PE_PARENT != 0;
+        if present != (command.flags & PE_PRESENT != 0) || present && in_parent {
+            return Err(wrong("pages with flags of other pages"));
+        }
+        if in_parent && self.parent.is_none() {
+            return Err(wrong("pages in a parent that there is not"));
+        }
+        let current = self.current.as_mut().ok_or_else(|| wrong("pages of no object"))?;
+        let bytes = u64::from(command.pages) * PAGE;
+        let end = command.vaddr.checked_add(bytes).filter(|_| command.vaddr.is_multiple_of(PAGE));
+        if command.pages == 0 || command.vaddr < current.end {
+            return Err(wrong("runs that are out of order"));
+        }
+        current.end = end.ok_or_else(|| wrong("pages out of range"))?;
+        let pages = u64::from(command.pages);
+        let run = Run { vaddr: command.vaddr, pages, in_parent, lazy: false, present };
+        current.pagemap.push(run)?;
+        if present { copy(connection, &mut current.pages, bytes, &mut self.buffer) } else { Ok(()) }
+    }
+
+    fn finish_current(&mut self) -> Result<()> {
+        match self.current.take() {
+            Some(current) => Ok(current.pagemap.finish()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what has been received.
+    fn remove(&mut self) -> Result<()> {
+        self.current = None;
+        for (number, object) in (1..).zip(&self.objects) {
+            self.images.remove(&object.kind.file_name(object.id))?;
+            self.images.remove(&kind::PAGES.file_name(number))?;
+        }
+        Ok(())
+    }
+}
+
+fn answer(connection: &mut Connection, bytes: &[u8]) -> Result<()> {
+    let said = connection.write_all(bytes).and_then(|()| connection.flush());
+    said.context(|| "answer the page client".to_owned())
+}
+
+/// Copies `left` bytes of pages.
+fn copy(from: &mut Connection, to: &mut File, mut left: u64, buffer: &mut [u8]) -> Result<()> {
+    while left > 0 {
+        let len = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+        let buffer = &mut buffer[..len];
+        from.read_exact(buffer).context(|| "read pages of the page client".to_owned())?;
+        to.write_all(buffer).context(|| "write pages".to_owned())?;
+        left -= len as u64;
+    }
+    Ok(())
+}

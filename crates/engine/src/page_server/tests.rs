@@ -1,0 +1,285 @@
+//! Both ends, over a pair of sockets.
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
+    KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::{ImageDir, kind};
+
+use super::protocol::{Command, Op};
+use super::*;
+use crate::error::Result;
+use crate::options::{Options, PageServer, Tls};
+
+fn run(vaddr: u64, pages: u64, present: bool) -> Run {
+    Run { vaddr, pages, present, in_parent: false, lazy: false }
+}
+
+/// Lets a server write to `dir` while `client` talks to it.
+fn session(
+    dir: &Path,
+    tls: [Option<Tls>; 2],
+    client: impl FnOnce(&PageServer) -> Result<()>,
+) -> (Result<()>, Result<()>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let [ours, theirs] = [ours, theirs].map(|end| Some(Arc::new(OwnedFd::from(end))));
+    let [tls_here, tls_there] = tls;
+    let server = PageServer { socket: theirs, tls: tls_there, ..PageServer::default() };
+    let to = PageServer {
+        socket: ours,
+        tls: tls_here,
+        address: Some("pages.example".into()),
+        ..PageServer::default()
+    };
+    std::thread::scope(|scope| {
+        let served = scope.spawn(move || {
+            let opts = Options { images_dir: dir.to_owned(), ..Options::default() };
+            serve(&opts, Listener::new(&server)?)
+        });
+        let asked = client(&to);
+        drop(to);
+        (asked, served.join().unwrap())
+    })
+}
+
+const TASK: Object = Object { kind: kind::PAGEMAP, id: 7 };
+const SHARED: Object = Object { kind: kind::SHMEM_PAGEMAP, id: 7 };
+
+fn send_two(to: &PageServer) -> Result<()> {
+    let mut sender = Sender::connect(to)?;
+    assert!(!sender.open(TASK)?);
+    sender.run(&run(0x1000, 2, true))?;
+    sender.pages(&[b'a'; 8192])?;
+    sender.run(&run(0x5000, 1, false))?;
+    assert!(!sender.open(SHARED)?);
+    sender.run(&run(0, 300, true))?;
+    sender.pages(&vec![b'b'; 300 * 4096])?;
+    sender.close()
+}
+
+fn expect_two(dir: &Path) {
+    let images = ImageDir::open(dir).unwrap();
+    let task = Pagemap::read(&images, TASK.kind, TASK.id).unwrap();
+    assert_eq!(task.runs, [run(0x1000, 2, true), run(0x5000, 1, false)]);
+    let shared = Pagemap::read(&images, SHARED.kind, SHARED.id).unwrap();
+    assert_eq!(shared.runs, [run(0, 300, true)]);
+    let pages = |id: u32| std::fs::read(dir.join(kind::PAGES.file_name(id.into()))).unwrap();
+    assert_eq!(pages(task.pages_id), [b'a'; 8192]);
+    assert_eq!(pages(shared.pages_id), vec![b'b'; 300 * 4096]);
+}
+
+#[test]
+fn what_is_sent_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (asked, served) = session(dir.path(), [None, None], send_two);
+    served.unwrap();
+    asked.unwrap();
+    expect_two(dir.path());
+}
+
+#[test]
+fn what_did_not_come_to_its_end_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, served) = session(dir.path(), [None, None], |to| {
+        let mut sender = Sender::connect(to)?;
+        sender.open(TASK)?;
+        sender.run(&run(0x1000, 2, true))?;
+        sender.pages(&[b'a'; 4096])
+    });
+    served.unwrap_err();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// A server's answer to raw commands.
+fn refusal(commands: &[Command]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, served) = session(dir.path(), [None, None], |to| {
+        let mut socket = UnixStream::from(to.socket.as_ref().unwrap().try_clone().unwrap());
+        for command in commands {
+            command.send(&mut socket).unwrap();
+        }
+        // The server's answers have to be taken for it to go on.
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        socket.read_to_end(&mut Vec::new()).unwrap();
+        Ok(())
+    });
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    served.unwrap_err().to_string()
+}
+
+#[test]
+fn a_client_that_breaks_the_protocol() {
+    let open = Command::bare(Op::Open, Some(TASK));
+    let hole = Command { op: Op::Hole, flags: 0, pages: 1, vaddr: 0x1000, object: None };
+    assert_eq!(refusal(&[hole]), "page server: the client sent pages of no object");
+    let parent = Command { flags: 1, ..hole };
+    let error = refusal(&[open, parent]);
+    assert_eq!(error, "page server: the client sent pages in a parent that there is not");
+    let odd = Command { vaddr: 0x1001, ..hole };
+    assert_eq!(refusal(&[open, odd]), "page server: the client sent pages out of range");
+    let far = Command { vaddr: u64::MAX - 4095, ..hole };
+    assert_eq!(refusal(&[open, far]), "page server: the client sent pages out of range");
+    let error = refusal(&[open, hole, hole]);
+    assert_eq!(error, "page server: the client sent runs that are out of order");
+    let error = refusal(&[open, open]);
+    assert_eq!(error, "page server: the client sent pagemap-7.img twice");
+    let absent = Command { op: Op::AddPages, ..hole };
+    let error = refusal(&[open, absent]);
+    assert_eq!(error, "page server: the client sent pages with flags of other pages");
+}
+
+#[test]
+fn a_parent_on_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let [old, new] = ["old", "new"].map(|name| dir.path().join(name));
+    for dir in [&old, &new] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    session(&old, [None, None], send_two).1.unwrap();
+    ImageDir::open(&new).unwrap().set_parent(Path::new("../old")).unwrap();
+    let (asked, served) = session(&new, [None, None], |to| {
+        let mut sender = Sender::connect(to)?;
+        assert!(sender.open(TASK)?, "the parent has this task");
+        sender.run(&Run { in_parent: true, ..run(0x1000, 2, false) })?;
+        assert!(!sender.open(Object { id: 8, ..TASK })?, "and not this one");
+        sender.close()
+    });
+    served.unwrap();
+    asked.unwrap();
+    let map = Pagemap::read(&ImageDir::open(&new).unwrap(), TASK.kind, TASK.id).unwrap();
+    assert!(map.runs[0].in_parent);
+}
+
+/// An authority, and certificates in files.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Two authorities of one name could not be told apart but by their signatures.
+        params.distinguished_name.push(DnType::CommonName, dir.path().display().to_string());
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), certificate.pem()).unwrap();
+        Authority { dir, issuer: Issuer::new(params, key) }
+    }
+
+    /// Certifies `name`, with a serial number.
+    fn certify(&self, name: &str, serial: u64) -> Tls {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.serial_number = Some(SerialNumber::from(serial));
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let file = |kind: &str| self.dir.path().join(format!("{serial}.{kind}.pem"));
+        std::fs::write(file("cert"), certificate.pem()).unwrap();
+        std::fs::write(file("key"), key.serialize_pem()).unwrap();
+        Tls {
+            ca_cert: Some(self.dir.path().join("ca.pem")),
+            cert: Some(file("cert")),
+            key: Some(file("key")),
+            ..Tls::default()
+        }
+    }
+
+    /// A list of one revoked certificate.
+    fn revoke(&self, serial: u64) -> std::path::PathBuf {
+        let revoked = RevokedCertParams {
+            serial_number: SerialNumber::from(serial),
+            revocation_time: date_time_ymd(2024, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2024, 1, 1),
+            next_update: date_time_ymd(2060, 1, 1),
+            crl_number: SerialNumber::from(1_u64),
+            issuing_distribution_point: None,
+            revoked_certs: vec![revoked],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let file = self.dir.path().join("crl.pem");
+        std::fs::write(&file, list.signed_by(&self.issuer).unwrap().pem().unwrap()).unwrap();
+        file
+    }
+}
+
+#[test]
+fn both_ends_show_certificates() {
+    let authority = Authority::new();
+    let dir = tempfile::tempdir().unwrap();
+    let ends = [authority.certify("client", 1), authority.certify("pages.example", 2)];
+    let (asked, served) = session(dir.path(), ends.map(Some), send_two);
+    served.unwrap();
+    asked.unwrap();
+    expect_two(dir.path());
+}
+
+/// What the client and the server say when they do not get together.
+fn disagree(client: Option<Tls>, server: Option<Tls>) -> (String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let (asked, served) = session(dir.path(), [client, server], send_two);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    (asked.unwrap_err().to_string(), served.unwrap_err().to_string())
+}
+
+#[test]
+fn a_server_of_another_name() {
+    let authority = Authority::new();
+    let (client, server) = (authority.certify("client", 1), authority.certify("other.example", 2));
+    let (asked, _) = disagree(Some(client.clone()), Some(server.clone()));
+    assert!(asked.contains("not valid for name"), "{asked}");
+    let dir = tempfile::tempdir().unwrap();
+    let client = Tls { no_cn_verify: true, ..client };
+    let (asked, served) = session(dir.path(), [Some(client), Some(server)], send_two);
+    served.unwrap();
+    asked.unwrap();
+    expect_two(dir.path());
+}
+
+#[test]
+fn a_name_may_be_any_but_not_the_authority() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let mut client = authority.certify("client", 1);
+    client.no_cn_verify = true;
+    let (asked, _) = disagree(Some(client), Some(stranger.certify("pages.example", 2)));
+    assert!(asked.contains("UnknownIssuer"), "{asked}");
+}
+
+#[test]
+fn a_client_of_another_authority() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let mut client = stranger.certify("client", 1);
+    client.ca_cert = authority.certify("x", 3).ca_cert;
+    let server = authority.certify("pages.example", 2);
+    let (_, served) = disagree(Some(client), Some(server));
+    assert!(served.contains("UnknownIssuer"), "{served}");
+}
+
+#[test]
+fn a_client_whose_certificate_is_revoked() {
+    let authority = Authority::new();
+    let client = authority.certify("client", 1);
+    let server = Tls { ca_crl: Some(authority.revoke(1)), ..authority.certify("pages.example", 2) };
+    let (_, served) = disagree(Some(client), Some(server));
+    assert!(served.contains("Revoked"), "{served}");
+}
+
+#[test]
+fn a_client_that_does_not_encrypt() {
+    let authority = Authority::new();
+    let server = authority.certify("pages.example", 2);
+    let (_, served) = disagree(None, Some(server));
+    assert!(served.contains("TLS with the page client"), "{served}");
+}

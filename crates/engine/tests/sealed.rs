@@ -1,0 +1,222 @@
+//! Sealed checkpoints of a process that holds a secret, end to end. A dump needs a process
+//! of one thread, so each case runs in one of its own: this is a program without the
+//! usual harness.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use torpor_engine::seal::{OpenOptions, SealOptions};
+use torpor_engine::{NoHooks, Options};
+use torpor_seal::Suite;
+use torpor_seal::keys::{AgeRecipient, Identities, Recipient};
+
+const SECRET: &str = "the-quick-brown-secret-that-nobody-may-read-7f3a9";
+
+const CASES: [(&str, fn()); 7] = [
+    ("a_plain_checkpoint_shows_its_secrets", a_plain_checkpoint_shows_its_secrets),
+    ("sealed_with_gcm_and_back", || sealed_and_back(Suite::Aes256Gcm)),
+    ("sealed_with_xts_and_back", || sealed_and_back(Suite::Aes256XtsHmacSha256)),
+    ("changed_with_gcm", || what_was_changed_is_not_restored(Suite::Aes256Gcm)),
+    ("changed_with_xts", || what_was_changed_is_not_restored(Suite::Aes256XtsHmacSha256)),
+    ("unsigned_images_are_refused", unsigned_images_are_refused),
+    ("times_are_in_the_statistics", times_are_in_the_statistics),
+];
+
+/// Runs all cases, or those whose names contain one of the arguments, as `cargo test`
+/// does; `--case NAME` runs one in this process.
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, name] = args.as_slice()
+        && flag == "--case"
+    {
+        let (_, case) = CASES.iter().find(|(known, _)| known == name).unwrap();
+        return case();
+    }
+    let filters: Vec<&String> = args.iter().filter(|arg| !arg.starts_with('-')).collect();
+    let mut failed = 0;
+    for (name, _) in CASES {
+        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
+            continue;
+        }
+        let mut case = Command::new(std::env::current_exe().unwrap());
+        let passed = case.args(["--case", name]).status().unwrap().success();
+        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
+        failed += i32::from(!passed);
+    }
+    assert_eq!(failed, 0, "cases failed");
+}
+
+fn build(dir: &Path) -> PathBuf {
+    let program = dir.join("subject");
+    let source = format!("{}/tests/sealed/subject.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-o"]).arg(&program).arg(source);
+    assert!(cc.status().unwrap().success());
+    program
+}
+
+/// A process with a secret, and where it is dumped to.
+struct Subject {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Subject {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let backwards: String = SECRET.chars().rev().collect();
+        let mut child = Command::new(build(dir.path()))
+            .arg(backwards)
+            .arg(dir.path().join("ghost"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        std::fs::create_dir(dir.path().join("images")).unwrap();
+        Self { child, dir }
+    }
+
+    fn images(&self) -> PathBuf {
+        self.dir.path().join("images")
+    }
+
+    fn dump(&mut self, seal: Option<SealOptions>) {
+        let opts = Options {
+            images_dir: self.images(),
+            pid: i32::try_from(self.child.id()).unwrap(),
+            seal,
+            ..Options::default()
+        };
+        // The dump waits until the process is gone.
+        torpor_engine::dump(&opts, &mut NoHooks).unwrap();
+    }
+
+    fn restore(&self, open: OpenOptions) -> Result<i32, torpor_engine::Error> {
+        let opts = Options { images_dir: self.images(), open, ..Options::default() };
+        torpor_engine::restore(&opts, &mut NoHooks).map(|report| report.pid)
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process says whether all is as it was.
+fn check(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+    let options = rustix::process::WaitOptions::empty();
+    let (_, status) = rustix::process::waitpid(Some(pid), options).unwrap().unwrap();
+    assert_eq!(status.exit_status(), Some(42));
+}
+
+fn keys(suite: Suite) -> (SealOptions, OpenOptions, tempfile::NamedTempFile) {
+    let (identity, text) = torpor_seal::keys::AgeIdentity::generate().unwrap();
+    let recipient: AgeRecipient = identity.recipient();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text.as_bytes()).unwrap();
+    let recipients: Arc<[Recipient]> = Recipient::parse(&recipient.to_string()).unwrap().into();
+    let seal = SealOptions { recipients, signer: None, suite };
+    let identities = Identities::new(&[file.path().display().to_string()]).unwrap();
+    (seal, OpenOptions { identities, ..OpenOptions::default() }, file)
+}
+
+/// The files of a directory that hold the secret.
+fn leaks(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_file() {
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        if bytes.windows(SECRET.len()).any(|w| w == SECRET.as_bytes()) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn a_plain_checkpoint_shows_its_secrets() {
+    let mut subject = Subject::start();
+    subject.dump(None);
+    let names: Vec<String> = leaks(&subject.images())
+        .iter()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    for kind in ["pages-", "pipes-data", "sk-queues", "ghost-file"] {
+        assert!(names.iter().any(|name| name.starts_with(kind)), "{kind}: {names:?}");
+    }
+    check(subject.restore(OpenOptions::default()).unwrap());
+}
+
+fn sealed_and_back(suite: Suite) {
+    let mut subject = Subject::start();
+    let (seal, open, _file) = keys(suite);
+    subject.dump(Some(seal));
+    assert_eq!(leaks(&subject.images()), Vec::<PathBuf>::new());
+    let error = subject.restore(OpenOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("--identity"), "{error}");
+    let (_, other, _other_file) = keys(suite);
+    let error = subject.restore(other).unwrap_err().to_string();
+    assert!(error.contains("sealed for others"), "{error}");
+    check(subject.restore(open).unwrap());
+}
+
+/// One changed byte in the middle of any file: an error, and no task is left.
+fn what_was_changed_is_not_restored(suite: Suite) {
+    let mut subject = Subject::start();
+    let pid = subject.child.id();
+    let (seal, open, _file) = keys(suite);
+    subject.dump(Some(seal));
+    for entry in std::fs::read_dir(subject.images()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("stats-") || bytes.is_empty() {
+            continue;
+        }
+        let mut changed = bytes.clone();
+        changed[bytes.len() / 2] ^= 1;
+        std::fs::write(&path, changed).unwrap();
+        let restored = subject.restore(open.clone());
+        assert!(restored.is_err(), "{suite}: {}", path.display());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "{suite}: {}", path.display());
+        std::fs::write(&path, bytes).unwrap();
+    }
+    check(subject.restore(open).unwrap());
+}
+
+/// A signature that is asked for has to be there.
+fn unsigned_images_are_refused() {
+    let mut subject = Subject::start();
+    let (seal, open, _file) = keys(Suite::Aes256Gcm);
+    subject.dump(Some(seal));
+    let strict = OpenOptions { require_signature: true, ..open };
+    let error = subject.restore(strict).unwrap_err().to_string();
+    assert!(error.contains("are not signed"), "{error}");
+}
+
+fn times_are_in_the_statistics() {
+    let mut subject = Subject::start();
+    let (seal, open, _file) = keys(Suite::Aes256Gcm);
+    subject.dump(Some(seal));
+    check(subject.restore(open).unwrap());
+    let dir = torpor_images::ImageDir::open(subject.images()).unwrap();
+    let stats = |kind| dir.read_one::<torpor_images::proto::StatsEntry>(kind, 0).unwrap();
+    let dump = stats(torpor_images::kind::STATS_DUMP).dump.unwrap();
+    assert!(dump.torpor_seal_pages_time.unwrap() > 0 && dump.torpor_seal_records_time.unwrap() > 0);
+    let restore = stats(torpor_images::kind::STATS_RESTORE).restore.unwrap();
+    assert!(restore.torpor_open_pages_time.unwrap() > 0);
+    assert!(restore.torpor_open_records_time.unwrap() > 0);
+    assert!(restore.torpor_verify_time.unwrap() > 0);
+}

@@ -1,0 +1,165 @@
+//! Pages files, plain or sealed.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use torpor_seal::page::{self, PageOpener, PageSealer, Place, TAG};
+use torpor_seal::{Checkpoint, Sum};
+
+use crate::dir::ImageDir;
+use crate::error::{Error, Result};
+use crate::kind;
+use crate::pagemap::{Pagemap, page_size};
+
+/// The name of the file with the tags of `pages-ID.img`.
+#[must_use]
+pub fn tags_name(id: u32) -> String {
+    format!("pages-tags-{id}.img")
+}
+
+/// A pages file that is written, by any number of threads.
+#[derive(Debug)]
+pub struct PagesWriter {
+    file: File,
+    path: PathBuf,
+    id: u32,
+    next: AtomicU64,
+    seal: Option<Seal>,
+}
+
+#[derive(Debug)]
+struct Seal {
+    checkpoint: Arc<Checkpoint>,
+    sealer: PageSealer,
+    tags: File,
+}
+
+/// A stretch of a pages file that is written once.
+#[derive(Debug)]
+pub struct Span {
+    offset: u64,
+    sealed: Option<page::Span>,
+}
+
+impl PagesWriter {
+    /// Creates `pages-ID.img` for the memory of `owner`: the id of its pagemap.
+    pub fn create(dir: &ImageDir, id: u32, owner: u64) -> Result<Self> {
+        let name = kind::PAGES.file_name(id.into());
+        let file = dir.create_file(&name)?;
+        let seal = match dir.seal_ref() {
+            None => None,
+            Some(checkpoint) => {
+                let page = usize::try_from(page_size()).unwrap_or(4096);
+                let sealer = checkpoint
+                    .page_sealer(Place { name: &name, owner, page })
+                    .map_err(|source| dir.unsealed(source))?;
+                let tags_name = tags_name(id);
+                let tags = dir.create_file(&tags_name)?;
+                tags.write_all_at(sealer.head(), 0)
+                    .map_err(|error| Error::io(&dir.path().join(tags_name), "write", error))?;
+                Some(Seal { checkpoint: Arc::clone(checkpoint), sealer, tags })
+            }
+        };
+        Ok(Self { file, path: dir.path().join(name), id, next: AtomicU64::new(0), seal })
+    }
+
+    /// The next `pages` places of the file.
+    pub fn span(&self, pages: u64) -> Span {
+        let offset = self.next.fetch_add(pages * page_size(), Ordering::Relaxed);
+        Span { offset, sealed: self.seal.as_ref().map(|seal| seal.sealer.span(pages)) }
+    }
+
+    /// Writes the pages of `runs` (their addresses, and how many) to `span`. If the
+    /// checkpoint is sealed, they are sealed in `data` first.
+    pub fn write(&self, span: &Span, runs: &[page::Run], data: &mut [u8]) -> Result<()> {
+        let failed = |error| Error::io(&self.path, "write", error);
+        if let (Some(seal), Some(span)) = (&self.seal, &span.sealed) {
+            let pages = &seal.checkpoint.times.pages;
+            let tags = pages
+                .measure(|| seal.sealer.seal(span, runs, data))
+                .map_err(|source| Error::Seal { dir: self.path.clone(), source })?;
+            seal.tags.write_all_at(&tags, page::tag_offset(span.first())).map_err(failed)?;
+        }
+        self.file.write_all_at(data, span.offset).map_err(failed)
+    }
+
+    /// Completes the file when all spans are written.
+    pub fn finish(&self, dir: &ImageDir) -> Result<()> {
+        let Some(Seal { checkpoint, sealer, tags }) = &self.seal else { return Ok(()) };
+        if let Some(sum) = sealer.sum() {
+            let failed = |error| Error::io(&self.path, "write", error);
+            tags.write_all_at(&sum, page::tag_offset(0)).map_err(failed)?;
+        }
+        let name = tags_name(self.id);
+        checkpoint.wrote(&name, dir.sum_of(&name, true)?);
+        let len = self.next.load(Ordering::Relaxed);
+        checkpoint.wrote(&kind::PAGES.file_name(self.id.into()), Sum { len, sha256: None });
+        Ok(())
+    }
+}
+
+/// A pages file that is read, by any number of threads.
+#[derive(Debug)]
+pub struct PagesReader {
+    file: File,
+    path: PathBuf,
+    seal: Option<(Arc<Checkpoint>, Arc<PageOpener>, File)>,
+}
+
+impl PagesReader {
+    /// Opens the pages file of `map`.
+    pub fn open(dir: &ImageDir, map: &Pagemap) -> Result<Self> {
+        let name = kind::PAGES.file_name(map.pages_id.into());
+        let path = dir.path().join(&name);
+        let file = dir.open_file(&name)?;
+        let seal = match dir.seal_ref() {
+            None => None,
+            Some(checkpoint) => {
+                let page = usize::try_from(page_size()).unwrap_or(4096);
+                let place = Place { name: &name, owner: map.owner, page };
+                let tags_name = tags_name(map.pages_id);
+                let tags_path = dir.path().join(&tags_name);
+                let tags = dir.open_file(&tags_name)?;
+                let failed = |error| Error::io(&tags_path, "read", error);
+                let len = tags.metadata().map_err(failed)?.len();
+                let mut head = vec![0; PageOpener::head_len(checkpoint.header().suite)];
+                let have = head.len().min(usize::try_from(len).unwrap_or(usize::MAX));
+                head.truncate(have);
+                tags.read_exact_at(&mut head, 0).map_err(failed)?;
+                let runs = map.runs.iter().filter(|run| run.present);
+                let opener = checkpoint
+                    .page_opener(place, runs.map(|run| (run.vaddr, run.pages)), &head, len)
+                    .map_err(|source| dir.unsealed(source))?;
+                if dir.is_parent() {
+                    // Nobody comes back to it at the end, as to the checkpoint itself.
+                    dir.verify_pages_of(&name, &opener)?;
+                }
+                Some((Arc::clone(checkpoint), opener, tags))
+            }
+        };
+        Ok(Self { file, path, seal })
+    }
+
+    /// Reads what stands at `offset`: whole pages, if the file is sealed.
+    pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
+        let failed = |error| Error::io(&self.path, "read", error);
+        self.file.read_exact_at(data, offset).map_err(failed)?;
+        let Some((checkpoint, opener, tags)) = &self.seal else { return Ok(()) };
+        if !offset.is_multiple_of(page_size()) {
+            let reason = "pages are read in part, which sealed ones cannot be".to_owned();
+            return Err(Error::Invalid { file: self.path.clone(), offset, reason });
+        }
+        let first = offset / page_size();
+        let count = data.len() / usize::try_from(page_size()).unwrap_or(4096);
+        let mut list = vec![0; if opener.needs_tags() { count * TAG } else { 0 }];
+        tags.read_exact_at(&mut list, page::tag_offset(first)).map_err(failed)?;
+        checkpoint
+            .times
+            .pages
+            .measure(|| opener.open(first, data, &list))
+            .map_err(|source| Error::Seal { dir: self.path.clone(), source })
+    }
+}

@@ -1,0 +1,36 @@
+// area: Unix sockets
+// shows: data in a connection that nobody has accepted yet, which cannot be read, is refused
+// expect: refused "a connection that nobody has accepted yet"
+#include "zoo.h"
+#include <sys/socket.h>
+#include <sys/un.h>
+
+int main(void)
+{
+	struct sockaddr_un name = { AF_UNIX, "listener" };
+	int types[] = { SOCK_STREAM, SOCK_SEQPACKET }, listeners[2], clients[2][2];
+	char text[8];
+
+	for (int t = 0; t < 2; t++) {
+		name.sun_path[8] = (char)('0' + t);
+		listeners[t] = TRY(socket(AF_UNIX, types[t], 0));
+		TRY(bind(listeners[t], (void *)&name, sizeof name));
+		TRY(listen(listeners[t], 5));
+		for (int i = 0; i < 2; i++) {
+			clients[t][i] = TRY(socket(AF_UNIX, types[t], 0));
+			TRY(connect(clients[t][i], (void *)&name, sizeof name));
+			CHECK_EQ(write(clients[t][i], "hello", i + 3), i + 3);
+		}
+	}
+	zoo_ready();
+	zoo_wait();
+	for (int t = 0; t < 2; t++)
+		for (int i = 0; i < 2; i++) {
+			int server = TRY(accept(listeners[t], NULL, NULL));
+
+			CHECK_EQ(read(server, text, 8), i + 3);
+			CHECK_EQ(write(server, "x", 1), 1);
+			CHECK_EQ(read(clients[t][i], text, 1), 1);
+		}
+	zoo_pass();
+}
