@@ -20,5 +20,6 @@ pub mod redis;
 pub mod rootfs;
 pub mod runc;
 pub mod scratch;
+pub mod secret;
 pub mod terminal;
 pub mod wait;

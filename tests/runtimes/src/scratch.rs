@@ -7,6 +7,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use torpor_sys::ns;
+
+use crate::command::{Run, command};
+
 /// How much of each log a failing test prints, counted from its end: of ours, and of others'.
 const SHOWN: (usize, usize) = (16 * 1024, 2 * 1024);
 
@@ -84,16 +88,23 @@ impl Scratch {
         path.push(std::env::var_os("PATH").unwrap_or_default());
         let mut command = Command::new(program);
         command.env("PATH", path).current_dir(&self.path);
-        let options = self.join(CONFIGURATION);
-        if options.exists() {
-            command.env("CRIU_CONFIG_FILE", options);
-        }
         command
     }
 
-    /// Has all checkpoints sealed from now on, by a configuration file alone.
-    pub fn seal(&self) {
-        let key = self.join("checkpoints.key");
+    /// As [`Scratch::new`]; all checkpoints are sealed, by a configuration file alone.
+    pub fn sealed(name: &str) -> Self {
+        let scratch = Self::new(name);
+        scratch.seal();
+        scratch
+    }
+
+    /// Whether checkpoints are sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.join(KEY).exists()
+    }
+
+    fn seal(&self) {
+        let key = self.join(KEY);
         let torpor = fs::read_link(self.join("bin/criu")).unwrap();
         let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output().unwrap();
         assert!(made.status.success(), "{made:?}");
@@ -105,15 +116,34 @@ impl Scratch {
         ));
     }
 
-    /// Has the engine read options from a configuration file from now on, as the machine's
-    /// administrator would.
+    /// Has the engine read options from its configuration file, as the machine's administrator would:
+    /// by whomever it is called, as long as that was started by this thread. What is in `/etc` is
+    /// there as before; what is written there is written into this directory.
     pub fn configure(&self, options: &str) {
+        let (own, work) = (self.dir(ETC), self.dir("etc.work"));
+        fs::create_dir(own.join("criu")).unwrap();
         fs::write(self.join(CONFIGURATION), options).unwrap();
+        ns::unshare_fs().unwrap();
+        ns::unshare_namespaces(libc::CLONE_NEWNS).unwrap();
+        command("mount", &["--make-rslave", "/"]).succeed();
+        let layers = format!("lowerdir=/etc,upperdir={},workdir={}", own.display(), work.display());
+        command("mount", &["-t", "overlay", "-o", &layers, "etc", "/etc"]).succeed();
+    }
+
+    /// What the file of [`Scratch::configure`] says.
+    pub fn configuration(&self) -> Option<String> {
+        fs::read_to_string(self.join(CONFIGURATION)).ok()
     }
 }
 
+/// What a test changes in `/etc`.
+const ETC: &str = "etc";
+
 /// The file of [`Scratch::configure`].
-const CONFIGURATION: &str = "machine.conf";
+const CONFIGURATION: &str = "etc/criu/default.conf";
+
+/// The key of sealed checkpoints.
+const KEY: &str = "checkpoints.key";
 
 impl Drop for Scratch {
     fn drop(&mut self) {

@@ -8,6 +8,7 @@ use torpor_runtimes_tests::containerd::{Containerd, IMAGE};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::inner_processes;
 use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::secret::{KEEP_SECRET, check_images, leaks};
 use torpor_runtimes_tests::wait::{until, until_true};
 
 use crate::counting::{COUNT, goes_on};
@@ -16,22 +17,30 @@ use crate::counting::{COUNT, goes_on};
 fn start(containerd: &Containerd, scratch: &Scratch, name: &str) -> PathBuf {
     let shared = scratch.dir("shared");
     let mount = format!("type=bind,src={},dst=/shared,options=rbind:rw", shared.display());
-    let script = COUNT.replace("/count", "/shared/count");
+    let script = format!("{KEEP_SECRET}{}", COUNT.replace("/count", "/shared/count"));
     containerd.ctr(&["run", "--detach", "--mount", &mount, IMAGE, name, "sh", "-c", &script]);
     shared.join("count")
 }
 
 #[test]
 fn task_checkpoint() {
-    let scratch = Scratch::new("ctr-task");
-    let containerd = Containerd::start(&scratch, &[]);
+    checkpoint_task(&Scratch::new("ctr-task"));
+}
+
+#[test]
+fn task_checkpoint_sealed() {
+    checkpoint_task(&Scratch::sealed("ctr-task-sealed"));
+}
+
+fn checkpoint_task(scratch: &Scratch) {
+    let containerd = Containerd::start(scratch, &[]);
     let name = containerd.name("one");
-    let count = start(&containerd, &scratch, &name);
+    let count = start(&containerd, scratch, &name);
     goes_on(&count);
     let before = containerd.task(&name).unwrap();
     let images = scratch.join("images");
     containerd.ctr(&["task", "checkpoint", "--image-path", images.to_str().unwrap(), &name]);
-    assert!(images.join("inventory.img").exists());
+    check_images(scratch, &images);
     assert_eq!(containerd.task(&name).unwrap(), before);
     goes_on(&count);
     let images = scratch.join("last-images");
@@ -46,15 +55,23 @@ fn task_checkpoint() {
     until_true("the task has stopped", || {
         containerd.task(&name).is_none_or(|(_, status)| status == "STOPPED")
     });
-    assert!(images.join("inventory.img").exists());
+    check_images(scratch, &images);
 }
 
 #[test]
 fn container_checkpoint_and_restore() {
-    let scratch = Scratch::new("ctr");
-    let containerd = Containerd::start(&scratch, &[]);
+    checkpoint_and_restore(&Scratch::new("ctr"));
+}
+
+#[test]
+fn container_checkpoint_and_restore_sealed() {
+    checkpoint_and_restore(&Scratch::sealed("ctr-sealed"));
+}
+
+fn checkpoint_and_restore(scratch: &Scratch) {
+    let containerd = Containerd::start(scratch, &[]);
     let name = containerd.name("one");
-    let count = start(&containerd, &scratch, &name);
+    let count = start(&containerd, scratch, &name);
     goes_on(&count);
     let processes = inner_processes(containerd.task(&name).unwrap().0);
     containerd.ctr(&[
@@ -66,6 +83,9 @@ fn container_checkpoint_and_restore() {
         &name,
         "localhost/sleeping:1",
     ]);
+    // The image is in the store for content, in archives.
+    let store = scratch.join("containerd/root/io.containerd.content.v1.content/blobs");
+    assert_eq!(leaks(&store).is_empty(), scratch.is_sealed());
     // It runs on: from here there are two of it.
     goes_on(&count);
     containerd.remove(&name);

@@ -1,12 +1,15 @@
 //! Podman: containers on a bridge network, checkpointed in place and through archives.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::load::{self, Load};
 use torpor_runtimes_tests::podman::Podman;
 use torpor_runtimes_tests::redis::Redis;
 use torpor_runtimes_tests::runc::inner_processes;
 use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::secret::{SECRET, check_images};
 use torpor_runtimes_tests::wait::until;
 
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
@@ -27,13 +30,23 @@ fn connect(podman: &Podman, name: &str) -> Redis {
 
 #[test]
 fn checkpoint_and_restore() {
-    let scratch = Scratch::new("podman");
-    let podman = server(&scratch, "10.97.1");
+    in_place(&Scratch::new("podman"), "10.97.1");
+}
+
+#[test]
+fn checkpoint_and_restore_sealed() {
+    in_place(&Scratch::sealed("podman-sealed"), "10.97.11");
+}
+
+fn in_place(scratch: &Scratch, subnet: &str) {
+    let podman = server(scratch, subnet);
     connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
+    keep_secret(&podman);
     for expected in 6..8 {
         let processes = inner_processes(podman.pid("one"));
         podman.run(&["container", "checkpoint", "one"]);
         assert_eq!(podman.inspect("one")["State"]["Status"], "exited");
+        check_images(scratch, &images(&podman));
         podman.run(&["container", "restore", "one"]);
         podman.expect_running("one");
         assert_eq!(inner_processes(podman.pid("one")), processes);
@@ -63,11 +76,20 @@ fn keep_and_leave_running() {
 
 #[test]
 fn tcp_established() {
-    let scratch = Scratch::new("podman-tcp");
-    let podman = server(&scratch, "10.97.3");
+    with_connections(&Scratch::new("podman-tcp"), "10.97.3");
+}
+
+#[test]
+fn tcp_established_sealed() {
+    with_connections(&Scratch::sealed("podman-tcp-sealed"), "10.97.12");
+}
+
+fn with_connections(scratch: &Scratch, subnet: &str) {
+    let podman = server(scratch, subnet);
     let address = format!("{}:6379", podman.address("one"));
     let mut client = connect(&podman, "one");
     let id = client.number(&["CLIENT", "ID"]);
+    keep_secret(&podman);
     let clients = || (0..3).map(|n| load::redis(&address, &format!("key:{n}")).unwrap()).collect();
     let load = Load::start(podman.network().inside(clients));
     load.advance(50);
@@ -75,6 +97,7 @@ fn tcp_established() {
     // the kernel would answer whoever talks to the container by a reset.
     load.rest(true);
     podman.run(&["container", "checkpoint", "--tcp-established", "one"]);
+    check_images(scratch, &images(&podman));
     podman.run(&["container", "restore", "--tcp-established", "one"]);
     load.rest(false);
     assert_eq!(format!("{}:6379", podman.address("one")), address);
@@ -90,7 +113,6 @@ fn file_locks() {
     let count =
         || podman.run(&["exec", "one", "tail", "-n1", "/count"]).parse::<u64>().unwrap_or(0);
     until("it counts", || (count() > 0).then_some(()));
-    use torpor_runtimes_tests::command::Run;
     podman.call(&["container", "checkpoint", "one"]).fail();
     podman.expect_running("one");
     podman.run(&["container", "checkpoint", "--file-locks", "one"]);
@@ -100,17 +122,45 @@ fn file_locks() {
     podman.call(&["exec", "one", WORKLOAD, "lock", "posix", "/locked", "/other"]).fail();
 }
 
+/// Puts the secret into the memory of the server.
+fn keep_secret(podman: &Podman) {
+    connect(podman, "one").text(&["SET", "secret", SECRET]);
+}
+
+/// Where Podman keeps the images of a container that sleeps.
+fn images(podman: &Podman) -> PathBuf {
+    Path::new(podman.inspect("one")["StaticDir"].as_str().unwrap()).join("checkpoint")
+}
+
+/// Unpacks an archive and checks the images in it.
+fn check_archive(scratch: &Scratch, archive: &str, images: &str) {
+    let dir = scratch.dir("unpacked");
+    command("tar", &["--extract", "--file", archive, "--directory"]).arg(&dir).succeed();
+    check_images(scratch, &dir.join(images));
+    fs::remove_dir_all(dir).unwrap();
+}
+
 /// The archive holds all that a container needs: it comes back after the original is removed, and
 /// under other names, several times.
 #[test]
 fn export_and_import() {
-    let scratch = Scratch::new("podman-export");
-    let podman = server(&scratch, "10.97.5");
+    by_archive(&Scratch::new("podman-export"), "10.97.5");
+}
+
+#[test]
+fn export_and_import_sealed() {
+    by_archive(&Scratch::sealed("podman-export-sealed"), "10.97.13");
+}
+
+fn by_archive(scratch: &Scratch, subnet: &str) {
+    let podman = server(scratch, subnet);
     connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
+    keep_secret(&podman);
     podman.run(&["exec", "one", "sh", "-c", "echo changed > /file"]);
     let archive = scratch.join("archive.tar.gz");
     let archive = archive.to_str().unwrap();
     podman.run(&["container", "checkpoint", "--compress", "gzip", "--export", archive, "one"]);
+    check_archive(scratch, archive, "checkpoint");
     podman.run(&["rm", "one"]);
     podman.run(&["container", "restore", "--import", archive]);
     podman.expect_running("one");
@@ -127,16 +177,29 @@ fn export_and_import() {
 /// Another Podman, with a storage and a network of its own, stands for the other host.
 #[test]
 fn import_on_another_host() {
-    let here = Scratch::new("podman-here");
-    let podman = server(&here, "10.97.8");
+    on_another_host(&Scratch::new("podman-here"), ["10.97.8", "10.97.9"]);
+}
+
+/// The other host has been given the key.
+#[test]
+fn import_on_another_host_sealed() {
+    on_another_host(&Scratch::sealed("podman-here-sealed"), ["10.97.15", "10.97.16"]);
+}
+
+fn on_another_host(here: &Scratch, subnets: [&str; 2]) {
+    let podman = server(here, subnets[0]);
     connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
     let archive = here.join("archive.tar.gz");
     let archive = archive.to_str().unwrap();
     podman.run(&["container", "checkpoint", "--export", archive, "one"]);
 
     let there = Scratch::new("podman-there");
-    let other = Podman::new(&there, &["redis-server", WORKLOAD], "10.97.9");
-    other.run(&["network", "create", "--subnet", "10.97.8.0/24", here.name()]);
+    if let Some(options) = here.configuration() {
+        there.configure(&options);
+    }
+    let other = Podman::new(&there, &["redis-server", WORKLOAD], subnets[1]);
+    let subnet = format!("{}.0/24", subnets[0]);
+    other.run(&["network", "create", "--subnet", &subnet, here.name()]);
     other.run(&["container", "restore", "--import", archive]);
     other.expect_running("one");
     let networks = &other.inspect("one")["NetworkSettings"]["Networks"];
@@ -166,8 +229,16 @@ fn export_without_rootfs() {
 /// Memory first, while the container runs; then the rest.
 #[test]
 fn pre_checkpoint() {
-    let scratch = Scratch::new("podman-pre");
-    let podman = server(&scratch, "10.97.7");
+    in_two_archives(&Scratch::new("podman-pre"), "10.97.7");
+}
+
+#[test]
+fn pre_checkpoint_sealed() {
+    in_two_archives(&Scratch::sealed("podman-pre-sealed"), "10.97.14");
+}
+
+fn in_two_archives(scratch: &Scratch, subnet: &str) {
+    let podman = server(scratch, subnet);
     let mut client = connect(&podman, "one");
     client.text(&["SET", "large", &"x".repeat(5 << 20)]);
     drop(client);
@@ -178,7 +249,9 @@ fn pre_checkpoint() {
     };
     archive(&["--pre-checkpoint", "--export", first, "one"]);
     connect(&podman, "one").number(&["INCRBY", "kept", "5"]);
+    keep_secret(&podman);
     archive(&["--with-previous", "--export", second, "one"]);
+    check_archive(scratch, second, "checkpoint");
     podman.run(&["rm", "one"]);
     podman.run(&["container", "restore", "--import-previous", first, "--import", second]);
     let mut client = connect(&podman, "one");

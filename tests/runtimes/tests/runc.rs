@@ -12,6 +12,7 @@ use torpor_runtimes_tests::network::{self, Network};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
 use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::secret::{KEEP_SECRET, check_images, leaks};
 use torpor_runtimes_tests::wait::{LIMIT, until_true};
 
 use crate::counting::{COUNT, goes_on};
@@ -20,38 +21,27 @@ use crate::counting::{COUNT, goes_on};
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_torpor-test-workload");
 
 fn counter(scratch: &Scratch) -> Bundle {
-    Bundle::new(scratch, &[], &["sh", "-c", COUNT])
+    Bundle::new(scratch, &[], &["sh", "-c", &format!("{KEEP_SECRET}{COUNT}")])
 }
 
 #[test]
 fn detached() {
-    let scratch = Scratch::new("runc-detached");
-    let bundle = counter(&scratch);
-    let mut container = Container::start(&scratch, &bundle);
+    checkpoint_and_restore(&Scratch::new("runc-detached"));
+}
+
+/// A configuration file is all that it takes, here and below: runc is called as ever.
+#[test]
+fn detached_sealed() {
+    checkpoint_and_restore(&Scratch::sealed("runc-sealed"));
+}
+
+fn checkpoint_and_restore(scratch: &Scratch) {
+    let bundle = counter(scratch);
+    let mut container = Container::start(scratch, &bundle);
     goes_on(&bundle.file("count"));
     container.checkpoint(&[]);
     assert!(!cgroup_left(container.id()), "a cgroup is left");
-    container.restore(&[]);
-    goes_on(&bundle.file("count"));
-}
-
-/// A configuration file is all that it takes: runc is called as ever.
-#[test]
-fn sealed() {
-    let scratch = Scratch::new("runc-sealed");
-    scratch.seal();
-    let bundle = counter(&scratch);
-    let mut container = Container::start(&scratch, &bundle);
-    container.checkpoint(&[]);
-    let images = scratch.join("images");
-    assert!(images.join("seal.img").exists() && images.join("manifest.img").exists());
-    // What each container has in its environment is in none of its images.
-    for image in fs::read_dir(&images).unwrap() {
-        let path = image.unwrap().path();
-        let bytes = fs::read(&path).unwrap();
-        let found = bytes.windows(10).any(|part| part == b"/usr/sbin:");
-        assert!(!found || path.extension().is_none_or(|kind| kind != "img"), "{path:?}");
-    }
+    check_images(scratch, &scratch.join("images"));
     container.restore(&[]);
     goes_on(&bundle.file("count"));
 }
@@ -133,13 +123,29 @@ fn leave_running() {
 
 #[test]
 fn pre_dump() {
-    let scratch = Scratch::new("runc-predump");
-    let bundle = counter(&scratch);
-    let mut container = Container::start(&scratch, &bundle);
+    rounds(&Scratch::new("runc-predump"));
+}
+
+#[test]
+fn pre_dump_sealed() {
+    rounds(&Scratch::sealed("runc-predump-sealed"));
+}
+
+fn rounds(scratch: &Scratch) {
+    let bundle = counter(scratch);
+    let mut container = Container::start(scratch, &bundle);
+    container.pre_dump();
+    goes_on(&bundle.file("count"));
     container.pre_dump();
     goes_on(&bundle.file("count"));
     container.sleep_and_wake(&[]);
     goes_on(&bundle.file("count"));
+    // What the second round and the last found unchanged is in the first alone.
+    for dir in [container.round(1), container.round(2), scratch.join("images")] {
+        assert_eq!(dir.join("seal.img").exists(), scratch.is_sealed());
+        assert!(!scratch.is_sealed() || leaks(&dir).is_empty());
+    }
+    assert!(scratch.is_sealed() || !leaks(&container.round(1)).is_empty());
 }
 
 #[test]
@@ -302,17 +308,27 @@ fn status_fd() {
 /// and made anew.
 #[test]
 fn tcp_established() {
-    let scratch = Scratch::new("runc-tcp");
+    connection(&Scratch::new("runc-tcp"));
+}
+
+#[test]
+fn tcp_established_sealed() {
+    connection(&Scratch::sealed("runc-tcp-sealed"));
+}
+
+fn connection(scratch: &Scratch) {
     let server = "nc -l -p 7000 -e cat & ";
     // Again, as long as the server is not there.
     let client = "until (i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done) | \
                   nc 127.0.0.1 7000 > /count; do sleep 0.1; done";
-    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", &format!("{server}{client}")]);
-    let mut container = Container::start(&scratch, &bundle);
+    let bundle =
+        Bundle::new(scratch, &[], &["sh", "-c", &format!("{KEEP_SECRET}{server}{client}")]);
+    let mut container = Container::start(scratch, &bundle);
     goes_on(&bundle.file("count"));
     container.checkpoint_call(&[]).arg(container.id()).fail();
     goes_on(&bundle.file("count"));
     container.sleep_and_wake(&["--tcp-established"]);
+    check_images(scratch, &scratch.join("images"));
     goes_on(&bundle.file("count"));
     goes_on(&bundle.file("count"));
 }
