@@ -112,6 +112,11 @@ fn seize_paused(root: i32) -> Result<HashMap<i32, Vec<i32>>> {
 
 /// Stops the threads of a process that are not stopped yet, of which some may be seized
 /// already. Whether there were any.
+///
+/// The list of threads alone does not tell when all are stopped: one that ends while the
+/// kernel walks the list cuts it short there, and one that has ended before it could be
+/// seized may have made another behind the end. Their number does: it counts all that are
+/// stopped, and any other.
 fn stop_threads(
     pid: i32,
     mut seized: Vec<i32>,
@@ -126,21 +131,29 @@ fn stop_threads(
             }
             match seize(pid, tid) {
                 Ok(true) => seized.push(tid),
+                Ok(false) if tid == pid => return Ok(news),
                 Ok(false) => {}
                 Err(Error::Gone { .. }) if tid != pid => {}
                 Err(e) => return Err(e),
             }
         }
-        if seized.is_empty() {
-            return Ok(news);
-        }
-        news = true;
+        news |= !seized.is_empty();
         for tid in seized.drain(..) {
             match wait_stopped(pid, tid, deadline) {
                 Ok(tracee) => known.push(tracee),
                 Err(Error::Gone { .. }) if tid != pid => {}
                 Err(e) => return Err(e),
             }
+        }
+        if proc::status(pid)?.number("Threads", 10) == Some(known.len() as u64) {
+            return Ok(news);
+        }
+        if Instant::now() > deadline {
+            return Err(Error::refused(
+                pid,
+                "its threads",
+                "did not come to rest in time; they create and end others too quickly",
+            ));
         }
     }
 }
