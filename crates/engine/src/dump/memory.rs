@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::file::{memfd, regular};
 use crate::hooks::Hooks;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
-use crate::memory::track;
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
+use crate::memory::{aio, track};
 use crate::proc;
 use crate::task::MmFlags;
 
@@ -47,8 +47,9 @@ pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> 
     for (at, guards) in plan_private(cx, task, &vmas, false)?.into_iter().enumerate().rev() {
         entries.splice(at + 1..at + 1, guards.iter().map(guard_entry));
     }
+    let aios = aio::dump(cx, task, &vmas)?;
     cx.tasks[task].vmas = vmas;
-    let mm = mm_entry(cx, task, entries, flags)?;
+    let mm = MmEntry { aios, ..mm_entry(cx, task, entries, flags)? };
     Ok(cx.images.write_one(kind::MM, u64::from(vpid.cast_unsigned()), &mm)?)
 }
 

@@ -1,5 +1,6 @@
 //! Memory: mappings and pages.
 
+pub mod aio;
 pub mod keeper;
 pub mod pages;
 pub mod shmem;

@@ -46,10 +46,11 @@ pub struct Census {
 /// The kernel's.
 pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     let mut found = Census::default();
-    if vma.is(status::VVAR | status::VSYSCALL) || !vma.is_private() {
+    let whole = vma.is(status::VDSO | status::AIO_RING);
+    if vma.is(status::VVAR | status::VSYSCALL) || !vma.is_private() && !whole {
         return Ok(found);
     }
-    if vma.is(status::VDSO) {
+    if whole {
         found.pages.push(Found { start: vma.map.start, end: vma.map.end, clean: false });
         return Ok(found);
     }

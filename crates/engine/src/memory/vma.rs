@@ -160,7 +160,7 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     }
     let of_file = vma.map.inode != 0 || vma.map.dev != 0;
     if name == "/[aio]" {
-        return Err(refuse(pid, vma, "contexts of kernel AIO (io_setup) are not supported"));
+        return Ok(REGULAR | AIO_RING);
     }
     if name.starts_with("socket:[") {
         return Err(refuse(pid, vma, "mapped packet socket rings are not supported"));

@@ -24,11 +24,14 @@ use super::layers::{Pages, Stretch};
 use super::transport::Transport;
 use crate::error::{Context, Error, Result};
 use crate::file::{memfd, regular};
+use crate::memory::aio;
 use crate::memory::vma::{MAP_DROPPABLE, PAGE, status};
 use crate::namespace::ipc;
 use crate::proc;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
+/// What the kernel maps into every task.
+const KERNELS: u32 = status::VDSO | status::VVAR | status::VSYSCALL;
 /// Lowest address at which a stub is placed.
 const STUB_FROM: u64 = 1 << 20;
 
@@ -114,6 +117,7 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
     drop_absent(cx, task, parent, &kept)?;
     fill(cx, task, parent, &kept)?;
+    aio::restore(cx, task, &kept)?;
     cx.tasks[task].mapped = fresh.into_iter().chain(kept_open).collect();
     Ok(())
 }
@@ -153,8 +157,7 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 
 /// Whether a mapping that the parent has can be kept as it is.
 fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
-    let special = status::VDSO | status::VVAR | status::VSYSCALL;
-    vma.status & special == 0
+    vma.status & KERNELS == 0
         && inherited.iter().map(|m| &m.vma).any(|i| {
             (i.start, i.end, i.pgoff, i.shmid, i.flags, i.status)
                 == (vma.start, vma.end, vma.pgoff, vma.shmid, vma.flags, vma.status)
@@ -297,10 +300,9 @@ fn pair_vdso<'m>(
 
 /// Makes mappings.
 fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
-    let special = status::VDSO | status::VVAR | status::VSYSCALL;
     let (sysv, plain): (Vec<&Mapped>, Vec<&Mapped>) = vmas
         .iter()
-        .filter(|m| m.vma.status & special == 0)
+        .filter(|m| m.vma.status & (KERNELS | status::AIO_RING) == 0)
         .partition(|m| m.vma.status & status::SYSVIPC != 0);
     let (anonymous, backed): (Vec<&Mapped>, Vec<&Mapped>) = plain.into_iter().partition(|m| {
         m.vma.status & status::ANON_PRIVATE != 0 && m.vma.status & status::MEMFD == 0
@@ -499,7 +501,8 @@ const CHUNK: usize = 256 * 1024;
 fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEntry]) -> Result<()> {
     let image = &cx.tasks[task].image;
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
-    let writable = |vma: &VmaEntry| vma.status & (status::VDSO | status::VVAR) == 0;
+    let own = status::VDSO | status::VVAR | status::AIO_RING;
+    let writable = |vma: &VmaEntry| vma.status & own == 0;
     let vmas = image.vmas().filter(|v| writable(v));
     let inherited = parent
         .filter(|_| !kept.is_empty())
@@ -582,8 +585,7 @@ fn drop_absent(
 pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     const MADV_GUARD_INSTALL: u64 = 102;
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
-    let special = status::VDSO | status::VVAR | status::VSYSCALL;
-    let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & special == 0).cloned().collect();
+    let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();
     let opened: HashSet<u64> =
         cx.tasks[task].mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
     let mut batch = cx.remote(task)?.batch();

@@ -1,0 +1,231 @@
+//! Contexts of kernel AIO (io_setup(2)): the ring of answers.
+//!
+//! A context is known by the address of its ring, so that it must be there again. The
+//! program sees how far it has read (`head`) and how far the kernel has written (`tail`);
+//! the kernel counts the tail for itself as well, and believes only that. There is no call
+//! to set it: the restore lets the new context answer as many requests to do nothing.
+//!
+//! The kernel does not tell of requests that are still under way. Those that are answered
+//! before the pages are copied are kept, the others are not.
+
+use torpor_images::kind;
+use torpor_images::proto::{AioRingEntry, VmaEntry};
+use torpor_sys::vm;
+use torpor_tracee::RemoteAddr;
+
+use super::vma::{Vma, status};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::restore::{Restore, place_words};
+
+/// `struct aio_ring` (fs/aio.c) before its events: number, size, head, tail, magic,
+/// compatible and incompatible features, length of this header.
+const HEADER: usize = 32;
+const HEADER_LENGTH: u32 = 32;
+const MAGIC: u32 = 0xa10a_10a1;
+/// Bytes of `struct io_event`.
+const EVENT: u64 = 32;
+/// Bytes of `struct iocb`.
+const IOCB: usize = 64;
+/// Requests submitted at once.
+const AT_ONCE: u64 = 512;
+
+/// What the header of a ring says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Header {
+    /// The number of the context in its process.
+    number: u32,
+    /// Events that it has room for.
+    size: u32,
+    tail: u32,
+}
+
+impl Header {
+    /// `None` if this is no ring that we know.
+    fn parse(bytes: &[u8; HEADER]) -> Option<Self> {
+        let [number, size, head, tail, magic, _, incompatible, length] =
+            std::array::from_fn(|i| u32::from_ne_bytes([0, 1, 2, 3].map(|b| bytes[4 * i + b])));
+        let known = (magic, incompatible, length) == (MAGIC, 0, HEADER_LENGTH);
+        (known && size > 2 && head < size && tail < size).then_some(Header { number, size, tail })
+    }
+
+    /// Bytes that the kernel maps for a ring of this size.
+    fn mapped(&self) -> u64 {
+        (EVENT * u64::from(self.size) + HEADER as u64).next_multiple_of(super::vma::PAGE)
+    }
+}
+
+/// Describes the contexts of a task.
+///
+/// # Errors
+/// Refusals of rings that are not whole, or of another process; the kernel's.
+pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
+    let mut contexts = Vec::new();
+    let pid = cx.tasks[task].pid;
+    for ring in vmas.iter().filter(|vma| vma.is(status::AIO_RING)) {
+        let (start, len) = (ring.map.start, ring.map.end - ring.map.start);
+        let refuse = |reason| Error::refused(pid, format!("the AIO ring at {start:x}"), reason);
+        let mut bytes = [0; HEADER];
+        let read = vm::read(pid, start, &mut bytes).context(|| format!("read {start:x}"))?;
+        let header = Header::parse(&bytes).filter(|h| read == HEADER && h.mapped() == len);
+        let header = header.ok_or_else(|| refuse("is mapped in part only, or overwritten"))?;
+        // Asked for nothing, a context answers without doing anything.
+        let known = cx.remote(task)?.call("io_getevents", libc::SYS_io_getevents, [start, 0, 0]);
+        if known.is_err() {
+            if is_inherited(cx, task, ring) {
+                continue;
+            }
+            return Err(refuse("belongs to a context of another process"));
+        }
+        // The kernel doubles what was asked for and adds two.
+        let nr_req = (header.size - 2) / 2;
+        let ring_len = u32::try_from(len).unwrap_or(0);
+        contexts.push(AioRingEntry { id: start, nr_req, ring_len });
+    }
+    Ok(contexts)
+}
+
+/// Whether a ring is there only because the parent has it: children inherit the mapping,
+/// but not the context.
+fn is_inherited(cx: &Dump<'_>, task: usize, ring: &Vma) -> bool {
+    let ppid = cx.tasks[task].stat.ppid;
+    let parent = cx.tasks.iter().find(|t| t.pid == ppid);
+    let same = |v: &Vma| (v.map.start, v.map.inode) == (ring.map.start, ring.map.inode);
+    parent.is_some_and(|t| t.vmas.iter().any(|v| v.is(status::AIO_RING) && same(v)))
+}
+
+/// Makes the contexts of a task, whose other memory is in place. The rings that it was
+/// born with (`kept`) are its parent's.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn restore(cx: &mut Restore<'_>, task: usize, kept: &[VmaEntry]) -> Result<()> {
+    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
+    let rings = mm.vmas.iter().filter(|vma| vma.status & status::AIO_RING != 0);
+    let rings = rings.filter(|vma| !kept.contains(vma));
+    let pairs = rings.map(|vma| (*vma, mm.aios.iter().find(|a| a.id == vma.start).copied()));
+    let pairs: Vec<_> = pairs.collect();
+    reserve(cx, task, pairs.iter().map(|(vma, _)| vma))?;
+    for (vma, context) in pairs {
+        let name = kind::MM.file_name(u64::from(cx.tasks[task].image.tree.pid));
+        let invalid =
+            |reason| Error::invalid(&name, format!("the AIO ring at {:x} {reason}", vma.start));
+        let context = context
+            .filter(|c| u64::from(c.ring_len) == vma.end - vma.start)
+            .ok_or_else(|| invalid("is not described"))?;
+        let saved = saved_ring(cx, task, &vma)?;
+        let wanted = saved.first_chunk().and_then(Header::parse);
+        let wanted = wanted.ok_or_else(|| invalid("is none"))?;
+        let at = setup(cx, task, &context)?;
+        let number = advance(cx, task, at, &wanted)?;
+        let (len, flags) = (vma.end - vma.start, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        let husk = cx.remote(task)?;
+        // The context goes with its ring.
+        let args = [at, len, len, u64::from(flags.cast_unsigned()), vma.start];
+        husk.call("mremap of an AIO ring", libc::SYS_mremap, args)?;
+        husk.write(RemoteAddr(vma.start), &saved)?;
+        husk.write(RemoteAddr(vma.start), &number.to_ne_bytes())?;
+    }
+    Ok(())
+}
+
+/// Takes the places of the rings, so that the kernel chooses others for the new ones.
+fn reserve<'a>(
+    cx: &mut Restore<'_>,
+    task: usize,
+    rings: impl Iterator<Item = &'a VmaEntry>,
+) -> Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let flags = u64::from(flags.cast_unsigned());
+    let mut batch = cx.remote(task)?.batch();
+    for ring in rings {
+        batch.must(libc::SYS_mmap, [ring.start, ring.end - ring.start, 0, flags, u64::MAX, 0]);
+    }
+    match batch.run()?.first_error() {
+        None => Ok(()),
+        Some((_, e)) => Err(e).context(|| "mmap for AIO rings".to_owned()),
+    }
+}
+
+/// The content of a ring in the images.
+fn saved_ring(cx: &Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Vec<u8>> {
+    let pages = &cx.tasks[task].image.pages;
+    let place = |address: u64| usize::try_from(address - vma.start).unwrap_or(usize::MAX);
+    let mut ring = Vec::new();
+    for (stretch, range) in pages.within(vma.start..vma.end) {
+        ring.resize(place(range.end), 0);
+        stretch.read(range.start, &mut ring[place(range.start)..])?;
+    }
+    Ok(ring)
+}
+
+/// Makes a context wherever the kernel likes, and says where.
+fn setup(cx: &mut Restore<'_>, task: usize, context: &AioRingEntry) -> Result<u64> {
+    let mut batch = cx.remote(task)?.batch();
+    let place = batch.space(8);
+    let made = batch.call(libc::SYS_io_setup, [u64::from(context.nr_req), place.addr.0]);
+    let out = batch.run()?;
+    out.expect(made, || "io_setup (the limit is in /proc/sys/fs/aio-max-nr)".to_owned())?;
+    Ok(out.u64_at(place, 0))
+}
+
+/// Lets the kernel count to the wanted tail of the context at `at`. Returns its number.
+fn advance(cx: &mut Restore<'_>, task: usize, at: u64, wanted: &Header) -> Result<u32> {
+    let mut before = None;
+    loop {
+        let mut bytes = [0; HEADER];
+        cx.remote(task)?.read(RemoteAddr(at), &mut bytes)?;
+        let now =
+            Header::parse(&bytes).filter(|now| now.size == wanted.size && before != Some(now.tail));
+        let Some(now) = now else {
+            let reason = "AIO rings of this kernel have another size: it counts other processors";
+            return Err(Error::invalid("mm", reason));
+        };
+        match wanted.tail.checked_sub(now.tail) {
+            Some(0) => return Ok(now.number),
+            Some(left) => answer_nothing(cx, task, at, u64::from(left).min(AT_ONCE))?,
+            None => return Err(Error::invalid("mm", "an AIO context answers what nobody asked")),
+        }
+        before = Some(now.tail);
+    }
+}
+
+/// Submits requests to read nothing, which are answered at once, and takes the answers.
+fn answer_nothing(cx: &mut Restore<'_>, task: usize, at: u64, count: u64) -> Result<()> {
+    let mut batch = cx.remote(task)?.batch();
+    let name = batch.cstr("aio").0;
+    // All zero but for the descriptor: IOCB_CMD_PREAD of no bytes.
+    let request = batch.space(IOCB).addr;
+    let requests: Vec<u64> = (0..count).map(|_| request.0).collect();
+    let requests = place_words(&mut batch, &requests).0;
+    let events = batch.space(usize::try_from(count * EVENT).unwrap_or(0)).addr.0;
+    // The husk has no descriptor yet: this one is 0.
+    batch.must(libc::SYS_memfd_create, [name, 0]);
+    batch.must(libc::SYS_io_submit, [at, count, requests]);
+    batch.must(libc::SYS_io_getevents, [at, 0, count, events, 0]);
+    batch.call(libc::SYS_close, [0]);
+    match batch.run()?.first_error() {
+        None => Ok(()),
+        Some((_, e)) => Err(e).context(|| "counting up an AIO context".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_rings_are_known() {
+        let header = |words: [u32; 8]| {
+            let mut bytes = [0; HEADER];
+            bytes.copy_from_slice(words.map(u32::to_ne_bytes).as_flattened());
+            Header::parse(&bytes)
+        };
+        let good = header([3, 127, 5, 9, MAGIC, 1, 0, 32]);
+        assert_eq!(good, Some(Header { number: 3, size: 127, tail: 9 }));
+        assert_eq!(good.map(|h| h.mapped()), Some(4096));
+        assert_eq!(header([3, 127, 5, 127, MAGIC, 1, 0, 32]), None);
+        assert_eq!(header([3, 127, 5, 9, MAGIC, 1, 2, 32]), None);
+        assert_eq!(header([3, 127, 5, 9, 0, 1, 0, 32]), None);
+    }
+}
