@@ -144,20 +144,25 @@ pub fn wake(cx: &mut Restore<'_>) {
     }
 }
 
-/// Lets the parent of a stopped task, which has its stub still, ask for the stop that it
-/// had been told of: it is not to be told again.
+/// Makes the parent of a stopped task, which has its stub still, forget what the stop has
+/// told it just now: the signal, unless it waited for one, and the status that it had asked for.
 fn report_stop(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let core = image.cores.first().and_then(|core| core.tc.as_ref());
-    if core.is_none_or(|tc| tc.torpor_stop_reported != Some(true)) {
-        return Ok(());
-    }
+    let Some(stop) = core.filter(|tc| tc.task_state == task::state::STOPPED) else { return Ok(()) };
+    let had_asked = stop.torpor_stop_reported == Some(true);
     let (pid, ppid) = (u64::from(image.tree.pid), image.tree.ppid);
     let parent = cx.tasks.iter_mut().find(|t| t.image.tree.pid == ppid && !t.threads.is_empty());
-    let Some(parent) = parent.and_then(|parent| parent.threads.first_mut()) else {
-        return Ok(());
-    };
-    let options = libc::WUNTRACED | libc::WNOHANG | libc::__WALL;
-    parent.call_alone("wait4", libc::SYS_wait4, [pid, 0, u64::from(options.cast_unsigned()), 0])?;
+    let Some(parent) = parent else { return Ok(()) };
+    let waits = task::has_pending(&parent.image.cores, libc::SIGCHLD)?;
+    let Some(leader) = parent.threads.first_mut() else { return Ok(()) };
+    if had_asked {
+        let options = libc::WUNTRACED | libc::WNOHANG | libc::__WALL;
+        let options = u64::from(options.cast_unsigned());
+        leader.call_alone("wait4", libc::SYS_wait4, [pid, 0, options, 0])?;
+    }
+    if !waits {
+        task::take_signal(leader, libc::SIGCHLD)?;
+    }
     Ok(())
 }

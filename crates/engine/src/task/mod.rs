@@ -24,7 +24,7 @@ use torpor_tracee::{Batch, Outcome, RemoteAddr, Tracee};
 
 pub use process::MmFlags;
 pub use seccomp::Filters;
-pub use signals::restore_stop;
+pub use signals::{has_pending, restore_stop, take_signal};
 
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;

@@ -261,6 +261,34 @@ pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry]) -> Result<()> {
     Ok(())
 }
 
+/// Whether a signal was pending for a process or its leader.
+///
+/// # Errors
+/// Contradictions in the images.
+pub fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
+    let Some(leader) = cores.first() else { return Ok(false) };
+    let private = leader.thread_core.as_ref().and_then(|t| t.signals_p.as_ref());
+    let shared = leader.tc.as_ref().and_then(|t| t.signals_s.as_ref());
+    let all = queued(private)?.into_iter().chain(queued(shared)?);
+    Ok(all.into_iter().any(|info| number(&info) == signal))
+}
+
+/// Takes a signal that is pending for a husk or its process, if one is.
+///
+/// # Errors
+/// Gone.
+pub fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
+    // The set, and the time to wait: none.
+    let mut words = [0u8; 24];
+    words[..8].copy_from_slice(&(1u64 << (signal - 1)).to_le_bytes());
+    let at = husk.scratch();
+    husk.write(at, &words)?;
+    match husk.call_alone("rt_sigtimedwait", libc::SYS_rt_sigtimedwait, [at.0, 0, at.0 + 8, 8]) {
+        Ok(_) | Err(torpor_tracee::Error::Remote { .. }) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn has_default_action(tc: &TaskCoreEntry, signal: i32) -> bool {
     changeable().zip(&tc.sigactions).any(|(s, a)| s == signal && a.sigaction == 0)
 }
