@@ -11,6 +11,7 @@
 pub mod command;
 pub mod containerd;
 pub mod criu;
+pub mod disk;
 pub mod docker;
 pub mod load;
 pub mod network;

@@ -2,13 +2,15 @@
 // This crate is part of the tests alone: here a panic is how a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::fs::File;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use torpor_runtimes_tests::load;
+use torpor_runtimes_tests::secret::Kind;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -17,7 +19,10 @@ fn main() {
         ["redis", address, key, log] => redis(address, key, log),
         ["lock", kind, file, log] => lock(kind, file, log),
         ["datagrams", socket] => datagrams(socket),
-        _ => panic!("redis ADDRESS KEY LOG | lock posix|flock FILE LOG | datagrams SOCKET"),
+        ["secrets", tmpfs, log] => secrets(Path::new(tmpfs), log),
+        _ => panic!(
+            "redis ADDRESS KEY LOG | lock posix|flock FILE LOG | datagrams SOCKET | secrets TMPFS LOG"
+        ),
     }
 }
 
@@ -60,4 +65,37 @@ fn datagrams(socket: &str) {
         sender.send(count.to_string().as_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Keeps a secret of each kind, says that it is ready, and whether it still has them once something
+/// else was written to the log.
+fn secrets(tmpfs: &Path, log: &str) {
+    let memory = Kind::Memory.secret();
+    let (mut output, mut input) = std::io::pipe().unwrap();
+    input.write_all(&Kind::Pipe.secret()).unwrap();
+    let (sender, receiver) = UnixDatagram::pair().unwrap();
+    sender.send(&Kind::Socket.secret()).unwrap();
+    let (named, ghost) = (tmpfs.join("named"), tmpfs.join("ghost"));
+    fs::write(&named, Kind::Tmpfs.secret()).unwrap();
+    fs::write(&ghost, Kind::Ghost.secret()).unwrap();
+    let mut open = File::open(&ghost).unwrap();
+    fs::remove_file(&ghost).unwrap();
+    fs::write(log, "ready\n").unwrap();
+    while fs::read_to_string(log).unwrap() == "ready\n" {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let holds = |kind: Kind, source: &mut dyn Read| {
+        let mut bytes = vec![0; kind.secret().len()];
+        source.read_exact(&mut bytes).is_ok() && bytes == kind.secret()
+    };
+    let mut datagram = vec![0; 64 << 10];
+    let received = receiver.recv(&mut datagram).unwrap();
+    let kept = [
+        memory == Kind::Memory.secret(),
+        holds(Kind::Pipe, &mut output),
+        datagram[..received] == Kind::Socket.secret(),
+        fs::read(&named).unwrap() == Kind::Tmpfs.secret(),
+        holds(Kind::Ghost, &mut open),
+    ];
+    fs::write(log, format!("{kept:?}\n")).unwrap();
 }

@@ -12,4 +12,5 @@ mod podman;
 mod postgres;
 mod redis;
 mod runc;
+mod secrecy;
 mod terminals;
