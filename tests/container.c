@@ -205,7 +205,7 @@ static int contain(char **argv, unsigned long flags)
 
 int main(int argc, char **argv)
 {
-	pid_t pid;
+	pid_t launcher = getpid(), pid;
 
 	if (argc == 4 && !strcmp(argv[1], "--init"))
 		init(argv[2], argv[3]);
@@ -217,6 +217,9 @@ int main(int argc, char **argv)
 	if (pid < 0)
 		err(1, "fork");
 	if (pid == 0) {
+		/* A program may look at its parent first of all: it is not to see it change. */
+		while (getppid() == launcher)
+			usleep(1000);
 		put_pid(argv[1], getpid());
 		streams(argv[2]);
 		run(argv[3]);

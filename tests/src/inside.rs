@@ -277,10 +277,27 @@ impl Runner<'_> {
         Ok(pid.trim().parse()?)
     }
 
+    /// What the tasks look like once they look the same twice: a program may say that it is ready just
+    /// before it is.
+    fn at_rest(&self, root: i32) -> Result<Observation> {
+        let mut last = observe::tree(root, &self.work())?;
+        wait_for("the tasks to come to rest", END, || {
+            let before = std::mem::replace(&mut last, observe::tree(root, &self.work())?);
+            let moved = observe::differences(&before, &last, &self.case.program.varies);
+            Ok(moved.is_empty().then_some(before))
+        })
+    }
+
+    /// Tasks that have just been let go take a moment to be back where they were: a wait for signals,
+    /// say, has them blocked otherwise than they are before it.
     fn compare(&self, before: &Observation, root: i32) -> Result<()> {
-        let after = observe::tree(root, &self.work())?;
-        let found = observe::differences(before, &after, &self.case.program.varies);
-        ensure!(found.is_empty(), "the tasks are not as they were:\n{}", found.join("\n"));
+        let mut found = Vec::new();
+        wait_for("that to pass", END, || {
+            let after = observe::tree(root, &self.work())?;
+            found = observe::differences(before, &after, &self.case.program.varies);
+            Ok(found.is_empty().then_some(()))
+        })
+        .with_context(|| format!("the tasks are not as they were:\n{}", found.join("\n")))?;
         untraced(root)
     }
 
@@ -325,7 +342,7 @@ impl Runner<'_> {
     }
 
     fn dump_with(&self, root: i32, args: &[&str]) -> Result<Outcome> {
-        let before = observe::tree(root, &self.work())?;
+        let before = self.at_rest(root)?;
         if !self.dump(root, args)? {
             return self.unwanted_refusal(root);
         }
@@ -339,7 +356,7 @@ impl Runner<'_> {
 
     /// The original must be unharmed, and the images good for a restore after its end.
     fn leave_running(&self, root: i32) -> Result<Outcome> {
-        let before = observe::tree(root, &self.work())?;
+        let before = self.at_rest(root)?;
         // The images are to meet the files that they were made with, not what the task left
         // running makes of them.
         let (work, kept) = (self.dir.join("work"), self.dir.join("kept"));
@@ -388,7 +405,7 @@ impl Runner<'_> {
 
     /// The dump must be refused with a reason, and the task go on as if nothing had happened.
     fn refused(&self, root: i32) -> Result<Outcome> {
-        let before = observe::tree(root, &self.work())?;
+        let before = self.at_rest(root)?;
         ensure!(!self.dump(root, &[])?, "the dump should have been refused");
         let log = std::fs::read_to_string(self.images().join("dump.log")).unwrap_or_default();
         let reason = log.lines().rfind(|line| line.contains("Error")).unwrap_or_default();
