@@ -151,6 +151,21 @@ fn a_script_that_fails_at_the_very_end_is_too_late() {
     assert!(task.log("restore.log").contains("Warn  ("), "{}", task.log("restore.log"));
 }
 
+/// As many threads as the command line says, or else a configuration file.
+#[test]
+fn threads_are_limited() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&["--threads", "3"]);
+    assert!(task.log("dump.log").contains("with up to 3 threads"), "{}", task.log("dump.log"));
+    let config = task.dir.path().join("threads.conf");
+    fs::write(&config, "threads 5\n").unwrap();
+    let mut restore = task.restore(&["-d"]);
+    assert!(restore.env("CRIU_CONFIG_FILE", config).output().unwrap().status.success());
+    let log = task.log("restore.log");
+    assert!(log.contains("with up to 5 threads"), "{log}");
+    assert!(task.lives());
+}
+
 #[test]
 fn statistics_are_shown() {
     let task = Sleeper::start();

@@ -99,6 +99,7 @@ const ROWS: &[Row] = &[
     ("--ghost-limit 3M", |s| s.engine.ghost_limit == 3 << 20),
     ("--ghost-limit=1G", |s| s.engine.ghost_limit == 1 << 30),
     ("--ghost-fiemap", |s| s.engine.ghost_fiemap),
+    ("--threads 3", |s| s.engine.workers() == 3),
     ("--evasive-devices", |s| s.engine.evasive_devices),
     ("--force-irmap", |s| s.engine.force_irmap),
     ("--irmap-scan-path /a --irmap-scan-path /b", |s| {
@@ -355,6 +356,7 @@ fn mistakes_are_named() {
         ("--tree x", "--tree x: it is not a number in range"),
         ("--port 65536", "--port 65536: it is not a number in range"),
         ("--ghost-limit 1T", "--ghost-limit 1T: it is not a size"),
+        ("--threads 0", "--threads 0: it is not a number in range"),
         ("--ghost-limit 99999999999G", "--ghost-limit 99999999999G: it is not a size"),
         (
             "--external gpu[0]",

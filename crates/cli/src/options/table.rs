@@ -580,6 +580,12 @@ const MEMORY: &[Opt] = &[
         "Free the space of pages that the new images hold too, or that have been restored",
     ),
     value(
+        ("threads", None, "N"),
+        TREES,
+        store!(engine.threads = some number),
+        "Copy memory, and seal and open it, with N threads (default: one for each processor)",
+    ),
+    value(
         ("pre-dump-mode", None, "MODE"),
         PRE_DUMP,
         store!(engine.pre_dump_mode = parsed),

@@ -191,7 +191,9 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         done.fetch_add(bytes, Ordering::Relaxed);
     };
     hooks.progress(0, total);
-    pages::copy(&cx.memory.jobs, cx.opts.workers(), &count)?;
+    let workers = cx.opts.workers();
+    tracing::debug!("copying {total} bytes of memory, with up to {workers} threads");
+    pages::copy(&cx.memory.jobs, workers, &count)?;
     hooks.progress(done.into_inner(), total);
     cx.memory.jobs.clear();
     for target in std::mem::take(&mut cx.memory.targets) {

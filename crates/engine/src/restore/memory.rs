@@ -508,7 +508,9 @@ fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEnt
         .filter(|_| !kept.is_empty())
         .map(|p| Inherited { pages: &cx.tasks[p].image.pages, kept });
     let pieces = cut(&image.pages, vmas);
-    Filler { pid: husk.pid(), inherited }.run(&pieces, cx.opts.workers())
+    let workers = cx.opts.workers();
+    tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
+    Filler { pid: husk.pid(), inherited }.run(&pieces, workers)
 }
 
 /// The pages that a husk has from its parent.
