@@ -25,6 +25,8 @@ impl Opt {
 
     /// `struct linger`.
     pub const LINGER: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_LINGER);
+    /// `SK_MEMINFO_*` as words.
+    pub const MEMINFO: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_MEMINFO);
     /// `struct timeval`.
     pub const RCVTIMEO: Opt = Opt::new(libc::SOL_SOCKET, libc::SO_RCVTIMEO);
     /// `struct timeval`.

@@ -1,7 +1,7 @@
 //! Internet sockets: TCP that listens or is closed, UDP, UDP-Lite, ICMP ("ping") and
 //! raw. Connections of TCP are in [`tcp`].
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use torpor_images::proto::{
 use torpor_sys::socket::{self, Opt};
 
 use super::address::Address;
+use super::queue::{Packet, Packets};
 use super::tcp::{self, Repaired};
 use super::{
-    Socket, SocketDumper, bad_entry, create, diag, multicast, netns_of, options, restore_flags,
-    state,
+    Socket, SocketDumper, bad_entry, create, datagram, diag, multicast, netns_of, options,
+    restore_flags, state,
 };
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
@@ -78,7 +79,7 @@ pub(super) fn dump(
         isk.shutdown =
             Some(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)).into());
         refuse_corked(found, about)?;
-        warn_of_loss(found);
+        datagram::dump(sockets, cx, found, about, &isk)?;
         isk.opts.torpor_memberships =
             multicast::dump(fd, about.domain, sockets.spaces.groups(about)?)?;
     }
@@ -125,10 +126,12 @@ pub(super) struct Polled {
     pub error: bool,
     /// Urgent data waits.
     pub urgent: bool,
+    /// Something waits to be read.
+    pub readable: bool,
 }
 
 pub(super) fn polled(fd: BorrowedFd<'_>) -> Polled {
-    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
+    let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI | PollFlags::IN)];
     let seen = match poll(&mut polled, Some(&Timespec::default())) {
         Ok(_) => polled[0].revents(),
         Err(_) => PollFlags::empty(),
@@ -138,6 +141,7 @@ pub(super) fn polled(fd: BorrowedFd<'_>) -> Polled {
         hung_up: seen.contains(PollFlags::HUP),
         error: seen.contains(PollFlags::ERR),
         urgent: seen.contains(PollFlags::PRI),
+        readable: seen.contains(PollFlags::IN),
     }
 }
 
@@ -173,19 +177,6 @@ fn refuse_corked(found: &Found, about: &Socket) -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Err(found.refuse("it holds data that is corked (UDP_CORK, MSG_MORE), which cannot be read"))
-}
-
-/// What was received and not read is lost, as the network may lose it; but not silently.
-fn warn_of_loss(found: &Found) {
-    let first = socket::receive_queue(found.file.as_fd()).unwrap_or(0);
-    if first > 0 {
-        tracing::warn!(
-            "task {}: fd {} ({}): datagrams that were not read yet are lost",
-            found.pid,
-            found.fd,
-            found.link.display()
-        );
-    }
 }
 
 fn dump_tcp(
@@ -335,6 +326,8 @@ pub struct InetRestorer {
     /// Ports that sockets share by `SO_REUSEPORT`. All of them need it while they are
     /// bound, although some may have lost it since.
     shared: HashSet<Port>,
+    /// What waits to be read, by socket.
+    queued: HashMap<u32, Vec<Packet>>,
     opened: Vec<InetSkEntry>,
     /// Connections come back closed (`--tcp-close`).
     close: bool,
@@ -352,6 +345,8 @@ impl Restorer for InetRestorer {
                 self.shared.insert(port(isk));
             }
         }
+        self.queued = Packets::load(&cx.images)?.queued;
+        self.queued.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
         Ok(())
     }
 
@@ -367,6 +362,9 @@ impl Restorer for InetRestorer {
         }
         let (local, _) = addresses(isk)?;
         bind(cx, fd.as_fd(), isk, local)?;
+        if let Some(packets) = self.queued.remove(&isk.id) {
+            datagram::restore(cx, fd.as_fd(), isk, &packets)?;
+        }
         self.opened.push(isk.clone());
         Ok(fd)
     }

@@ -5,6 +5,7 @@
 //! network namespace and family.
 
 mod address;
+mod datagram;
 pub mod diag;
 mod inet;
 mod inject;
@@ -13,6 +14,7 @@ mod netlink;
 mod options;
 mod packet;
 mod procfs;
+mod queue;
 pub mod tcp;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -33,6 +35,7 @@ pub use self::unix::UnixRestorer;
 
 use self::diag::{InetSocket, NetlinkSocket, PacketSocket, UnixSocket};
 use self::options::Defaults;
+use self::queue::QueueWriter;
 use super::{Dumper, Found};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
@@ -241,6 +244,7 @@ pub struct SocketDumper {
     spaces: Spaces,
     defaults: Defaults,
     unix: unix::Dumped,
+    queues: QueueWriter,
 }
 
 impl Dumper for SocketDumper {
@@ -262,7 +266,8 @@ impl Dumper for SocketDumper {
     }
 
     fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        unix::finish(self, cx)
+        unix::finish(self, cx)?;
+        self.queues.finish()
     }
 }
 

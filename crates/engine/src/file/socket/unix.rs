@@ -2,7 +2,6 @@
 
 mod maker;
 mod name;
-mod queue;
 mod restore;
 
 use std::collections::{HashMap, HashSet};
@@ -13,6 +12,7 @@ use torpor_sys::socket;
 
 use super::diag::UnixSocket;
 use super::inet::polled;
+use super::queue::{self, QueueWriter};
 use super::{Socket, SocketDumper, options, state};
 use crate::dump::Dump;
 use crate::error::{Error, Result};
@@ -22,8 +22,6 @@ use crate::namespace::NsKind;
 
 pub use self::restore::UnixRestorer;
 
-use self::queue::QueueWriter;
-
 /// Flag of an entry: the socket lies outside of the tree, and stands in the images only
 /// because others are connected to it by its name.
 const EXTERN: u32 = 1;
@@ -31,7 +29,6 @@ const EXTERN: u32 = 1;
 /// What the dump knows of the Unix sockets met so far.
 #[derive(Debug, Default)]
 pub(super) struct Dumped {
-    queues: QueueWriter,
     /// By inode number.
     known: HashMap<u32, Known>,
 }
@@ -106,7 +103,7 @@ pub(super) fn dump(
     };
     sockets.unix.known.insert(about.inode, known);
     if about.kind == libc::SOCK_DGRAM || usk.state == state::ESTABLISHED {
-        dump_queue(&mut sockets.unix, cx, found, about, seen.shutdown)?;
+        dump_queue(&mut sockets.queues, cx, found, about, seen.shutdown)?;
     }
     Ok(FileEntry {
         r#type: FdTypes::Unixsk.into(),
@@ -153,7 +150,7 @@ fn ucred(cx: &Dump<'_>, c: socket::Credentials) -> SkUcred {
 }
 
 fn dump_queue(
-    unix: &mut Dumped,
+    queues: &mut QueueWriter,
     cx: &mut Dump<'_>,
     found: &Found,
     about: &Socket,
@@ -172,7 +169,7 @@ fn dump_queue(
             torpor_ucred: message.credentials.map(|c| ucred(cx, c)),
             ..SkPacketEntry::default()
         };
-        unix.queues.write(&cx.images, entry, &message.data)?;
+        queues.write(&cx.images, entry, &message.data)?;
     }
     Ok(())
 }
@@ -208,7 +205,7 @@ pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()
             });
         }
     }
-    unix.queues.finish()
+    Ok(())
 }
 
 /// Describes a peer outside of the tree, if it can be found again by its name. A peer in

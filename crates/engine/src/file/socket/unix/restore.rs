@@ -13,11 +13,11 @@ use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
-use super::queue::{Packet, Packets};
 use super::{EXTERN, maker, options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::Restorer;
 use crate::file::description::duplicate;
+use crate::file::socket::queue::{Packet, Packets};
 use crate::file::socket::{bad_entry, create, restore_flags};
 use crate::restore::Restore;
 
@@ -52,11 +52,14 @@ impl Restorer for UnixRestorer {
             self.check(usk)?;
         }
         self.packets = Packets::load(&cx.images)?;
+        // Others of the file are for Internet sockets.
+        let is_inet = |id: &u32| cx.entries.get(id).is_some_and(|entry| entry.isk.is_some());
+        self.packets.queued.retain(|id, _| !is_inet(id));
         for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
             if !self.entries.contains_key(id) {
                 return Err(Error::invalid(
                     "sk-queues.img",
-                    format!("a message is for file {id}, which is no Unix socket"),
+                    format!("a message is for file {id}, which is no Unix or Internet socket"),
                 ));
             }
         }

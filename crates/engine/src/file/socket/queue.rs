@@ -1,5 +1,5 @@
-//! What waits in Unix sockets: messages with their boundaries, senders, credentials
-//! and descriptors.
+//! What waits in Unix and UDP sockets: messages with their boundaries, senders,
+//! credentials and descriptors.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,7 +55,7 @@ pub(super) fn peek(found: &Found, kind: i32, ended: bool) -> Result<Vec<Queued>>
 
 /// With an offset, each look goes on where the last one ended; without (-1), it begins
 /// at the front.
-fn seek(fd: BorrowedFd<'_>, at: i32) -> std::io::Result<()> {
+pub(super) fn seek(fd: BorrowedFd<'_>, at: i32) -> std::io::Result<()> {
     socket::set_int(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, at)
 }
 
@@ -63,12 +63,12 @@ fn urgent() -> i32 {
     libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_OOB
 }
 
-fn look(fd: BorrowedFd<'_>, data: &mut [u8], flags: i32) -> std::io::Result<Received> {
+pub(super) fn look(fd: BorrowedFd<'_>, data: &mut [u8], flags: i32) -> std::io::Result<Received> {
     socket::receive(fd, data, flags | libc::MSG_PEEK | libc::MSG_DONTWAIT)
 }
 
 /// `None` when there is nothing more.
-fn more<T>(looked: std::io::Result<T>) -> std::io::Result<Option<T>> {
+pub(super) fn more<T>(looked: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match looked {
         Ok(found) => Ok(Some(found)),
         Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
