@@ -215,7 +215,7 @@ fn perform(
 fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
     match command {
         Command::Dump | Command::PreDump => seal::load(settings, seal::Images::Write),
-        Command::Restore => seal::load(settings, seal::Images::Read),
+        Command::Restore | Command::Dedup => seal::load(settings, seal::Images::Read),
         _ => Ok(()),
     }
 }

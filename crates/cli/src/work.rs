@@ -148,12 +148,14 @@ fn images(settings: &Settings) -> Result<ImageDir, Failure> {
     ImageDir::open(&settings.engine.images_dir).map_err(|e| Error::from(e).into())
 }
 
-/// Punches repeated pages out of a chain of images.
+/// Punches repeated pages out of a chain of images, which may be sealed.
 ///
 /// # Errors
-/// If an image is damaged.
+/// If an image is damaged, or no key opens it.
 pub fn dedup(settings: &Settings) -> Result<(), Failure> {
-    let freed = torpor_engine::dedup::dedup(&images(settings)?)?;
+    let mut images = images(settings)?;
+    torpor_engine::seal::open(&mut images, &settings.engine)?;
+    let freed = torpor_engine::dedup::dedup(&images)?;
     tracing::info!("Freed {freed} bytes of pages");
     Ok(())
 }

@@ -307,6 +307,26 @@ fn signatures_can_be_required() {
     assert!(error.contains("a signature is required, but these images are not sealed"), "{error}");
 }
 
+/// What the second dump has again need not be in the first: it goes without being opened.
+#[test]
+fn repeated_pages_are_punched_out() {
+    let (key, recipient) = (fixture("p256.key"), fixture("p256.crt"));
+    let task = Sleeper::start();
+    let top = task.dir.path().join("first");
+    let (images, first) = (task.images(), top.to_str().unwrap());
+    let pid = task.pid.to_string();
+    let keys = ["--recipient", &recipient, "--identity", &key];
+    let output = torpor(&[&["pre-dump", "-t", &pid, "-D", first], &keys[..]].concat());
+    assert!(output.status.success(), "{output:?}");
+    task.put_to_sleep(&[&["--prev-images-dir", "first"], &keys[..]].concat());
+    let said = sentence(&torpor(&["dedup", "-D", images]));
+    assert!(said.contains("no key to open them is given"), "{said}");
+    let dedup = ["dedup", "-v4", "-D", images, "--identity", &key];
+    let output = torpor(&dedup);
+    assert!(output.status.success(), "{output:?}");
+    wakes(&task, &["--identity", &key]);
+}
+
 #[test]
 fn keys_are_made_once_for_their_owner() {
     let dir = tempfile::tempdir().unwrap();

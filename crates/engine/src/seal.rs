@@ -11,6 +11,7 @@ use torpor_seal::keys::{self, Identities, Recipient, Trust};
 use torpor_seal::sign::{Signature, Signer};
 use torpor_seal::{Header, MasterKey, Suite};
 
+use crate::dedup;
 use crate::error::{Error, Result};
 use crate::options::Options;
 
@@ -55,9 +56,10 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
         return Err(Error::Unsupported("a sealed dump on top of a plain one".to_owned()));
     }
     keep_secrets();
-    if opts.auto_dedup && seal.suite == Suite::Aes256XtsHmacSha256 {
-        // The sum over all pages would not come out any more.
-        return Err(Error::Unsupported(format!("--auto-dedup with {}", seal.suite)));
+    if opts.auto_dedup {
+        dedup::refuse_sum(seal.suite)?;
+        let suite = |dir: &ImageDir| dir.seal_header().map(|header| header.unauthenticated().suite);
+        parent.as_ref().map_or(Ok(()), |parent| dedup::refuse_sum(suite(parent)?))?;
     }
     let parent = parent.as_ref().map(ImageDir::identity).transpose()?;
     let mut header = Header::new(seal.suite, parent)?;

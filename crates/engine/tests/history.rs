@@ -1,5 +1,6 @@
 //! Random histories of memory, dumped in rounds: after each round every byte of every
-//! task is compared with what the images say, their parents included.
+//! task is compared with what the images say, their parents included. Two histories of
+//! three are sealed, one by each suite.
 //!
 //! `TORPOR_HISTORIES` sets how many histories are played, `TORPOR_HISTORY` the first
 //! one's seed. A failure names its seed.
@@ -15,8 +16,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use torpor_engine::memory::keeper;
 use torpor_engine::restore::layers::Pages;
+use torpor_engine::seal::{self, OpenOptions, SealOptions};
 use torpor_engine::{NoHooks, Options};
 use torpor_images::{ImageDir, kind};
+use torpor_seal::Suite;
+use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
 use torpor_tracee::{Mapping, parse_maps};
 
 const PAGE: usize = 4096;
@@ -93,6 +97,7 @@ fn main() {
     let file = dir.path().join("file");
     let content: Vec<u8> = (0..80 * PAGE).map(|i| u8::try_from(i / 7 % 251).unwrap()).collect();
     std::fs::write(&file, &content).unwrap();
+    let (seal, open) = keys(&dir.path().join("key"));
     let first = number("TORPOR_HISTORY").unwrap_or(1);
     let histories = number("TORPOR_HISTORIES").unwrap_or(HISTORIES);
     let mut total = Tally::default();
@@ -100,7 +105,14 @@ fn main() {
         println!("history {seed}");
         let area = dir.path().join(seed.to_string());
         std::fs::create_dir(&area).unwrap();
-        let history = History { area, program: &program, file: &file, content: &content };
+        let seal = match seed % 3 {
+            0 => None,
+            1 => Some(seal.clone()),
+            _ => Some(SealOptions { suite: Suite::Aes256XtsHmacSha256, ..seal.clone() }),
+        };
+        let open = open.clone();
+        let history =
+            History { area, program: &program, file: &file, content: &content, seal, open };
         history.play(seed, &mut total);
         std::fs::remove_dir_all(&history.area).unwrap();
     }
@@ -108,6 +120,16 @@ fn main() {
     // Else nothing has been shown.
     assert!(total.clean > total.pages / 20, "pages are hardly ever found unchanged: {total:?}");
     println!("test result: ok. {histories} histories");
+}
+
+/// A new key in `file`: to seal for it, and to open with it.
+fn keys(file: &Path) -> (SealOptions, OpenOptions) {
+    let (identity, text) = AgeIdentity::generate().unwrap();
+    std::fs::write(file, text.as_bytes()).unwrap();
+    let recipients = Recipient::parse(&identity.recipient().to_string()).unwrap().into();
+    let identities = Identities::new(&[file.display().to_string()]).unwrap();
+    let seal = SealOptions { recipients, signer: None, suite: Suite::Aes256Gcm };
+    (seal, OpenOptions { identities, ..OpenOptions::default() })
 }
 
 /// What has been compared.
@@ -124,6 +146,8 @@ struct History<'a> {
     program: &'a Path,
     file: &'a Path,
     content: &'a [u8],
+    seal: Option<SealOptions>,
+    open: OpenOptions,
 }
 
 impl History<'_> {
@@ -150,7 +174,9 @@ impl History<'_> {
                 parent_img: parent.map(|parent| format!("../{parent}").into()),
                 track_mem: true,
                 leave_running: true,
-                auto_dedup: numbers.below(6) == 0,
+                auto_dedup: numbers.below(6) == 0 && !self.has_sums(),
+                seal: self.seal.clone(),
+                open: self.open.clone(),
                 ..Options::default()
             };
             let done = match round + 1 == ROUNDS {
@@ -159,14 +185,22 @@ impl History<'_> {
             };
             done.unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
             rounds.push_front(name);
-            self.compare(&options.images_dir, player.pid(), total)
+            self.compare(&options, total)
                 .unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
         }
     }
 
-    /// Compares a tree, all of whose members wait for the next step, with images.
-    fn compare(&self, images: &Path, root: i32, total: &mut Tally) -> Result<(), String> {
-        let images = ImageDir::open(images).unwrap();
+    /// Whether pages can only be verified all together, so that none can be taken away.
+    fn has_sums(&self) -> bool {
+        self.seal.as_ref().is_some_and(|seal| seal.suite == Suite::Aes256XtsHmacSha256)
+    }
+
+    /// Compares a tree, all of whose members wait for the next step, with the images of a round.
+    fn compare(&self, round: &Options, total: &mut Tally) -> Result<(), String> {
+        let root = round.pid;
+        let mut images = ImageDir::open(&round.images_dir).unwrap();
+        let checked = seal::open(&mut images, round).map_err(|e| e.to_string())?;
+        assert_eq!(checked.sealed, self.seal.is_some());
         let mut tasks = vec![root];
         while let Some(pid) = tasks.pop() {
             let children = format!("/proc/{pid}/task/{pid}/children");
@@ -181,7 +215,7 @@ impl History<'_> {
             total.tasks += 1;
             self.compare_task(pid, &pages).map_err(|e| format!("task {pid} of {root}: {e}"))?;
         }
-        Ok(())
+        images.verify_pages().map_err(|e| e.to_string())
     }
 
     fn compare_task(&self, pid: i32, pages: &Pages) -> Result<(), String> {

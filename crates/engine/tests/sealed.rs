@@ -15,12 +15,16 @@ use torpor_seal::keys::{AgeRecipient, Identities, Recipient};
 
 const SECRET: &str = "the-quick-brown-secret-that-nobody-may-read-7f3a9";
 
-const CASES: [(&str, fn()); 7] = [
+const CASES: [(&str, fn()); 11] = [
     ("a_plain_checkpoint_shows_its_secrets", a_plain_checkpoint_shows_its_secrets),
     ("sealed_with_gcm_and_back", || sealed_and_back(Suite::Aes256Gcm)),
     ("sealed_with_xts_and_back", || sealed_and_back(Suite::Aes256XtsHmacSha256)),
     ("changed_with_gcm", || what_was_changed_is_not_restored(Suite::Aes256Gcm)),
     ("changed_with_xts", || what_was_changed_is_not_restored(Suite::Aes256XtsHmacSha256)),
+    ("rounds_with_gcm", || rounds(Suite::Aes256Gcm)),
+    ("rounds_with_xts", || rounds(Suite::Aes256XtsHmacSha256)),
+    ("rounds_without_repeated_pages", rounds_without_repeated_pages),
+    ("repeated_pages_stay_in_a_sum", repeated_pages_stay_in_a_sum),
     ("unsigned_images_are_refused", unsigned_images_are_refused),
     ("times_are_in_the_statistics", times_are_in_the_statistics),
 ];
@@ -98,6 +102,31 @@ impl Subject {
         torpor_engine::dump(&opts, &mut NoHooks).unwrap();
     }
 
+    /// Dumps in three rounds, without what an older one has that a newer one has too if
+    /// `dedup`. Returns how many blocks the pages of the first had before the second.
+    fn rounds(
+        &mut self,
+        seal: &SealOptions,
+        open: &OpenOptions,
+        dedup: bool,
+    ) -> Result<u64, torpor_engine::Error> {
+        let options = |name: &str, parent: Option<&str>| Options {
+            images_dir: self.dir.path().join(name),
+            pid: i32::try_from(self.child.id()).unwrap(),
+            seal: Some(seal.clone()),
+            open: open.clone(),
+            parent_img: parent.map(|parent| format!("../{parent}").into()),
+            track_mem: true,
+            auto_dedup: dedup,
+            ..Options::default()
+        };
+        torpor_engine::pre_dump(&options("first", None), &mut NoHooks)?;
+        let before = blocks(&self.dir.path().join("first"));
+        torpor_engine::pre_dump(&options("second", Some("first")), &mut NoHooks)?;
+        torpor_engine::dump(&options("images", Some("second")), &mut NoHooks)?;
+        Ok(before)
+    }
+
     fn restore(&self, open: OpenOptions) -> Result<i32, torpor_engine::Error> {
         let opts = Options { images_dir: self.images(), open, ..Options::default() };
         torpor_engine::restore(&opts, &mut NoHooks).map(|report| report.pid)
@@ -129,6 +158,14 @@ fn keys(suite: Suite) -> (SealOptions, OpenOptions, tempfile::NamedTempFile) {
     let seal = SealOptions { recipients, signer: None, suite };
     let identities = Identities::new(&[file.path().display().to_string()]).unwrap();
     (seal, OpenOptions { identities, ..OpenOptions::default() }, file)
+}
+
+/// How much space the pages of a directory take.
+fn blocks(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    let pages = entries.filter(|e| e.file_name().to_str().unwrap().starts_with("pages-1."));
+    pages.map(|entry| entry.metadata().unwrap().blocks()).sum()
 }
 
 /// The files of a directory that hold the secret.
@@ -197,6 +234,50 @@ fn what_was_changed_is_not_restored(suite: Suite) {
 }
 
 /// A signature that is asked for has to be there.
+/// Two pre-dumps and a dump. Each names the one that it builds on: another one in its
+/// place is noticed before any task is there, even if the keys open it.
+fn rounds(suite: Suite) {
+    let (seal, open, _file) = keys(suite);
+    let mut other = Subject::start();
+    other.dump(Some(seal.clone()));
+    let mut subject = Subject::start();
+    let pid = subject.child.id();
+    subject.rounds(&seal, &open, false).unwrap();
+    let [first, second] = ["first", "second"].map(|name| subject.dir.path().join(name));
+    for dir in [&first, &second, &subject.images()] {
+        assert_eq!(leaks(dir), Vec::<PathBuf>::new());
+    }
+    let aside = subject.dir.path().join("aside");
+    for (original, wrong) in [(&second, &first), (&second, &other.images()), (&first, &second)] {
+        std::fs::rename(original, &aside).unwrap();
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(wrong).arg(original);
+        assert!(copy.status().unwrap().success());
+        let error = subject.restore(open.clone()).unwrap_err().to_string();
+        assert!(error.contains("which the next one builds on"), "{error}");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+        std::fs::remove_dir_all(original).unwrap();
+        std::fs::rename(&aside, original).unwrap();
+    }
+    check(subject.restore(open).unwrap());
+}
+
+/// Pages go from sealed images without being opened, and nobody misses them.
+fn rounds_without_repeated_pages() {
+    let (seal, open, _file) = keys(Suite::Aes256Gcm);
+    let mut subject = Subject::start();
+    let before = subject.rounds(&seal, &open, true).unwrap();
+    assert!(blocks(&subject.dir.path().join("first")) < before, "nothing was freed");
+    check(subject.restore(open).unwrap());
+}
+
+fn repeated_pages_stay_in_a_sum() {
+    let (seal, open, _file) = keys(Suite::Aes256XtsHmacSha256);
+    let mut subject = Subject::start();
+    let error = subject.rounds(&seal, &open, true).unwrap_err().to_string();
+    assert!(error.contains("repeated pages of images sealed with aes-256-xts"), "{error}");
+}
+
 fn unsigned_images_are_refused() {
     let mut subject = Subject::start();
     let (seal, open, _file) = keys(Suite::Aes256Gcm);

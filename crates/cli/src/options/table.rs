@@ -30,6 +30,7 @@ const EXEC: Commands = Command::Exec.bit();
 const BOTH: Commands = DUMP | RESTORE;
 const DUMPS: Commands = DUMP | PRE_DUMP;
 const TREES: Commands = DUMPS | RESTORE;
+const DEDUP: Commands = Command::Dedup.bit();
 const PEERS: Commands = DUMPS | SERVER | LAZY;
 
 const fn flag(

@@ -1,6 +1,9 @@
 //! The options of sealed checkpoints.
 
-use super::{DUMPS, Opt, RESTORE, TREES, flag, value};
+use super::{Commands, DEDUP, DUMPS, Opt, RESTORE, TREES, flag, value};
+
+/// Who reads sealed images.
+const READERS: Commands = TREES | DEDUP;
 use crate::options::value::{parsed, path, string};
 
 /// They count for dumps as well: a sealed dump reads the one that it builds on.
@@ -22,7 +25,7 @@ pub(super) const SEAL: &[Opt] = &[
     ),
     value(
         ("identity", None, "KEY"),
-        TREES,
+        READERS,
         store!(seal.identities += string),
         "Open sealed images with KEY: a file with a private key or with AGE-SECRET-KEY-... lines, \
          or provider:/PROGRAM[:KEY]; may be given several times",
@@ -47,14 +50,14 @@ pub(super) const SEAL: &[Opt] = &[
     ),
     value(
         ("trust", None, "FILE"),
-        TREES,
+        READERS,
         store!(seal.trust += path),
         "Believe only certificates, of recipients and of signers, that come from the authorities \
          in FILE; may be given several times",
     ),
     value(
         ("crl", None, "FILE"),
-        TREES,
+        READERS,
         store!(seal.crl += path),
         "Refuse certificates that FILE lists as revoked",
     ),
