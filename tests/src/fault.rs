@@ -139,6 +139,7 @@ impl Play<'_> {
             }
             Ok((!probe.exists()).then_some(()))
         })
+        .with_context(states)
     }
 
     /// Kills the process after `delay`; true if it had not ended before.
@@ -471,14 +472,24 @@ fn end(pid: i32) {
     }
 }
 
+/// Where every thread is, and what the network has: what a report needs to find the cause.
 fn states() -> String {
-    let pids = observe::processes().unwrap_or_default();
-    let state = |pid: &i32| {
-        let dir = Path::new("/proc").join(pid.to_string());
-        let field = |name| observe::status_field(&dir, name).unwrap_or_default();
-        format!("{pid} {} {} traced by {}", field("Name"), field("State"), field("TracerPid"))
-    };
-    pids.iter().map(state).collect::<Vec<_>>().join("\n")
+    let mut all = Vec::new();
+    for pid in observe::processes().unwrap_or_default() {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for dir in tasks.map(|task| task.path()) {
+            let field = |name| observe::status_field(&dir, name).unwrap_or_default();
+            let text = |name| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+            let fields = ["Name", "State", "TracerPid", "SigPnd", "ShdPnd"].map(field);
+            let (call, place) = (text("syscall"), text("wchan"));
+            all.push(format!("{} {} {} {place}", dir.display(), fields.join(" "), call.trim()));
+        }
+    }
+    for line in ["ss --all --tcp --numeric --options --info", "nft list ruleset"] {
+        let out = Command::new("sh").args(["-c", line]).output();
+        all.push(out.map(|out| String::from_utf8_lossy(&out.stdout).into()).unwrap_or_default());
+    }
+    all.join("\n")
 }
 
 /// The mappings of all tasks of the tree, less the ends of those that grow by themselves.

@@ -20,6 +20,7 @@ use torpor_sys::ptrace::Registers;
 use torpor_sys::stub::{self, Record};
 
 use crate::frame::{self, FRAME_SIZE};
+use crate::stop::other_threads;
 use crate::{Error, Mapping, RemoteAddr, Result, Tracee, parse_maps};
 
 const PAGE: u64 = 4096;
@@ -419,18 +420,19 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
     let stub = Stub::at(base);
     let mut pause = Duration::from_millis(1);
     loop {
-        if let Some(mut tracee) = stop_again(pid, deadline)? {
+        if let Some(mut threads) = stop_again(pid, deadline)? {
             let maps = read_maps(pid)?;
-            if !in_use(pid, &tracee, stub, &maps) {
-                let gone = if is_leftover(pid, base, &maps) {
-                    tracee.stub = Some(stub);
-                    tracee.eject(&maps)
-                } else {
-                    Ok(())
+            if !in_use(&threads, stub, &maps) {
+                let gone = match threads.first_mut() {
+                    Some(leader) if is_leftover(pid, base, &maps) => {
+                        leader.stub = Some(stub);
+                        leader.eject(&maps)
+                    }
+                    _ => Ok(()),
                 };
-                return tracee.finish().and(gone);
+                return finish_all(threads).and(gone);
             }
-            tracee.finish()?;
+            finish_all(threads)?;
             // It would end its process to take away what one of its threads executes.
             if Instant::now() > deadline {
                 let reason = format!("it does not leave the stub at {base:x}");
@@ -450,28 +452,50 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
 /// Gone; the kernel's; no room for a stub.
 pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
-    let mut tracee = loop {
+    let mut threads = loop {
         match stop_again(pid, deadline)? {
-            Some(tracee) => break tracee,
+            Some(threads) => break threads,
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
+    let leader = threads.first_mut().ok_or(Error::Gone { pid })?;
     let maps = read_maps(pid)?;
     let full = || Error::Unusable { pid, reason: "no room for a stub".to_owned() };
     let closed = stub_place(&maps)
         .ok_or_else(full)
-        .and_then(|base| tracee.inject(&maps, base))
-        .and_then(|()| tracee.call("close", libc::SYS_close, [u64::from(fd.cast_unsigned())]));
-    let gone = tracee.eject(&maps);
-    tracee.finish().and(gone).and(closed).map(drop)
+        .and_then(|base| leader.inject(&maps, base))
+        .and_then(|()| leader.call("close", libc::SYS_close, [u64::from(fd.cast_unsigned())]));
+    let gone = leader.eject(&maps);
+    finish_all(threads).and(gone).and(closed).map(drop)
 }
 
-/// Stops the leader of a process whose supervisor has just died; `None` if that has not
-/// let it go yet: it closes its files, by which others know of its end, before.
-fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Tracee>> {
-    let status =
-        std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::Gone { pid })?;
-    match Tracee::seize(pid, !status.contains("Seccomp:\t0\n")) {
+/// Stops all threads of a process whose supervisor has just died, the leader first; `None`
+/// if that has not let them go yet: it closes its files, by which others know of its end,
+/// before. There may be more threads than the list of them has, if some of them end.
+fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Vec<Tracee>>> {
+    let mut threads: Vec<Tracee> = Vec::new();
+    loop {
+        for tid in std::iter::once(pid).chain(other_threads(pid)) {
+            if threads.iter().any(|t| t.tid == tid) {
+                continue;
+            }
+            match stop_thread(pid, tid, deadline) {
+                Ok(Some(thread)) => threads.push(thread),
+                Ok(None) => return Ok(None),
+                Err(Error::Gone { .. }) if tid != pid => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if thread_count(pid)? <= threads.len() || Instant::now() > deadline {
+            return Ok(Some(threads));
+        }
+    }
+}
+
+/// Stops a thread; `None` if somebody else has it.
+fn stop_thread(pid: i32, tid: i32, deadline: Instant) -> Result<Option<Tracee>> {
+    let filtered = !read_status(pid)?.contains("Seccomp:\t0\n");
+    match Tracee::seize(tid, filtered) {
         Err(Error::Os { source, .. })
             if source.kind() == std::io::ErrorKind::PermissionDenied
                 && Instant::now() < deadline =>
@@ -481,10 +505,32 @@ fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Tracee>> {
         seized => seized?,
     }
     let left = deadline.saturating_duration_since(Instant::now());
-    match Tracee::stopped(pid, pid, left)? {
-        None => Err(Error::Unusable { pid, reason: "it does not stop".to_owned() }),
+    match Tracee::stopped(pid, tid, left)? {
+        None => Err(Error::Unusable { pid: tid, reason: "it does not stop".to_owned() }),
         stopped => Ok(stopped),
     }
+}
+
+/// Lets all threads go; the first error of one that is not just gone.
+fn finish_all(threads: Vec<Tracee>) -> Result<()> {
+    let mut all = Ok(());
+    for thread in threads {
+        match thread.finish() {
+            Ok(()) | Err(Error::Gone { .. }) => {}
+            Err(e) => all = all.and(Err(e)),
+        }
+    }
+    all
+}
+
+fn read_status(pid: i32) -> Result<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::Gone { pid })
+}
+
+fn thread_count(pid: i32) -> Result<usize> {
+    let status = read_status(pid)?;
+    let count = status.lines().find_map(|line| line.strip_prefix("Threads:"));
+    count.and_then(|n| n.trim().parse().ok()).ok_or(Error::Gone { pid })
 }
 
 fn read_maps(pid: i32) -> Result<Vec<Mapping>> {
@@ -507,18 +553,10 @@ fn is_leftover(pid: i32, base: u64, maps: &[Mapping]) -> bool {
         && (head == stub::code() || whole && head.iter().all(|&byte| byte == 0))
 }
 
-/// Whether the leader of a process still is where its dead supervisor has sent it, or
-/// another thread executes the stub: it may only just be about to map it.
-fn in_use(pid: i32, leader: &Tracee, stub: Stub, maps: &[Mapping]) -> bool {
+/// Whether one of these threads, the leader first, still is where its dead supervisor has
+/// sent it: in the stub, or only just about to map it.
+fn in_use(threads: &[Tracee], stub: Stub, maps: &[Mapping]) -> bool {
     let stack = maps.iter().find(|m| m.name == "[stack]").map_or(0, |m| m.start);
-    if stub.code_contains(leader.own.rip) || scratch::contains(leader.own.rsp, stack) {
-        return true;
-    }
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    tasks.flatten().any(|t| {
-        // The instruction pointer is the last field; "running" for one on a CPU.
-        let text = std::fs::read_to_string(t.path().join("syscall")).unwrap_or_default();
-        let at = text.split_ascii_whitespace().last().and_then(|f| f.strip_prefix("0x"));
-        at.and_then(|a| u64::from_str_radix(a, 16).ok()).is_some_and(|a| stub.code_contains(a))
-    })
+    threads.first().is_some_and(|leader| scratch::contains(leader.own.rsp, stack))
+        || threads.iter().any(|thread| stub.code_contains(thread.own.rip))
 }

@@ -389,7 +389,7 @@ impl Tracee {
 }
 
 /// The threads of a process but its leader.
-fn other_threads(pid: i32) -> Vec<i32> {
+pub(crate) fn other_threads(pid: i32) -> Vec<i32> {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let tids = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
     tids.filter(|&tid| tid != pid).collect()

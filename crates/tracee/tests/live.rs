@@ -179,6 +179,68 @@ fn tracer_for_the_kill_test() {
     }
 }
 
+/// The same in a thread that is not the leader, with calls that keep a processor busy.
+#[test]
+fn tracer_for_the_thread_test() {
+    let Ok(pid) = std::env::var("TORPOR_TEST_THREADS") else { return };
+    let pid: i32 = pid.parse().unwrap();
+    let tid = threads(pid).into_iter().find(|tid| *tid != pid).unwrap();
+    let m = maps(pid);
+    let mut leader = stop(pid);
+    Tracee::seize(tid, false).unwrap();
+    let patience = std::time::Duration::from_secs(10);
+    let mut thread = Tracee::stopped(pid, tid, patience).unwrap().unwrap();
+    leader.inject(&m, stub_place(&m).unwrap()).unwrap();
+    thread.share_stub(&leader);
+    loop {
+        let mut batch = thread.batch();
+        let room = batch.space(128 * 1024);
+        for _ in 0..100 {
+            batch.call(libc::SYS_getrandom, [room.addr.0, 128 * 1024, 0]);
+        }
+        batch.run().unwrap();
+    }
+}
+
+fn threads(pid: i32) -> Vec<i32> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    entries.map(|e| e.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// A stub is not taken from under a thread that executes it, even if that is not the
+/// leader, and is busy: then the kernel does not tell where it is.
+#[test]
+fn a_stub_in_use_stays_until_it_is_left() {
+    let script = "import threading,time\nthreading.Thread(target=time.sleep,args=(1000,)).start()\nprint('on',flush=True)\ntime.sleep(1000)\n";
+    let (mut victim, pid) = spawn("/usr/bin/python3", &["-c", script]);
+    {
+        use std::io::Read;
+        let mut on = [0u8; 3];
+        victim.0.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
+    }
+    for round in 0..5 {
+        let tracer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tracer_for_the_thread_test"])
+            .env("TORPOR_TEST_THREADS", pid.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut tracer = Killed(tracer.unwrap());
+        let stub = || maps(pid).into_iter().find(|m| m.end - m.start == STUB_SIZE);
+        while stub().is_none() {
+            assert!(tracer.0.try_wait().unwrap().is_none(), "the tracer has failed");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        tracer.0.kill().unwrap();
+        let base = stub().unwrap().start;
+        remove_leftover(pid, base, std::time::Duration::from_secs(10)).unwrap();
+        assert!(stub().is_none(), "the stub is left");
+        tracer.0.wait().unwrap();
+        assert!(victim.0.try_wait().unwrap().is_none(), "the task died in round {round}");
+    }
+}
+
 /// A tracer that dies at any moment leaves its task running unharmed.
 #[test]
 fn a_killed_tracer_does_no_harm() {
