@@ -1,6 +1,6 @@
 // area: other namespaces
-// shows: a pid namespace inside of the tree
-// expect: refused "nested"
+// shows: a pid namespace inside of the tree is refused by name
+// expect: refused "its pid namespace: is another one"
 // modes: plain pidns ns
 #include "zoo.h"
 

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::AtFlags;
 use torpor_sys::socket::{self, Message};
 
 use crate::error::{Context, Result};
@@ -24,10 +25,8 @@ pub enum Undo {
     Stub(i32, u64),
     /// This text, to be written to this file (a frozen cgroup).
     Write(PathBuf, String),
-    /// A file to be unlinked.
-    Unlink(PathBuf),
-    /// An empty directory to be removed.
-    RemoveDir(PathBuf),
+    /// A name to be removed from a directory. Inode number of this, name.
+    Unlink(u64, String),
     /// A TCP socket may be in repair mode: as long as this process lives, it leaves it,
     /// and gets its `SO_REUSEADDR` back. Process, inode number, option.
     Repair(i32, u64, i32),
@@ -37,6 +36,13 @@ pub enum Undo {
     Uffd(i32, i32),
     /// A program to be run in the network namespace at this path, with this input.
     Run(PathBuf, Vec<String>, String),
+}
+
+impl Undo {
+    /// Whether a descriptor belongs to it.
+    fn is_of_file(&self) -> bool {
+        matches!(self, Undo::Unlink(..) | Undo::Repair(..) | Undo::Silence(_))
+    }
 }
 
 /// The supervisor's end. The default one has nobody at the other end: for work that
@@ -71,11 +77,11 @@ impl Guardian {
         self.tell(&encode(b'+', undo))
     }
 
-    /// The same for a socket, of which the guardian gets a duplicate.
+    /// The same for something about a file, of which the guardian gets a duplicate.
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn watch_socket(&mut self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+    pub fn watch_file(&mut self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
         let Some(line) = &mut self.line else { return Ok(()) };
         let what = || "telling the guardian".to_owned();
         let data = encode(b'+', undo);
@@ -136,8 +142,7 @@ fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
     let fields: Vec<String> = match undo {
         Undo::Stub(pid, base) => vec!["stub".into(), pid.to_string(), base.to_string()],
         Undo::Write(file, text) => vec!["write".into(), path(file), text.clone()],
-        Undo::Unlink(file) => vec!["unlink".into(), path(file)],
-        Undo::RemoveDir(dir) => vec!["rmdir".into(), path(dir)],
+        Undo::Unlink(inode, name) => vec!["unlink".into(), inode.to_string(), name.clone()],
         Undo::Repair(pid, inode, reuse) => {
             vec!["repair".into(), pid.to_string(), inode.to_string(), reuse.to_string()]
         }
@@ -166,8 +171,7 @@ fn decode(message: &[u8]) -> Option<(u8, Undo)> {
     let undo = match fields.first()?.as_str() {
         "stub" => Undo::Stub(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
         "write" => Undo::Write(field(1)?.into(), field(2)?),
-        "unlink" => Undo::Unlink(field(1)?.into()),
-        "rmdir" => Undo::RemoveDir(field(1)?.into()),
+        "unlink" => Undo::Unlink(field(1)?.parse().ok()?, field(2)?),
         "repair" => {
             Undo::Repair(field(1)?.parse().ok()?, field(2)?.parse().ok()?, field(3)?.parse().ok()?)
         }
@@ -198,7 +202,7 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
             Ok(received) if received.len == 0 => break,
             Ok(received) => {
                 pending.extend_from_slice(&buffer[..received.len]);
-                watch.sockets.extend(received.files);
+                watch.files.extend(received.files);
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
@@ -207,8 +211,8 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
             return 0;
         }
     }
-    for (undo, socket) in watch.list.iter().rev() {
-        let _ = perform(undo, socket.as_ref());
+    for (undo, file) in watch.list.iter().rev() {
+        let _ = perform(undo, file.as_ref());
     }
     0
 }
@@ -217,8 +221,8 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
 #[derive(Default)]
 struct Watch {
     list: Vec<(Undo, Option<OwnedFd>)>,
-    /// Sockets that came and whose messages are still to be read.
-    sockets: VecDeque<OwnedFd>,
+    /// Files that came and whose messages are still to be read.
+    files: VecDeque<OwnedFd>,
 }
 
 impl Watch {
@@ -233,9 +237,8 @@ impl Watch {
             let message: Vec<u8> = pending.drain(..end + END.len()).take(end).collect();
             match decode(&message) {
                 Some((b'+', undo)) => {
-                    let of_socket = matches!(undo, Undo::Repair(..) | Undo::Silence(_));
-                    let socket = of_socket.then(|| self.sockets.pop_front()).flatten();
-                    self.list.push((undo, socket));
+                    let file = undo.is_of_file().then(|| self.files.pop_front()).flatten();
+                    self.list.push((undo, file));
                 }
                 Some((_, undo)) => {
                     if let Some(at) = self.list.iter().rposition(|(u, _)| *u == undo) {
@@ -248,20 +251,17 @@ impl Watch {
     }
 }
 
-/// Undoes something; `socket` is that of [`Undo::Repair`] and [`Undo::Silence`].
-pub(crate) fn perform(undo: &Undo, socket: Option<&OwnedFd>) -> Result<()> {
+/// Undoes something; `file` is the one that came with it ([`Guardian::watch_file`]).
+pub(crate) fn perform(undo: &Undo, file: Option<&OwnedFd>) -> Result<()> {
     match undo {
         Undo::Stub(pid, base) => Ok(torpor_tracee::remove_leftover(*pid, *base, PATIENCE)?),
         Undo::Write(file, text) => {
             std::fs::write(file, text).context(|| format!("write {}", file.display()))
         }
-        Undo::Unlink(file) => {
-            std::fs::remove_file(file).context(|| format!("unlink {}", file.display()))
-        }
-        Undo::RemoveDir(dir) => {
-            std::fs::remove_dir(dir).context(|| format!("rmdir {}", dir.display()))
-        }
-        Undo::Repair(pid, _, reuse) => match socket {
+        Undo::Unlink(_, name) => file.map_or(Ok(()), |dir| {
+            rustix::fs::unlinkat(dir, name, AtFlags::empty()).context(|| format!("unlink {name}"))
+        }),
+        Undo::Repair(pid, _, reuse) => match file {
             // Closed in repair mode it is silent: so must it be if nobody goes on.
             Some(socket) if crate::proc::open(*pid, "ns/net").is_ok() => {
                 crate::file::socket::tcp::leave_repair(socket.as_fd(), *reuse)
@@ -269,7 +269,7 @@ pub(crate) fn perform(undo: &Undo, socket: Option<&OwnedFd>) -> Result<()> {
             _ => Ok(()),
         },
         Undo::Silence(_) => {
-            socket.map_or(Ok(()), |socket| crate::file::socket::tcp::silence(socket.as_fd()))
+            file.map_or(Ok(()), |socket| crate::file::socket::tcp::silence(socket.as_fd()))
         }
         Undo::Uffd(pid, fd) => crate::memory::track::close_leftover(*pid, *fd, PATIENCE),
         Undo::Run(netns, argv, input) => run_inside(netns, argv, input),
@@ -300,14 +300,15 @@ fn run_inside(netns: &Path, argv: &[String], input: &str) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use rustix::fs::OFlags;
 
     #[test]
     fn messages_come_back_as_they_went() {
         let all = [
             Undo::Stub(12, 0x7000),
             Undo::Write("/a b".into(), "THAWED".into()),
-            Undo::Unlink("/x\ny".into()),
-            Undo::RemoveDir("/d".into()),
+            Undo::Write("/x\ny".into(), "0".into()),
+            Undo::Unlink(5, "link".into()),
             Undo::Repair(7, 8, 1),
             Undo::Silence(9),
             Undo::Uffd(9, 10),
@@ -318,17 +319,30 @@ mod tests {
         let mut watch = Watch::default();
         let (one, _) = UnixStream::pair().unwrap();
         let (two, _) = UnixStream::pair().unwrap();
+        let dir = rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
-        watch.sockets.extend([OwnedFd::from(one), OwnedFd::from(two)]);
-        let sockets: Vec<u64> = watch.sockets.iter().map(inode).collect();
+        watch.files.extend([dir, OwnedFd::from(one), OwnedFd::from(two)]);
+        let files: Vec<u64> = watch.files.iter().map(inode).collect();
         assert!(!watch.take_messages(&mut bytes));
         let kept: Vec<&Undo> = all.iter().filter(|u| **u != all[2]).collect();
         assert_eq!(watch.list.iter().map(|(undo, _)| undo).collect::<Vec<_>>(), kept);
         let held = |undo: &Undo| watch.list.iter().find(|(u, _)| u == undo).unwrap().1.as_ref();
-        assert_eq!(held(&all[4]).map(inode), Some(sockets[0]));
-        assert_eq!(held(&all[5]).map(inode), Some(sockets[1]));
+        for (undo, file) in all[3..6].iter().zip(&files) {
+            assert_eq!(held(undo).map(inode), Some(*file));
+        }
         assert!(held(&all[0]).is_none());
         bytes.push(b'.');
         assert!(watch.take_messages(&mut bytes));
+    }
+
+    #[test]
+    fn a_name_is_removed_from_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("link_remap.1"), "").unwrap();
+        std::fs::write(dir.path().join("other"), "").unwrap();
+        let file = std::fs::File::open(dir.path()).unwrap().into();
+        perform(&Undo::Unlink(1, "link_remap.1".into()), Some(&file)).unwrap();
+        let left = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["other"]);
     }
 }

@@ -240,7 +240,8 @@ fn check_nesting(
             return Err(Error::refused(
                 pid,
                 format!("its {} namespace", kind.name()),
-                "is another one than that of the root task; nested ones are not supported",
+                "is another one than that of the root task, which is not supported; \
+                 dump that task as the root of a tree of its own",
             ));
         }
     }
@@ -463,8 +464,11 @@ impl<'a> Dump<'a> {
             Ok(()) if !self.opts.leave_running => End::Kill,
             _ => End::GoOn,
         };
-        if done.is_ok() && (end != End::GoOn) {
-            self.files.remaps.keep();
+        if done.is_ok()
+            && end != End::GoOn
+            && let Err(e) = self.files.remaps.keep(&mut self.guardian)
+        {
+            tracing::warn!("{e}");
         }
         match done {
             Ok(()) => (end, Ok(())),

@@ -22,6 +22,7 @@ use super::description::{lookup, open_in, same_inode};
 use super::ghost;
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
+use crate::guardian::{Guardian, Undo};
 use crate::restore::{Restore, with_process};
 
 /// What procfs's links end with when the name is gone.
@@ -34,7 +35,7 @@ pub struct Remaps {
     ghosts: HashMap<(u64, u64), u32>,
     links: HashMap<(u64, u64), u32>,
     /// Names that were given to files, removed again unless [`Remaps::keep`] is called.
-    given: Vec<(OwnedFd, Vec<u8>)>,
+    given: Vec<(OwnedFd, String)>,
 }
 
 impl Remaps {
@@ -148,7 +149,7 @@ impl Remaps {
 
     /// Links the file into its old directory, or the nearest one above that exists.
     fn give_name(cx: &mut Dump<'_>, found: &Found, name: &[u8], link: u32) -> Result<Vec<u8>> {
-        let base = format!("link_remap.{link}").into_bytes();
+        let base = format!("link_remap.{link}");
         // A file system of a user namespace takes only files of its own users.
         let _owner = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
         let mut dir = parent(name);
@@ -158,17 +159,23 @@ impl Remaps {
                 .find(found.info.mnt_id)
                 .ok_or_else(|| found.refuse("its mount is gone"))?;
             let flags = OFlags::PATH | OFlags::DIRECTORY;
-            let linked = open_in(space.root.as_fd(), dir, flags, Mode::empty()).and_then(|at| {
-                rustix::fs::linkat(&found.file, "", &at, &base, AtFlags::EMPTY_PATH)?;
-                Ok(at)
-            });
-            match linked {
-                Ok(at) => {
-                    cx.files.remaps.given.push((at, base.clone()));
-                    return Ok(join(dir, &base));
+            let nameless = |e| found.refuse(format!("it cannot be given a name: {e}"));
+            let at = match open_in(space.root.as_fd(), dir, flags, Mode::empty()) {
+                Err(Errno::NOENT) if dir.len() > 1 => {
+                    dir = parent(dir);
+                    continue;
                 }
+                opened => opened.map_err(nameless)?,
+            };
+            cx.guardian.watch_file(&undo(&at, &base)?, at.as_fd())?;
+            match rustix::fs::linkat(&found.file, "", &at, &base, AtFlags::EMPTY_PATH) {
+                Ok(()) => {
+                    cx.files.remaps.given.push((at, base.clone()));
+                    return Ok(join(dir, base.as_bytes()));
+                }
+                // A directory that was removed while it was open.
                 Err(Errno::NOENT) if dir.len() > 1 => dir = parent(dir),
-                Err(e) => return Err(found.refuse(format!("it cannot be given a name: {e}"))),
+                Err(e) => return Err(nameless(e)),
             }
         }
     }
@@ -179,8 +186,11 @@ impl Remaps {
 
     /// Leaves the names that were given to files: the tasks end, and only through
     /// these names can a restore find the files.
-    pub fn keep(&mut self) {
-        self.given.clear();
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn keep(&mut self, guardian: &mut Guardian) -> Result<()> {
+        self.given.drain(..).try_for_each(|(dir, name)| guardian.forget(&undo(&dir, &name)?))
     }
 
     /// Writes the image.
@@ -195,9 +205,15 @@ impl Remaps {
 impl Drop for Remaps {
     fn drop(&mut self) {
         for (dir, name) in self.given.drain(..) {
-            remove(dir.as_fd(), &name, AtFlags::empty());
+            remove(dir.as_fd(), name.as_bytes(), AtFlags::empty());
         }
     }
+}
+
+/// What removes a name if the supervisor is killed.
+fn undo(dir: &OwnedFd, name: &str) -> Result<Undo> {
+    let stat = rustix::fs::fstat(dir).context(|| "fstat of a directory".to_owned())?;
+    Ok(Undo::Unlink(stat.st_ino, name.to_owned()))
 }
 
 /// `PROC_SUPER_MAGIC` of linux/magic.h.

@@ -44,7 +44,7 @@ impl World {
             .collect::<Result<Vec<_>>>()?;
         table::finish(&mut cx)?;
         crate::dump::memory::copy_pages(&mut cx, &mut crate::hooks::NoHooks)?;
-        cx.files.remaps.keep();
+        cx.files.remaps.keep(&mut cx.guardian)?;
         Ok(described)
     }
 

@@ -246,7 +246,7 @@ pub fn release(cx: &mut Dump<'_>) {
 /// The kernel's; the tasks may still go on, see [`release`].
 pub fn silence(cx: &mut Dump<'_>) -> Result<()> {
     for connection in &cx.network.connections {
-        cx.guardian.watch_socket(&connection.undo, connection.socket.as_fd())?;
+        cx.guardian.watch_file(&connection.undo, connection.socket.as_fd())?;
         tcp::silence(connection.socket.as_fd())?;
     }
     Ok(())

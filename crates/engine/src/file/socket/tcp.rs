@@ -152,7 +152,7 @@ pub(super) fn dump(
     let reuse = isk.opts.reuseaddr().into();
     let holder = cx.tasks.get(found.task).map_or(found.pid, |task| task.pid);
     let undo = Undo::Repair(holder, isk.ino.into(), reuse);
-    cx.guardian.watch_socket(&undo, fd)?;
+    cx.guardian.watch_file(&undo, fd)?;
     let repaired = Repaired::enter(fd)?;
     let saved = read_stream(found, isk);
     repaired.leave()?;
@@ -531,7 +531,7 @@ impl Sleeping {
     /// # Errors
     /// If the guardian is gone.
     pub(super) fn guard(&self, guardian: &mut Guardian) -> Result<()> {
-        guardian.watch_socket(&Undo::Silence(self.isk.ino.into()), self.socket.as_fd())
+        guardian.watch_file(&Undo::Silence(self.isk.ino.into()), self.socket.as_fd())
     }
 
     /// Lets the connection go on, now that nothing holds its packets back.
