@@ -46,6 +46,8 @@ pub struct Locks {
     /// Descriptions in flight that hold locks, with their names: one that no task has
     /// as well is refused in the end.
     in_flight: Vec<(u32, i32, String)>,
+    /// The files whose flock(2) locks have a descriptor, as the kernel names them.
+    flocked: HashSet<String>,
 }
 
 /// A line of fdinfo.
@@ -111,6 +113,9 @@ pub fn note(cx: &mut Dump<'_>, task: usize, fd: i32, id: u32, lines: &[String]) 
             let reason = format!("holds a lock; --file-locks keeps locks: {text}");
             return Err(refuse(pid, fd, &reason));
         }
+        if line.flag == FLOCK {
+            cx.files.locks.flocked.extend(file(text).map(str::to_owned));
+        }
         if !(if line.flag == POSIX { of_table } else { own }) {
             continue;
         }
@@ -125,6 +130,31 @@ pub fn note(cx: &mut Dump<'_>, task: usize, fd: i32, id: u32, lines: &[String]) 
             start: line.start,
             len: line.len,
         });
+    }
+    Ok(())
+}
+
+/// The file of a lock: device and inode number.
+fn file(line: &str) -> Option<&str> {
+    line.split_ascii_whitespace().nth(5)
+}
+
+/// Refuses locks of open files that only mappings still hold: without a descriptor nobody
+/// could take them again.
+fn refuse_mapped(cx: &Dump<'_>) -> Result<()> {
+    let text = std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
+    for text in text.lines() {
+        let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
+        let name = file(text).unwrap_or_default();
+        let Some(task) = cx.tasks.iter().find(|task| task.pid == line.pid) else { continue };
+        let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
+        let mapped = task.vmas.iter().find(|vma| Some(vma.map.inode) == inode);
+        if let Some(vma) = mapped.filter(|_| !cx.files.locks.flocked.contains(name)) {
+            let what = format!("mapping {:x}-{:x} ({})", vma.map.start, vma.map.end, vma.map.name);
+            let reason =
+                "holds a lock (flock) whose descriptor is closed: nobody could take it again";
+            return Err(Error::refused(task.pid, what, reason));
+        }
     }
     Ok(())
 }
@@ -145,6 +175,7 @@ pub fn note_in_flight(cx: &mut Dump<'_>, id: u32, pid: i32, object: String) {
 /// # Errors
 /// Refused, if nobody could take a lock again; the image file's.
 pub fn write(cx: &Dump<'_>) -> Result<()> {
+    refuse_mapped(cx)?;
     let locks = &cx.files.locks;
     if let Some((_, pid, object)) = locks.in_flight.iter().find(|f| !locks.seen.contains(&(0, f.0)))
     {
