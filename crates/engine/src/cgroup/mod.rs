@@ -5,11 +5,13 @@
 //! it stays where the restoring program is. For every other group in a set the image
 //! has the tree below it, with owners, modes and properties.
 
+mod cpuset;
 mod dump;
 mod hierarchy;
 mod properties;
 mod restore;
 
+pub use cpuset::mirrors as mirrors_cpuset;
 pub use dump::{Sets, dump};
 pub use hierarchy::same as same_hierarchy;
 pub use hierarchy::shown_by;

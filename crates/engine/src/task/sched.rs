@@ -7,6 +7,7 @@ use torpor_images::proto::ThreadCoreEntry;
 use torpor_sys::sched::{affinity, attributes, set_affinity, set_attributes};
 use torpor_tracee::Tracee;
 
+use crate::cgroup;
 use crate::error::{Context, Error, Result};
 
 /// The flag of sched_setscheduler(2) that is or-ed to the policy, also in images.
@@ -46,7 +47,9 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     entry.sched_nice = Some(nice.context(|| format!("task {tid}: getpriority"))?);
     entry.sched_prio = Some(now.priority);
     let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
-    if set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS {
+    let pinned = set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS;
+    // What its cpuset gives it is the cpuset's matter, here and on the next host.
+    if pinned && !cgroup::mirrors_cpuset(tid, &set)? {
         entry.torpor_affinity = Some(set);
     }
     Ok(())
