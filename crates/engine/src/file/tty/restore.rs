@@ -230,6 +230,7 @@ impl TtyRestorer {
             return duplicate(pair.master.as_fd());
         }
         let flags = open_flags(file.flags);
+        cx.mounts.mount_terminals()?;
         // By its path, which may be one that a container runtime has given it. A slave
         // that was hung up had the path of whoever has the number now.
         if info.termios.is_some()

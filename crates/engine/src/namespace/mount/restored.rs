@@ -67,6 +67,16 @@ impl Restored {
         self.alone.insert(mnt_id, Alone { root, mountpoint });
     }
 
+    /// Makes the mounts whose terminals are there by now: files may be opened through them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn mount_terminals(&mut self) -> Result<()> {
+        let is_there =
+            |late: &mut Late| open_beneath(late.devpts.as_fd(), &late.below, false).is_ok();
+        self.late.extract_if(.., is_there).try_for_each(|late| late.mount())
+    }
+
     /// The root directory of a writable copy of the mount `mnt_id`, and the path of
     /// that mount's root in its namespace. To make files where the mount itself is
     /// read-only or hidden by others: a file opened here belongs to the copy, so
