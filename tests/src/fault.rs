@@ -16,16 +16,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
-/// How often the dumper is killed, one that ends the tasks, and the restorer.
+/// How often the dumper is killed, one that copies while the tasks run on, one that ends
+/// them, and the restorer.
 const DUMPS: u32 = 200;
+const COWS: u32 = 60;
 const ENDS: u32 = 40;
 const RESTORES: u32 = 40;
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 7] = [
+pub const KINDS: [&str; 8] = [
     "dump-killed",
+    "cow-killed",
     "end-killed",
     "restore-killed",
     "disk-full",
@@ -90,7 +93,8 @@ impl Play<'_> {
             bail!("the program did not start: {verdict}");
         }
         match kind {
-            "dump-killed" => self.dump_killed(root),
+            "dump-killed" => self.dump_killed(root, DUMPS, &[]),
+            "cow-killed" => self.dump_killed(root, COWS, &["--cow"]),
             "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
             "disk-full" => self.disk_full(root),
@@ -157,12 +161,12 @@ impl Play<'_> {
     }
 
     /// How long the dump takes when nothing disturbs it, so that the random moments cover it.
-    fn measure(&self, root: i32) -> Result<Duration> {
+    fn measure(&self, root: i32, more: &[&str]) -> Result<Duration> {
         let mut shortest = Duration::MAX;
         for _ in 0..5 {
             self.fresh_images()?;
             let start = Instant::now();
-            let mut command = self.dump_command(root, &[])?;
+            let mut command = self.dump_command(root, more)?;
             let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
             ensure!(status.success(), "{}", self.runner.log_tail("dump"));
             shortest = shortest.min(start.elapsed());
@@ -188,26 +192,26 @@ impl Play<'_> {
         self.runner.command("dump", &[&["-t", pid.as_str(), "--leave-running"], more].concat())
     }
 
-    fn dump_killed(&self, root: i32) -> Result<()> {
+    fn dump_killed(&self, root: i32, times: u32, more: &[&str]) -> Result<()> {
         let before = mappings(root)?;
-        let whole = self.measure(root)?;
+        let whole = self.measure(root, more)?;
         self.unharmed(root, &before)?;
         let mut early = 0;
-        for round in 0..DUMPS {
+        for round in 0..times {
             self.fresh_images()?;
             let delay = self.moment(whole);
-            early += u32::from(self.killed(&mut self.dump_command(root, &[])?, "dump", delay)?);
+            early += u32::from(self.killed(&mut self.dump_command(root, more)?, "dump", delay)?);
             self.unharmed(root, &before)
                 .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
         }
-        ensure!(early > DUMPS / 2, "only {early} of {DUMPS} dumps were killed before their end");
+        ensure!(early > times / 2, "only {early} of {times} dumps were killed before their end");
         self.finish(root)
     }
 
     /// A dump that ends the tasks is killed: either all of them are left, and unharmed, or
     /// none is, and the images are whole.
     fn end_killed(&self, root: i32) -> Result<()> {
-        let whole = self.measure(root)?;
+        let whole = self.measure(root, &[])?;
         let mut root = root;
         for round in 0..ENDS {
             let before = mappings(root)?;

@@ -80,7 +80,8 @@ impl Runner<'_> {
         let outcome = match self.case.mode {
             Mode::None => self.check().map(|()| Outcome::Pass),
             _ if self.expects_refusal().is_some() => self.refused(root),
-            Mode::LeaveRunning => self.leave_running(root),
+            Mode::LeaveRunning => self.leave_running(root, &[]),
+            Mode::Cow => self.leave_running(root, &["--cow"]),
             Mode::Rounds => self.rounds(root),
             Mode::Sealed => self.sealed(root),
             _ => self.dump_and_restore(root),
@@ -355,15 +356,17 @@ impl Runner<'_> {
     }
 
     /// The original must be unharmed, and the images good for a restore after its end.
-    fn leave_running(&self, root: i32) -> Result<Outcome> {
+    fn leave_running(&self, root: i32, args: &[&str]) -> Result<Outcome> {
         let before = self.at_rest(root)?;
         // The images are to meet the files that they were made with, not what the task left
         // running makes of them.
         let (work, kept) = (self.dir.join("work"), self.dir.join("kept"));
         std::fs::create_dir(&kept)?;
         let copy = format!("cp -a '{}/.' '{}'", work.display(), kept.display());
-        let script = format!("[ $CRTOOLS_SCRIPT_ACTION != post-dump ] || {copy}");
-        if !self.dump(root, &["--leave-running", "--action-script", &script])? {
+        // The last moment at which they are frozen.
+        let script = format!("[ $CRTOOLS_SCRIPT_ACTION != network-unlock ] || {copy}");
+        let args = [&["--leave-running", "--action-script", &script], args].concat();
+        if !self.dump(root, &args)? {
             return self.unwanted_refusal(root);
         }
         self.compare(&before, root).context("after the dump")?;

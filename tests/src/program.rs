@@ -14,6 +14,8 @@ pub enum Mode {
     Plain,
     /// Dumped with `--leave-running`, verified, then restored as well.
     LeaveRunning,
+    /// The same, with memory that is copied when the tasks run on.
+    Cow,
     /// Dumped after two rounds of pre-dumps, with the pages that changed since.
     Rounds,
     /// Under an init in a pid and a mount namespace.
@@ -28,10 +30,11 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order in which they are run and shown.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::None,
         Self::Plain,
         Self::LeaveRunning,
+        Self::Cow,
         Self::Rounds,
         Self::PidNs,
         Self::Ns,
@@ -43,7 +46,7 @@ impl Mode {
     #[must_use]
     pub fn namespaces(self) -> &'static str {
         match self {
-            Self::None | Self::Plain | Self::LeaveRunning | Self::Rounds => "",
+            Self::None | Self::Plain | Self::LeaveRunning | Self::Cow | Self::Rounds => "",
             Self::PidNs => "pid,mnt",
             Self::Ns | Self::Sealed => "pid,mnt,net,ipc,uts,cgroup",
             Self::UserNs => "pid,mnt,net,ipc,uts,cgroup,user",
@@ -57,6 +60,7 @@ impl fmt::Display for Mode {
             Self::None => "none",
             Self::Plain => "plain",
             Self::LeaveRunning => "leave-running",
+            Self::Cow => "cow",
             Self::Rounds => "rounds",
             Self::PidNs => "pidns",
             Self::Ns => "ns",
@@ -181,9 +185,11 @@ fn parse(path: &Path) -> Result<Program> {
     }
     let refused = program.refused.is_some() || program.unsupported.is_some();
     let rounds = !refused && program.is_about_memory();
+    let leaves = program.modes.contains(&Mode::LeaveRunning);
     let sealed = !refused && program.modes.contains(&Mode::Ns);
     program.modes.retain(|mode| match mode {
         Mode::Rounds => rounds,
+        Mode::Cow => rounds && leaves,
         Mode::Sealed => sealed,
         _ => true,
     });

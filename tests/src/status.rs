@@ -9,9 +9,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 /// The modes that have a column in the compatibility table.
-const MODES: [Mode; 7] = [
+const MODES: [Mode; 8] = [
     Mode::Plain,
     Mode::LeaveRunning,
+    Mode::Cow,
     Mode::Rounds,
     Mode::PidNs,
     Mode::Ns,
@@ -126,9 +127,9 @@ pub fn table(programs: &[Program]) -> Result<String> {
     for area in areas {
         let _ = writeln!(text, "\n## {area}\n");
         text.push_str(
-            "| behaviour | host | left running | rounds | pid ns | container | sealed | user ns | program |\n",
+            "| behaviour | host | left running | copy-on-write | rounds | pid ns | container | sealed | user ns | program |\n",
         );
-        text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+        text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
         for program in programs.iter().filter(|program| program.area == area) {
             let _ = write!(text, "| {} |", program.shows.replace('|', "\\|"));
             for mode in MODES {

@@ -61,6 +61,7 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Memory pages written: {}", stats.pages_written),
         format!("Lazy memory pages: {}", stats.pages_lazy),
     ];
+    lines.extend(stats.torpor_cow_bytes.map(|n| format!("Copy-on-write memory: {n} bytes")));
     // Of sealed images only.
     lines.extend(stats.torpor_seal_records_time.map(|t| format!("Entry sealing time: {t} us")));
     lines.extend(stats.torpor_seal_pages_time.map(|t| format!("Memory sealing time: {t} us")));

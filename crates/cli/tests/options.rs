@@ -141,6 +141,7 @@ const ROWS: &[Row] = &[
     ("--cgroup-dump-controller cpu", |s| s.engine.cgroup_dump_controllers == ["cpu"]),
     ("--cgroup-yard y", |s| is(&s.engine.cgroup_yard, "y")),
     ("--freeze-cgroup g", |s| is(&s.engine.freeze_cgroup, "g")),
+    ("--cow", |s| s.engine.cow),
     ("--track-mem", |s| s.engine.track_mem),
     ("--prev-images-dir ../1", |s| is(&s.engine.parent_img, "../1")),
     ("--auto-dedup", |s| s.engine.auto_dedup),

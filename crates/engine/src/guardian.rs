@@ -34,6 +34,8 @@ pub enum Undo {
     Silence(u64),
     /// This descriptor of a process may be a userfaultfd that was not fetched yet.
     Uffd(i32, i32),
+    /// This process may have twins that it is to reap, younger than this start time.
+    Twin(i32, u64),
     /// A program to be run in the network namespace at this path, with this input.
     Run(PathBuf, Vec<String>, String),
 }
@@ -67,6 +69,11 @@ impl Guardian {
             .context(|| "forking the guardian".to_owned())?;
         drop(theirs);
         Ok(Guardian { line: Some(ours), pid })
+    }
+
+    /// Its process id; 0 if there is none.
+    pub fn pid(&self) -> i32 {
+        self.pid
     }
 
     /// From now on `undo` is done if the supervisor dies.
@@ -148,6 +155,7 @@ fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
         }
         Undo::Silence(inode) => vec!["silence".into(), inode.to_string()],
         Undo::Uffd(pid, fd) => vec!["uffd".into(), pid.to_string(), fd.to_string()],
+        Undo::Twin(pid, since) => vec!["twin".into(), pid.to_string(), since.to_string()],
         Undo::Run(netns, argv, input) => {
             let mut fields = vec!["run".to_owned(), path(netns), input.clone()];
             fields.extend(argv.iter().cloned());
@@ -177,6 +185,7 @@ fn decode(message: &[u8]) -> Option<(u8, Undo)> {
         }
         "silence" => Undo::Silence(field(1)?.parse().ok()?),
         "uffd" => Undo::Uffd(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
+        "twin" => Undo::Twin(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
         "run" => Undo::Run(
             field(1)?.into(),
             fields.get(3..)?.iter().filter(|f| !f.is_empty()).cloned().collect(),
@@ -272,6 +281,7 @@ pub(crate) fn perform(undo: &Undo, file: Option<&OwnedFd>) -> Result<()> {
             file.map_or(Ok(()), |socket| crate::file::socket::tcp::silence(socket.as_fd()))
         }
         Undo::Uffd(pid, fd) => crate::memory::track::close_leftover(*pid, *fd, PATIENCE),
+        Undo::Twin(pid, since) => crate::dump::reap_twins(*pid, *since, PATIENCE),
         Undo::Run(netns, argv, input) => run_inside(netns, argv, input),
     }
 }
@@ -312,6 +322,7 @@ mod tests {
             Undo::Repair(7, 8, 1),
             Undo::Silence(9),
             Undo::Uffd(9, 10),
+            Undo::Twin(11, 12),
             Undo::Run("/n".into(), vec!["nft".into(), "-f".into()], "delete\ntable".into()),
         ];
         let mut bytes: Vec<u8> = all.iter().flat_map(|u| encode(b'+', u)).collect();

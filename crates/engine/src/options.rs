@@ -140,6 +140,9 @@ pub struct Options {
     /// FPU and instructions on dump, FPU on restore.
     pub cpu_cap: Option<CpuCap>,
 
+    /// Let the tree run on while its memory is copied as it was (`--cow`, with
+    /// `leave_running`).
+    pub cow: bool,
     /// Start tracking changed memory, for the next dump (`--track-mem`).
     pub track_mem: bool,
     /// The images of the dump before this, relative to `images_dir`
@@ -231,6 +234,7 @@ impl Default for Options {
             timeout: DEFAULT_TIMEOUT,
             network_lock: NetworkLock::Iptables,
             cpu_cap: None,
+            cow: false,
             track_mem: false,
             parent_img: None,
             auto_dedup: false,

@@ -445,28 +445,27 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
     }
 }
 
-/// Closes a descriptor that a dead supervisor has made in process `pid`, which runs on its
-/// own again.
+/// Makes one system call in process `pid`, which runs on its own, with nothing of ours
+/// mapped there: to close a descriptor, or to reap a child, that it knows nothing of.
 ///
 /// # Errors
-/// Gone; the kernel's; no room for a stub.
-pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
+/// Gone; traced by somebody else; the kernel's answer in `Remote`.
+pub fn call_once(
+    pid: i32,
+    what: &str,
+    (number, args): (libc::c_long, [u64; 6]),
+    patience: Duration,
+) -> Result<u64> {
     let deadline = Instant::now() + patience;
-    let mut threads = loop {
-        match stop_again(pid, deadline)? {
-            Some(threads) => break threads,
+    let mut leader = loop {
+        match stop_thread(pid, pid, deadline)? {
+            Some(leader) => break leader,
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    let leader = threads.first_mut().ok_or(Error::Gone { pid })?;
-    let maps = read_maps(pid)?;
-    let full = || Error::Unusable { pid, reason: "no room for a stub".to_owned() };
-    let closed = stub_place(&maps)
-        .ok_or_else(full)
-        .and_then(|base| leader.inject(&maps, base))
-        .and_then(|()| leader.call("close", libc::SYS_close, [u64::from(fd.cast_unsigned())]));
-    let gone = leader.eject(&maps);
-    finish_all(threads).and(gone).and(closed).map(drop)
+    let result = read_maps(pid).and_then(|maps| leader.call_without_stub(&maps, number, args));
+    let result = result.and_then(|result| leader.answer(what, result));
+    leader.finish().and(result)
 }
 
 /// Stops all threads of a process whose supervisor has just died, the leader first; `None`

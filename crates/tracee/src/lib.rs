@@ -15,10 +15,11 @@ mod job;
 mod maps;
 mod rseq;
 mod stop;
+mod twin;
 
 pub use batch::{Batch, Call, Outcome, Slot};
 pub use husk::Birth;
-pub use inject::{STUB_SIZE, close_leftover, remove_leftover, stub_place};
+pub use inject::{STUB_SIZE, call_once, remove_leftover, stub_place};
 pub use maps::{Mapping, parse_maps};
 pub use stop::{StopState, Tracee};
 

@@ -103,7 +103,12 @@ impl Tracee {
     /// # Errors
     /// Gone.
     pub fn die_with_supervisor(&self, tied: bool) -> Result<()> {
-        let options = option::TRACESYSGOOD | if tied { option::EXITKILL } else { 0 };
+        self.set_options(if tied { option::EXITKILL } else { 0 })
+    }
+
+    /// Sets the options of tracing: those that every task has, and `more`.
+    pub(crate) fn set_options(&self, more: u64) -> Result<()> {
+        let options = option::TRACESYSGOOD | more;
         // A supervisor that is filtered itself cannot suspend filters, nor has it any to
         // keep suspended: it could not have seized the thread.
         ptrace::set_options(self.tid, options | option::SUSPEND_SECCOMP)

@@ -183,6 +183,14 @@ const WHAT: &[Opt] = &[
         "Let the tasks run on after the dump",
     ),
     flag(
+        "cow",
+        None,
+        DUMP,
+        |s, on| s.engine.cow = on,
+        "With --leave-running: stop the tasks only to take stock, and copy their memory as it was \
+         then while they run on (copy-on-write)",
+    ),
+    flag(
         "leave-stopped",
         Some('s'),
         BOTH,

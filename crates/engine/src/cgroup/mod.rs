@@ -10,12 +10,14 @@ mod dump;
 mod hierarchy;
 mod properties;
 mod restore;
+mod room;
 
 pub use cpuset::mirrors as mirrors_cpuset;
 pub use dump::{Sets, dump};
 pub use hierarchy::same as same_hierarchy;
 pub use hierarchy::shown_by;
 pub use restore::{Groups, finish, freeze_again, place, place_threads, prepare};
+pub use room::spare_memory;
 
 use crate::error::{Context, Error, Result};
 use crate::options::Options;

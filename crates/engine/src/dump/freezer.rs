@@ -48,6 +48,11 @@ impl Freezer {
         self.pause.is_some() && !self.thawed
     }
 
+    /// Whether its tasks were paused by somebody else, and will be again.
+    pub fn was_frozen(&self) -> bool {
+        self.pause.is_some()
+    }
+
     /// Device and inode of the file of a group that was frozen: what it says meanwhile
     /// is not what it said.
     pub fn frozen_before(&self) -> Option<(u64, u64)> {

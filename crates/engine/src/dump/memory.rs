@@ -10,7 +10,7 @@ use torpor_images::pagemap::{PagemapWriter, Run};
 use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
-use super::{Dump, micros};
+use super::{Dump, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::{memfd, regular};
 use crate::hooks::Hooks;
@@ -28,8 +28,11 @@ const ANONYMOUS: u64 = 1 << 40;
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     jobs: Vec<Job>,
+    /// What can be copied when the tree runs on.
+    later: Vec<Job>,
     targets: Vec<Arc<PagesWriter>>,
     bytes: u64,
+    copied: u64,
     last_pages_id: u32,
     /// Objects of shared anonymous memory whose pages are planned.
     shared: HashMap<u64, ()>,
@@ -65,12 +68,14 @@ fn plan_private(
     let tracker = track::begin(cx, task)?;
     let pagemap = proc::open(pid, "pagemap")?;
     let source = pages::source_of(pid, running)?;
+    let twin = if running { None } else { twin::memory_of(cx, task)? };
     let mut guards = Vec::with_capacity(vmas.len());
     let mut runs: Vec<(Source, Found)> = Vec::new();
     for vma in vmas {
         let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
+        let source = twin.as_ref().filter(|_| twin::inherits(vma)).unwrap_or(&source);
         runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker);
@@ -176,32 +181,37 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: &[(Source, Found)]) -> Res
     }
     pagemap.finish()?;
     let (jobs, bytes) = plan.finish();
-    cx.memory.jobs.extend(jobs);
+    let (later, now): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::can_wait);
+    cx.memory.jobs.extend(now);
+    cx.memory.later.extend(later);
     cx.memory.targets.push(target);
     cx.memory.bytes += bytes;
     Ok(())
 }
 
-/// Copies all planned pages.
+/// Copies the planned pages; those of twins when the others have been.
 pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
     let total = cx.memory.bytes;
-    let done = AtomicU64::new(0);
+    let done = AtomicU64::new(cx.memory.copied);
     let count = |bytes: u64| {
         done.fetch_add(bytes, Ordering::Relaxed);
     };
-    hooks.progress(0, total);
+    hooks.progress(cx.memory.copied, total);
     let workers = cx.opts.workers();
     tracing::debug!("copying {total} bytes of memory, with up to {workers} threads");
-    pages::copy(&cx.memory.jobs, workers, &count)?;
-    hooks.progress(done.into_inner(), total);
-    cx.memory.jobs.clear();
-    for target in std::mem::take(&mut cx.memory.targets) {
-        target.finish(&cx.images)?;
-    }
-    cx.stats.memdump_time = micros(start.elapsed());
+    pages::copy(&std::mem::take(&mut cx.memory.jobs), workers, &count)?;
+    cx.memory.copied = done.into_inner();
+    hooks.progress(cx.memory.copied, total);
+    cx.stats.memdump_time = cx.stats.memdump_time.saturating_add(micros(start.elapsed()));
     cx.stats.memwrite_time = cx.stats.memdump_time;
-    cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
+    cx.memory.jobs = std::mem::take(&mut cx.memory.later);
+    if cx.memory.jobs.is_empty() {
+        for target in std::mem::take(&mut cx.memory.targets) {
+            target.finish(&cx.images)?;
+        }
+        cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
+    }
     Ok(())
 }
 

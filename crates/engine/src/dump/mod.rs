@@ -11,8 +11,10 @@ mod ids;
 pub(crate) mod memory;
 mod pre_dump;
 mod task;
+mod twin;
 
 pub use pre_dump::pre_dump;
+pub use twin::reap as reap_twins;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -28,6 +30,7 @@ use torpor_tracee::{Mapping, Tracee};
 use self::freeze::Frozen;
 use self::freezer::Freezer;
 use self::ids::Sharers;
+use self::twin::Twins;
 use crate::error::{Context, Error, Result};
 use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
@@ -76,6 +79,10 @@ pub struct Dump<'a> {
     memory: memory::Memory,
     /// Changes of memory since the dump before.
     pub tracking: Tracking,
+    /// Copies of the tasks that stay when they run on.
+    twins: Twins,
+    /// Whether the freeze has ended.
+    released: bool,
     /// For stats-dump.
     stats: DumpStatsEntry,
 }
@@ -171,18 +178,20 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     cx.tracking = tracking;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
+        let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };
         cx.stats.frozen_time = micros(start.elapsed());
+        unlocked?;
+        if cx.twins.any() {
+            memory::copy_pages(&mut cx, hooks)?;
+            twin::end(&mut cx);
+        }
         cx.seal()?;
         hooks.notify(Event::PostDump)
     });
     let tasks = cx.tasks.len();
     let (end, done) = cx.decide(done);
-    if end != End::Kill {
-        network::release(&mut cx);
-    }
-    // Tasks that are gone need their network held still until they are restored.
-    let unlocked = if end == End::Kill { Ok(()) } else { hooks.notify(Event::NetworkUnlock) };
-    cx.let_go(end);
+    let unlocked = cx.release(end, hooks);
+    twin::end(&mut cx);
     done?;
     cx.finish_round()?;
     unlocked.map(|()| DumpReport { tasks })
@@ -208,6 +217,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
     cgroup::dump(cx)?;
+    twin::prepare(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task)?;
@@ -302,6 +312,8 @@ impl<'a> Dump<'a> {
             vtids: HashMap::new(),
             memory: memory::Memory::default(),
             tracking: Tracking::default(),
+            twins: Twins::default(),
+            released: false,
             stats: DumpStatsEntry::default(),
         }
     }
@@ -487,6 +499,23 @@ impl<'a> Dump<'a> {
     fn tie_to_us(&self, tied: bool) -> Result<()> {
         let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
         Ok(threads.try_for_each(|thread| thread.die_with_supervisor(tied))?)
+    }
+
+    /// Ends the freeze: of the network, unless the tasks are killed, who need it held still
+    /// until they are restored, and of the tasks. They go on even if the hook has failed.
+    /// Does nothing the second time.
+    fn release(&mut self, end: End, hooks: &mut dyn Hooks) -> Result<()> {
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
+        }
+        let unlocked = if end == End::Kill {
+            Ok(())
+        } else {
+            network::release(self);
+            hooks.notify(Event::NetworkUnlock)
+        };
+        self.let_go(end);
+        unlocked
     }
 
     /// Lets every task go, whatever happens to some of them: they may be killed by

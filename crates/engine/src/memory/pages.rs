@@ -118,8 +118,12 @@ pub fn for_each_region(
 /// Where pages are copied from.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// The memory of a process as a file, or a file of shared memory.
+    /// A file of shared memory.
     File(Arc<File>),
+    /// The memory of a process that is stopped.
+    Stopped(Arc<File>),
+    /// The memory of the twin of a process: to be copied when that runs on.
+    Twin(Arc<File>),
     /// The memory of a process that runs on and may have less of it by now.
     Running(Arc<File>),
     /// A System V segment, by offset: its last page can hold more than its file shows.
@@ -133,6 +137,13 @@ pub struct Job {
     ranges: Vec<(u64, usize)>,
     target: Arc<PagesWriter>,
     span: Span,
+}
+
+impl Job {
+    /// Whether it is for when the tree runs on.
+    pub fn can_wait(&self) -> bool {
+        matches!(self.source, Source::Twin(_))
+    }
 }
 
 /// Bytes copied at once: two such buffers stay in a core's second-level cache.
@@ -174,9 +185,10 @@ impl Plan {
         let Some((last, ranges)) = self.parts.last() else { return CHUNK };
         let used: usize = ranges.iter().map(|r| r.1).sum();
         let same = match (last, source) {
-            (Source::File(a), Source::File(b)) | (Source::Running(a), Source::Running(b)) => {
-                Arc::ptr_eq(a, b)
-            }
+            (Source::File(a), Source::File(b))
+            | (Source::Stopped(a), Source::Stopped(b))
+            | (Source::Twin(a), Source::Twin(b))
+            | (Source::Running(a), Source::Running(b)) => Arc::ptr_eq(a, b),
             (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
@@ -246,6 +258,10 @@ fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
             read_memory(rustix::process::getpid().as_raw_nonzero().get(), &ranges, buffer)
         }
         Source::File(file) => fill_from(job, buffer, |part, at| read_to_end(file, part, at)),
+        // The kernel shows no memory at all of a process that has been killed.
+        Source::Stopped(file) | Source::Twin(file) => {
+            fill_from(job, buffer, |part, at| file.read_exact_at(part, at))
+        }
         Source::Running(file) => fill_from(job, buffer, |part, at| read_what_is(file, part, at)),
     }
 }
@@ -323,7 +339,7 @@ fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<(
 /// The kernel's.
 pub fn source_of(pid: i32, running: bool) -> Result<Source> {
     let memory = Arc::new(proc::open(pid, "mem")?);
-    Ok(if running { Source::Running(memory) } else { Source::File(memory) })
+    Ok(if running { Source::Running(memory) } else { Source::Stopped(memory) })
 }
 
 /// The stretches of a file of shared memory that hold data.

@@ -184,7 +184,8 @@ pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
     if !std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| is_uffd(&link)) {
         return Ok(());
     }
-    Ok(torpor_tracee::close_leftover(pid, fd, patience)?)
+    let call = (libc::SYS_close, [u64::from(fd.cast_unsigned()), 0, 0, 0, 0, 0]);
+    Ok(torpor_tracee::call_once(pid, "close", call, patience).map(drop)?)
 }
 
 /// Whether a userfaultfd is one of the address space that the task has now: what is

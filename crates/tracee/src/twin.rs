@@ -1,0 +1,83 @@
+//! Twins: stopped copies of processes, whose memory stays as it was while the processes
+//! themselves go on.
+//!
+//! A twin is a child of its original without an exit signal, so that wait(2) does not
+//! show it to programs that ask for ordinary children. It never runs the program's code:
+//! it stops before its first instruction, and what its stack pointer leads to, should the
+//! supervisor die in that moment, is the way out.
+
+use torpor_sys::ptrace::{Registers, option};
+use torpor_sys::stub;
+
+use crate::stop::{StopState, wait_for};
+use crate::{Error, Result, Tracee, frame};
+
+/// What a twin calls itself, so that who looks for it knows whose it is.
+const NAME: &str = "torpor-twin";
+/// Below the frame that a twin starts with; only the end of its stack matters.
+const STACK: u64 = 4096;
+
+impl Tracee {
+    /// Makes a twin of the process, which has a stub. It ends with the supervisor, and
+    /// when it is dropped; then its original is to reap it.
+    ///
+    /// # Errors
+    /// The kernel's answer to clone3(2) in `Remote`: no room for another process or for
+    /// page tables.
+    pub fn spawn_twin(&mut self) -> Result<Self> {
+        self.set_options(option::TRACECLONE)?;
+        let born = self.clone_twin();
+        // A born twin must not be lost: it is looked at first.
+        let twin = born.and_then(|()| self.meet_twin());
+        self.set_options(0)?;
+        twin
+    }
+
+    fn clone_twin(&mut self) -> Result<()> {
+        let stub = self.stub.ok_or_else(|| self.unusable("it has no stub"))?;
+        let at = self.data_address().0;
+        let exit = Registers {
+            rax: libc::SYS_exit_group.cast_unsigned(),
+            rdi: 0,
+            rip: stub.base + stub::code().len() as u64 - 2,
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        let exit = frame::build(at, &exit, self.xstate()?, u64::MAX);
+        let mut batch = self.batch();
+        let placed = batch.bytes(&exit);
+        debug_assert_eq!(placed.0, at);
+        // struct clone_args: see torpor_sys::process::CloneArgs. No flags, no exit signal.
+        let words = [0, 0, 0, 0, 0, at - STACK, STACK, 0, 0, 0, 0];
+        let args = batch.bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+        let call = batch.call(libc::SYS_clone3, [args.0, 88]);
+        batch.run()?.expect(call, || "clone3 for a twin".to_owned()).map(drop)
+    }
+
+    /// Takes hold of the twin that was just born, and has it close all files: it must not
+    /// keep the other end of a pipe open.
+    fn meet_twin(&mut self) -> Result<Self> {
+        let pid = self.take_born().pop().ok_or_else(|| self.unusable("it made no twin"))?;
+        wait_for(pid)?;
+        let mut twin = Tracee::here(pid, pid, StopState::Interrupted)?;
+        twin.husk = true;
+        twin.stub = self.stub;
+        twin.set_options(option::EXITKILL)?;
+        let mut batch = twin.batch();
+        let name = batch.cstr(NAME);
+        batch.call(libc::SYS_prctl, [u64::from(libc::PR_SET_NAME.cast_unsigned()), name.0]);
+        batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+        batch.run()?;
+        Ok(twin)
+    }
+
+    /// Ends a twin. Its original has still to reap it.
+    pub fn end_twin(mut self) {
+        self.kill();
+        self.wait_gone();
+    }
+
+    fn unusable(&self, reason: &str) -> Error {
+        Error::Unusable { pid: self.tid, reason: reason.to_owned() }
+    }
+}
