@@ -1,4 +1,5 @@
 // What the benchmarks dump: `target KIND N`, which prints "ready" and sleeps.
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +9,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+static volatile uint64_t *counter;
+static long written;
+
 static void *sleeper(void *arg)
 {
 	for (;;)
@@ -16,7 +20,7 @@ static void *sleeper(void *arg)
 }
 
 // N MiB that do not compress and are not alike, in pages as advised.
-static void memory(long mib, int advice)
+static uint64_t *memory(long mib, int advice)
 {
 	size_t size = (size_t)mib << 20, huge = 2 << 20;
 	char *base = mmap(0, size + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -28,6 +32,32 @@ static void memory(long mib, int advice)
 		x ^= x << 13, x ^= x >> 7, x ^= x << 17;
 		at[i] = x;
 	}
+	return at;
+}
+
+// Counts in a file, whose mapping is `counter`, the pages that it writes, one after the other.
+static void *writer(void *arg)
+{
+	size_t pages = (size_t)written << 8;
+
+	for (uint64_t n = 0;; n++) {
+		memset((char *)arg + (n % pages << 12), (int)n, 4096);
+		*counter = n;
+	}
+	return arg;
+}
+
+static void writes(long mib)
+{
+	int fd = open("counter", O_RDWR | O_CREAT | O_TRUNC, 0600);
+	pthread_t thread;
+
+	if (fd < 0 || ftruncate(fd, 4096))
+		exit(1);
+	counter = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	written = mib;
+	if (counter == MAP_FAILED || pthread_create(&thread, 0, writer, memory(mib, MADV_NOHUGEPAGE)))
+		exit(1);
 }
 
 static void processes(long count)
@@ -72,6 +102,8 @@ int main(int argc, char **argv)
 		memory(n, MADV_NOHUGEPAGE);
 	else if (!strcmp(kind, "huge-pages"))
 		memory(n, MADV_HUGEPAGE);
+	else if (!strcmp(kind, "writer"))
+		writes(n);
 	else if (!strcmp(kind, "processes"))
 		processes(n);
 	else if (!strcmp(kind, "threads"))

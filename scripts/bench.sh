@@ -11,7 +11,7 @@ done
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
 trap 'umount "$dir" 2>/dev/null; rmdir "$dir"' EXIT
-mount -t tmpfs -o size=6g torpor-bench "$dir"
+mount -t tmpfs -o size=9g torpor-bench "$dir"
 gcc -O2 -pthread -o "$dir/target" bench/target.c
 # shellcheck disable=SC2086 # words
 target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}

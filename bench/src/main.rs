@@ -5,6 +5,7 @@
 
 mod bench;
 mod container;
+mod cow;
 mod memory;
 mod rounds;
 mod sealed;
@@ -24,9 +25,10 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
+    ("cow", cow::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),
     ("small", tasks::small),

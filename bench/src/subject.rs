@@ -17,6 +17,7 @@ impl Subject {
     /// Starts `target KIND COUNT` and waits until it is ready.
     pub fn start(dir: &Path, kind: &str, count: u64) -> Result<Self> {
         let mut child = Command::new("setsid")
+            .current_dir(dir)
             .arg(dir.join("target"))
             .args([kind, &count.to_string()])
             .stdin(Stdio::null())

@@ -148,6 +148,8 @@ impl Job {
 
 /// Bytes copied at once: two such buffers stay in a core's second-level cache.
 const CHUNK: usize = 512 * 1024;
+/// The nice value of those who copy while the tree runs: the last.
+const NICE: i32 = 19;
 /// Ranges read at once (`IOV_MAX`).
 const MAX_RANGES: usize = 1024;
 
@@ -215,13 +217,21 @@ impl Plan {
 /// The first one that a worker met; the others stop then.
 pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
     let workers = workers.min(jobs.len());
-    if workers <= 1 {
+    let beside_the_tree = jobs.iter().any(Job::can_wait);
+    if workers <= 1 && !beside_the_tree {
         return work(jobs, &AtomicUsize::new(0), progress);
     }
     let next = AtomicUsize::new(0);
+    let work = |next| {
+        // The tree comes first. Of threads on Linux each has a nice value of its own.
+        if beside_the_tree && let Err(e) = rustix::process::setpriority_process(None, NICE) {
+            tracing::debug!("setpriority: {e}");
+        }
+        work(jobs, next, progress)
+    };
     std::thread::scope(|scope| {
         let handles: Vec<_> =
-            (0..workers).map(|_| scope.spawn(|| work(jobs, &next, progress))).collect();
+            (0..workers).map(|_| scope.spawn(|| work(&next))).collect();
         handles
             .into_iter()
             .map(|h| {
