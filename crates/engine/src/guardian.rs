@@ -220,7 +220,10 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
             return 0;
         }
     }
-    for (undo, file) in watch.list.iter().rev() {
+    // A task that is still in its stub may be about to make a twin.
+    let (twins, others): (Vec<_>, Vec<_>) =
+        watch.list.iter().rev().partition(|(undo, _)| matches!(undo, Undo::Twin(..)));
+    for (undo, file) in others.into_iter().chain(twins) {
         let _ = perform(undo, file.as_ref());
     }
     0
