@@ -230,8 +230,7 @@ pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Re
         work(jobs, next, progress)
     };
     std::thread::scope(|scope| {
-        let handles: Vec<_> =
-            (0..workers).map(|_| scope.spawn(|| work(&next))).collect();
+        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(|| work(&next))).collect();
         handles
             .into_iter()
             .map(|h| {
