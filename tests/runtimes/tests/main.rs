@@ -9,6 +9,7 @@ mod docker;
 mod failure;
 mod hostile;
 mod podman;
+mod policy;
 mod postgres;
 mod redis;
 mod runc;
