@@ -4,13 +4,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
+use prost::Message;
+use torpor_images::ImageDir;
 use torpor_images::proto::{CriuOpts, CriuReqType};
+use torpor_images::sealed::Unwrap;
+use torpor_seal::keys::Identities;
+use torpor_seal::manifest::Signed;
+use torpor_seal::sign::Signature;
 use torpor_sys::process::wait;
 
 #[path = "../../seal/tests/common/mod.rs"]
@@ -305,6 +313,101 @@ fn signatures_can_be_required() {
     task.put_to_sleep(&[]);
     let error = stays_asleep(&task, &open);
     assert!(error.contains("a signature is required, but these images are not sealed"), "{error}");
+}
+
+/// Puts another certificate into the signature of a checkpoint, as one of its recipients can: its
+/// tags are made anew.
+fn exchange_certificate(images: &Path, identity: &str, der: Vec<u8>) {
+    let identities = Identities::new(&[identity.to_owned()]).unwrap();
+    let unwrap: Arc<Unwrap> =
+        Arc::new(move |header| Ok(identities.unwrap(&header.stanzas, &header.binding())?));
+    let mut dir = ImageDir::open(images).unwrap();
+    let signed = dir.unseal(&unwrap).unwrap();
+    let mut signature = Signature::decode(signed.signature.unwrap().as_slice()).unwrap();
+    signature.chain[0] = der;
+    let signed = Signed { signature: Some(signature.encode_to_vec()), ..signed };
+    let file = fs::File::create(images.join("manifest.img")).unwrap();
+    let mut file = dir.seal_ref().unwrap().writer("manifest.img", file).unwrap();
+    file.write_all(&signed.encode_to_vec()).unwrap();
+    file.finish().unwrap();
+}
+
+/// The machine's files say whose signature there has to be; nobody gives an option. An audit says the
+/// same without a restore.
+#[test]
+fn the_policy_requires_signatures() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |path: &Path| path.display().to_string();
+    let (ours, theirs) = (Authority::new(dir.path(), "ours"), Authority::new(dir.path(), "theirs"));
+    let crl = ours.revoke(&["bad"], 2999);
+    let (age, recipient) = age_key(dir.path(), "age.key");
+    let write = |name: &str, content: String| {
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let policy = write("policy.toml", "[signature]\nsigned = true\nsigners = ['ops']\n".into());
+    let machine = write(
+        "machine.conf",
+        format!(
+            "recipient {recipient}\nidentity {age}\ntrust {}\ncrl {}\npolicy {}\n",
+            text(&ours.cert()),
+            text(&crl),
+            text(&policy)
+        ),
+    );
+    let said = |command: &mut Command, allowed: bool| {
+        let output = command.env("CRIU_CONFIG_FILE", &machine).output().unwrap();
+        assert_eq!(output.status.success(), allowed, "{output:?}");
+        String::from_utf8(if allowed { output.stdout } else { output.stderr }).unwrap()
+    };
+    let signed_by = |files: Option<&authority::Files>| {
+        let task = Sleeper::start();
+        let mut args = vec!["--recipient".to_owned(), recipient.clone()];
+        if let Some(files) = files {
+            let (key, cert) = (text(&files.key), text(&files.cert));
+            args.extend(["--sign-key".to_owned(), key, "--sign-cert".to_owned(), cert]);
+        }
+        task.put_to_sleep(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        task
+    };
+    let audit = |task: &Sleeper| {
+        let mut audit = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        audit.args(["image", "audit", task.images()]).env("HOME", "/nonexistent");
+        audit
+    };
+    let refused = |task: &Sleeper, wanted: &str| {
+        let text = said(task.restore(&["-d"]).env("HOME", "/nonexistent"), false);
+        assert!(text.contains(wanted), "{wanted:?}: {text}");
+        assert!(!Path::new(&format!("/proc/{}", task.pid)).exists());
+        let output = audit(task).env("CRIU_CONFIG_FILE", &machine).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(!output.status.success() && text.contains(wanted), "{wanted:?}: {text}");
+    };
+
+    let ops = ours.issue("ops", NOW, &[]);
+    let task = signed_by(Some(&ops));
+    assert!(said(&mut audit(&task), true).contains("everything is allowed"));
+    said(&mut task.restore(&["-d"]), true);
+    assert!(task.lives());
+    task.kill();
+    wait_until(|| !Path::new(&format!("/proc/{}", task.pid)).exists());
+    exchange_certificate(task.dir.path(), &age, ours.issue_again(&ops, "ops", (2000, 2020)));
+    refused(&task, "certificate \"ops\" has expired on Jan  1 00:00:00 2020");
+
+    refused(&signed_by(None), "the images are not signed by anyone who is trusted (--trust)");
+    let else_signed =
+        |files: &authority::Files, wanted: &str| refused(&signed_by(Some(files)), wanted);
+    else_signed(&theirs.issue("ops", NOW, &[]), "certificate \"ops\" is not trusted");
+    else_signed(&ours.issue("bad", NOW, &[]), "certificate \"bad\" has been revoked");
+    else_signed(
+        &ours.issue("dev", NOW, &[]),
+        "the images are signed by \"dev\", who is not allowed",
+    );
+
+    // Who has no key learns nothing.
+    let output = audit(&task).arg("--identity").arg(fixture("p256.key")).output().unwrap();
+    assert!(sentence(&output).contains("none of the given keys opens them"), "{output:?}");
 }
 
 /// What the second dump has again need not be in the first: it goes without being opened.

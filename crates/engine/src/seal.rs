@@ -110,9 +110,9 @@ pub fn open(images: &mut ImageDir, opts: &Options) -> Result<Checked> {
         Some(signature) if opts.open.require_signature || !trust.is_empty() => {
             let signature: Signature = prost::Message::decode(signature.as_slice())
                 .map_err(|e| Error::invalid("manifest.img", format!("its signature: {e}")))?;
-            let subject = signature.verify(&signed.manifest, trust)?;
-            tracing::info!("the images are signed by {subject}");
-            checked.signers.push(subject.to_string());
+            let signer = signature.verify(&signed.manifest, trust)?;
+            tracing::info!("the images are signed by {signer:?}");
+            checked.signers.push(signer);
         }
         _ => {}
     }

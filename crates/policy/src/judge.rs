@@ -296,7 +296,9 @@ impl Rules {
             let text = match checked.signers.as_slice() {
                 [] => "the images are not signed".to_owned(),
                 signers => {
-                    format!("the images are signed by {}, who is not allowed", signers.join(", "))
+                    let who = signers.iter().map(|signer| format!("{signer:?}"));
+                    let who = who.collect::<Vec<_>>().join(", ");
+                    format!("the images are signed by {who}, who is not allowed")
                 }
             };
             if !(self.signed && checked.signers.is_empty()) {

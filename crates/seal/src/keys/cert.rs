@@ -30,6 +30,7 @@ pub(crate) enum Purpose {
 #[derive(Debug, Clone)]
 pub struct Certificate {
     chain: Vec<CertificateDer<'static>>,
+    name: String,
     subject: String,
     not_before: i64,
     not_after: i64,
@@ -57,12 +58,12 @@ impl Certificate {
                 ]
             }
         };
-        let name = cert.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
-        let subject = name.map_or_else(|| cert.subject().to_string(), str::to_owned);
+        let common = cert.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+        let name = common.map_or_else(|| cert.subject().to_string(), str::to_owned);
         let (not_before, not_after) =
             (cert.validity().not_before.timestamp(), cert.validity().not_after.timestamp());
-        let subject = format!("{:?}", shown(&subject));
-        Ok(Self { subject, not_before, not_after, allows, chain })
+        let subject = format!("{:?}", shown(&name));
+        Ok(Self { name, subject, not_before, not_after, allows, chain })
     }
 
     /// Reads a file with a certificate, and those that lead from it to an authority.
@@ -82,7 +83,13 @@ impl Certificate {
         trust.check(self, None)
     }
 
-    /// Whose it is, quoted.
+    /// Whose it is: a name to compare.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whose it is, quoted: a name to show.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject

@@ -165,7 +165,8 @@ impl SigningKey {
 }
 
 impl Signature {
-    /// Whether `bytes` were signed by somebody whom `trust` believes now, and by whom.
+    /// Whether `bytes` were signed by somebody whom `trust` believes now, and by whom: the name of the
+    /// certificate as it stands there.
     ///
     /// # Errors
     /// If not: by whom they are said to be signed, and what is wrong.
@@ -178,7 +179,7 @@ impl Signature {
             .map_err(|reason| Error::Spec { what: "the signature".into(), reason })?;
         trust.check(&certificate, Some(Purpose::Signing))?;
         if self.fits(bytes, &certificate) {
-            return Ok(certificate.subject().to_owned());
+            return Ok(certificate.name().to_owned());
         }
         Err(Error::Signature { subject: certificate.subject().to_owned() })
     }

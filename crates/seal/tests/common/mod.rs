@@ -69,6 +69,13 @@ impl Authority {
         Files { cert: at("crt"), key: at("key") }
     }
 
+    /// Another certificate for the key of `files`, in DER.
+    pub fn issue_again(&self, files: &Files, name: &str, years: Years) -> Vec<u8> {
+        let key = std::fs::read_to_string(&files.key).unwrap();
+        let key = KeyPair::from_pem(&key).unwrap();
+        params(name, years).signed_by(&key, &self.issuer).unwrap().der().to_vec()
+    }
+
     /// An authority below this one.
     pub fn issue_authority(&self, name: &str, years: Years) -> Self {
         let key = KeyPair::generate().unwrap();
