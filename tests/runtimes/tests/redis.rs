@@ -3,6 +3,8 @@
 
 use std::fs;
 
+use serde_json::{Value, json};
+use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::load::{self, Load};
 use torpor_runtimes_tests::network::Network;
 use torpor_runtimes_tests::process;
@@ -152,6 +154,68 @@ fn in_rounds_under_load() {
     busy.advance(50);
     check(&mut client);
     next_line(&bundle.file("loopback"));
+}
+
+/// A configuration file says `cow`: runc's checkpoint stops the server only to take stock. The
+/// copy in the images is of that moment, whatever is written behind it.
+#[test]
+fn runs_on_while_it_is_copied() {
+    let scratch = Scratch::new("redis-cow");
+    scratch.configure("cow\ntcp-close\n");
+    let outside = Network::new(&format!("{}-out", scratch.name()));
+    let inside = Network::new(&format!("{}-in", scratch.name()));
+    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    // Nothing that writes to a file: the images would not fit it any more.
+    let server = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
+    let bundle = Bundle::new(&scratch, &["redis-server"], &server).network(&inside);
+    let mut container = Container::start(&scratch, &bundle);
+    let connect =
+        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
+    let mut client = connect();
+    fill(&mut client);
+    client.command(&["SET", "when", "before"]).unwrap();
+    let busy = outside.inside(|| {
+        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
+    });
+    let busy = Load::start(busy);
+    busy.advance(20);
+    container.checkpoint_call(&["--leave-running"]).arg(container.id()).succeed();
+    assert!(said(&scratch, "Copy-on-write took"), "its memory was not copied later");
+    busy.advance(50);
+    client.command(&["SET", "when", "after"]).unwrap();
+    check(&mut client);
+    drop((busy, client));
+    container.runc("delete").args(["--force", container.id()]).succeed();
+    container.restore(&[]);
+    let mut client = connect();
+    assert_eq!(client.text(&["GET", "when"]), "before");
+    check(&mut client);
+}
+
+/// Where its memory could not be there twice it is copied at the freeze, and the log says so.
+#[test]
+fn is_not_pushed_over_its_memory_limit() {
+    const LIMIT: u64 = 48 << 20;
+    let scratch = Scratch::new("redis-limit");
+    scratch.configure("cow\n");
+    let limited = |config: &mut Value| config["linux"]["resources"]["memory"] = json!({"limit": LIMIT});
+    let bundle = bundle(&scratch).configure(limited);
+    let container = Container::start(&scratch, &bundle);
+    next_line(&bundle.file("unix"));
+    let fill = "redis-cli -s /run/redis.sock debug populate 30 key 1000000";
+    container.runc("exec").args([container.id(), "sh", "-c", fill]).succeed();
+    container
+        .checkpoint_call(&["--leave-running", "--tcp-established"])
+        .arg(container.id())
+        .succeed();
+    assert!(said(&scratch, "may be needed twice, and the limit of cgroup"), "there was room");
+    assert!(!said(&scratch, "Copy-on-write took"));
+    next_line(&bundle.file("unix"));
+}
+
+/// Whether the log of the last dump has a text.
+fn said(scratch: &Scratch, text: &str) -> bool {
+    fs::read_to_string(scratch.join("work/dump.log")).unwrap().contains(text)
 }
 
 /// All of it in the container's own network namespace, which is saved and made anew; several times.

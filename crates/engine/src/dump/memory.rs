@@ -199,7 +199,8 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     };
     hooks.progress(cx.memory.copied, total);
     let workers = cx.opts.workers();
-    tracing::debug!("copying {total} bytes of memory, with up to {workers} threads");
+    let bytes = total - cx.memory.copied;
+    tracing::debug!("copying up to {bytes} bytes of memory, with up to {workers} threads");
     pages::copy(&std::mem::take(&mut cx.memory.jobs), workers, &count)?;
     cx.memory.copied = done.into_inner();
     hooks.progress(cx.memory.copied, total);
