@@ -198,7 +198,8 @@ fn is_not_pushed_over_its_memory_limit() {
     const LIMIT: u64 = 48 << 20;
     let scratch = Scratch::new("redis-limit");
     scratch.configure("cow\n");
-    let limited = |config: &mut Value| config["linux"]["resources"]["memory"] = json!({"limit": LIMIT});
+    let limited =
+        |config: &mut Value| config["linux"]["resources"]["memory"] = json!({"limit": LIMIT});
     let bundle = bundle(&scratch).configure(limited);
     let container = Container::start(&scratch, &bundle);
     next_line(&bundle.file("unix"));
