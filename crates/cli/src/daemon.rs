@@ -11,6 +11,15 @@ use crate::failure::Failure;
 pub fn into_background(
     work: impl FnOnce() -> Result<ExitCode, Failure>,
 ) -> Result<ExitCode, Failure> {
+    in_child(work)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets a child that has left the terminal do some work, and returns its pid.
+///
+/// # Errors
+/// fork(2)'s; those of `work` go to the log.
+pub fn in_child(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<i32, Failure> {
     let child = || {
         let result = rustix::process::setsid()
             .map_err(|e| Failure::io("setsid", &e.into()))
@@ -24,8 +33,7 @@ pub fn into_background(
             }
         }
     };
-    torpor_sys::process::fork(child).map_err(|e| Failure::io("fork", &e))?;
-    Ok(ExitCode::SUCCESS)
+    torpor_sys::process::fork(child).map_err(|e| Failure::io("fork", &e))
 }
 
 fn close_standard_files() -> Result<(), Failure> {

@@ -1,10 +1,12 @@
-//! The page server as a command.
+//! The page server as a command, and as a request; the pager of lazy restores.
 
 use std::process::ExitCode;
 
+use torpor_engine::lazy::Daemon;
 use torpor_engine::page_server::{Listener, serve};
+use torpor_images::proto::CriuPageServerInfo;
 
-use crate::daemon::into_background;
+use crate::daemon::{in_child, into_background};
 use crate::failure::Failure;
 use crate::hooks::report_ready;
 use crate::options::Settings;
@@ -16,24 +18,72 @@ use crate::program::write_own_pidfile;
 /// If it cannot listen; what goes wrong while it receives, unless that happens in the
 /// background: then the log has it.
 pub fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
-    if settings.engine.lazy_pages {
-        return Err(Failure::unsupported("--lazy-pages of a page server is not supported"));
-    }
+    refuse_lazy(settings)?;
     let server = settings.page_server();
     let listener = Listener::new(&server)?;
-    if let Some(port) = listener.port() {
-        tracing::info!("Starting page server on port {port}");
+    if let Some(port) = announce(&listener)
         // Whoever asked for any free port has no other way to know it.
-        if server.port == 0 {
-            println!("PORT: {port}");
-        }
+        && server.port == 0
+    {
+        println!("PORT: {port}");
     }
     let work = || {
         write_own_pidfile(settings)?;
         report_ready(settings.engine.status_fd.clone())
             .map_err(|e| Failure::io("--status-fd", &e))?;
-        serve(&settings.engine, listener)?;
-        tracing::info!("All pages are written");
+        receive(settings, listener)
+    };
+    if settings.daemon() { into_background(work) } else { work() }
+}
+
+/// Starts a page server for one dump, in a child of this process, and says where it
+/// listens.
+///
+/// # Errors
+/// If it cannot listen.
+pub fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
+    refuse_lazy(settings)?;
+    let server = settings.page_server();
+    let listener = Listener::new(&server)?;
+    let port = announce(&listener).map(i32::from);
+    let pid = in_child(|| receive(settings, listener))?;
+    Ok(CriuPageServerInfo { pid: Some(pid), port, ..CriuPageServerInfo::default() })
+}
+
+fn refuse_lazy(settings: &Settings) -> Result<(), Failure> {
+    if settings.engine.lazy_pages {
+        return Err(Failure::unsupported("--lazy-pages of a page server is not supported"));
+    }
+    Ok(())
+}
+
+fn announce(listener: &Listener<'_>) -> Option<u16> {
+    let port = listener.port()?;
+    tracing::info!("Starting page server on port {port}");
+    Some(port)
+}
+
+fn receive(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure> {
+    serve(&settings.engine, listener)?;
+    tracing::info!("All pages are written");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits in the work directory for a lazy restore, brings its pages in, and ends.
+///
+/// # Errors
+/// If it cannot listen; what goes wrong later, unless that happens in the background: then
+/// the log has it.
+pub fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
+    if settings.engine.page_server.is_some() {
+        return Err(Failure::unsupported("lazy-pages from a page server is not supported"));
+    }
+    let daemon = Daemon::start(&settings.engine)?;
+    let work = || {
+        write_own_pidfile(settings)?;
+        report_ready(settings.engine.status_fd.clone())
+            .map_err(|e| Failure::io("--status-fd", &e))?;
+        daemon.serve()?;
         Ok(ExitCode::SUCCESS)
     };
     if settings.daemon() { into_background(work) } else { work() }

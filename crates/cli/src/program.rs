@@ -215,7 +215,9 @@ fn perform(
 fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
     match command {
         Command::Dump | Command::PreDump => seal::load(settings, seal::Images::Write),
-        Command::Restore | Command::Dedup => seal::load(settings, seal::Images::Read),
+        Command::Restore | Command::Dedup | Command::LazyPages => {
+            seal::load(settings, seal::Images::Read)
+        }
         _ => Ok(()),
     }
 }
@@ -241,6 +243,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             after_restore(settings, report.pid)?;
         }
         Command::PageServer => return pages::page_server(settings),
+        Command::LazyPages => return pages::lazy_pages(settings),
         Command::Dedup => work::dedup(settings)?,
         Command::CpuinfoDump => work::cpuinfo_dump(settings)?,
         Command::CpuinfoCheck => work::cpuinfo_check(settings)?,

@@ -16,6 +16,7 @@ pub mod guardian;
 pub mod hooks;
 mod host;
 pub mod judge;
+pub mod lazy;
 pub mod memory;
 pub mod namespace;
 pub mod network;

@@ -11,12 +11,8 @@ use crate::options::Options;
 type Row = (&'static str, fn(&Options) -> bool);
 
 /// Of every operation.
-const MISSING: &[Row] = &[
-    ("--lsm-mount-context", |o| o.lsm_mount_context.is_some()),
-    ("--lazy-pages", |o| o.lazy_pages),
-    ("--page-server", |o| o.page_server.is_some()),
-    ("--stream", |o| o.stream),
-];
+const MISSING: &[Row] =
+    &[("--lsm-mount-context", |o| o.lsm_mount_context.is_some()), ("--stream", |o| o.stream)];
 
 /// Refuses options that nothing carries out.
 ///

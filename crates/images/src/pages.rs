@@ -143,6 +143,13 @@ impl PagesReader {
         Ok(Self { file, path, seal })
     }
 
+    /// Whether a page that was read is known to be the one that was sealed, and not only
+    /// when all have been.
+    #[must_use]
+    pub fn verifies_each(&self) -> bool {
+        self.seal.as_ref().is_none_or(|(_, opener, _)| opener.needs_tags())
+    }
+
     /// Reads what stands at `offset`: whole pages, if the file is sealed.
     pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
         let failed = |error| Error::io(&self.path, "read", error);

@@ -143,6 +143,11 @@ pub fn spawn_gated(
 /// # Errors
 /// `EBUSY` if this process has more than one thread; else see fork(2).
 pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
+    // SAFETY: no memory is passed; see fork_by for the child.
+    fork_by(work, || unsafe { libc::fork() })
+}
+
+fn fork_by(work: impl FnOnce() -> i32, fork: impl FnOnce() -> libc::pid_t) -> Result<i32> {
     // A thread that has been joined is listed for a moment still.
     let mut patience = 100;
     while std::fs::read_dir("/proc/self/task")?.count() != 1 {
@@ -152,9 +157,9 @@ pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
         patience -= 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // SAFETY: single-threaded (checked above), so that the child's copy of every
-    // lock and allocator state is consistent.
-    match check(unsafe { libc::fork() })? {
+    // Single-threaded (checked above), so that the child's copy of every lock and
+    // allocator state is consistent.
+    match check(fork())? {
         0 => {
             let code = work();
             // SAFETY: ends the child without running the parent's atexit handlers.
@@ -162,6 +167,22 @@ pub fn fork(work: impl FnOnce() -> i32) -> Result<i32> {
         }
         pid => Ok(pid),
     }
+}
+
+/// As [`fork`], but both processes have one table of descriptors: what one of them opens
+/// the other has too, and all of it stays open until both have ended.
+///
+/// # Errors
+/// As [`fork`].
+pub fn fork_with_files(work: impl FnOnce() -> i32) -> Result<i32> {
+    let flags = libc::CLONE_FILES | libc::SIGCHLD;
+    fork_by(work, || {
+        // SAFETY: clone(2) without a stack of its own behaves as fork(2); no pointer is
+        // passed. libc's notions of the process are those of the parent, which it does
+        // not act upon.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+        libc::pid_t::try_from(pid).unwrap_or(-1)
+    })
 }
 
 /// What a wait reported about a child or tracee.

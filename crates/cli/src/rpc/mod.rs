@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::hooks::Actions;
 use crate::options::Settings;
 use crate::seal::{self, Images};
-use crate::{policy, stats, work};
+use crate::{pages, policy, stats, work};
 use notify::RpcHooks;
 use request::{Client, Job};
 pub use service::service;
@@ -147,10 +147,12 @@ fn answer(
         CriuReqType::CpuinfoCheck => {
             work::cpuinfo_check(&job(connection, base, request.opts, None)?.settings)?;
         }
-        CriuReqType::Empty
-        | CriuReqType::Notify
-        | CriuReqType::PageServer
-        | CriuReqType::PageServerChld => {
+        // Both are children of this process: it may end, or be asked to wait for them.
+        CriuReqType::PageServer | CriuReqType::PageServerChld => {
+            let job = job(connection, base, request.opts, None)?;
+            response.ps = Some(pages::start(&job.settings)?);
+        }
+        CriuReqType::Empty | CriuReqType::Notify => {
             let name = kind.as_str_name();
             return Err(Failure::unsupported(format!("requests of type {name} are not supported")));
         }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
-use torpor_images::pagemap::{PagemapWriter, Run};
+use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
+use super::outbox::{Outbox, to_run};
 use super::{Dump, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::{memfd, regular};
@@ -31,6 +33,8 @@ pub(super) struct Memory {
     /// What can be copied when the tree runs on.
     later: Vec<Job>,
     targets: Vec<Arc<PagesWriter>>,
+    /// Where pages go to if not into files.
+    pub outbox: Option<Outbox>,
     bytes: u64,
     copied: u64,
     last_pages_id: u32,
@@ -79,7 +83,7 @@ fn plan_private(
         runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker);
-    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), &runs)?;
+    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), runs)?;
     Ok(guards)
 }
 
@@ -155,28 +159,40 @@ pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source
         cx.stats.shpages_written.unwrap_or(0)
             + runs.iter().map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>(),
     );
-    plan(cx, kind::SHMEM_PAGEMAP, id, &runs)
+    plan(cx, kind::SHMEM_PAGEMAP, id, runs)
+}
+
+/// What the checkpoint before, which `parent` is, has of an object of memory.
+pub(crate) fn in_parent(
+    cx: &mut Dump<'_>,
+    parent: &ImageDir,
+    kind: Kind,
+    id: u64,
+) -> Result<Vec<Run>> {
+    match &mut cx.memory.outbox {
+        Some(outbox) => outbox.sent_before(parent, kind, id),
+        None if parent.has(kind, id)? => Ok(Pagemap::read(parent, kind, id)?.runs),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// Writes a pagemap and plans the copying of its pages.
-fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: &[(Source, Found)]) -> Result<()> {
+fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> Result<()> {
+    let clean = runs.iter().filter(|(_, run)| run.clean);
+    cx.stats.pages_skipped_parent += clean.map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>();
+    if let Some(outbox) = &mut cx.memory.outbox {
+        cx.memory.bytes += outbox.push(&cx.images, kind, id, runs)?;
+        return Ok(());
+    }
     cx.memory.last_pages_id += 1;
     let pages_id = cx.memory.last_pages_id;
     let mut pagemap = PagemapWriter::create(&cx.images, kind, id, pages_id)?;
     let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id)?);
     let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
-        pagemap.push(Run {
-            vaddr: run.start,
-            pages: (run.end - run.start) / PAGE,
-            in_parent: run.clean,
-            lazy: false,
-            present: !run.clean,
-        })?;
-        if run.clean {
-            cx.stats.pages_skipped_parent += (run.end - run.start) / PAGE;
-        } else {
-            plan.push(source, *run);
+        pagemap.push(to_run(&run))?;
+        if !run.clean {
+            plan.push(&source, run);
         }
     }
     pagemap.finish()?;
@@ -202,6 +218,9 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     let bytes = total - cx.memory.copied;
     tracing::debug!("copying up to {bytes} bytes of memory, with up to {workers} threads");
     pages::copy(&std::mem::take(&mut cx.memory.jobs), workers, &count)?;
+    if let Some(outbox) = cx.memory.outbox.take() {
+        outbox.send(&count)?;
+    }
     cx.memory.copied = done.into_inner();
     hooks.progress(cx.memory.copied, total);
     cx.stats.memdump_time = cx.stats.memdump_time.saturating_add(micros(start.elapsed()));

@@ -9,6 +9,7 @@ pub mod freeze;
 pub mod freezer;
 mod ids;
 pub(crate) mod memory;
+mod outbox;
 mod pre_dump;
 mod task;
 mod twin;
@@ -30,6 +31,7 @@ use torpor_tracee::{Mapping, Tracee};
 use self::freeze::Frozen;
 use self::freezer::Freezer;
 use self::ids::Sharers;
+use self::outbox::Outbox;
 use self::twin::Twins;
 use crate::error::{Context, Error, Result};
 use crate::file::table::{self, FileTable};
@@ -169,6 +171,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut guardian = Guardian::start()?;
     let runs_on = opts.leave_running || opts.leave_stopped;
     let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
+    let outbox = Outbox::connect(opts)?;
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
@@ -176,6 +179,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut cx = Dump::new(opts, images, frozen, guardian, vma::read)?;
     cx.freezer = freezer;
     cx.tracking = tracking;
+    cx.memory.outbox = outbox;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };

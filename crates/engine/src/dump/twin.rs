@@ -61,7 +61,9 @@ pub fn prepare(cx: &mut Dump<'_>) -> Result<()> {
         tracing::warn!("--cow has no effect without --leave-running");
         return Ok(());
     }
-    let why = if cx.freezer.was_frozen() {
+    let why = if cx.opts.page_server.is_some() {
+        Some("it is sent to a page server".to_owned())
+    } else if cx.freezer.was_frozen() {
         Some("its cgroup stays paused in any case".to_owned())
     } else {
         lack_of_memory(cx)?

@@ -147,7 +147,7 @@ impl Job {
 }
 
 /// Bytes copied at once: two such buffers stay in a core's second-level cache.
-const CHUNK: usize = 512 * 1024;
+pub const CHUNK: usize = 512 * 1024;
 /// The nice value of those who copy while the tree runs: the last.
 const NICE: i32 = 19;
 /// Ranges read at once (`IOV_MAX`).
@@ -245,7 +245,7 @@ fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Re
     let mut buffer = vec![0u8; CHUNK];
     while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
         let len: usize = job.ranges.iter().map(|r| r.1).sum();
-        let done = fill(job, &mut buffer[..len]).and_then(|()| {
+        let done = read(&job.source, &job.ranges, &mut buffer[..len]).and_then(|()| {
             let runs: Vec<_> =
                 job.ranges.iter().map(|&(at, len)| (at, len as u64 / PAGE)).collect();
             Ok(job.target.write(&job.span, &runs, &mut buffer[..len])?)
@@ -259,28 +259,32 @@ fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Re
     Ok(())
 }
 
-fn fill(job: &Job, buffer: &mut [u8]) -> Result<()> {
-    match &job.source {
+/// Reads `ranges` (addresses and lengths), which fill `buffer`.
+///
+/// # Errors
+/// The kernel's.
+pub fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<()> {
+    match source {
         Source::Segment(attached) => {
             let at = |&(offset, len): &(u64, usize)| (attached.address() + offset, len);
-            let ranges: Vec<_> = job.ranges.iter().map(at).collect();
+            let ranges: Vec<_> = ranges.iter().map(at).collect();
             read_memory(rustix::process::getpid().as_raw_nonzero().get(), &ranges, buffer)
         }
-        Source::File(file) => fill_from(job, buffer, |part, at| read_to_end(file, part, at)),
+        Source::File(file) => read_each(ranges, buffer, |part, at| read_to_end(file, part, at)),
         // The kernel shows no memory at all of a process that has been killed.
         Source::Stopped(file) | Source::Twin(file) => {
-            fill_from(job, buffer, |part, at| file.read_exact_at(part, at))
+            read_each(ranges, buffer, |part, at| file.read_exact_at(part, at))
         }
-        Source::Running(file) => fill_from(job, buffer, |part, at| read_what_is(file, part, at)),
+        Source::Running(file) => read_each(ranges, buffer, |part, at| read_what_is(file, part, at)),
     }
 }
 
-fn fill_from(
-    job: &Job,
+fn read_each(
+    ranges: &[(u64, usize)],
     mut buffer: &mut [u8],
     mut read: impl FnMut(&mut [u8], u64) -> std::io::Result<()>,
 ) -> Result<()> {
-    for &(address, len) in &job.ranges {
+    for &(address, len) in ranges {
         let (part, rest) = buffer.split_at_mut(len);
         read(part, address).context(|| format!("read memory at {address:x}"))?;
         buffer = rest;

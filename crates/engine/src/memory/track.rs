@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::dir::PARENT_LINK;
-use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::pagemap::Run;
 use torpor_images::{ImageDir, kind};
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
@@ -32,7 +32,7 @@ use torpor_sys::vm::{self, PageRegion, Scan, page};
 use super::keeper::{self, Keeper, Knowledge, Tracked};
 use super::pages::{self, Census, Found};
 use super::vma::{Vma, status};
-use crate::dump::Dump;
+use crate::dump::{Dump, memory};
 use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
 use crate::options::Options;
@@ -55,7 +55,7 @@ pub struct Tracking {
 pub struct Tracker {
     known: Tracked,
     /// The pages that the parent has.
-    base: Option<Pagemap>,
+    base: Vec<Run>,
     /// Whether changes are to be counted from now on.
     protect: bool,
 }
@@ -134,7 +134,7 @@ pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
     match create(cx, task) {
         Ok(uffd) => {
             let known = Tracked { pid, start_time, uffd };
-            Ok(Some(Tracker { known, base: None, protect }))
+            Ok(Some(Tracker { known, base: Vec::new(), protect }))
         }
         Err(e @ Error::Gone { .. }) => Err(e),
         Err(e) => {
@@ -145,13 +145,12 @@ pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
 }
 
 /// What the parent has of a task.
-fn base(cx: &Dump<'_>, task: usize) -> Result<Option<Pagemap>> {
-    let Some(parent) = &cx.tracking.parent else { return Ok(None) };
+fn base(cx: &mut Dump<'_>, task: usize) -> Result<Vec<Run>> {
+    let Some(parent) = cx.tracking.parent.take() else { return Ok(Vec::new()) };
     let id = u64::from(cx.tasks[task].vpid.cast_unsigned());
-    if !parent.has(kind::PAGEMAP, id)? {
-        return Ok(None);
-    }
-    Ok(Some(Pagemap::read(parent, kind::PAGEMAP, id)?))
+    let runs = memory::in_parent(cx, &parent, kind::PAGEMAP, id);
+    cx.tracking.parent = Some(parent);
+    runs
 }
 
 /// Makes a userfaultfd of the task's address space that the task itself does not keep.
@@ -216,6 +215,13 @@ pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) {
 /// # Errors
 /// The kernel's; a mapping that the program itself tracks is refused.
 pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) -> Result<Census> {
+    if vma.has(b"um") {
+        return Err(Error::refused(
+            pid,
+            format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
+            "waits for pages by userfaultfd; if it was restored lazily, dump it when all are there",
+        ));
+    }
     let mut census = pages::census(pagemap, vma)?;
     let any_clean = census.pages.iter().any(|run| run.clean);
     let wanted = |t: &&Tracker| can_be_tracked(vma) && (t.protect || any_clean || vma.has(b"uw"));
@@ -227,8 +233,7 @@ pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) ->
             "it is registered with userfaultfd, which is not supported",
         ));
     }
-    let base = own.and_then(|t| t.base.as_ref());
-    census.pages = compare(&census.pages, base.map_or(&[], |base| &base.runs));
+    census.pages = compare(&census.pages, own.map_or(&[], |t| &t.base));
     if own.is_some_and(|t| t.protect) {
         protect(pagemap, vma)?;
     }

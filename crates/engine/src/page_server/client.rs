@@ -46,6 +46,17 @@ impl Sender {
         }
     }
 
+    /// Whether the server has the object in a parent directory.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn has_in_parent(&mut self, object: Object) -> Result<bool> {
+        self.send(&Command::bare(Op::Parent, Some(object)))?;
+        let mut there = [0; 4];
+        self.receive(&mut there)?;
+        Ok(i32::from_le_bytes(there) == 1)
+    }
+
     /// Announces a run of pages; those of a run that is present have to follow by
     /// [`Sender::pages`].
     ///

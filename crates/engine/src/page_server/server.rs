@@ -37,7 +37,12 @@ pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     let status: i32 = if done.is_ok() { 0 } else { -1 };
     let told = connection.write_all(&status.to_le_bytes()).and_then(|()| connection.flush());
     done?;
-    told.context(|| "answer the page client".to_owned())
+    told.context(|| "answer the page client".to_owned())?;
+    if opts.auto_dedup {
+        let freed = crate::dedup::dedup(&images)?;
+        tracing::info!("Freed {freed} bytes of pages in the images before");
+    }
+    Ok(())
 }
 
 /// What is being received.

@@ -76,6 +76,12 @@ impl Pages {
         Ok(Pages { stretches })
     }
 
+    /// Whether each page that is read is known to be right by itself.
+    pub fn are_verified_singly(&self) -> bool {
+        let mut files = self.stretches.iter().filter_map(|stretch| stretch.from.as_ref());
+        files.all(|(file, _)| file.verifies_each())
+    }
+
     /// All stretches, in order.
     pub fn stretches(&self) -> &[Stretch] {
         &self.stretches

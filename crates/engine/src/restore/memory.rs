@@ -47,8 +47,8 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    fn new(vma: VmaEntry, pages: &Pages) -> Self {
-        let opened = needs_opening(&vma, pages);
+    fn new(vma: VmaEntry, pages: &Pages, lazy: bool) -> Self {
+        let opened = !lazy && needs_opening(&vma, pages);
         Mapped { vma, opened }
     }
 
@@ -77,10 +77,11 @@ fn open_inherited(
     pages: &Pages,
 ) -> Result<Vec<Mapped>> {
     let mut out = Vec::new();
+    let filled: Vec<bool> = kept.iter().map(|vma| !cx.leaves(vma)).collect();
     let mut batch = cx.remote(task)?.batch();
-    for vma in kept {
+    for (vma, filled) in kept.iter().zip(filled) {
         let was_open = inherited.iter().any(|m| m.vma.start == vma.start && m.opened);
-        let opened = was_open || needs_opening(vma, pages);
+        let opened = was_open || filled && needs_opening(vma, pages);
         // The parent's protection may have been another.
         let prot = u64::from(vma.prot | if opened { PROT_WRITE } else { 0 });
         let differs = inherited.iter().any(|m| m.vma.start == vma.start && m.prot() != prot);
@@ -112,7 +113,8 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
         wanted.iter().cloned().partition(|v| survives(v, &inherited));
     clear(cx, task, &here, &kept, old_stub)?;
     move_vdso(cx, task, &wanted, &here)?;
-    let fresh: Vec<Mapped> = fresh.into_iter().map(|v| Mapped::new(v, &filled)).collect();
+    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.leaves(&v));
+    let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
     drop_absent(cx, task, parent, &kept)?;
@@ -502,7 +504,7 @@ fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEnt
     let image = &cx.tasks[task].image;
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
     let own = status::VDSO | status::VVAR | status::AIO_RING;
-    let writable = |vma: &VmaEntry| vma.status & own == 0;
+    let writable = |vma: &VmaEntry| vma.status & own == 0 && !cx.leaves(vma);
     let vmas = image.vmas().filter(|v| writable(v));
     let inherited = parent
         .filter(|_| !kept.is_empty())

@@ -7,6 +7,7 @@
 
 mod descriptors;
 pub mod layers;
+mod lazy;
 pub mod load;
 pub mod memory;
 mod task;
@@ -29,6 +30,7 @@ use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
 use crate::file::{OpenFiles, Restorer, fown, lock, notify};
 use crate::hooks::{Event, Hooks};
+use crate::lazy::Line;
 use crate::namespace::mount::{self, Restored};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
@@ -73,6 +75,10 @@ pub struct Restore<'a> {
     pub id_maps: IdMaps,
     /// What the policy has to do with files that are opened.
     verdict: judge::Verdict,
+    /// Brings in memory that is left for later.
+    pager: Option<Line>,
+    /// Whether it was left for later.
+    is_lazy: bool,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -117,6 +123,7 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
     let mut cx = Restore::new(opts, images, &checked)?;
+    lazy::prepare(&mut cx)?;
     network::guard(&mut cx)?;
     hooks.notify(Event::PreRestore)?;
     run(&mut cx, hooks)?;
@@ -178,6 +185,7 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }
+    lazy::hand_over(cx)?;
     drop(files);
     tree::make_threads(cx)?;
     cgroup::place_threads(cx)?;
@@ -239,6 +247,8 @@ impl<'a> Restore<'a> {
             restorers: crate::file::restorers().into_iter().collect(),
             id_maps: IdMaps::identity(),
             verdict: judge::Verdict::default(),
+            pager: None,
+            is_lazy: false,
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -326,7 +336,8 @@ impl<'a> Restore<'a> {
     /// With `--auto-dedup` the disk space of the pages is given back. Only now: until the
     /// tasks run they have nothing but the images.
     fn free_pages(&self) {
-        if !self.opts.auto_dedup {
+        // A lazy restore's pager gives it back.
+        if !self.opts.auto_dedup || self.is_lazy {
             return;
         }
         match crate::dedup::free(&self.images) {

@@ -1,0 +1,176 @@
+//! Lazy restores: memory that comes when it is touched, and never wrong.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+mod memory;
+mod sleeper;
+
+use memory::{PAGES, Task};
+use sleeper::{criu, name_of, wait_until};
+
+/// The process that brings pages in for a restore whose log is `log`, or the one that
+/// watches over it.
+fn pagers(dir: &Path) -> Vec<i32> {
+    let dir = dir.display().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap() {
+        let Some(pid) = entry.unwrap().file_name().to_str().and_then(|n| n.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let name = name_of(pid).unwrap_or_default();
+        if words.contains(&dir) && (name == "torpor-pager" || name == "torpor-lazy") {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+fn pager(dir: &Path, name: &str) -> i32 {
+    let all = pagers(dir);
+    *all.iter().find(|&&pid| name_of(pid).as_deref() == Some(name)).expect("there is a pager")
+}
+
+#[test]
+fn memory_comes_when_it_is_touched() {
+    let task = Task::start(PAGES);
+    task.put_to_sleep(&[]);
+    task.restore(&["--lazy-pages"]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    wait_until(|| pagers(task.dir.path()).is_empty());
+}
+
+#[test]
+fn memory_comes_without_being_touched() {
+    let task = Task::start(PAGES);
+    task.put_to_sleep(&[]);
+    task.restore(&["--lazy-pages", "--auto-dedup"]);
+    wait_until(|| pagers(task.dir.path()).is_empty());
+    let log = task.log("restore.log");
+    assert!(log.contains("All pages are in place"), "{log}");
+    assert!(log.contains("bytes of restored pages"), "{log}");
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+#[test]
+fn a_daemon_brings_the_pages() {
+    let task = Task::start(PAGES);
+    task.put_to_sleep(&[]);
+    let mut daemon = task.command(&["lazy-pages"], "lazy.log").spawn().unwrap();
+    wait_until(|| task.path("lazy-pages.socket").exists());
+    task.restore(&["--lazy-pages"]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    assert!(daemon.wait().unwrap().success(), "{}", task.log("lazy.log"));
+    assert!(!task.path("lazy-pages.socket").exists());
+    assert!(task.log("lazy.log").contains("All pages are in place"));
+}
+
+#[test]
+fn pages_of_a_chain_and_of_sealed_images() {
+    let task = Task::start(PAGES);
+    let key = task.path("key");
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
+    let recipient = String::from_utf8(made.stdout).unwrap();
+    let recipient = recipient.lines().last().unwrap();
+    let seal = ["--encrypt", "--recipient", recipient, "--identity", key.to_str().unwrap()];
+    let pid = task.pid.to_string();
+    let round = task.path("round");
+    fs::create_dir(&round).unwrap();
+    let mut first = criu(&["pre-dump", "-t", &pid, "-D"]);
+    assert!(first.arg(&round).args(seal).status().unwrap().success());
+    task.put_to_sleep(&[&seal[..], &["--prev-images-dir", "round"]].concat());
+    task.restore(&["--lazy-pages", "--identity", key.to_str().unwrap()]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+/// Whichever of the two processes is killed: the tasks end, and nothing that is wrong was
+/// ever seen.
+fn killed(name: &str) {
+    let task = Task::start(16 * PAGES);
+    task.put_to_sleep(&[]);
+    task.restore(&["--lazy-pages"]);
+    let victim = pager(task.dir.path(), name);
+    task.go();
+    kill_process(Pid::from_raw(victim).unwrap(), Signal::KILL).unwrap();
+    wait_until(|| task.is_gone());
+    wait_until(|| pagers(task.dir.path()).is_empty());
+    assert_eq!(task.log("report"), "");
+}
+
+#[test]
+fn a_pager_that_is_killed_takes_the_tasks_along() {
+    killed("torpor-pager");
+}
+
+#[test]
+fn so_does_the_process_that_watches_it() {
+    killed("torpor-lazy");
+}
+
+#[test]
+fn a_page_that_was_changed_is_never_shown() {
+    let task = Task::start(PAGES);
+    let key = task.path("key");
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
+    let recipient = String::from_utf8(made.stdout).unwrap();
+    task.put_to_sleep(&["--encrypt", "--recipient", recipient.lines().last().unwrap()]);
+    let largest = fs::read_dir(task.dir.path()).unwrap().map(|e| e.unwrap().path());
+    let largest = largest.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let mut bytes = fs::read(&largest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + (1 << 20)].fill(7);
+    fs::write(&largest, bytes).unwrap();
+    task.restore(&["--lazy-pages", "--identity", key.to_str().unwrap()]);
+    task.go();
+    wait_until(|| task.is_gone());
+    wait_until(|| pagers(task.dir.path()).is_empty());
+    assert_eq!(task.log("report"), "");
+    let log = task.log("restore.log");
+    assert!(log.contains("the tasks are killed"), "{log}");
+}
+
+#[test]
+fn a_daemon_of_other_images_refuses() {
+    let (task, other) = (Task::start(PAGES), Task::start(64));
+    task.put_to_sleep(&[]);
+    other.put_to_sleep(&[]);
+    let work = task.dir.path().to_str().unwrap();
+    let mut daemon = other.command(&["lazy-pages", "-W", work], "lazy.log").spawn().unwrap();
+    wait_until(|| task.path("lazy-pages.socket").exists());
+    let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
+    assert!(!restore.status().unwrap().success());
+    assert!(task.log("restore.log").contains("of other images"), "{}", task.log("restore.log"));
+    assert!(!daemon.wait().unwrap().success());
+    assert!(task.is_gone());
+}
+
+#[test]
+fn a_dump_waits_for_the_pages() {
+    let task = Task::start(16 * PAGES);
+    task.put_to_sleep(&[]);
+    task.restore(&["--lazy-pages"]);
+    // As long as there is a pager the dump is refused, and then it is not.
+    let dump = |images: &Path| {
+        let pid = task.pid.to_string();
+        let mut dump = criu(&["dump", "-R", "-t", &pid, "-o", "again.log", "-D"]);
+        dump.arg(images).status().unwrap().success()
+    };
+    let again = tempfile::tempdir().unwrap();
+    while !pagers(task.dir.path()).is_empty() {
+        if !dump(again.path()) {
+            let log = fs::read_to_string(again.path().join("again.log")).unwrap();
+            assert!(log.contains("registered with userfaultfd"), "{log}");
+        }
+    }
+    assert!(dump(again.path()));
+    assert_eq!(task.look(), format!("ok {}\n", 16 * PAGES));
+}

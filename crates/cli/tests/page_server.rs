@@ -1,0 +1,256 @@
+//! Memory that goes to a page server, by the command line and over the RPC.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use torpor_images::pagemap::Pagemap;
+use torpor_images::proto::{CriuOpts, CriuPageServerInfo, CriuReqType};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::process::Status;
+
+mod memory;
+mod sleeper;
+
+use memory::Task;
+use sleeper::{Client, criu, request};
+
+/// Of the task's memory.
+const PAGES: u64 = 4096;
+
+/// A page server with a directory of its own.
+struct Server {
+    child: Child,
+    dir: PathBuf,
+    port: String,
+}
+
+impl Server {
+    fn start(dir: &Path, args: &[&str]) -> Self {
+        let mut command = criu(&["page-server", "--port", "0", "--address", "127.0.0.1"]);
+        command.args(["-o", "server.log", "-v4", "-D"]).arg(dir).args(args);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port = line.trim().strip_prefix("PORT: ").unwrap().to_owned();
+        Self { child, dir: dir.to_owned(), port }
+    }
+
+    fn options(&self) -> [&str; 5] {
+        ["--page-server", "--address", "127.0.0.1", "--port", &self.port]
+    }
+
+    /// Waits until it has ended, well or not.
+    fn end(&mut self) -> bool {
+        self.child.wait().unwrap().success()
+    }
+
+    /// What it wrote goes to another directory, as between hosts.
+    fn hand_over(&self, to: &Path) {
+        for entry in fs::read_dir(&self.dir).unwrap() {
+            let name = entry.unwrap().file_name();
+            if name.to_str().unwrap().ends_with(".img") {
+                fs::rename(self.dir.join(&name), to.join(&name)).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Dumps a task to a server with these options of both ends, and restores it.
+fn there_and_back(client: &[&str], server: &[&str]) {
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let mut server = Server::start(there.path(), server);
+    task.put_to_sleep(&[&server.options(), client].concat());
+    assert!(server.end());
+    let local = ImageDir::open(task.dir.path()).unwrap();
+    assert!(local.ids(kind::PAGEMAP).unwrap().is_empty(), "pagemaps are left here");
+    let mut restore = task.command(&["restore", "-d"], "restore.log");
+    assert!(!restore.status().unwrap().success());
+    server.hand_over(task.dir.path());
+    task.restore(&[]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+#[test]
+fn memory_goes_to_a_page_server() {
+    there_and_back(&[], &[]);
+}
+
+/// An authority, and a certificate of this host.
+fn certificates(dir: &Path) -> Vec<String> {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
+    let files = [
+        ("--tls-cacert", authority),
+        ("--tls-cert", certificate),
+        ("--tls-key", own.serialize_pem()),
+    ];
+    let mut options = vec!["--tls".to_owned()];
+    for (option, pem) in files {
+        let file = dir.join(&option[2..]);
+        fs::write(&file, pem).unwrap();
+        options.extend([option.to_owned(), file.to_str().unwrap().to_owned()]);
+    }
+    options
+}
+
+#[test]
+fn the_connection_is_encrypted() {
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path());
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    there_and_back(&options, &options);
+}
+
+#[test]
+fn rounds_build_on_each_other() {
+    let task = Task::start(PAGES);
+    let top = task.dir.path();
+    let dir = |name: &str| {
+        let dir = top.join(name);
+        fs::create_dir(&dir).unwrap();
+        dir
+    };
+    let [first, second] = ["1", "2"].map(dir);
+    let [first_there, second_there] = ["1-there", "2-there"].map(dir);
+    let pid = task.pid.to_string();
+    let round = |what: &str, images: &Path, server: &mut Server, args: &[&str]| {
+        let mut command = criu(&[what, "-t", &pid, "-o", "dump.log", "-v4", "-D"]);
+        let output = command.arg(images).args(server.options()).args(args).output().unwrap();
+        let log = fs::read_to_string(images.join("dump.log")).unwrap();
+        assert!(output.status.success(), "{log}");
+        assert!(server.end());
+    };
+    round("pre-dump", &first, &mut Server::start(&first_there, &[]), &[]);
+    let mut server =
+        Server::start(&second_there, &["--prev-images-dir", "../1-there", "--auto-dedup"]);
+    round("dump", &second, &mut server, &["--prev-images-dir", "../1"]);
+    torpor_sys::process::wait(task.pid, true).unwrap();
+    let pagemap = |dir: &Path| {
+        let images = ImageDir::open(dir).unwrap();
+        Pagemap::read(&images, kind::PAGEMAP, u64::from(task.pid.cast_unsigned())).unwrap()
+    };
+    let clean: u64 =
+        pagemap(&second_there).runs.iter().filter(|r| r.in_parent).map(|r| r.pages).sum();
+    assert!(clean > 0, "no page was found unchanged");
+    // The images of both hosts belong together.
+    for (from, to) in [(&first_there, &first), (&second_there, &second)] {
+        let server = Server { child: noop(), dir: from.clone(), port: String::new() };
+        server.hand_over(to);
+    }
+    fs::remove_file(second.join("parent")).unwrap();
+    symlink("../1", second.join("parent")).unwrap();
+    let mut restore = criu(&["restore", "-d", "-o", "restore.log", "-v4", "-D"]);
+    let restored = restore.arg(&second).status().unwrap().success();
+    assert!(restored, "{}", fs::read_to_string(second.join("restore.log")).unwrap());
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+fn noop() -> Child {
+    std::process::Command::new("true").spawn().unwrap()
+}
+
+#[test]
+fn a_server_that_cannot_be_reached_stops_nothing() {
+    let task = Task::start(PAGES);
+    assert!(!task.dump(&["--page-server", "--address", "127.0.0.1", "--port", "1"]));
+    assert!(task.log("dump.log").contains("page server 127.0.0.1 port 1"));
+    assert!(!task.is_gone());
+}
+
+#[test]
+fn a_dump_that_fails_leaves_nothing_at_the_server() {
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let mut server = Server::start(there.path(), &[]);
+    let script = task.dir.path().join("script");
+    fs::write(&script, "#!/bin/sh\ntest $CRTOOLS_SCRIPT_ACTION != network-lock\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = ["--action-script", script.to_str().unwrap()];
+    assert!(!task.dump(&[&server.options()[..], &script].concat()));
+    assert!(!server.end());
+    assert!(ImageDir::open(there.path()).unwrap().ids(kind::PAGEMAP).unwrap().is_empty());
+    assert!(!task.is_gone());
+}
+
+#[test]
+fn what_is_sealed_does_not_leave_in_plain() {
+    let task = Task::start(PAGES);
+    let key = task.dir.path().join("key");
+    let mut keygen = std::process::Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
+    let recipient = String::from_utf8(made.stdout).unwrap();
+    let there = tempfile::tempdir().unwrap();
+    let server = Server::start(there.path(), &[]);
+    let options = ["--encrypt", "--recipient", recipient.trim()];
+    assert!(!task.dump(&[&server.options()[..], &options].concat()));
+    let log = task.log("dump.log");
+    assert!(log.contains("plain ones must not leave"), "{log}");
+    assert!(!task.is_gone());
+}
+
+#[test]
+fn a_page_server_by_request() {
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let images = fs::File::open(there.path()).unwrap();
+    let mut client = Client::start();
+    let opts = CriuOpts {
+        images_dir_fd: images.as_raw_fd(),
+        ps: Some(CriuPageServerInfo {
+            address: Some("127.0.0.1".into()),
+            port: Some(0),
+            ..CriuPageServerInfo::default()
+        }),
+        ..CriuOpts::default()
+    };
+    let mut asked = request(CriuReqType::PageServerChld, opts);
+    asked.keep_open = Some(true);
+    let response = client.ask(&asked, "");
+    assert!(response.success, "{response:?}");
+    let server = response.ps.unwrap();
+    let images = fs::File::open(task.dir.path()).unwrap();
+    let mut dumper = Client::start();
+    let opts = CriuOpts {
+        images_dir_fd: images.as_raw_fd(),
+        pid: Some(task.pid),
+        ps: Some(CriuPageServerInfo {
+            address: Some("127.0.0.1".into()),
+            port: server.port,
+            ..CriuPageServerInfo::default()
+        }),
+        ..CriuOpts::default()
+    };
+    let response = dumper.ask(&request(CriuReqType::Dump, opts), "");
+    assert!(response.success, "{response:?}");
+    dumper.finish();
+    let killed = Status::Signaled(libc::SIGKILL);
+    let ended = torpor_sys::process::wait(task.pid, true).unwrap();
+    assert_eq!(ended, Some((task.pid, killed)));
+    let mut asked = request(CriuReqType::WaitPid, CriuOpts::default());
+    asked.pid = Some(server.pid().cast_unsigned());
+    let response = client.ask(&asked, "");
+    assert_eq!((response.success, response.status), (true, Some(0)));
+    client.finish();
+    Server { child: noop(), dir: there.path().to_owned(), port: String::new() }
+        .hand_over(task.dir.path());
+    task.restore(&[]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}

@@ -1,0 +1,212 @@
+//! The pager: as a command of its own, or left behind by a restore.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::Mode;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with, socketpair,
+};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::peer::peer;
+use torpor_sys::process;
+use torpor_sys::socket::{self, Message};
+
+use super::pager::Space;
+use super::{Line, accept_all, guard, socket_in};
+use crate::error::{Context, Error, Result};
+use crate::options::Options;
+use crate::proc;
+use crate::restore::layers::Pages;
+
+/// A daemon that waits for its restore.
+#[derive(Debug)]
+pub struct Daemon<'a> {
+    opts: &'a Options,
+    images: ImageDir,
+    listener: OwnedFd,
+    socket: PathBuf,
+    /// The directory that the path leads through.
+    _dir: OwnedFd,
+}
+
+impl<'a> Daemon<'a> {
+    /// Opens the images, and listens in the work directory.
+    ///
+    /// # Errors
+    /// Images that cannot be opened; a daemon that listens there already.
+    pub fn start(opts: &'a Options) -> Result<Self> {
+        let mut images = ImageDir::open(&opts.images_dir)?;
+        crate::seal::open(&mut images, opts)?;
+        let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
+        let (dir, socket) = socket_in(opts.work_dir())?;
+        let address = SocketAddrUnix::new(&socket).context(what)?;
+        let listener = new_socket().context(what)?;
+        // One that nobody listens at any more is in the way; one that is used is not ours.
+        if connect(new_socket().context(what)?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
+            std::fs::remove_file(&socket).context(what)?;
+        }
+        let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+        let bound = bind(&listener, &address);
+        rustix::process::umask(before);
+        bound.context(what)?;
+        listen(&listener, 1).context(what)?;
+        Ok(Daemon { opts, images, listener, socket, _dir: dir })
+    }
+
+    /// Waits for a restore, and brings its pages in.
+    ///
+    /// # Errors
+    /// A restore of other images; see [`guard::run`].
+    pub fn serve(self) -> Result<()> {
+        let line = accept_with(&self.listener, SocketFlags::CLOEXEC);
+        let line = line.context(|| "accept".to_owned())?;
+        let _ = std::fs::remove_file(&self.socket);
+        let caller = peer(&line).context(|| "who restores".to_owned())?;
+        if caller.uid != rustix::process::geteuid().as_raw() {
+            return Err(Error::Hook("the restore belongs to another user".to_owned()));
+        }
+        let pages = |id: u64| Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?));
+        serve(&line, &proc::pidfd(caller.pid)?, &id_of(&self.images)?, &pages)?;
+        free(self.opts, &self.images);
+        Ok(())
+    }
+}
+
+/// Connects to the daemon in the work directory, or leaves a process behind that has the
+/// `pages` of all tasks, by their ids. Before this process has a second thread.
+///
+/// # Errors
+/// The kernel's.
+pub fn own_pager(
+    opts: &Options,
+    images: &ImageDir,
+    pages: &HashMap<u64, Arc<Pages>>,
+) -> Result<Line> {
+    let what = || "starting the lazy-pages process".to_owned();
+    if let Some(line) = find_daemon(opts)? {
+        return Ok(line);
+    }
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .context(what)?;
+    let restorer = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
+    let id = id_of(images)?;
+    let live = || {
+        let _ = process::set_name(c"torpor-lazy");
+        let find = |id: u64| {
+            let found = pages.get(&id).cloned();
+            found.ok_or_else(|| Error::invalid("pages", format!("there is no task {id}")))
+        };
+        match close_standard_files().and_then(|()| serve(&theirs, &restorer, &id, &find)) {
+            Ok(()) => {
+                free(opts, images);
+                0
+            }
+            Err(error) => {
+                tracing::error!("{error}");
+                1
+            }
+        }
+    };
+    let child = process::fork(|| {
+        let _ = rustix::process::setsid();
+        let _ = rustix::process::chdir("/");
+        // Nobody is to wait for it: it is not the caller's child.
+        process::fork(live).map_or(1, |_| 0)
+    });
+    process::wait(child.context(what)?, true).context(what)?;
+    Ok(Line { socket: ours })
+}
+
+/// The daemon of the work directory, if there is one.
+fn find_daemon(opts: &Options) -> Result<Option<Line>> {
+    let (_dir, path) = socket_in(opts.work_dir())?;
+    let what = || format!("connect to {}", opts.work_dir().join(super::SOCKET).display());
+    let socket = new_socket().context(what)?;
+    match connect(&socket, &SocketAddrUnix::new(&path).context(what)?) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => return Ok(None),
+        Err(e) => return Err(e).context(what),
+    }
+    if peer(&socket).context(what)?.uid != rustix::process::geteuid().as_raw() {
+        return Err(Error::Hook("the lazy-pages process belongs to another user".to_owned()));
+    }
+    Ok(Some(Line { socket }))
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// What tells images from others; those of old dumps have no id.
+pub fn id_of(images: &ImageDir) -> Result<String> {
+    Ok(format!("images {}", images.inventory()?.dump_criu_run_id.unwrap_or_default()))
+}
+
+/// Takes over what a restore hands over, and brings its pages in.
+fn serve(
+    line: &OwnedFd,
+    restorer: &OwnedFd,
+    images: &str,
+    pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+) -> Result<()> {
+    let taken = take_over(line, restorer, images, pages);
+    let (spaces, tasks) = match taken {
+        Ok(taken) => taken,
+        Err(error) => {
+            let _ = answer(line, error.to_string().as_bytes());
+            return Err(error);
+        }
+    };
+    tracing::info!("Bringing in the pages of {} tasks", tasks.len());
+    guard::run(spaces, &tasks, || answer(line, b"ok"))?;
+    tracing::info!("All pages are in place");
+    Ok(())
+}
+
+fn take_over(
+    line: &OwnedFd,
+    restorer: &OwnedFd,
+    images: &str,
+    pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+) -> Result<(Vec<Space>, Vec<OwnedFd>)> {
+    let (theirs, handed) = accept_all(line, restorer)?;
+    if theirs != images {
+        return Err(Error::invalid("lazy pages", "the restore is of other images"));
+    }
+    let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
+    for space in handed {
+        spaces.push(Space::new(space.uffd, pages(space.id)?, &space.ranges));
+        tasks.push(space.pidfd);
+    }
+    Ok((spaces, tasks))
+}
+
+fn answer(line: &OwnedFd, data: &[u8]) -> Result<()> {
+    let message = Message { data, ..Message::default() };
+    let sent = socket::send(line.as_fd(), &message, 0);
+    sent.map(drop).context(|| "answering the restore".to_owned())
+}
+
+/// With `--auto-dedup` the disk space of the pages is given back when all are in place.
+fn free(opts: &Options, images: &ImageDir) {
+    if !opts.auto_dedup {
+        return;
+    }
+    match crate::dedup::free(images) {
+        Ok(freed) => tracing::info!("Freed {freed} bytes of restored pages"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+}
+
+/// The standard error stays: the log may go there.
+fn close_standard_files() -> Result<()> {
+    let what = || "/dev/null".to_owned();
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null").context(what)?;
+    rustix::stdio::dup2_stdin(&null).context(what)?;
+    rustix::stdio::dup2_stdout(&null).context(what)
+}

@@ -1,0 +1,114 @@
+//! Two processes that bring pages in: the one that works, and the one that is there in
+//! case it does not. They have one table of descriptors, so that a userfaultfd which the
+//! kernel gives to one of them is held by both from the start.
+
+use std::fs;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::process::{PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_send_signal};
+use torpor_sys::process::{self, Status};
+use torpor_sys::uffd;
+
+use super::pager::{self, Space};
+use crate::error::{Context, Error, Result};
+use crate::proc;
+
+/// How often it is looked whether killed tasks are gone.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Brings in all pages of the address spaces of `tasks` (their pidfds), and calls
+/// `started` when it has begun to. Returns when nothing is missing any more.
+///
+/// # Errors
+/// Whatever keeps a page from being brought in: all tasks, and what they have forked,
+/// have been killed then.
+pub fn run(
+    spaces: Vec<Space>,
+    tasks: &[OwnedFd],
+    started: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let own = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
+    // They are the child's to close: for both.
+    let spaces = ManuallyDrop::new(spaces);
+    let child = process::fork_with_files(|| {
+        let _ = process::set_name(c"torpor-pager");
+        let mut spaces = ManuallyDrop::into_inner(spaces);
+        match pager::run(&mut spaces, &own) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!("lazy pages: {error}; the tasks are killed");
+                stop(tasks);
+                1
+            }
+        }
+    });
+    let child = child.context(|| "forking the pager".to_owned())?;
+    let started = started();
+    let status = process::wait(child, true).context(|| "waiting for the pager".to_owned())?;
+    match status {
+        Some((_, Status::Exited(0))) => started,
+        _ => {
+            stop(tasks);
+            Err(Error::Hook("the pager has ended; the tasks are killed".to_owned()))
+        }
+    }
+}
+
+/// Kills tasks and all that they have forked; returns when no address space is left that
+/// a userfaultfd here belongs to.
+fn stop(tasks: &[OwnedFd]) {
+    loop {
+        for task in tasks {
+            // What is below it first: it would not be found without it.
+            if let Some(pid) = pid_of(task) {
+                kill_below(pid);
+            }
+            let _ = pidfd_send_signal(task, Signal::KILL);
+        }
+        if !any_left() {
+            return;
+        }
+        // What was forked and has lost its parent waits for its pages for ever, or
+        // until somebody kills it; it must not get others.
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn pid_of(task: &OwnedFd) -> Option<i32> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", task.as_raw_fd())).ok()?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    pid.trim().parse().ok().filter(|&pid| pid > 0)
+}
+
+fn kill_below(pid: i32) {
+    for thread in proc::numbers(pid, "task").unwrap_or_default() {
+        let list = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children"));
+        for child in list.unwrap_or_default().split_ascii_whitespace() {
+            let Ok(child) = child.parse::<i32>() else { continue };
+            let Ok(pidfd) = proc::pidfd(child) else { continue };
+            // Its pid may be another's by now.
+            if proc::stat(child).is_ok_and(|stat| stat.ppid == pid) {
+                kill_below(child);
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Whether a userfaultfd of this process belongs to an address space that is there.
+fn any_left() -> bool {
+    let own = rustix::process::getpid();
+    let Ok(own) = proc::pidfd(own.as_raw_nonzero().get()) else { return true };
+    let numbers = proc::numbers(rustix::process::getpid().as_raw_nonzero().get(), "fd");
+    numbers.unwrap_or_default().into_iter().any(|number| {
+        let link = fs::read_link(format!("/proc/self/fd/{number}"));
+        if !link.is_ok_and(|link| link.as_os_str() == "anon_inode:[userfaultfd]") {
+            return false;
+        }
+        // The number has an owner, maybe in the other process: look through a duplicate.
+        let copy = pidfd_getfd(&own, number, PidfdGetfdFlags::empty());
+        copy.is_ok_and(|copy| !uffd::is_gone(copy.as_fd()))
+    })
+}

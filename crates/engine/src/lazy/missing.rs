@@ -1,0 +1,143 @@
+//! Which pages of an address space are not there yet, and where they come from.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges of addresses, each with the address that it had in the images: memory can have
+/// been moved since.
+#[derive(Debug, Clone, Default)]
+pub struct Missing {
+    /// First address to the one behind the last, and the first one's in the images.
+    ranges: BTreeMap<u64, (u64, u64)>,
+}
+
+/// A range that is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gap {
+    /// Where it is.
+    pub range: Range<u64>,
+    /// Where it begins in the images.
+    pub source: u64,
+}
+
+impl Gap {
+    /// The part of the gap that lies in `range`.
+    pub fn within(&self, range: &Range<u64>) -> Gap {
+        let start = self.range.start.max(range.start);
+        let end = self.range.end.min(range.end).max(start);
+        Gap { range: start..end, source: self.source + (start - self.range.start) }
+    }
+}
+
+impl Missing {
+    /// Adds a gap where there was none.
+    pub fn insert(&mut self, gap: &Gap) {
+        if gap.range.start < gap.range.end {
+            self.ranges.insert(gap.range.start, (gap.range.end, gap.source));
+        }
+    }
+
+    /// Whether nothing is missing.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The first gap.
+    pub fn first(&self) -> Option<Gap> {
+        let (&start, &(end, source)) = self.ranges.first_key_value()?;
+        Some(Gap { range: start..end, source })
+    }
+
+    /// The gap that `address` lies in.
+    pub fn at(&self, address: u64) -> Option<Gap> {
+        let (&start, &(end, source)) = self.ranges.range(..=address).next_back()?;
+        (address < end).then_some(Gap { range: start..end, source })
+    }
+
+    /// Takes out what lies in `range`.
+    pub fn take(&mut self, range: &Range<u64>) -> Vec<Gap> {
+        let from = self.at(range.start).map_or(range.start, |gap| gap.range.start);
+        let touched: Vec<u64> =
+            self.ranges.range(from..range.end.max(from)).map(|g| *g.0).collect();
+        let mut taken = Vec::new();
+        for start in touched {
+            let Some((end, source)) = self.ranges.remove(&start) else { continue };
+            let gap = Gap { range: start..end, source };
+            self.insert(&gap.within(&(0..range.start)));
+            self.insert(&gap.within(&(range.end..u64::MAX)));
+            taken.push(gap.within(range));
+        }
+        taken
+    }
+
+    /// Memory was moved.
+    pub fn shift(&mut self, from: u64, to: u64, len: u64) {
+        let moved = self.take(&(from..from.saturating_add(len)));
+        self.take(&(to..to.saturating_add(len)));
+        for Gap { range, source } in moved {
+            let start = to + (range.start - from);
+            self.insert(&Gap { range: start..start + (range.end - range.start), source });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 40;
+
+    /// Every page by itself: what `Missing` is to be.
+    fn pages(missing: &Missing) -> Vec<Option<u64>> {
+        (0..PAGES)
+            .map(|page| missing.at(page).map(|gap| gap.within(&(page..page + 1)).source))
+            .collect()
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Take(u64, u64),
+        Shift(u64, u64, u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let place = || 0..PAGES;
+        prop_oneof![
+            (place(), place()).prop_map(|(a, b)| Step::Take(a.min(b), a.max(b))),
+            (place(), place(), place()).prop_map(|(from, to, len)| {
+                Step::Shift(from, to, len.min(PAGES - from.max(to)))
+            })
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_what_single_pages_would_be(steps in proptest::collection::vec(step(), 0..20)) {
+            let mut missing = Missing::default();
+            missing.insert(&Gap { range: 3..20, source: 103 });
+            missing.insert(&Gap { range: 20..35, source: 220 });
+            let mut single = pages(&missing);
+            for step in steps {
+                match step {
+                    Step::Take(start, end) => {
+                        let taken = missing.take(&(start..end));
+                        let sum: u64 = taken.iter().map(|g| g.range.end - g.range.start).sum();
+                        let range = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
+                        let there = single[range.clone()].iter().flatten().count();
+                        prop_assert_eq!(sum, there as u64);
+                        single[range].fill(None);
+                    }
+                    Step::Shift(from, to, len) => {
+                        missing.shift(from, to, len);
+                        let [from, to, len] = [from, to, len].map(|n| usize::try_from(n).unwrap());
+                        let moved = single[from..from + len].to_vec();
+                        single[from..from + len].fill(None);
+                        single[to..to + len].clone_from_slice(&moved);
+                    }
+                }
+                prop_assert_eq!(&pages(&missing), &single);
+            }
+        }
+    }
+}
