@@ -12,6 +12,7 @@ pub mod inherited;
 pub mod ipc;
 pub mod kcmp;
 pub mod mount;
+pub mod mqueue;
 pub mod notify;
 pub mod ns;
 pub mod peer;

@@ -19,6 +19,7 @@ pub mod fown;
 pub mod ghost;
 pub mod lock;
 pub mod memfd;
+pub mod mqueue;
 pub mod notify;
 pub mod ns_file;
 pub mod pidfd;
@@ -231,6 +232,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<notify::FanotifyDumper>::default(),
         Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
+        Box::<mqueue::MqueueDumper>::default(),
         Box::<regular::RegularDumper>::default(),
     ]
 }

@@ -13,7 +13,7 @@ use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
 use super::remap::{Remaps, Temporary};
 use super::table::own_pid;
-use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd};
+use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd, mqueue};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
@@ -233,6 +233,9 @@ pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
                 reg.id
             ))),
         };
+    }
+    if let Some(ns_id) = reg.torpor_mqueue {
+        return mqueue::open(cx, reg, ns_id);
     }
     if let Some(file) = ext::inherited_path(cx.opts, &reg.name) {
         return duplicate(file);

@@ -1,7 +1,7 @@
 //! Limits of an IPC namespace: sysctls, which show those of the namespace that the
 //! thread lives in which opens them.
 
-use torpor_images::proto::IpcVarEntry;
+use torpor_images::proto::{IpcVarEntry, MqueueEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Context, Error, Result};
@@ -41,8 +41,8 @@ fn chosen(name: &str) -> Result<Option<u32>> {
     Ok(number::<i32>(name)?.and_then(|id| u32::try_from(id).ok()))
 }
 
-/// Writes `ipcns-var-ID.img`.
-pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
+/// Writes `ipcns-var-ID.img`, with the message queues.
+pub(super) fn dump(images: &ImageDir, ns_id: u32, queues: Vec<MqueueEntry>) -> Result<()> {
     let sem = read("kernel/sem")?.unwrap_or_default();
     let entry = IpcVarEntry {
         sem_ctls: sem.split_ascii_whitespace().filter_map(|v| v.parse().ok()).collect(),
@@ -62,6 +62,7 @@ pub(super) fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
         msg_next_id: chosen(NEXT_MSG)?,
         sem_next_id: chosen(NEXT_SEM)?,
         shm_next_id: chosen(NEXT_SHM)?,
+        torpor_mqueues: queues,
     };
     Ok(images.write_one(kind::IPC_VAR, ns_id.into(), &entry)?)
 }
@@ -80,8 +81,8 @@ impl Next {
     }
 }
 
-/// Sets the limits that are different in a new namespace.
-pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<Next> {
+/// Sets the limits that are different in a new namespace. Returns the message queues, too.
+pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<(Next, Vec<MqueueEntry>)> {
     let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
     let sem: Vec<String> = entry.sem_ctls.iter().map(u32::to_string).collect();
     set("kernel/sem", &sem.join("\t"))?;
@@ -109,11 +110,12 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<Next> {
             set(name, &value.to_string())?;
         }
     }
-    Ok(Next([
+    let next = Next([
         (NEXT_MSG, entry.msg_next_id),
         (NEXT_SEM, entry.sem_next_id),
         (NEXT_SHM, entry.shm_next_id),
-    ]))
+    ]);
+    Ok((next, entry.torpor_mqueues))
 }
 
 /// Writes a limit unless it is so already: most are, and some may not be written.

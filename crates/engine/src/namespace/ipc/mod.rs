@@ -1,10 +1,11 @@
-//! IPC namespaces: the System V objects in them, which exist without any task, and
-//! their limits. Objects keep their ids and keys.
+//! IPC namespaces: the System V objects and POSIX message queues in them, which exist
+//! without any task, and their limits. Objects keep their ids and keys.
 //!
 //! Not seen by anybody outside, and so not kept: what `semop` with `SEM_UNDO` has
 //! promised to undo, and times and pids of last operations.
 
 mod limits;
+mod mqueue;
 mod msg;
 mod sem;
 mod shm;
@@ -25,15 +26,19 @@ pub use shm::attach;
 /// Writes the images of a namespace.
 ///
 /// # Errors
-/// The kernel's; POSIX message queues are refused.
+/// The kernel's; POSIX message queues that cannot be kept are refused.
 pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
     let space = cx.ns.open_file(ns_id)?;
     let task = cx.ns.by_id(ns_id).and_then(|ns| cx.tasks.get(ns.task));
     let pid = task.map_or(0, |t| t.pid);
     let (images, maps) = (&cx.images, &cx.id_maps);
+    let mut queues = Vec::new();
+    for (mut entry, queue) in run_in(&[space.as_fd()], || mqueue::open_all(pid, maps))? {
+        mqueue::look(&mut entry, &queue)?;
+        queues.push(entry);
+    }
     let segments = run_in(&[space.as_fd()], || {
-        limits::dump(images, ns_id)?;
-        refuse_posix_queues(pid)?;
+        limits::dump(images, ns_id, queues)?;
         sem::dump(images, ns_id, maps)?;
         msg::dump(images, ns_id, maps)?;
         shm::open_all(maps)
@@ -49,7 +54,8 @@ pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
     let space = cx.ns.open_file(ns_id)?;
     let (images, maps) = (&cx.images, &cx.id_maps);
     run_in(&[space.as_fd()], || {
-        let next = limits::restore(images, ns_id)?;
+        let (next, queues) = limits::restore(images, ns_id)?;
+        mqueue::restore(&queues, maps)?;
         sem::restore(images, ns_id, maps)?;
         msg::restore(images, ns_id, maps)?;
         shm::restore(images, ns_id, maps)?;
@@ -155,33 +161,6 @@ fn make(
     } else {
         Err(Error::invalid("ipcns", format!("{}: the kernel chose id {made}", what())))
     }
-}
-
-/// POSIX message queues live in the namespace, whether a task has them open or not.
-fn refuse_posix_queues(pid: i32) -> Result<()> {
-    use rustix::mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
-    };
-    let what = || "looking at the POSIX message queues".to_owned();
-    let fs = match fsopen("mqueue", FsOpenFlags::FSOPEN_CLOEXEC) {
-        // A kernel without them.
-        Err(rustix::io::Errno::NODEV) => return Ok(()),
-        other => other.context(what)?,
-    };
-    fsconfig_create(fs.as_fd()).context(what)?;
-    let mount = fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
-        .context(what)?;
-    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let list = rustix::fs::openat(&mount, ".", flags, rustix::fs::Mode::empty()).context(what)?;
-    for entry in rustix::fs::Dir::read_from(&list).context(what)? {
-        let entry = entry.context(what)?;
-        let name = entry.file_name().to_string_lossy();
-        if name != "." && name != ".." {
-            let reason = "POSIX queues (mqueue) are not supported; remove it (mq_unlink) first";
-            return Err(Error::refused(pid, format!("message queue /{name}"), reason));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

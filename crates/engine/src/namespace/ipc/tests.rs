@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::ImageDir;
 use torpor_sys::ipc::{self, Attached};
+use torpor_sys::mqueue;
 
 use super::run_in;
 use crate::dump::{Dump, memory::copy_pages};
@@ -131,15 +132,28 @@ fn objects_come_back_with_ids_keys_owners_and_contents() {
 }
 
 #[test]
-fn posix_message_queues_are_refused() {
+fn posix_message_queues_are_made_again() {
     let dir = tempfile::tempdir().unwrap();
+    let make = || {
+        let new = mqueue::Attributes::new(4, 99);
+        let flags = libc::O_CREAT | libc::O_RDWR;
+        let queue = mqueue::open(c"torpor-test", flags, 0o640, Some(&new)).unwrap();
+        rustix::fs::fchmod(&queue, rustix::fs::Mode::from_raw_mode(0o642)).unwrap();
+    };
+    let look = || {
+        let queue = mqueue::open(c"torpor-test", libc::O_RDONLY, 0, None).unwrap();
+        let mode = rustix::fs::fstat(&queue).unwrap().st_mode & 0o777;
+        (mqueue::attributes(queue.as_fd()).unwrap(), mode)
+    };
     let space = fresh(NsKind::Ipc);
-    inside(space.as_fd(), || {
-        let script = "import ctypes; l = ctypes.CDLL(None, use_errno=True); \
-                      assert l.mq_open(b'/torpor-test', 0o102, 0o600, None) >= 0";
-        let status = std::process::Command::new("python3").args(["-c", script]).status().unwrap();
-        assert!(status.success());
-    });
-    let error = dump(space, dir.path()).unwrap_err().to_string();
-    assert!(error.contains("message queue /torpor-test"), "{error}");
+    inside(space.as_fd(), make);
+    let before = inside(space.as_fd(), look);
+    dump(space, dir.path()).unwrap();
+    let new = fresh(NsKind::Ipc);
+    let opts = Options::default();
+    let images = ImageDir::open(dir.path()).unwrap();
+    let files = tree(NsKind::Ipc, vec![new.try_clone().unwrap()]);
+    let mut cx = Restore::bare(&opts, images, files);
+    super::restore(&mut cx, 1).unwrap();
+    assert_eq!(inside(new.as_fd(), look), before);
 }

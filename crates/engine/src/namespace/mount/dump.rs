@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{FileType, Mode, OFlags, fstat};
+use rustix::fs::{FileType, fstat};
 use torpor_images::kind;
 use torpor_images::proto::MntEntry;
 
@@ -131,29 +131,8 @@ fn check(cx: &Dump<'_>, forest: &Forest, node: Node) -> std::result::Result<(), 
     if let Some(option) = mount.unknown.first() {
         return Err(Unfit::Reason(format!("its option {option} cannot be restored")));
     }
-    let own_queues = cx.ns.of_kind(NsKind::Ipc).any(|ns| !ns.is_host);
-    if source == Source::FileSystem && mount.fs == "mqueue" && own_queues {
-        check_no_queues(cx, mount)?;
-    }
     if mount.deleted && matches!(source, Source::FileSystem | Source::Part { .. }) {
         check_deleted(cx, mount)?;
-    }
-    Ok(())
-}
-
-/// Message queues are files of mqueue, whose content nothing here reads.
-fn check_no_queues(cx: &Dump<'_>, mount: &Mount) -> std::result::Result<(), Unfit> {
-    let root = alone(cx, mount)?;
-    let what = || format!("list {}", mount.mountpoint.display());
-    let list = rustix::fs::openat(&root, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(rustix::fs::Dir::new)
-        .context(what)?;
-    for name in list {
-        let name = name.context(what)?.file_name().to_string_lossy().into_owned();
-        if name != "." && name != ".." {
-            let why = format!("the POSIX message queue /{name} cannot be kept; remove it first");
-            return Err(Unfit::Reason(why));
-        }
     }
     Ok(())
 }
