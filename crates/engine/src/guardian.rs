@@ -55,8 +55,9 @@ pub struct Guardian {
     pid: i32,
 }
 
-/// How long the guardian waits for a task to stop.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the guardian waits for a task to stop, and to be out of the stub: nobody waits
+/// for the guardian, and a machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Guardian {
     /// Forks the guardian. Must come before the supervisor has a second thread.

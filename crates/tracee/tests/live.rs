@@ -195,7 +195,7 @@ fn tracer_for_the_thread_test() {
     loop {
         let mut batch = thread.batch();
         let room = batch.space(128 * 1024);
-        for _ in 0..100 {
+        for _ in 0..30 {
             batch.call(libc::SYS_getrandom, [room.addr.0, 128 * 1024, 0]);
         }
         batch.run().unwrap();
@@ -234,7 +234,7 @@ fn a_stub_in_use_stays_until_it_is_left() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         tracer.0.kill().unwrap();
         let base = stub().unwrap().start;
-        remove_leftover(pid, base, std::time::Duration::from_secs(10)).unwrap();
+        remove_leftover(pid, base, std::time::Duration::from_secs(60)).unwrap();
         assert!(stub().is_none(), "the stub is left");
         tracer.0.wait().unwrap();
         assert!(victim.0.try_wait().unwrap().is_none(), "the task died in round {round}");
@@ -273,27 +273,29 @@ fn a_killed_tracer_does_no_harm() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
     }
+    // It may be about to map the last stub still: not any more when it has run a while.
+    runs_on(pid);
     // What it left behind goes.
     let pid_t = i32::try_from(pid).unwrap();
     for m in maps(pid_t).iter().filter(|m| m.end - m.start == STUB_SIZE) {
-        remove_leftover(pid_t, m.start, std::time::Duration::from_secs(5)).unwrap();
+        remove_leftover(pid_t, m.start, std::time::Duration::from_secs(60)).unwrap();
     }
     assert!(maps(pid_t).iter().all(|m| m.prot != 7), "a stub is left");
-    let ticks = |pid: u32| {
-        std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .unwrap()
-            .split(' ')
-            .nth(13)
-            .unwrap()
-            .parse::<u64>()
-            .unwrap()
+    runs_on(pid);
+}
+
+/// Waits until a process has used the processor for some more ticks of the clock.
+fn runs_on(pid: u32) {
+    let ticks = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.split(' ').nth(13).unwrap().parse().unwrap()
     };
-    let before = ticks(pid);
-    for _ in 0..500 {
-        if ticks(pid) > before {
-            break;
+    let before = ticks();
+    for _ in 0..1000 {
+        if ticks() > before + 1 {
+            return;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    assert!(ticks(pid) > before, "it does not run any more");
+    panic!("it does not run any more");
 }
