@@ -6,6 +6,7 @@
 mod bench;
 mod container;
 mod cow;
+mod lazy;
 mod memory;
 mod rounds;
 mod sealed;
@@ -25,10 +26,11 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
+    ("lazy", lazy::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),
     ("small", tasks::small),

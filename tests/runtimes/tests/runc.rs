@@ -1,13 +1,15 @@
 //! runc: bundles with all default namespaces and mounts, and each of the options.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
-use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::command::{Run, command, wait};
 use torpor_runtimes_tests::network::{self, Network};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
@@ -278,6 +280,32 @@ fn empty_ns_network() {
     assert!(!ip(&container, &["link"]).contains("extra"));
     assert!(ip(&container, &["address", "show", "dev", "lo"]).contains("127.0.0.1"));
     goes_on(&bundle.file("count"));
+}
+
+/// Memory goes to a page server, and comes back when the container runs already.
+#[test]
+fn page_server_and_lazy_pages() {
+    let scratch = Scratch::new("runc-lazy");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    let images = scratch.join("images");
+    let mut server = scratch.command(scratch.criu().to_str().unwrap());
+    server.args(["page-server", "--address", "127.0.0.1", "--port", "0", "-D"]).arg(&images);
+    let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.trim().strip_prefix("PORT: ").unwrap();
+    container.checkpoint(&["--page-server", &format!("127.0.0.1:{port}")]);
+    assert!(wait(&mut server).expect("the page server ends with the dump").success());
+    assert!(images.join("pagemap-1.img").exists());
+    container.restore(&["--lazy-pages"]);
+    goes_on(&bundle.file("count"));
+    let log = scratch.join("work/restore.log");
+    let whole = || fs::read_to_string(&log).unwrap_or_default().contains("All pages are in place");
+    until_true("all memory is there", whole);
+    goes_on(&bundle.file("count"));
+    container.sleep_and_wake(&[]);
 }
 
 /// Either lazy pages work with all that belongs to them, or runc is told that they do not; then the

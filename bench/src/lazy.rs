@@ -1,0 +1,66 @@
+//! Restores that leave memory for later, against ordinary ones.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bench::{Bench, Goal, median, run};
+use crate::subject::Subject;
+
+/// MiB of a process that is small.
+const SMALL: u64 = 64;
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    for mib in [SMALL, bench.mib] {
+        let (mut running, mut whole, mut ordinary) = (vec![], vec![], vec![]);
+        for _ in 0..bench.rounds {
+            let subject = Subject::start(&bench.dir, "small-pages", mib)?;
+            fs::create_dir(bench.images())?;
+            dump(bench, &subject)?;
+            ordinary.push(restore(bench)?);
+            dump(bench, &subject)?;
+            let (first, last) = restore_lazily(bench)?;
+            running.push(first);
+            whole.push(last);
+            subject.end()?;
+            fs::remove_dir_all(bench.images())?;
+        }
+        let what = format!("lazy restore of {mib} MiB until it runs");
+        bench.add(what, median(&running) * 1e3, "ms", Some(Goal::AtMost(50.0)));
+        let what = format!("lazy restore of {mib} MiB until all is there");
+        let times = median(&whole) / median(&ordinary);
+        bench.add(what, times, "× restore", Some(Goal::AtMost(1.5)));
+    }
+    Ok(())
+}
+
+fn dump(bench: &Bench, subject: &Subject) -> Result<()> {
+    run(&mut bench.command(&["dump", "-t", &subject.pid().to_string()]))?;
+    subject.gone()
+}
+
+fn restore(bench: &Bench) -> Result<f64> {
+    timed(&mut bench.command(&["restore", "-d"]))
+}
+
+fn timed(command: &mut Command) -> Result<f64> {
+    let start = Instant::now();
+    run(command)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds until the process runs, and until it has all its memory.
+fn restore_lazily(bench: &Bench) -> Result<(f64, f64)> {
+    let mut daemon = bench.command(&["lazy-pages"]).spawn().context("lazy-pages")?;
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !bench.images().join("lazy-pages.socket").exists() {
+        ensure!(Instant::now() < limit, "lazy-pages does not listen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let start = Instant::now();
+    let first = timed(&mut bench.command(&["restore", "-d", "--lazy-pages"]))?;
+    ensure!(daemon.wait()?.success(), "lazy-pages failed");
+    Ok((first, start.elapsed().as_secs_f64()))
+}
