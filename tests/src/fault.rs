@@ -19,14 +19,18 @@ const PROGRAM: &str = "everything";
 /// How often the dumper is killed, one that copies while the tasks run on, one that ends
 /// them, and the restorer.
 const DUMPS: u32 = 200;
+const SEALED_DUMPS: u32 = 40;
 const COWS: u32 = 60;
 const ENDS: u32 = 40;
 const RESTORES: u32 = 40;
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
+/// What the names of kinds end with in which the images are sealed.
+const SEALED: &str = "-sealed";
+
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 8] = [
+pub const KINDS: [&str; 10] = [
     "dump-killed",
     "cow-killed",
     "end-killed",
@@ -35,6 +39,8 @@ pub const KINDS: [&str; 8] = [
     "timeout",
     "bad-images",
     "missing-file",
+    "dump-killed-sealed",
+    "disk-full-sealed",
 ];
 
 /// Lets a fault happen, in a world of its own. The seed of all that is random can be set by the
@@ -64,7 +70,8 @@ pub fn run(zoo: &Path, kind: &str) -> Result<()> {
 /// # Errors
 /// The outcome cannot be written.
 pub fn inside(kind: &str, seed: u64) -> Result<()> {
-    let case = Case { program: program::find(PROGRAM)?, mode: Mode::Plain };
+    let mode = if kind.ends_with(SEALED) { Mode::Sealed } else { Mode::Plain };
+    let case = Case { program: program::find(PROGRAM)?, mode };
     let dir = build::area()?.join("faults").join(kind);
     let play = Play {
         runner: Runner { case: &case, world: Mode::Plain, dir: dir.clone() },
@@ -92,8 +99,13 @@ impl Play<'_> {
         if let Some(verdict) = self.runner.verdict_before_ready(root)? {
             bail!("the program did not start: {verdict}");
         }
-        match kind {
-            "dump-killed" => self.dump_killed(root, DUMPS, &[]),
+        if self.is_sealed() {
+            self.runner.prepare_seal()?;
+        }
+        match kind.trim_end_matches(SEALED) {
+            "dump-killed" => {
+                self.dump_killed(root, if self.is_sealed() { SEALED_DUMPS } else { DUMPS }, &[])
+            }
             "cow-killed" => self.dump_killed(root, COWS, &["--cow"]),
             "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
@@ -104,6 +116,30 @@ impl Play<'_> {
             _ => bail!("no such fault: {kind}"),
         }?;
         world.must_be_unchanged()
+    }
+
+    fn is_sealed(&self) -> bool {
+        self.runner.case.mode == Mode::Sealed
+    }
+
+    /// What is left of sealed images, complete or not, shows nothing of the program.
+    fn nothing_shown(&self) -> Result<()> {
+        ensure!(!self.is_sealed() || !self.shown()?, "sealed images show the name of the program");
+        Ok(())
+    }
+
+    /// Whether images show the name of the program.
+    fn shown(&self) -> Result<bool> {
+        for entry in std::fs::read_dir(self.runner.images())? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "img") {
+                let (bytes, name) = (std::fs::read(&path)?, PROGRAM.as_bytes());
+                if bytes.windows(name.len()).any(|part| part == name) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// A number below `bound`, from a generator that a seed repeats (SplitMix64).
@@ -171,6 +207,7 @@ impl Play<'_> {
             ensure!(status.success(), "{}", self.runner.log_tail("dump"));
             shortest = shortest.min(start.elapsed());
         }
+        ensure!(self.shown()? != self.is_sealed(), "only plain images show the program's name");
         Ok(shortest)
     }
 
@@ -203,6 +240,7 @@ impl Play<'_> {
             early += u32::from(self.killed(&mut self.dump_command(root, more)?, "dump", delay)?);
             self.unharmed(root, &before)
                 .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
+            self.nothing_shown()?;
         }
         ensure!(early > times / 2, "only {early} of {times} dumps were killed before their end");
         self.finish(root)
@@ -316,6 +354,7 @@ impl Play<'_> {
             ensure!(!status.success(), "a dump into {size} succeeded");
             ensure!(log.contains("No space left"), "with {size} the log does not say why:\n{log}");
             self.unharmed(root, &before).with_context(|| format!("with {size}"))?;
+            self.nothing_shown()?;
             self.shell("umount images")?;
         }
         self.finish(root)

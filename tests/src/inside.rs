@@ -327,8 +327,15 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// A file of options is all that seals and opens.
     fn sealed(&self, root: i32) -> Result<Outcome> {
+        self.prepare_seal()?;
+        let outcome = self.dump_with(root, &[])?;
+        ensure!(self.images().join("seal.img").exists(), "the images are not sealed");
+        Ok(outcome)
+    }
+
+    /// A file of options is all that seals and opens.
+    pub fn prepare_seal(&self) -> Result<()> {
         let key = self.dir.join("key");
         let torpor = build::criu()?.canonicalize()?;
         let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output()?;
@@ -336,10 +343,7 @@ impl Runner<'_> {
         let recipient = String::from_utf8(made.stdout)?;
         let options =
             format!("encrypt\nrecipient {}\nidentity {}\n", recipient.trim(), key.display());
-        std::fs::write(self.dir.join(SEALING), options)?;
-        let outcome = self.dump_with(root, &[])?;
-        ensure!(self.images().join("seal.img").exists(), "the images are not sealed");
-        Ok(outcome)
+        Ok(std::fs::write(self.dir.join(SEALING), options)?)
     }
 
     fn dump_with(&self, root: i32, args: &[&str]) -> Result<Outcome> {
