@@ -13,7 +13,8 @@
 mod types;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use prost::Message as _;
 use torpor_crit::View;
@@ -26,8 +27,10 @@ use torpor_images::proto::{
 };
 use torpor_images::{Reader, Result};
 use torpor_seal::header::{RecordCipher, Sealed};
+use torpor_seal::keys::Trust;
 use torpor_seal::page::{PageOpener, Place};
 use torpor_seal::record::RecordReader;
+use torpor_seal::sign::Signature;
 use torpor_seal::{Header, Manifest, Secret, Suite};
 use types::{Check, Entry, every_kind};
 
@@ -226,13 +229,32 @@ pub fn sealed() -> (Header, Secret) {
     (header, Secret::take(&mut [2; 32]))
 }
 
+/// An authority whose signatures count, and its key: a certificate of the tests of keys.
+pub fn authority(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/seal/tests/keys").join(file)
+}
+
+/// What the corpus has a signature over.
+pub const SIGNED: &[u8] = b"signed";
+
+/// Takes a signature and its certificates apart, which anybody who can seal may have written.
+fn signature(data: &[u8]) {
+    static TRUST: OnceLock<Trust> = OnceLock::new();
+    let trust = TRUST.get_or_init(|| Trust::load(&[authority("ed25519.crt")], &[]).expect("trust"));
+    let Ok(signature) = Signature::decode(data) else { return };
+    if let Ok(name) = signature.verify(SIGNED, trust) {
+        assert_eq!(name, "ed25519 of OpenSSL");
+        assert!(signature.verify(b"something else", trust).is_err());
+    }
+}
+
 /// Reads what a sealed checkpoint is made of, with a key that made some of it: the first
-/// byte chooses between header, records, manifest and tags.
+/// byte chooses between header, records, manifest, tags and signature.
 pub fn seal(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let (header, master) = sealed();
     let keys = header.keys(&master);
-    match choice % 4 {
+    match choice % 5 {
         0 => {
             let Ok(found) = Sealed::parse(data) else { return };
             if let Ok(header) = found.authenticate(&master) {
@@ -254,6 +276,7 @@ pub fn seal(data: &[u8]) {
             let again = Manifest::decode(&manifest.encode(), &header);
             assert_eq!(again.expect("it was encoded"), manifest);
         }
+        4 => signature(data),
         _ => {
             let place = Place { name: "pages-1.img", owner: 1, page: 4096 };
             let runs = [(0x1000, 1), (0x3000, 1)];

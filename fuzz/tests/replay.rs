@@ -114,7 +114,9 @@ fn write_corpus() {
 
 /// Parts of a sealed checkpoint.
 fn write_seal(write: &dyn Fn(&str, &str, &[u8])) {
+    use torpor_seal::keys::Trust;
     use torpor_seal::record::RecordWriter;
+    use torpor_seal::sign::Signer;
     use torpor_seal::{Manifest, Stanza, Sum};
     let (header, master) = torpor_fuzz::sealed();
     let part = |number: u8, bytes: &[u8]| [&[number], bytes].concat();
@@ -132,6 +134,11 @@ fn write_seal(write: &dyn Fn(&str, &str, &[u8])) {
     manifest.files.insert("core-1.img".into(), Sum { len: 5, sha256: Some([3; 32]) });
     manifest.files.insert("pages-1.img".into(), Sum { len: 4096, sha256: None });
     write("seal", "manifest", &part(2, &manifest.encode()));
+    let (key, cert) =
+        (torpor_fuzz::authority("ed25519.key"), torpor_fuzz::authority("ed25519.crt"));
+    let signer = Signer::load(&key, &cert, &Trust::default()).unwrap();
+    let signature = signer.sign(torpor_fuzz::SIGNED).unwrap();
+    write("seal", "signature", &part(4, &prost::Message::encode_to_vec(&signature)));
     write("seal", "tags", &part(3, &[b"TORPTAGS".as_slice(), &[4; 48]].concat()));
 }
 
