@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
@@ -217,7 +218,9 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     let workers = cx.opts.workers();
     let bytes = total - cx.memory.copied;
     tracing::debug!("copying up to {bytes} bytes of memory, with up to {workers} threads");
-    pages::copy(&std::mem::take(&mut cx.memory.jobs), workers, &count)?;
+    let jobs = std::mem::take(&mut cx.memory.jobs);
+    let copy = || pages::copy(&jobs, workers, &count);
+    if bytes < LONG { copy() } else { tell_while(hooks, &done, total, copy) }?;
     if let Some(outbox) = cx.memory.outbox.take() {
         outbox.send(&count)?;
     }
@@ -233,6 +236,38 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
     }
     Ok(())
+}
+
+/// Memory from which on it is worth telling how far the copying is.
+const LONG: u64 = 64 << 20;
+
+/// Lets `work` be done, and tells the hooks every now and then how far it is: only this
+/// thread may call them.
+fn tell_while(
+    hooks: &mut dyn Hooks,
+    done: &AtomicU64,
+    total: u64,
+    work: impl FnOnce() -> Result<()> + Send,
+) -> Result<()> {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let (end, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Whoever waits for it is there until it comes.
+            let _ = end.send(work());
+        });
+        loop {
+            match ended.recv_timeout(INTERVAL) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => {
+                    hooks.progress(done.load(Ordering::Relaxed), total);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Hook("a copying thread panicked".to_owned()));
+                }
+            }
+        }
+    })
 }
 
 fn mm_entry(
@@ -271,4 +306,38 @@ fn mm_entry(
         torpor_mdwe: flags.mdwe,
         torpor_coredump_filter: flags.coredump_filter,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::hooks::Event;
+
+    /// Hooks that note how far the work was when they were told last.
+    struct Told<'a>(&'a AtomicU64);
+
+    impl Hooks for Told<'_> {
+        fn notify(&mut self, _event: Event) -> Result<()> {
+            Ok(())
+        }
+
+        fn progress(&mut self, done: u64, total: u64) {
+            assert_eq!(total, 9);
+            self.0.store(done, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn progress_is_told_while_the_work_goes_on() {
+        let (told, done) = (AtomicU64::new(0), AtomicU64::new(2));
+        let result = tell_while(&mut Told(&told), &done, 9, || {
+            done.fetch_add(3, Ordering::Relaxed);
+            while told.load(Ordering::Relaxed) != 5 {
+                std::thread::yield_now();
+            }
+            Err(Error::Hook("the end".to_owned()))
+        });
+        assert!(result.unwrap_err().to_string().contains("the end"));
+    }
 }

@@ -104,6 +104,15 @@ fn dump(space: OwnedFd, dir: &std::path::Path) -> Result<()> {
     copy_pages(&mut cx, &mut crate::NoHooks)
 }
 
+fn restore(space: &OwnedFd, dir: &std::path::Path) {
+    let opts = Options::default();
+    let images = ImageDir::open(dir).unwrap();
+    let files = tree(NsKind::Ipc, vec![space.try_clone().unwrap()]);
+    let mut cx = Restore::bare(&opts, images, files);
+    super::restore(&mut cx, 1).unwrap();
+    super::finish(&mut cx, 1).unwrap();
+}
+
 #[test]
 fn objects_come_back_with_ids_keys_owners_and_contents() {
     let dir = tempfile::tempdir().unwrap();
@@ -114,12 +123,7 @@ fn objects_come_back_with_ids_keys_owners_and_contents() {
     assert_eq!(inside(old.as_fd(), describe), before, "the dump changed something");
 
     let new = fresh(NsKind::Ipc);
-    let opts = Options::default();
-    let images = ImageDir::open(dir.path()).unwrap();
-    let files = tree(NsKind::Ipc, vec![new.try_clone().unwrap()]);
-    let mut cx = Restore::bare(&opts, images, files);
-    super::restore(&mut cx, 1).unwrap();
-    super::finish(&mut cx, 1).unwrap();
+    restore(&new, dir.path());
     assert_eq!(inside(new.as_fd(), describe), before);
     inside(new.as_fd(), || {
         assert_eq!(read_at(segments[0], 0, 6), b"first\0");
@@ -150,10 +154,6 @@ fn posix_message_queues_are_made_again() {
     let before = inside(space.as_fd(), look);
     dump(space, dir.path()).unwrap();
     let new = fresh(NsKind::Ipc);
-    let opts = Options::default();
-    let images = ImageDir::open(dir.path()).unwrap();
-    let files = tree(NsKind::Ipc, vec![new.try_clone().unwrap()]);
-    let mut cx = Restore::bare(&opts, images, files);
-    super::restore(&mut cx, 1).unwrap();
+    restore(&new, dir.path());
     assert_eq!(inside(new.as_fd(), look), before);
 }
