@@ -56,6 +56,44 @@ pub fn write(pid: i32, address: u64, buf: &[u8]) -> Result<usize> {
     check(n).map(isize::cast_unsigned)
 }
 
+/// Reads several places: addresses, and where what is there goes.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_parts(pid: i32, parts: &mut [(u64, &mut [u8])]) -> Result<usize> {
+    let remote: Vec<_> = parts.iter().map(|(at, buf)| iovec(*at as *mut u8, buf.len())).collect();
+    let local: Vec<_> =
+        parts.iter_mut().map(|(_, buf)| iovec(buf.as_mut_ptr(), buf.len())).collect();
+    let count = parts.len() as libc::c_ulong;
+    // SAFETY: each of `local` covers a buffer that is borrowed for writing; the remote
+    // addresses are checked by the kernel against the other address space.
+    let n = unsafe {
+        libc::process_vm_readv(pid, local.as_ptr(), count, remote.as_ptr(), count, 0)
+    };
+    check(n).map(isize::cast_unsigned)
+}
+
+/// Writes several places: addresses, and what goes there.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_parts(pid: i32, parts: &[(u64, &[u8])]) -> Result<usize> {
+    let remote: Vec<_> = parts.iter().map(|(at, buf)| iovec(*at as *mut u8, buf.len())).collect();
+    let local: Vec<_> =
+        parts.iter().map(|(_, buf)| iovec(buf.as_ptr().cast_mut(), buf.len())).collect();
+    let count = parts.len() as libc::c_ulong;
+    // SAFETY: each of `local` covers a buffer, which is only read from; the remote
+    // addresses are checked by the kernel against the other address space.
+    let n = unsafe {
+        libc::process_vm_writev(pid, local.as_ptr(), count, remote.as_ptr(), count, 0)
+    };
+    check(n).map(isize::cast_unsigned)
+}
+
+fn iovec(base: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: base.cast(), iov_len: len }
+}
+
 /// A category of pages for [`scan`]; values of linux/fs.h.
 pub mod page {
     /// In a mapping that is tracked by asynchronous write-protection.

@@ -114,12 +114,11 @@ impl<'t> Batch<'t> {
                 reason: format!("{} bytes of arguments do not fit its stub", self.data.len()),
             });
         }
-        self.tracee.write_data(&self.data)?;
         let mut start = 0;
         while start < self.records.len() {
             let end = self.records.len().min(start + RECORDS_AT_ONCE);
             self.link(start, end);
-            self.tracee.run_records(&mut self.records[start..end])?;
+            self.tracee.run_records(&mut self.records[start..end], &mut self.data)?;
             let stopped = self.records[start..end]
                 .iter()
                 .any(|r| r.flags & Record::STOP_ON_ERROR != 0 && errno(r.result).is_some());
@@ -128,7 +127,6 @@ impl<'t> Batch<'t> {
             }
             start = end;
         }
-        self.tracee.read_data(&mut self.data)?;
         Ok(Outcome { pid: self.tracee.tid(), records: self.records, data: self.data })
     }
 

@@ -228,24 +228,19 @@ impl Tracee {
         RemoteAddr(self.stub.map_or(0, |s| s.base + RECORDS_AT) + offset)
     }
 
-    pub(crate) fn write_data(&self, data: &[u8]) -> Result<()> {
-        if data.is_empty() { Ok(()) } else { self.write(self.data_address(), data) }
-    }
-
-    pub(crate) fn read_data(&self, data: &mut [u8]) -> Result<()> {
-        if data.is_empty() { Ok(()) } else { self.read(self.data_address(), data) }
-    }
-
-    /// Runs records through the stub and reads their results back.
-    pub(crate) fn run_records(&mut self, records: &mut [Record]) -> Result<()> {
+    /// Runs records through the stub and reads their results and `data` back.
+    pub(crate) fn run_records(&mut self, records: &mut [Record], data: &mut [u8]) -> Result<()> {
         let Some(stub) = self.stub else {
             return Err(Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() });
         };
-        if !self.husk {
-            self.write_frame(stub)?;
-        }
+        let frame = if self.husk { Vec::new() } else { self.frame(stub)? };
         let mut bytes: Vec<u8> = records.iter().flat_map(to_bytes).collect();
-        self.write(self.record_address(0), &bytes)?;
+        let (records_at, data_at) = (self.record_address(0), self.data_address());
+        self.write_parts(&[
+            (RemoteAddr(stub.base + FRAME_AT), &frame),
+            (records_at, &bytes),
+            (data_at, data),
+        ])?;
         let regs = Registers {
             rip: stub.base,
             rsp: stub.base + FRAME_AT,
@@ -255,7 +250,7 @@ impl Tracee {
             ..self.own
         };
         self.run_to_done(&regs)?;
-        self.read(self.record_address(0), &mut bytes)?;
+        self.read_parts(&mut [(records_at, &mut bytes), (data_at, data)])?;
         for (record, bytes) in records.iter_mut().zip(bytes.chunks_exact(size_of::<Record>())) {
             let mut value = [0u8; 8];
             value.copy_from_slice(&bytes[56..64]);
@@ -264,13 +259,11 @@ impl Tracee {
         Ok(())
     }
 
-    /// Places the way back of this thread in the stub, which it shares with the other
-    /// threads: the frame belongs to whoever runs the present batch.
-    fn write_frame(&mut self, stub: Stub) -> Result<()> {
+    /// The way back of this thread from the stub, which it shares with the other threads:
+    /// the frame belongs to whoever runs the present batch.
+    fn frame(&mut self, stub: Stub) -> Result<Vec<u8>> {
         let (own, mask) = (self.own, self.own_mask);
-        let at = stub.base + FRAME_AT;
-        let content = frame::build(at, &own, self.xstate()?, mask);
-        self.write(RemoteAddr(at), &content)
+        Ok(frame::build(stub.base + FRAME_AT, &own, self.xstate()?, mask))
     }
 }
 

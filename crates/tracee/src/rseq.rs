@@ -6,13 +6,12 @@
 //! the section. So a thread that is found in one is taken out of it as the kernel
 //! would do it, before anything is run.
 
-use torpor_sys::ptrace;
+use torpor_sys::ptrace::{self, RseqConfig};
 
 use crate::{Error, RemoteAddr, Result, Tracee};
 
-/// Offsets in `struct rseq` (linux/rseq.h).
+/// Where `struct rseq` (linux/rseq.h) points to the critical section; its flags follow.
 const RSEQ_CS: u64 = 8;
-const RSEQ_FLAGS: u64 = 16;
 
 /// `struct rseq_cs`.
 struct Section {
@@ -33,11 +32,9 @@ impl Tracee {
             Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(()),
             Err(e) => return Err(Error::os(tid, "PTRACE_GET_RSEQ_CONFIGURATION")(e)),
         };
+        self.rseq = Some(config);
         let area = config.address;
-        let (Some(at), Some(flags)) = (self.word(area + RSEQ_CS), self.word(area + RSEQ_FLAGS))
-        else {
-            return Ok(());
-        };
+        let Some([at, flags]) = self.words(area + RSEQ_CS) else { return Ok(()) };
         if at == 0 {
             return Ok(());
         }
@@ -47,7 +44,7 @@ impl Tracee {
         }
         // Flags that forbid the abort: kept by kernels before 6.1, fatal since.
         let flags = section.flags | u32::try_from(flags & 0xffff_ffff).unwrap_or_default();
-        let signature = self.word(section.abort.wrapping_sub(4)).unwrap_or_default();
+        let [signature] = self.words(section.abort.wrapping_sub(4)).unwrap_or_default();
         let signed = signature & 0xffff_ffff == u64::from(config.signature);
         if flags != 0 || !signed {
             self.critical_section = Some((area + RSEQ_CS, at));
@@ -55,6 +52,11 @@ impl Tracee {
             self.own.rip = section.abort;
         }
         Ok(())
+    }
+
+    /// Where the thread has registered its restartable sequences, if it has.
+    pub fn rseq(&self) -> Option<RseqConfig> {
+        self.rseq
     }
 
     /// The critical section that the thread is in and must be found in again, if it
@@ -71,19 +73,14 @@ impl Tracee {
         }
     }
 
-    fn word(&self, at: u64) -> Option<u64> {
-        let mut bytes = [0u8; 8];
-        self.read(RemoteAddr(at), &mut bytes).ok()?;
-        Some(u64::from_le_bytes(bytes))
+    fn words<const N: usize>(&self, at: u64) -> Option<[u64; N]> {
+        let mut words = [[0u8; 8]; N];
+        self.read(RemoteAddr(at), words.as_flattened_mut()).ok()?;
+        Some(words.map(u64::from_le_bytes))
     }
 
     fn section(&self, at: u64) -> Option<Section> {
-        let first = self.word(at)?;
-        Some(Section {
-            flags: u32::try_from(first >> 32).ok()?,
-            start: self.word(at + 8)?,
-            len: self.word(at + 16)?,
-            abort: self.word(at + 24)?,
-        })
+        let [first, start, len, abort] = self.words(at)?;
+        Some(Section { flags: u32::try_from(first >> 32).ok()?, start, len, abort })
     }
 }

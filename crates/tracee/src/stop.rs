@@ -37,6 +37,8 @@ pub struct Tracee {
     pub(crate) held: Vec<i32>,
     /// Children and threads that calls of a batch have created.
     pub(crate) born: Vec<i32>,
+    /// Its restartable sequences, if it has registered any.
+    pub(crate) rseq: Option<ptrace::RseqConfig>,
     /// Where the thread's pointer to its critical section is, and that section, if
     /// it must be found in it again.
     pub(crate) critical_section: Option<(u64, u64)>,
@@ -128,6 +130,7 @@ impl Tracee {
             stub: None,
             held: Vec::new(),
             born: Vec::new(),
+            rseq: None,
             critical_section: None,
             husk: false,
             held_back: true,
@@ -207,9 +210,16 @@ impl Tracee {
     /// # Errors
     /// `EFAULT` if not all of it is readable.
     pub fn read(&self, address: RemoteAddr, buf: &mut [u8]) -> Result<()> {
-        let n = torpor_sys::vm::read(self.pid, address.0, buf)
+        self.read_parts(&mut [(address, buf)])
+    }
+
+    /// Reads its memory at several places at once.
+    pub(crate) fn read_parts(&self, parts: &mut [(RemoteAddr, &mut [u8])]) -> Result<()> {
+        let wanted: usize = parts.iter().map(|(_, buf)| buf.len()).sum();
+        let mut parts: Vec<_> = parts.iter_mut().map(|(at, buf)| (at.0, &mut **buf)).collect();
+        let n = torpor_sys::vm::read_parts(self.pid, &mut parts)
             .map_err(Error::os(self.tid, "process_vm_readv"))?;
-        if n == buf.len() { Ok(()) } else { Err(self.fault("process_vm_readv")) }
+        if n == wanted { Ok(()) } else { Err(self.fault("process_vm_readv")) }
     }
 
     /// Writes its memory.
@@ -217,9 +227,16 @@ impl Tracee {
     /// # Errors
     /// `EFAULT` if not all of it is writable.
     pub fn write(&self, address: RemoteAddr, buf: &[u8]) -> Result<()> {
-        let n = torpor_sys::vm::write(self.pid, address.0, buf)
+        self.write_parts(&[(address, buf)])
+    }
+
+    /// Writes its memory at several places at once.
+    pub(crate) fn write_parts(&self, parts: &[(RemoteAddr, &[u8])]) -> Result<()> {
+        let wanted: usize = parts.iter().map(|(_, buf)| buf.len()).sum();
+        let parts: Vec<_> = parts.iter().map(|&(at, buf)| (at.0, buf)).collect();
+        let n = torpor_sys::vm::write_parts(self.pid, &parts)
             .map_err(Error::os(self.tid, "process_vm_writev"))?;
-        if n == buf.len() { Ok(()) } else { Err(self.fault("process_vm_writev")) }
+        if n == wanted { Ok(()) } else { Err(self.fault("process_vm_writev")) }
     }
 
     fn fault(&self, what: &'static str) -> Error {
