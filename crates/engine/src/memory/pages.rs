@@ -175,7 +175,10 @@ impl Plan {
             let room = self.room(source);
             let len = left.min(room);
             match self.parts.last_mut() {
-                Some((_, ranges)) if room < CHUNK => ranges.push((at, len)),
+                Some((_, ranges)) if room < CHUNK => match ranges.last_mut() {
+                    Some(last) if last.0 + last.1 as u64 == at => last.1 += len,
+                    _ => ranges.push((at, len)),
+                },
                 _ => self.parts.push((source.clone(), vec![(at, len)])),
             }
             at += len as u64;

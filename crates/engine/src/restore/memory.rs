@@ -321,16 +321,43 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
 
 fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
     let husk = cx.remote(task)?;
+    let areas = joined(vmas);
     let mut batch = husk.batch();
+    for Area { start, end, prot, flags } in &areas {
+        batch.must(
+            libc::SYS_mmap,
+            [*start, end - start, *prot, u64::from(*flags), u64::MAX, 0],
+        );
+    }
+    let place = |i: usize| areas.get(i).map(|area| area.start..area.end);
+    failed_mapping(batch.run()?.first_error(), place)
+}
+
+/// Anonymous memory to be mapped by one call.
+struct Area {
+    start: u64,
+    end: u64,
+    prot: u64,
+    flags: u32,
+}
+
+/// Joins neighbours that are alike while they are filled: the kernel would do it, too.
+/// What tells them apart comes when the address space is finished.
+fn joined(vmas: &[&Mapped]) -> Vec<Area> {
+    let mut areas: Vec<Area> = Vec::new();
     for place in vmas {
         let vma = &place.vma;
         let flags = mmap_flags(vma) | libc::MAP_ANONYMOUS.cast_unsigned();
-        batch.must(
-            libc::SYS_mmap,
-            [vma.start, vma.end - vma.start, place.prot(), u64::from(flags), u64::MAX, 0],
-        );
+        let alike = |last: &Area| {
+            (last.end, last.prot, last.flags) == (vma.start, place.prot(), flags)
+                && flags & libc::MAP_GROWSDOWN.cast_unsigned() == 0
+        };
+        match areas.last_mut() {
+            Some(last) if alike(last) => last.end = vma.end,
+            _ => areas.push(Area { start: vma.start, end: vma.end, prot: place.prot(), flags }),
+        }
     }
-    failed_mapping(batch.run()?.first_error(), vmas)
+    areas
 }
 
 /// The `mmap` flags of a mapping; locks come at the end.
@@ -351,11 +378,14 @@ fn mmap_flags(vma: &VmaEntry) -> u32 {
     kind | vma.flags & keep | fixed.cast_unsigned()
 }
 
-fn failed_mapping(error: Option<(usize, std::io::Error)>, vmas: &[&Mapped]) -> Result<()> {
+fn failed_mapping(
+    error: Option<(usize, std::io::Error)>,
+    place: impl FnOnce(usize) -> Option<Range<u64>>,
+) -> Result<()> {
     match error {
         None => Ok(()),
-        Some((i, e)) => Err(e).context(|| match vmas.get(i) {
-            Some(m) => format!("mapping {:x}-{:x}", m.vma.start, m.vma.end),
+        Some((i, e)) => Err(e).context(|| match place(i) {
+            Some(range) => format!("mapping {:x}-{:x}", range.start, range.end),
             None => "mapping memory".to_owned(),
         }),
     }
@@ -404,7 +434,7 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
     batch.call(libc::SYS_close_range, [0, files.len() as u64 - 1, 0]);
     transport.close(&mut batch);
     let error = batch.run()?.first_error().map(|(i, e)| (i.wrapping_sub(skipped), e));
-    failed_mapping(error, vmas)
+    failed_mapping(error, |i| vmas.get(i).map(|place| place.vma.start..place.vma.end))
 }
 
 /// A transport whose end lies above what is sent through it.
@@ -529,21 +559,42 @@ struct Piece<'a> {
     stretch: &'a Stretch,
 }
 
-/// Cuts the pages into pieces that lie inside one mapping each. Those of no mapping are
-/// the vDSO's, which the kernel provides.
+/// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
+/// provides.
 fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Piece<'a>> {
-    let mut pieces = Vec::new();
+    let mut pieces: Vec<Piece<'_>> = Vec::new();
     for vma in vmas {
         for (stretch, range) in pages.within(vma.start..vma.end) {
             let mut at = range.start;
             while at < range.end {
-                let len = usize::try_from(range.end - at).unwrap_or(CHUNK).min(CHUNK);
-                pieces.push(Piece { vaddr: at, len, stretch });
+                let left = usize::try_from(range.end - at).unwrap_or(CHUNK);
+                // A piece goes on in the next mapping, if the pages do.
+                let len = match pieces.last_mut() {
+                    Some(last) if last.goes_on_at(at, stretch) => {
+                        let len = left.min(CHUNK - last.len);
+                        last.len += len;
+                        len
+                    }
+                    _ => {
+                        let len = left.min(CHUNK);
+                        pieces.push(Piece { vaddr: at, len, stretch });
+                        len
+                    }
+                };
                 at += len as u64;
             }
         }
     }
     pieces
+}
+
+impl Piece<'_> {
+    /// Whether the pages of `stretch` at `address` follow it, and there is room for some.
+    fn goes_on_at(&self, address: u64, stretch: &Stretch) -> bool {
+        self.vaddr + self.len as u64 == address
+            && std::ptr::eq(self.stretch, stretch)
+            && self.len < CHUNK
+    }
 }
 
 /// Drops the inherited pages that the task does not have: they read as zeroes, or as
@@ -710,10 +761,9 @@ impl Inherited<'_> {
         let page = usize::try_from(PAGE).unwrap_or(4096);
         let mut known = vec![false; out.len() / page];
         let end = vaddr + out.len() as u64;
-        for (stretch, Range { start, end }) in self.pages.within(vaddr..end) {
-            if !self.kept.iter().any(|v| v.start <= start && v.end >= end) {
-                continue;
-            }
+        let kept = self.kept.iter().map(|vma| vma.start.max(vaddr)..vma.end.min(end));
+        let kept = kept.filter(|range| !range.is_empty());
+        for (stretch, Range { start, end }) in kept.flat_map(|range| self.pages.within(range)) {
             let at = usize::try_from(start - vaddr).unwrap_or(0);
             let len = usize::try_from(end - start).unwrap_or(0);
             stretch.read(start, &mut out[at..at + len])?;
