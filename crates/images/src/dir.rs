@@ -250,10 +250,9 @@ impl ImageDir {
     pub fn create_file(&self, name: &str) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         loop {
-            self.remove(name)?;
             match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(fd) => return Ok(File::from(fd)),
-                Err(Errno::EXIST) => {}
+                Err(Errno::EXIST) => self.remove(name)?,
                 Err(errno) => return Err(Error::io(&self.path.join(name), "create", errno.into())),
             }
         }
