@@ -67,9 +67,8 @@ pub fn read_parts(pid: i32, parts: &mut [(u64, &mut [u8])]) -> Result<usize> {
     let count = parts.len() as libc::c_ulong;
     // SAFETY: each of `local` covers a buffer that is borrowed for writing; the remote
     // addresses are checked by the kernel against the other address space.
-    let n = unsafe {
-        libc::process_vm_readv(pid, local.as_ptr(), count, remote.as_ptr(), count, 0)
-    };
+    let n =
+        unsafe { libc::process_vm_readv(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
     check(n).map(isize::cast_unsigned)
 }
 
@@ -84,9 +83,8 @@ pub fn write_parts(pid: i32, parts: &[(u64, &[u8])]) -> Result<usize> {
     let count = parts.len() as libc::c_ulong;
     // SAFETY: each of `local` covers a buffer, which is only read from; the remote
     // addresses are checked by the kernel against the other address space.
-    let n = unsafe {
-        libc::process_vm_writev(pid, local.as_ptr(), count, remote.as_ptr(), count, 0)
-    };
+    let n =
+        unsafe { libc::process_vm_writev(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
     check(n).map(isize::cast_unsigned)
 }
 

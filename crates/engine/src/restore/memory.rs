@@ -324,10 +324,7 @@ fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<
     let areas = joined(vmas);
     let mut batch = husk.batch();
     for Area { start, end, prot, flags } in &areas {
-        batch.must(
-            libc::SYS_mmap,
-            [*start, end - start, *prot, u64::from(*flags), u64::MAX, 0],
-        );
+        batch.must(libc::SYS_mmap, [*start, end - start, *prot, u64::from(*flags), u64::MAX, 0]);
     }
     let place = |i: usize| areas.get(i).map(|area| area.start..area.end);
     failed_mapping(batch.run()?.first_error(), place)
