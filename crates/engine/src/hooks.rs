@@ -10,7 +10,8 @@ use crate::external::External;
 pub enum Event {
     /// Before anything is stopped.
     PreDump,
-    /// The images are complete; the tasks are still stopped.
+    /// The images are complete; the tasks are still stopped, if they did not run on while their
+    /// memory was copied (`Options::cow`).
     PostDump,
     /// The network of the tree must now hold still.
     NetworkLock,

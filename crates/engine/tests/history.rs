@@ -1,6 +1,7 @@
 //! Random histories of memory, dumped in rounds: after each round every byte of every
 //! task is compared with what the images say, their parents included. Two histories of
-//! three are sealed, one by each suite.
+//! three are sealed, one by each suite. Every other one ends with a copy-on-write dump, which
+//! the tasks go on from at once: what counts is the memory that they had at the freeze.
 //!
 //! `TORPOR_HISTORIES` sets how many histories are played, `TORPOR_HISTORY` the first
 //! one's seed. A failure names its seed.
@@ -17,11 +18,11 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use torpor_engine::memory::keeper;
 use torpor_engine::restore::layers::Pages;
 use torpor_engine::seal::{self, OpenOptions, SealOptions};
-use torpor_engine::{NoHooks, Options};
+use torpor_engine::{Event, Hooks, NoHooks, Options, Result};
 use torpor_images::{ImageDir, kind};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
-use torpor_tracee::{Mapping, parse_maps};
+use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 const PAGE: usize = 4096;
 /// Histories of an ordinary run.
@@ -62,8 +63,16 @@ impl Player {
     }
 
     fn step(&mut self, seed: u64, operations: u64) {
+        self.begin(seed, operations);
+        self.end();
+    }
+
+    fn begin(&mut self, seed: u64, operations: u64) {
         let line = format!("{seed} {operations}\n");
         self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+    }
+
+    fn end(&mut self) {
         let mut answer = [0];
         let n = self.answers.read(&mut answer).unwrap();
         assert_eq!((n, answer), (1, *b"."), "the player has ended");
@@ -132,6 +141,69 @@ fn keys(file: &Path) -> (SealOptions, OpenOptions) {
     (seal, OpenOptions { identities, ..OpenOptions::default() })
 }
 
+/// The memory of a task at some moment: its private mappings, and their pages as far as they
+/// can be read. Guard pages cannot, nor pages behind the end of a file.
+struct Memory {
+    pid: i32,
+    mappings: Vec<(Mapping, Vec<Option<Box<[u8; PAGE]>>>)>,
+}
+
+impl Memory {
+    /// That of a tree whose members all rest.
+    fn of_tree(root: i32) -> Vec<Self> {
+        let (mut tasks, mut all) = (vec![root], Vec::new());
+        while let Some(pid) = tasks.pop() {
+            let children = format!("/proc/{pid}/task/{pid}/children");
+            let children = std::fs::read_to_string(children).unwrap();
+            let children = children.split_ascii_whitespace().map(|pid| pid.parse::<i32>().unwrap());
+            tasks.extend(children.filter(|&child| !is_twin(child)));
+            all.push(Self::of_task(pid));
+        }
+        all
+    }
+
+    fn of_task(pid: i32) -> Self {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+        let read = |mapping: Mapping| {
+            let page = |address| {
+                let mut page = Box::new([0; PAGE]);
+                memory.read_exact_at(&mut *page, address).is_ok().then_some(page)
+            };
+            let pages = (mapping.start..mapping.end).step_by(PAGE).map(page).collect();
+            (mapping, pages)
+        };
+        let is_wanted = |mapping: &Mapping| {
+            // What the dump itself has mapped is gone before the task goes on.
+            let is_stub = mapping.end - mapping.start == STUB_SIZE && mapping.inode == 0;
+            !mapping.shared && !mapping.name.starts_with("[v") && !is_stub
+        };
+        Memory { pid, mappings: parse_maps(&maps).into_iter().filter(is_wanted).map(read).collect() }
+    }
+}
+
+/// Whether a task is the copy of another one in a copy-on-write dump.
+fn is_twin(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "torpor-twin\n"
+}
+
+/// Looks at the memory of the tree in the last moment of the freeze, and has it go on.
+struct Interrupt<'a> {
+    player: &'a mut Player,
+    seed: u64,
+    memory: Vec<Memory>,
+}
+
+impl Hooks for Interrupt<'_> {
+    fn notify(&mut self, event: Event) -> Result<()> {
+        if matches!(event, Event::NetworkUnlock) {
+            self.memory = Memory::of_tree(self.player.pid());
+            self.player.begin(self.seed, 40);
+        }
+        Ok(())
+    }
+}
+
 /// What has been compared.
 #[derive(Debug, Default)]
 struct Tally {
@@ -177,17 +249,37 @@ impl History<'_> {
                 auto_dedup: numbers.below(6) == 0 && !self.has_sums(),
                 seal: self.seal.clone(),
                 open: self.open.clone(),
+                cow: seed % 2 == 0,
                 ..Options::default()
             };
-            let done = match round + 1 == ROUNDS {
-                true => torpor_engine::dump(&options, &mut NoHooks),
-                false => torpor_engine::pre_dump(&options, &mut NoHooks),
-            };
-            done.unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
+            let memory = self.dump(&options, round + 1 == ROUNDS, &mut player, numbers.0);
+            let memory = memory.unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
             rounds.push_front(name);
-            self.compare(&options, total)
+            self.compare(&options, &memory, total)
                 .unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
         }
+    }
+
+    /// Makes a round. Returns the memory that it is to have.
+    fn dump(
+        &self,
+        options: &Options,
+        is_last: bool,
+        player: &mut Player,
+        seed: u64,
+    ) -> Result<Vec<Memory>> {
+        if is_last && options.cow {
+            let mut hooks = Interrupt { player, seed, memory: Vec::new() };
+            torpor_engine::dump(options, &mut hooks)?;
+            let Interrupt { player, memory, .. } = hooks;
+            player.end();
+            return Ok(memory);
+        }
+        match is_last {
+            true => torpor_engine::dump(options, &mut NoHooks)?,
+            false => torpor_engine::pre_dump(options, &mut NoHooks)?,
+        };
+        Ok(Memory::of_tree(options.pid))
     }
 
     /// Whether pages can only be verified all together, so that none can be taken away.
@@ -195,38 +287,34 @@ impl History<'_> {
         self.seal.as_ref().is_some_and(|seal| seal.suite == Suite::Aes256XtsHmacSha256)
     }
 
-    /// Compares a tree, all of whose members wait for the next step, with the images of a round.
-    fn compare(&self, round: &Options, total: &mut Tally) -> Result<(), String> {
-        let root = round.pid;
+    /// Compares the memory of a tree with the images of a round.
+    fn compare(
+        &self,
+        round: &Options,
+        tree: &[Memory],
+        total: &mut Tally,
+    ) -> std::result::Result<(), String> {
         let mut images = ImageDir::open(&round.images_dir).unwrap();
         let checked = seal::open(&mut images, round).map_err(|e| e.to_string())?;
         assert_eq!(checked.sealed, self.seal.is_some());
-        let mut tasks = vec![root];
-        while let Some(pid) = tasks.pop() {
-            let children = format!("/proc/{pid}/task/{pid}/children");
-            let children = std::fs::read_to_string(children).unwrap();
-            tasks.extend(children.split_ascii_whitespace().map(|pid| pid.parse::<i32>().unwrap()));
-            let id = u64::from(pid.cast_unsigned());
+        for task in tree {
+            let id = u64::from(task.pid.cast_unsigned());
             let pages = Pages::load(&images, kind::PAGEMAP, id).map_err(|e| e.to_string())?;
             let own = torpor_images::pagemap::Pagemap::read(&images, kind::PAGEMAP, id).unwrap();
             let clean = own.runs.iter().filter(|run| run.in_parent).map(|run| run.pages);
             total.clean += clean.sum::<u64>();
             total.pages += own.runs.iter().map(|run| run.pages).sum::<u64>();
             total.tasks += 1;
-            self.compare_task(pid, &pages).map_err(|e| format!("task {pid} of {root}: {e}"))?;
+            self.compare_task(task, &pages)
+                .map_err(|e| format!("task {} of {}: {e}", task.pid, round.pid))?;
         }
         images.verify_pages().map_err(|e| e.to_string())
     }
 
-    fn compare_task(&self, pid: i32, pages: &Pages) -> Result<(), String> {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
-        for mapping in parse_maps(&maps) {
-            if mapping.shared || mapping.name.starts_with("[v") {
-                continue;
-            }
+    fn compare_task(&self, task: &Memory, pages: &Pages) -> std::result::Result<(), String> {
+        for (mapping, memory) in &task.mappings {
             let len = usize::try_from(mapping.end - mapping.start).unwrap();
-            let mut expected = self.without_pages(&mapping, len);
+            let mut expected = self.without_pages(mapping, len);
             let mut saved = vec![false; len / PAGE];
             for (stretch, range) in pages.within(mapping.start..mapping.end) {
                 let at = usize::try_from(range.start - mapping.start).unwrap();
@@ -234,16 +322,12 @@ impl History<'_> {
                 stretch.read(range.start, &mut expected[at..end]).map_err(|e| e.to_string())?;
                 saved[at / PAGE..end / PAGE].fill(true);
             }
-            let mut page = [0; PAGE];
             for (number, expected) in expected.chunks(PAGE).enumerate() {
                 let address = mapping.start + (number * PAGE) as u64;
-                // Guard pages, and pages behind the end of a file.
-                if memory.read_exact_at(&mut page, address).is_err() {
-                    continue;
-                }
+                let Some(page) = &memory[number] else { continue };
                 // Files other than the history's are not looked at, where nothing is saved.
-                let foreign = mapping.inode != 0 && !self.is_own(&mapping) && !saved[number];
-                if page != expected && !foreign {
+                let foreign = mapping.inode != 0 && !self.is_own(mapping) && !saved[number];
+                if page.as_slice() != expected && !foreign {
                     let at = page.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
                     return Err(format!(
                         "{address:x} in {:x}-{:x} {:?}: byte {at} is {:x}, {:x} in the images ({})",
