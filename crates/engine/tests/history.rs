@@ -145,8 +145,11 @@ fn keys(file: &Path) -> (SealOptions, OpenOptions) {
 /// can be read. Guard pages cannot, nor pages behind the end of a file.
 struct Memory {
     pid: i32,
-    mappings: Vec<(Mapping, Vec<Option<Box<[u8; PAGE]>>>)>,
+    mappings: Vec<(Mapping, Vec<Page>)>,
 }
+
+/// A page, if it can be read.
+type Page = Option<Box<[u8; PAGE]>>;
 
 impl Memory {
     /// That of a tree whose members all rest.
@@ -178,7 +181,10 @@ impl Memory {
             let is_stub = mapping.end - mapping.start == STUB_SIZE && mapping.inode == 0;
             !mapping.shared && !mapping.name.starts_with("[v") && !is_stub
         };
-        Memory { pid, mappings: parse_maps(&maps).into_iter().filter(is_wanted).map(read).collect() }
+        Memory {
+            pid,
+            mappings: parse_maps(&maps).into_iter().filter(is_wanted).map(read).collect(),
+        }
     }
 }
 
@@ -249,7 +255,7 @@ impl History<'_> {
                 auto_dedup: numbers.below(6) == 0 && !self.has_sums(),
                 seal: self.seal.clone(),
                 open: self.open.clone(),
-                cow: seed % 2 == 0,
+                cow: seed.is_multiple_of(2),
                 ..Options::default()
             };
             let memory = self.dump(&options, round + 1 == ROUNDS, &mut player, numbers.0);
