@@ -139,9 +139,9 @@ fn file(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().nth(5)
 }
 
-/// Refuses locks of open files that only mappings still hold: without a descriptor nobody
-/// could take them again.
-fn refuse_mapped(cx: &Dump<'_>) -> Result<()> {
+/// Warns of locks of open files that only mappings still hold, as a Java virtual machine
+/// has one on its counters: without a descriptor nobody can take them again.
+fn warn_of_mapped(cx: &Dump<'_>) -> Result<()> {
     let text = std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
     for text in text.lines() {
         let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
@@ -150,10 +150,13 @@ fn refuse_mapped(cx: &Dump<'_>) -> Result<()> {
         let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
         let mapped = task.vmas.iter().find(|vma| Some(vma.map.inode) == inode);
         if let Some(vma) = mapped.filter(|_| !cx.files.locks.flocked.contains(name)) {
-            let what = format!("mapping {:x}-{:x} ({})", vma.map.start, vma.map.end, vma.map.name);
-            let reason =
-                "holds a lock (flock) whose descriptor is closed: nobody could take it again";
-            return Err(Error::refused(task.pid, what, reason));
+            tracing::warn!(
+                "task {}: {} is locked (flock) only by its mapping {:x}-{:x}, which will not be so",
+                task.pid,
+                vma.map.name,
+                vma.map.start,
+                vma.map.end
+            );
         }
     }
     Ok(())
@@ -175,7 +178,7 @@ pub fn note_in_flight(cx: &mut Dump<'_>, id: u32, pid: i32, object: String) {
 /// # Errors
 /// Refused, if nobody could take a lock again; the image file's.
 pub fn write(cx: &Dump<'_>) -> Result<()> {
-    refuse_mapped(cx)?;
+    warn_of_mapped(cx)?;
     let locks = &cx.files.locks;
     if let Some((_, pid, object)) = locks.in_flight.iter().find(|f| !locks.seen.contains(&(0, f.0)))
     {
