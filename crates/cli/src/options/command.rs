@@ -125,7 +125,8 @@ const COMMANDS: &[CommandInfo] = &[
         words: &["lazy-pages"],
         about: "Serve the pages of a lazy restore",
         long_about: "Fills the memory of tasks that were restored with --lazy-pages as they touch \
-            it, from the images directory or, with --page-server, from a dump that runs elsewhere.",
+            it, from the images directory. Start it before the restore, with the same work \
+            directory; without it the restore leaves a process behind that does the same.",
         examples: &["lazy-pages --images-dir checkpoint"],
     },
     CommandInfo {

@@ -6,7 +6,7 @@
 //! to set it: the restore lets the new context answer as many requests to do nothing.
 //!
 //! The kernel does not tell of requests that are still under way. Those that are answered
-//! before the pages are copied are kept, the others are not.
+//! before the pages are copied are kept, the others are not; the log warns of that.
 
 use torpor_images::kind;
 use torpor_images::proto::{AioRingEntry, VmaEntry};
@@ -80,6 +80,9 @@ pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingE
         // The kernel doubles what was asked for and adds two.
         let nr_req = (header.size - 2) / 2;
         let ring_len = u32::try_from(len).unwrap_or(0);
+        tracing::warn!(
+            "task {pid}: requests of its AIO context {start:x} that are still under way are lost"
+        );
         contexts.push(AioRingEntry { id: start, nr_req, ring_len });
     }
     Ok(contexts)
