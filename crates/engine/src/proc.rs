@@ -1,6 +1,5 @@
 //! `/proc/PID`: what the kernel says about a task in text.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 
@@ -20,7 +19,24 @@ pub fn read(pid: i32, name: &str) -> Result<String> {
 /// The kernel's.
 pub fn bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
     let path = format!("/proc/{pid}/{name}");
-    fs::read(&path).map_err(|e| gone_or(pid, path, e))
+    read_whole(&path).map_err(|e| gone_or(pid, path, e))
+}
+
+/// Reads a file that does not say how long it is, in as few calls as the kernel allows:
+/// most of these files fit the first one.
+fn read_whole(path: &str) -> io::Result<Vec<u8>> {
+    const ROOM: usize = 16 * 1024;
+    let file = fs::File::open(path)?;
+    let mut all = Vec::with_capacity(ROOM);
+    loop {
+        if all.capacity() - all.len() < ROOM / 2 {
+            all.reserve(all.len());
+        }
+        let more = || rustix::io::read(&file, rustix::buffer::spare_capacity(&mut all));
+        if rustix::io::retry_on_intr(more)? == 0 {
+            return Ok(all);
+        }
+    }
 }
 
 fn gone_or(pid: i32, path: String, e: io::Error) -> Error {
@@ -146,7 +162,7 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
 /// `/proc/PID/status` as key and value.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
-    fields: HashMap<String, String>,
+    text: String,
 }
 
 /// Reads `/proc/PID/status`.
@@ -154,23 +170,27 @@ pub struct Status {
 /// # Errors
 /// The kernel's.
 pub fn status(pid: i32) -> Result<Status> {
-    Ok(Status::parse(&read(pid, "status")?))
+    read(pid, "status").map(Status::parse)
+}
+
+/// Reads the same of a thread.
+///
+/// # Errors
+/// The kernel's.
+pub fn thread_status(pid: i32, tid: i32) -> Result<Status> {
+    read(pid, &format!("task/{tid}/status")).map(Status::parse)
 }
 
 impl Status {
-    /// Parses the text of the file.
-    pub fn parse(text: &str) -> Self {
-        let fields = text
-            .lines()
-            .filter_map(|l| l.split_once(':'))
-            .map(|(k, v)| (k.to_owned(), v.trim().to_owned()))
-            .collect();
-        Status { fields }
+    /// Takes the text of the file, which is searched for what is asked: little of it is.
+    pub fn parse(text: impl Into<String>) -> Self {
+        Status { text: text.into() }
     }
 
     /// The value of a line.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.fields.get(key).map(String::as_str)
+        let mut lines = self.text.lines();
+        lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
     }
 
     /// The blank-separated numbers of a line, in base `radix`.

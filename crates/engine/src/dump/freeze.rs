@@ -160,7 +160,7 @@ fn stop_threads(
 
 /// Seizes a thread; `false` for a zombie.
 fn seize(pid: i32, tid: i32) -> Result<bool> {
-    let status = thread_status(pid, tid)?;
+    let status = proc::thread_status(pid, tid)?;
     if has_ended(&status) {
         if tid == pid && proc::numbers(pid, "task")?.len() > 1 {
             return Err(Error::refused(
@@ -182,13 +182,9 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
     match Tracee::seize(tid, filtered) {
         Ok(()) => Ok(true),
         // It has ended since: it is not traced, but does not say so.
-        Err(_) if has_ended(&thread_status(pid, tid)?) => seize(pid, tid),
+        Err(_) if has_ended(&proc::thread_status(pid, tid)?) => seize(pid, tid),
         Err(e) => Err(gone(e)),
     }
-}
-
-fn thread_status(pid: i32, tid: i32) -> Result<proc::Status> {
-    Ok(proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?))
 }
 
 /// Whether a thread is a zombie.

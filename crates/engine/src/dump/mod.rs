@@ -248,6 +248,7 @@ fn check_nesting(
     ids: &TaskKobjIdsEntry,
     root: &TaskKobjIdsEntry,
     is_root: bool,
+    all: &Namespaces,
 ) -> Result<()> {
     for kind in [NsKind::Pid, NsKind::User, NsKind::Time] {
         if !is_root && kind.id_in(ids) != kind.id_in(root) {
@@ -259,11 +260,12 @@ fn check_nesting(
             ));
         }
     }
-    for (now, later) in [("pid", "pid_for_children"), ("time", "time_for_children")] {
-        if proc::ns_inode(pid, now)? != proc::ns_inode(pid, later)? {
+    for kind in [NsKind::Pid, NsKind::Time] {
+        let now = kind.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
+        if now != Some(proc::ns_inode(pid, &format!("{}_for_children", kind.name()))?) {
             return Err(Error::refused(
                 pid,
-                format!("its {now} namespace for children"),
+                format!("its {} namespace for children", kind.name()),
                 "is another one than its own, which is not supported",
             ));
         }
@@ -335,7 +337,8 @@ impl<'a> Dump<'a> {
             }
             let pid = self.tasks[index].pid;
             let ids = self.ids_of(pid, index, &mut sharers)?;
-            check_nesting(pid, &ids, self.tasks.first().map_or(&ids, |t| &t.ids), index == 0)?;
+            let root = self.tasks.first().map_or(&ids, |t| &t.ids);
+            check_nesting(pid, &ids, root, index == 0, &self.ns)?;
             if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
                 return Err(Error::refused(
                     pid,

@@ -18,8 +18,8 @@ pub(super) fn vtids(frozen: &Frozen) -> Result<Vec<(i32, i32)>> {
     let mut all = Vec::new();
     for tid in frozen.threads.iter().map(Tracee::tid) {
         let vtid = if nested {
-            let text = proc::read(frozen.pid, &format!("task/{tid}/status"))?;
-            proc::Status::parse(&text).ns_pids().last().copied().unwrap_or(tid)
+            let status = proc::thread_status(frozen.pid, tid)?;
+            status.ns_pids().last().copied().unwrap_or(tid)
         } else {
             tid
         };

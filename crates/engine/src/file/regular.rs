@@ -7,12 +7,12 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
 
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
 use super::remap::{Remaps, Temporary};
-use super::table::own_pid;
+use super::table::{Place, own_pid};
 use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd, mqueue};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
@@ -141,8 +141,7 @@ pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32
 /// # Errors
 /// As [`entry`].
 pub fn describe_path(cx: &mut Dump<'_>, task: usize, name: &str) -> Result<u32> {
-    let found = through_link(cx, task, name, OFlags::DIRECTORY.bits())?;
-    describe_as_path(cx, &found)
+    describe_link(cx, task, name, OFlags::DIRECTORY.bits(), describe_as_path)
 }
 
 /// Describes the executable of a task.
@@ -150,11 +149,41 @@ pub fn describe_path(cx: &mut Dump<'_>, task: usize, name: &str) -> Result<u32> 
 /// # Errors
 /// As [`entry`].
 pub fn describe_exe(cx: &mut Dump<'_>, task: usize) -> Result<u32> {
-    let found = through_link(cx, task, "exe", OFlags::RDONLY.bits())?;
-    if memfd::is_memfd(&found) {
-        return memfd::describe_unopened(cx, &found);
+    describe_link(cx, task, "exe", OFlags::RDONLY.bits(), |cx, found| {
+        if memfd::is_memfd(found) {
+            return memfd::describe_unopened(cx, found);
+        }
+        describe_as_path(cx, found)
+    })
+}
+
+/// Describes what one of procfs's links of a task leads to, unless the link of another
+/// task has led there before: relatives are in the same place, as a rule.
+fn describe_link(
+    cx: &mut Dump<'_>,
+    task: usize,
+    name: &str,
+    flags: u32,
+    describe: fn(&mut Dump<'_>, &Found) -> Result<u32>,
+) -> Result<u32> {
+    let link = format!("/proc/{}/{name}", cx.tasks[task].pid);
+    let mask = StatxFlags::INO | StatxFlags::MNT_ID;
+    let now = rustix::fs::statx(CWD, &link, AtFlags::empty(), mask)
+        .context(|| format!("statx {link}"))?;
+    let place = Place {
+        mount: now.stx_mnt_id,
+        dev: (now.stx_dev_major, now.stx_dev_minor),
+        ino: now.stx_ino,
+        path: std::fs::read_link(&link).context(|| format!("readlink {link}"))?,
+        flags,
+    };
+    if let Some(&known) = cx.files.places.get(&place) {
+        return Ok(known);
     }
-    describe_as_path(cx, &found)
+    let found = through_link(cx, task, name, flags)?;
+    let id = describe(cx, &found)?;
+    cx.files.places.insert(place, id);
+    Ok(id)
 }
 
 /// What one of procfs's links of a task leads to, as if a descriptor with `flags`

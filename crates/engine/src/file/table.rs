@@ -33,6 +33,8 @@ pub struct FileTable {
     entries: Vec<FileEntry>,
     /// Mapped files: mount namespace, device, inode, name, flags.
     pub(super) mapped: HashMap<(u32, u64, u64, String, u32), u32>,
+    /// Working and root directories and executables.
+    pub(super) places: HashMap<Place, u32>,
     /// Files whose path does not lead to them.
     pub remaps: Remaps,
     /// Locks on files.
@@ -45,6 +47,16 @@ pub struct FileTable {
     waiting: Vec<(Found, i32, String)>,
     /// Our descriptors of those in flight: what they are compared by.
     kept: Vec<OwnedFd>,
+}
+
+/// What tells files apart that tasks refer to by one of procfs's links.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) mount: u64,
+    pub(super) dev: (u32, u32),
+    pub(super) ino: u64,
+    pub(super) path: PathBuf,
+    pub(super) flags: u32,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -3,6 +3,8 @@
 //! Images hold ids as the root task's user namespace has them; `/proc` shows them as
 //! the supervisor's has them.
 
+use std::sync::LazyLock;
+
 use torpor_images::proto::CredsEntry;
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
@@ -39,9 +41,13 @@ impl Question {
 ///
 /// # Errors
 /// Gone; an id that the user namespace of the tree has no name for.
-pub(crate) fn dump(pid: i32, tid: i32, maps: &IdMaps) -> Result<CredsEntry> {
-    let status = proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?);
-    let mut creds = parse(&status)
+pub(crate) fn dump(
+    pid: i32,
+    tid: i32,
+    status: &proc::Status,
+    maps: &IdMaps,
+) -> Result<CredsEntry> {
+    let mut creds = parse(status)
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/task/{tid}/status"), "no ids"))?;
     for uid in [&mut creds.uid, &mut creds.euid, &mut creds.suid, &mut creds.fsuid] {
         *uid = maps.uid_inside(*uid).ok_or_else(|| unmapped(tid, "user", *uid))?;
@@ -90,16 +96,16 @@ fn parse(status: &proc::Status) -> Option<CredsEntry> {
 
 /// The security profile of a thread, `None` without a security module or profile.
 fn lsm_profile(pid: i32, tid: i32) -> Result<Option<String>> {
-    let text = match proc::read(pid, &format!("task/{tid}/attr/current")) {
-        Ok(text) => text,
-        // No security module answers.
-        Err(Error::Os { source, .. })
-            if matches!(source.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) =>
-        {
-            return Ok(None);
-        }
-        Err(e) => return Err(e),
-    };
+    /// Whether a security module answers at all on this machine.
+    static ANSWERS: LazyLock<bool> = LazyLock::new(|| {
+        let own = std::fs::read("/proc/thread-self/attr/current");
+        let error = own.err().and_then(|e| e.raw_os_error());
+        !matches!(error, Some(libc::EINVAL | libc::ENOENT))
+    });
+    if !*ANSWERS {
+        return Ok(None);
+    }
+    let text = proc::read(pid, &format!("task/{tid}/attr/current"))?;
     // AppArmor adds the mode: "name (enforce)".
     let text = text.trim_end_matches(['\0', '\n']);
     let name = text.split_once(" (").map_or(text, |(name, _)| name);
@@ -138,7 +144,8 @@ pub(crate) fn restore(
     maps: &IdMaps,
     profile: Option<&str>,
 ) -> Result<()> {
-    let mut now = dump(husk.pid(), husk.tid(), maps)?;
+    let status = proc::thread_status(husk.pid(), husk.tid())?;
+    let mut now = dump(husk.pid(), husk.tid(), &status, maps)?;
     let option = u64::from(libc::PR_GET_SECUREBITS.cast_unsigned());
     let bits = husk.call("PR_GET_SECUREBITS", libc::SYS_prctl, [option, 0, 0, 0, 0])?;
     now.secbits = u32::try_from(bits).unwrap_or_default();

@@ -98,12 +98,11 @@ fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, M
     let mut tc = TaskCoreEntry {
         task_state,
         stop_signo,
-        personality: thread::personality(pid)?,
         flags: stat.flags,
         // The kernel forgets the signal once the parent has asked for it.
         torpor_stop_reported: (stop_signo.is_some() && stat.exit_code == 0).then_some(true),
         blk_sigset: tracee.signal_mask(),
-        comm: thread::name(pid)?,
+        comm: stat.comm,
         signals_s: Some(signals),
         loginuid: limits::loginuid(pid)?,
         oom_score_adj: limits::oom_score_adj(pid)?,
@@ -112,11 +111,13 @@ fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, M
     let outside = seen_from_outside(tracee, tree)?;
     let mut batch = tracee.batch();
     let inside = ThreadQuestions::ask(&mut batch);
+    let personality = thread::ask_personality(&mut batch);
     let actions = signals::ask_actions(&mut batch);
     let timers = timers::ask(&mut batch, timers);
     let limits = limits::ask(&mut batch);
     let process = process::ask(&mut batch);
     let out = batch.run()?;
+    tc.personality = personality.answer(&out)?;
     tc.sigactions = actions.answer(&out)?;
     tc.timers = Some(timers.answer(&out)?);
     tc.rlimits = Some(limits.answer(&out)?);
@@ -136,11 +137,13 @@ fn dump_thread(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<CoreEntry> {
 
 /// What ptrace and `/proc` tell about a thread.
 fn seen_from_outside(tracee: &Tracee, tree: &mut Tree<'_>) -> Result<ThreadCoreEntry> {
-    let (mode, filter) = seccomp::dump(tracee, tree.filters)?;
+    let (pid, tid) = (tracee.pid(), tracee.tid());
+    let status = proc::thread_status(pid, tid)?;
+    let (mode, filter) = seccomp::dump(tracee, &status, tree.filters)?;
     let mut entry = ThreadCoreEntry {
         blk_sigset: Some(tracee.signal_mask()),
         signals_p: Some(signals::pending(tracee, false)?),
-        creds: Some(creds::dump(tracee.pid(), tracee.tid(), tree.maps)?),
+        creds: Some(creds::dump(pid, tid, &status, tree.maps)?),
         seccomp_mode: Some(mode.into()),
         seccomp_filter: filter,
         ..ThreadCoreEntry::default()

@@ -7,6 +7,7 @@
 //! processor whose offsets differ.
 
 use std::arch::x86_64::__cpuid_count;
+use std::sync::LazyLock;
 
 use torpor_images::proto::{
     ThreadInfoX86, UserX86FpregsEntry, UserX86RegsEntry, UserX86RegsMode, UserX86XsaveEntry,
@@ -151,8 +152,14 @@ pub(crate) fn xstate(husk: &mut Tracee, info: &ThreadInfoX86) -> Result<Vec<u8>>
 /// Size and offset of a component in the standard format (CPUID leaf 0xD); 0 if this
 /// processor has none.
 fn component(number: u32) -> (usize, usize) {
-    let leaf = __cpuid_count(0xd, number);
-    (usize::try_from(leaf.eax).unwrap_or(0), usize::try_from(leaf.ebx).unwrap_or(0))
+    /// Asked for once: in a virtual machine the host answers, which takes its time.
+    static LAYOUT: LazyLock<[(usize, usize); 64]> = LazyLock::new(|| {
+        std::array::from_fn(|number| {
+            let leaf = __cpuid_count(0xd, u32::try_from(number).unwrap_or(u32::MAX));
+            (usize::try_from(leaf.eax).unwrap_or(0), usize::try_from(leaf.ebx).unwrap_or(0))
+        })
+    });
+    usize::try_from(number).ok().and_then(|n| LAYOUT.get(n).copied()).unwrap_or_default()
 }
 
 fn word32(bytes: &[u8], at: usize) -> u32 {

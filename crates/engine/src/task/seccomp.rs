@@ -95,9 +95,12 @@ impl Filters {
 ///
 /// # Errors
 /// Gone; refused if a filter asks another program.
-pub(crate) fn dump(tracee: &Tracee, filters: &mut Filters) -> Result<(SeccompMode, Option<u32>)> {
+pub(crate) fn dump(
+    tracee: &Tracee,
+    status: &proc::Status,
+    filters: &mut Filters,
+) -> Result<(SeccompMode, Option<u32>)> {
     let (pid, tid) = (tracee.pid(), tracee.tid());
-    let status = proc::Status::parse(&proc::read(pid, &format!("task/{tid}/status"))?);
     match status.number("Seccomp", 10) {
         None | Some(0) => return Ok((SeccompMode::Disabled, None)),
         Some(1) => return Ok((SeccompMode::Strict, None)),

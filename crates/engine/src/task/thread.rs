@@ -4,12 +4,10 @@
 
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
-use torpor_sys::ptrace::rseq;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
 use crate::error::{Context, Error, Result};
-use crate::proc;
 
 /// Size of `struct robust_list_head` (linux/futex.h), the only one accepted.
 const ROBUST_HEAD: u32 = 24;
@@ -35,6 +33,7 @@ pub(crate) struct Questions {
     tid_address: (Call, Slot),
     pdeath: (Call, Slot),
     tsc: (Call, Slot),
+    name: (Call, Slot),
     slack: Call,
     mce_kill: Call,
     flusher: Call,
@@ -43,17 +42,19 @@ pub(crate) struct Questions {
 /// Asks a thread.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let mut get = |option: u64| {
-        let slot = batch.space(8);
+        let slot = batch.space(NAME_MAX + 1);
         (batch.call(libc::SYS_prctl, [option, slot.addr.0, 0, 0, 0]), slot)
     };
     let of = |option: i32| u64::from(option.cast_unsigned());
     let tid_address = get(PR_GET_TID_ADDRESS);
     let pdeath = get(of(libc::PR_GET_PDEATHSIG));
     let tsc = get(PR_GET_TSC);
+    let name = get(of(libc::PR_GET_NAME));
     let mut value = |option: u64| batch.call(libc::SYS_prctl, [option, 0, 0, 0, 0]);
     let slack = value(of(libc::PR_GET_TIMERSLACK));
     let mce_kill = value(of(libc::PR_MCE_KILL_GET));
-    Questions { tid_address, pdeath, tsc, slack, mce_kill, flusher: value(PR_GET_IO_FLUSHER) }
+    let flusher = value(PR_GET_IO_FLUSHER);
+    Questions { tid_address, pdeath, tsc, name, slack, mce_kill, flusher }
 }
 
 impl Questions {
@@ -63,6 +64,9 @@ impl Questions {
     pub(crate) fn answer(self, out: &Outcome, entry: &mut ThreadCoreEntry) -> Result<u64> {
         out.expect(self.tid_address.0, || "PR_GET_TID_ADDRESS".to_owned())?;
         out.expect(self.pdeath.0, || "PR_GET_PDEATHSIG".to_owned())?;
+        out.expect(self.name.0, || "PR_GET_NAME".to_owned())?;
+        let name = out.bytes(self.name.1);
+        entry.comm = Some(name.split(|&byte| byte == 0).next().unwrap_or(name).to_vec());
         let signal = out.u32_at(self.pdeath.1, 0);
         entry.pdeath_sig = (signal != 0).then_some(signal);
         let set = |call, default| out.result(call).ok().filter(|&value| value != default);
@@ -85,36 +89,30 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     let (head, len) = robust_list(tid).context(|| format!("task {tid}: get_robust_list"))?;
     entry.futex_rla = head;
     entry.futex_rla_len = u32::try_from(len).unwrap_or_default();
-    entry.comm = Some(name(tid)?);
-    entry.rseq_entry = match rseq(tid) {
-        Ok(config) if config.address != 0 => Some(RseqEntry {
-            rseq_abi_pointer: config.address,
-            rseq_abi_size: config.size,
-            signature: config.signature,
-            rseq_cs_pointer: tracee.critical_section(),
-        }),
-        Ok(_) => None,
-        // A kernel without restartable sequences.
-        Err(e) if e.raw_os_error() == Some(libc::EIO) => None,
-        Err(e) => return Err(e).context(|| format!("task {tid}: its rseq area")),
-    };
+    entry.rseq_entry = tracee.rseq().map(|config| RseqEntry {
+        rseq_abi_pointer: config.address,
+        rseq_abi_size: config.size,
+        signature: config.signature,
+        rseq_cs_pointer: tracee.critical_section(),
+    });
     Ok(())
 }
 
-/// The name of a thread.
-pub(crate) fn name(tid: i32) -> Result<Vec<u8>> {
-    let mut name = proc::bytes(tid, "comm")?;
-    if name.last() == Some(&b'\n') {
-        name.pop();
-    }
-    Ok(name)
+/// The question for the personality, personality(2).
+#[derive(Debug)]
+pub(crate) struct PersonalityQuestion(Call);
+
+/// Asks for it: this value changes nothing.
+pub(crate) fn ask_personality(batch: &mut Batch<'_>) -> PersonalityQuestion {
+    PersonalityQuestion(batch.call(libc::SYS_personality, [0xffff_ffff]))
 }
 
-/// The personality of a thread, personality(2).
-pub(crate) fn personality(tid: i32) -> Result<u32> {
-    let text = proc::read(tid, "personality")?;
-    u32::from_str_radix(text.trim(), 16)
-        .map_err(|_| Error::invalid(format!("/proc/{tid}/personality"), text))
+impl PersonalityQuestion {
+    /// The personality.
+    pub(crate) fn answer(self, out: &Outcome) -> Result<u32> {
+        let persona = out.expect(self.0, || "personality".to_owned())?;
+        Ok(u32::try_from(persona).unwrap_or_default())
+    }
 }
 
 /// Checks what an image says about a thread.
