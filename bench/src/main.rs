@@ -6,6 +6,7 @@
 mod bench;
 mod container;
 mod cow;
+mod floor;
 mod lazy;
 mod memory;
 mod rounds;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::bench::{Bench, Goal, Times, Way, median};
+use crate::floor::floor;
 
 pub fn processes(bench: &mut Bench) -> Result<()> {
     many(bench, "process", "processes", 500, 100.0)
@@ -18,6 +19,10 @@ fn many(bench: &mut Bench, name: &str, kind: &str, count: u32, most: f64) -> Res
     let each = |times: &[f64]| median(times) / f64::from(count) * 1e6;
     let goal = Some(Goal::AtMost(most));
     bench.add(format!("dump of {count} {kind}, per {name}"), each(&times.dump), "µs", goal);
+    let floors = (0..bench.rounds).map(|_| floor(bench, kind, u64::from(count)));
+    let floors: Vec<f64> = floors.collect::<Result<_>>()?;
+    let least = format!("the kernel's part of that (stop, read, write files), per {name}");
+    bench.add(least, each(&floors), "µs", None);
     bench.add(format!("freeze of {count} {kind}, per {name}"), each(&times.frozen), "µs", None);
     bench.add(format!("restore of {count} {kind}, per {name}"), each(&times.restore), "µs", None);
     Ok(())

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use aws_lc_rs::digest::{self, Digest, SHA256};
 use aws_lc_rs::hmac::{self, HMAC_SHA256, Key};
 use aws_lc_rs::rand;
 use prost::Message;
@@ -16,6 +17,8 @@ use torpor_images::proto::InventoryEntry;
 use torpor_images::{ImageDir, Kind, kind};
 
 use crate::error::{Context, Error, Result};
+use crate::options::Options;
+use crate::parallel;
 
 /// Bytes of a key.
 const KEY: usize = 32;
@@ -26,8 +29,8 @@ const LABEL: &[u8] = b"torpor host mark v1\0";
 ///
 /// # Errors
 /// Images that cannot be read.
-pub fn mark(key: Option<&Path>, images: &ImageDir, inventory: &mut InventoryEntry) -> Result<()> {
-    let Some(path) = key else { return Ok(()) };
+pub fn mark(opts: &Options, images: &ImageDir, inventory: &mut InventoryEntry) -> Result<()> {
+    let Some(path) = &opts.host_key else { return Ok(()) };
     let key = match load(path).or_else(|_| make(path)) {
         Ok(key) => key,
         Err(error) => {
@@ -36,7 +39,8 @@ pub fn mark(key: Option<&Path>, images: &ImageDir, inventory: &mut InventoryEntr
             return Ok(());
         }
     };
-    inventory.torpor_host_mark = Some(digest(&key, images, inventory)?.as_ref().to_vec());
+    inventory.torpor_host_mark =
+        Some(digest(&key, images, inventory, opts.workers())?.as_ref().to_vec());
     Ok(())
 }
 
@@ -44,8 +48,10 @@ pub fn mark(key: Option<&Path>, images: &ImageDir, inventory: &mut InventoryEntr
 ///
 /// # Errors
 /// Images that cannot be read.
-pub fn is_own(key: Option<&Path>, images: &ImageDir, inventory: &InventoryEntry) -> Result<bool> {
-    let (Some(path), Some(mark)) = (key, &inventory.torpor_host_mark) else { return Ok(false) };
+pub fn is_own(opts: &Options, images: &ImageDir, inventory: &InventoryEntry) -> Result<bool> {
+    let (Some(path), Some(mark)) = (&opts.host_key, &inventory.torpor_host_mark) else {
+        return Ok(false);
+    };
     let key = match load(path) {
         Ok(key) => key,
         Err(error) => {
@@ -54,7 +60,7 @@ pub fn is_own(key: Option<&Path>, images: &ImageDir, inventory: &InventoryEntry)
         }
     };
     let unmarked = InventoryEntry { torpor_host_mark: None, ..inventory.clone() };
-    let found = digest(&key, images, &unmarked)?;
+    let found = digest(&key, images, &unmarked, opts.workers())?;
     Ok(aws_lc_rs::constant_time::verify_slices_are_equal(found.as_ref(), mark).is_ok())
 }
 
@@ -76,33 +82,41 @@ fn is_covered(name: &str) -> bool {
     !without.contains(&found)
 }
 
-fn digest(key: &Key, images: &ImageDir, inventory: &InventoryEntry) -> Result<hmac::Tag> {
+fn digest(
+    key: &Key,
+    images: &ImageDir,
+    inventory: &InventoryEntry,
+    workers: usize,
+) -> Result<hmac::Tag> {
     let mut context = hmac::Context::with_key(key);
     context.update(LABEL);
-    let mut part = |name: &str, mut file: &mut dyn Read| -> std::io::Result<()> {
+    let mut part = |name: &str, content: &Digest| {
         context.update(&(name.len() as u64).to_le_bytes());
         context.update(name.as_bytes());
         // The digest of the content stands for it, so that no two lists of files are
         // the same bytes.
-        let mut content = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
-        let mut buffer = vec![0; 1 << 16];
-        loop {
-            let len = (&mut file).read(&mut buffer)?;
-            if len == 0 {
-                break;
-            }
-            content.update(&buffer[..len]);
-        }
-        context.update(content.finish().as_ref());
-        Ok(())
+        context.update(content.as_ref());
     };
-    let name = kind::INVENTORY.file_name(0);
-    part(&name, &mut inventory.encode_to_vec().as_slice()).context(|| name.clone())?;
-    for name in images.names()?.iter().filter(|name| is_covered(name)) {
-        let mut file = images.open_file(name)?;
-        part(name, &mut file).context(|| format!("read {name}"))?;
-    }
+    part(&kind::INVENTORY.file_name(0), &digest::digest(&SHA256, &inventory.encode_to_vec()));
+    let names: Vec<String> = images.names()?.into_iter().filter(|n| is_covered(n)).collect();
+    let contents = parallel::map(&names, workers, |name| {
+        let file = images.open_file(name)?;
+        digest_of(file).context(|| format!("read {name}"))
+    })?;
+    names.iter().zip(&contents).for_each(|(name, content)| part(name, content));
     Ok(context.sign())
+}
+
+fn digest_of(mut file: File) -> std::io::Result<Digest> {
+    let mut content = digest::Context::new(&SHA256);
+    // Most of them are small.
+    let mut buffer = [0; 8192];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(content.finish()),
+            len => content.update(&buffer[..len]),
+        }
+    }
 }
 
 /// Reads the key, which nobody else may read or have chosen.
@@ -173,20 +187,21 @@ mod tests {
         let (temp, images, mut inventory) = checkpoint();
         let state = tempfile::tempdir().unwrap();
         let path = state.path().join("torpor/host.key");
-        let key = Some(path.as_path());
-        assert!(!is_own(key, &images, &inventory).unwrap());
-        mark(key, &images, &mut inventory).unwrap();
-        assert!(is_own(key, &images, &inventory).unwrap());
+        let with = |host_key| Options { host_key, ..Options::default() };
+        let opts = &with(Some(path.clone()));
+        assert!(!is_own(opts, &images, &inventory).unwrap());
+        mark(opts, &images, &mut inventory).unwrap();
+        assert!(is_own(opts, &images, &inventory).unwrap());
         // A second checkpoint, with the same key, which is no other one's.
         let (_other, images2, mut inventory2) = checkpoint();
-        mark(key, &images2, &mut inventory2).unwrap();
-        assert!(is_own(key, &images2, &inventory2).unwrap());
+        mark(opts, &images2, &mut inventory2).unwrap();
+        assert!(is_own(opts, &images2, &inventory2).unwrap());
         let other = state.path().join("other.key");
         make(&other).unwrap();
-        assert!(!is_own(Some(&other), &images, &inventory).unwrap());
-        assert!(!is_own(None, &images, &inventory).unwrap());
+        assert!(!is_own(&with(Some(other)), &images, &inventory).unwrap());
+        assert!(!is_own(&with(None), &images, &inventory).unwrap());
 
-        let own = || is_own(key, &images, &inventory).unwrap();
+        let own = || is_own(opts, &images, &inventory).unwrap();
         std::fs::write(temp.path().join("pages-1.img"), "punched").unwrap();
         images.write_one(kind::STATS_RESTORE, 0, &StatsEntry::default()).unwrap();
         std::fs::write(temp.path().join("restore.log"), "x").unwrap();
@@ -201,7 +216,7 @@ mod tests {
         assert!(!own());
         std::fs::write(temp.path().join("iptables-9.img"), "").unwrap();
         let changed = InventoryEntry { root_cg_set: Some(1), ..inventory.clone() };
-        assert!(own() && !is_own(key, &images, &changed).unwrap());
+        assert!(own() && !is_own(opts, &images, &changed).unwrap());
     }
 
     #[test]
@@ -213,11 +228,12 @@ mod tests {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o640);
         std::fs::set_permissions(&path, mode).unwrap();
         assert!(load(&path).is_err());
+        let with = |key: std::path::PathBuf| Options { host_key: Some(key), ..Options::default() };
         let (_temp, images, mut inventory) = checkpoint();
-        mark(Some(&path), &images, &mut inventory).unwrap();
+        mark(&with(path.clone()), &images, &mut inventory).unwrap();
         assert_eq!(inventory.torpor_host_mark, None);
         // Nor one that cannot be made.
-        mark(Some(Path::new("/proc/none/host.key")), &images, &mut inventory).unwrap();
+        mark(&with("/proc/none/host.key".into()), &images, &mut inventory).unwrap();
         assert_eq!(inventory.torpor_host_mark, None);
     }
 }

@@ -74,7 +74,7 @@ fn judge(
     checkpoint: &Checkpoint,
     checked: &Checked,
 ) -> Result<Audit> {
-    let own = host::is_own(opts.host_key.as_deref(), images, &checkpoint.inventory)?;
+    let own = host::is_own(opts, images, &checkpoint.inventory)?;
     let origin = if own { Origin::Here } else { Origin::Elsewhere };
     let passed = passed(opts)?;
     let view = collect::Checkpoint {

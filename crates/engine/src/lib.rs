@@ -22,6 +22,7 @@ pub mod namespace;
 pub mod network;
 pub mod options;
 pub mod page_server;
+mod parallel;
 pub mod proc;
 pub mod restore;
 pub mod seal;

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use torpor_engine::namespace::user::IdMaps;
-use torpor_engine::task::{self, Filters, Images, ProcessState, Tree};
+use torpor_engine::proc;
+use torpor_engine::task::{self, Filters, Images, ProcessState, Seen, Tree};
 use torpor_images::proto::MmEntry;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
@@ -59,7 +60,11 @@ fn stop(pid: i32) -> Vec<Tracee> {
 fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessState {
     let vtid = move |tid: i32| Some(tid + shift);
     let mut tree = Tree { maps: &IdMaps::identity(), vtid: &vtid, filters };
-    task::dump(threads, &mut tree).unwrap()
+    let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
+    let statuses: Vec<_> = threads.iter().map(read).collect();
+    let stat = proc::stat(threads[0].pid()).unwrap();
+    let seen = Seen { stat: &stat, statuses: &statuses };
+    task::dump(threads, seen, &mut tree).unwrap()
 }
 
 fn go_on(pid: i32, mut threads: Vec<Tracee>) {
@@ -104,6 +109,8 @@ fn same<T: std::fmt::Debug>(old: &T, new: &T, tids: [i32; 2]) {
 
 /// Equal but for the time that has passed and the numbers of threads.
 fn compare(before: &ProcessState, after: &mut ProcessState, tids: [i32; 2]) {
+    // The memory itself is not restored here.
+    after.mm.brk = before.mm.brk;
     assert_eq!(before.mm, after.mm);
     for (old, new) in before.cores.iter().zip(&mut after.cores) {
         if let (Some(old), Some(new)) = (&old.tc, &mut new.tc) {

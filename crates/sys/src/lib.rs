@@ -25,6 +25,7 @@ pub mod stub;
 pub mod tty;
 pub mod uffd;
 pub mod vm;
+pub mod xsave;
 
 use std::io;
 

@@ -1,6 +1,7 @@
 //! The signal frame that takes a task back to its own registers.
 
 use torpor_sys::ptrace::Registers;
+use torpor_sys::xsave;
 
 /// Room for a frame: `ucontext` and the extended state of any CPU of today
 /// (11 KiB with AMX).
@@ -76,8 +77,11 @@ fn fpstate(xstate: &[u8]) -> Vec<u8> {
     const MAGIC1: u32 = 0x4650_5853;
     const MAGIC2: u32 = 0x4650_5845;
     const SW_BYTES: usize = 464;
+    // No component behind those in use: the kernel takes only legacy state from a frame
+    // that is larger than the task's own state can be, without what it never asked for (AMX).
+    let xstate = &xstate[..xsave::len_in_use(xstate)];
     let mut out = xstate.to_vec();
-    if out.len() < 576 {
+    if out.len() < xsave::LEGACY + xsave::HEADER {
         return out;
     }
     // ptrace stores the features that the image may have where the frame has its magic.
@@ -95,6 +99,18 @@ fn fpstate(xstate: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_frame_has_no_more_state_than_is_in_use() {
+        let mut state = vec![0u8; 11008];
+        state[xsave::LEGACY] = 0b11;
+        let frame = fpstate(&state);
+        let len = xsave::LEGACY + xsave::HEADER;
+        // The magic number behind it is where the software bytes say.
+        assert_eq!(frame.len(), len + 4);
+        assert_eq!(frame[480..484], u32::try_from(len).unwrap_or(0).to_le_bytes());
+        assert_eq!(frame[468..472], u32::try_from(len + 4).unwrap_or(0).to_le_bytes());
+    }
 
     #[test]
     fn interrupted_calls_are_wound_back() {

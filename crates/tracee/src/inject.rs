@@ -44,6 +44,8 @@ struct WayBack {
     rip: u64,
     /// The place on its stack.
     place: u64,
+    /// Its size.
+    len: u64,
     memory: File,
 }
 
@@ -194,7 +196,7 @@ impl Tracee {
         self.trap()?;
         self.put_back()?;
         if let Some(way) = way_back {
-            scratch::clear(&way.memory, way.place)
+            scratch::clear(&way.memory, way.place, way.len)
                 .map_err(Error::os(self.tid, "clearing its stack"))?;
         }
         Ok(result)
@@ -208,14 +210,15 @@ impl Tracee {
         let Some(found) = find_code(self.pid, maps, &code)? else { return Ok(None) };
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
         let (own, mask) = (self.own, self.own_mask);
-        let state = self.xstate()?.to_vec();
         let Ok(memory) = memory(self.pid) else { return Ok(None) };
-        let at = scratch::find(&memory, stack.start);
-        let content = frame::build(at + 64, &own, &state, mask);
-        if scratch::write(&memory, at, found[1], &content).is_err() {
+        let state = self.xstate()?;
+        let len = scratch::len_for(frame::build(0, &own, state, mask).len());
+        let place = scratch::find(&memory, stack.start, len);
+        let content = frame::build(place + 64, &own, state, mask);
+        if scratch::write(&memory, place, found[1], &content).is_err() {
             return Ok(None);
         }
-        Ok(Some(WayBack { rip: found[0], place: at, memory }))
+        Ok(Some(WayBack { rip: found[0], place, len, memory }))
     }
 
     /// Where arguments go.
@@ -291,19 +294,21 @@ fn memory(pid: i32) -> std::io::Result<File> {
 
 /// A place on a program's stack that the program has nothing in.
 mod scratch {
-    use super::{FRAME_SIZE, File, FileExt, PAGE};
+    use super::{File, FileExt, PAGE};
 
-    /// Size of the place.
-    const SIZE: u64 = FRAME_SIZE as u64 + 2 * PAGE;
+    /// Size of the place for a frame of `len` bytes: pages that nothing else is in.
+    pub(super) fn len_for(len: usize) -> u64 {
+        (len as u64 + 64).next_multiple_of(PAGE)
+    }
 
     /// The place to use. The kernel makes every stack larger than it is at first, so that
     /// its lowest pages are all zero as a rule; they are made zero again afterwards. Else
     /// the stack is grown by writing below it.
-    pub(super) fn find(memory: &File, stack_start: u64) -> u64 {
-        let mut now = vec![0u8; usize::try_from(SIZE).unwrap_or(0)];
+    pub(super) fn find(memory: &File, stack_start: u64, len: u64) -> u64 {
+        let mut now = vec![0u8; usize::try_from(len).unwrap_or(0)];
         let unused =
             memory.read_exact_at(&mut now, stack_start).is_ok() && now.iter().all(|&b| b == 0);
-        if unused { stack_start } else { stack_start - SIZE }
+        if unused { stack_start } else { stack_start - len }
     }
 
     /// Whether a stack pointer is that of a task on its way back, before or behind the
@@ -319,17 +324,14 @@ mod scratch {
         restorer: u64,
         frame: &[u8],
     ) -> std::io::Result<()> {
-        if frame.len() as u64 + 64 > SIZE {
-            return Err(std::io::ErrorKind::StorageFull.into());
-        }
         let mut content = restorer.to_le_bytes().to_vec();
         content.extend_from_slice(frame);
         memory.write_all_at(&content, at + 56)
     }
 
     /// Makes the place zero again.
-    pub(super) fn clear(memory: &File, at: u64) -> std::io::Result<()> {
-        memory.write_all_at(&vec![0u8; usize::try_from(SIZE).unwrap_or(0)], at)
+    pub(super) fn clear(memory: &File, at: u64, len: u64) -> std::io::Result<()> {
+        memory.write_all_at(&vec![0u8; usize::try_from(len).unwrap_or(0)], at)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Freezing a tree: every thread of every task stopped, and none escaped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use torpor_tracee::{StopState, Tracee};
@@ -125,8 +125,10 @@ fn stop_threads(
 ) -> Result<bool> {
     let mut news = false;
     loop {
+        let met: HashSet<i32> =
+            known.iter().map(Tracee::tid).chain(seized.iter().copied()).collect();
         for tid in proc::numbers(pid, "task")? {
-            if seized.contains(&tid) || known.iter().any(|t| t.tid() == tid) {
+            if met.contains(&tid) {
                 continue;
             }
             match seize(pid, tid) {
@@ -160,6 +162,10 @@ fn stop_threads(
 
 /// Seizes a thread; `false` for a zombie.
 fn seize(pid: i32, tid: i32) -> Result<bool> {
+    if Tracee::seize(tid, true).is_ok() {
+        return Ok(true);
+    }
+    // Why not? It may also be that we may not suspend filters.
     let status = proc::thread_status(pid, tid)?;
     if has_ended(&status) {
         if tid == pid && proc::numbers(pid, "task")?.len() > 1 {

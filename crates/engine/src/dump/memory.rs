@@ -58,7 +58,8 @@ pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> 
     let aios = aio::dump(cx, task, &vmas)?;
     cx.tasks[task].vmas = vmas;
     let mm = MmEntry { aios, ..mm_entry(cx, task, entries, flags)? };
-    Ok(cx.images.write_one(kind::MM, u64::from(vpid.cast_unsigned()), &mm)?)
+    cx.later.add(kind::MM, u64::from(vpid.cast_unsigned()), mm);
+    Ok(())
 }
 
 /// Writes `pagemap-PID.img` of a task and plans the pages that are its own, to be copied
@@ -277,7 +278,6 @@ fn mm_entry(
     flags: &MmFlags,
 ) -> Result<MmEntry> {
     let pid = cx.tasks[task].pid;
-    let brk = cx.remote(task)?.call("brk", libc::SYS_brk, [0])?;
     let exe_file_id = regular::describe_exe(cx, task)?;
     let auxv = proc::bytes(pid, "auxv")?;
     let stat = &cx.tasks[task].stat;
@@ -288,7 +288,7 @@ fn mm_entry(
         mm_end_data: stat.end_data,
         mm_start_stack: stat.start_stack,
         mm_start_brk: stat.start_brk,
-        mm_brk: brk,
+        mm_brk: flags.brk,
         mm_arg_start: stat.arg_start,
         mm_arg_end: stat.arg_end,
         mm_env_start: stat.env_start,

@@ -8,6 +8,7 @@
 pub mod freeze;
 pub mod freezer;
 mod ids;
+mod later;
 pub(crate) mod memory;
 mod outbox;
 mod pre_dump;
@@ -31,6 +32,7 @@ use torpor_tracee::{Mapping, Tracee};
 use self::freeze::Frozen;
 use self::freezer::Freezer;
 use self::ids::Sharers;
+use self::later::Later;
 use self::outbox::Outbox;
 use self::twin::Twins;
 use crate::error::{Context, Error, Result};
@@ -44,7 +46,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{DumpReport, cgroup, cpuinfo, network, proc, support};
+use crate::{DumpReport, cgroup, cpuinfo, network, parallel, proc, support};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -79,6 +81,8 @@ pub struct Dump<'a> {
     vtids: HashMap<i32, i32>,
     /// What is to be copied when everything else is known.
     memory: memory::Memory,
+    /// Images that are still to be written.
+    later: Later,
     /// Changes of memory since the dump before.
     pub tracking: Tracking,
     /// Copies of the tasks that stay when they run on.
@@ -106,6 +110,8 @@ pub struct Task {
     pub status: proc::Status,
     /// Its stopped threads, the leader first; none for a zombie.
     pub threads: Vec<Tracee>,
+    /// `/proc/PID/task/TID/status` of each.
+    statuses: Vec<proc::Status>,
     /// The signal that job control had stopped it with.
     pub stop_signal: Option<i32>,
     /// Its mappings, as they were before anything of ours was mapped.
@@ -215,6 +221,7 @@ enum End {
 /// Collects and writes everything but the inventory.
 fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     hooks.notify(Event::NetworkLock)?;
+    cx.read_statuses()?;
     cx.number_objects()?;
     namespace::dump(cx)?;
     network::lock(cx)?;
@@ -224,7 +231,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     twin::prepare(cx)?;
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
-            task::dump_zombie(cx, task)?;
+            task::dump_zombie(cx, task);
             continue;
         }
         if cx.is_first_with(task, |ids| ids.files_id) {
@@ -232,6 +239,9 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         }
         let flags = task::dump(cx, task)?;
         memory::dump_mappings(cx, task, &flags)?;
+        if cx.later.is_full() {
+            cx.later.write(&cx.images, cx.opts.workers())?;
+        }
     }
     table::finish(cx)?;
     // A file system in memory is packed with the names that unlinked files were given in it.
@@ -239,6 +249,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.filters.save(&cx.images)?;
     cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
+    cx.later.write(&cx.images, cx.opts.workers())?;
     memory::copy_pages(cx, hooks)
 }
 
@@ -290,14 +301,34 @@ impl<'a> Dump<'a> {
         guardian: Guardian,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
-        let mut vtids = HashMap::new();
-        for task in &frozen {
-            vtids.extend(task::vtids(task)?);
-        }
-        let tasks =
-            frozen.into_iter().map(|f| Task::new(f, mappings)).collect::<Result<Vec<_>>>()?;
+        let vmas = parallel::map(&frozen, opts.workers(), |task| match task.threads.is_empty() {
+            true => Ok(Vec::new()),
+            false => mappings(task.pid),
+        })?;
+        let tasks = frozen.into_iter().zip(vmas).map(|(task, vmas)| Task::new(task, vmas));
+        let tasks = tasks.collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
-        Ok(Dump { tasks, vtids, id_maps, guardian, ..Dump::of(opts, images) })
+        Ok(Dump { tasks, id_maps, guardian, ..Dump::of(opts, images) })
+    }
+
+    /// Reads what procfs says of each thread, and so the ids of the threads as the images
+    /// know them: in their innermost pid namespace.
+    fn read_statuses(&mut self) -> Result<()> {
+        let threads: Vec<(i32, i32)> = self
+            .tasks
+            .iter()
+            .flat_map(|t| t.threads.iter().map(|thread| (t.pid, thread.tid())))
+            .collect();
+        let read = |&(pid, tid): &(i32, i32)| proc::thread_status(pid, tid);
+        let mut all = parallel::map(&threads, self.opts.workers(), read)?.into_iter();
+        for task in &mut self.tasks {
+            task.statuses = all.by_ref().take(task.threads.len()).collect();
+            for (thread, status) in task.threads.iter().zip(&task.statuses) {
+                let vtid = status.ns_pids().last().copied().unwrap_or(thread.tid());
+                self.vtids.insert(thread.tid(), vtid);
+            }
+        }
+        Ok(())
     }
 
     fn of(opts: &'a Options, images: ImageDir) -> Self {
@@ -317,6 +348,7 @@ impl<'a> Dump<'a> {
             filters: Filters::default(),
             vtids: HashMap::new(),
             memory: memory::Memory::default(),
+            later: Later::default(),
             tracking: Tracking::default(),
             twins: Twins::default(),
             released: false,
@@ -326,8 +358,7 @@ impl<'a> Dump<'a> {
 
     /// Numbers what tasks share: address spaces, tables, namespaces.
     fn number_objects(&mut self) -> Result<()> {
-        let mut sharers =
-            [Object::Vm, Object::Files, Object::Fs, Object::Sighand].map(Sharers::new);
+        let mut sharers = [Object::Vm, Object::Files, Object::Fs].map(Sharers::new);
         // The dumping program comes first: a task that shares a namespace with it has
         // that namespace from the host.
         self.own_ids = self.ids_of(own_pid(), 0, &mut sharers)?;
@@ -355,14 +386,16 @@ impl<'a> Dump<'a> {
         &mut self,
         pid: i32,
         task: usize,
-        sharers: &mut [Sharers; 4],
+        sharers: &mut [Sharers; 3],
     ) -> Result<TaskKobjIdsEntry> {
         let mut number = |i: usize| sharers[i].number(pid);
+        let vm_id = number(0)?;
         let mut ids = TaskKobjIdsEntry {
-            vm_id: number(0)?,
+            vm_id,
             files_id: number(1)?,
             fs_id: number(2)?,
-            sighand_id: number(3)?,
+            // Processes can only share their signal handlers with their memory (clone(2)).
+            sighand_id: vm_id,
             ..TaskKobjIdsEntry::default()
         };
         for kind in NsKind::ALL {
@@ -417,7 +450,7 @@ impl<'a> Dump<'a> {
                 threads,
             });
             if !t.is_zombie() {
-                self.images.write_one(kind::IDS, u64::from(t.vpid.cast_unsigned()), &t.ids)?;
+                self.later.add(kind::IDS, u64::from(t.vpid.cast_unsigned()), t.ids);
             }
         }
         Ok(self.images.write_all(kind::PSTREE, 0, &tree)?)
@@ -445,7 +478,7 @@ impl<'a> Dump<'a> {
                 .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),
             ..InventoryEntry::default()
         };
-        crate::host::mark(self.opts.host_key.as_deref(), &self.images, &mut inventory)?;
+        crate::host::mark(self.opts, &self.images, &mut inventory)?;
         self.images.write_one(kind::INVENTORY, 0, &inventory)?;
         crate::seal::finish(&self.images, self.opts)
     }
@@ -571,11 +604,10 @@ impl<'a> Dump<'a> {
 }
 
 impl Task {
-    fn new(frozen: Frozen, mappings: fn(i32) -> Result<Vec<Vma>>) -> Result<Self> {
+    fn new(frozen: Frozen, vmas: Vec<Vma>) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
         let Frozen { pid, stat, status, threads } = frozen;
         let vpid = status.ns_pids().last().copied().unwrap_or(pid);
-        let vmas = if threads.is_empty() { Vec::new() } else { mappings(pid)? };
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
         Ok(Task {
             pid,
@@ -585,6 +617,7 @@ impl Task {
             stat,
             status,
             threads,
+            statuses: Vec::new(),
             stop_signal,
             vmas,
             maps,
@@ -614,7 +647,8 @@ impl<'a> Dump<'a> {
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
         let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
-        let task = Task::new(Frozen { pid, stat, status, threads: Vec::new() }, vma::read)?;
+        let frozen = Frozen { pid, stat, status, threads: Vec::new() };
+        let task = Task::new(frozen, vma::read(pid)?)?;
         let images = ImageDir::create(&opts.images_dir)?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt)?);

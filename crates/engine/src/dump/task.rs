@@ -5,31 +5,12 @@ use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March}
 use torpor_tracee::Tracee;
 
 use super::Dump;
-use super::freeze::Frozen;
 use crate::error::Result;
 use crate::file::regular;
-use crate::proc;
-use crate::task::{MmFlags, Tree, state};
-
-/// The ids of the threads of a process as the images know them: in its innermost pid
-/// namespace, by their ids here.
-pub(super) fn vtids(frozen: &Frozen) -> Result<Vec<(i32, i32)>> {
-    let nested = frozen.status.ns_pids().len() > 1;
-    let mut all = Vec::new();
-    for tid in frozen.threads.iter().map(Tracee::tid) {
-        let vtid = if nested {
-            let status = proc::thread_status(frozen.pid, tid)?;
-            status.ns_pids().last().copied().unwrap_or(tid)
-        } else {
-            tid
-        };
-        all.push((tid, vtid));
-    }
-    Ok(all)
-}
+use crate::task::{MmFlags, Seen, Tree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
-pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) -> Result<()> {
+pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
     let t = &cx.tasks[task];
     let core = CoreEntry {
         mtype: March::X8664.into(),
@@ -41,7 +22,7 @@ pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) -> Result<()> {
         }),
         ..CoreEntry::default()
     };
-    Ok(cx.images.write_one(kind::CORE, u64::from(t.vpid.cast_unsigned()), &core)?)
+    cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
 }
 
 /// Writes the images of a live task but for its memory. Returns what the kernel keeps
@@ -57,14 +38,19 @@ pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
     let vtids = std::mem::take(&mut cx.vtids);
     let mut tree =
         Tree { maps: &cx.id_maps, vtid: &|tid| vtids.get(&tid).copied(), filters: &mut filters };
-    let state = crate::task::dump(&mut threads, &mut tree);
+    let statuses = std::mem::take(&mut cx.tasks[task].statuses);
+    let seen = Seen { stat: &cx.tasks[task].stat, statuses: &statuses };
+    let state = crate::task::dump(&mut threads, seen, &mut tree);
     (cx.filters, cx.vtids) = (filters, vtids);
-    let state = state.and_then(|s| Ok((write_cores(cx, &threads, s.cores)?, s.mm)));
+    let state = state.map(|state| {
+        write_cores(cx, &threads, state.cores);
+        state.mm
+    });
     cx.tasks[task].threads = threads;
-    state.map(|((), mm)| mm)
+    state
 }
 
-fn write_cores(cx: &Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) -> Result<()> {
+fn write_cores(cx: &mut Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) {
     for (thread, mut core) in threads.iter().zip(cores) {
         let set = cx.cgroups.of(thread.tid());
         if let Some(tc) = &mut core.tc {
@@ -74,9 +60,8 @@ fn write_cores(cx: &Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) -> Resu
             thread.cg_set = set;
         }
         let vtid = cx.vtids.get(&thread.tid()).copied().unwrap_or(thread.tid());
-        cx.images.write_one(kind::CORE, u64::from(vtid.cast_unsigned()), &core)?;
+        cx.later.add(kind::CORE, u64::from(vtid.cast_unsigned()), core);
     }
-    Ok(())
 }
 
 /// Working directory, root and umask.
@@ -88,5 +73,6 @@ fn dump_fs(cx: &mut Dump<'_>, task: usize) -> Result<()> {
         umask: umask.and_then(|u| u32::try_from(u).ok()),
     };
     let vpid = u64::from(cx.tasks[task].vpid.cast_unsigned());
-    Ok(cx.images.write_one(kind::FS, vpid, &entry)?)
+    cx.later.add(kind::FS, vpid, entry);
+    Ok(())
 }

@@ -41,12 +41,7 @@ impl Question {
 ///
 /// # Errors
 /// Gone; an id that the user namespace of the tree has no name for.
-pub(crate) fn dump(
-    pid: i32,
-    tid: i32,
-    status: &proc::Status,
-    maps: &IdMaps,
-) -> Result<CredsEntry> {
+pub(crate) fn dump(pid: i32, tid: i32, status: &proc::Status, maps: &IdMaps) -> Result<CredsEntry> {
     let mut creds = parse(status)
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/task/{tid}/status"), "no ids"))?;
     for uid in [&mut creds.uid, &mut creds.euid, &mut creds.suid, &mut creds.fsuid] {

@@ -68,33 +68,46 @@ pub struct ProcessState {
     pub mm: MmFlags,
 }
 
+/// What procfs says of a stopped process.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// `/proc/PID/stat`.
+    pub stat: &'a proc::Stat,
+    /// `/proc/PID/task/TID/status` of each thread.
+    pub statuses: &'a [proc::Status],
+}
+
 /// Describes a process by its stopped threads, the leader first. They must have their
 /// stub, but nothing may have been run in them that pending signals could disturb.
 ///
 /// # Errors
 /// Gone; what cannot be kept is refused by name.
-pub fn dump(threads: &mut [Tracee], tree: &mut Tree<'_>) -> Result<ProcessState> {
+pub fn dump(threads: &mut [Tracee], seen: Seen<'_>, tree: &mut Tree<'_>) -> Result<ProcessState> {
     let mut cores = Vec::new();
     let mut mm = MmFlags::default();
-    for (i, tracee) in threads.iter_mut().enumerate() {
+    for (i, (tracee, status)) in threads.iter_mut().zip(seen.statuses).enumerate() {
         let core = if i == 0 {
-            let (core, flags) = dump_leader(tracee, tree)?;
+            let (core, flags) = dump_leader(tracee, status, seen.stat, tree)?;
             mm = flags;
             core
         } else {
-            dump_thread(tracee, tree)?
+            dump_thread(tracee, status, tree)?
         };
         cores.push(core);
     }
     Ok(ProcessState { cores, mm })
 }
 
-fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, MmFlags)> {
+fn dump_leader(
+    tracee: &mut Tracee,
+    status: &proc::Status,
+    stat: &proc::Stat,
+    tree: &mut Tree<'_>,
+) -> Result<(CoreEntry, MmFlags)> {
     let pid = tracee.pid();
     let signals = signals::pending(tracee, true)?;
     let timers = timers::list(pid, tree.vtid)?;
     let (task_state, stop_signo) = signals::stop_state(tracee);
-    let stat = proc::stat(pid)?;
     let mut tc = TaskCoreEntry {
         task_state,
         stop_signo,
@@ -102,13 +115,13 @@ fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, M
         // The kernel forgets the signal once the parent has asked for it.
         torpor_stop_reported: (stop_signo.is_some() && stat.exit_code == 0).then_some(true),
         blk_sigset: tracee.signal_mask(),
-        comm: stat.comm,
+        comm: stat.comm.clone(),
         signals_s: Some(signals),
         loginuid: limits::loginuid(pid)?,
         oom_score_adj: limits::oom_score_adj(pid)?,
         ..TaskCoreEntry::default()
     };
-    let outside = seen_from_outside(tracee, tree)?;
+    let outside = seen_from_outside(tracee, status, tree)?;
     let mut batch = tracee.batch();
     let inside = ThreadQuestions::ask(&mut batch);
     let personality = thread::ask_personality(&mut batch);
@@ -127,8 +140,12 @@ fn dump_leader(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<(CoreEntry, M
     Ok((core, flags))
 }
 
-fn dump_thread(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<CoreEntry> {
-    let outside = seen_from_outside(tracee, tree)?;
+fn dump_thread(
+    tracee: &mut Tracee,
+    status: &proc::Status,
+    tree: &mut Tree<'_>,
+) -> Result<CoreEntry> {
+    let outside = seen_from_outside(tracee, status, tree)?;
     let mut batch = tracee.batch();
     let inside = ThreadQuestions::ask(&mut batch);
     let out = batch.run()?;
@@ -136,14 +153,17 @@ fn dump_thread(tracee: &mut Tracee, tree: &mut Tree<'_>) -> Result<CoreEntry> {
 }
 
 /// What ptrace and `/proc` tell about a thread.
-fn seen_from_outside(tracee: &Tracee, tree: &mut Tree<'_>) -> Result<ThreadCoreEntry> {
+fn seen_from_outside(
+    tracee: &Tracee,
+    status: &proc::Status,
+    tree: &mut Tree<'_>,
+) -> Result<ThreadCoreEntry> {
     let (pid, tid) = (tracee.pid(), tracee.tid());
-    let status = proc::thread_status(pid, tid)?;
-    let (mode, filter) = seccomp::dump(tracee, &status, tree.filters)?;
+    let (mode, filter) = seccomp::dump(tracee, status, tree.filters)?;
     let mut entry = ThreadCoreEntry {
         blk_sigset: Some(tracee.signal_mask()),
         signals_p: Some(signals::pending(tracee, false)?),
-        creds: Some(creds::dump(pid, tid, &status, tree.maps)?),
+        creds: Some(creds::dump(pid, tid, status, tree.maps)?),
         seccomp_mode: Some(mode.into()),
         seccomp_filter: filter,
         ..ThreadCoreEntry::default()

@@ -24,6 +24,7 @@ pub(crate) struct Questions {
     thp: Call,
     membarrier: Call,
     mdwe: Call,
+    brk: Call,
 }
 
 /// Asks for everything.
@@ -36,6 +37,7 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         dumpable: get(of(libc::PR_GET_DUMPABLE), 0),
         thp: get(of(libc::PR_GET_THP_DISABLE), 0),
         mdwe: get(PR_GET_MDWE, 0),
+        brk: batch.call(libc::SYS_brk, [0]),
         membarrier: batch.call(libc::SYS_membarrier, [MEMBARRIER_GET_REGISTRATIONS, 0, 0]),
     }
 }
@@ -43,6 +45,8 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
 /// What belongs into the image of a process' memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MmFlags {
+    /// Where the heap ends.
+    pub brk: u64,
     /// `PR_GET_DUMPABLE`.
     pub dumpable: i32,
     /// `PR_GET_THP_DISABLE`.
@@ -70,6 +74,7 @@ impl Questions {
         let thp = out.expect(self.thp, || "PR_GET_THP_DISABLE".to_owned())?;
         let bits = |value: u64| u32::try_from(value).ok().filter(|&bits| bits != 0);
         Ok(MmFlags {
+            brk: out.expect(self.brk, || "brk".to_owned())?,
             dumpable: i32::try_from(dumpable).unwrap_or_default(),
             thp_disabled: thp & THP_DISABLED != 0,
             thp_flags: bits(thp & !THP_DISABLED),

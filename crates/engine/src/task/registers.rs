@@ -6,23 +6,17 @@
 //! checkpoint has a field for each component instead, so that it fits another
 //! processor whose offsets differ.
 
-use std::arch::x86_64::__cpuid_count;
-use std::sync::LazyLock;
-
 use torpor_images::proto::{
     ThreadInfoX86, UserX86FpregsEntry, UserX86RegsEntry, UserX86RegsMode, UserX86XsaveEntry,
 };
 use torpor_sys::ptrace::Registers;
+use torpor_sys::xsave::{HEADER, LEGACY, component};
 use torpor_tracee::Tracee;
 
 use crate::error::{Error, Result};
 
 /// The result of translating; the error says what is in the way.
 type Parsed<T> = std::result::Result<T, String>;
-
-/// Size of the legacy area and of the header behind it.
-const LEGACY: usize = 512;
-const HEADER: usize = 64;
 
 /// The components that the image has fields for, by their number in XCR0.
 const X87: u32 = 0;
@@ -147,19 +141,6 @@ pub(crate) fn registers(info: &ThreadInfoX86) -> Result<Registers> {
 pub(crate) fn xstate(husk: &mut Tracee, info: &ThreadInfoX86) -> Result<Vec<u8>> {
     let template = husk.xstate()?.to_vec();
     pack(&info.fpregs, template, component).map_err(|why| Error::invalid("core", why))
-}
-
-/// Size and offset of a component in the standard format (CPUID leaf 0xD); 0 if this
-/// processor has none.
-fn component(number: u32) -> (usize, usize) {
-    /// Asked for once: in a virtual machine the host answers, which takes its time.
-    static LAYOUT: LazyLock<[(usize, usize); 64]> = LazyLock::new(|| {
-        std::array::from_fn(|number| {
-            let leaf = __cpuid_count(0xd, u32::try_from(number).unwrap_or(u32::MAX));
-            (usize::try_from(leaf.eax).unwrap_or(0), usize::try_from(leaf.ebx).unwrap_or(0))
-        })
-    });
-    usize::try_from(number).ok().and_then(|n| LAYOUT.get(n).copied()).unwrap_or_default()
 }
 
 fn word32(bytes: &[u8], at: usize) -> u32 {
