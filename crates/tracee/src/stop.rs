@@ -37,8 +37,6 @@ pub struct Tracee {
     pub(crate) held: Vec<i32>,
     /// Children and threads that calls of a batch have created.
     pub(crate) born: Vec<i32>,
-    /// Its restartable sequences, if it has registered any.
-    pub(crate) rseq: Option<ptrace::RseqConfig>,
     /// Where the thread's pointer to its critical section is, and that section, if
     /// it must be found in it again.
     pub(crate) critical_section: Option<(u64, u64)>,
@@ -130,7 +128,6 @@ impl Tracee {
             stub: None,
             held: Vec::new(),
             born: Vec::new(),
-            rseq: None,
             critical_section: None,
             husk: false,
             held_back: true,
