@@ -142,6 +142,10 @@ fn file(line: &str) -> Option<&str> {
 /// Warns of locks of open files that only mappings still hold, as a Java virtual machine
 /// has one on its counters: without a descriptor nobody can take them again.
 fn warn_of_mapped(cx: &Dump<'_>) -> Result<()> {
+    // To list all locks of the system takes the kernel a grace period: 16 ms.
+    if !cx.opts.file_locks {
+        return Ok(());
+    }
     let text = std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
     for text in text.lines() {
         let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
