@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -109,6 +110,7 @@ impl Bench {
     pub fn round(&self, kind: &str, count: u64, way: &Way, times: &mut Times) -> Result<()> {
         let subject = Subject::start(&self.dir, kind, count)?;
         fs::create_dir(self.images())?;
+        self.warm_up()?;
         let start = Instant::now();
         run(self.command(&["dump", "-t", &subject.pid().to_string()]).args(&way.dump))?;
         times.dump.push(start.elapsed().as_secs_f64());
@@ -120,6 +122,17 @@ impl Bench {
         times.restore.push(start.elapsed().as_secs_f64());
         subject.end()?;
         Ok(fs::remove_dir_all(self.images())?)
+    }
+
+    /// Uses as much memory as a file of images takes. The host of a virtual machine takes back
+    /// what has not been used for a moment, and to have it again takes seconds for a GiB: more
+    /// than all that is to be measured.
+    pub fn warm_up(&self) -> Result<()> {
+        let path = self.dir.join("warm");
+        let mut file = fs::File::create(&path)?;
+        let chunk = vec![1; 1 << 20];
+        (0..self.mib).try_for_each(|_| file.write_all(&chunk))?;
+        Ok(fs::remove_file(path)?)
     }
 
     pub fn table(&self) -> String {

@@ -71,6 +71,7 @@ fn rate(dir: &Path, what: impl FnOnce() -> Result<()>) -> Result<f64> {
 fn dump(bench: &Bench, subject: &Subject, options: &[&str]) -> Result<f64> {
     let images = bench.images();
     fs::create_dir(&images)?;
+    bench.warm_up()?;
     let pid = subject.pid().to_string();
     let mut command = Command::new(bench.torpor());
     command.args(["dump", "--leave-running", "-t", &pid, "-D"]).arg(&images).args(options);

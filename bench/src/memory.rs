@@ -36,6 +36,7 @@ fn copy(bench: &Bench) -> Result<f64> {
         let args = ["if=/dev/urandom", "bs=1M", &count, &of, "status=none"];
         run(Command::new("dd").args(args))?;
     }
+    bench.warm_up()?;
     let start = Instant::now();
     run(Command::new("cp").arg(&from).arg(&to))?;
     let time = start.elapsed().as_secs_f64();

@@ -49,6 +49,7 @@ fn dump(
 ) -> Result<f64> {
     let mut command = Command::new(bench.torpor());
     command.args([action, "-t", &subject.pid().to_string(), "-D"]).arg(images).args(options);
+    bench.warm_up()?;
     let start = Instant::now();
     run(&mut command)?;
     Ok(start.elapsed().as_secs_f64())
