@@ -9,7 +9,7 @@ use torpor_sys::stub;
 
 use crate::inject::{STUB_SIZE, Stub};
 use crate::stop::{StopState, wait_for};
-use crate::{Error, RemoteAddr, Result, Tracee};
+use crate::{Batch, Call, Error, RemoteAddr, Result, Tracee};
 
 /// Where the program of a husk is linked to: above the usual `mmap_min_addr`.
 const HUSK_BASE: u64 = 0x20000;
@@ -135,14 +135,17 @@ impl Tracee {
         let mut batch = self.batch();
         let pids: Vec<u8> = set_tid.iter().flat_map(|p| p.to_le_bytes()).collect();
         let tids = batch.bytes(&pids);
-        // struct clone_args: see torpor_sys::process::CloneArgs.
         let set = if set_tid.is_empty() { [0, 0] } else { [tids.0, set_tid.len() as u64] };
-        let words =
-            [flags, 0, 0, 0, u64::from(exit_signal.cast_unsigned()), 0, 0, 0, set[0], set[1], 0];
-        let args = batch.bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
-        let call = batch.call(libc::SYS_clone3, [args.0, 88]);
+        let exit_signal = u64::from(exit_signal.cast_unsigned());
+        let call = clone3(&mut batch, [flags, 0, 0, 0, exit_signal, 0, 0, 0, set[0], set[1], 0]);
         let outcome = batch.run()?;
         outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
+        self.meet_born(is_thread)
+    }
+
+    /// Takes hold of the task that the last batch has made, which stops before it runs
+    /// anything, and uses the stub that it has from this one.
+    pub(crate) fn meet_born(&mut self, is_thread: bool) -> Result<Self> {
         let Some(child) = self.take_born().pop() else {
             return Err(Error::Unusable {
                 pid: self.tid,
@@ -270,6 +273,14 @@ impl Tracee {
         self.held_back = false;
         ptrace::detach(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_DETACH"))
     }
+}
+
+/// Adds a call of clone3(2) with the words of a `struct clone_args`, in the order of
+/// `torpor_sys::process::CloneArgs`.
+pub(crate) fn clone3(batch: &mut Batch<'_>, args: [u64; 11]) -> Call {
+    let bytes: Vec<u8> = args.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let place = batch.bytes(&bytes);
+    batch.call(libc::SYS_clone3, [place.0, bytes.len() as u64])
 }
 
 fn program_file() -> std::io::Result<OwnedFd> {

@@ -9,7 +9,7 @@
 use torpor_sys::ptrace::{Registers, option};
 use torpor_sys::stub;
 
-use crate::stop::{StopState, wait_for};
+use crate::husk::clone3;
 use crate::{Error, Result, Tracee, frame};
 
 /// What a twin calls itself, so that who looks for it knows whose it is.
@@ -34,7 +34,8 @@ impl Tracee {
     }
 
     fn clone_twin(&mut self) -> Result<()> {
-        let stub = self.stub.ok_or_else(|| self.unusable("it has no stub"))?;
+        let no_stub = || Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() };
+        let stub = self.stub.ok_or_else(no_stub)?;
         let at = self.data_address().0;
         let exit = Registers {
             rax: libc::SYS_exit_group.cast_unsigned(),
@@ -47,21 +48,15 @@ impl Tracee {
         let mut batch = self.batch();
         let placed = batch.bytes(&exit);
         debug_assert_eq!(placed.0, at);
-        // struct clone_args: see torpor_sys::process::CloneArgs. No flags, no exit signal.
-        let words = [0, 0, 0, 0, 0, at - STACK, STACK, 0, 0, 0, 0];
-        let args = batch.bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
-        let call = batch.call(libc::SYS_clone3, [args.0, 88]);
+        // No flags, no exit signal.
+        let call = clone3(&mut batch, [0, 0, 0, 0, 0, at - STACK, STACK, 0, 0, 0, 0]);
         batch.run()?.expect(call, || "clone3 for a twin".to_owned()).map(drop)
     }
 
     /// Takes hold of the twin that was just born, and has it close all files: it must not
     /// keep the other end of a pipe open.
     fn meet_twin(&mut self) -> Result<Self> {
-        let pid = self.take_born().pop().ok_or_else(|| self.unusable("it made no twin"))?;
-        wait_for(pid)?;
-        let mut twin = Tracee::here(pid, pid, StopState::Interrupted)?;
-        twin.husk = true;
-        twin.stub = self.stub;
+        let mut twin = self.meet_born(false)?;
         twin.set_options(option::EXITKILL)?;
         let mut batch = twin.batch();
         let name = batch.cstr(NAME);
@@ -75,9 +70,5 @@ impl Tracee {
     pub fn end_twin(mut self) {
         self.kill();
         self.wait_gone();
-    }
-
-    fn unusable(&self, reason: &str) -> Error {
-        Error::Unusable { pid: self.tid, reason: reason.to_owned() }
     }
 }
