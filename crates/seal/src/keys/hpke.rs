@@ -126,6 +126,7 @@ impl HpkeIdentity {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing;
     use super::*;
 
     fn hex(text: &str) -> Vec<u8> {
@@ -196,16 +197,11 @@ mod tests {
             let ((recipient, ours), (_, other)) = (pair(), pair());
             assert_eq!(&recipient.fingerprint(), ours.fingerprint());
             assert_ne!(&recipient.fingerprint(), other.fingerprint());
-
-            let stanza = recipient.wrap(&MasterKey::take(&mut [9; 32]), b"here").unwrap();
-            assert_eq!(ours.unwrap(&stanza, b"here").unwrap().expose(), &[9; 32]);
-            assert!(ours.unwrap(&stanza, b"there").is_none());
-            assert!(other.unwrap(&stanza, b"here").is_none());
-            for at in 0..stanza.body.len() {
-                let mut changed = stanza.clone();
-                changed.body[at] ^= 1;
-                assert!(ours.unwrap(&changed, b"here").is_none(), "byte {at}");
-            }
+            testing::comes_back_only_to(
+                |key, place| recipient.wrap(key, place),
+                |stanza, place| ours.unwrap(stanza, place),
+                |stanza, place| other.unwrap(stanza, place),
+            );
         }
     }
 

@@ -59,3 +59,29 @@ fn key_from(plain: &[u8]) -> Option<MasterKey> {
     let mut key: [u8; KEY_LEN] = plain.try_into().ok()?;
     Some(MasterKey::take(&mut key))
 }
+
+#[cfg(test)]
+mod testing {
+    #![allow(clippy::unwrap_used)]
+    use super::Result;
+    use crate::header::Stanza;
+    use crate::secret::MasterKey;
+
+    /// A key that is wrapped comes back to its recipient (`ours`) alone, not to another one,
+    /// not in another place, and not from a stanza of which any byte was changed.
+    pub(super) fn comes_back_only_to(
+        wrap: impl Fn(&MasterKey, &[u8]) -> Result<Stanza>,
+        ours: impl Fn(&Stanza, &[u8]) -> Option<MasterKey>,
+        other: impl Fn(&Stanza, &[u8]) -> Option<MasterKey>,
+    ) {
+        let stanza = wrap(&MasterKey::take(&mut [9; 32]), b"here").unwrap();
+        assert_eq!(ours(&stanza, b"here").unwrap().expose(), &[9; 32]);
+        assert!(ours(&stanza, b"there").is_none());
+        assert!(other(&stanza, b"here").is_none());
+        for at in 0..stanza.body.len() {
+            let mut changed = stanza.clone();
+            changed.body[at] ^= 1;
+            assert!(ours(&changed, b"here").is_none(), "byte {at}");
+        }
+    }
+}
