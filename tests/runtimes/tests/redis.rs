@@ -34,6 +34,25 @@ fn bundle(scratch: &Scratch) -> Bundle {
     Bundle::new(scratch, &["redis-server", "redis-cli", WORKLOAD], &["sh", "-c", &script])
 }
 
+/// A network for clients, and one for the container, where the server is 10.99.0.2.
+fn networks(scratch: &Scratch) -> (Network, Network) {
+    let outside = Network::new(&format!("{}-out", scratch.name()));
+    let inside = Network::new(&format!("{}-in", scratch.name()));
+    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    (outside, inside)
+}
+
+/// A client of the server, once that answers.
+fn client_in(outside: &Network) -> Redis {
+    outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()))
+}
+
+/// Three clients that write all the time.
+fn load_from(outside: &Network) -> Load {
+    let client = |n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap();
+    Load::start(outside.inside(|| (0..3).map(client).collect()))
+}
+
 fn fill(client: &mut Redis) {
     for key in 0..KEYS {
         client.command(&["SET", &format!("key:{key}"), &value(key)]).unwrap();
@@ -58,14 +77,11 @@ fn info(client: &mut Redis, field: &str) -> String {
 #[test]
 fn in_runc_with_clients_inside_and_outside() {
     let scratch = Scratch::new("redis");
-    let outside = Network::new(&format!("{}-out", scratch.name()));
-    let inside = Network::new(&format!("{}-in", scratch.name()));
-    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    let (outside, inside) = networks(&scratch);
     let bundle = bundle(&scratch).network(&inside);
     let mut container = Container::start(&scratch, &bundle);
 
-    let connect =
-        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
+    let connect = || client_in(&outside);
     let mut client = connect();
     fill(&mut client);
     let identity = (
@@ -79,10 +95,7 @@ fn in_runc_with_clients_inside_and_outside() {
     assert_eq!(transaction.text(&["INCR", "in-transaction"]), "QUEUED");
     let mut waiting = connect();
     waiting.send(&["BLPOP", "list", "0"]).unwrap();
-    let busy = outside.inside(|| {
-        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
-    });
-    let busy = Load::start(busy);
+    let busy = load_from(&outside);
     busy.advance(50);
     next_line(&bundle.file("loopback"));
     next_line(&bundle.file("unix"));
@@ -119,19 +132,13 @@ fn in_runc_with_clients_inside_and_outside() {
 #[test]
 fn in_rounds_under_load() {
     let scratch = Scratch::new("redis-rounds");
-    let outside = Network::new(&format!("{}-out", scratch.name()));
-    let inside = Network::new(&format!("{}-in", scratch.name()));
-    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    let (outside, inside) = networks(&scratch);
     let bundle = bundle(&scratch).network(&inside);
     let mut container = Container::start(&scratch, &bundle);
-    let connect =
-        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
+    let connect = || client_in(&outside);
     let mut client = connect();
     fill(&mut client);
-    let busy = outside.inside(|| {
-        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
-    });
-    let busy = Load::start(busy);
+    let busy = load_from(&outside);
     for round in 1..=10 {
         busy.advance(20);
         // Some keys get the value that they are to have in the end only now.
@@ -162,22 +169,16 @@ fn in_rounds_under_load() {
 fn runs_on_while_it_is_copied() {
     let scratch = Scratch::new("redis-cow");
     scratch.configure("cow\ntcp-close\n");
-    let outside = Network::new(&format!("{}-out", scratch.name()));
-    let inside = Network::new(&format!("{}-in", scratch.name()));
-    outside.connect("10.99.0.1", &inside, "10.99.0.2");
+    let (outside, inside) = networks(&scratch);
     // Nothing that writes to a file: the images would not fit it any more.
     let server = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
     let bundle = Bundle::new(&scratch, &["redis-server"], &server).network(&inside);
     let mut container = Container::start(&scratch, &bundle);
-    let connect =
-        || outside.inside(|| until("the server answers", || Redis::connect("10.99.0.2:6379").ok()));
+    let connect = || client_in(&outside);
     let mut client = connect();
     fill(&mut client);
     client.command(&["SET", "when", "before"]).unwrap();
-    let busy = outside.inside(|| {
-        (0..3).map(|n| load::redis("10.99.0.2:6379", &format!("outside:{n}")).unwrap()).collect()
-    });
-    let busy = Load::start(busy);
+    let busy = load_from(&outside);
     busy.advance(20);
     container.checkpoint_call(&["--leave-running"]).arg(container.id()).succeed();
     assert!(said(&scratch, "Copy-on-write took"), "its memory was not copied later");
@@ -245,13 +246,10 @@ fn in_runc_with_its_own_network() {
 #[test]
 fn moves_to_another_host() {
     let scratch = Scratch::new("redis-here");
-    let client_network = Network::new(&format!("{}-out", scratch.name()));
-    let here = Network::new(&format!("{}-in", scratch.name()));
-    client_network.connect("10.99.0.1", &here, "10.99.0.2");
+    let (client_network, here) = networks(&scratch);
     let bundle_here = bundle(&scratch).network(&here);
     let mut container = Container::start(&scratch, &bundle_here);
-    let connect = || Redis::connect("10.99.0.2:6379").ok();
-    let mut client = client_network.inside(|| until("the server answers", connect));
+    let mut client = client_in(&client_network);
     fill(&mut client);
     next_line(&bundle_here.file("loopback"));
     next_line(&bundle_here.file("unix"));
