@@ -82,7 +82,8 @@ fn lack_of_memory(cx: &Dump<'_>) -> Result<Option<String>> {
     let pids = cx.tasks.iter().filter(|t| !t.is_zombie()).map(|t| t.pid);
     let (spare, whose) = cgroup::spare_memory(pids)?;
     let what = || {
-        format!("its {} MiB may be needed twice, and {whose} leaves {}", need >> 20, spare >> 20)
+        let [need, spare] = [need, spare].map(|bytes| bytes >> 20);
+        format!("its {need} MiB may be needed twice, and {whose} leaves {spare} MiB")
     };
     Ok((spare < need).then(what))
 }
