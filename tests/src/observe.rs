@@ -66,8 +66,29 @@ fn observe(
     if state(&task.dir)? == 'Z' {
         // All that is left of it is what its parent will learn.
         put("status Name", status_field(&task.dir, "Name")?);
-        return Ok(());
+        put("status Uid", status_field(&task.dir, "Uid")?);
+        let Some(dir) = living_thread(&task.dir)? else { return Ok(()) };
+        let living = Task { dir, inner: task.inner };
+        return observe_living(&living, objects, put);
     }
+    observe_living(task, objects, put)
+}
+
+/// The directory of a thread that lives on where the first one has ended.
+fn living_thread(dir: &Path) -> Result<Option<PathBuf>> {
+    let mut others: Vec<i32> = std::fs::read_dir(dir.join("task"))?
+        .filter_map(|entry| number(&entry.ok()?.path()))
+        .filter(|tid| Some(*tid) != number(dir))
+        .collect();
+    others.sort_unstable();
+    Ok(others.first().map(|tid| Path::new("/proc").join(tid.to_string())))
+}
+
+fn observe_living(
+    task: &Task,
+    objects: &mut Ordinals,
+    put: &mut impl FnMut(&str, String),
+) -> Result<()> {
     status("", &task.dir, put)?;
     whole_files(task, put);
     threads(task, put)?;

@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags};
 
 use crate::error::{Context, Error, Result};
 
@@ -239,9 +242,24 @@ pub fn open(pid: i32, name: &str) -> Result<fs::File> {
 ///
 /// # Errors
 /// Gone.
-pub fn pidfd(pid: i32) -> Result<std::os::fd::OwnedFd> {
-    let raw = rustix::process::Pid::from_raw(pid).ok_or(Error::Gone { pid })?;
-    match rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty()) {
+pub fn pidfd(pid: i32) -> Result<OwnedFd> {
+    open_pidfd(pid, PidfdFlags::empty())
+}
+
+/// Opens a thread as a file, by which its process can be signalled and its descriptors be
+/// fetched also when its leader has ended.
+///
+/// # Errors
+/// Gone; `EINVAL` before Linux 6.9.
+pub fn pidfd_of_thread(tid: i32) -> Result<OwnedFd> {
+    /// `PIDFD_THREAD` of linux/pidfd.h.
+    const THREAD: u32 = libc::O_EXCL.cast_unsigned();
+    open_pidfd(tid, PidfdFlags::from_bits_retain(THREAD))
+}
+
+fn open_pidfd(pid: i32, flags: PidfdFlags) -> Result<OwnedFd> {
+    let raw = Pid::from_raw(pid).ok_or(Error::Gone { pid })?;
+    match rustix::process::pidfd_open(raw, flags) {
         Ok(fd) => Ok(fd),
         Err(rustix::io::Errno::SRCH) => Err(Error::Gone { pid }),
         Err(e) => Err(e).context(|| format!("pidfd_open {pid}")),

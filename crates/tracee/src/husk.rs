@@ -206,7 +206,7 @@ impl Tracee {
             rsi: args[1],
             rdx: args[2],
             r10: args[3],
-            rip: stub.base + stub::code().len() as u64 - 2,
+            rip: stub.syscall_at(),
             orig_rax: u64::MAX,
             ..self.own
         };
@@ -232,17 +232,43 @@ impl Tracee {
     /// Gone; or the kernel's.
     pub fn drop_stub(&mut self) -> Result<()> {
         let Some(stub) = self.stub.take() else { return Ok(()) };
-        let syscall_at = stub::code().len() as u64 - 2;
         let regs = torpor_sys::ptrace::Registers {
             rax: libc::SYS_munmap.cast_unsigned(),
             rdi: stub.base,
             rsi: STUB_SIZE,
-            rip: stub.base + syscall_at,
+            rip: stub.syscall_at(),
             orig_rax: u64::MAX,
             ..self.own
         };
         let result = self.step_syscall(&regs)?;
         self.answer("munmap of the stub", result).map(drop)
+    }
+
+    /// Has this thread end alone, with a wait status of an exit code, as soon as it is
+    /// released: it stands before the system call already, and needs its stub no more.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn prepare_exit(&mut self, status: u32) -> Result<()> {
+        let Some(stub) = self.stub.take() else { return Ok(()) };
+        let tid = self.tid;
+        let regs = torpor_sys::ptrace::Registers {
+            rax: libc::SYS_exit.cast_unsigned(),
+            rdi: u64::from(status >> 8 & 0xff),
+            rip: stub.syscall_at(),
+            orig_rax: u64::MAX,
+            ..self.own
+        };
+        ptrace::set_signal_mask(tid, u64::MAX).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        ptrace::set_registers(tid, &regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
+        loop {
+            ptrace::cont_to_syscall(tid, 0).map_err(Error::os(tid, "PTRACE_SYSCALL"))?;
+            match wait_for(tid)? {
+                (signal, 0) if signal == libc::SIGTRAP | 0x80 => return Ok(()),
+                (signal, 0) => self.held.push(signal),
+                _ => {}
+            }
+        }
     }
 
     /// Gives the husk the registers, extended state and signal mask of the task

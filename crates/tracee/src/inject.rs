@@ -64,6 +64,11 @@ impl Stub {
         (self.base..=self.base + stub::code().len() as u64).contains(&address)
     }
 
+    /// Where its last `syscall` instruction is.
+    pub(crate) fn syscall_at(&self) -> u64 {
+        self.base + stub::code().len() as u64 - 2
+    }
+
     /// Whether `address` is behind the call that sends the final signal. The task may
     /// have had one of its own pending, which then stops it at the start.
     pub(crate) fn is_behind_done(&self, address: u64) -> bool {
@@ -109,7 +114,7 @@ impl Tracee {
             Err(e) if is_denied(&e) => {
                 self.map(maps, [base, STUB_SIZE], read_write, new)?;
                 self.map(maps, [base, PAGE], libc::PROT_READ | exec, libc::MAP_FIXED)?;
-                memory(self.pid)
+                memory(self.tid)
                     .and_then(|memory| memory.write_all_at(stub::code(), base))
                     .map_err(Error::os(self.tid, "writing the stub"))?;
             }
@@ -183,7 +188,7 @@ impl Tracee {
         if let Some(way) = &way_back {
             (regs.rip, regs.rsp) = (way.rip, way.place + 56);
         } else {
-            let any = find_code(self.pid, maps, &[&[0x0f, 0x05]])?;
+            let any = find_code(self.tid, maps, &[&[0x0f, 0x05]])?;
             let Some([rip]) = any.as_deref() else {
                 return Err(Error::Unusable {
                     pid: self.tid,
@@ -207,10 +212,10 @@ impl Tracee {
     fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<WayBack>> {
         let code: [&[u8]; 2] =
             [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
-        let Some(found) = find_code(self.pid, maps, &code)? else { return Ok(None) };
+        let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
         let (own, mask) = (self.own, self.own_mask);
-        let Ok(memory) = memory(self.pid) else { return Ok(None) };
+        let Ok(memory) = memory(self.tid) else { return Ok(None) };
         let state = self.xstate()?;
         let len = scratch::len_for(frame::build(0, &own, state, mask).len());
         let place = scratch::find(&memory, stack.start, len);
@@ -469,7 +474,12 @@ pub fn call_once(
 fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Vec<Tracee>>> {
     let mut threads: Vec<Tracee> = Vec::new();
     loop {
+        let mut ended_leader = 0;
         for tid in std::iter::once(pid).chain(other_threads(pid)) {
+            if is_zombie(tid) {
+                ended_leader = 1;
+                continue;
+            }
             if threads.iter().any(|t| t.tid == tid) {
                 continue;
             }
@@ -480,7 +490,7 @@ fn stop_again(pid: i32, deadline: Instant) -> Result<Option<Vec<Tracee>>> {
                 Err(e) => return Err(e),
             }
         }
-        if thread_count(pid)? <= threads.len() || Instant::now() > deadline {
+        if thread_count(pid)? <= threads.len() + ended_leader || Instant::now() > deadline {
             return Ok(Some(threads));
         }
     }
@@ -519,6 +529,11 @@ fn finish_all(threads: Vec<Tracee>) -> Result<()> {
 
 fn read_status(pid: i32) -> Result<String> {
     std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::Gone { pid })
+}
+
+/// Whether a thread has ended and is still there: the leader of others that run on.
+fn is_zombie(tid: i32) -> bool {
+    read_status(tid).is_ok_and(|status| status.contains("State:\tZ"))
 }
 
 fn thread_count(pid: i32) -> Result<usize> {

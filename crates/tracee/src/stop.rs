@@ -214,7 +214,7 @@ impl Tracee {
     pub(crate) fn read_parts(&self, parts: &mut [(RemoteAddr, &mut [u8])]) -> Result<()> {
         let wanted: usize = parts.iter().map(|(_, buf)| buf.len()).sum();
         let mut parts: Vec<_> = parts.iter_mut().map(|(at, buf)| (at.0, &mut **buf)).collect();
-        let n = torpor_sys::vm::read_parts(self.pid, &mut parts)
+        let n = torpor_sys::vm::read_parts(self.tid, &mut parts)
             .map_err(Error::os(self.tid, "process_vm_readv"))?;
         if n == wanted { Ok(()) } else { Err(self.fault("process_vm_readv")) }
     }
@@ -231,7 +231,7 @@ impl Tracee {
     pub(crate) fn write_parts(&self, parts: &[(RemoteAddr, &[u8])]) -> Result<()> {
         let wanted: usize = parts.iter().map(|(_, buf)| buf.len()).sum();
         let parts: Vec<_> = parts.iter().map(|&(at, buf)| (at.0, buf)).collect();
-        let n = torpor_sys::vm::write_parts(self.pid, &parts)
+        let n = torpor_sys::vm::write_parts(self.tid, &parts)
             .map_err(Error::os(self.tid, "process_vm_writev"))?;
         if n == wanted { Ok(()) } else { Err(self.fault("process_vm_writev")) }
     }

@@ -15,11 +15,14 @@ use crate::proc;
 pub struct Frozen {
     /// Its pid here.
     pub pid: i32,
-    /// `/proc/PID/stat` after it stopped.
+    /// The id of its first thread that has not ended, by which the kernel shows its memory and
+    /// its files; its pid for a zombie.
+    pub face: i32,
+    /// `/proc/FACE/stat` after it stopped.
     pub stat: proc::Stat,
-    /// `/proc/PID/status` after it stopped.
+    /// `/proc/FACE/status` after it stopped.
     pub status: proc::Status,
-    /// Its threads, the leader first; empty for a zombie.
+    /// Its threads that have not ended, the leader first if it has not; empty for a zombie.
     pub threads: Vec<Tracee>,
 }
 
@@ -40,7 +43,7 @@ impl Frozen {
 ///
 /// # Errors
 /// A task that is traced by another program, that does not stop before
-/// `deadline`, or whose leader has ended while threads run on: refused by name.
+/// `deadline`: refused by name.
 pub fn freeze(
     root: i32,
     freezer: &mut Freezer,
@@ -116,7 +119,7 @@ fn seize_paused(root: i32) -> Result<HashMap<i32, Vec<i32>>> {
 /// The list of threads alone does not tell when all are stopped: one that ends while the
 /// kernel walks the list cuts it short there, and one that has ended before it could be
 /// seized may have made another behind the end. Their number does: it counts all that are
-/// stopped, and any other.
+/// stopped, and any other, also a leader that has ended before the rest.
 fn stop_threads(
     pid: i32,
     mut seized: Vec<i32>,
@@ -125,15 +128,18 @@ fn stop_threads(
 ) -> Result<bool> {
     let mut news = false;
     loop {
+        let mut ended_leader = 0;
         let met: HashSet<i32> =
             known.iter().map(Tracee::tid).chain(seized.iter().copied()).collect();
-        for tid in proc::numbers(pid, "task")? {
+        let tids = proc::numbers(pid, "task")?;
+        for &tid in &tids {
             if met.contains(&tid) {
                 continue;
             }
             match seize(pid, tid) {
                 Ok(true) => seized.push(tid),
-                Ok(false) if tid == pid => return Ok(news),
+                Ok(false) if tid == pid && tids.len() == 1 => return Ok(news),
+                Ok(false) if tid == pid => ended_leader = 1,
                 Ok(false) => {}
                 Err(Error::Gone { .. }) if tid != pid => {}
                 Err(e) => return Err(e),
@@ -147,7 +153,8 @@ fn stop_threads(
                 Err(e) => return Err(e),
             }
         }
-        if proc::status(pid)?.number("Threads", 10) == Some(known.len() as u64) {
+        let all = known.len() + ended_leader;
+        if proc::status(pid)?.number("Threads", 10) == Some(all as u64) {
             return Ok(news);
         }
         if Instant::now() > deadline {
@@ -168,13 +175,6 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
     // Why not? It may also be that we may not suspend filters.
     let status = proc::thread_status(pid, tid)?;
     if has_ended(&status) {
-        if tid == pid && proc::numbers(pid, "task")?.len() > 1 {
-            return Err(Error::refused(
-                pid,
-                "its main thread",
-                "has ended while other threads run on; wait for the process to end or stop it",
-            ));
-        }
         return Ok(false);
     }
     if let Some(tracer) = status.number("TracerPid", 10).filter(|&t| t != 0) {
@@ -219,5 +219,6 @@ fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
 
 fn describe(pid: i32, mut threads: Vec<Tracee>) -> Result<Frozen> {
     threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
-    Ok(Frozen { pid, stat: proc::stat(pid)?, status: proc::status(pid)?, threads })
+    let face = threads.first().map_or(pid, Tracee::tid);
+    Ok(Frozen { pid, face, stat: proc::stat(face)?, status: proc::status(face)?, threads })
 }

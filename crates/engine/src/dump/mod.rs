@@ -97,6 +97,10 @@ pub struct Dump<'a> {
 #[derive(Debug)]
 pub struct Task {
     /// Its pid here.
+    pub tgid: i32,
+    /// The id here of its first thread that has not ended, as which the kernel answers for
+    /// the process: its pid, as a rule. Of a leader that has ended it shows neither memory
+    /// nor files.
     pub pid: i32,
     /// Its pid in the images: in the innermost pid namespace of the tree's root.
     pub vpid: i32,
@@ -108,7 +112,7 @@ pub struct Task {
     pub stat: proc::Stat,
     /// `/proc/PID/status`.
     pub status: proc::Status,
-    /// Its stopped threads, the leader first; none for a zombie.
+    /// Its stopped threads, the leader first unless it has ended; none for a zombie.
     pub threads: Vec<Tracee>,
     /// `/proc/PID/task/TID/status` of each.
     statuses: Vec<proc::Status>,
@@ -124,10 +128,15 @@ impl Task {
     pub fn is_zombie(&self) -> bool {
         self.threads.is_empty()
     }
+
+    /// Whether its first thread has ended, and others have not.
+    pub fn has_lost_leader(&self) -> bool {
+        self.pid != self.tgid
+    }
 }
 
 impl Dump<'_> {
-    /// Remote calls in the leader of `task`.
+    /// Remote calls in the first thread of `task`.
     ///
     /// # Errors
     /// If the task is a zombie, or has no room for the stub.
@@ -160,7 +169,7 @@ impl Dump<'_> {
 
     /// The pid in the images of the task with pid `pid` here.
     pub fn vpid_of(&self, pid: i32) -> Option<i32> {
-        self.tasks.iter().find(|t| t.pid == pid).map(|t| t.vpid)
+        self.tasks.iter().find(|t| t.tgid == pid).map(|t| t.vpid)
     }
 }
 
@@ -303,7 +312,7 @@ impl<'a> Dump<'a> {
     ) -> Result<Self> {
         let vmas = parallel::map(&frozen, opts.workers(), |task| match task.threads.is_empty() {
             true => Ok(Vec::new()),
-            false => mappings(task.pid),
+            false => mappings(task.face),
         })?;
         let tasks = frozen.into_iter().zip(vmas).map(|(task, vmas)| Task::new(task, vmas));
         let tasks = tasks.collect::<Result<Vec<_>>>()?;
@@ -323,6 +332,7 @@ impl<'a> Dump<'a> {
         let mut all = parallel::map(&threads, self.opts.workers(), read)?.into_iter();
         for task in &mut self.tasks {
             task.statuses = all.by_ref().take(task.threads.len()).collect();
+            self.vtids.insert(task.tgid, task.vpid);
             for (thread, status) in task.threads.iter().zip(&task.statuses) {
                 let vtid = status.ns_pids().last().copied().unwrap_or(thread.tid());
                 self.vtids.insert(thread.tid(), vtid);
@@ -436,12 +446,11 @@ impl<'a> Dump<'a> {
             let in_ns = |key: &str| {
                 t.status.numbers(key, 10).last().copied().and_then(|v| u32::try_from(v).ok())
             };
-            let threads = if t.is_zombie() {
-                vec![t.vpid.cast_unsigned()]
-            } else {
-                let vtid = |t: &Tracee| self.vtids.get(&t.tid()).copied().unwrap_or(t.tid());
-                t.threads.iter().map(|t| vtid(t).cast_unsigned()).collect()
-            };
+            let ended = t.is_zombie() || t.has_lost_leader();
+            let leader = ended.then_some(t.vpid.cast_unsigned());
+            let vtid = |t: &Tracee| self.vtids.get(&t.tid()).copied().unwrap_or(t.tid());
+            let living = t.threads.iter().map(|t| vtid(t).cast_unsigned());
+            let threads = leader.into_iter().chain(living).collect();
             tree.push(PstreeEntry {
                 pid: t.vpid.cast_unsigned(),
                 ppid: vpid_here(t.stat.ppid).cast_unsigned(),
@@ -606,13 +615,15 @@ impl<'a> Dump<'a> {
 impl Task {
     fn new(frozen: Frozen, vmas: Vec<Vma>) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
-        let Frozen { pid, stat, status, threads } = frozen;
-        let vpid = status.ns_pids().last().copied().unwrap_or(pid);
+        let Frozen { pid: tgid, face: pid, stat, status, threads } = frozen;
+        let vpid = status.numbers("NStgid", 10).last().and_then(|&id| i32::try_from(id).ok());
+        let vpid = vpid.unwrap_or(tgid);
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
         Ok(Task {
+            tgid,
             pid,
             vpid,
-            pidfd: proc::pidfd(pid)?,
+            pidfd: if pid == tgid { proc::pidfd(pid) } else { proc::pidfd_of_thread(pid) }?,
             ids: TaskKobjIdsEntry::default(),
             stat,
             status,
@@ -647,7 +658,7 @@ impl<'a> Dump<'a> {
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
         let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
-        let frozen = Frozen { pid, stat, status, threads: Vec::new() };
+        let frozen = Frozen { pid, face: pid, stat, status, threads: Vec::new() };
         let task = Task::new(frozen, vma::read(pid)?)?;
         let images = ImageDir::create(&opts.images_dir)?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };

@@ -4,9 +4,10 @@ use torpor_images::kind;
 use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March};
 use torpor_tracee::Tracee;
 
-use super::Dump;
-use crate::error::Result;
+use super::{Dump, Task};
+use crate::error::{Error, Result};
 use crate::file::regular;
+use crate::proc;
 use crate::task::{MmFlags, Seen, Tree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
@@ -42,12 +43,48 @@ pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
     let seen = Seen { stat: &cx.tasks[task].stat, statuses: &statuses };
     let state = crate::task::dump(&mut threads, seen, &mut tree);
     (cx.filters, cx.vtids) = (filters, vtids);
-    let state = state.map(|state| {
+    let state = state.and_then(|mut state| {
+        check_parent(cx, task, &state.cores)?;
+        if cx.tasks[task].has_lost_leader() {
+            write_lost_leader(cx, task, &mut state.cores)?;
+        }
         write_cores(cx, &threads, state.cores);
-        state.mm
+        Ok(state.mm)
     });
     cx.tasks[task].threads = threads;
     state
+}
+
+/// Refuses a thread that is to get a signal when its parent ends, and whose parent's leader has
+/// ended: it would get it when that leader ends again, behind the restore.
+fn check_parent(cx: &Dump<'_>, task: usize, cores: &[CoreEntry]) -> Result<()> {
+    let t = &cx.tasks[task];
+    let mut threads = cores.iter().filter_map(|core| core.thread_core.as_ref());
+    let parent = cx.tasks.iter().find(|parent| parent.tgid == t.stat.ppid);
+    if parent.is_some_and(Task::has_lost_leader) && threads.any(|t| t.pdeath_sig.is_some()) {
+        return Err(Error::refused(
+            t.tgid,
+            "its parent-death signal",
+            "would be sent by the restore: the main thread of its parent has ended, others run on",
+        ));
+    }
+    Ok(())
+}
+
+/// Writes the image of a leader that has ended, with what its first living thread was asked for
+/// about the process.
+fn write_lost_leader(cx: &mut Dump<'_>, task: usize, cores: &mut [CoreEntry]) -> Result<()> {
+    let t = &cx.tasks[task];
+    let Some(first) = cores.first_mut() else { return Ok(()) };
+    let stat = proc::stat(t.tgid)?;
+    let status = proc::status(t.tgid)?;
+    let mut tc = first.tc.take().unwrap_or_default();
+    tc.torpor_leader_ended = Some(true);
+    tc.exit_code = stat.exit_code.cast_unsigned();
+    tc.cg_set = cx.cgroups.of(t.pid);
+    let core = crate::task::ended_leader(t.tgid, &status, stat.comm, tc, &cx.id_maps)?;
+    cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
+    Ok(())
 }
 
 fn write_cores(cx: &mut Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) {

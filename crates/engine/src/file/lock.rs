@@ -120,7 +120,7 @@ pub fn note(cx: &mut Dump<'_>, task: usize, fd: i32, id: u32, lines: &[String]) 
             continue;
         }
         // F_GETLK tells who took a POSIX lock: where a table is shared, that may be another.
-        let taker = cx.tasks.iter().find(|t| t.pid == line.pid && t.ids.files_id == table);
+        let taker = cx.tasks.iter().find(|t| t.tgid == line.pid && t.ids.files_id == table);
         let holder = taker.unwrap_or(&cx.tasks[task]);
         cx.files.locks.entries.push(FileLockEntry {
             flag: line.flag,
@@ -150,7 +150,7 @@ fn warn_of_mapped(cx: &Dump<'_>) -> Result<()> {
     for text in text.lines() {
         let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
         let name = file(text).unwrap_or_default();
-        let Some(task) = cx.tasks.iter().find(|task| task.pid == line.pid) else { continue };
+        let Some(task) = cx.tasks.iter().find(|task| task.tgid == line.pid) else { continue };
         let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
         let mapped = task.vmas.iter().find(|vma| Some(vma.map.inode) == inode);
         if let Some(vma) = mapped.filter(|_| !cx.files.locks.flocked.contains(name)) {

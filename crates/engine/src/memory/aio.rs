@@ -92,7 +92,7 @@ pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingE
 /// but not the context.
 fn is_inherited(cx: &Dump<'_>, task: usize, ring: &Vma) -> bool {
     let ppid = cx.tasks[task].stat.ppid;
-    let parent = cx.tasks.iter().find(|t| t.pid == ppid);
+    let parent = cx.tasks.iter().find(|t| t.tgid == ppid);
     let same = |v: &Vma| (v.map.start, v.map.inode) == (ring.map.start, ring.map.inode);
     parent.is_some_and(|t| t.vmas.iter().any(|v| v.is(status::AIO_RING) && same(v)))
 }

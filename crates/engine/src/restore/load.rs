@@ -12,7 +12,7 @@ use torpor_images::{ImageDir, Kind, kind};
 use super::layers::Pages;
 use crate::error::{Error, Result};
 use crate::memory::vma::{PAGE, status};
-use crate::task::state;
+use crate::task::{self, state};
 
 /// Highest pid of any Linux (`PID_MAX_LIMIT`).
 const PID_MAX: u32 = 4 * 1024 * 1024;
@@ -163,6 +163,7 @@ fn load_task(
     for &tid in tree.threads.iter().skip(1) {
         cores.push(images.read_one(kind::CORE, u64::from(tid))?);
     }
+    check_ended(&kind::CORE.file_name(pid), &cores)?;
     let ids: TaskKobjIdsEntry = match cores[0].ids {
         Some(ids) => ids,
         None => images.read_one(kind::IDS, pid)?,
@@ -185,6 +186,16 @@ fn load_task(
         mm: Some(mm),
         fds,
     })
+}
+
+/// Only a leader can have ended before its process has.
+fn check_ended(image: &str, cores: &[CoreEntry]) -> Result<()> {
+    let ended = |core: &CoreEntry| task::has_ended(core);
+    let others = cores.get(1..).unwrap_or_default();
+    if others.iter().any(ended) || others.is_empty() && cores.iter().any(ended) {
+        return Err(Error::invalid(image, "a thread has ended that cannot have"));
+    }
+    Ok(())
 }
 
 /// Mappings must be sorted, aligned and disjoint; guard pages lie inside them.

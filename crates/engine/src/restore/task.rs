@@ -120,8 +120,17 @@ impl Restore<'_> {
 pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
     for index in (0..cx.tasks.len()).rev() {
         let task = &mut cx.tasks[index];
-        let Some(leader) = task.threads.first_mut() else { continue };
-        leader.drop_stub()?;
+        let cores = &task.image.cores;
+        let mut threads = task.threads.iter_mut();
+        let Some(mut first) = threads.next() else { continue };
+        if let Some(status) =
+            cores.first().filter(|c| task::has_ended(c)).and_then(|c| c.tc.as_ref())
+            && let Some(second) = threads.next()
+        {
+            first.prepare_exit(status.exit_code)?;
+            first = second;
+        }
+        first.drop_stub()?;
         for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
             task::dress(thread, core)?;
         }

@@ -104,7 +104,8 @@ fn dump_leader(
     stat: &proc::Stat,
     tree: &mut Tree<'_>,
 ) -> Result<(CoreEntry, MmFlags)> {
-    let pid = tracee.pid();
+    // Of a leader that has ended the kernel shows less than of its other threads.
+    let pid = tracee.tid();
     let signals = signals::pending(tracee, true)?;
     let timers = timers::list(pid, tree.vtid)?;
     let (task_state, stop_signo) = signals::stop_state(tracee);
@@ -150,6 +151,36 @@ fn dump_thread(
     let inside = ThreadQuestions::ask(&mut batch);
     let out = batch.run()?;
     inside.answer(tracee, &out, outside)
+}
+
+/// The core of a leader that has ended while others run on, with what belongs to the process:
+/// its name and its credentials are still seen, and decide who may signal the process.
+///
+/// # Errors
+/// As [`dump`].
+pub fn ended_leader(
+    pid: i32,
+    status: &proc::Status,
+    comm: Vec<u8>,
+    tc: TaskCoreEntry,
+    maps: &IdMaps,
+) -> Result<CoreEntry> {
+    let thread = ThreadCoreEntry {
+        creds: Some(creds::dump(pid, pid, status, maps)?),
+        comm: Some(comm),
+        ..ThreadCoreEntry::default()
+    };
+    Ok(CoreEntry {
+        mtype: March::X8664.into(),
+        tc: Some(tc),
+        thread_core: Some(thread),
+        ..CoreEntry::default()
+    })
+}
+
+/// Whether this is the core of a leader that has ended while others run on.
+pub fn has_ended(core: &CoreEntry) -> bool {
+    core.tc.as_ref().is_some_and(|tc| tc.torpor_leader_ended == Some(true))
 }
 
 /// What ptrace and `/proc` tell about a thread.
@@ -230,7 +261,9 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
     if core.mtype() != March::X8664 {
         return Err(Error::Unsupported(format!("a task of {}", core.mtype().as_str_name())));
     }
-    registers::registers(info(core)?)?;
+    if !has_ended(core) {
+        registers::registers(info(core)?)?;
+    }
     thread::check(thread_core(core)?)?;
     let Some(tc) = &core.tc else {
         return if leader { Err(missing("tc")) } else { Ok(()) };
@@ -259,7 +292,7 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
         let entry = thread_core(core)?;
         sched::restore(thread, entry)?;
         let mut script = Script::new(thread);
-        let tid_address = info(core)?.clear_tid_addr;
+        let tid_address = core.thread_info.as_ref().map_or(0, |info| info.clear_tid_addr);
         thread::restore(&mut script, entry, tid_address, &tc.comm, tc.personality);
         if let Some(stack) = &entry.sas {
             signals::restore_stack(&mut script, stack);
@@ -323,6 +356,9 @@ fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>)
 /// # Errors
 /// States that this processor refuses.
 pub fn dress(husk: &mut Tracee, core: &CoreEntry) -> Result<()> {
+    if has_ended(core) {
+        return Ok(());
+    }
     let info = info(core)?;
     let registers = registers::registers(info)?;
     let xstate = registers::xstate(husk, info)?;

@@ -22,7 +22,10 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 Some(creds) => credentials(creds, maps, &mut add),
                 None => add(Ask::NoCredentials),
             }
-            add(Ask::Seccomp(is_filtered(core, task)));
+            // A leader that has ended runs nothing.
+            if core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true)) {
+                add(Ask::Seccomp(is_filtered(core, task)));
+            }
         }
     }
 }

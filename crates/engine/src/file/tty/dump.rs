@@ -164,7 +164,7 @@ impl TtyDumper {
                 Node::Master => device == slave_device(met.index),
                 _ => met.info.rdev == device,
             });
-            let leads = task.stat.sid == task.pid;
+            let leads = task.stat.sid == task.tgid;
             if device != 0 && leads && !known && !cx.opts.shell_job {
                 return Err(Error::refused(
                     task.pid,
