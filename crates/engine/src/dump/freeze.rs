@@ -126,9 +126,15 @@ fn stop_threads(
     known: &mut Vec<Tracee>,
     deadline: Instant,
 ) -> Result<bool> {
-    let mut news = false;
+    let (mut news, mut ended_leader) = (false, 0);
     loop {
-        let mut ended_leader = 0;
+        let status = proc::status(pid)?;
+        check_core_dump(pid, &status)?;
+        // An unknown number is none that all of them could be.
+        let all = status.number("Threads", 10).and_then(|n| usize::try_from(n).ok());
+        if seized.is_empty() && all == Some(known.len() + ended_leader) {
+            return Ok(news);
+        }
         let met: HashSet<i32> =
             known.iter().map(Tracee::tid).chain(seized.iter().copied()).collect();
         let tids = proc::numbers(pid, "task")?;
@@ -153,10 +159,6 @@ fn stop_threads(
                 Err(e) => return Err(e),
             }
         }
-        let all = known.len() + ended_leader;
-        if proc::status(pid)?.number("Threads", 10) == Some(all as u64) {
-            return Ok(news);
-        }
         if Instant::now() > deadline {
             return Err(Error::refused(
                 pid,
@@ -165,6 +167,17 @@ fn stop_threads(
             ));
         }
     }
+}
+
+/// Refuses a process that dumps core, before it is seized: it does not stop before it has
+/// ended, and a program that it writes its core to would get a part of it only.
+fn check_core_dump(pid: i32, status: &proc::Status) -> Result<()> {
+    // Kernels before 4.15 do not say.
+    if status.number("CoreDumping", 10).is_none_or(|dumping| dumping == 0) {
+        return Ok(());
+    }
+    let reason = "is dumping core, after which it will have ended; dump its tree then";
+    Err(Error::refused(pid, "the task", reason))
 }
 
 /// Seizes a thread; `false` for a zombie.
