@@ -15,7 +15,7 @@ use torpor_images::proto::{MmEntry, VmaEntry};
 use super::outbox::{Outbox, to_run};
 use super::{Dump, micros, twin};
 use crate::error::{Error, Result};
-use crate::file::{memfd, regular};
+use crate::file::{lock, memfd, regular};
 use crate::hooks::Hooks;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
@@ -130,6 +130,7 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         let (id, flags) = regular::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
+        entry.torpor_flock = lock::of_mapping(cx, task, vma.map.start);
     } else if vma.is(status::ANON_SHARED) {
         entry.shmid = ANONYMOUS | vma.map.inode;
         let file = proc::open(cx.tasks[task].pid, &vma.map_files_name())?;

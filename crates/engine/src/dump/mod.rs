@@ -36,6 +36,7 @@ use self::later::Later;
 use self::outbox::Outbox;
 use self::twin::Twins;
 use crate::error::{Context, Error, Result};
+use crate::file::lock;
 use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
@@ -239,12 +240,15 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cgroup::dump(cx)?;
     twin::prepare(cx)?;
     for task in 0..cx.tasks.len() {
+        if !cx.tasks[task].is_zombie() && cx.is_first_with(task, |ids| ids.files_id) {
+            table::dump_descriptors(cx, task)?;
+        }
+    }
+    lock::find_mapped(cx)?;
+    for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task);
             continue;
-        }
-        if cx.is_first_with(task, |ids| ids.files_id) {
-            table::dump_descriptors(cx, task)?;
         }
         let flags = task::dump(cx, task)?;
         memory::dump_mappings(cx, task, &flags)?;

@@ -9,7 +9,7 @@
 //! descriptor of a file drops all POSIX locks of the table on it (fcntl(2)), and a
 //! lease is granted only while nobody else has the file open.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
 use rustix::fs::OFlags;
@@ -48,6 +48,8 @@ pub struct Locks {
     in_flight: Vec<(u32, i32, String)>,
     /// The files whose flock(2) locks have a descriptor, as the kernel names them.
     flocked: HashSet<String>,
+    /// The types of the flock(2) locks that only a mapping has: of a task, at an address.
+    mapped: HashMap<(usize, u64), u32>,
 }
 
 /// A line of fdinfo.
@@ -139,9 +141,12 @@ fn file(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().nth(5)
 }
 
-/// Warns of locks of open files that only mappings still hold, as a Java virtual machine
-/// has one on its counters: without a descriptor nobody can take them again.
-fn warn_of_mapped(cx: &Dump<'_>) -> Result<()> {
+/// Finds the locks of open files that only mappings still hold, as a Java virtual machine
+/// has one on its counters. To be called when all descriptors are known.
+///
+/// # Errors
+/// `/proc/locks` cannot be read.
+pub fn find_mapped(cx: &mut Dump<'_>) -> Result<()> {
     // To list all locks of the system takes the kernel a grace period: 16 ms.
     if !cx.opts.file_locks {
         return Ok(());
@@ -150,20 +155,32 @@ fn warn_of_mapped(cx: &Dump<'_>) -> Result<()> {
     for text in text.lines() {
         let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
         let name = file(text).unwrap_or_default();
-        let Some(task) = cx.tasks.iter().find(|task| task.tgid == line.pid) else { continue };
+        let Some(task) = cx.tasks.iter().position(|task| task.tgid == line.pid) else { continue };
         let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
-        let mapped = task.vmas.iter().find(|vma| Some(vma.map.inode) == inode);
+        let mapped = cx.tasks[task].vmas.iter().find(|vma| Some(vma.map.inode) == inode);
         if let Some(vma) = mapped.filter(|_| !cx.files.locks.flocked.contains(name)) {
-            tracing::warn!(
-                "task {}: {} is locked (flock) only by its mapping {:x}-{:x}, which will not be so",
-                task.pid,
-                vma.map.name,
-                vma.map.start,
-                vma.map.end
-            );
+            cx.files.locks.mapped.insert((task, vma.map.start), line.r#type);
         }
     }
     Ok(())
+}
+
+/// The type of the flock(2) lock that only the mapping of `task` at `start` holds, if any.
+pub fn of_mapping(cx: &Dump<'_>, task: usize, start: u64) -> Option<u32> {
+    cx.files.locks.mapped.get(&(task, start)).copied()
+}
+
+/// What flock(2) is told to take such a lock again.
+///
+/// # Errors
+/// A type that there is not.
+pub fn flock_operation(r#type: u32) -> Result<u64> {
+    let how = match r#type {
+        READ => libc::LOCK_SH,
+        WRITE => libc::LOCK_EX,
+        _ => return Err(Error::invalid("mm", format!("a lock of type {type}", type = r#type))),
+    };
+    Ok(u64::from((how | libc::LOCK_NB).cast_unsigned()))
 }
 
 fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
@@ -182,7 +199,6 @@ pub fn note_in_flight(cx: &mut Dump<'_>, id: u32, pid: i32, object: String) {
 /// # Errors
 /// Refused, if nobody could take a lock again; the image file's.
 pub fn write(cx: &Dump<'_>) -> Result<()> {
-    warn_of_mapped(cx)?;
     let locks = &cx.files.locks;
     if let Some((_, pid, object)) = locks.in_flight.iter().find(|f| !locks.seen.contains(&(0, f.0)))
     {
@@ -253,8 +269,7 @@ fn take(cx: &mut Restore<'_>, task: usize, lock: &FileLockEntry) -> Result<()> {
     let fd = u64::from(lock.fd.cast_unsigned());
     let mut batch = cx.remote(task)?.batch();
     let taken = if lock.flag == FLOCK {
-        let how = if lock.r#type == WRITE { libc::LOCK_EX } else { libc::LOCK_SH };
-        batch.call(libc::SYS_flock, [fd, u64::from((how | libc::LOCK_NB).cast_unsigned())])
+        batch.call(libc::SYS_flock, [fd, flock_operation(lock.r#type)?])
     } else {
         let how = if lock.flag == OFD { libc::F_OFD_SETLK } else { libc::F_SETLK };
         // struct flock: type and whence are 16 bits wide, then there is a gap; SEEK_SET

@@ -337,6 +337,17 @@ pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Re
     }
 }
 
+/// Opens the file that a mapping is of, as nobody else has it open.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_apart(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
+    match cx.entries.get(&id).and_then(|entry| entry.reg.clone()) {
+        Some(reg) => open(cx, &RegFileEntry { flags: flags.unwrap_or(reg.flags), pos: 0, ..reg }),
+        None => open_for_mapping(cx, id, flags),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};

@@ -244,6 +244,7 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         fd: -1,
         madv: (madv != 0).then_some(madv),
         fdflags: None,
+        torpor_flock: None,
     }
 }
 

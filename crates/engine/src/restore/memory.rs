@@ -23,7 +23,7 @@ use super::Restore;
 use super::layers::{Pages, Stretch};
 use super::transport::Transport;
 use crate::error::{Context, Error, Result};
-use crate::file::{memfd, regular};
+use crate::file::{lock, memfd, regular};
 use crate::memory::aio;
 use crate::memory::vma::{MAP_DROPPABLE, PAGE, status};
 use crate::namespace::ipc;
@@ -394,10 +394,11 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
         return Ok(());
     }
     let mut files: Vec<OwnedFd> = Vec::new();
-    let mut index: HashMap<(u64, u32, u32), usize> = HashMap::new();
+    let mut index: HashMap<(u64, u32, u32, Option<u32>), usize> = HashMap::new();
     let mut of: Vec<usize> = Vec::new();
     for vma in vmas.iter().map(|m| &m.vma) {
-        let key = (vma.shmid, vma.status & status::ANON_SHARED, vma.fdflags.unwrap_or(0));
+        let kind = vma.status & status::ANON_SHARED;
+        let key = (vma.shmid, kind, vma.fdflags.unwrap_or(0), vma.torpor_flock);
         let place = match index.get(&key) {
             Some(&place) => place,
             None => {
@@ -428,10 +429,19 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
             ],
         );
     }
+    // The task itself takes the locks: the kernel names who has.
+    let locked: Vec<&VmaEntry> =
+        vmas.iter().map(|m| &m.vma).filter(|v| v.torpor_flock.is_some()).collect();
+    for (vma, &file) in vmas.iter().zip(&of) {
+        if let Some(kind) = vma.vma.torpor_flock {
+            batch.must(libc::SYS_flock, [file as u64, lock::flock_operation(kind)?]);
+        }
+    }
     batch.call(libc::SYS_close_range, [0, files.len() as u64 - 1, 0]);
     transport.close(&mut batch);
     let error = batch.run()?.first_error().map(|(i, e)| (i.wrapping_sub(skipped), e));
-    failed_mapping(error, |i| vmas.get(i).map(|place| place.vma.start..place.vma.end))
+    let places: Vec<&VmaEntry> = vmas.iter().map(|m| &m.vma).chain(locked).collect();
+    failed_mapping(error, |i| places.get(i).map(|vma| vma.start..vma.end))
 }
 
 /// A transport whose end lies above what is sent through it.
@@ -444,7 +454,11 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
     let id = u32::try_from(vma.shmid);
     if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return regular::open_for_mapping(cx, id, vma.fdflags);
+        // A lock belongs to the open file: no descriptor must have the same.
+        return match vma.torpor_flock {
+            Some(_) => regular::open_apart(cx, id, vma.fdflags),
+            None => regular::open_for_mapping(cx, id, vma.fdflags),
+        };
     }
     if vma.status & status::MEMFD != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
