@@ -167,15 +167,15 @@ pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
 }
 
 /// The processor's part of a restore that was told `cap`. Untold, it compares what the
-/// tasks' saved states need, if the dump has written that down.
+/// tasks' saved states and instructions need, if the dump has written that down.
 ///
 /// # Errors
 /// As [`check`].
 pub fn check_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
-    let fpu = CpuCap { fpu: true, cpu: false, ins: false };
+    let usual = CpuCap { fpu: true, cpu: false, ins: true };
     match cap {
         Some(cap) => check(images, cap),
-        None if images.has(kind::CPUINFO, 0)? => check(images, fpu),
+        None if images.has(kind::CPUINFO, 0)? => check(images, usual),
         None => Ok(()),
     }
 }

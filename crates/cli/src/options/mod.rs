@@ -77,6 +77,7 @@ impl Opt {
             (Set::Value(_, set), OptValue::Some(value)) => set(settings, value),
             (Set::Optional(_, set), OptValue::Some(value)) => set(settings, Some(value)),
             (Set::Optional(_, set), OptValue::None) => set(settings, None),
+            (Set::Refused(None, _), OptValue::Negated) => Ok(()),
             (Set::Refused(_, why), _) => {
                 return Err(format!("--{} is not supported: {why}", self.long));
             }

@@ -169,7 +169,8 @@ fn missing(opt: &Opt) -> UsageError {
 /// The option with this name, or the only one that begins so.
 fn find_long(name: &str) -> Result<(&'static Opt, bool), UsageError> {
     let plain = Opt::all().map(|opt| (opt, false));
-    let negated = Opt::all().filter(|opt| matches!(opt.set, Set::Flag(_))).map(|opt| (opt, true));
+    let is_flag = |opt: &&Opt| matches!(opt.set, Set::Flag(_) | Set::Refused(None, _));
+    let negated = Opt::all().filter(is_flag).map(|opt| (opt, true));
     let full = |(opt, negated): &(&'static Opt, bool)| {
         if *negated { format!("no-{}", opt.long) } else { opt.long.to_owned() }
     };

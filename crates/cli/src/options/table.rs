@@ -158,6 +158,13 @@ const COMMON: &[Opt] = &[
         |s, on| s.engine.unprivileged = on,
         "Work without root, with CAP_CHECKPOINT_RESTORE",
     ),
+    flag(
+        "deprecated",
+        None,
+        ALL,
+        |_, _| {},
+        "Allow what CRIU allows only with this option; here nothing needs it",
+    ),
     refused(
         ("libdir", Some('L'), Some("PATH")),
         TREES,
@@ -243,7 +250,7 @@ const WHAT: &[Opt] = &[
             Ok(())
         },
         "What the processor must be able to do: a list of fpu, cpu, ins, all, none, ^CAP to take \
-         one out (without CAP: all)",
+         one out (without CAP: all); untold: fpu,ins",
     ),
 ];
 
