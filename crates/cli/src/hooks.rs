@@ -26,6 +26,8 @@ pub struct Actions {
     pidfile: Option<PathBuf>,
     status_fd: Option<Arc<OwnedFd>>,
     root: i32,
+    /// The port of `Event::StatusReady` is told to who asked for any.
+    any_port: bool,
     progress: Progress,
 }
 
@@ -39,11 +41,16 @@ impl Actions {
             pidfile: settings.engine.pidfile.clone(),
             status_fd: settings.engine.status_fd.clone(),
             root: settings.engine.pid,
+            any_port: settings.engine.page_server.as_ref().is_some_and(|to| to.port == 0),
             progress: Progress::new(visible && std::io::stderr().is_terminal()),
         }
     }
 
-    fn report_ready(&mut self) -> Result<()> {
+    fn report_ready(&mut self, port: Option<u16>) -> Result<()> {
+        if let Some(port) = port.filter(|_| self.any_port) {
+            // There is no other way to know it.
+            println!("PORT: {port}");
+        }
         report_ready(self.status_fd.take()).map_err(|e| Error::Hook(format!("--status-fd: {e}")))
     }
 
@@ -76,7 +83,7 @@ impl Hooks for Actions {
         }
         match event {
             Event::OrphanPtsMaster(_) => return Ok(()),
-            Event::StatusReady => return self.report_ready(),
+            Event::StatusReady { port } => return self.report_ready(port),
             _ => {}
         }
         self.scripts.iter().try_for_each(|script| self.run(script, &event))

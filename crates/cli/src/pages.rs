@@ -52,7 +52,8 @@ pub fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
 
 fn refuse_lazy(settings: &Settings) -> Result<(), Failure> {
     if settings.engine.lazy_pages {
-        return Err(Failure::unsupported("--lazy-pages of a page server is not supported"));
+        return Err(Failure::unsupported("--lazy-pages of a page server is not supported")
+            .hint("a dump with --lazy-pages serves its pages itself"));
     }
     Ok(())
 }
@@ -75,9 +76,6 @@ fn receive(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Fail
 /// If it cannot listen; what goes wrong later, unless that happens in the background: then
 /// the log has it.
 pub fn lazy_pages(settings: &Settings) -> Result<ExitCode, Failure> {
-    if settings.engine.page_server.is_some() {
-        return Err(Failure::unsupported("lazy-pages from a page server is not supported"));
-    }
     let daemon = Daemon::start(&settings.engine)?;
     let work = || {
         write_own_pidfile(settings)?;

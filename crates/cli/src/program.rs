@@ -180,6 +180,8 @@ fn perform(
         settings.engine.exec_cmd = Some(found.rest.clone());
     }
     settings.adopt_descriptors().map_err(Failure::invalid)?;
+    // The page server of a lazy dump is the dump itself.
+    settings.use_page_server |= command == Command::Dump && settings.engine.lazy_pages;
     settings.merge().map_err(Failure::invalid)?;
     if command == Command::Restore {
         policy::load(&mut settings)?;

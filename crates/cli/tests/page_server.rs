@@ -9,15 +9,16 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{CriuOpts, CriuPageServerInfo, CriuReqType};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::Status;
 
+mod certificates;
 mod memory;
 mod sleeper;
 
+use certificates::certificates;
 use memory::Task;
 use sleeper::{Client, criu, request};
 
@@ -87,30 +88,6 @@ fn there_and_back(client: &[&str], server: &[&str]) {
 #[test]
 fn memory_goes_to_a_page_server() {
     there_and_back(&[], &[]);
-}
-
-/// An authority, and a certificate of this host.
-fn certificates(dir: &Path) -> Vec<String> {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(params, key);
-    let own = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
-    let files = [
-        ("--tls-cacert", authority),
-        ("--tls-cert", certificate),
-        ("--tls-key", own.serialize_pem()),
-    ];
-    let mut options = vec!["--tls".to_owned()];
-    for (option, pem) in files {
-        let file = dir.join(&option[2..]);
-        fs::write(&file, pem).unwrap();
-        options.extend([option.to_owned(), file.to_str().unwrap().to_owned()]);
-    }
-    options
 }
 
 #[test]

@@ -41,8 +41,11 @@ pub enum Event {
         /// The root task, in the caller's pid namespace.
         pid: i32,
     },
-    /// The page server of a lazy dump listens.
-    StatusReady,
+    /// The images of a lazy dump are complete, and it listens for the restore.
+    StatusReady {
+        /// The port, unless the connection is there already.
+        port: Option<u16>,
+    },
     /// The master of a terminal whose master is outside of the tree.
     OrphanPtsMaster(OwnedFd),
 }
@@ -62,7 +65,7 @@ impl Event {
             Self::PostRestore { .. } => "post-restore",
             Self::PreResume { .. } => "pre-resume",
             Self::PostResume { .. } => "post-resume",
-            Self::StatusReady => "status-ready",
+            Self::StatusReady { .. } => "status-ready",
             Self::OrphanPtsMaster(_) => "orphan-pts-master",
         }
     }

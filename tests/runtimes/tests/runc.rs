@@ -308,25 +308,56 @@ fn page_server_and_lazy_pages() {
     container.sleep_and_wake(&[]);
 }
 
-/// Either lazy pages work with all that belongs to them, or runc is told that they do not; then the
-/// container goes on, and the option without lazy pages changes nothing.
+/// The whole of a lazy migration, as two runcs do it: a checkpoint whose pages are fetched
+/// when the container runs elsewhere already. The descriptor says when to begin.
+#[test]
+fn lazy_migration() {
+    let (here, there) = (Scratch::new("runc-lazy-from"), Scratch::new("runc-lazy-to"));
+    let bundle = counter(&here);
+    let container = Container::start(&here, &bundle);
+    goes_on(&bundle.file("count"));
+    let before = container.processes();
+    let port = free_port();
+    let call = container.checkpoint_call(&["--lazy-pages", "--status-fd", "3"]);
+    let mut source = here.command("sh");
+    source.args(["-c", "exec \"$@\" 3> status", "sh"]).current_dir(here.join("."));
+    source.arg(call.get_program()).args(call.get_args());
+    source.args(["--page-server", &format!("127.0.0.1:{port}"), container.id()]);
+    let mut source = source.spawn().unwrap();
+    let status = here.join("status");
+    until_true("pages are served", || fs::read(&status).is_ok_and(|status| status == [0]));
+    // The container's files were moved with it.
+    let elsewhere = bundle.copy_to(&there);
+    let mut moved = Container::new(&there, &elsewhere);
+    command("cp", &["-a"]).arg(here.join("images/.")).arg(there.join("images")).succeed();
+    let mut daemon = there.command(there.criu().to_str().unwrap());
+    daemon.args(["lazy-pages", "--page-server", "--address", "127.0.0.1", "--port"]);
+    daemon.arg(port.to_string()).arg("-D").arg(there.join("images"));
+    daemon.arg("-W").arg(there.dir("work"));
+    let mut daemon = daemon.spawn().unwrap();
+    until_true("the pager listens", || there.join("work/lazy-pages.socket").exists());
+    moved.restore(&["--lazy-pages"]);
+    assert!(wait(&mut source).expect("the checkpoint ends").success());
+    assert!(wait(&mut daemon).expect("the pager ends").success());
+    goes_on(&elsewhere.file("count"));
+    assert_eq!(moved.processes(), before);
+    container.runc("state").arg(container.id()).fail();
+    moved.sleep_and_wake(&[]);
+    goes_on(&elsewhere.file("count"));
+}
+
+/// A port that nobody listens at.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Without lazy pages the descriptor changes nothing.
 #[test]
 fn status_fd() {
     let scratch = Scratch::new("runc-status");
     let bundle = counter(&scratch);
     let mut container = Container::start(&scratch, &bundle);
-    let lazy =
-        command(scratch.criu().to_str().unwrap(), &["check", "--feature", "lazy_pages"]).finish();
-    if !lazy.status.success() {
-        // The descriptor must be one that can only be written.
-        let call = container.checkpoint_call(&["--lazy-pages", "--status-fd", "3"]);
-        let mut shell = scratch.command("sh");
-        shell.args(["-c", "exec \"$@\" 3> /dev/null", "sh"]);
-        shell.arg(call.get_program()).args(call.get_args()).arg(container.id()).fail();
-        let refusal = fs::read_to_string(scratch.join("work/dump.log")).unwrap();
-        assert!(refusal.contains("--lazy-pages is not supported"), "{refusal}");
-        goes_on(&bundle.file("count"));
-    }
     container.checkpoint(&["--status-fd", "1"]);
     container.restore(&[]);
     goes_on(&bundle.file("count"));

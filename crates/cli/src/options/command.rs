@@ -125,9 +125,13 @@ const COMMANDS: &[CommandInfo] = &[
         words: &["lazy-pages"],
         about: "Serve the pages of a lazy restore",
         long_about: "Fills the memory of tasks that were restored with --lazy-pages as they touch \
-            it, from the images directory. Start it before the restore, with the same work \
-            directory; without it the restore leaves a process behind that does the same.",
-        examples: &["lazy-pages --images-dir checkpoint"],
+            it, from the images directory, and with --page-server from a dump with --lazy-pages \
+            that serves them at --address and --port. Start it before the restore, with the same \
+            work directory; without it the restore leaves a process behind that does the same.",
+        examples: &[
+            "lazy-pages --images-dir checkpoint",
+            "lazy-pages --images-dir checkpoint --page-server --address 10.0.0.1 --port 9876",
+        ],
     },
     CommandInfo {
         command: Command::Dedup,

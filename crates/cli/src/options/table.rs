@@ -31,7 +31,7 @@ const BOTH: Commands = DUMP | RESTORE;
 const DUMPS: Commands = DUMP | PRE_DUMP;
 const TREES: Commands = DUMPS | RESTORE;
 const DEDUP: Commands = Command::Dedup.bit();
-const PEERS: Commands = DUMPS | SERVER | LAZY;
+const PEERS: Commands = TREES | SERVER | LAZY;
 
 const fn flag(
     long: &'static str,
@@ -612,7 +612,8 @@ const MEMORY: &[Opt] = &[
         None,
         BOTH | SERVER,
         |s, on| s.engine.lazy_pages = on,
-        "Leave memory for later: it is fetched from a lazy-pages daemon when it is touched",
+        "Leave memory for later: a dump serves it at --port until the restore, which runs \
+         already, has all of it",
     ),
     flag(
         "stream",
@@ -627,9 +628,9 @@ const PAGES: &[Opt] = &[
     flag(
         "page-server",
         None,
-        DUMPS | LAZY,
+        TREES | LAZY,
         |s, on| s.use_page_server = on,
-        "Send pages to, or fetch them from, a page server",
+        "Send pages to a page server; fetch them from a dump with --lazy-pages",
     ),
     value(
         ("address", None, "ADDRESS"),

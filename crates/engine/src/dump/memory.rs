@@ -12,14 +12,16 @@ use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
-use super::outbox::{Outbox, to_run};
+use super::outbox::{self, Outbox, to_run};
 use super::{Dump, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::{lock, memfd, regular};
 use crate::hooks::Hooks;
+use crate::lazy;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::memory::{aio, track};
+use crate::page_server::Lent;
 use crate::proc;
 use crate::task::MmFlags;
 
@@ -39,6 +41,8 @@ pub(super) struct Memory {
     bytes: u64,
     copied: u64,
     last_pages_id: u32,
+    /// What a lazy restore will ask for.
+    pub lent: Lent,
     /// Objects of shared anonymous memory whose pages are planned.
     shared: HashMap<u64, ()>,
 }
@@ -77,11 +81,16 @@ fn plan_private(
     let twin = if running { None } else { twin::memory_of(cx, task)? };
     let mut guards = Vec::with_capacity(vmas.len());
     let mut runs: Vec<(Source, Found)> = Vec::new();
+    let served = Source::Served(Arc::new(proc::open(pid, "mem")?));
     for vma in vmas {
         let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
-        let source = twin.as_ref().filter(|_| twin::inherits(vma)).unwrap_or(&source);
+        let source = match &twin {
+            _ if cx.opts.lazy_pages && !running && lazy::may_wait(&to_entry(vma)) => &served,
+            Some(twin) if twin::inherits(vma) => twin,
+            _ => &source,
+        };
         runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker);
@@ -174,6 +183,9 @@ pub(crate) fn in_parent(
 ) -> Result<Vec<Run>> {
     match &mut cx.memory.outbox {
         Some(outbox) => outbox.sent_before(parent, kind, id),
+        // There is no server to be asked: if the restore has no such pages it fails, and the
+        // tasks go on here.
+        None if cx.opts.lazy_pages => outbox::noted(parent, kind, id),
         None if parent.has(kind, id)? => Ok(Pagemap::read(parent, kind, id)?.runs),
         None => Ok(Vec::new()),
     }
@@ -193,8 +205,13 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
     let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id)?);
     let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
-        pagemap.push(to_run(&run))?;
-        if !run.clean {
+        let lazy = matches!(source, Source::Served(_)) && !run.clean;
+        let there = to_run(&run);
+        pagemap.push(Run { lazy, present: there.present && !lazy, ..there })?;
+        if lazy {
+            cx.stats.pages_lazy += there.pages;
+            cx.memory.lent.push(id, source, run);
+        } else if !run.clean {
             plan.push(&source, run);
         }
     }

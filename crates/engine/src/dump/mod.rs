@@ -46,6 +46,7 @@ use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
+use crate::page_server::{Lender, Returned};
 use crate::task::Filters;
 use crate::{DumpReport, cgroup, cpuinfo, network, parallel, proc, support};
 
@@ -187,7 +188,8 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut guardian = Guardian::start()?;
     let runs_on = opts.leave_running || opts.leave_stopped;
     let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
-    let outbox = Outbox::connect(opts)?;
+    let lender = Lender::listen(opts)?;
+    let outbox = if lender.is_none() { Outbox::connect(opts)? } else { None };
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
@@ -206,15 +208,28 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
             twin::end(&mut cx);
         }
         cx.seal()?;
-        hooks.notify(Event::PostDump)
+        hooks.notify(Event::PostDump)?;
+        lender.map(|lender| lend(&cx, lender, hooks)).transpose()
     });
     let tasks = cx.tasks.len();
-    let (end, done) = cx.decide(done);
+    let mut returned = None;
+    let (end, done) = cx.decide(done.map(|restore| returned = restore));
     let unlocked = cx.release(end, hooks);
+    if let Some(restore) = returned {
+        restore.answer(end == End::Kill);
+    }
     twin::end(&mut cx);
     done?;
     cx.finish_round()?;
     unlocked.map(|()| DumpReport { tasks })
+}
+
+/// Serves the pages that were left out, until the restore has them. The tasks stay
+/// stopped meanwhile: they go on if it fails.
+fn lend(cx: &Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
+    tracing::info!("Waiting for the restore, which fetches {} pages", cx.stats.pages_lazy);
+    hooks.notify(Event::StatusReady { port: lender.port() })?;
+    lender.serve(&cx.memory.lent)
 }
 
 /// What becomes of the tasks behind a dump.
@@ -234,6 +249,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.read_statuses()?;
     cx.number_objects()?;
     namespace::dump(cx)?;
+    check_lazy(cx)?;
     network::lock(cx)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
@@ -295,6 +311,20 @@ fn check_nesting(
         }
     }
     Ok(())
+}
+
+/// Refuses what a lazy restore would have to restore at once, with pages that are here.
+fn check_lazy(cx: &Dump<'_>) -> Result<()> {
+    let mut spaces = cx.ns.all.iter();
+    match spaces.find(|ns| cx.opts.lazy_pages && ns.kind == NsKind::User && !ns.is_host) {
+        Some(ns) => Err(Error::refused(
+            cx.tasks[ns.task].pid,
+            "its user namespace",
+            "keeps its pages from being brought in when they are touched; dump it without \
+             --lazy-pages",
+        )),
+        None => Ok(()),
+    }
 }
 
 fn own_pid() -> i32 {

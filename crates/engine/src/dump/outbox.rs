@@ -29,11 +29,8 @@ impl Outbox {
     /// helpers of the dump were forked: the server is to learn when this process ends.
     ///
     /// # Errors
-    /// A dump that is to be sealed, or to be lazy; the connection's.
+    /// A dump that is to be sealed; the connection's.
     pub fn connect(opts: &Options) -> Result<Option<Self>> {
-        if opts.lazy_pages {
-            return Err(Error::Unsupported("--lazy-pages".to_owned()));
-        }
         let Some(server) = &opts.page_server else { return Ok(None) };
         if opts.seal.is_some() {
             let what = "--encrypt with --page-server: its protocol has no place for sealed pages";
@@ -47,16 +44,10 @@ impl Outbox {
     /// # Errors
     /// The connection's; damaged images.
     pub fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
-        let notes = parent.path().join(NOTES);
-        if !notes.is_dir() || !self.sender.has_in_parent(Object { kind, id })? {
+        if !parent.path().join(NOTES).is_dir() || !self.sender.has_in_parent(Object { kind, id })? {
             return Ok(Vec::new());
         }
-        let notes = ImageDir::open(notes)?;
-        if notes.has(kind, id)? {
-            Ok(Pagemap::read_unbacked(&notes, kind, id)?.runs)
-        } else {
-            Ok(Vec::new())
-        }
+        noted(parent, kind, id)
     }
 
     /// Plans to send the memory of an object; returns how many bytes of pages that are.
@@ -115,6 +106,27 @@ impl Outbox {
             at += len as u64;
         }
         Ok(())
+    }
+}
+
+/// What the checkpoint before has of an object, in its own images or, by its notes, at a page
+/// server.
+///
+/// # Errors
+/// Damaged images.
+pub(super) fn noted(parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
+    if parent.has(kind, id)? {
+        return Ok(Pagemap::read(parent, kind, id)?.runs);
+    }
+    let notes = parent.path().join(NOTES);
+    if !notes.is_dir() {
+        return Ok(Vec::new());
+    }
+    let notes = ImageDir::open(notes)?;
+    if notes.has(kind, id)? {
+        Ok(Pagemap::read_unbacked(&notes, kind, id)?.runs)
+    } else {
+        Ok(Vec::new())
     }
 }
 

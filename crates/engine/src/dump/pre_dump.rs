@@ -13,7 +13,7 @@ use torpor_images::ImageDir;
 use super::freezer::Freezer;
 use super::outbox::Outbox;
 use super::{Dump, End, freeze, memory, micros};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::guardian::Guardian;
 use crate::hooks::Hooks;
 use crate::memory::track::Tracking;
@@ -28,6 +28,9 @@ use crate::{DumpReport, support};
 /// As [`super::dump`].
 pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     support::check(opts)?;
+    if opts.lazy_pages {
+        return Err(Error::Unsupported("--lazy-pages of a pre-dump".to_owned()));
+    }
     let mut images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     crate::seal::begin(&mut images, opts)?;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
@@ -16,9 +17,10 @@ use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
 use super::pager::Space;
-use super::{Line, accept_all, guard, socket_in};
+use super::{Line, Remote, accept_all, guard, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
+use crate::page_server::Borrower;
 use crate::proc;
 use crate::restore::layers::Pages;
 
@@ -27,6 +29,7 @@ use crate::restore::layers::Pages;
 pub struct Daemon<'a> {
     opts: &'a Options,
     images: ImageDir,
+    borrower: Option<Borrower>,
     listener: OwnedFd,
     socket: PathBuf,
     /// The directory that the path leads through.
@@ -34,14 +37,18 @@ pub struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Opens the images, and listens in the work directory.
+    /// Opens the images, connects to the dump that serves pages, if there is one, and
+    /// listens in the work directory.
     ///
     /// # Errors
-    /// Images that cannot be opened; a daemon that listens there already.
+    /// Images that cannot be opened; a daemon that listens there already; a dump that cannot be
+    /// reached.
     pub fn start(opts: &'a Options) -> Result<Self> {
         let mut images = ImageDir::open(&opts.images_dir)?;
         crate::seal::open(&mut images, opts)?;
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
+        // Before there is a socket that a restore could find.
+        let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
         let (dir, socket) = socket_in(opts.work_dir())?;
         let address = SocketAddrUnix::new(&socket).context(what)?;
         let listener = new_socket().context(what)?;
@@ -54,25 +61,39 @@ impl<'a> Daemon<'a> {
         rustix::process::umask(before);
         bound.context(what)?;
         listen(&listener, 1).context(what)?;
-        Ok(Daemon { opts, images, listener, socket, _dir: dir })
+        Ok(Daemon { opts, images, borrower, listener, socket, _dir: dir })
     }
 
     /// Waits for a restore, and brings its pages in.
     ///
     /// # Errors
-    /// A restore of other images; see [`guard::run`].
+    /// A restore of other images; a dump that goes away; see [`guard::run`].
     pub fn serve(self) -> Result<()> {
-        let line = accept_with(&self.listener, SocketFlags::CLOEXEC);
-        let line = line.context(|| "accept".to_owned())?;
+        let line = self.accept()?;
         let _ = std::fs::remove_file(&self.socket);
         let caller = peer(&line).context(|| "who restores".to_owned())?;
         if caller.uid != rustix::process::geteuid().as_raw() {
             return Err(Error::Hook("the restore belongs to another user".to_owned()));
         }
         let pages = |id: u64| Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?));
-        serve(&line, &proc::pidfd(caller.pid)?, &id_of(&self.images)?, &pages)?;
+        let images = id_of(&self.images)?;
+        serve(&line, &proc::pidfd(caller.pid)?, &images, &pages, self.borrower)?;
         free(self.opts, &self.images);
         Ok(())
+    }
+
+    /// Waits for a restore, and meanwhile for the end of the dump that serves pages.
+    fn accept(&self) -> Result<OwnedFd> {
+        let mut fds = vec![PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
+        let borrower = self.borrower.iter();
+        fds.extend(borrower.map(|b| PollFd::from_borrowed_fd(b.as_fd(), PollFlags::IN)));
+        poll(&mut fds, None).context(|| "poll".to_owned())?;
+        if self.borrower.as_ref().is_some_and(Borrower::is_alone) {
+            let _ = std::fs::remove_file(&self.socket);
+            return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
+        }
+        let line = accept_with(&self.listener, SocketFlags::CLOEXEC);
+        line.context(|| "accept".to_owned())
     }
 }
 
@@ -80,7 +101,7 @@ impl<'a> Daemon<'a> {
 /// `pages` of all tasks, by their ids. Before this process has a second thread.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's; pages that a dump still has, and nothing says where.
 pub fn own_pager(
     opts: &Options,
     images: &ImageDir,
@@ -89,6 +110,11 @@ pub fn own_pager(
     let what = || "starting the lazy-pages process".to_owned();
     if let Some(line) = find_daemon(opts)? {
         return Ok(line);
+    }
+    let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
+    if borrower.is_none() && pages.values().any(|pages| pages.any_remote()) {
+        let what = "the dump still has pages, and no lazy-pages command with --page-server listens";
+        return Err(Error::Hook(format!("{what} in {}", opts.work_dir().display())));
     }
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -101,7 +127,8 @@ pub fn own_pager(
             let found = pages.get(&id).cloned();
             found.ok_or_else(|| Error::invalid("pages", format!("there is no task {id}")))
         };
-        match close_standard_files().and_then(|()| serve(&theirs, &restorer, &id, &find)) {
+        match close_standard_files().and_then(|()| serve(&theirs, &restorer, &id, &find, borrower))
+        {
             Ok(()) => {
                 free(opts, images);
                 0
@@ -153,6 +180,7 @@ fn serve(
     restorer: &OwnedFd,
     images: &str,
     pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+    borrower: Option<Borrower>,
 ) -> Result<()> {
     let taken = take_over(line, restorer, images, pages);
     let (spaces, tasks) = match taken {
@@ -163,7 +191,8 @@ fn serve(
         }
     };
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
-    guard::run(spaces, &tasks, || answer(line, b"ok"))?;
+    let remote = borrower.map(|borrower| Remote { borrower, line, restorer });
+    guard::run(spaces, remote, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");
     Ok(())
 }
@@ -180,7 +209,7 @@ fn take_over(
     }
     let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
     for space in handed {
-        spaces.push(Space::new(space.uffd, pages(space.id)?, &space.ranges));
+        spaces.push(Space::new(space.id, space.uffd, pages(space.id)?, &space.ranges));
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))

@@ -11,6 +11,7 @@ use rustix::process::{PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_send_signal};
 use torpor_sys::process::{self, Status};
 use torpor_sys::uffd;
 
+use super::Remote;
 use super::pager::{self, Space};
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -19,23 +20,25 @@ use crate::proc;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Brings in all pages of the address spaces of `tasks` (their pidfds), and calls
-/// `started` when it has begun to. Returns when nothing is missing any more.
+/// `started` when it has begun to. Pages that a dump still has are fetched from `remote`.
+/// Returns when nothing is missing any more.
 ///
 /// # Errors
 /// Whatever keeps a page from being brought in: all tasks, and what they have forked,
 /// have been killed then.
 pub fn run(
     spaces: Vec<Space>,
+    remote: Option<Remote<'_>>,
     tasks: &[OwnedFd],
     started: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let own = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
     // They are the child's to close: for both.
-    let spaces = ManuallyDrop::new(spaces);
+    let held = ManuallyDrop::new((spaces, remote));
     let child = process::fork_with_files(|| {
         let _ = process::set_name(c"torpor-pager");
-        let mut spaces = ManuallyDrop::into_inner(spaces);
-        match pager::run(&mut spaces, &own) {
+        let (mut spaces, remote) = ManuallyDrop::into_inner(held);
+        match pager::run(&mut spaces, remote, &own) {
             Ok(()) => 0,
             Err(error) => {
                 tracing::error!("lazy pages: {error}; the tasks are killed");
@@ -60,11 +63,15 @@ pub fn run(
 /// a userfaultfd here belongs to.
 fn stop(tasks: &[OwnedFd]) {
     loop {
+        let mut below = Vec::new();
         for task in tasks {
-            // What is below it first: it would not be found without it.
+            let _ = pidfd_send_signal(task, Signal::STOP);
             if let Some(pid) = pid_of(task) {
-                kill_below(pid);
+                stop_below(pid, &mut below);
             }
+        }
+        // None of them is left that could see another one's end.
+        for task in below.iter().chain(tasks) {
             let _ = pidfd_send_signal(task, Signal::KILL);
         }
         if !any_left() {
@@ -82,7 +89,8 @@ fn pid_of(task: &OwnedFd) -> Option<i32> {
     pid.trim().parse().ok().filter(|&pid| pid > 0)
 }
 
-fn kill_below(pid: i32) {
+/// Stops all tasks below one that is stopped, and adds them.
+fn stop_below(pid: i32, all: &mut Vec<OwnedFd>) {
     for thread in proc::numbers(pid, "task").unwrap_or_default() {
         let list = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children"));
         for child in list.unwrap_or_default().split_ascii_whitespace() {
@@ -90,8 +98,9 @@ fn kill_below(pid: i32) {
             let Ok(pidfd) = proc::pidfd(child) else { continue };
             // Its pid may be another's by now.
             if proc::stat(child).is_ok_and(|stat| stat.ppid == pid) {
-                kill_below(child);
-                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+                let _ = pidfd_send_signal(&pidfd, Signal::STOP);
+                all.push(pidfd);
+                stop_below(child, all);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Which pages of an address space are not there yet, and where they come from.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 /// Ranges of addresses, each with the address that it had in the images: memory can have
 /// been moved since.
@@ -9,6 +9,8 @@ use std::ops::Range;
 pub struct Missing {
     /// First address to the one behind the last, and the first one's in the images.
     ranges: BTreeMap<u64, (u64, u64)>,
+    /// The first address in the images to the first one here.
+    places: BTreeMap<u64, u64>,
 }
 
 /// A range that is missing.
@@ -34,6 +36,7 @@ impl Missing {
     pub fn insert(&mut self, gap: &Gap) {
         if gap.range.start < gap.range.end {
             self.ranges.insert(gap.range.start, (gap.range.end, gap.source));
+            self.places.insert(gap.source, gap.range.start);
         }
     }
 
@@ -42,10 +45,27 @@ impl Missing {
         self.ranges.is_empty()
     }
 
-    /// The first gap.
-    pub fn first(&self) -> Option<Gap> {
-        let (&start, &(end, source)) = self.ranges.first_key_value()?;
-        Some(Gap { range: start..end, source })
+    /// The gaps from an address on, and then those before it.
+    pub fn from(&self, address: u64) -> impl Iterator<Item = Gap> {
+        let gap = |(&start, &(end, source)): (&u64, &(u64, u64))| Gap { range: start..end, source };
+        let here = self.at(address).map(|gap| gap.within(&(address..u64::MAX)));
+        let behind = self.ranges.range((Bound::Excluded(address), Bound::Unbounded)).map(gap);
+        let before = self.ranges.range(..address).map(gap);
+        here.into_iter().chain(behind).chain(before.map(move |gap| gap.within(&(0..address))))
+    }
+
+    /// The gaps, in order of the images, that pages with these addresses in the images belong in.
+    pub fn of_source(&self, source: &Range<u64>) -> Vec<Gap> {
+        let before = self.places.range(..source.start).next_back();
+        let places = before.into_iter().chain(self.places.range(source.clone()));
+        let gaps = places.filter_map(|(&from, place)| {
+            let (end, _) = self.ranges.get(place)?;
+            let gap = Gap { range: *place..*end, source: from };
+            let to = |address: u64| place.saturating_add(address.saturating_sub(from));
+            let part = gap.within(&(to(source.start)..to(source.end)));
+            (!part.range.is_empty()).then_some(part)
+        });
+        gaps.collect()
     }
 
     /// The gap that `address` lies in.
@@ -62,6 +82,7 @@ impl Missing {
         let mut taken = Vec::new();
         for start in touched {
             let Some((end, source)) = self.ranges.remove(&start) else { continue };
+            self.places.remove(&source);
             let gap = Gap { range: start..end, source };
             self.insert(&gap.within(&(0..range.start)));
             self.insert(&gap.within(&(range.end..u64::MAX)));
@@ -137,6 +158,27 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(&pages(&missing), &single);
+                for (at, source) in single.iter().enumerate() {
+                    let Some(source) = *source else { continue };
+                    let range = at as u64..at as u64 + 1;
+                    prop_assert_eq!(missing.of_source(&(source..source + 1)), [Gap { range, source }]);
+                }
+                for address in 0..PAGES {
+                    let all: Vec<Gap> = missing.from(address).collect();
+                    prop_assert!(all.iter().all(|gap| !gap.range.is_empty()));
+                    let sum: u64 = all.iter().map(|g| g.range.end - g.range.start).sum();
+                    prop_assert_eq!(sum, single.iter().flatten().count() as u64);
+                    let later = single.iter().skip(usize::try_from(address).unwrap());
+                    prop_assert_eq!(
+                        all.first().filter(|gap| gap.range.start >= address).map(|gap| gap.source),
+                        later.flatten().next().copied()
+                    );
+                }
+                let all = missing.of_source(&(0..u64::MAX));
+                prop_assert_eq!(
+                    all.iter().map(|g| g.range.end - g.range.start).sum::<u64>(),
+                    single.iter().flatten().count() as u64
+                );
             }
         }
     }

@@ -6,6 +6,11 @@
 //! `lazy-pages` command if one listens in the work directory, else a process that the
 //! restore leaves behind.
 //!
+//! Pages that a lazy dump has left in its stopped tasks are fetched from there, urgent ones
+//! first. The dump ends its tasks when the pager has everything; until then they can go
+//! on, and do if the pager goes away. If the dump goes away it is the pager that ends the
+//! tasks: at no moment is there a whole tree nowhere.
+//!
 //! **No task ever sees a page that is not its own.** When the last descriptor of a
 //! userfaultfd closes, the kernel gives zeros for what is missing. So there are two
 //! processes with one table of descriptors ([`guard`]): whatever happens to one of
@@ -21,11 +26,32 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use torpor_images::proto::VmaEntry;
 use torpor_sys::socket::{self, Message, Received};
 
 use crate::error::{Context, Error, Result};
+use crate::memory::vma::{MAP_DROPPABLE, status};
+use crate::page_server::Borrower;
 
 pub use daemon::{Daemon, id_of, own_pager};
+
+/// Whether the pages of a mapping can be brought in later. It depends on nothing that two
+/// relatives may have differently in a mapping that one of them inherits.
+pub fn may_wait(vma: &VmaEntry) -> bool {
+    let other = status::VDSO
+        | status::VVAR
+        | status::VSYSCALL
+        | status::FILE_PRIVATE
+        | status::MEMFD
+        | status::SYSVIPC
+        | status::AIO_RING
+        | status::GUARD;
+    // Stacks are needed at once; what is locked is never to be missing.
+    let flags = libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
+    vma.status & status::ANON_PRIVATE != 0
+        && vma.status & other == 0
+        && vma.flags & (flags.cast_unsigned() | MAP_DROPPABLE) == 0
+}
 
 /// The name of the daemon's socket in the work directory.
 const SOCKET: &str = "lazy-pages.socket";
@@ -35,6 +61,8 @@ const RANGES: usize = 2048;
 const RANGE: usize = 16;
 /// More ranges than the kernel lets a task have mappings.
 const MAX_RANGES: usize = 1 << 24;
+/// What the restore says when the tasks run.
+const RESTORED: &[u8] = b"run";
 /// More tasks than any system has.
 const MAX_TASKS: usize = 4 << 20;
 
@@ -63,7 +91,7 @@ impl Line {
     ///
     /// # Errors
     /// The pager's, which is another one's or has other images.
-    pub fn hand_over(self, images: &str, spaces: Vec<Handed>) -> Result<()> {
+    pub fn hand_over(&self, images: &str, spaces: Vec<Handed>) -> Result<()> {
         self.send(images.as_bytes(), &[])?;
         for space in &spaces {
             self.send(&space.id.to_le_bytes(), &[space.uffd.as_fd(), space.pidfd.as_fd()])?;
@@ -86,6 +114,15 @@ impl Line {
         }
     }
 
+    /// Tells the pager that the tasks run. Who fetches pages waits for this before it lets the
+    /// tasks end that they are fetched from.
+    pub fn restored(self) {
+        if let Err(error) = self.send(RESTORED, &[]) {
+            // It has everything and is gone already.
+            tracing::debug!("{error}");
+        }
+    }
+
     fn send(&self, data: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
         let message = Message { data, files, ..Message::default() };
         let sent = socket::send(self.socket.as_fd(), &message, 0);
@@ -104,24 +141,55 @@ fn receive(line: BorrowedFd<'_>, data: &mut [u8]) -> Result<Received> {
     socket::receive(line, data, 0).context(|| "receive".to_owned())
 }
 
+/// The dump that still has pages, and the restore that needs them.
+#[derive(Debug)]
+pub(super) struct Remote<'a> {
+    /// The connection to the dump.
+    pub borrower: Borrower,
+    line: &'a OwnedFd,
+    restorer: &'a OwnedFd,
+}
+
+impl Remote<'_> {
+    /// All pages are here: waits until the restore has come to its end as well, and lets the
+    /// dump end its tasks.
+    ///
+    /// # Errors
+    /// A restore that has failed after all: the tasks are to go on where they were.
+    pub fn conclude(self, buffer: &mut [u8]) -> Result<()> {
+        let mut data = [0; RESTORED.len()];
+        let received = next(self.line, self.restorer, &mut data)?;
+        if &data[..received.len] != RESTORED {
+            return Err(Error::invalid("what the restore says", "is not understood"));
+        }
+        self.borrower.close(buffer)
+    }
+}
+
+/// Waits for a packet of the restore, whose process is `sender`.
+fn next(line: &OwnedFd, sender: &OwnedFd, data: &mut [u8]) -> Result<Received> {
+    let mut fds = [
+        PollFd::from_borrowed_fd(line.as_fd(), PollFlags::IN),
+        PollFd::from_borrowed_fd(sender.as_fd(), PollFlags::IN),
+    ];
+    poll(&mut fds, None).context(|| "poll".to_owned())?;
+    let received = match fds[0].revents().is_empty() {
+        true => Received::default(),
+        false => receive(line.as_fd(), data)?,
+    };
+    match received.len {
+        0 => Err(Error::Hook("the restore has failed".to_owned())),
+        _ => Ok(received),
+    }
+}
+
 /// What a restore hands over: the id of its images, and the address spaces. `sender` is
 /// the process that restores, whose end ends this, too.
 fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Handed>)> {
     let bad = || Error::invalid("what the restore says", "is not understood");
     let mut data = vec![0; RANGES * RANGE];
     let mut next = || -> Result<(Vec<u8>, Vec<OwnedFd>)> {
-        let mut fds = [
-            PollFd::from_borrowed_fd(line.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(sender.as_fd(), PollFlags::IN),
-        ];
-        poll(&mut fds, None).context(|| "poll".to_owned())?;
-        let received = match fds[0].revents().is_empty() {
-            true => Received::default(),
-            false => receive(line.as_fd(), &mut data)?,
-        };
-        if received.len == 0 {
-            return Err(Error::Hook("the restore has failed".to_owned()));
-        }
+        let received = self::next(line, sender, &mut data)?;
         Ok((data[..received.len].to_vec(), received.files))
     };
     let images = String::from_utf8(next()?.0).map_err(|_| bad())?;

@@ -6,25 +6,35 @@
 //! whether it still has one, is never out of date.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_sys::uffd::{self, Event};
 
+use super::Remote;
 use super::missing::{Gap, Missing};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
+use crate::page_server::{Borrower, Request};
 use crate::restore::layers::Pages;
 
 /// Bytes brought in at once when somebody waits: what lies around the page, too.
 const AROUND: u64 = 64 * 1024;
 /// Bytes brought in at once when nobody does.
 const CHUNK: u64 = 256 * 1024;
+/// Requests that are under way when nobody waits: one is being answered while the one before
+/// is put in place. Whoever waits then waits for these first.
+const AHEAD: usize = 2;
+/// Requests that are under way at most.
+const MOST: usize = 64;
 
 /// An address space with pages that are missing.
 #[derive(Debug)]
 pub struct Space {
+    /// The number of its pagemap.
+    id: u64,
     /// The userfaultfd that it is registered with.
     pub uffd: OwnedFd,
     /// What the images have.
@@ -33,24 +43,27 @@ pub struct Space {
     pub missing: Missing,
     /// Pages that are waited for, until events have been read.
     waiting: VecDeque<u64>,
+    /// Where pages are brought in next that nobody waits for.
+    next: u64,
     gone: bool,
 }
 
 impl Space {
     /// An address space that lacks all pages of `ranges`, as far as the images have any.
-    pub fn new(uffd: OwnedFd, pages: Arc<Pages>, ranges: &[(u64, u64)]) -> Self {
+    pub fn new(id: u64, uffd: OwnedFd, pages: Arc<Pages>, ranges: &[(u64, u64)]) -> Self {
         let mut missing = Missing::default();
         for &(start, end) in ranges {
             for (_, range) in pages.within(start..end).filter(|(stretch, _)| !stretch.is_zero()) {
                 missing.insert(&Gap { source: range.start, range });
             }
         }
-        Space { uffd, pages, missing, waiting: VecDeque::new(), gone: false }
+        Space { id, uffd, pages, missing, waiting: VecDeque::new(), next: 0, gone: false }
     }
 
     fn fork(&self, uffd: OwnedFd) -> Self {
         let (pages, missing) = (Arc::clone(&self.pages), self.missing.clone());
-        Space { uffd, pages, missing, waiting: VecDeque::new(), gone: false }
+        let (id, next) = (self.id, self.next);
+        Space { id, uffd, pages, missing, waiting: VecDeque::new(), next, gone: false }
     }
 
     /// Nobody can miss anything any more.
@@ -77,29 +90,50 @@ impl Space {
         }
     }
 
-    /// Brings in what is waited for.
-    fn serve(&mut self, buffer: &mut [u8]) -> Result<()> {
-        while let Some(&page) = self.waiting.front() {
+    /// Brings in what is waited for, or asks for it. False if events have to be read first.
+    fn serve(&mut self, remote: &mut Option<Remote<'_>>, buffer: &mut [u8]) -> Result<bool> {
+        for _ in 0..self.waiting.len() {
+            let Some(page) = self.waiting.pop_front() else { break };
             let around = page & !(AROUND - 1);
             let near = around..around + AROUND;
             let done = match self.missing.at(page) {
+                Some(gap) if self.is_remote(&gap) => {
+                    self.ask(&gap.within(&near), gap.source + (page - gap.range.start), remote)?;
+                    // It waits until the answer is in its place.
+                    self.waiting.push_back(page);
+                    continue;
+                }
                 Some(gap) => {
                     // The page itself first: what lies before it may be of another mapping.
                     let own = gap.within(&(page..near.end));
-                    self.bring(&own, buffer)? && self.rest(&near, buffer)?
+                    self.bring(&own, buffer)? && self.rest(&gap.within(&near).range, buffer)?
                 }
                 None => self.put_zero(page)?,
             };
             if !done {
-                return Ok(());
+                self.waiting.push_front(page);
+                return Ok(self.gone);
             }
-            self.waiting.pop_front();
         }
-        Ok(())
+        Ok(true)
+    }
+
+    fn is_remote(&self, gap: &Gap) -> bool {
+        self.pages.within(gap.source..gap.source + 1).any(|(stretch, _)| stretch.is_remote())
+    }
+
+    /// Asks for the pages of a gap, as if for the one with the address `source` in the images.
+    fn ask(&self, gap: &Gap, source: u64, remote: &mut Option<Remote<'_>>) -> Result<()> {
+        let borrower = &mut remote.as_mut().ok_or_else(|| lost(gap.range.start))?.borrower;
+        if borrower.has_asked(self.id, source) || borrower.waits_for() >= MOST {
+            return Ok(());
+        }
+        let range = gap.source..gap.source + (gap.range.end - gap.range.start);
+        borrower.ask(Request { id: self.id, range })
     }
 
     /// Brings in what is missing in a range.
-    fn rest(&mut self, range: &std::ops::Range<u64>, buffer: &mut [u8]) -> Result<bool> {
+    fn rest(&mut self, range: &Range<u64>, buffer: &mut [u8]) -> Result<bool> {
         while let Some(gap) = self.missing.at(range.start) {
             if !self.bring(&gap.within(range), buffer)? {
                 return Ok(false);
@@ -108,13 +142,23 @@ impl Space {
         Ok(true)
     }
 
-    /// Brings in a part that nobody waits for.
-    fn go_on(&mut self, buffer: &mut [u8]) -> Result<()> {
-        if let Some(gap) = self.missing.first() {
-            let part = gap.range.start..gap.range.start + CHUNK;
-            self.bring(&gap.within(&part), buffer)?;
+    /// Brings in a part that nobody waits for, or asks for it. False if there is nothing to do
+    /// but to wait for what was asked for.
+    fn go_on(&mut self, remote: &mut Option<Remote<'_>>, buffer: &mut [u8]) -> Result<bool> {
+        let asked = |gap: &Gap| {
+            let borrower = remote.as_ref().map(|remote| &remote.borrower);
+            borrower.is_some_and(|borrower| borrower.has_asked(self.id, gap.source))
+        };
+        let Some(gap) = self.missing.from(self.next).find(|gap| !asked(gap)) else {
+            return Ok(false);
+        };
+        let gap = gap.within(&(gap.range.start..gap.range.start + CHUNK));
+        self.next = gap.range.end;
+        match self.is_remote(&gap) {
+            true => self.ask(&gap, gap.source, remote)?,
+            false => drop(self.bring(&gap, buffer)?),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Brings in a gap of at most [`CHUNK`] bytes. False if events have to be read first.
@@ -125,11 +169,31 @@ impl Space {
             let at = |address: u64| usize::try_from(address - gap.source).unwrap_or(usize::MAX);
             stretch.read(range.start, &mut bytes[at(range.start)..at(range.end)])?;
         }
+        self.put(gap.range.start, bytes)
+    }
+
+    /// Puts in place what was asked for, as far as it is missing still. False if events have to
+    /// be read first.
+    fn receive(&mut self, source: &Range<u64>, bytes: &[u8]) -> Result<bool> {
+        for gap in self.missing.of_source(source) {
+            let from = usize::try_from(gap.source - source.start).unwrap_or(usize::MAX);
+            let len = usize::try_from(gap.range.end - gap.range.start).unwrap_or(usize::MAX);
+            let part = bytes.get(from..from.saturating_add(len));
+            if !self.put(gap.range.start, part.ok_or_else(|| lost(gap.range.start))?)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts pages in place. False if events have to be read first.
+    fn put(&mut self, place: u64, bytes: &[u8]) -> Result<bool> {
         let page = usize::try_from(PAGE).unwrap_or(4096);
         let mut at = 0;
+        let len = bytes.len();
         let mut size = len;
-        while at < len {
-            let to = gap.range.start + at as u64;
+        while at < len && !self.gone {
+            let to = place + at as u64;
             let end = (at + size).min(len);
             match uffd::copy(self.uffd.as_fd(), to, &bytes[at..end]) {
                 Ok(n) => {
@@ -176,8 +240,11 @@ impl Space {
         }
     }
 
+    /// What is in place is not missing, and whoever waited for it was woken.
     fn settle(&mut self, at: u64, len: u64) {
-        self.missing.take(&(at..at + len));
+        let range = at..at + len;
+        self.missing.take(&range);
+        self.waiting.retain(|page| !range.contains(page));
     }
 
     /// Whoever waits looks again: the page is there, or its mapping is not.
@@ -191,49 +258,122 @@ fn lost(at: u64) -> Error {
     Error::invalid("pages", format!("the gap at {at:x} is larger than what was asked for"))
 }
 
+/// What was asked for and has come.
+struct Answer {
+    request: Request,
+    bytes: Vec<u8>,
+    /// Whether it is still to be put in place.
+    is_held: bool,
+}
+
+impl Answer {
+    /// Puts the answer in place wherever it is missing, or holds it until events have been read.
+    fn put(&mut self, spaces: &mut [Space]) -> Result<()> {
+        let Request { id, range } = &self.request;
+        let len = usize::try_from(range.end - range.start).unwrap_or(0);
+        self.is_held = false;
+        for space in spaces.iter_mut().filter(|space| space.id == *id && !space.gone) {
+            let placed = space.receive(range, &self.bytes[..len])?;
+            self.is_held |= !placed && !space.gone;
+        }
+        Ok(())
+    }
+}
+
 /// Brings in everything. `other` is watched meanwhile: its end is an error.
 ///
 /// # Errors
-/// Pages that cannot be read, or are not those that were sealed; the kernel's. Then
-/// `spaces` are those that lack pages still. They must not be dropped while a task runs
-/// in one of them.
-pub fn run(spaces: &mut Vec<Space>, other: &OwnedFd) -> Result<()> {
+/// Pages that cannot be read, or are not those that were sealed; a dump that is gone with
+/// them; the kernel's. Then `spaces` are those that lack pages still. They must not be
+/// dropped while a task runs in one of them.
+pub fn run(spaces: &mut Vec<Space>, mut remote: Option<Remote<'_>>, other: &OwnedFd) -> Result<()> {
     let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
+    let request = Request { id: 0, range: 0..0 };
+    let mut answer = Answer { request, bytes: buffer.clone(), is_held: false };
     let mut next = 0;
+    let mut idle = false;
     loop {
         spaces.retain(|space| !space.is_done());
         if spaces.is_empty() {
-            return Ok(());
+            return remote.map_or(Ok(()), |remote| remote.conclude(&mut buffer));
         }
-        let ready = look(spaces, other)?;
+        let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), other, idle)?;
         let mut children = Vec::new();
-        let mut loud = spaces.iter_mut().zip(&ready).filter(|(_, ready)| **ready);
+        let mut loud = spaces.iter_mut().zip(&ready.spaces).filter(|(_, ready)| **ready);
         let read = loud.try_for_each(|(space, _)| space.read_events(&mut children));
         spaces.append(&mut children);
         read?;
-        for space in spaces.iter_mut().filter(|space| !space.waiting.is_empty()) {
-            space.serve(&mut buffer)?;
+        if answer.is_held {
+            answer.put(spaces)?;
+        } else if let Some(remote) = remote.as_mut().filter(|_| ready.answer) {
+            answer.request = remote.borrower.receive(&mut answer.bytes)?;
+            answer.put(spaces)?;
         }
-        if !ready.contains(&true) {
-            next = (next + 1) % spaces.len();
-            spaces[next].go_on(&mut buffer)?;
+        let mut held = answer.is_held;
+        for space in spaces.iter_mut().filter(|space| !space.waiting.is_empty()) {
+            held |= !space.serve(&mut remote, &mut buffer)?;
+        }
+        let quiet = !ready.spaces.contains(&true);
+        idle = quiet && !go_on(spaces, &mut next, &mut remote, &mut buffer)? && !held;
+        if let Some(remote) = &mut remote {
+            remote.borrower.flush()?;
         }
     }
 }
 
-/// Which of the spaces have something to say.
-fn look(spaces: &[Space], other: &OwnedFd) -> Result<Vec<bool>> {
-    let mut fds: Vec<PollFd<'_>> = std::iter::once(other)
-        .chain(spaces.iter().map(|space| &space.uffd))
-        .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+/// Does a little for one of the spaces, where nobody waits. False if there is nothing to do
+/// before an answer comes.
+fn go_on(
+    spaces: &mut [Space],
+    next: &mut usize,
+    remote: &mut Option<Remote<'_>>,
+    buffer: &mut [u8],
+) -> Result<bool> {
+    if remote.as_ref().is_some_and(|remote| remote.borrower.waits_for() >= AHEAD) {
+        return Ok(false);
+    }
+    for _ in 0..spaces.len() {
+        *next = (*next + 1) % spaces.len();
+        if spaces[*next].go_on(remote, buffer)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Who has something to say.
+struct Ready {
+    spaces: Vec<bool>,
+    answer: bool,
+}
+
+/// Looks who has something to say; waits until somebody has if there is nothing else to do.
+fn look(
+    spaces: &[Space],
+    mut borrower: Option<&mut Borrower>,
+    other: &OwnedFd,
+    idle: bool,
+) -> Result<Ready> {
+    let has_answer = borrower.as_mut().is_some_and(|borrower| borrower.has_answer());
+    let ends = [Some(other.as_fd()), borrower.as_ref().map(|borrower| borrower.as_fd())];
+    let mut fds: Vec<PollFd<'_>> = (spaces.iter().map(|space| space.uffd.as_fd()))
+        .chain(ends.into_iter().flatten())
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    match poll(&mut fds, Some(&Timespec::default())) {
+    let wait = (!idle || has_answer).then(Timespec::default);
+    match poll(&mut fds, wait.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(e) => return Err(e).context(|| "poll".to_owned()),
     }
-    let mut ready = fds.iter().map(|fd| fd.revents().contains(PollFlags::IN));
-    if ready.next() == Some(true) {
+    let (spaces, ends) = fds.split_at(spaces.len());
+    let is_ready = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
+    if ends.first().is_some_and(is_ready) {
         return Err(Error::Hook("the process that watches over the pager has ended".to_owned()));
     }
-    Ok(ready.collect())
+    let loud = ends.get(1).is_some_and(|fd| !fd.revents().is_empty());
+    let answer = has_answer || loud && borrower.as_ref().is_some_and(|b| b.waits_for() > 0);
+    if loud && !answer && borrower.as_ref().is_some_and(|borrower| borrower.is_alone()) {
+        return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
+    }
+    Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer })
 }

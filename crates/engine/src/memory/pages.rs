@@ -124,6 +124,9 @@ pub enum Source {
     Stopped(Arc<File>),
     /// The memory of the twin of a process: to be copied when that runs on.
     Twin(Arc<File>),
+    /// The memory of a process that stays stopped until a lazy restore has asked for it: not to
+    /// be copied at all.
+    Served(Arc<File>),
     /// The memory of a process that runs on and may have less of it by now.
     Running(Arc<File>),
     /// A System V segment, by offset: its last page can hold more than its file shows.
@@ -193,6 +196,7 @@ impl Plan {
         let same = match (last, source) {
             (Source::File(a), Source::File(b))
             | (Source::Stopped(a), Source::Stopped(b))
+            | (Source::Served(a), Source::Served(b))
             | (Source::Twin(a), Source::Twin(b))
             | (Source::Running(a), Source::Running(b)) => Arc::ptr_eq(a, b),
             (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
@@ -276,7 +280,7 @@ pub fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Resu
         }
         Source::File(file) => read_each(ranges, buffer, |part, at| read_to_end(file, part, at)),
         // The kernel shows no memory at all of a process that has been killed.
-        Source::Stopped(file) | Source::Twin(file) => {
+        Source::Stopped(file) | Source::Twin(file) | Source::Served(file) => {
             read_each(ranges, buffer, |part, at| file.read_exact_at(part, at))
         }
         Source::Running(file) => read_each(ranges, buffer, |part, at| read_what_is(file, part, at)),

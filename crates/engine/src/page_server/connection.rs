@@ -3,7 +3,12 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::ops::DerefMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use rustls::{ConnectionCommon, SideData, StreamOwned};
 
 use super::tls;
 use crate::error::{Context, Error, Result};
@@ -11,6 +16,10 @@ use crate::options::PageServer;
 
 /// Bytes of small messages that are sent together.
 const BUFFER: usize = 64 * 1024;
+/// After so long without a word the other end is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How often, before it is taken to be gone.
+const PROBES: u32 = 3;
 
 /// One end: bytes in both directions, encrypted or not.
 pub struct Connection {
@@ -19,8 +28,37 @@ pub struct Connection {
     said: Vec<u8>,
 }
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait Stream: Read + Write {
+    /// Whether bytes that have come in already can be read.
+    fn has_more(&mut self) -> bool;
+
+    fn socket(&self) -> &File;
+}
+
+impl Stream for File {
+    fn has_more(&mut self) -> bool {
+        false
+    }
+
+    fn socket(&self) -> &File {
+        self
+    }
+}
+
+impl<C, D> Stream for StreamOwned<C, File>
+where
+    C: DerefMut<Target = ConnectionCommon<D>>,
+    D: SideData,
+{
+    fn has_more(&mut self) -> bool {
+        // An error shows itself when it is read.
+        self.conn.process_new_packets().is_ok_and(|state| state.plaintext_bytes_to_read() > 0)
+    }
+
+    fn socket(&self) -> &File {
+        &self.sock
+    }
+}
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -43,7 +81,7 @@ impl Connection {
             None => {
                 let name = format!("page server {host} port {}", to.port);
                 let stream = TcpStream::connect((host, to.port)).context(|| name)?;
-                stream.set_nodelay(true).context(|| "TCP_NODELAY".to_owned())?;
+                prepare(&stream).context(|| "setsockopt".to_owned())?;
                 stream.into()
             }
         };
@@ -56,6 +94,29 @@ impl Connection {
     fn over(stream: impl Stream + 'static) -> Self {
         Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER) }
     }
+
+    /// Whether something can be read that [`Connection::as_fd`] does not tell of.
+    pub fn has_more(&mut self) -> bool {
+        self.stream.has_more()
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.socket().as_fd()
+    }
+}
+
+/// Small messages go at once, and an end that is not there any more is missed: tasks may be
+/// waiting for it, stopped.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    let patience = (SILENCE * (PROBES + 1)).as_millis();
+    Ok(sockopt::set_tcp_user_timeout(stream, u32::try_from(patience).unwrap_or(u32::MAX))?)
 }
 
 impl Read for Connection {
@@ -130,7 +191,7 @@ impl<'a> Listener<'a> {
             (Some(listening), _) => {
                 let (stream, from) = listening.accept().context(|| "accept".to_owned())?;
                 tracing::info!("accepted a connection from {from}");
-                stream.set_nodelay(true).context(|| "TCP_NODELAY".to_owned())?;
+                prepare(&stream).context(|| "setsockopt".to_owned())?;
                 stream.into()
             }
             (None, Some(socket)) => socket.try_clone().context(|| "dup".to_owned())?,

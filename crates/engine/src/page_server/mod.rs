@@ -3,14 +3,21 @@
 //! A dump or pre-dump with `--page-server` sends its pagemaps and pages to a server on
 //! another host, which writes them there; all other images stay local and are few. The
 //! protocol is CRIU's.
+//!
+//! A lazy dump turns this around: its tasks stay stopped, and it serves their pages
+//! ([`Lender`]) to the pager of a restore that runs already ([`Borrower`]).
 
+mod borrower;
 mod client;
 mod connection;
+mod lender;
 mod protocol;
 mod server;
 mod tls;
 
+pub use borrower::{Borrower, Request};
 pub use client::Sender;
+pub use lender::{Lender, Lent, Returned};
 pub use protocol::Object;
 pub use server::{Listener, serve};
 

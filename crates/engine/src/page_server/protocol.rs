@@ -4,6 +4,9 @@
 //! the operation in the low 16 bits of the first word and a pagemap's flags in the high
 //! ones, then the number of pages, an address, and the object whose memory it is. Pages
 //! follow [`Op::AddPages`]. The server answers what has an answer, see [`Op`].
+//!
+//! To a lazy restore the dump itself is the server: it gets [`Op::Get`] and
+//! [`Op::Close`], and nothing else.
 
 use std::io::{self, Read, Write};
 
@@ -24,6 +27,9 @@ pub enum Op {
     Parent,
     /// A run of pages, which follow.
     AddPages,
+    /// A run of pages is wanted of a task, whose number goes without its kind here. Answered
+    /// by [`Op::AddPages`] with the same address, for as many pages or fewer.
+    Get,
     /// All has been sent. Answered by a 32-bit status, 0 when everything is written.
     Close,
     /// The client gives up; what was sent is worthless. Answered as [`Op::Close`] is.
@@ -31,11 +37,12 @@ pub enum Op {
 }
 
 impl Op {
-    const ALL: [(Op, u32); 6] = [
+    const ALL: [(Op, u32); 7] = [
         (Op::Hole, 2),
         (Op::Open, 4),
         (Op::Parent, 5),
         (Op::AddPages, 6),
+        (Op::Get, 7),
         (Op::Close, 0x1023),
         (Op::Abandon, 0x1024),
     ];
@@ -113,7 +120,11 @@ impl Command {
     /// The connection's; an object that has no number on the wire.
     pub fn send(&self, out: &mut impl Write) -> io::Result<()> {
         let mut bytes = [0; Self::SIZE];
-        let object = self.object.map_or(Ok(0), Object::encode)?;
+        let object = match (self.op, self.object) {
+            (_, None) => 0,
+            (Op::Get, Some(object)) => object.id,
+            (_, Some(object)) => object.encode()?,
+        };
         bytes[..4].copy_from_slice(&(self.op.number() | self.flags << 16).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.pages.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.vaddr.to_le_bytes());
@@ -136,6 +147,7 @@ impl Command {
         let object = match op {
             Op::Close | Op::Abandon => None,
             Op::Hole | Op::AddPages => Object::decode(long(16)),
+            Op::Get => Some(Object { kind: kind::PAGEMAP, id: long(16) }),
             Op::Open | Op::Parent => {
                 let word = long(16);
                 Some(Object::decode(word).ok_or_else(|| wrong(format!("object {word:#x}")))?)

@@ -79,6 +79,10 @@ impl<'a> Receiver<'a> {
                     answer(connection, &i32::from(there).to_le_bytes())?;
                 }
                 Op::Hole | Op::AddPages => self.run(&command, connection)?,
+                Op::Get => {
+                    let reason = "the client asked for pages: only a lazy dump serves them";
+                    return Err(Error::invalid("page server", reason));
+                }
                 Op::Close => return self.finish_current(),
                 Op::Abandon => {
                     return Err(Error::Hook("the dump on the other end has failed".to_owned()));

@@ -72,12 +72,14 @@ pub fn server(socket: File, files: &Tls) -> Result<StreamOwned<ServerConnection,
         .with_crls(keys.crls)
         .build()
         .map_err(|error| failed("the certificate authority", &error))?;
-    let config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| failed("TLS", &error))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(keys.chain, keys.key)
         .map_err(|error| failed("our certificate", &error))?;
+    // No connection is ever resumed.
+    config.send_tls13_tickets = 0;
     let mut end = ServerConnection::new(Arc::new(config)).map_err(|error| failed("TLS", &error))?;
     let mut socket = socket;
     while end.is_handshaking() {

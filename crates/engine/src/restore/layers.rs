@@ -16,26 +16,45 @@ use crate::error::{Error, Result};
 pub struct Stretch {
     /// Their addresses (offsets into an object of shared memory).
     pub range: Range<u64>,
-    /// The pages file and the offset in it; none for pages of zeros.
-    from: Option<(Arc<PagesReader>, u64)>,
+    from: Place,
+}
+
+/// Where pages are.
+#[derive(Debug, Clone)]
+enum Place {
+    /// Nowhere: they are zero.
+    Zero,
+    /// In a pages file, from this offset on.
+    File(Arc<PagesReader>, u64),
+    /// Still in the tasks that were dumped; their dump serves them.
+    Remote,
 }
 
 impl Stretch {
     /// Whether the pages hold nothing but zeros.
     pub fn is_zero(&self) -> bool {
-        self.from.is_none()
+        matches!(self.from, Place::Zero)
+    }
+
+    /// Whether the pages have to be fetched from the dump that still has them.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.from, Place::Remote)
     }
 
     /// Reads what belongs at `address`, which lies in the stretch as the end of `buffer`
     /// does.
     ///
     /// # Errors
-    /// The file's.
+    /// The file's; pages that are not in a file.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.from {
-            None => buffer.fill(0),
-            Some((file, offset)) => {
+            Place::Zero => buffer.fill(0),
+            Place::File(file, offset) => {
                 file.read_exact_at(buffer, offset + (address - self.range.start))?;
+            }
+            Place::Remote => {
+                let what = format!("the pages at {address:x} are with the dump that serves them");
+                return Err(Error::invalid("pages", what));
             }
         }
         Ok(())
@@ -57,7 +76,7 @@ impl Pages {
         let map = Pagemap::read(images, kind, id)?;
         let everything: Vec<Range<u64>> = map.runs.iter().map(Run::range).collect();
         let mut stretches = Vec::new();
-        let mut wanted = take(images, &map, &everything, &mut stretches)?;
+        let mut wanted = take(images, &map, &everything, true, &mut stretches)?;
         let mut parent = None;
         while !wanted.is_empty() {
             let lower = parent.as_ref().unwrap_or(images).parent()?;
@@ -69,7 +88,7 @@ impl Pages {
             if let Some(missing) = first_gap(&map, &wanted) {
                 return Err(nowhere(&lower, kind, id, &missing));
             }
-            wanted = take(&lower, &map, &wanted, &mut stretches)?;
+            wanted = take(&lower, &map, &wanted, false, &mut stretches)?;
             parent = Some(lower);
         }
         stretches.sort_unstable_by_key(|stretch| stretch.range.start);
@@ -78,8 +97,15 @@ impl Pages {
 
     /// Whether each page that is read is known to be right by itself.
     pub fn are_verified_singly(&self) -> bool {
-        let mut files = self.stretches.iter().filter_map(|stretch| stretch.from.as_ref());
-        files.all(|(file, _)| file.verifies_each())
+        self.stretches.iter().all(|stretch| match &stretch.from {
+            Place::File(file, _) => file.verifies_each(),
+            Place::Zero | Place::Remote => true,
+        })
+    }
+
+    /// Whether there are pages that have to be fetched from the dump that still has them.
+    pub fn any_remote(&self) -> bool {
+        self.stretches.iter().any(Stretch::is_remote)
     }
 
     /// All stretches, in order.
@@ -103,11 +129,13 @@ impl Pages {
 }
 
 /// Takes those `wanted` pages that `images` itself has; returns those that its parent is
-/// to have. Both lists are sorted and disjoint.
+/// to have. Both lists are sorted and disjoint. Only the dump of the `newest` images can
+/// still be there to serve pages.
 fn take(
     images: &ImageDir,
     map: &Pagemap,
     wanted: &[Range<u64>],
+    newest: bool,
     out: &mut Vec<Stretch>,
 ) -> Result<Vec<Range<u64>>> {
     let mut file = None;
@@ -126,14 +154,15 @@ fn take(
                 continue;
             }
             let from = match offset {
+                None if run.lazy && newest => Place::Remote,
                 None if run.lazy => return Err(elsewhere(images, map, &run)),
-                None => None,
+                None => Place::Zero,
                 Some(offset) => {
                     let file = match &file {
                         Some(file) => Arc::clone(file),
                         None => Arc::clone(file.insert(Arc::new(PagesReader::open(images, map)?))),
                     };
-                    Some((file, offset + (part.start - range.start)))
+                    Place::File(file, offset + (part.start - range.start))
                 }
             };
             out.push(Stretch { range: part, from });
@@ -170,7 +199,7 @@ fn nowhere(images: &ImageDir, kind: Kind, id: u64, range: &Range<u64>) -> Error 
 fn elsewhere(images: &ImageDir, map: &Pagemap, run: &Run) -> Error {
     Error::invalid(
         images.path().join(kind::PAGES.file_name(map.pages_id.into())).display().to_string(),
-        format!("pages at {:x} are with a page server, which is not supported", run.vaddr),
+        format!("pages at {:x} were left to a lazy restore: nothing can build on them", run.vaddr),
     )
 }
 

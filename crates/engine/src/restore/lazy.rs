@@ -11,7 +11,6 @@ use torpor_sys::uffd;
 use super::Restore;
 use crate::error::{Context, Error, Result};
 use crate::lazy::{self, Handed};
-use crate::memory::vma::{MAP_DROPPABLE, status};
 use crate::namespace::NsKind;
 use crate::proc;
 
@@ -19,12 +18,17 @@ use crate::proc;
 /// restored at once then. Before this process has a second thread.
 ///
 /// # Errors
-/// The pager's.
+/// Pages that can only be fetched later; the pager's.
 pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
-    if !cx.opts.lazy_pages {
-        return Ok(());
-    }
-    if let Some(why) = obstacle(cx) {
+    let why = if cx.opts.lazy_pages { obstacle(cx) } else { Some("--lazy-pages is not given") };
+    if let Some(why) = why {
+        if cx.tasks.iter().any(|task| task.image.pages.any_remote()) {
+            let what = "the dump still has pages, which only a lazy restore can fetch";
+            return Err(Error::Hook(format!("{what}: {why}")));
+        }
+        if !cx.opts.lazy_pages {
+            return Ok(());
+        }
         tracing::warn!("All memory is restored at once: {why}");
         return Ok(());
     }
@@ -49,23 +53,9 @@ fn obstacle(cx: &Restore<'_>) -> Option<&'static str> {
 }
 
 impl Restore<'_> {
-    /// Whether the pages of a mapping are left to the pager. It depends on nothing that
-    /// two relatives may have differently in a mapping that one of them inherits.
+    /// Whether the pages of a mapping are left to the pager.
     pub(super) fn leaves(&self, vma: &VmaEntry) -> bool {
-        let other = status::VDSO
-            | status::VVAR
-            | status::VSYSCALL
-            | status::FILE_PRIVATE
-            | status::MEMFD
-            | status::SYSVIPC
-            | status::AIO_RING
-            | status::GUARD;
-        // Stacks are needed at once; what is locked is never to be missing.
-        let flags = libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
-        self.is_lazy
-            && vma.status & status::ANON_PRIVATE != 0
-            && vma.status & other == 0
-            && vma.flags & (flags.cast_unsigned() | MAP_DROPPABLE) == 0
+        self.is_lazy && lazy::may_wait(vma)
     }
 }
 
@@ -75,9 +65,7 @@ impl Restore<'_> {
 /// # Errors
 /// The kernel's; the pager's.
 pub fn hand_over(cx: &mut Restore<'_>) -> Result<()> {
-    if cx.pager.is_none() {
-        return Ok(());
-    }
+    let Some(pager) = cx.pager.take() else { return Ok(()) };
     let mut spaces = Vec::new();
     for task in 0..cx.tasks.len() {
         let image = &cx.tasks[task].image;
@@ -91,10 +79,9 @@ pub fn hand_over(cx: &mut Restore<'_>) -> Result<()> {
         }
     }
     let images = lazy::id_of(&cx.images)?;
-    match cx.pager.take() {
-        Some(pager) => pager.hand_over(&images, spaces),
-        None => Ok(()),
-    }
+    pager.hand_over(&images, spaces)?;
+    cx.pager = Some(pager);
+    Ok(())
 }
 
 fn register(cx: &mut Restore<'_>, task: usize, ranges: Vec<(u64, u64)>) -> Result<Handed> {

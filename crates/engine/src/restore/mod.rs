@@ -145,6 +145,9 @@ pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     task::complete(&mut cx)?;
     network::unlock_and_wake(&mut cx)?;
     task::wake(&mut cx);
+    if let Some(pager) = cx.pager.take() {
+        pager.restored();
+    }
     network::let_go(&mut cx);
     cx.cgroups.keep();
     // The tasks run: there is nothing left that an error could undo.

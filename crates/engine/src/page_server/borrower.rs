@@ -1,0 +1,144 @@
+//! The pager's end of a connection to the dump that still has the pages.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::net::{RecvFlags, recv};
+use torpor_images::kind;
+
+use super::connection::Connection;
+use super::protocol::{Command, Object, Op};
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::PAGE;
+use crate::options::PageServer;
+
+/// Pages of a task, by the addresses that they have in the images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The number of the task's pagemap.
+    pub id: u64,
+    /// From the first page to behind the last.
+    pub range: Range<u64>,
+}
+
+/// Asks for pages. Answers come in the order of the requests.
+#[derive(Debug)]
+pub struct Borrower {
+    connection: Connection,
+    asked: VecDeque<Request>,
+}
+
+impl Borrower {
+    /// Connects to the dump.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or has no right certificate.
+    pub fn connect(to: &PageServer) -> Result<Self> {
+        Ok(Borrower { connection: Connection::connect(to)?, asked: VecDeque::new() })
+    }
+
+    /// How many requests have not been answered.
+    pub fn waits_for(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// Whether a page has been asked for.
+    pub fn has_asked(&self, id: u64, address: u64) -> bool {
+        self.asked.iter().any(|request| request.id == id && request.range.contains(&address))
+    }
+
+    /// Asks for pages; sent by [`Borrower::flush`].
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn ask(&mut self, request: Request) -> Result<()> {
+        let Request { id, range } = &request;
+        let pages = u32::try_from((range.end - range.start) / PAGE);
+        let pages = pages.map_err(|_| Error::invalid("page client", "too many pages"))?;
+        let object = Some(Object { kind: kind::PAGEMAP, id: *id });
+        let command = Command { op: Op::Get, flags: 0, pages, vaddr: range.start, object };
+        command.send(&mut self.connection).context(|| "ask for pages".to_owned())?;
+        self.asked.push_back(request);
+        Ok(())
+    }
+
+    /// Sends what was asked for.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn flush(&mut self) -> Result<()> {
+        self.connection.flush().context(|| "ask for pages".to_owned())
+    }
+
+    /// Whether an answer can be read, without the kernel's being asked.
+    pub fn has_answer(&mut self) -> bool {
+        !self.asked.is_empty() && self.connection.has_more()
+    }
+
+    /// Whether the dump has gone away. What can be read need not be an answer: the
+    /// encryption has messages of its own.
+    pub fn is_alone(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&self.connection, &mut [0], flags) {
+            Ok((_, len)) => len == 0,
+            Err(error) => error != rustix::io::Errno::AGAIN,
+        }
+    }
+
+    /// Waits for the answer to the first request, which fills the beginning of `buffer`: pages
+    /// that were asked for, if not all of them.
+    ///
+    /// # Errors
+    /// The connection's: the dump is gone; an answer to another question.
+    pub fn receive(&mut self, buffer: &mut [u8]) -> Result<Request> {
+        let lost = || "the dump that serves the pages".to_owned();
+        let answer = Command::receive(&mut self.connection)?;
+        let request = self.asked.pop_front().ok_or_else(|| wrong("pages that nobody asked for"))?;
+        let Request { id, range } = request;
+        let end = range.start.checked_add(u64::from(answer.pages) * PAGE);
+        let end = end.filter(|&end| end > range.start && end <= range.end);
+        let (Op::AddPages, Some(end), true) = (answer.op, end, answer.vaddr == range.start) else {
+            return Err(wrong("other pages than were asked for"));
+        };
+        let len = usize::try_from(end - range.start).unwrap_or(usize::MAX);
+        let bytes = buffer.get_mut(..len).ok_or_else(|| wrong("too many pages"))?;
+        self.connection.read_exact(bytes).context(lost)?;
+        Ok(Request { id, range: range.start..end })
+    }
+
+    /// Tells the dump that all pages are here. When this returns its tasks are gone.
+    ///
+    /// # Errors
+    /// If the dump has taken its tasks back. If it does not answer any more that is no
+    /// error: it knew, and cannot go on.
+    pub fn close(mut self, buffer: &mut [u8]) -> Result<()> {
+        while !self.asked.is_empty() {
+            self.receive(buffer)?;
+        }
+        let close = Command::bare(Op::Close, None);
+        let sent = close.send(&mut self.connection).and_then(|()| self.connection.flush());
+        sent.context(|| "the dump that serves the pages".to_owned())?;
+        let mut status = [0; 4];
+        match self.connection.read_exact(&mut status).map(|()| i32::from_le_bytes(status)) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(Error::Hook("the tasks go on where they were dumped".to_owned())),
+            Err(error) => {
+                let risk = "make sure that the tasks have ended where they were dumped";
+                tracing::warn!("the dump does not say that it has ended: {error}; {risk}");
+                Ok(())
+            }
+        }
+    }
+}
+
+impl AsFd for Borrower {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+fn wrong(what: &str) -> Error {
+    Error::invalid("page server", format!("it sent {what}"))
+}

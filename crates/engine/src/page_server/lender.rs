@@ -1,0 +1,143 @@
+//! A dump whose pages are fetched by the restore: they stay in the stopped tasks until then.
+
+use std::collections::HashMap;
+use std::io::{BufReader, Write};
+
+use torpor_images::pagemap::PE_PRESENT;
+
+use super::connection::{Connection, Listener};
+use super::protocol::{Command, Op};
+use crate::error::{Context, Error, Result};
+use crate::memory::pages::{self, CHUNK, Found, Source};
+use crate::memory::vma::PAGE;
+use crate::options::Options;
+
+/// Bytes of requests that are read at once.
+const REQUESTS: usize = 64 * Command::SIZE;
+
+/// The pages that a restore can ask for, by the number of the task's pagemap.
+#[derive(Debug, Default)]
+pub struct Lent(HashMap<u64, (Source, Vec<Found>)>);
+
+impl Lent {
+    /// Adds a run behind those before it.
+    pub fn push(&mut self, id: u64, source: Source, run: Found) {
+        let (_, runs) = self.0.entry(id).or_insert_with(|| (source, Vec::new()));
+        pages::push(runs, run);
+    }
+
+    /// Where pages of a task are read, and how many of those asked for follow each other.
+    fn find(&self, id: u64, address: u64, count: u32) -> Option<(&Source, u64)> {
+        let (source, runs) = self.0.get(&id)?;
+        let run = &runs[..runs.partition_point(|run| run.start <= address)].last()?;
+        let left = run.end.saturating_sub(address) / PAGE;
+        let whole = address.is_multiple_of(PAGE) && left > 0 && count > 0;
+        whole.then_some((source, left.min(count.into())))
+    }
+}
+
+/// Listens for the restore's pager.
+#[derive(Debug)]
+pub struct Lender<'a> {
+    listener: Listener<'a>,
+}
+
+impl<'a> Lender<'a> {
+    /// Begins to listen if the dump is to be lazy.
+    ///
+    /// # Errors
+    /// What a lazy dump cannot be besides; an address that is none of this host's.
+    pub fn listen(opts: &'a Options) -> Result<Option<Self>> {
+        if !opts.lazy_pages {
+            return Ok(None);
+        }
+        if opts.leave_running || opts.leave_stopped {
+            let what = "--lazy-pages of a dump that leaves the tasks, which would then run twice";
+            return Err(Error::Unsupported(what.to_owned()));
+        }
+        if opts.seal.is_some() {
+            let what = "--encrypt with --lazy-pages: the protocol has no place for sealed pages";
+            return Err(Error::Unsupported(format!("{what}, and plain ones must not leave")));
+        }
+        let Some(server) = &opts.page_server else {
+            let what = "--lazy-pages needs a --port, for the restore to fetch the pages from";
+            return Err(Error::Hook(what.to_owned()));
+        };
+        Ok(Some(Lender { listener: Listener::new(server)? }))
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> Option<u16> {
+        self.listener.port()
+    }
+
+    /// Serves pages until the restore has all. It does not go on before
+    /// [`Returned::answer`].
+    ///
+    /// # Errors
+    /// The connection's, which is also the end of a restore that has failed; tasks that were
+    /// killed meanwhile.
+    pub fn serve(self, lent: &Lent) -> Result<Returned> {
+        let mut connection = self.listener.accept()?;
+        let mut buffer = vec![0; Command::SIZE + CHUNK];
+        let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
+        loop {
+            let command = Command::receive(&mut requests)?;
+            match command.op {
+                Op::Get => lend(lent, &command, requests.get_mut(), &mut buffer)?,
+                Op::Close => return Ok(Returned { connection }),
+                Op::Abandon => {
+                    return Err(Error::Hook("the restore on the other end has failed".to_owned()));
+                }
+                _ => return Err(wrong("what only a dump sends")),
+            }
+            if requests.buffer().is_empty() {
+                requests.get_mut().flush().context(|| "send pages".to_owned())?;
+            }
+        }
+    }
+}
+
+/// A restore that has all pages.
+#[derive(Debug)]
+#[must_use = "the other end waits for an answer"]
+pub struct Returned {
+    connection: Connection,
+}
+
+impl Returned {
+    /// Tells it whether the tasks are its own now: they are no more here.
+    pub fn answer(mut self, gone: bool) {
+        let status: i32 = if gone { 0 } else { -1 };
+        let told = self.connection.write_all(&status.to_le_bytes());
+        if let Err(error) = told.and_then(|()| self.connection.flush()) {
+            tracing::warn!("answer the restore: {error}");
+        }
+    }
+}
+
+fn lend(lent: &Lent, asked: &Command, to: &mut Connection, buffer: &mut [u8]) -> Result<()> {
+    let id = asked.object.map_or(0, |object| object.id);
+    let found = lent.find(id, asked.vaddr, asked.pages);
+    let (source, count) = found.ok_or_else(|| wrong("a request for pages that are not lent"))?;
+    let pages = u32::try_from(count).unwrap_or(asked.pages);
+    let answer = Command { op: Op::AddPages, flags: PE_PRESENT, pages, ..*asked };
+    let mut head = Vec::with_capacity(Command::SIZE);
+    answer.send(&mut head).context(|| "answer".to_owned())?;
+    let (mut at, end) = (asked.vaddr, asked.vaddr + count * PAGE);
+    while at < end {
+        // One write for both: a packet of its own would be sent for the head.
+        let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+        let (first, rest) = buffer.split_at_mut(head.len());
+        first.copy_from_slice(&head);
+        pages::read(source, &[(at, len)], &mut rest[..len])?;
+        to.write_all(&buffer[..head.len() + len]).context(|| "send pages".to_owned())?;
+        head.clear();
+        at += len as u64;
+    }
+    Ok(())
+}
+
+fn wrong(what: &str) -> Error {
+    Error::invalid("page server", format!("the client sent {what}"))
+}
