@@ -36,16 +36,18 @@ struct Migration {
 
 impl Migration {
     /// Dumps a task, up to where the restore is waited for.
-    fn start(pages: u64, args: &[&str]) -> Self {
-        let task = Task::start(pages);
+    fn start(args: &[&str]) -> Self {
+        Self::of(Task::start(PAGES), args)
+    }
+
+    fn of(task: Task, args: &[&str]) -> Self {
         let pid = task.pid.to_string();
         let mut dump = task.command(&["dump", "--lazy-pages", "-t", &pid], "dump.log");
-        dump.args(LOCAL).args(args).stdout(Stdio::piped());
+        dump.args(LOCAL).args(["--port", "0"]).args(args).stdout(Stdio::piped());
         let mut dump = dump.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(dump.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let port = line.strip_prefix("PORT: ").map(|port| port.trim().to_owned());
-        let port = port.unwrap_or_else(|| panic!("{line}{}", task.log("dump.log")));
+        let port = line.trim().strip_prefix("PORT: ").expect("the dump listens").to_owned();
         Self { task, dump, port, daemon: None, restore: None }
     }
 
@@ -136,11 +138,10 @@ fn forward(mut from: &TcpStream, mut to: &TcpStream, pause: Duration) {
 
 impl Drop for Migration {
     fn drop(&mut self) {
-        for child in [Some(&mut self.dump), self.daemon.as_mut(), self.restore.as_mut()] {
-            if let Some(child) = child {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
+        let others = [&mut self.daemon, &mut self.restore].into_iter().flatten();
+        for child in others.chain([&mut self.dump]) {
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
 }
@@ -151,7 +152,7 @@ fn signal(child: &Child, signal: Signal) {
 
 #[test]
 fn memory_comes_from_the_dump() {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     let images = ImageDir::open(migration.task.dir.path()).unwrap();
     let id = u64::from(migration.task.pid.cast_unsigned());
     let map = Pagemap::read(&images, kind::PAGEMAP, id).unwrap();
@@ -166,7 +167,7 @@ fn memory_comes_from_the_dump() {
 
 #[test]
 fn a_restore_fetches_the_pages_itself() {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     let port = migration.port.clone();
     // Its pager would end with the pid namespace that it is in: the task waits for its gate.
     migration.restore(&["--page-server", "--address", "127.0.0.1", "--port", &port]);
@@ -179,7 +180,7 @@ fn the_connection_is_encrypted() {
     let keys = tempfile::tempdir().unwrap();
     let tls = certificates(keys.path());
     let tls: Vec<&str> = tls.iter().map(String::as_str).collect();
-    let mut migration = Migration::start(PAGES, &[&["--port", "0"], &tls[..]].concat());
+    let mut migration = Migration::start(&tls);
     migration.serve(&tls);
     migration.restore(&[]);
     migration.arrives();
@@ -191,7 +192,7 @@ fn a_stranger_gets_nothing() {
     let [own, strange] = [0, 1].map(|i| certificates(keys[i].path()));
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let strange: Vec<&str> = strange.iter().map(String::as_str).collect();
-    let mut migration = Migration::start(PAGES, &[&["--port", "0"], &own[..]].concat());
+    let mut migration = Migration::start(&own);
     migration.start_daemon(&strange);
     migration.stays();
 }
@@ -203,13 +204,7 @@ fn rounds_are_fetched_where_they_are() {
     fs::create_dir(&round).unwrap();
     let mut first = sleeper::criu(&["pre-dump", "-t", &pid, "-D"]);
     assert!(first.arg(&round).status().unwrap().success());
-    let mut dump = task.command(&["dump", "--lazy-pages", "-t", &pid], "dump.log");
-    dump.args(LOCAL).args(["--port", "0", "--prev-images-dir", "round"]).stdout(Stdio::piped());
-    let mut dump = dump.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(dump.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let port = line.trim().strip_prefix("PORT: ").unwrap().to_owned();
-    let mut migration = Migration { task, dump, port, daemon: None, restore: None };
+    let mut migration = Migration::of(task, &["--prev-images-dir", "round"]);
     migration.serve(&[]);
     migration.restore(&[]);
     migration.arrives();
@@ -217,7 +212,7 @@ fn rounds_are_fetched_where_they_are() {
 
 #[test]
 fn a_dump_that_is_killed_keeps_the_task() {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     migration.slow_down();
     migration.serve(&[]);
     migration.restore(&[]);
@@ -228,7 +223,7 @@ fn a_dump_that_is_killed_keeps_the_task() {
 
 /// Of the two processes that bring pages in the first or the second.
 fn daemon_killed(pager: bool) {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     migration.slow_down();
     migration.serve(&[]);
     migration.restore(&[]);
@@ -253,7 +248,7 @@ fn so_does_a_daemon() {
 
 #[test]
 fn a_restore_that_fails_leaves_the_task_where_it_was() {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     migration.serve(&[]);
     // It has everything by then.
     let script = "test $CRTOOLS_SCRIPT_ACTION != post-restore || { sleep 1; false; }";
@@ -264,7 +259,7 @@ fn a_restore_that_fails_leaves_the_task_where_it_was() {
 
 #[test]
 fn what_is_elsewhere_is_not_restored_at_once() {
-    let mut migration = Migration::start(PAGES, &["--port", "0"]);
+    let mut migration = Migration::start(&[]);
     let restore = |args: &[&str]| {
         let mut restore = migration.task.command(&["restore", "-d"], "restore.log");
         assert!(!restore.args(args).status().unwrap().success());

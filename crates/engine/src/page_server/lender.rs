@@ -121,7 +121,7 @@ fn lend(lent: &Lent, asked: &Command, to: &mut Connection, buffer: &mut [u8]) ->
     let found = lent.find(id, asked.vaddr, asked.pages);
     let (source, count) = found.ok_or_else(|| wrong("a request for pages that are not lent"))?;
     let pages = u32::try_from(count).unwrap_or(asked.pages);
-    let answer = Command { op: Op::AddPages, flags: PE_PRESENT, pages, ..*asked };
+    let answer = Command { op: Op::Given, flags: PE_PRESENT, pages, ..*asked };
     let mut head = Vec::with_capacity(Command::SIZE);
     answer.send(&mut head).context(|| "answer".to_owned())?;
     let (mut at, end) = (asked.vaddr, asked.vaddr + count * PAGE);

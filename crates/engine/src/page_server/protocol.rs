@@ -28,8 +28,11 @@ pub enum Op {
     /// A run of pages, which follow.
     AddPages,
     /// A run of pages is wanted of a task, whose number goes without its kind here. Answered
-    /// by [`Op::AddPages`] with the same address, for as many pages or fewer.
+    /// by [`Op::Given`].
     Get,
+    /// The answer: pages from the same address on, all that were wanted or fewer, which follow.
+    /// Its value is that of [`Op::AddPages`], as which it is received.
+    Given,
     /// All has been sent. Answered by a 32-bit status, 0 when everything is written.
     Close,
     /// The client gives up; what was sent is worthless. Answered as [`Op::Close`] is.
@@ -37,12 +40,14 @@ pub enum Op {
 }
 
 impl Op {
-    const ALL: [(Op, u32); 7] = [
+    const ALL: [(Op, u32); 8] = [
         (Op::Hole, 2),
         (Op::Open, 4),
         (Op::Parent, 5),
         (Op::AddPages, 6),
         (Op::Get, 7),
+        // Behind the one that it is received as.
+        (Op::Given, 6),
         (Op::Close, 0x1023),
         (Op::Abandon, 0x1024),
     ];
@@ -122,7 +127,7 @@ impl Command {
         let mut bytes = [0; Self::SIZE];
         let object = match (self.op, self.object) {
             (_, None) => 0,
-            (Op::Get, Some(object)) => object.id,
+            (Op::Get | Op::Given, Some(object)) => object.id,
             (_, Some(object)) => object.encode()?,
         };
         bytes[..4].copy_from_slice(&(self.op.number() | self.flags << 16).to_le_bytes());
@@ -146,7 +151,7 @@ impl Command {
         let op = Op::from_number(number).ok_or_else(|| wrong(format!("command {number:#x}")))?;
         let object = match op {
             Op::Close | Op::Abandon => None,
-            Op::Hole | Op::AddPages => Object::decode(long(16)),
+            Op::Hole | Op::AddPages | Op::Given => Object::decode(long(16)),
             Op::Get => Some(Object { kind: kind::PAGEMAP, id: long(16) }),
             Op::Open | Op::Parent => {
                 let word = long(16);

@@ -78,7 +78,7 @@ impl<'a> Receiver<'a> {
                     let there = self.in_parent(&command)?;
                     answer(connection, &i32::from(there).to_le_bytes())?;
                 }
-                Op::Hole | Op::AddPages => self.run(&command, connection)?,
+                Op::Hole | Op::AddPages | Op::Given => self.run(&command, connection)?,
                 Op::Get => {
                     let reason = "the client asked for pages: only a lazy dump serves them";
                     return Err(Error::invalid("page server", reason));

@@ -1,6 +1,6 @@
 //! Both ends, over a pair of sockets.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,6 +16,7 @@ use torpor_images::{ImageDir, kind};
 use super::protocol::{Command, Op};
 use super::*;
 use crate::error::Result;
+use crate::memory::pages::{Found, Source};
 use crate::options::{Options, PageServer, Tls};
 
 fn run(vaddr: u64, pages: u64, present: bool) -> Run {
@@ -155,6 +156,67 @@ fn a_parent_on_the_server() {
     asked.unwrap();
     let map = Pagemap::read(&ImageDir::open(&new).unwrap(), TASK.kind, TASK.id).unwrap();
     assert!(map.runs[0].in_parent);
+}
+
+/// What a restore gets by these commands of a dump that lends two pages at 0x5000 of task 7.
+fn lend(commands: &[Command]) -> (Vec<u8>, Result<()>) {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&(0..7_u8).flat_map(|page| [page; 4096]).collect::<Vec<u8>>()).unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let server = PageServer { socket: Some(Arc::new(theirs.into())), ..PageServer::default() };
+    let opts = Options { lazy_pages: true, page_server: Some(server), ..Options::default() };
+    let mut lent = Lent::default();
+    let run = Found { start: 0x5000, end: 0x7000, clean: false };
+    lent.push(7, Source::Served(Arc::new(file)), run);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(move || {
+            for command in commands {
+                command.send(&mut ours).unwrap();
+            }
+            let mut bytes = Vec::new();
+            ours.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        let lender = Lender::listen(&opts).unwrap().unwrap();
+        let served = lender.serve(&lent).map(|restore| restore.answer(true));
+        drop(opts);
+        (asked.join().unwrap(), served)
+    })
+}
+
+fn get(vaddr: u64, pages: u32) -> Command {
+    Command { op: Op::Get, flags: 0, pages, vaddr, object: Some(TASK) }
+}
+
+#[test]
+fn pages_that_are_lent() {
+    let close = Command::bare(Op::Close, None);
+    let (bytes, served) = lend(&[get(0x6000, 1), get(0x5000, 9), close]);
+    served.unwrap();
+    let mut expected = Vec::new();
+    for (vaddr, pages) in [(0x6000_u32, 6..7), (0x5000, 5..7_u8)] {
+        let count = u32::from(pages.end - pages.start);
+        // As it is on the wire: present pages, of a task by its bare number.
+        for word in [6 | 4 << 16, count, vaddr, 0, 7, 0] {
+            expected.extend(word.to_le_bytes());
+        }
+        expected.extend(pages.flat_map(|page| [page; 4096]));
+    }
+    expected.extend([0; 4]);
+    assert!(bytes == expected, "{} bytes instead of {}", bytes.len(), expected.len());
+}
+
+#[test]
+fn what_is_not_lent_is_not_given() {
+    let other = Command { object: Some(Object { id: 8, ..TASK }), ..get(0x5000, 1) };
+    let outside = [get(0x4000, 1), get(0x7000, 1), get(0x5001, 1), get(0x5000, 0), other];
+    let open = Command::bare(Op::Open, Some(TASK));
+    let far = get(u64::MAX - 4095, 1);
+    for command in outside.into_iter().chain([far, open, Command::bare(Op::Abandon, None)]) {
+        let (bytes, served) = lend(&[command]);
+        served.unwrap_err();
+        assert!(bytes.is_empty(), "{command:?}");
+    }
 }
 
 /// An authority, and certificates in files.
