@@ -16,11 +16,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
-/// How often the dumper is killed, one that copies while the tasks run on, one that ends
-/// them, and the restorer.
+/// How often the dumper is killed, one that copies while the tasks run on, one of tasks that
+/// are paused, one that ends them, and the restorer.
 const DUMPS: u32 = 200;
 const SEALED_DUMPS: u32 = 40;
 const COWS: u32 = 60;
+const FROZEN: u32 = 30;
 const ENDS: u32 = 40;
 const RESTORES: u32 = 40;
 /// How long a task may take to be itself again.
@@ -30,9 +31,10 @@ const CALM: Duration = Duration::from_secs(30);
 const SEALED: &str = "-sealed";
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 10] = [
+pub const KINDS: [&str; 11] = [
     "dump-killed",
     "cow-killed",
+    "frozen-killed",
     "end-killed",
     "restore-killed",
     "disk-full",
@@ -107,6 +109,7 @@ impl Play<'_> {
                 self.dump_killed(root, if self.is_sealed() { SEALED_DUMPS } else { DUMPS }, &[])
             }
             "cow-killed" => self.dump_killed(root, COWS, &["--cow"]),
+            "frozen-killed" => self.frozen_killed(root),
             "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
             "disk-full" => self.disk_full(root),
@@ -155,15 +158,7 @@ impl Play<'_> {
     /// The program must be whole: nobody traces or stops it, and all its parts are at work.
     fn unharmed(&self, root: i32, before: &[String]) -> Result<()> {
         let probe = self.runner.work().join("probe");
-        wait_for("the engine's processes to end", CALM, || {
-            reap()?;
-            let mut tree = observe::descendants(root)?;
-            tree.push(1);
-            let others: Vec<_> =
-                observe::processes()?.into_iter().filter(|pid| !tree.contains(pid)).collect();
-            Ok(others.is_empty().then_some(()))
-        })
-        .with_context(|| format!("{:?}", observe::processes()))?;
+        engine_gone(root)?;
         untraced(root)?;
         for pid in observe::descendants(root)? {
             let dir = Path::new("/proc").join(pid.to_string());
@@ -243,6 +238,39 @@ impl Play<'_> {
             self.nothing_shown()?;
         }
         ensure!(early > times / 2, "only {early} of {times} dumps were killed before their end");
+        self.finish(root)
+    }
+
+    /// A dump of tasks that somebody has paused is killed: they are paused as before, and go on
+    /// when they are thawed.
+    fn frozen_killed(&self, root: i32) -> Result<()> {
+        let before = mappings(root)?;
+        for group in Group::of_each_version()? {
+            for pid in observe::descendants(root)? {
+                group.take(pid)?;
+            }
+            let path = group.dir.display().to_string();
+            let more = ["--freeze-cgroup", path.as_str()];
+            group.freeze()?;
+            let whole = self.measure(root, &more)?;
+            group.thaw()?;
+            self.unharmed(root, &before)?;
+            for round in 0..FROZEN {
+                let delay = self.moment(whole);
+                let context =
+                    || format!("{path}: round {round}, killed after {delay:?} of {whole:?}");
+                self.fresh_images()?;
+                group.freeze()?;
+                self.killed(&mut self.dump_command(root, &more)?, "dump", delay)?;
+                engine_gone(root).with_context(context)?;
+                group.await_frozen().with_context(context)?;
+                group.thaw()?;
+                self.unharmed(root, &before).with_context(context)?;
+            }
+            for pid in observe::descendants(root)? {
+                group.give_back(pid)?;
+            }
+        }
         self.finish(root)
     }
 
@@ -375,29 +403,17 @@ impl Play<'_> {
 
     /// A task in a frozen group of the first version's freezer cannot be stopped: time runs out.
     fn timeout(&self, root: i32) -> Result<()> {
-        let freezer = Path::new("/sys/fs/cgroup/freezer");
-        if !freezer.join("cgroup.procs").exists() {
-            return self.finish(root);
-        }
+        let Some(group) = Group::of_version_1()? else { return self.finish(root) };
         let before = mappings(root)?;
-        let outside = std::fs::read_link("/proc/self/ns/pid")?;
-        let name: String =
-            outside.display().to_string().chars().filter(char::is_ascii_digit).collect();
-        let group = Group(freezer.join(format!("zoo-{name}")));
-        std::fs::create_dir(&group.0)?;
         let last = observe::descendants(root)?.into_iter().max().unwrap_or(root);
-        std::fs::write(group.0.join("cgroup.procs"), last.to_string())?;
-        std::fs::write(group.0.join("freezer.state"), "FROZEN")?;
-        wait_for("the task to be frozen", CALM, || {
-            let state = std::fs::read_to_string(group.0.join("freezer.state"))?;
-            Ok((state.trim() == "FROZEN").then_some(()))
-        })?;
+        group.take(last)?;
+        group.freeze()?;
         self.fresh_images()?;
         let mut command = self.dump_command(root, &["--timeout", "2"])?;
         let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
         ensure!(!status.success(), "the dump of a frozen task succeeded");
-        std::fs::write(group.0.join("freezer.state"), "THAWED")?;
-        std::fs::write(freezer.join("cgroup.procs"), last.to_string())?;
+        group.thaw()?;
+        group.give_back(last)?;
         self.unharmed(root, &before)?;
         self.finish(root)
     }
@@ -499,13 +515,90 @@ impl Play<'_> {
     }
 }
 
-/// A control group that is taken away at the end, with what is in it set free.
-struct Group(PathBuf);
+/// Waits until nobody but the program, and who started it, is there.
+fn engine_gone(root: i32) -> Result<()> {
+    wait_for("the engine's processes to end", CALM, || {
+        reap()?;
+        let mut tree = observe::descendants(root)?;
+        tree.push(1);
+        let others: Vec<_> =
+            observe::processes()?.into_iter().filter(|pid| !tree.contains(pid)).collect();
+        Ok(others.is_empty().then_some(()))
+    })
+    .with_context(|| format!("{:?}", observe::processes()))
+}
+
+/// A control group that pauses tasks. It is taken away at the end, with what is in it set free.
+struct Group {
+    dir: PathBuf,
+    file: &'static str,
+    frozen: &'static str,
+    thawed: &'static str,
+}
+
+impl Group {
+    fn of_each_version() -> Result<Vec<Self>> {
+        Ok([Self::of_version_1()?, Self::of_version_2()?].into_iter().flatten().collect())
+    }
+
+    fn of_version_1() -> Result<Option<Self>> {
+        Self::below("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED")
+    }
+
+    fn of_version_2() -> Result<Option<Self>> {
+        let hybrid = Path::new("/sys/fs/cgroup/unified").exists();
+        let top = if hybrid { "/sys/fs/cgroup/unified" } else { "/sys/fs/cgroup" };
+        Self::below(top, "cgroup.freeze", "1", "0")
+    }
+
+    fn below(
+        top: &str,
+        file: &'static str,
+        frozen: &'static str,
+        thawed: &'static str,
+    ) -> Result<Option<Self>> {
+        let outside = std::fs::read_link("/proc/self/ns/pid")?;
+        let number: String =
+            outside.display().to_string().chars().filter(char::is_ascii_digit).collect();
+        let dir = Path::new(top).join(format!("zoo-{number}"));
+        if !Path::new(top).join("cgroup.procs").exists() {
+            return Ok(None);
+        }
+        std::fs::create_dir(&dir)?;
+        let group = Group { dir, file, frozen, thawed };
+        Ok(group.dir.join(file).exists().then_some(group))
+    }
+
+    fn take(&self, pid: i32) -> Result<()> {
+        Ok(std::fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
+    }
+
+    fn give_back(&self, pid: i32) -> Result<()> {
+        let above = self.dir.parent().context("no group above")?;
+        Ok(std::fs::write(above.join("cgroup.procs"), pid.to_string())?)
+    }
+
+    fn freeze(&self) -> Result<()> {
+        std::fs::write(self.dir.join(self.file), self.frozen)?;
+        self.await_frozen()
+    }
+
+    fn await_frozen(&self) -> Result<()> {
+        wait_for("the tasks to be paused", CALM, || {
+            let state = std::fs::read_to_string(self.dir.join(self.file))?;
+            Ok((state.trim() == self.frozen).then_some(()))
+        })
+    }
+
+    fn thaw(&self) -> Result<()> {
+        Ok(std::fs::write(self.dir.join(self.file), self.thawed)?)
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
-        let _ = std::fs::remove_dir(&self.0);
+        let _ = self.thaw();
+        let _ = std::fs::remove_dir(&self.dir);
     }
 }
 
