@@ -6,6 +6,8 @@ use torpor_sys::xsave;
 /// Room for a frame: `ucontext` and the extended state of any CPU of today
 /// (11 KiB with AMX).
 pub(crate) const FRAME_SIZE: usize = 16384;
+/// Where the signal mask is in a frame.
+pub(crate) const MASK_AT: usize = 296;
 /// Where the extended state starts in a frame; XSAVE wants 64-byte alignment.
 const XSTATE_OFFSET: usize = 512;
 /// `struct ucontext` of x86-64 up to and including the signal mask (asm/ucontext.h).
@@ -65,7 +67,7 @@ pub(crate) fn build(address: u64, regs: &Registers, xstate: &[u8], mask: u64) ->
     }
     put(40 + 144, (r.cs & 0xffff) | (r.gs & 0xffff) << 16 | (r.fs & 0xffff) << 32 | r.ss << 48);
     put(40 + 184, address + XSTATE_OFFSET as u64);
-    put(296, mask);
+    put(MASK_AT, mask);
     out.resize(XSTATE_OFFSET, 0);
     out.extend(fpstate(xstate));
     out

@@ -16,11 +16,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use torpor_sys::ptrace::Registers;
+use torpor_sys::ptrace::{self, Registers};
 use torpor_sys::stub::{self, Record};
 
 use crate::frame::{self, FRAME_SIZE};
-use crate::stop::other_threads;
+use crate::stop::{BATCH_MASK, other_threads};
 use crate::{Error, Mapping, RemoteAddr, Result, Tracee, parse_maps};
 
 const PAGE: u64 = 4096;
@@ -36,6 +36,9 @@ const DATA_AT: u64 = RECORDS_AT + 12 * PAGE;
 pub(crate) const DATA_CAPACITY: usize = 256 * 1024;
 /// Size of a stub with its data, in bytes.
 pub const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
+
+/// The signals that no mask holds: SIGKILL, SIGSTOP.
+const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 
 /// How a task finds back from a single system call.
 #[derive(Debug)]
@@ -267,6 +270,22 @@ impl Tracee {
         Ok(())
     }
 
+    /// Gives a thread its signal mask back whose supervisor died when it had set the thread's
+    /// own registers already, and not yet its mask. The frame is still that of the last batch,
+    /// and nobody blocks all but this signal but who runs one.
+    fn take_back_mask(&mut self, stub: Stub) -> Result<()> {
+        if self.own_mask | NEVER_BLOCKED != BATCH_MASK | NEVER_BLOCKED {
+            return Ok(());
+        }
+        let mut mask = [0; 8];
+        self.read(RemoteAddr(stub.base + FRAME_AT + frame::MASK_AT as u64), &mut mask)?;
+        let mask = u64::from_le_bytes(mask);
+        ptrace::set_signal_mask(self.tid, mask)
+            .map_err(Error::os(self.tid, "PTRACE_SETSIGMASK"))?;
+        self.own_mask = mask;
+        Ok(())
+    }
+
     /// The way back of this thread from the stub, which it shares with the other threads:
     /// the frame belongs to whoever runs the present batch.
     fn frame(&mut self, stub: Stub) -> Result<Vec<u8>> {
@@ -423,6 +442,9 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
         if let Some(mut threads) = stop_again(pid, deadline)? {
             let maps = read_maps(pid)?;
             if !in_use(&threads, stub, &maps) {
+                for thread in &mut threads {
+                    thread.take_back_mask(stub)?;
+                }
                 let gone = match threads.first_mut() {
                     Some(leader) if is_leftover(pid, base, &maps) => {
                         leader.stub = Some(stub);

@@ -8,8 +8,9 @@ use crate::{Error, Result, Tracee};
 
 impl Tracee {
     /// Stops the process of this thread by job control, as `signal` would do it. The
-    /// thread and the others, once released, stay stopped until `SIGCONT`. To be
-    /// called when its registers and mask are those to go on with; no code of it runs.
+    /// thread, and the others that [`Tracee::join_stop`], stay stopped until `SIGCONT` once
+    /// released. To be called when its registers and mask are those to go on with; no code of
+    /// it runs.
     ///
     /// # Errors
     /// Gone.
@@ -34,6 +35,25 @@ impl Tracee {
         }
         self.state = StopState::Group(signal);
         ptrace::set_signal_mask(tid, self.own_mask).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))
+    }
+
+    /// Lets another thread of a process take part in the stop that is under way: with the last
+    /// one of them the parent is told. No code of it runs.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn join_stop(&mut self, signal: i32) -> Result<()> {
+        let tid = self.tid;
+        loop {
+            ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?;
+            match wait_for(tid)? {
+                (found, ptrace::EVENT_STOP) if found == signal => break,
+                (found, 0) => self.held.push(found),
+                _ => {}
+            }
+        }
+        self.state = StopState::Group(signal);
+        Ok(())
     }
 
     /// Sends a signal to the thread, or to its process (`shared`).

@@ -13,6 +13,9 @@ use torpor_sys::stub::DONE;
 use crate::inject::Stub;
 use crate::{Batch, Error, RemoteAddr, Result};
 
+/// What is blocked during a batch: all but the signal that ends it.
+pub(crate) const BATCH_MASK: u64 = !(1 << (DONE - 1));
+
 /// In what kind of stop a thread was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopState {
@@ -244,8 +247,7 @@ impl Tracee {
     /// task's own registers back.
     pub(crate) fn run_to_done(&mut self, regs: &Registers) -> Result<()> {
         let tid = self.tid;
-        let but_done = !(1u64 << (DONE - 1));
-        ptrace::set_signal_mask(tid, but_done).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
+        ptrace::set_signal_mask(tid, BATCH_MASK).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
         ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
         ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?;
         self.wait_done()?;

@@ -241,6 +241,24 @@ fn a_stub_in_use_stays_until_it_is_left() {
     }
 }
 
+/// A tracer that dies between the two steps that give a task back what is its own.
+#[test]
+fn a_signal_mask_comes_back() {
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let blocked = || status().lines().find(|l| l.starts_with("SigBlk")).unwrap().to_owned();
+    let (before, own) = (maps(pid), blocked());
+    let base = stub_place(&before).unwrap();
+    let mut t = stop(pid);
+    t.inject(&before, base).unwrap();
+    t.call("getpid", libc::SYS_getpid, []).unwrap();
+    torpor_sys::ptrace::set_signal_mask(pid, !(1 << (libc::SIGURG - 1))).unwrap();
+    drop(t);
+    assert_ne!(blocked(), own);
+    remove_leftover(pid, base, std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!((maps(pid), blocked()), (before, own));
+}
+
 /// A tracer that dies at any moment leaves its task running unharmed.
 #[test]
 fn a_killed_tracer_does_no_harm() {

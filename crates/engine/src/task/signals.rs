@@ -243,12 +243,14 @@ pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry]) -> Result<()> {
     let (Some(threads), Some(cores)) = (threads.get_mut(ended..), cores.get(ended..)) else {
         return Ok(());
     };
-    let Some(leader) = threads.first_mut() else { return Ok(()) };
+    let Some((leader, others)) = threads.split_first_mut() else { return Ok(()) };
     if tc.task_state == state::STOPPED {
         // The kernel stops a process by another signal than SIGSTOP only where that
         // has its default action; the difference shows in its parent's wait status.
         let signal = tc.stop_signo.map_or(libc::SIGSTOP, u32::cast_signed);
-        leader.stop_group(if has_default_action(tc, signal) { signal } else { libc::SIGSTOP })?;
+        let signal = if has_default_action(tc, signal) { signal } else { libc::SIGSTOP };
+        leader.stop_group(signal)?;
+        others.iter_mut().try_for_each(|thread| thread.join_stop(signal))?;
     }
     let waits = |queue: Option<&SignalQueueEntry>| -> Result<bool> {
         Ok(queued(queue)?.iter().any(|info| number(info) == libc::SIGSTOP))
