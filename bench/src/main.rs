@@ -9,6 +9,7 @@ mod cow;
 mod floor;
 mod lazy;
 mod memory;
+mod redis;
 mod rounds;
 mod sealed;
 mod subject;
@@ -27,10 +28,11 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
+    ("cow-redis", cow::redis),
     ("lazy", lazy::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),

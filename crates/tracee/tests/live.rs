@@ -162,6 +162,32 @@ fn a_husk_makes_children_and_threads() {
     assert!(status > 0);
 }
 
+#[test]
+fn a_twin_gives_up_memory_that_its_original_keeps() {
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let before = maps(pid);
+    let mut original = stop(pid);
+    original.inject(&before, stub_place(&before).unwrap()).unwrap();
+    let mut twin = original.spawn_twin().unwrap();
+    let heap = before.iter().find(|mapping| mapping.name == "[heap]").unwrap();
+    let resident = |pid: i32| {
+        let all = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+        let (_, of_heap) = all.split_once("[heap]").unwrap();
+        let line = of_heap.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let kib = resident(pid);
+    assert!(kib > 0 && resident(twin.pid()) == kib);
+    let len = usize::try_from(heap.end - heap.start).unwrap();
+    twin.discard(&[(heap.start, len)]).unwrap();
+    assert_eq!((resident(twin.pid()), resident(pid)), (0, kib));
+    twin.end_twin();
+    let all = i64::from(libc::__WALL).cast_unsigned();
+    original.call("wait4", libc::SYS_wait4, [u64::MAX, 0, all, 0]).unwrap();
+    original.eject(&before).unwrap();
+    original.finish().unwrap();
+}
+
 /// Runs batches until somebody kills this process: used by the test below.
 #[test]
 fn tracer_for_the_kill_test() {

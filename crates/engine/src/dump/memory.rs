@@ -229,17 +229,30 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
 pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
     let total = cx.memory.bytes;
-    let done = AtomicU64::new(cx.memory.copied);
-    let count = |bytes: u64| {
-        done.fetch_add(bytes, Ordering::Relaxed);
-    };
     hooks.progress(cx.memory.copied, total);
     let workers = cx.opts.workers();
     let bytes = total - cx.memory.copied;
     tracing::debug!("copying up to {bytes} bytes of memory, with up to {workers} threads");
     let jobs = std::mem::take(&mut cx.memory.jobs);
-    let copy = || pages::copy(&jobs, workers, &count);
-    if bytes < LONG { copy() } else { tell_while(hooks, &done, total, copy) }?;
+    let done = AtomicU64::new(cx.memory.copied);
+    let count = |bytes: u64| {
+        done.fetch_add(bytes, Ordering::Relaxed);
+    };
+    if bytes < LONG && !cx.twins.any() {
+        pages::copy(&jobs, workers, &|job| count(job.bytes()))?;
+    } else {
+        let twins = &mut cx.twins;
+        let copy = |tell: &(dyn Fn(_) + Sync)| {
+            pages::copy(&jobs, workers, &|job| {
+                count(job.bytes());
+                tell(job);
+            })
+        };
+        while_working(copy, |news: Option<&Job>| match news {
+            Some(job) => twins.release(job),
+            None => hooks.progress(done.load(Ordering::Relaxed), total),
+        })?;
+    }
     if let Some(outbox) = cx.memory.outbox.take() {
         outbox.send(&count)?;
     }
@@ -260,32 +273,30 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
 /// Memory from which on it is worth telling how far the copying is.
 const LONG: u64 = 64 << 20;
 
-/// Lets `work` be done, and tells the hooks every now and then how far it is: only this
-/// thread may call them.
-fn tell_while(
-    hooks: &mut dyn Hooks,
-    done: &AtomicU64,
-    total: u64,
-    work: impl FnOnce() -> Result<()> + Send,
+/// Lets `work` be done by other threads, and attends to what it tells, and every now and
+/// then to nothing: only this thread may call hooks and control tasks.
+fn while_working<T: Send>(
+    work: impl FnOnce(&(dyn Fn(T) + Sync)) -> Result<()> + Send,
+    mut attend: impl FnMut(Option<T>),
 ) -> Result<()> {
     const INTERVAL: Duration = Duration::from_millis(100);
-    let (end, ended) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(move || {
-            // Whoever waits for it is there until it comes.
-            let _ = end.send(work());
-        });
+        // It is heard until it ends.
+        let worker = scope.spawn(move || work(&|news| drop(tell.send(news))));
+        let mut tick = Instant::now() + INTERVAL;
         loop {
-            match ended.recv_timeout(INTERVAL) {
-                Ok(result) => return result,
+            match told.recv_timeout(tick.saturating_duration_since(Instant::now())) {
+                Ok(news) => attend(Some(news)),
                 Err(RecvTimeoutError::Timeout) => {
-                    hooks.progress(done.load(Ordering::Relaxed), total);
+                    attend(None);
+                    tick = Instant::now() + INTERVAL;
                 }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::Hook("a copying thread panicked".to_owned()));
-                }
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
+        let panicked = |_| Err(Error::Hook("a copying thread panicked".to_owned()));
+        worker.join().unwrap_or_else(panicked)
     })
 }
 
@@ -330,32 +341,26 @@ fn mm_entry(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::hooks::Event;
-
-    /// Hooks that note how far the work was when they were told last.
-    struct Told<'a>(&'a AtomicU64);
-
-    impl Hooks for Told<'_> {
-        fn notify(&mut self, _event: Event) -> Result<()> {
-            Ok(())
-        }
-
-        fn progress(&mut self, done: u64, total: u64) {
-            assert_eq!(total, 9);
-            self.0.store(done, Ordering::Relaxed);
-        }
-    }
 
     #[test]
-    fn progress_is_told_while_the_work_goes_on() {
-        let (told, done) = (AtomicU64::new(0), AtomicU64::new(2));
-        let result = tell_while(&mut Told(&told), &done, 9, || {
-            done.fetch_add(3, Ordering::Relaxed);
-            while told.load(Ordering::Relaxed) != 5 {
+    fn news_are_attended_to_while_the_work_goes_on() {
+        let (heard, ticks) = (AtomicU64::new(0), AtomicU64::new(0));
+        let wait_for = |what: &AtomicU64| {
+            while what.load(Ordering::Relaxed) == 0 {
                 std::thread::yield_now();
             }
+        };
+        let work = |tell: &(dyn Fn(u64) + Sync)| {
+            tell(7);
+            wait_for(&heard);
+            wait_for(&ticks);
             Err(Error::Hook("the end".to_owned()))
+        };
+        let result = while_working(work, |news| match news {
+            Some(news) => heard.store(news, Ordering::Relaxed),
+            None => ticks.store(1, Ordering::Relaxed),
         });
         assert!(result.unwrap_err().to_string().contains("the end"));
+        assert_eq!(heard.into_inner(), 7);
     }
 }

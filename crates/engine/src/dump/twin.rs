@@ -7,9 +7,11 @@
 //! does not have, or not alone, is copied while the tree is frozen: mappings that are
 //! shared or not inherited, and huge pages of a pool, of which there may be no second.
 //!
-//! Twins count as processes and memory of their tasks' cgroups. Where all of a tree's
-//! memory could not be there twice, none is made, and all is copied at the freeze.
+//! Twins count as processes and memory of their tasks' cgroups, and give up what has been
+//! copied. Where all of a tree's memory could not be there twice, none is made, and all is
+//! copied at the freeze.
 
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,10 +19,10 @@ use torpor_tracee::Tracee;
 
 use super::Dump;
 use crate::cgroup;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
-use crate::memory::pages::Source;
-use crate::memory::vma::Vma;
+use crate::memory::pages::{Job, Source};
+use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
 
 /// How long a task may take to stop that is to reap its twin.
@@ -33,6 +35,8 @@ pub struct Twins {
     /// be made.
     since: Option<u64>,
     list: Vec<Twin>,
+    /// Bytes that there were only because of a twin, of what has been released.
+    cost: u64,
 }
 
 #[derive(Debug)]
@@ -47,6 +51,34 @@ impl Twins {
     pub fn any(&self) -> bool {
         !self.list.is_empty()
     }
+
+    /// Gives up memory of a twin that has been copied. What its original still shares with
+    /// it is the original's alone then, and is written without being copied first.
+    pub fn release(&mut self, job: &Job) {
+        let Some(pid) = job.twin() else { return };
+        let Some(twin) = self.list.iter_mut().find(|twin| twin.tracee.pid() == pid) else { return };
+        self.cost += alone(pid, job.ranges()).unwrap_or(0);
+        if let Err(e) = twin.tracee.discard(job.ranges()) {
+            tracing::debug!("memory that has been copied is kept: {e}");
+        }
+    }
+}
+
+/// Bytes of those pages of a process, given by addresses and lengths, that no other has.
+fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
+    const ENTRY: usize = 8;
+    // Present, and mapped here only (Documentation/admin-guide/mm/pagemap.rst).
+    const ALONE: u64 = 1 << 63 | 1 << 56;
+    let pagemap = proc::open(pid, "pagemap")?;
+    let page = usize::try_from(PAGE).unwrap_or(4096);
+    let mut found = 0;
+    for &(at, len) in ranges {
+        let mut entries = vec![[0; ENTRY]; len / page];
+        let read = pagemap.read_exact_at(entries.as_flattened_mut(), at / PAGE * ENTRY as u64);
+        read.context(|| format!("pagemap of task {pid} at {at:x}"))?;
+        found += entries.iter().filter(|e| u64::from_le_bytes(**e) & ALONE == ALONE).count();
+    }
+    Ok(found as u64 * PAGE)
 }
 
 /// Decides whether the tasks get twins; says why not if they were asked for.
@@ -107,9 +139,9 @@ pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
         }
         Err(e) => return Err(e.into()),
     };
-    let memory = proc::open(tracee.pid(), "mem");
+    let pid = tracee.pid();
     cx.twins.list.push(Twin { original, tracee });
-    Ok(Some(Source::Twin(Arc::new(memory?))))
+    Ok(Some(Source::Twin(Arc::new(proc::open(pid, "mem")?), pid)))
 }
 
 /// Whether a twin has a mapping, and alone.
@@ -120,8 +152,8 @@ pub fn inherits(vma: &Vma) -> bool {
 /// Ends all twins, once their originals run again.
 pub fn end(cx: &mut Dump<'_>) {
     let Some(since) = cx.twins.since.take() else { return };
-    let mut bytes = 0;
-    for Twin { original, tracee } in std::mem::take(&mut cx.twins.list) {
+    let mut bytes = cx.twins.cost;
+    for Twin { original, tracee, .. } in std::mem::take(&mut cx.twins.list) {
         bytes += cost(tracee.pid()).unwrap_or(0);
         tracee.end_twin();
         match reap(original, since, Duration::ZERO) {
@@ -138,7 +170,7 @@ pub fn end(cx: &mut Dump<'_>) {
     tracing::info!("Copy-on-write took {} KiB of memory", bytes >> 10);
 }
 
-/// Bytes of memory that there are only because of a twin: pages that its original has
+/// Bytes of memory that there are at the end only because of a twin: pages that its original has
 /// not, or not any more, and page tables.
 fn cost(pid: i32) -> Result<u64> {
     let rollup = proc::Status::parse(&proc::read(pid, "smaps_rollup")?);

@@ -122,8 +122,8 @@ pub enum Source {
     File(Arc<File>),
     /// The memory of a process that is stopped.
     Stopped(Arc<File>),
-    /// The memory of the twin of a process: to be copied when that runs on.
-    Twin(Arc<File>),
+    /// The memory of a twin, and its pid: to be copied when its original runs on.
+    Twin(Arc<File>, i32),
     /// The memory of a process that stays stopped until a lazy restore has asked for it: not to
     /// be copied at all.
     Served(Arc<File>),
@@ -145,7 +145,22 @@ pub struct Job {
 impl Job {
     /// Whether it is for when the tree runs on.
     pub fn can_wait(&self) -> bool {
-        matches!(self.source, Source::Twin(_))
+        self.twin().is_some()
+    }
+
+    /// The pid of the twin whose memory is copied.
+    pub fn twin(&self) -> Option<i32> {
+        if let Source::Twin(_, pid) = self.source { Some(pid) } else { None }
+    }
+
+    /// The memory that is copied: addresses and lengths.
+    pub fn ranges(&self) -> &[(u64, usize)] {
+        &self.ranges
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.1 as u64).sum()
     }
 }
 
@@ -197,7 +212,7 @@ impl Plan {
             (Source::File(a), Source::File(b))
             | (Source::Stopped(a), Source::Stopped(b))
             | (Source::Served(a), Source::Served(b))
-            | (Source::Twin(a), Source::Twin(b))
+            | (Source::Twin(a, _), Source::Twin(b, _))
             | (Source::Running(a), Source::Running(b)) => Arc::ptr_eq(a, b),
             (Source::Segment(a), Source::Segment(b)) => Arc::ptr_eq(a, b),
             _ => false,
@@ -219,15 +234,15 @@ impl Plan {
 }
 
 /// Copies everything, with at most `workers` threads.
-/// `progress` is told the bytes of each finished job, from any thread.
+/// `done` is told each finished job, from any thread.
 ///
 /// # Errors
 /// The first one that a worker met; the others stop then.
-pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+pub fn copy<'j>(jobs: &'j [Job], workers: usize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
     let workers = workers.min(jobs.len());
     let beside_the_tree = jobs.iter().any(Job::can_wait);
     if workers <= 1 && !beside_the_tree {
-        return work(jobs, &AtomicUsize::new(0), progress);
+        return work(jobs, &AtomicUsize::new(0), done);
     }
     let next = AtomicUsize::new(0);
     let work = |next| {
@@ -235,7 +250,7 @@ pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Re
         if beside_the_tree && let Err(e) = rustix::process::setpriority_process(None, NICE) {
             tracing::debug!("setpriority: {e}");
         }
-        work(jobs, next, progress)
+        work(jobs, next, done)
     };
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..workers).map(|_| scope.spawn(|| work(&next))).collect();
@@ -249,20 +264,20 @@ pub fn copy(jobs: &[Job], workers: usize, progress: &(dyn Fn(u64) + Sync)) -> Re
     })
 }
 
-fn work(jobs: &[Job], next: &AtomicUsize, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
     let mut buffer = vec![0u8; CHUNK];
     while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-        let len: usize = job.ranges.iter().map(|r| r.1).sum();
-        let done = read(&job.source, &job.ranges, &mut buffer[..len]).and_then(|()| {
+        let len: usize = job.ranges.iter().map(|range| range.1).sum();
+        let copied = read(&job.source, &job.ranges, &mut buffer[..len]).and_then(|()| {
             let runs: Vec<_> =
                 job.ranges.iter().map(|&(at, len)| (at, len as u64 / PAGE)).collect();
             Ok(job.target.write(&job.span, &runs, &mut buffer[..len])?)
         });
-        if let Err(e) = done {
+        if let Err(e) = copied {
             next.store(jobs.len(), Ordering::Relaxed);
             return Err(e);
         }
-        progress(len as u64);
+        done(job);
     }
     Ok(())
 }
@@ -280,7 +295,7 @@ pub fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Resu
         }
         Source::File(file) => read_each(ranges, buffer, |part, at| read_to_end(file, part, at)),
         // The kernel shows no memory at all of a process that has been killed.
-        Source::Stopped(file) | Source::Twin(file) | Source::Served(file) => {
+        Source::Stopped(file) | Source::Twin(file, _) | Source::Served(file) => {
             read_each(ranges, buffer, |part, at| file.read_exact_at(part, at))
         }
         Source::Running(file) => read_each(ranges, buffer, |part, at| read_what_is(file, part, at)),
