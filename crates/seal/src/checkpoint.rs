@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::cluster::{ClusterOpener, ClusterSealer};
 use crate::error::Result;
 use crate::header::Header;
 use crate::kdf::Keys;
@@ -115,6 +116,27 @@ impl Checkpoint {
         let opener = Arc::new(PageOpener::new(&self.keys, place, runs, head, len)?);
         openers.insert(place.name.to_owned(), Arc::clone(&opener));
         Ok(opener)
+    }
+
+    /// Starts to seal a file of compressed memory.
+    ///
+    /// # Errors
+    /// A suite that cannot; if there are no random bytes.
+    pub fn cluster_sealer(&self, place: Place<'_>) -> Result<ClusterSealer> {
+        ClusterSealer::new(&self.keys, place)
+    }
+
+    /// Starts to open a file of compressed memory. See [`ClusterOpener::new`].
+    ///
+    /// # Errors
+    /// A salt that is none.
+    pub fn cluster_opener(
+        &self,
+        place: Place<'_>,
+        runs: impl IntoIterator<Item = Run>,
+        salt: &[u8],
+    ) -> Result<ClusterOpener> {
+        ClusterOpener::new(&self.keys, place, runs, salt)
     }
 
     /// The pages files that were opened.

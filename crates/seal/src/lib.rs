@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod cluster;
 mod error;
 pub mod header;
 pub mod kdf;

@@ -106,7 +106,7 @@ fn xor(sum: &mut [u8; SUM], part: &[u8; SUM]) {
     sum.iter_mut().zip(part).for_each(|(a, b)| *a ^= b);
 }
 
-fn nonce(index: u64) -> Nonce {
+pub(crate) fn nonce(index: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[4..].copy_from_slice(&index.to_le_bytes());
     Nonce::assume_unique_for_key(bytes)
@@ -125,10 +125,60 @@ pub struct Span {
 }
 
 impl Span {
+    /// The next `pages` places behind those that `next` has given out.
+    pub(crate) fn take(next: &AtomicU64, pages: u64) -> Self {
+        let first = next.fetch_add(pages, Ordering::Relaxed);
+        Self { first, pages, used: AtomicBool::new(false) }
+    }
+
     /// Where in the pages file it begins, in pages.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.first
+    }
+
+    /// Marks it as sealed with `pages` pages.
+    ///
+    /// # Errors
+    /// If it was sealed before, or is another number of pages.
+    pub(crate) fn spend(&self, pages: u64) -> Result<()> {
+        if pages != self.pages || self.used.swap(true, Ordering::Relaxed) {
+            return Err(Error::Crypto("sealing pages twice, or others than planned,"));
+        }
+        Ok(())
+    }
+}
+
+/// Where the pages of a pages file belong.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    /// Index in the file and address of each run's first page, and its length.
+    runs: Vec<(u64, Run)>,
+    page: u64,
+    /// How many pages there are.
+    pub(crate) pages: u64,
+}
+
+impl Addresses {
+    /// Of the pages of `runs`, one after the other, each of `page` bytes.
+    pub(crate) fn new(runs: impl IntoIterator<Item = Run>, page: usize) -> Self {
+        let mut pages = 0;
+        let mut placed = Vec::new();
+        for run in runs {
+            placed.push((pages, run));
+            pages += run.1;
+        }
+        Self { runs: placed, page: page as u64, pages }
+    }
+
+    /// The address of page `first` and those that follow it.
+    pub(crate) fn from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
+        let at = self.runs.partition_point(|(index, _)| *index <= first).saturating_sub(1);
+        let runs = self.runs.get(at..).unwrap_or_default();
+        runs.iter().flat_map(move |&(index, (start, pages))| {
+            let skip = first.saturating_sub(index);
+            (skip..pages).map(move |i| start + i * self.page)
+        })
     }
 }
 
@@ -178,8 +228,7 @@ impl PageSealer {
     /// The next `pages` places in the file.
     #[must_use]
     pub fn span(&self, pages: u64) -> Span {
-        let first = self.next.fetch_add(pages, Ordering::Relaxed);
-        Span { first, pages, used: AtomicBool::new(false) }
+        Span::take(&self.next, pages)
     }
 
     /// Seals in place the pages of `span`, which are those of `runs`. Returns what goes
@@ -189,10 +238,10 @@ impl PageSealer {
     /// If the span was sealed before, or is another number of pages.
     pub fn seal(&self, span: &Span, runs: &[Run], data: &mut [u8]) -> Result<Vec<u8>> {
         let pages: u64 = runs.iter().map(|run| run.1).sum();
-        let fits = pages == span.pages && data.len() as u64 == pages * self.page as u64;
-        if !fits || span.used.swap(true, Ordering::Relaxed) {
-            return Err(Error::Crypto("sealing pages twice, or others than planned,"));
+        if data.len() as u64 != pages * self.page as u64 {
+            return Err(Error::Crypto("sealing other pages than planned"));
         }
+        span.spend(pages)?;
         let data = data.chunks_exact_mut(self.page).zip(addresses(runs, self.page));
         match &self.cipher {
             Cipher::Gcm(key) => {
@@ -234,7 +283,7 @@ pub fn tag_offset(index: u64) -> u64 {
     HEAD as u64 + index * TAG as u64
 }
 
-fn addresses(runs: &[Run], page: usize) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn addresses(runs: &[Run], page: usize) -> impl Iterator<Item = u64> + '_ {
     runs.iter().flat_map(move |&(start, pages)| (0..pages).map(move |i| start + i * page as u64))
 }
 
@@ -244,16 +293,14 @@ pub struct PageOpener {
     name: String,
     owner: u64,
     page: usize,
-    /// Index in the file and address of each run's first page, and its length.
-    runs: Vec<(u64, Run)>,
+    addresses: Addresses,
     /// The sum that must come out, and a bit for each page that is in it.
     sum: Option<([u8; SUM], Vec<AtomicU64>)>,
-    pages: u64,
 }
 
 impl std::fmt::Debug for PageOpener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PageOpener({}, {} pages)", self.name, self.pages)
+        write!(f, "PageOpener({}, {} pages)", self.name, self.addresses.pages)
     }
 }
 
@@ -272,19 +319,14 @@ impl PageOpener {
         len: u64,
     ) -> Result<Self> {
         let damaged = |reason: &str| Error::damaged(format!("tags of {}", place.name), reason);
-        let mut next = 0;
-        let mut placed = Vec::new();
-        for run in runs {
-            placed.push((next, run));
-            next += run.1;
-        }
+        let addresses = Addresses::new(runs, place.page);
         let rest = head.strip_prefix(MAGIC).ok_or_else(|| damaged("are none"))?;
         let (salt, rest) = rest.split_first_chunk::<SALT>().ok_or_else(|| damaged("are cut"))?;
         let (wanted, sum) = match keys.suite() {
-            Suite::Aes256Gcm => (tag_offset(next), None),
+            Suite::Aes256Gcm => (tag_offset(addresses.pages), None),
             Suite::Aes256XtsHmacSha256 => {
                 let sum = *rest.first_chunk::<SUM>().ok_or_else(|| damaged("are cut"))?;
-                let words = usize::try_from(next.div_ceil(64)).unwrap_or(usize::MAX);
+                let words = usize::try_from(addresses.pages.div_ceil(64)).unwrap_or(usize::MAX);
                 let seen = (0..words).map(|_| AtomicU64::new(0)).collect();
                 ((HEAD + SUM) as u64, Some((sum, seen)))
             }
@@ -297,9 +339,8 @@ impl PageOpener {
             name: place.name.to_owned(),
             owner: place.owner,
             page: place.page,
-            runs: placed,
+            addresses,
             sum,
-            pages: next,
         })
     }
 
@@ -326,12 +367,12 @@ impl PageOpener {
     /// If one was changed; `data` is not to be used then.
     pub fn open(&self, first: u64, data: &mut [u8], tags: &[u8]) -> Result<()> {
         let count = (data.len() / self.page) as u64;
-        let inside = first.checked_add(count).is_some_and(|end| end <= self.pages);
+        let inside = first.checked_add(count).is_some_and(|end| end <= self.addresses.pages);
         let tagged = !self.needs_tags() || tags.len() as u64 == count * TAG as u64;
         if !inside || !tagged || !data.len().is_multiple_of(self.page) {
             return Err(self.damaged(first, "lies outside of the pages"));
         }
-        let addresses = self.addresses_from(first);
+        let addresses = self.addresses.from(first);
         let pages = data.chunks_exact_mut(self.page).zip(addresses).zip(first..);
         match &self.cipher {
             Cipher::Gcm(key) => {
@@ -355,16 +396,6 @@ impl PageOpener {
         Ok(())
     }
 
-    /// The address of page `first` and those that follow it.
-    fn addresses_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
-        let at = self.runs.partition_point(|(index, _)| *index <= first).saturating_sub(1);
-        let runs = self.runs.get(at..).unwrap_or_default();
-        runs.iter().flat_map(move |&(index, (start, pages))| {
-            let skip = first.saturating_sub(index);
-            (skip..pages).map(move |i| start + i * self.page as u64)
-        })
-    }
-
     /// Marks a page; whether it was not marked before.
     fn is_new(&self, index: u64) -> bool {
         let Some((_, seen)) = &self.sum else { return false };
@@ -382,8 +413,8 @@ impl PageOpener {
             let word = usize::try_from(*index / 64).ok().and_then(|at| seen.get(at));
             word.is_some_and(|word| word.load(Ordering::Relaxed) >> (*index % 64) & 1 == 1)
         };
-        let first = (from..self.pages).find(|index| !is_seen(index))?;
-        let end = (first..self.pages).find(is_seen).unwrap_or(self.pages);
+        let first = (from..self.addresses.pages).find(|index| !is_seen(index))?;
+        let end = (first..self.addresses.pages).find(is_seen).unwrap_or(self.addresses.pages);
         Some((first, end - first))
     }
 
@@ -473,7 +504,7 @@ mod tests {
         let opener = PageOpener::new(&keys, PLACE, runs, &head, tag_offset(6)).unwrap();
         let all = [0x1000, 0x2000, 0x7000, 0x8000, 0x9000, 0x2_0000];
         for first in 0..6 {
-            let found: Vec<u64> = opener.addresses_from(first as u64).collect();
+            let found: Vec<u64> = opener.addresses.from(first as u64).collect();
             assert_eq!(found, all[first..]);
         }
     }
