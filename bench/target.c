@@ -35,6 +35,15 @@ static uint64_t *memory(long mib, int advice)
 	return at;
 }
 
+// The same, but every other 256 bytes are zeros: what compresses to one half.
+static void halves(long mib)
+{
+	char *at = (char *)memory(mib, MADV_NOHUGEPAGE);
+
+	for (size_t i = 256; i < (size_t)mib << 20; i += 512)
+		memset(at + i, 0, 256);
+}
+
 // Counts in a file, whose mapping is `counter`, the pages that it writes, one after the other.
 static void *writer(void *arg)
 {
@@ -102,6 +111,8 @@ int main(int argc, char **argv)
 		memory(n, MADV_NOHUGEPAGE);
 	else if (!strcmp(kind, "huge-pages"))
 		memory(n, MADV_HUGEPAGE);
+	else if (!strcmp(kind, "halves"))
+		halves(n);
 	else if (!strcmp(kind, "writer"))
 		writes(n);
 	else if (!strcmp(kind, "processes"))

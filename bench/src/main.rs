@@ -4,6 +4,7 @@
 //! something that was measured in the same run, so that machines can be compared.
 
 mod bench;
+mod compress;
 mod container;
 mod cow;
 mod floor;
@@ -28,12 +29,13 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
     ("cow-redis", cow::redis),
     ("lazy", lazy::measure),
+    ("compress", compress::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),
     ("small", tasks::small),

@@ -19,13 +19,14 @@ use std::sync::OnceLock;
 use prost::Message as _;
 use torpor_crit::View;
 use torpor_images::kind::{self, Kind, Layout};
-use torpor_images::pagemap::Pagemap;
+use torpor_images::pagemap::{Pagemap, Run};
+use torpor_images::pages::PagesReader;
 use torpor_images::payload::{next_chunk, read_messages, read_semaphores, shm_len};
 use torpor_images::proto::{
     BpfmapDataEntry, CriuReq, CriuResp, GhostFileEntry, IpcMsgEntry, IpcSemEntry, IpcShmEntry,
     PipeDataEntry, SkPacketEntry, TcpStreamEntry,
 };
-use torpor_images::{Reader, Result};
+use torpor_images::{ImageDir, Reader, Result};
 use torpor_seal::header::{RecordCipher, Sealed};
 use torpor_seal::keys::Trust;
 use torpor_seal::page::{PageOpener, Place};
@@ -41,6 +42,7 @@ pub type Target = fn(&[u8]);
 pub const TARGETS: &[(&str, Target)] = &[
     ("entries", entries),
     ("pagemap", pagemap),
+    ("packed", packed),
     ("payloads", payloads),
     ("decode", decode),
     ("encode", encode),
@@ -114,6 +116,31 @@ pub fn pagemap(data: &[u8]) {
     assert!(map.runs.windows(2).all(|pair| pair[0].range().end <= pair[1].vaddr));
     let last = map.offsets().filter_map(|(run, offset)| Some(offset? + run.bytes())).last();
     assert_eq!(last.unwrap_or(0), map.present_bytes());
+}
+
+/// Reads compressed pages: after the bytes with the number of pages and the length of the
+/// index (2 bytes) come the index without its magic numbers, and what is stored.
+pub fn packed(data: &[u8]) {
+    let Some((&[pages, low, high], data)) = data.split_first_chunk() else { return };
+    let (index, stored) =
+        data.split_at(usize::from(u16::from_le_bytes([low, high])).min(data.len()));
+    let header = kind::PAGES_INDEX.header.words().into_iter().flat_map(u32::to_le_bytes);
+    let index: Vec<u8> = header.chain(index.iter().copied()).collect();
+    let top = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    std::fs::write(top.path().join(kind::PAGES_INDEX.file_name(1)), index).expect("a file");
+    std::fs::write(top.path().join(kind::PAGES_PACKED.file_name(1)), stored).expect("a file");
+    let dir = ImageDir::open(top.path()).expect("a directory");
+    let run = Run { vaddr: 0x1000, pages: pages.into(), present: true, ..Run::default() };
+    let map = Pagemap { pages_id: 1, packed: true, owner: 7, runs: vec![run] };
+    let Ok(reader) = PagesReader::open(&dir, &map) else { return };
+    let mut all = vec![0; usize::from(pages) * 4096];
+    let read = reader.read_exact_at(&mut all, 0);
+    let mut page = [0; 4096];
+    for (number, expected) in (0..).zip(all.chunks(4096)) {
+        // Alone, each page is what it is among the others.
+        let alone = reader.read_exact_at(&mut page, number * 4096);
+        assert!(read.is_err() || alone.is_ok() && page == expected);
+    }
 }
 
 /// Reads the data behind entries.

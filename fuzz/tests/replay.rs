@@ -104,11 +104,42 @@ fn write_corpus() {
         let json = torpor_crit::decode(Path::new("image"), source, len, view).unwrap();
         write("encode", &name, json.to_string().as_bytes());
     }
+    write_packed(&write);
     write_seal(&write);
     for name in ["criu_req", "criu_resp"] {
         let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
         let message = common::message(&descriptor, &mut Numbers(1));
         write("rpc", name, &prost::Message::encode_to_vec(&message));
+    }
+}
+
+/// Compressed pages, some alike and some not.
+fn write_packed(write: &dyn Fn(&str, &str, &[u8])) {
+    use torpor_images::compress::Compression;
+    use torpor_images::packed::Packer;
+    use torpor_images::pages::PagesWriter;
+    use torpor_images::{ImageDir, kind};
+    for (name, how) in [("lz4", Compression::Lz4), ("zstd", Compression::ZSTD)] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = ImageDir::open(temp.path()).unwrap();
+        let pages = PagesWriter::create(&dir, 1, 7, Some(how)).unwrap();
+        let mut numbers = Numbers(1);
+        for count in [17u8, 3] {
+            let len = usize::from(count) * 4096;
+            let mut data: Vec<u8> = (0..len).map(|at| (at / 256).to_le_bytes()[0]).collect();
+            data[..64].fill_with(|| numbers.next().to_le_bytes()[0]);
+            let span = pages.span(count.into());
+            pages
+                .write(&span, &[(0x1000, count.into())], &mut data, &mut Packer::default())
+                .unwrap();
+        }
+        pages.finish(&dir).unwrap();
+        let read =
+            |kind: torpor_images::Kind| std::fs::read(temp.path().join(kind.file_name(1))).unwrap();
+        let index = &read(kind::PAGES_INDEX)[8..];
+        let len = u16::try_from(index.len()).unwrap().to_le_bytes();
+        let input = [&[20], len.as_slice(), index, &read(kind::PAGES_PACKED)].concat();
+        write("packed", name, &input);
     }
 }
 

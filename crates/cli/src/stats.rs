@@ -62,6 +62,12 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Lazy memory pages: {}", stats.pages_lazy),
     ];
     lines.extend(stats.torpor_cow_bytes.map(|n| format!("Copy-on-write memory: {n} bytes")));
+    // Of compressed images only.
+    lines.extend(stats.torpor_compress_from_bytes.map(|from| {
+        let to = stats.torpor_compress_to_bytes();
+        format!("Memory compressed: {from} bytes to {to} bytes")
+    }));
+    lines.extend(stats.torpor_compress_time.map(|t| format!("Memory compressing time: {t} us")));
     // Of sealed images only.
     lines.extend(stats.torpor_seal_records_time.map(|t| format!("Entry sealing time: {t} us")));
     lines.extend(stats.torpor_seal_pages_time.map(|t| format!("Memory sealing time: {t} us")));

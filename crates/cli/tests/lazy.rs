@@ -91,6 +91,29 @@ fn pages_of_a_chain_and_of_sealed_images() {
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
 }
 
+/// A plain round and a compressed one on top of it: each page comes from its cluster, which
+/// `--auto-dedup` frees in the end; `image` shows where they are.
+#[test]
+fn compressed_pages_come_one_by_one() {
+    let task = Task::start(PAGES);
+    let (pid, round) = (task.pid.to_string(), task.path("round"));
+    fs::create_dir(&round).unwrap();
+    let mut first = criu(&["pre-dump", "--track-mem", "--compress", "zstd", "-t", &pid, "-D"]);
+    assert!(first.arg(&round).status().unwrap().success());
+    task.put_to_sleep(&["--compress", "lz4", "--prev-images-dir", "round"]);
+    assert!(!task.path("pages-1.img").exists());
+    let mut image = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let shown =
+        image.args(["image", "show"]).arg(round.join("pages-index-1.img")).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("\"cluster_pages\": 16"), "{shown}");
+    task.restore(&["--lazy-pages", "--auto-dedup"]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    wait_until(|| pagers(task.dir.path()).is_empty());
+    let packed = fs::read(round.join("pages-packed-1.img")).unwrap();
+    assert!(!packed.is_empty() && packed.iter().all(|&byte| byte == 0));
+}
+
 /// Whichever of the two processes is killed: the tasks end, and nothing that is wrong was
 /// ever seen.
 fn killed(name: &str) {

@@ -10,6 +10,7 @@ use torpor_cli::options::{Command, Opt, OptValue, Set, Settings, parse};
 use torpor_engine::options::{
     CgroupMode, CgroupRoot, CpuCap, FileValidation, JoinNsKind, NetworkLock, PreDumpMode,
 };
+use torpor_images::compress::Compression;
 use torpor_seal::Suite;
 
 fn args(line: &str) -> Vec<OsString> {
@@ -144,6 +145,8 @@ const ROWS: &[Row] = &[
     ("--cgroup-yard y", |s| is(&s.engine.cgroup_yard, "y")),
     ("--freeze-cgroup g", |s| is(&s.engine.freeze_cgroup, "g")),
     ("--cow", |s| s.engine.cow),
+    ("--compress lz4", |s| s.engine.compress == Some(Compression::Lz4)),
+    ("--compress=zstd:19", |s| s.engine.compress == Some(Compression::Zstd(19))),
     ("--track-mem", |s| s.engine.track_mem),
     ("--prev-images-dir ../1", |s| is(&s.engine.parent_img, "../1")),
     ("--auto-dedup", |s| s.engine.auto_dedup),

@@ -185,6 +185,16 @@ fn what_is_sealed_does_not_leave_in_plain() {
 }
 
 #[test]
+fn what_is_compressed_is_not_sent() {
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let server = Server::start(there.path(), &[]);
+    assert!(!task.dump(&[&server.options()[..], &["--compress", "lz4"]].concat()));
+    let log = task.log("dump.log");
+    assert!(log.contains("--compress with --page-server"), "{log}");
+    assert!(!task.is_gone());
+}
+
+#[test]
 fn a_page_server_by_request() {
     let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
     let images = fs::File::open(there.path()).unwrap();

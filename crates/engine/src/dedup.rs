@@ -3,7 +3,8 @@
 //! An incremental dump has the pages that changed, and finds the others in its parent
 //! directory. What the parent has of the changed ones is never read again on the way
 //! from the newest dump; it is punched out of the parent's pages file, which keeps its
-//! size and its pagemap. The older dumps cannot be restored by themselves any more.
+//! size and its pagemap. Of compressed pages a cluster goes when the last page in it is not
+//! needed any more. The older dumps cannot be restored by themselves any more.
 //!
 //! Sealed pages are punched out as they are: only the pagemaps are opened. With tags for
 //! each page nobody misses them; a sum over all pages would not come out any more.
@@ -16,6 +17,7 @@ use std::os::fd::AsRawFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
+use torpor_images::packed::Index;
 use torpor_images::pagemap::Pagemap;
 use torpor_seal::Suite;
 
@@ -122,23 +124,40 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 /// Punches those pages out of a dump that are `known`.
 fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &Known) -> Result<u64> {
     let map = Pagemap::read(dir, kind, id)?;
-    let mut file = None;
-    let mut freed = 0;
+    let mut holes = Vec::new();
     for (run, offset) in map.offsets() {
         let Some(offset) = offset else { continue };
-        for hole in within(known, &run.range()) {
-            let len = hole.end - hole.start;
-            let at = offset + (hole.start - run.vaddr);
-            let file = match &file {
-                Some(file) => file,
-                None => file.insert(pages_file(dir, map.pages_id)?),
-            };
-            fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)
-                .context(|| format!("punch a hole into {}", pages_name(dir, map.pages_id)))?;
-            freed += len;
-        }
+        let range = run.range();
+        holes.extend(within(known, &range).map(|place| {
+            let at = offset + (place.start - run.vaddr);
+            at..at + (place.end - place.start)
+        }));
+    }
+    let (kind, holes) = if map.packed {
+        (kind::PAGES_PACKED, clusters(&Index::read(dir, &map)?, &merged(holes)))
+    } else {
+        (kind::PAGES, holes)
+    };
+    if holes.is_empty() {
+        return Ok(0);
+    }
+    let name = dir.path().join(kind.file_name(map.pages_id.into())).display().to_string();
+    let file = open_to_write(dir, kind, map.pages_id, &name)?;
+    let mut freed = 0;
+    for Range { start, end } in holes {
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, how, start, end - start)
+            .context(|| format!("punch a hole into {name}"))?;
+        freed += end - start;
     }
     Ok(freed)
+}
+
+/// Where the clusters are stored all of whose pages lie in `holes`.
+fn clusters(index: &Index, holes: &Known) -> Vec<Range<u64>> {
+    let is_free = |plain: &Range<u64>| within(holes, plain).any(|part| part == *plain);
+    let free = index.clusters().filter(|cluster| is_free(&cluster.plain()));
+    merged(free.map(|cluster| cluster.stored()).collect())
 }
 
 /// What of `range` lies in the sorted `known`.
@@ -151,25 +170,25 @@ fn within(known: &Known, range: &Range<u64>) -> impl Iterator<Item = Range<u64>>
         .map(move |k| k.start.max(start)..k.end.min(end))
 }
 
-fn pages_name(dir: &ImageDir, pages_id: u32) -> String {
-    dir.path().join(kind::PAGES.file_name(pages_id.into())).display().to_string()
-}
-
-/// The pages file, opened for writing after it was found to be a regular file.
-fn pages_file(dir: &ImageDir, pages_id: u32) -> Result<File> {
-    let file = dir.raw_file_open(kind::PAGES, pages_id.into())?;
+/// A pages file, opened for writing after it was found to be a regular file.
+fn open_to_write(dir: &ImageDir, kind: Kind, id: u32, name: &str) -> Result<File> {
+    let file = dir.raw_file_open(kind, id.into())?;
     OpenOptions::new()
         .write(true)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .context(|| format!("open {} for writing", pages_name(dir, pages_id)))
+        .context(|| format!("open {name} for writing"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::restore::layers::Pages;
     use std::io::{Read, Write};
     use std::path::Path;
+    use torpor_images::compress::Compression;
+    use torpor_images::packed::Packer;
     use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::pages::PagesWriter;
 
     const PAGE: u64 = 4096;
 
@@ -233,6 +252,54 @@ mod tests {
         assert_eq!(freed, 5 * PAGE);
         // Sizes and pagemaps are as before: it can be done again.
         assert_eq!(dedup(&ImageDir::open(at("3")).unwrap()).unwrap(), 5 * PAGE);
+    }
+
+    /// As [`dump`], compressed.
+    fn dump_packed(dir: &Path, parent: Option<&str>, runs: &[(u64, u64, bool)], fill: u8) {
+        dump(dir, parent, runs, fill);
+        let images = ImageDir::open(dir).unwrap();
+        let plain = Pagemap::read(&images, kind::PAGEMAP, 7).unwrap();
+        let mut map = PagemapWriter::packed(&images, kind::PAGEMAP, 7, 1).unwrap();
+        plain.runs.iter().for_each(|run| map.push(*run).unwrap());
+        map.finish().unwrap();
+        let pages = PagesWriter::create(&images, 1, 7, Some(Compression::Lz4)).unwrap();
+        let present: Vec<_> = plain.runs.iter().filter(|run| run.present).collect();
+        let places: Vec<_> = present.iter().map(|run| (run.vaddr, run.pages)).collect();
+        let mut bytes = vec![fill; usize::try_from(plain.present_bytes()).unwrap()];
+        let span = pages.span(plain.present_bytes() / PAGE);
+        pages.write(&span, &places, &mut bytes, &mut Packer::default()).unwrap();
+        pages.finish(&images).unwrap();
+    }
+
+    #[test]
+    fn clusters_go_when_all_their_pages_are_superseded() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        // Clusters of pages 0 to 15, 16 to 31, 32 to 47 and 100 to 109.
+        dump_packed(&at("1"), None, &[(0, 48, false), (100, 10, false)], 1);
+        dump(&at("2"), Some("../1"), &[(0, 20, true), (20, 40, false)], 2);
+        let images = ImageDir::open(at("2")).unwrap();
+        let lower = ImageDir::open(at("1")).unwrap();
+        let map = Pagemap::read(&lower, kind::PAGEMAP, 7).unwrap();
+        let index = Index::read(&lower, &map).unwrap();
+        let clusters: Vec<_> = index.clusters().collect();
+        assert_eq!(clusters.len(), 4);
+        assert_eq!(dedup(&images).unwrap(), clusters[2].size);
+        let stored = std::fs::read(at("1").join("pages-packed-1.img")).unwrap();
+        for (number, cluster) in clusters.iter().enumerate() {
+            let Range { start, end } = cluster.stored();
+            let bytes = &stored[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()];
+            assert_eq!(bytes.iter().all(|&byte| byte == 0), number == 2, "{number}");
+        }
+        // All that the newest needs is there.
+        let pages = Pages::load(&images, kind::PAGEMAP, 7).unwrap();
+        for (page, fill) in [(0, 1), (19, 1), (20, 2), (59, 2)] {
+            let mut bytes = [0; 4096];
+            let (stretch, _) = pages.within(page * PAGE..(page + 1) * PAGE).next().unwrap();
+            stretch.read(page * PAGE, &mut bytes).unwrap();
+            assert_eq!(bytes, [fill; 4096], "{page}");
+        }
+        assert_eq!(free(&lower).unwrap(), stored.len() as u64);
     }
 
     #[test]

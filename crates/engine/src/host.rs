@@ -70,6 +70,8 @@ fn is_covered(name: &str) -> bool {
     let Some((found, _)) = Kind::of_file(name) else { return false };
     let without = [
         kind::PAGES,
+        kind::PAGES_PACKED,
+        kind::PAGES_INDEX,
         kind::PAGES_OLD,
         kind::SHM_PAGES_OLD,
         kind::PAGEMAP,

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use torpor_images::compress::Compression;
 use torpor_policy::{Policy, Spec};
 
 use crate::external::External;
@@ -156,6 +157,8 @@ pub struct Options {
     pub lazy_pages: bool,
     /// How a pre-dump reads memory (`--pre-dump-mode`).
     pub pre_dump_mode: PreDumpMode,
+    /// Compress the pages in the images (`--compress`).
+    pub compress: Option<Compression>,
     /// Send pages to a page server (`--page-server`).
     pub page_server: Option<PageServer>,
     /// A socket that keeps the pidfds of pre-dumped tasks, so that a reused pid is
@@ -240,6 +243,7 @@ impl Default for Options {
             auto_dedup: false,
             lazy_pages: false,
             pre_dump_mode: PreDumpMode::Splice,
+            compress: None,
             page_server: None,
             pidfd_store: None,
             stream: false,
@@ -262,13 +266,13 @@ impl Options {
         if self.timeout.is_zero() { FOR_EVER } else { self.timeout.min(FOR_EVER) }
     }
 
-    /// How many threads work on memory. Each has buffers of up to 512 KiB: there are no
-    /// more than keep all of them below 64 MiB.
+    /// How many threads work on memory. Each has buffers of up to 512 KiB, and of up to
+    /// 2 MiB if it compresses: there are no more than keep all of them below 64 MiB.
     #[must_use]
     pub fn workers(&self) -> usize {
-        const MOST: usize = 64;
+        let most = if self.compress.is_some() { 16 } else { 64 };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.map_or(cores, usize::from).min(MOST)
+        self.threads.map_or(cores, usize::from).min(most)
     }
 
     /// Where relative log and pid files and statistics go.

@@ -55,6 +55,9 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     if parent.is_some() && !parent_sealed {
         return Err(Error::Unsupported("a sealed dump on top of a plain one".to_owned()));
     }
+    if let (Some(how), Suite::Aes256XtsHmacSha256) = (opts.compress, seal.suite) {
+        return Err(Error::Unsupported(format!("--compress {how} with the suite {}", seal.suite)));
+    }
     keep_secrets();
     if opts.auto_dedup {
         dedup::refuse_sum(seal.suite)?;

@@ -19,6 +19,7 @@ use torpor_engine::memory::keeper;
 use torpor_engine::restore::layers::Pages;
 use torpor_engine::seal::{self, OpenOptions, SealOptions};
 use torpor_engine::{Event, Hooks, NoHooks, Options, Result};
+use torpor_images::compress::Compression;
 use torpor_images::{ImageDir, kind};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
@@ -256,6 +257,7 @@ impl History<'_> {
                 seal: self.seal.clone(),
                 open: self.open.clone(),
                 cow: seed.is_multiple_of(2),
+                compress: self.compression(&mut numbers),
                 ..Options::default()
             };
             let memory = self.dump(&options, round + 1 == ROUNDS, &mut player, numbers.0);
@@ -264,6 +266,13 @@ impl History<'_> {
             self.compare(&options, &memory, total)
                 .unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
         }
+    }
+
+    /// Each round by itself: compressed ones and others build on each other.
+    fn compression(&self, numbers: &mut Numbers) -> Option<Compression> {
+        let ways = [None, Some(Compression::Lz4), Some(Compression::ZSTD)];
+        let way = ways[usize::try_from(numbers.below(3)).unwrap()];
+        way.filter(|_| !self.has_sums())
     }
 
     /// Makes a round. Returns the memory that it is to have.

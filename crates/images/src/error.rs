@@ -48,7 +48,7 @@ pub enum Error {
     #[error("{}: offset {offset}: {reason}", file.display())]
     Invalid { file: PathBuf, offset: u64, reason: String },
     /// The checkpoint has a format that is not known here.
-    #[error("{}: image version {found}, only version {expected} is supported", file.display())]
+    #[error("{}: image version {found}, only versions up to {expected} are supported", file.display())]
     BadVersion { file: PathBuf, found: u32, expected: u32 },
     /// The checkpoint is sealed, and nobody has given its key.
     #[error("{}: is sealed; give an identity that can open it", file.display())]

@@ -324,4 +324,8 @@ kinds! {
     STATS_RESTORE = "stats-restore", Service(0x5709_3306), Single, ["stats_entry"];
     /// Paths of watched inodes, found by an earlier scan.
     IRMAP_CACHE = "irmap-cache", Service(0x5700_4059), Array, ["irmap_cache_entry"];
+    /// Pages, compressed in clusters; Torpor's own.
+    PAGES_PACKED = "pages-packed-%u.img", None, Raw, [];
+    /// Where the clusters are; Torpor's own.
+    PAGES_INDEX = "pages-index-%u.img", Common(0x5453_4c5a), Headed, ["packed_head", "packed_entry"];
 }

@@ -7,9 +7,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compress;
 pub mod dir;
 pub mod error;
 pub mod kind;
+pub mod packed;
 pub mod pagemap;
 pub mod pages;
 pub mod payload;

@@ -38,6 +38,8 @@ pub struct Run {
 pub struct Pagemap {
     /// The N of `pages-N.img`.
     pub pages_id: u32,
+    /// They are compressed: in `pages-packed-N.img`.
+    pub packed: bool,
     /// The number in its own name: a process or a segment of shared memory.
     pub owner: u64,
     /// What is mapped, in ascending order.
@@ -124,7 +126,8 @@ impl Pagemap {
     pub fn read(dir: &ImageDir, kind: Kind, id: u64) -> Result<Self> {
         let map = Self::read_unbacked(dir, kind, id)?;
         let wanted = map.present_bytes();
-        if wanted > 0 {
+        // Of compressed pages, the index says where they are.
+        if wanted > 0 && !map.packed {
             let file = dir.path().join(kind::PAGES.file_name(map.pages_id.into()));
             let meta = dir.raw_file_open(kind::PAGES, map.pages_id.into())?.metadata();
             let left = meta.map_err(|error| Error::io(&file, "stat", error))?.len();
@@ -147,7 +150,8 @@ impl Pagemap {
     /// Reads a pagemap up to the end of its file; its owner is not in it.
     pub fn from_reader(reader: &mut Reader) -> Result<Self> {
         let head: PagemapHead = reader.expect()?;
-        let mut map = Self { pages_id: head.pages_id, owner: 0, runs: vec![] };
+        let mut map =
+            Self { pages_id: head.pages_id, packed: head.torpor_packed(), owner: 0, runs: vec![] };
         let mut end = 0;
         loop {
             let offset = reader.offset();
@@ -194,8 +198,17 @@ impl PagemapWriter {
     /// Starts the pagemap of `kind` for `id`; its pages are in
     /// `pages-PAGES_ID.img`.
     pub fn create(dir: &ImageDir, kind: Kind, id: u64, pages_id: u32) -> Result<Self> {
+        Self::start(dir, kind, id, PagemapHead { pages_id, torpor_packed: None })
+    }
+
+    /// Like [`PagemapWriter::create`], for pages that are compressed.
+    pub fn packed(dir: &ImageDir, kind: Kind, id: u64, pages_id: u32) -> Result<Self> {
+        Self::start(dir, kind, id, PagemapHead { pages_id, torpor_packed: Some(true) })
+    }
+
+    fn start(dir: &ImageDir, kind: Kind, id: u64, head: PagemapHead) -> Result<Self> {
         let mut writer = dir.writer(kind, id)?;
-        writer.entry(&PagemapHead { pages_id })?;
+        writer.entry(&head)?;
         Ok(Self { writer, last: None })
     }
 

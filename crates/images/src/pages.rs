@@ -1,4 +1,4 @@
-//! Pages files, plain or sealed.
+//! Pages files: plain or compressed ([`crate::packed`]), and each of them sealed or not.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use torpor_seal::page::{self, PageOpener, PageSealer, Place, TAG};
 use torpor_seal::{Checkpoint, Sum};
 
+use crate::compress::Compression;
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
 use crate::kind;
+use crate::packed::{Packed, PackedReader, PackedWriter, Packer};
 use crate::pagemap::{Pagemap, page_size};
 
 /// The name of the file with the tags of `pages-ID.img`.
@@ -23,10 +25,22 @@ pub fn tags_name(id: u32) -> String {
 /// A pages file that is written, by any number of threads.
 #[derive(Debug)]
 pub struct PagesWriter {
+    next: AtomicU64,
+    to: To,
+}
+
+#[derive(Debug)]
+enum To {
+    Plain(PlainWriter),
+    Packed(Box<PackedWriter>),
+}
+
+/// A pages file with each page in its place.
+#[derive(Debug)]
+struct PlainWriter {
     file: File,
     path: PathBuf,
     id: u32,
-    next: AtomicU64,
     seal: Option<Seal>,
 }
 
@@ -45,8 +59,73 @@ pub struct Span {
 }
 
 impl PagesWriter {
-    /// Creates `pages-ID.img` for the memory of `owner`: the id of its pagemap.
-    pub fn create(dir: &ImageDir, id: u32, owner: u64) -> Result<Self> {
+    /// Creates `pages-ID.img`, or what stands for it if it is compressed, for the memory of
+    /// `owner`: the id of its pagemap.
+    pub fn create(
+        dir: &ImageDir,
+        id: u32,
+        owner: u64,
+        compression: Option<Compression>,
+    ) -> Result<Self> {
+        // What an earlier dump left in the other form would be taken for part of this one.
+        let forms = [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX];
+        forms.iter().try_for_each(|form| dir.remove(&form.file_name(id.into())))?;
+        dir.remove(&tags_name(id))?;
+        let to = match compression {
+            None => To::Plain(PlainWriter::create(dir, id, owner)?),
+            Some(how) => To::Packed(Box::new(PackedWriter::create(dir, id, owner, how)?)),
+        };
+        Ok(Self { next: AtomicU64::new(0), to })
+    }
+
+    /// The next `pages` places of the file.
+    pub fn span(&self, pages: u64) -> Span {
+        let offset = self.next.fetch_add(pages * page_size(), Ordering::Relaxed);
+        let sealed = match &self.to {
+            To::Plain(plain) => plain.seal.as_ref().map(|seal| seal.sealer.span(pages)),
+            To::Packed(packed) => packed.span(pages),
+        };
+        Span { offset, sealed }
+    }
+
+    /// Writes the pages of `runs` (their addresses, and how many) to `span`. If the
+    /// checkpoint is sealed, they are sealed in `data` first, unless they are compressed.
+    pub fn write(
+        &self,
+        span: &Span,
+        runs: &[page::Run],
+        data: &mut [u8],
+        packer: &mut Packer,
+    ) -> Result<()> {
+        match &self.to {
+            To::Plain(plain) => plain.write(span, runs, data),
+            To::Packed(packed) => {
+                let first = span.offset / page_size();
+                packed.write(first, span.sealed.as_ref(), runs, data, packer)
+            }
+        }
+    }
+
+    /// Completes the file when all spans are written.
+    pub fn finish(&self, dir: &ImageDir) -> Result<()> {
+        match &self.to {
+            To::Plain(plain) => plain.finish(dir, self.next.load(Ordering::Relaxed)),
+            To::Packed(packed) => packed.finish(),
+        }
+    }
+
+    /// What compressing has made of the pages so far, if they are compressed.
+    #[must_use]
+    pub fn packed(&self) -> Option<Packed> {
+        match &self.to {
+            To::Plain(_) => None,
+            To::Packed(packed) => Some(packed.packed()),
+        }
+    }
+}
+
+impl PlainWriter {
+    fn create(dir: &ImageDir, id: u32, owner: u64) -> Result<Self> {
         let name = kind::PAGES.file_name(id.into());
         let file = dir.create_file(&name)?;
         let seal = match dir.seal_ref() {
@@ -63,18 +142,10 @@ impl PagesWriter {
                 Some(Seal { checkpoint: Arc::clone(checkpoint), sealer, tags })
             }
         };
-        Ok(Self { file, path: dir.path().join(name), id, next: AtomicU64::new(0), seal })
+        Ok(Self { file, path: dir.path().join(name), id, seal })
     }
 
-    /// The next `pages` places of the file.
-    pub fn span(&self, pages: u64) -> Span {
-        let offset = self.next.fetch_add(pages * page_size(), Ordering::Relaxed);
-        Span { offset, sealed: self.seal.as_ref().map(|seal| seal.sealer.span(pages)) }
-    }
-
-    /// Writes the pages of `runs` (their addresses, and how many) to `span`. If the
-    /// checkpoint is sealed, they are sealed in `data` first.
-    pub fn write(&self, span: &Span, runs: &[page::Run], data: &mut [u8]) -> Result<()> {
+    fn write(&self, span: &Span, runs: &[page::Run], data: &mut [u8]) -> Result<()> {
         let failed = |error| Error::io(&self.path, "write", error);
         if let (Some(seal), Some(span)) = (&self.seal, &span.sealed) {
             let pages = &seal.checkpoint.times.pages;
@@ -86,8 +157,7 @@ impl PagesWriter {
         self.file.write_all_at(data, span.offset).map_err(failed)
     }
 
-    /// Completes the file when all spans are written.
-    pub fn finish(&self, dir: &ImageDir) -> Result<()> {
+    fn finish(&self, dir: &ImageDir, len: u64) -> Result<()> {
         let Some(Seal { checkpoint, sealer, tags }) = &self.seal else { return Ok(()) };
         if let Some(sum) = sealer.sum() {
             let failed = |error| Error::io(&self.path, "write", error);
@@ -95,7 +165,6 @@ impl PagesWriter {
         }
         let name = tags_name(self.id);
         checkpoint.wrote(&name, dir.sum_of(&name, true)?);
-        let len = self.next.load(Ordering::Relaxed);
         checkpoint.wrote(&kind::PAGES.file_name(self.id.into()), Sum { len, sha256: None });
         Ok(())
     }
@@ -103,15 +172,54 @@ impl PagesWriter {
 
 /// A pages file that is read, by any number of threads.
 #[derive(Debug)]
-pub struct PagesReader {
-    file: File,
-    path: PathBuf,
-    seal: Option<(Arc<Checkpoint>, Arc<PageOpener>, File)>,
+pub struct PagesReader(From);
+
+#[derive(Debug)]
+enum From {
+    Plain(PlainReader),
+    Packed(Box<PackedReader>),
 }
 
 impl PagesReader {
     /// Opens the pages file of `map`.
     pub fn open(dir: &ImageDir, map: &Pagemap) -> Result<Self> {
+        Ok(Self(if map.packed {
+            From::Packed(Box::new(PackedReader::open(dir, map)?))
+        } else {
+            From::Plain(PlainReader::open(dir, map)?)
+        }))
+    }
+
+    /// Whether a page that was read is known to be the one that was sealed, and not only
+    /// when all have been.
+    #[must_use]
+    pub fn verifies_each(&self) -> bool {
+        match &self.0 {
+            From::Plain(PlainReader { seal: Some((_, opener, _)), .. }) => opener.needs_tags(),
+            From::Plain(_) | From::Packed(_) => true,
+        }
+    }
+
+    /// Reads what stands at `offset`, or would if it were not compressed: whole pages, if
+    /// the file is sealed.
+    pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
+        match &self.0 {
+            From::Plain(plain) => plain.read_exact_at(data, offset),
+            From::Packed(packed) => packed.read_exact_at(data, offset),
+        }
+    }
+}
+
+/// A pages file with each page in its place.
+#[derive(Debug)]
+struct PlainReader {
+    file: File,
+    path: PathBuf,
+    seal: Option<(Arc<Checkpoint>, Arc<PageOpener>, File)>,
+}
+
+impl PlainReader {
+    fn open(dir: &ImageDir, map: &Pagemap) -> Result<Self> {
         let name = kind::PAGES.file_name(map.pages_id.into());
         let path = dir.path().join(&name);
         let file = dir.open_file(&name)?;
@@ -143,15 +251,7 @@ impl PagesReader {
         Ok(Self { file, path, seal })
     }
 
-    /// Whether a page that was read is known to be the one that was sealed, and not only
-    /// when all have been.
-    #[must_use]
-    pub fn verifies_each(&self) -> bool {
-        self.seal.as_ref().is_none_or(|(_, opener, _)| opener.needs_tags())
-    }
-
-    /// Reads what stands at `offset`: whole pages, if the file is sealed.
-    pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
+    fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
         let failed = |error| Error::io(&self.path, "read", error);
         self.file.read_exact_at(data, offset).map_err(failed)?;
         let Some((checkpoint, opener, tags)) = &self.seal else { return Ok(()) };

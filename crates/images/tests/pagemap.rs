@@ -31,7 +31,7 @@ fn entry(page: u64, pages: u64, flags: u32) -> PagemapEntry {
 fn read(entries: &[PagemapEntry], pages: u64) -> torpor_images::Result<Pagemap> {
     let (_temp, dir) = dir();
     let mut writer = dir.writer(kind::PAGEMAP, 5).unwrap();
-    writer.entry(&PagemapHead { pages_id: 1 }).unwrap();
+    writer.entry(&PagemapHead { pages_id: 1, torpor_packed: None }).unwrap();
     for entry in entries {
         writer.entry(entry).unwrap();
     }

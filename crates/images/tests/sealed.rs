@@ -6,6 +6,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use torpor_images::compress::Compression;
+use torpor_images::packed::Packer;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run, page_size};
 use torpor_images::pages::{PagesReader, PagesWriter};
 use torpor_images::proto::{InventoryEntry, PipeDataEntry, TaskKobjIdsEntry};
@@ -14,6 +16,17 @@ use torpor_images::{ImageDir, Result, kind};
 use torpor_seal::{Header, MasterKey, Secret, Stanza, Suite};
 
 const TASKS: [u64; 2] = [11, 12];
+
+/// The suite, and whether memory is compressed before it is sealed.
+type Form = (Suite, Option<Compression>);
+
+const GCM: Form = (Suite::Aes256Gcm, None);
+const FORMS: [Form; 4] = [
+    GCM,
+    (Suite::Aes256XtsHmacSha256, None),
+    (Suite::Aes256Gcm, Some(Compression::Lz4)),
+    (Suite::Aes256Gcm, Some(Compression::ZSTD)),
+];
 
 fn master() -> MasterKey {
     Secret::take(&mut [6; 32])
@@ -42,7 +55,7 @@ fn page(task: u64, index: u64) -> Vec<u8> {
 }
 
 /// Writes a checkpoint of two tasks with two pages each, a pipe and a stream.
-fn dump(path: &Path, suite: Suite, parent: Option<&str>) {
+fn dump(path: &Path, (suite, compression): Form, parent: Option<&str>) {
     std::fs::create_dir(path).unwrap();
     let mut dir = ImageDir::open(path).unwrap();
     let lower = parent.map(|parent| {
@@ -54,14 +67,16 @@ fn dump(path: &Path, suite: Suite, parent: Option<&str>) {
     for task in TASKS {
         dir.write_one(kind::IDS, task, &ids(task)).unwrap();
         let number = u32::try_from(task - 10).unwrap();
-        let mut map = PagemapWriter::create(&dir, kind::PAGEMAP, task, number).unwrap();
+        let start =
+            if compression.is_some() { PagemapWriter::packed } else { PagemapWriter::create };
+        let mut map = start(&dir, kind::PAGEMAP, task, number).unwrap();
         let (vaddr, pages) = (0x10_0000, 2);
         map.push(Run { vaddr, pages, present: true, ..Run::default() }).unwrap();
         map.finish().unwrap();
-        let pages = PagesWriter::create(&dir, number, task).unwrap();
+        let pages = PagesWriter::create(&dir, number, task, compression).unwrap();
         let span = pages.span(2);
         let mut data = [page(task, 0), page(task, 1)].concat();
-        pages.write(&span, &[(vaddr, 2)], &mut data).unwrap();
+        pages.write(&span, &[(vaddr, 2)], &mut data, &mut Packer::default()).unwrap();
         pages.finish(&dir).unwrap();
     }
     let mut pipes = dir.writer(kind::PIPES_DATA, 0).unwrap();
@@ -124,10 +139,10 @@ fn files(path: &Path) -> Files {
         .collect()
 }
 
-fn dump_both(top: &Path, suite: Suite) -> (std::path::PathBuf, Files, Files) {
+fn dump_both(top: &Path, form: Form) -> (std::path::PathBuf, Files, Files) {
     let (path, other) = (top.join("1"), top.join("2"));
-    dump(&path, suite, None);
-    dump(&other, suite, None);
+    dump(&path, form, None);
+    dump(&other, form, None);
     load(&path).unwrap();
     load(&other).unwrap();
     let (mine, theirs) = (files(&path), files(&other));
@@ -137,9 +152,9 @@ fn dump_both(top: &Path, suite: Suite) -> (std::path::PathBuf, Files, Files) {
 
 #[test]
 fn every_byte_of_every_file_counts() {
-    for suite in Suite::ALL {
+    for form in FORMS {
         let top = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (path, mine, _) = dump_both(top.path(), suite);
+        let (path, mine, _) = dump_both(top.path(), form);
         for (name, bytes) in &mine {
             // In pages any byte is as good as another: the ciphers are tested on all.
             let step = if name.starts_with("pages-") && bytes.len() > 4096 { 37 } else { 1 };
@@ -147,7 +162,7 @@ fn every_byte_of_every_file_counts() {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << (at % 8);
                 std::fs::write(path.join(name), &changed).unwrap();
-                assert!(load(&path).is_err(), "{suite}: {name} {at}");
+                assert!(load(&path).is_err(), "{form:?}: {name} {at}");
             }
             std::fs::write(path.join(name), bytes).unwrap();
         }
@@ -157,19 +172,19 @@ fn every_byte_of_every_file_counts() {
 
 #[test]
 fn files_cannot_be_cut_lost_or_added() {
-    for suite in Suite::ALL {
+    for form in FORMS {
         let top = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (path, mine, _) = dump_both(top.path(), suite);
+        let (path, mine, _) = dump_both(top.path(), form);
         for (name, bytes) in &mine {
             let at = path.join(name);
             for len in [0, 1, bytes.len() / 2, bytes.len() - 1] {
                 std::fs::write(&at, &bytes[..len]).unwrap();
-                assert!(load(&path).is_err(), "{suite}: {name} cut to {len}");
+                assert!(load(&path).is_err(), "{form:?}: {name} cut to {len}");
             }
             std::fs::write(&at, [bytes.as_slice(), &[0]].concat()).unwrap();
-            assert!(load(&path).is_err(), "{suite}: {name} longer");
+            assert!(load(&path).is_err(), "{form:?}: {name} longer");
             std::fs::remove_file(&at).unwrap();
-            assert!(load(&path).is_err(), "{suite}: {name} gone");
+            assert!(load(&path).is_err(), "{form:?}: {name} gone");
             std::fs::write(&at, bytes).unwrap();
         }
         std::fs::write(path.join("seccomp.img"), b"").unwrap();
@@ -185,9 +200,9 @@ fn files_cannot_be_cut_lost_or_added() {
 
 #[test]
 fn files_cannot_be_exchanged() {
-    for suite in Suite::ALL {
+    for form in FORMS {
         let top = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (path, mine, theirs) = dump_both(top.path(), suite);
+        let (path, mine, theirs) = dump_both(top.path(), form);
         // With those of another checkpoint for the same recipients, alone, and together
         // with its manifest or its head.
         for name in mine.keys() {
@@ -195,7 +210,7 @@ fn files_cannot_be_exchanged() {
                 std::fs::write(path.join(name), &theirs[name]).unwrap();
                 with.iter()
                     .for_each(|with| std::fs::write(path.join(with), &theirs[*with]).unwrap());
-                assert!(load(&path).is_err(), "{suite}: {name} of another, {with:?}");
+                assert!(load(&path).is_err(), "{form:?}: {name} of another, {with:?}");
                 std::fs::write(path.join(name), &mine[name]).unwrap();
                 with.iter().for_each(|with| std::fs::write(path.join(with), &mine[*with]).unwrap());
             }
@@ -205,7 +220,7 @@ fn files_cannot_be_exchanged() {
             if a < b {
                 std::fs::write(path.join(a), &mine[b]).unwrap();
                 std::fs::write(path.join(b), &mine[a]).unwrap();
-                assert!(load(&path).is_err(), "{suite}: {a} and {b}");
+                assert!(load(&path).is_err(), "{form:?}: {a} and {b}");
                 std::fs::write(path.join(a), &mine[a]).unwrap();
                 std::fs::write(path.join(b), &mine[b]).unwrap();
             }
@@ -218,7 +233,7 @@ fn files_cannot_be_exchanged() {
 fn without_a_key_it_says_so() {
     let top = tempfile::tempdir().unwrap();
     let path = top.path().join("1");
-    dump(&path, Suite::Aes256Gcm, None);
+    dump(&path, GCM, None);
     let dir = ImageDir::open(&path).unwrap();
     let error = dir.inventory().unwrap_err().to_string();
     assert!(
@@ -231,9 +246,9 @@ fn without_a_key_it_says_so() {
 fn a_child_names_its_parent() {
     let top = tempfile::tempdir().unwrap();
     let at = |name: &str| top.path().join(name);
-    dump(&at("1"), Suite::Aes256Gcm, None);
-    dump(&at("2"), Suite::Aes256Gcm, Some("../1"));
-    dump(&at("3"), Suite::Aes256Gcm, None);
+    dump(&at("1"), GCM, None);
+    dump(&at("2"), GCM, Some("../1"));
+    dump(&at("3"), GCM, None);
     load(&at("2")).unwrap();
     // Another parent with the same recipients.
     std::fs::rename(at("1"), at("old")).unwrap();

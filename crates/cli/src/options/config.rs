@@ -94,6 +94,7 @@ const SYSTEM: &str = "/etc";
 const HARMLESS: &[&str] = &[
     "allow-uprobes",
     "auto-dedup",
+    "compress",
     "cow",
     "display-stats",
     "file-locks",

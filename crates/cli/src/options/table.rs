@@ -596,6 +596,12 @@ const MEMORY: &[Opt] = &[
         "Free the space of pages that the new images hold too, or that have been restored",
     ),
     value(
+        ("compress", None, "METHOD[:LEVEL]"),
+        DUMPS,
+        store!(engine.compress = some parsed),
+        "Compress the memory in the images: lz4, or zstd with a level from -7 to 19 (default: 1)",
+    ),
+    value(
         ("threads", None, "N"),
         TREES,
         store!(engine.threads = some number),

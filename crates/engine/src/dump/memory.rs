@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
+use torpor_images::packed::Packed;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
@@ -201,8 +202,10 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
     }
     cx.memory.last_pages_id += 1;
     let pages_id = cx.memory.last_pages_id;
-    let mut pagemap = PagemapWriter::create(&cx.images, kind, id, pages_id)?;
-    let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id)?);
+    let start =
+        if cx.opts.compress.is_some() { PagemapWriter::packed } else { PagemapWriter::create };
+    let mut pagemap = start(&cx.images, kind, id, pages_id)?;
+    let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id, cx.opts.compress)?);
     let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
         let lazy = matches!(source, Source::Served(_)) && !run.clean;
@@ -262,11 +265,24 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     cx.stats.memwrite_time = cx.stats.memdump_time;
     cx.memory.jobs = std::mem::take(&mut cx.memory.later);
     if cx.memory.jobs.is_empty() {
-        for target in std::mem::take(&mut cx.memory.targets) {
-            target.finish(&cx.images)?;
-        }
+        finish(cx)?;
         cx.stats.pages_written = total / PAGE - cx.stats.shpages_written.unwrap_or(0);
     }
+    Ok(())
+}
+
+/// Completes the pages files.
+fn finish(cx: &mut Dump<'_>) -> Result<()> {
+    let mut packed: Option<Packed> = None;
+    for target in std::mem::take(&mut cx.memory.targets) {
+        target.finish(&cx.images)?;
+        if let Some(part) = target.packed() {
+            *packed.get_or_insert_default() += part;
+        }
+    }
+    cx.stats.torpor_compress_from_bytes = packed.map(|packed| packed.from);
+    cx.stats.torpor_compress_to_bytes = packed.map(|packed| packed.to);
+    cx.stats.torpor_compress_time = packed.map(|packed| micros(packed.time).into());
     Ok(())
 }
 

@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use torpor_images::dir::{IMAGE_VERSION, PACKED_VERSION};
 use torpor_images::proto::{
     DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
 };
@@ -499,6 +500,15 @@ impl<'a> Dump<'a> {
         Ok(self.images.write_all(kind::PSTREE, 0, &tree)?)
     }
 
+    /// Who does not know of compressed pages must not restore these, nor what builds on them.
+    fn image_version(&self) -> Result<u32> {
+        if self.opts.compress.is_some() {
+            return Ok(PACKED_VERSION);
+        }
+        let below = self.tracking.parent().map(|parent| parent.inventory()).transpose()?;
+        Ok(below.map_or(IMAGE_VERSION, |inventory| inventory.img_version))
+    }
+
     /// Writes the statistics and, last of all, the inventory.
     fn seal(&mut self) -> Result<()> {
         if let Some(times) = crate::seal::times(&self.images) {
@@ -509,7 +519,7 @@ impl<'a> Dump<'a> {
         crate::stats::write_dump(self.opts, &stats)?;
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let mut inventory = InventoryEntry {
-            img_version: 2,
+            img_version: self.image_version()?,
             fdinfo_per_id: Some(true),
             root_ids: Some(self.own_ids),
             ns_per_id: Some(true),

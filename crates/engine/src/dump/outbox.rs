@@ -29,9 +29,13 @@ impl Outbox {
     /// helpers of the dump were forked: the server is to learn when this process ends.
     ///
     /// # Errors
-    /// A dump that is to be sealed; the connection's.
+    /// A dump that is to be sealed or compressed; the connection's.
     pub fn connect(opts: &Options) -> Result<Option<Self>> {
         let Some(server) = &opts.page_server else { return Ok(None) };
+        if opts.compress.is_some() {
+            let what = "--compress with --page-server: its protocol has no place for";
+            return Err(Error::Unsupported(format!("{what} compressed pages")));
+        }
         if opts.seal.is_some() {
             let what = "--encrypt with --page-server: its protocol has no place for sealed pages";
             return Err(Error::Unsupported(format!("{what}, and plain ones must not leave")));

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use torpor_images::packed::Packer;
 use torpor_images::pages::{PagesWriter, Span};
 use torpor_sys::ipc::Attached;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
@@ -266,12 +267,13 @@ pub fn copy<'j>(jobs: &'j [Job], workers: usize, done: &(dyn Fn(&'j Job) + Sync)
 
 fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
     let mut buffer = vec![0u8; CHUNK];
+    let mut packer = Packer::default();
     while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
         let len: usize = job.ranges.iter().map(|range| range.1).sum();
         let copied = read(&job.source, &job.ranges, &mut buffer[..len]).and_then(|()| {
             let runs: Vec<_> =
                 job.ranges.iter().map(|&(at, len)| (at, len as u64 / PAGE)).collect();
-            Ok(job.target.write(&job.span, &runs, &mut buffer[..len])?)
+            Ok(job.target.write(&job.span, &runs, &mut buffer[..len], &mut packer)?)
         });
         if let Err(e) = copied {
             next.store(jobs.len(), Ordering::Relaxed);

@@ -83,6 +83,11 @@ impl Tracking {
         Ok(Tracking { known, parent, keeper, next: Vec::new() })
     }
 
+    /// The images that this dump builds on.
+    pub fn parent(&self) -> Option<&ImageDir> {
+        self.parent.as_ref()
+    }
+
     /// The images are complete: changes are counted from `round`. If that cannot be kept
     /// the next dump saves everything.
     pub fn commit(&mut self, round: &str) {
