@@ -402,8 +402,12 @@ fn the_policy_requires_signatures() {
     else_signed(&ours.issue("bad", NOW, &[]), "certificate \"bad\" has been revoked");
     else_signed(
         &ours.issue("dev", NOW, &[]),
-        "the images are signed by \"dev\", who is not allowed",
+        "the images are signed by \"dev\" (certified by \"ours\"), who is not allowed",
     );
+
+    // An authority that is trusted otherwise, but not for this.
+    fs::write(&policy, "[signature]\nauthorities = ['theirs']\n").unwrap();
+    else_signed(&ours.issue("ops", NOW, &[]), "(signature.authorities)");
 
     // Who has no key learns nothing.
     let output = audit(&task).arg("--identity").arg(fixture("p256.key")).output().unwrap();

@@ -114,8 +114,9 @@ pub fn open(images: &mut ImageDir, opts: &Options) -> Result<Checked> {
             let signature: Signature = prost::Message::decode(signature.as_slice())
                 .map_err(|e| Error::invalid("manifest.img", format!("its signature: {e}")))?;
             let signer = signature.verify(&signed.manifest, trust)?;
-            tracing::info!("the images are signed by {signer:?}");
-            checked.signers.push(signer);
+            tracing::info!("the images are signed by {:?}", signer.name);
+            let (name, authority) = (signer.name, signer.authority);
+            checked.signers.push(torpor_policy::Signer { name, authority });
         }
         _ => {}
     }

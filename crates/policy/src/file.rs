@@ -60,6 +60,9 @@ const RULES: &[Rule] = &[
     ("lsm.profiles", |rules, leaf| words(leaf, true).map(|names| rules.profiles = names)),
     ("signature.sealed", |rules, leaf| flag(leaf).map(|on| rules.sealed = on)),
     ("signature.signed", |rules, leaf| flag(leaf).map(|on| rules.signed = on)),
+    ("signature.authorities", |rules, leaf| {
+        words(leaf, false).map(|names| rules.authorities = names)
+    }),
     ("signature.signers", |rules, leaf| words(leaf, false).map(|names| rules.signers = names)),
 ];
 

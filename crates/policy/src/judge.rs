@@ -40,13 +40,22 @@ pub enum Origin {
     Elsewhere,
 }
 
+/// Who signed images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signer {
+    /// The name in the certificate.
+    pub name: String,
+    /// The name of the authority that the certificate comes from.
+    pub authority: String,
+}
+
 /// What a signature and a seal have shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checked {
     /// The images are sealed.
     pub sealed: bool,
-    /// The names of who signed them, verified.
-    pub signers: Vec<String>,
+    /// Who signed them, verified.
+    pub signers: Vec<Signer>,
 }
 
 /// Why a request is not allowed: the rule, and the reason.
@@ -99,6 +108,9 @@ impl Rules {
         let mut all: Vec<_> = single.collect();
         if self.file_systems == Limit::Runtime {
             all.extend(runtime::unprotected(requests, passed));
+        }
+        if self.sources == Limit::Runtime {
+            all.extend(runtime::overlays(requests));
         }
         all.extend(self.unsigned(checked));
         for violation in &mut all {
@@ -290,21 +302,26 @@ impl Rules {
             let text = "the images are not signed by anyone who is trusted (--trust)";
             add("signature.signed", text.to_owned());
         }
-        if let Limit::Only(names) = &self.signers
-            && !checked.signers.iter().any(|signer| names.contains(signer))
-        {
+        if self.signed && checked.signers.is_empty() {
+            return all;
+        }
+        let mut limit = |rule: &str, limit: &Limit<Vec<String>>, of: fn(&Signer) -> &String| {
+            let Limit::Only(names) = limit else { return };
+            if checked.signers.iter().any(|signer| names.contains(of(signer))) {
+                return;
+            }
+            let who = |s: &Signer| format!("{:?} (certified by {:?})", s.name, s.authority);
             let text = match checked.signers.as_slice() {
                 [] => "the images are not signed".to_owned(),
                 signers => {
-                    let who = signers.iter().map(|signer| format!("{signer:?}"));
-                    let who = who.collect::<Vec<_>>().join(", ");
+                    let who = signers.iter().map(who).collect::<Vec<_>>().join(", ");
                     format!("the images are signed by {who}, who is not allowed")
                 }
             };
-            if !(self.signed && checked.signers.is_empty()) {
-                add("signature.signers", text);
-            }
-        }
+            add(rule, text);
+        };
+        limit("signature.signers", &self.signers, |signer| &signer.name);
+        limit("signature.authorities", &self.authorities, |signer| &signer.authority);
         all
     }
 }

@@ -20,7 +20,7 @@ mod runtime;
 mod toml;
 
 pub use capabilities::Capabilities;
-pub use judge::{Checked, Origin, Violation};
+pub use judge::{Checked, Origin, Signer, Violation};
 pub use passed::{Passed, Spec};
 pub use ranges::Ranges;
 pub use request::{Ask, Device, Request};

@@ -73,6 +73,8 @@ pub struct Rules {
     pub signed: bool,
     /// `signature.signers`.
     pub signers: Limit<Vec<String>>,
+    /// `signature.authorities`.
+    pub authorities: Limit<Vec<String>>,
 }
 
 impl Default for Rules {
@@ -98,6 +100,7 @@ impl Default for Rules {
             sealed: false,
             signed: false,
             signers: Limit::All,
+            authorities: Limit::All,
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::rules::is_below;
 /// namespaces: without the configuration of a container a checkpoint may have them
 /// anywhere.
 const PRIVATE: [&str; 6] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay"];
-/// With one, those that give access to nothing: tasks could have made them themselves.
+/// With one, those that give access to nothing that the tasks would not have: docs/policy.md
+/// says why. The layers of an overlay are judged besides.
 const HARMLESS: [&str; 4] = ["tmpfs", "devpts", "mqueue", "overlay"];
 
 /// `MS_*` flags of mount(2) that take rights away, and their names.
@@ -164,10 +165,11 @@ fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
     }
 }
 
-/// Paths that the calling runtime hides or protects, and the images do not.
-pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violation> {
-    let Some(spec) = &passed.spec else { return vec![] };
-    let mut spaces: Vec<(u32, &str, Vec<&Mount>)> = vec![];
+/// A mount namespace: its number, the image file, its mounts.
+type Space<'r> = (u32, &'r str, Vec<&'r Mount>);
+
+fn spaces(requests: &[Request]) -> Vec<Space<'_>> {
+    let mut spaces: Vec<Space<'_>> = vec![];
     for request in requests {
         let Ask::Mount(mount) = &request.ask else { continue };
         match spaces.iter_mut().find(|(space, ..)| *space == mount.space) {
@@ -175,6 +177,71 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
             None => spaces.push((mount.space, &request.image, vec![mount])),
         }
     }
+    spaces
+}
+
+/// Overlays that show more than the tasks can see elsewhere: each of their layers is a
+/// mount source, for which the mount that it lies on counts.
+pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
+    let mut found = vec![];
+    for (_, image, mounts) in spaces(requests) {
+        for mount in &mounts {
+            let From::FileSystem { name, options } = &mount.from else { continue };
+            if name != "overlay" {
+                continue;
+            }
+            for (key, path) in layers(options) {
+                let Some(why) = widens(mount, key, path, &mounts) else { continue };
+                let text = format!("the overlay at {:?}: its {key} {path:?} {why}", mount.at);
+                let rule = "mounts.sources".to_owned();
+                found.push(Violation { image: image.to_owned(), task: None, rule, text });
+            }
+        }
+    }
+    found
+}
+
+/// The options of an overlay that name directories: their keys, and each of the paths.
+fn layers(options: &str) -> impl Iterator<Item = (&str, &str)> {
+    const KEYS: [&str; 5] = ["lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"];
+    let pairs = options.split(',').filter_map(|option| option.split_once('='));
+    let named = pairs.filter(|(key, _)| KEYS.contains(key));
+    named.flat_map(|(key, paths)| {
+        paths.split(':').filter(|path| !path.is_empty()).map(move |path| (key, path))
+    })
+}
+
+/// What an overlay gives by a layer that its directory does not.
+fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<String> {
+    if !is_below(path, "/") || path.contains('\\') {
+        return Some("is no plain absolute path".to_owned());
+    }
+    let Some(source) = visible(mounts, path).filter(|source| source.id != overlay.id) else {
+        return Some("is on no other mount".to_owned());
+    };
+    if is_of_kernel(source) {
+        return Some(format!("is on {:?}, which shows the kernel", source.at));
+    }
+    let layer = plain(path);
+    let hidden = |m: &&&Mount| {
+        m.id != overlay.id && plain(&m.at) != layer && plain(&m.at).starts_with(&layer)
+    };
+    if let Some(above) = mounts.iter().find(hidden) {
+        return Some(format!("shows what the mount at {:?} hides", above.at));
+    }
+    let writes = ["upperdir", "workdir"].contains(&key);
+    let lost = NARROW.iter().filter(|(flag, _)| match *flag {
+        READ_ONLY => writes && source.flags & READ_ONLY != 0,
+        flag => source.flags & flag != 0 && overlay.flags & flag == 0,
+    });
+    let lost: Vec<&str> = lost.map(|(_, name)| *name).collect();
+    (!lost.is_empty()).then(|| format!("is on {:?}, which is {}", source.at, lost.join(", ")))
+}
+
+/// Paths that the calling runtime hides or protects, and the images do not.
+pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violation> {
+    let Some(spec) = &passed.spec else { return vec![] };
+    let spaces = spaces(requests);
     let there = |path: &&String| {
         let kernel = is_below(path, "/proc") || is_below(path, "/sys");
         kernel && passed.exists.is_some_and(|exists| exists(path))
@@ -230,4 +297,83 @@ fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
         }
     }
     Some(here)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::judge::{Checked, Origin};
+    use crate::rules::Policy;
+
+    const NODEV: u32 = 4;
+    const NOEXEC: u32 = 8;
+
+    fn fs(name: &str, options: &str) -> From {
+        From::FileSystem { name: name.to_owned(), options: options.to_owned() }
+    }
+
+    /// The root, a directory of this host (nodev, noexec), the kernel's files, a file that is
+    /// hidden, and an overlay.
+    fn asked(overlay: &str, flags: u32) -> Vec<Request> {
+        let given = From::Given { key: "/data".into(), path: Some("/srv/data".into()) };
+        let mounts = [
+            (1, 0, "/", From::Root, 0),
+            (2, 1, "/data", given, NODEV | NOEXEC),
+            (3, 1, "/sys", fs("sysfs", ""), READ_ONLY),
+            (4, 1, "/etc/secret", fs("tmpfs", ""), 0),
+            (5, 1, "/tmp", fs("tmpfs", ""), READ_ONLY),
+            (6, 1, "/merged", fs("overlay", overlay), flags),
+        ];
+        let requests = mounts.into_iter().map(|(id, parent, at, from, flags)| Request {
+            image: "mountpoints-1.img".to_owned(),
+            task: None,
+            ask: Ask::Mount(Mount { space: 1, id: (id, parent), at: at.to_owned(), from, flags }),
+        });
+        requests.collect()
+    }
+
+    fn judged(overlay: &str, flags: u32) -> Vec<String> {
+        let passed = Passed {
+            mounts: vec![("/data".into(), "/srv/data".into())],
+            capabilities: crate::Capabilities(u64::MAX),
+            ..Passed::default()
+        };
+        let requests = asked(overlay, flags);
+        let found =
+            Policy::default().judge(&requests, Origin::Elsewhere, &Checked::default(), &passed);
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn layers_of_an_overlay_are_sources() {
+        let narrow = NODEV | NOEXEC;
+        for (options, flags) in [
+            ("rw,lowerdir=/usr:/opt,upperdir=/a,workdir=/b,xino=off", 0),
+            ("lowerdir=/data/x,upperdir=/data/y,workdir=/data/z", narrow),
+            ("lowerdir+=/tmp/a,lowerdir+=/etc/ssl", 0),
+        ] {
+            assert_eq!(judged(options, flags), Vec::<String>::new(), "{options}");
+        }
+        for (options, flags, why) in [
+            ("lowerdir=/data/x:/usr", 0, "\"/data/x\" is on \"/data\", which is nodev, noexec"),
+            ("lowerdir=/usr:/data/x", NODEV, "which is noexec"),
+            (
+                "lowerdir=/usr,upperdir=/tmp/a,workdir=/tmp/b",
+                0,
+                "upperdir \"/tmp/a\" is on \"/tmp\", which is ro",
+            ),
+            ("lowerdir=/sys/kernel", 0, "is on \"/sys\", which shows the kernel"),
+            ("lowerdir=/etc", 0, "shows what the mount at \"/etc/secret\" hides"),
+            ("lowerdir=/", 0, "shows what the mount at"),
+            ("lowerdir=usr", 0, "is no plain absolute path"),
+            ("lowerdir=/usr/../sys", 0, "is no plain absolute path"),
+            ("lowerdir=/usr\\:/x", 0, "is no plain absolute path"),
+            ("lowerdir=/merged/x", 0, "is on no other mount"),
+        ] {
+            let found = judged(options, flags);
+            let named = |v: &String| v.contains(why) && v.contains("(foreign.mounts.sources)");
+            assert!(found.iter().any(named), "{options}: {found:?}");
+        }
+    }
 }

@@ -246,7 +246,8 @@ fn every_kind_of_openssl_key_signs() {
         let signature = signer.sign(b"message").unwrap();
         assert_eq!(signature.scheme, scheme);
         let who = signature.verify(b"message", &trust).unwrap();
-        assert_eq!(who, format!("{name} of OpenSSL"));
+        assert_eq!(who.name, format!("{name} of OpenSSL"));
+        assert_eq!(who.authority, who.name);
         assert!(signature.verify(b"massage", &trust).is_err());
 
         // And what OpenSSL signs verifies here.
@@ -276,7 +277,8 @@ fn signatures_count_only_from_those_who_are_trusted() {
 
     let good = ours.issue("good", NOW, &signing);
     let signature = sign(&good);
-    assert_eq!(signature.verify(b"message", &trust).unwrap(), "good");
+    let who = signature.verify(b"message", &trust).unwrap();
+    assert_eq!((who.name.as_str(), who.authority.as_str()), ("good", "ours"));
     let error = signature.verify(b"message", &none).unwrap_err().to_string();
     assert!(error.contains("--trust"), "{error}");
 

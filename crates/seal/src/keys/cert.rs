@@ -80,7 +80,7 @@ impl Certificate {
     /// # Errors
     /// Why not: expired, not yet valid, revoked, untrusted.
     pub fn check(&self, trust: &Trust) -> Result<()> {
-        trust.check(self, None)
+        trust.check(self, None).map(drop)
     }
 
     /// Whose it is: a name to compare.
@@ -198,12 +198,16 @@ impl Trust {
         self.anchors.is_empty()
     }
 
-    /// Whether `certificate` may be used now, and for `purpose`. Without authorities, one that
-    /// somebody named is trusted for being named.
+    /// Whether `certificate` may be used now, and for `purpose`; the name of the authority that it
+    /// comes from. Without authorities, one that somebody named is trusted for being named.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn check(&self, certificate: &Certificate, purpose: Option<Purpose>) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        certificate: &Certificate,
+        purpose: Option<Purpose>,
+    ) -> Result<Option<String>> {
         self.check_at(certificate, purpose, SystemTime::now())
     }
 
@@ -212,7 +216,7 @@ impl Trust {
         certificate: &Certificate,
         purpose: Option<Purpose>,
         now: SystemTime,
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         certificate.check_time(i64::try_from(now.as_secs()).unwrap_or(i64::MAX))?;
         if let Some(purpose) = purpose
@@ -227,13 +231,23 @@ impl Trust {
         // One that is configured itself is believed as it is.
         let named = self.authorities.iter().any(|der| der.as_ref() == certificate.own());
         if self.is_empty() || named {
-            return Ok(());
+            return Ok(named.then(|| certificate.name.clone()));
         }
-        self.check_chain(certificate, UnixTime::since_unix_epoch(now))
-            .map_err(|error| refusal(certificate, &error))
+        let anchor = self
+            .check_chain(certificate, UnixTime::since_unix_epoch(now))
+            .map_err(|error| refusal(certificate, &error))?;
+        let authority = self.authorities.get(anchor).and_then(|der| {
+            Certificate::new(vec![der.clone()]).ok().map(|authority| authority.name)
+        });
+        Ok(authority)
     }
 
-    fn check_chain(&self, certificate: &Certificate, now: UnixTime) -> Result<(), webpki::Error> {
+    /// The number of the authority that a certificate comes from.
+    fn check_chain(
+        &self,
+        certificate: &Certificate,
+        now: UnixTime,
+    ) -> Result<usize, webpki::Error> {
         let (first, others) = certificate.chain.split_first().ok_or(webpki::Error::BadDer)?;
         let lists: Vec<&CertRevocationList<'_>> = self.revoked.iter().collect();
         let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
@@ -244,17 +258,18 @@ impl Trust {
                 .with_expiration_policy(ExpirationPolicy::Enforce)
                 .build()
         });
-        EndEntityCert::try_from(first)?
-            .verify_for_usage(
-                ALL_VERIFICATION_ALGS,
-                &self.anchors,
-                others,
-                now,
-                AnyExtendedUsage,
-                revocation,
-                None,
-            )
-            .map(drop)
+        let own = EndEntityCert::try_from(first)?;
+        let path = own.verify_for_usage(
+            ALL_VERIFICATION_ALGS,
+            &self.anchors,
+            others,
+            now,
+            AnyExtendedUsage,
+            revocation,
+            None,
+        )?;
+        let anchor = self.anchors.iter().position(|anchor| std::ptr::eq(anchor, path.anchor()));
+        anchor.ok_or(webpki::Error::UnknownIssuer)
     }
 }
 

@@ -87,8 +87,9 @@ impl Recipient {
     /// # Errors
     /// Why not: expired, not yet valid, revoked, untrusted.
     pub fn check(&self, trust: &Trust) -> Result<()> {
-        self.certificate()
-            .map_or(Ok(()), |certificate| trust.check(certificate, Some(Purpose::Sealing)))
+        self.certificate().map_or(Ok(()), |certificate| {
+            trust.check(certificate, Some(Purpose::Sealing)).map(drop)
+        })
     }
 
     /// Wraps `key`, so that only this recipient and only together with `binding` gets it

@@ -164,22 +164,31 @@ impl SigningKey {
     }
 }
 
+/// Who signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verified {
+    /// The name in the certificate, as it stands there.
+    pub name: String,
+    /// The name of the authority that it comes from.
+    pub authority: String,
+}
+
 impl Signature {
-    /// Whether `bytes` were signed by somebody whom `trust` believes now, and by whom: the name of the
-    /// certificate as it stands there.
+    /// Whether `bytes` were signed by somebody whom `trust` believes now, and by whom.
     ///
     /// # Errors
     /// If not: by whom they are said to be signed, and what is wrong.
-    pub fn verify(&self, bytes: &[u8], trust: &Trust) -> Result<String> {
+    pub fn verify(&self, bytes: &[u8], trust: &Trust) -> Result<Verified> {
         if trust.is_empty() {
             return Err(Error::NoTrust);
         }
         let chain = self.chain.iter().map(|der| CertificateDer::from(der.clone())).collect();
         let certificate = Certificate::new(chain)
             .map_err(|reason| Error::Spec { what: "the signature".into(), reason })?;
-        trust.check(&certificate, Some(Purpose::Signing))?;
+        let authority = trust.check(&certificate, Some(Purpose::Signing))?;
         if self.fits(bytes, &certificate) {
-            return Ok(certificate.name().to_owned());
+            let (name, authority) = (certificate.name().to_owned(), authority.unwrap_or_default());
+            return Ok(Verified { name, authority });
         }
         Err(Error::Signature { subject: certificate.subject().to_owned() })
     }

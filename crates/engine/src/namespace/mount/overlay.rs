@@ -12,7 +12,7 @@ use super::collect::open_root;
 use super::fs::{join_options, split_options};
 use super::mountinfo::Mount;
 use super::superblock;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// Options whose values are paths, separated by colons.
 const LAYERS: &[&str] = &["upperdir", "workdir", "lowerdir", "lowerdir+", "datadir+"];
@@ -73,7 +73,9 @@ fn layers_of(option: &OsStr) -> Option<(&str, Vec<&Path>)> {
 fn look(root: BorrowedFd<'_>, path: &Path) -> Option<Stat> {
     let path = path.strip_prefix("/").unwrap_or(path);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let layer = openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).ok()?;
+    // A link could lead out of the mount that the policy has judged the layer by.
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let layer = openat2(root, path, flags, Mode::empty(), resolve).ok()?;
     fstat(layer).ok()
 }
 
@@ -92,8 +94,18 @@ fn fits(merged: &Stat, layers: &[(String, Stat)]) -> bool {
 /// root directory nobody shares.
 ///
 /// # Errors
-/// The kernel's.
+/// A layer that is not there, or behind a symbolic link; the kernel's.
 pub fn make(mount: &Mount, root: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let layers = split_options(&mount.options).filter_map(layers_of);
+    for path in layers.flat_map(|(_, paths)| paths) {
+        if look(root, path).is_none() {
+            let reason = "is no directory, or a symbolic link leads to it";
+            return Err(Error::invalid(
+                "mountpoints",
+                format!("the layer {} of an overlay {reason}", path.display()),
+            ));
+        }
+    }
     let old = open_root()?;
     enter(root)?;
     let made = superblock::make_here(mount);
