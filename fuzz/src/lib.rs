@@ -12,12 +12,14 @@
 #[path = "../../crates/images/tests/common/types.rs"]
 mod types;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use flate2::{Compression, write::GzEncoder};
 use prost::Message as _;
 use torpor_crit::View;
+use torpor_engine::page_server::Command;
 use torpor_images::kind::{self, Kind, Layout};
 use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::pages::PagesReader;
@@ -27,6 +29,7 @@ use torpor_images::proto::{
     PipeDataEntry, SkPacketEntry, TcpStreamEntry,
 };
 use torpor_images::{ImageDir, Reader, Result};
+use torpor_policy::{Policy, Spec, leaves, scan_archive};
 use torpor_seal::header::{RecordCipher, Sealed};
 use torpor_seal::keys::Trust;
 use torpor_seal::page::{PageOpener, Place};
@@ -48,6 +51,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("encode", encode),
     ("rpc", rpc),
     ("seal", seal),
+    ("archive", archive),
+    ("texts", texts),
+    ("pages", pages),
 ];
 
 /// The kinds that have entries, in the order in which a byte chooses them.
@@ -269,8 +275,8 @@ fn signature(data: &[u8]) {
     static TRUST: OnceLock<Trust> = OnceLock::new();
     let trust = TRUST.get_or_init(|| Trust::load(&[authority("ed25519.crt")], &[]).expect("trust"));
     let Ok(signature) = Signature::decode(data) else { return };
-    if let Ok(name) = signature.verify(SIGNED, trust) {
-        assert_eq!(name, "ed25519 of OpenSSL");
+    if let Ok(who) = signature.verify(SIGNED, trust) {
+        assert_eq!(who.name, "ed25519 of OpenSSL");
         assert!(signature.verify(b"something else", trust).is_err());
     }
 }
@@ -313,5 +319,56 @@ pub fn seal(data: &[u8]) {
             let tags = &data[data.len() - 32..];
             assert!(opener.open(0, &mut [0; 8192], tags).is_err());
         }
+    }
+}
+
+/// Looks through the archive of a tmpfs, before it is known who made it: compressed, or (the
+/// first byte is odd) what is compressed in it.
+pub fn archive(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let mut found = 0_usize;
+    if choice % 2 == 0 {
+        let _ = scan_archive(data, &mut |_| found += 1);
+        return;
+    }
+    let mut tar = data.to_vec();
+    tar.chunks_exact_mut(512).for_each(right_sum);
+    let mut gz = GzEncoder::new(Vec::new(), Compression::fast());
+    gz.write_all(&tar).expect("memory");
+    let packed = gz.finish().expect("memory");
+    let _ = scan_archive(packed.as_slice(), &mut |_| found += 1);
+    // Each of them has a header.
+    assert!(found * 512 <= data.len());
+}
+
+/// Makes the check sum of a header right, so that no run is lost on finding it.
+fn right_sum(block: &mut [u8]) {
+    if &block[257..262] == b"ustar" {
+        block[148..156].fill(b' ');
+        let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
+        block[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+    }
+}
+
+/// Reads what people and runtimes write: a policy, a container's configuration, a file of
+/// options, a file of a machine's options.
+pub fn texts(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match choice % 4 {
+        0 => drop(Policy::parse(text)),
+        1 => drop(Spec::parse(data)),
+        2 => drop(torpor_cli::options::parse_config(text)),
+        _ => drop(leaves(text)),
+    }
+}
+
+/// Reads the commands of a page client.
+pub fn pages(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(command) = Command::receive(&mut rest) {
+        let mut again = Vec::new();
+        command.send(&mut again).expect("it was received");
+        assert_eq!(Command::receive(&mut again.as_slice()).expect("it was sent"), command);
     }
 }

@@ -106,6 +106,8 @@ fn write_corpus() {
     }
     write_packed(&write);
     write_seal(&write);
+    write_archives(&write);
+    write_texts(&write);
     for name in ["criu_req", "criu_resp"] {
         let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
         let message = common::message(&descriptor, &mut Numbers(1));
@@ -141,6 +143,61 @@ fn write_packed(write: &dyn Fn(&str, &str, &[u8])) {
         let input = [&[20], len.as_slice(), index, &read(kind::PAGES_PACKED)].concat();
         write("packed", name, &input);
     }
+}
+
+/// What tar makes of files of each type, in both of its formats, and the commands of a page
+/// client.
+fn write_archives(write: &dyn Fn(&str, &str, &[u8])) {
+    use std::process::Command;
+    let dir = tempfile::tempdir().unwrap();
+    let long = dir.path().join("l".repeat(120));
+    std::fs::create_dir(&long).unwrap();
+    std::fs::write(long.join("file"), "text").unwrap();
+    let script = "mknod disk b 8 1; mkfifo fifo; ln -s fifo link; ln l*/file hard; \
+                  cp l*/file su; chmod 4755 su; truncate -s 64K sparse; echo x >>sparse";
+    let made = Command::new("sh").args(["-c", script]).current_dir(dir.path()).status();
+    assert!(made.unwrap().success());
+    for format in ["posix", "gnu"] {
+        let mut tar = Command::new("tar");
+        tar.args(["--create", "--sparse", "--sort=name", "--mtime=@1", "--owner=0", "--group=0"]);
+        tar.arg(format!("--format={format}")).arg("--directory").arg(dir.path()).arg(".");
+        let archive = tar.output().unwrap().stdout;
+        write("archive", format, &[&[1], archive.as_slice()].concat());
+        let packed = tar.arg("--gzip").output().unwrap().stdout;
+        write("archive", &format!("{format}_packed"), &[&[0], packed.as_slice()].concat());
+    }
+    let command = |op: u32, pages: u32, vaddr: u64, object: u64| {
+        [&op.to_le_bytes()[..], &pages.to_le_bytes(), &vaddr.to_le_bytes(), &object.to_le_bytes()]
+            .concat()
+    };
+    let all = [
+        command(5, 0, 0, 0x101),
+        command(4, 0, 0, 0x102),
+        command(2 | 1 << 16, 3, 0x1000, 0x101),
+        command(6 | 4 << 16, 3, 0x4000, 0x101),
+        command(7, 1, 0x4000, 1),
+        command(0x1023, 0, 0, 0),
+    ];
+    write("pages", "commands", &all.concat());
+    all.iter().enumerate().for_each(|(i, bytes)| write("pages", &format!("command_{i}"), bytes));
+}
+
+/// The documented policy, the configuration of a container, and files of options.
+fn write_texts(write: &dyn Fn(&str, &str, &[u8])) {
+    let part = |number: u8, text: &str| [&[number], text.as_bytes()].concat();
+    let page = include_str!("../../docs/policy.md");
+    let policy = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    write("texts", "policy", &part(0, policy));
+    let spec = r#"{"ociVersion":"1.0.2","process":{"capabilities":{"bounding":["CAP_KILL"]},"noNewPrivileges":true},
+        "root":{"path":"rootfs","readonly":true},"mounts":[{"destination":"/proc","type":"proc","source":"proc"},
+        {"destination":"/data","type":"bind","source":"/srv","options":["rbind","ro"]}],
+        "linux":{"namespaces":[{"type":"pid"}],"maskedPaths":["/proc/kcore"],"devices":[{"type":"c","major":1,"minor":3}],
+        "uidMappings":[{"containerID":0,"hostID":1000,"size":10}],"seccomp":{}}}"#;
+    write("texts", "spec", &part(1, spec));
+    let options = "# a comment\ntcp-established\nlog-file /tmp/x # more\nexternal \"mnt[a b]:c\"\n";
+    write("texts", "options", &part(2, options));
+    let machine = "encrypt = true\nrecipient = ['age1x', 'b']\n[log]\nverbosity = 4\n";
+    write("texts", "machine", &part(3, machine));
 }
 
 /// Parts of a sealed checkpoint.

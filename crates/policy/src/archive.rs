@@ -50,7 +50,7 @@ struct Extra {
 ///
 /// # Errors
 /// What is strange about it.
-pub(crate) fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<(), String> {
+pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<(), String> {
     let mut tar = MultiGzDecoder::new(archive).take(MAX_CONTENT);
     let mut extra = Extra::default();
     while let Some(header) = block(&mut tar)? {

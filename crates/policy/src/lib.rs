@@ -19,6 +19,7 @@ mod rules;
 mod runtime;
 mod toml;
 
+pub use archive::scan as scan_archive;
 pub use capabilities::Capabilities;
 pub use judge::{Checked, Origin, Signer, Violation};
 pub use passed::{Passed, Spec};

@@ -18,7 +18,7 @@ mod tls;
 pub use borrower::{Borrower, Request};
 pub use client::Sender;
 pub use lender::{Lender, Lent, Returned};
-pub use protocol::Object;
+pub use protocol::{Command, Object};
 pub use server::{Listener, serve};
 
 #[cfg(test)]
