@@ -273,6 +273,9 @@ impl Runner<'_> {
         if self.in_container() {
             args.extend(["--root", &root]);
         }
+        if self.case.mode == Mode::Lazy {
+            args.push("--lazy-pages");
+        }
         ensure!(self.criu("restore", &args)?, "the restore failed: {}", self.log_tail("restore"));
         let pid = std::fs::read_to_string(&pidfile).context("the restore's pid file")?;
         Ok(pid.trim().parse()?)

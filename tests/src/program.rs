@@ -18,6 +18,8 @@ pub enum Mode {
     Cow,
     /// Dumped after two rounds of pre-dumps, with the pages that changed since.
     Rounds,
+    /// Restored lazily: it runs while its memory is brought in.
+    Lazy,
     /// Under an init in a pid and a mount namespace.
     PidNs,
     /// As a container: pid, mount, network, IPC, UTS and cgroup namespaces.
@@ -30,12 +32,13 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order in which they are run and shown.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::None,
         Self::Plain,
         Self::LeaveRunning,
         Self::Cow,
         Self::Rounds,
+        Self::Lazy,
         Self::PidNs,
         Self::Ns,
         Self::Sealed,
@@ -46,7 +49,12 @@ impl Mode {
     #[must_use]
     pub fn namespaces(self) -> &'static str {
         match self {
-            Self::None | Self::Plain | Self::LeaveRunning | Self::Cow | Self::Rounds => "",
+            Self::None
+            | Self::Plain
+            | Self::LeaveRunning
+            | Self::Cow
+            | Self::Rounds
+            | Self::Lazy => "",
             Self::PidNs => "pid,mnt",
             Self::Ns | Self::Sealed => "pid,mnt,net,ipc,uts,cgroup",
             Self::UserNs => "pid,mnt,net,ipc,uts,cgroup,user",
@@ -62,6 +70,7 @@ impl fmt::Display for Mode {
             Self::LeaveRunning => "leave-running",
             Self::Cow => "cow",
             Self::Rounds => "rounds",
+            Self::Lazy => "lazy",
             Self::PidNs => "pidns",
             Self::Ns => "ns",
             Self::Sealed => "sealed",
@@ -188,7 +197,7 @@ fn parse(path: &Path) -> Result<Program> {
     let leaves = program.modes.contains(&Mode::LeaveRunning);
     let sealed = !refused && program.modes.contains(&Mode::Ns);
     program.modes.retain(|mode| match mode {
-        Mode::Rounds => rounds,
+        Mode::Rounds | Mode::Lazy => rounds,
         Mode::Cow => rounds && leaves,
         Mode::Sealed => sealed,
         _ => true,
