@@ -29,6 +29,8 @@ pub struct Job<'a> {
     child: Option<Child>,
     images: PathBuf,
     dumps: u32,
+    /// Whether the last images are a round, for the next dump to go on from.
+    in_rounds: bool,
 }
 
 impl<'a> Job<'a> {
@@ -56,7 +58,15 @@ impl<'a> Job<'a> {
             None => spawn(),
         };
         let pid = i32::try_from(child.id()).unwrap();
-        Self { scratch, network, pid, child: Some(child), images: PathBuf::new(), dumps: 0 }
+        Self {
+            scratch,
+            network,
+            pid,
+            child: Some(child),
+            images: PathBuf::new(),
+            dumps: 0,
+            in_rounds: false,
+        }
     }
 
     /// The root process, as the host counts.
@@ -87,13 +97,40 @@ impl<'a> Job<'a> {
         assert!(process::alive(self.pid));
     }
 
+    /// Saves what of the memory has changed since the last round; the tree goes on. The next
+    /// dump goes on from there, too.
+    #[track_caller]
+    pub fn pre_dump(&mut self, options: &[&str]) {
+        let mut command = self.saving_call("pre-dump", options);
+        command.arg("--track-mem").succeed();
+        self.in_rounds = true;
+        assert!(process::alive(self.pid));
+    }
+
     /// The call of `criu dump` into a new directory.
     pub fn dump_call(&mut self, options: &[&str]) -> Command {
+        let command = self.saving_call("dump", options);
+        self.in_rounds = false;
+        command
+    }
+
+    fn saving_call(&mut self, action: &str, options: &[&str]) -> Command {
+        let before = format!("../images-{}", self.dumps);
         self.dumps += 1;
         self.images = self.scratch.dir(&format!("images-{}", self.dumps));
-        let mut command = self.call("dump", "dump.log", options);
+        let mut command = self.call(action, "dump.log", options);
         command.args(["--tree", &self.pid.to_string()]);
+        if self.in_rounds {
+            command.args(["--prev-images-dir", &before]);
+        }
         command
+    }
+
+    /// The bytes of all pages in the images of the last dump.
+    pub fn pages(&self) -> u64 {
+        let files = fs::read_dir(&self.images).unwrap().map(Result::unwrap);
+        let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
+        pages.map(|file| file.metadata().unwrap().len()).sum()
     }
 
     /// Restores the tree from the last dump.

@@ -61,6 +61,26 @@ fn java() {
     counter_server("java", &["java", "-Xmx128m", source.to_str().unwrap(), "7000"]);
 }
 
+/// Rounds of a heap that the program and its garbage collector work on, and that it checks.
+#[test]
+fn java_in_rounds() {
+    let scratch = Scratch::new("java-rounds");
+    let network = Network::new(scratch.name());
+    let source = program("Server.java");
+    let words = ["java", "-Xmx128m", source.to_str().unwrap(), "7000"];
+    let mut job = Job::start(&scratch, Some(&network), &words);
+    let load = clients(&network, 4, |_| load::counter(ADDRESS));
+    for _ in 0..10 {
+        load.advance(20);
+        job.pre_dump(&[]);
+    }
+    job.dump(&["--tcp-established"]);
+    job.restore(&["--tcp-established"]);
+    load.advance(50);
+    let output = fs::read_to_string(scratch.join("output.log")).unwrap();
+    assert!(!output.contains("broken") && process::alive(job.pid()), "{output}");
+}
+
 #[test]
 fn redis_under_load() {
     let scratch = Scratch::new("redis-host");

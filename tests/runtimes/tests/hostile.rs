@@ -39,6 +39,26 @@ fn address_sanitizer() {
     assert!(size < 256 << 20, "the shadow is in the images: {size} bytes");
 }
 
+/// Rounds of its memory, which it checks and changes all the time.
+#[test]
+fn address_sanitizer_in_rounds() {
+    let scratch = Scratch::new("asan-rounds");
+    let built = build(&scratch, &["-fsanitize=address"]);
+    let mut job = Job::start(&scratch, None, &[&built]);
+    let log = scratch.join("output.log");
+    goes_on(&log);
+    job.pre_dump(&[]);
+    let first = job.pages();
+    for _ in 0..9 {
+        goes_on(&log);
+        job.pre_dump(&[]);
+    }
+    assert!(job.pages() < first, "only changes are saved: {} after {first}", job.pages());
+    job.sleep_and_wake(&[]);
+    goes_on(&log);
+    assert!(process::alive(job.pid()));
+}
+
 /// Valgrind runs the program on an emulated processor, and has no vDSO mapped.
 #[test]
 fn valgrind() {
