@@ -13,6 +13,7 @@ mod error;
 pub mod header;
 pub mod kdf;
 pub mod keys;
+mod mac;
 pub mod manifest;
 pub mod page;
 pub mod record;

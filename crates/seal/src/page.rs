@@ -16,11 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
-use aws_lc_rs::{constant_time, hmac};
+use aws_lc_rs::constant_time;
 
 use crate::error::{Error, Result};
 use crate::header::{RecordCipher, Suite};
 use crate::kdf::Keys;
+use crate::mac::{DIGEST as SUM, LANES, Mac, xor};
 use crate::record::aead;
 use crate::secret::random;
 use crate::xts::Xts;
@@ -32,8 +33,6 @@ pub const HEAD: usize = MAGIC.len() + SALT;
 
 const MAGIC: &[u8; 8] = b"TORPTAGS";
 const SALT: usize = 16;
-/// The length of the sum of HMACs.
-const SUM: usize = 32;
 
 /// Which memory is in a pages file.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +57,7 @@ enum Cipher {
 struct XtsHmac {
     xts: Xts,
     iv: u128,
-    mac: hmac::Key,
+    mac: Mac,
     sum: Mutex<[u8; SUM]>,
 }
 
@@ -73,7 +72,7 @@ impl Cipher {
                 Self::Xts(Box::new(XtsHmac {
                     xts: Xts::new(&key("pages")?, &key("pages tweak")?),
                     iv: halves.first().map_or(0, |half| u128::from_le_bytes(*half)),
-                    mac: hmac::Key::new(hmac::HMAC_SHA256, key("pages sum")?.expose()),
+                    mac: Mac::new(&key("pages sum")?),
                     sum: Mutex::new([0; SUM]),
                 }))
             }
@@ -82,16 +81,6 @@ impl Cipher {
 }
 
 impl XtsHmac {
-    fn digest(&self, owner: u64, address: u64, page: &[u8]) -> [u8; SUM] {
-        let mut context = hmac::Context::with_key(&self.mac);
-        context.update(&address.to_le_bytes());
-        context.update(&owner.to_le_bytes());
-        context.update(page);
-        let mut digest = [0; SUM];
-        digest.copy_from_slice(context.sign().as_ref());
-        digest
-    }
-
     fn tweak(&self, address: u64) -> u128 {
         self.iv ^ u128::from(address)
     }
@@ -100,10 +89,6 @@ impl XtsHmac {
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         xor(&mut sum, part);
     }
-}
-
-fn xor(sum: &mut [u8; SUM], part: &[u8; SUM]) {
-    sum.iter_mut().zip(part).for_each(|(a, b)| *a ^= b);
 }
 
 pub(crate) fn nonce(index: u64) -> Nonce {
@@ -242,10 +227,11 @@ impl PageSealer {
             return Err(Error::Crypto("sealing other pages than planned"));
         }
         span.spend(pages)?;
-        let data = data.chunks_exact_mut(self.page).zip(addresses(runs, self.page));
+        let mut addresses = addresses(runs, self.page);
         match &self.cipher {
             Cipher::Gcm(key) => {
                 let mut tags = Vec::with_capacity(usize::try_from(pages).unwrap_or(0) * TAG);
+                let data = data.chunks_exact_mut(self.page).zip(addresses);
                 for ((page, address), index) in data.zip(span.first..) {
                     let aad = aad(self.owner, address);
                     let tag = key.seal_in_place_separate_tag(nonce(index), aad, page);
@@ -256,9 +242,14 @@ impl PageSealer {
             }
             Cipher::Xts(xts) => {
                 let mut sum = [0; SUM];
-                for (page, address) in data {
-                    xts.xts.encrypt(xts.tweak(address), page);
-                    xor(&mut sum, &xts.digest(self.owner, address, page));
+                for part in data.chunks_mut(self.page * LANES) {
+                    let addresses: Vec<u64> =
+                        addresses.by_ref().take(part.len() / self.page).collect();
+                    for (page, &address) in part.chunks_exact_mut(self.page).zip(&addresses) {
+                        xts.xts.encrypt(xts.tweak(address), page);
+                    }
+                    let sealed = addresses.into_iter().zip(part.chunks_exact(self.page));
+                    xor(&mut sum, &xts.mac.sum(self.owner, sealed));
                 }
                 xts.add(&sum);
                 Ok(Vec::new())
@@ -372,11 +363,11 @@ impl PageOpener {
         if !inside || !tagged || !data.len().is_multiple_of(self.page) {
             return Err(self.damaged(first, "lies outside of the pages"));
         }
-        let addresses = self.addresses.from(first);
-        let pages = data.chunks_exact_mut(self.page).zip(addresses).zip(first..);
+        let mut places = self.addresses.from(first).zip(first..);
         match &self.cipher {
             Cipher::Gcm(key) => {
-                for (((page, address), index), tag) in pages.zip(tags.chunks_exact(TAG)) {
+                let pages = data.chunks_exact_mut(self.page).zip(places);
+                for ((page, (address, index)), tag) in pages.zip(tags.chunks_exact(TAG)) {
                     let aad = aad(self.owner, address);
                     key.open_in_place_separate_tag(nonce(index), aad, tag, page)
                         .map_err(|_| self.damaged(index, "was changed"))?;
@@ -384,11 +375,16 @@ impl PageOpener {
             }
             Cipher::Xts(xts) => {
                 let mut sum = [0; SUM];
-                for ((page, address), index) in pages {
-                    if self.is_new(index) {
-                        xor(&mut sum, &xts.digest(self.owner, address, page));
+                for part in data.chunks_mut(self.page * LANES) {
+                    let places: Vec<(u64, u64)> =
+                        places.by_ref().take(part.len() / self.page).collect();
+                    let sealed = places.iter().zip(part.chunks_exact(self.page));
+                    let new = sealed.filter(|((_, index), _)| self.is_new(*index));
+                    let new = new.map(|(&(address, _), page)| (address, page));
+                    xor(&mut sum, &xts.mac.sum(self.owner, new));
+                    for (page, (address, _)) in part.chunks_exact_mut(self.page).zip(places) {
+                        xts.xts.decrypt(xts.tweak(address), page);
                     }
-                    xts.xts.decrypt(xts.tweak(address), page);
                 }
                 xts.add(&sum);
             }
