@@ -13,7 +13,9 @@ use crate::error::{Context, Error, Result};
 /// # Errors
 /// The kernel's.
 pub fn read(pid: i32, name: &str) -> Result<String> {
-    bytes(pid, name).map(|b| String::from_utf8_lossy(&b).into_owned())
+    let text = bytes(pid, name)?;
+    Ok(String::from_utf8(text)
+        .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
 }
 
 /// As [`read`], without decoding.
@@ -37,6 +39,8 @@ fn read_whole(path: &str) -> io::Result<Vec<u8>> {
         }
         let more = || rustix::io::read(&file, rustix::buffer::spare_capacity(&mut all));
         if rustix::io::retry_on_intr(more)? == 0 {
+            // Some of them are kept for each of thousands of threads.
+            all.shrink_to_fit();
             return Ok(all);
         }
     }
@@ -166,6 +170,8 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
 #[derive(Debug, Clone, Default)]
 pub struct Status {
     text: String,
+    /// Where each line starts, its key ends, and it ends.
+    lines: Vec<[usize; 3]>,
 }
 
 /// Reads `/proc/PID/status`.
@@ -185,15 +191,23 @@ pub fn thread_status(pid: i32, tid: i32) -> Result<Status> {
 }
 
 impl Status {
-    /// Takes the text of the file, which is searched for what is asked: little of it is.
+    /// Takes the text of the file.
     pub fn parse(text: impl Into<String>) -> Self {
-        Status { text: text.into() }
+        let text = text.into();
+        let mut lines = Vec::with_capacity(64);
+        let mut start = 0;
+        for line in text.split_inclusive('\n') {
+            let end = start + line.len();
+            lines.extend(line.find(':').map(|colon| [start, start + colon, end]));
+            start = end;
+        }
+        Status { text, lines }
     }
 
     /// The value of a line.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let mut lines = self.text.lines();
-        lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+        let line = self.lines.iter().find(|[start, colon, _]| self.text[*start..*colon] == *key);
+        line.map(|&[_, colon, end]| self.text[colon + 1..end].trim())
     }
 
     /// The blank-separated numbers of a line, in base `radix`.

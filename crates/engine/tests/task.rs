@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
-use torpor_engine::task::{self, Filters, Images, ProcessState, Seen, Tree};
+use torpor_engine::task::{self, Filters, Images, ProcessState, Seen, Settings, Tree};
 use torpor_images::proto::MmEntry;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
@@ -63,7 +63,8 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessSta
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();
-    let seen = Seen { stat: &stat, statuses: &statuses };
+    let settings = Settings::of(threads[0].pid()).unwrap();
+    let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings };
     task::dump(threads, seen, &mut tree).unwrap()
 }
 

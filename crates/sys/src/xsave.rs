@@ -37,6 +37,18 @@ pub fn len_in_use(state: &[u8]) -> usize {
     ends.max().unwrap_or(0).max(LEGACY + HEADER).min(state.len())
 }
 
+/// How many bytes of an image there are without the tiles of AMX, which are three quarters of
+/// it, where they are not in use.
+#[must_use]
+pub fn len_without_tiles(state: &[u8]) -> usize {
+    /// The first of their two components.
+    const TILE_CONFIGURATION: u32 = 17;
+    match component(TILE_CONFIGURATION) {
+        (0, _) => state.len(),
+        (_, offset) => len_in_use(state).max(offset).min(state.len()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +65,17 @@ mod tests {
             assert_eq!(len_in_use(&state), offset + size);
         }
         assert_eq!(len_in_use(&state[..100]), 100);
+    }
+
+    #[test]
+    fn tiles_in_use_stay() {
+        let mut state = vec![0u8; 16384];
+        let (size, offset) = component(18);
+        assert_eq!(len_without_tiles(&state) < 16384, size != 0);
+        if size != 0 {
+            state[LEGACY + 2] = 0b100;
+            assert_eq!(len_without_tiles(&state), offset + size);
+        }
+        assert_eq!(len_without_tiles(&state[..100]), 100);
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use torpor_sys::process::{Status, wait, wait_any};
 use torpor_sys::ptrace::{self, Registers, SigInfo, option};
 use torpor_sys::stub::DONE;
+use torpor_sys::xsave;
 
 use crate::inject::Stub;
 use crate::{Batch, Error, RemoteAddr, Result};
@@ -168,14 +169,20 @@ impl Tracee {
         self.own_mask
     }
 
-    /// Its x87, SSE, AVX … state in XSAVE layout.
+    /// Its x87, SSE, AVX … state in XSAVE layout. Of a task, which is one of thousands
+    /// perhaps, without unused tiles; of a husk all that it can be given.
     ///
     /// # Errors
     /// Gone.
     pub fn xstate(&mut self) -> Result<&[u8]> {
         if self.xstate.is_none() {
-            self.xstate =
-                Some(ptrace::xstate(self.tid).map_err(Error::os(self.tid, "NT_X86_XSTATE"))?);
+            let mut state =
+                ptrace::xstate(self.tid).map_err(Error::os(self.tid, "NT_X86_XSTATE"))?;
+            if !self.husk {
+                state.truncate(xsave::len_without_tiles(&state));
+                state.shrink_to_fit();
+            }
+            self.xstate = Some(state);
         }
         Ok(self.xstate.as_deref().unwrap_or_default())
     }

@@ -18,8 +18,6 @@ pub struct Frozen {
     /// The id of its first thread that has not ended, by which the kernel shows its memory and
     /// its files; its pid for a zombie.
     pub face: i32,
-    /// `/proc/FACE/stat` after it stopped.
-    pub stat: proc::Stat,
     /// `/proc/FACE/status` after it stopped.
     pub status: proc::Status,
     /// Its threads that have not ended, the leader first if it has not; empty for a zombie.
@@ -36,10 +34,14 @@ impl Frozen {
     }
 }
 
-/// Stops `root` and all its descendants, parents before children in the result.
-/// Passes are made until one finds no new task and no new thread, and no task that
-/// ended before it could be stopped, whose children are now somebody else's: a stopped
-/// task makes none. A paused tree is thawed as soon as all of it is bound to stop.
+/// Stops `root` and all its descendants, parents before children in the result. All that
+/// are known are asked to stop before the first one is waited for. A paused tree is thawed as
+/// soon as all of it is bound to stop.
+///
+/// A stopped task makes no others, but it can become the parent of one whose own has ended,
+/// or of a sibling that a child of it makes. So when nobody new is found any more all are asked
+/// for their children once more, the younger before the older: whoever loses its parent goes to
+/// one that is asked later.
 ///
 /// # Errors
 /// A task that is traced by another program, that does not stop before
@@ -52,47 +54,63 @@ pub fn freeze(
 ) -> Result<Vec<Frozen>> {
     let mut seized = if freezer.is_frozen() { seize_paused(root)? } else { HashMap::new() };
     freezer.thaw(guardian)?;
-    let mut order = vec![root];
-    let mut threads: HashMap<i32, Vec<Tracee>> = HashMap::new();
-    loop {
-        let mut news = false;
-        let mut next = 0;
-        while let Some(&pid) = order.get(next) {
-            let bound = seized.remove(&pid).unwrap_or_default();
-            match stop_threads(pid, bound, threads.entry(pid).or_default(), deadline) {
-                Ok(more) => news |= more,
-                Err(Error::Gone { .. }) if pid != root => {
-                    order.remove(next);
-                    threads.remove(&pid);
-                    news = true;
-                    continue;
-                }
-                Err(e) => return Err(e),
-            }
-            next += 1;
-            news |= add_children(pid, &threads[&pid], &mut order)?;
-        }
-        if !news {
-            break;
+    let mut stopped: Vec<Frozen> = Vec::new();
+    let mut found = vec![root];
+    while !found.is_empty() {
+        let older = stopped.len();
+        let bound = found.into_iter().map(|pid| (pid, seized.remove(&pid).unwrap_or_default()));
+        stopped.extend(stop_all(root, bound.collect(), deadline)?);
+        let known: HashSet<i32> = stopped.iter().map(|task| task.pid).collect();
+        found = new_children(stopped[older..].iter(), &known)?;
+        if found.is_empty() {
+            found = new_children(stopped[..older].iter().rev(), &known)?;
         }
     }
-    order.into_iter().map(|pid| describe(pid, threads.remove(&pid).unwrap_or_default())).collect()
+    Ok(stopped)
 }
 
-/// Adds the children of a process with these threads (none: a zombie) that are not
-/// known yet. Whether there were any.
-fn add_children(pid: i32, threads: &[Tracee], order: &mut Vec<i32>) -> Result<bool> {
-    let mut tids: Vec<i32> = threads.iter().map(Tracee::tid).collect();
-    if tids.is_empty() {
-        tids.push(pid);
-    }
-    let before = order.len();
-    for child in proc::children(pid, &tids)? {
-        if !order.contains(&child) {
-            order.push(child);
+/// Stops processes of which some threads may be seized already. Those that have ended and
+/// are gone are left out.
+fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result<Vec<Frozen>> {
+    let unless_gone = |pid: i32, result: Result<bool>| match result {
+        Err(Error::Gone { .. }) if pid != root => Ok(false),
+        result => result,
+    };
+    let mut stopping: Vec<Stopping> = Vec::with_capacity(bound.len());
+    for (pid, seized) in bound {
+        let mut task = Stopping::new(pid, seized);
+        let seized = task.seize().map(|()| true);
+        if unless_gone(pid, seized)? {
+            stopping.push(task);
         }
     }
-    Ok(order.len() > before)
+    let mut stopped = Vec::with_capacity(stopping.len());
+    for task in stopping {
+        let pid = task.pid;
+        let frozen = task.stop(deadline).map(|frozen| stopped.push(frozen)).map(|()| true);
+        unless_gone(pid, frozen)?;
+    }
+    Ok(stopped)
+}
+
+/// The children of processes that are not `known` yet, in the order of their parents.
+fn new_children<'t>(
+    parents: impl Iterator<Item = &'t Frozen>,
+    known: &HashSet<i32>,
+) -> Result<Vec<i32>> {
+    let mut new = Vec::new();
+    for parent in parents {
+        let mut tids: Vec<i32> = parent.threads.iter().map(Tracee::tid).collect();
+        if tids.is_empty() {
+            tids.push(parent.pid);
+        }
+        let children = proc::children(parent.pid, &tids)?;
+        new.extend(children.into_iter().filter(|child| !known.contains(child)));
+    }
+    // One that has been given to another parent meanwhile may have been seen at both.
+    let mut seen = HashSet::new();
+    new.retain(|&child| seen.insert(child));
+    Ok(new)
 }
 
 /// Seizes all threads of a tree that is paused by its cgroup: they make no others, and
@@ -113,59 +131,87 @@ fn seize_paused(root: i32) -> Result<HashMap<i32, Vec<i32>>> {
     Ok(seized)
 }
 
-/// Stops the threads of a process that are not stopped yet, of which some may be seized
-/// already. Whether there were any.
-///
-/// The list of threads alone does not tell when all are stopped: one that ends while the
-/// kernel walks the list cuts it short there, and one that has ended before it could be
-/// seized may have made another behind the end. Their number does: it counts all that are
-/// stopped, and any other, also a leader that has ended before the rest.
-fn stop_threads(
+/// A process that is to stop.
+struct Stopping {
     pid: i32,
-    mut seized: Vec<i32>,
-    known: &mut Vec<Tracee>,
-    deadline: Instant,
-) -> Result<bool> {
-    let (mut news, mut ended_leader) = (false, 0);
-    loop {
-        let status = proc::status(pid)?;
-        check_core_dump(pid, &status)?;
-        // An unknown number is none that all of them could be.
-        let all = status.number("Threads", 10).and_then(|n| usize::try_from(n).ok());
-        if seized.is_empty() && all == Some(known.len() + ended_leader) {
-            return Ok(news);
-        }
+    /// Its threads that were asked to, and have not been waited for.
+    seized: Vec<i32>,
+    /// Those that have stopped.
+    threads: Vec<Tracee>,
+    /// 1 if the leader has ended, and others have not.
+    ended_leader: usize,
+    /// Whether all have ended.
+    is_zombie: bool,
+}
+
+impl Stopping {
+    fn new(pid: i32, seized: Vec<i32>) -> Self {
+        Stopping { pid, seized, threads: Vec::new(), ended_leader: 0, is_zombie: false }
+    }
+
+    /// Asks all its threads to stop that were not asked yet.
+    fn seize(&mut self) -> Result<()> {
+        let pid = self.pid;
+        check_core_dump(pid, &proc::status(pid)?)?;
         let met: HashSet<i32> =
-            known.iter().map(Tracee::tid).chain(seized.iter().copied()).collect();
+            self.threads.iter().map(Tracee::tid).chain(self.seized.iter().copied()).collect();
         let tids = proc::numbers(pid, "task")?;
         for &tid in &tids {
             if met.contains(&tid) {
                 continue;
             }
             match seize(pid, tid) {
-                Ok(true) => seized.push(tid),
-                Ok(false) if tid == pid && tids.len() == 1 => return Ok(news),
-                Ok(false) if tid == pid => ended_leader = 1,
+                Ok(true) => self.seized.push(tid),
+                Ok(false) if tid == pid && tids.len() == 1 => self.is_zombie = true,
+                Ok(false) if tid == pid => self.ended_leader = 1,
                 Ok(false) => {}
                 Err(Error::Gone { .. }) if tid != pid => {}
                 Err(e) => return Err(e),
             }
         }
-        news |= !seized.is_empty();
-        for tid in seized.drain(..) {
-            match wait_stopped(pid, tid, deadline) {
-                Ok(tracee) => known.push(tracee),
-                Err(Error::Gone { .. }) if tid != pid => {}
-                Err(e) => return Err(e),
+        Ok(())
+    }
+
+    /// Waits until all its threads have stopped.
+    ///
+    /// The list of threads alone does not tell when all are stopped: one that ends while the
+    /// kernel walks the list cuts it short there, and one that has ended before it could be
+    /// seized may have made another behind the end. Their number does: it counts all that are
+    /// stopped, and any other, also a leader that has ended before the rest.
+    fn stop(mut self, deadline: Instant) -> Result<Frozen> {
+        let pid = self.pid;
+        loop {
+            for tid in self.seized.drain(..) {
+                match wait_stopped(pid, tid, deadline) {
+                    Ok(tracee) => self.threads.push(tracee),
+                    Err(Error::Gone { .. }) if tid != pid => {}
+                    Err(e) => return Err(e),
+                }
             }
+            let status = proc::status(pid)?;
+            // An unknown number is none that all of them could be.
+            let all = status.number("Threads", 10).and_then(|n| usize::try_from(n).ok());
+            if self.is_zombie || all == Some(self.threads.len() + self.ended_leader) {
+                return self.stopped(status);
+            }
+            if Instant::now() > deadline {
+                return Err(Error::refused(
+                    pid,
+                    "its threads",
+                    "did not come to rest in time; they create and end others too quickly",
+                ));
+            }
+            self.seize()?;
         }
-        if Instant::now() > deadline {
-            return Err(Error::refused(
-                pid,
-                "its threads",
-                "did not come to rest in time; they create and end others too quickly",
-            ));
-        }
+    }
+
+    /// All threads are known. `status` is the leader's.
+    fn stopped(mut self, status: proc::Status) -> Result<Frozen> {
+        let pid = self.pid;
+        self.threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
+        let face = self.threads.first().map_or(pid, Tracee::tid);
+        let status = if face == pid { status } else { proc::status(face)? };
+        Ok(Frozen { pid, face, status, threads: self.threads })
     }
 }
 
@@ -228,10 +274,4 @@ fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
             "did not stop in time; it waits inside the kernel (vfork, a hung file system or device)",
         )),
     }
-}
-
-fn describe(pid: i32, mut threads: Vec<Tracee>) -> Result<Frozen> {
-    threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
-    let face = threads.first().map_or(pid, Tracee::tid);
-    Ok(Frozen { pid, face, stat: proc::stat(face)?, status: proc::status(face)?, threads })
 }

@@ -5,6 +5,40 @@ use std::cmp::Ordering;
 use torpor_sys::kcmp::{Object, kcmp};
 
 use crate::error::{Context, Result};
+use crate::namespace::NsKind;
+use crate::proc;
+
+/// The inode numbers of the namespaces of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Inodes {
+    /// In the order of [`NsKind::ALL`].
+    own: [u64; NsKind::ALL.len()],
+    /// Where children would live, which can be another one than their parent's.
+    pub for_children: [(NsKind, u64); 2],
+}
+
+impl Inodes {
+    /// Asks procfs.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(pid: i32) -> Result<Self> {
+        let mut own = [0; NsKind::ALL.len()];
+        for (inode, kind) in own.iter_mut().zip(NsKind::ALL) {
+            *inode = proc::ns_inode(pid, kind.name())?;
+        }
+        let mut for_children = [(NsKind::Pid, 0), (NsKind::Time, 0)];
+        for (kind, inode) in &mut for_children {
+            *inode = proc::ns_inode(pid, &format!("{}_for_children", kind.name()))?;
+        }
+        Ok(Inodes { own, for_children })
+    }
+
+    /// All of them, with their kinds.
+    pub fn own(&self) -> impl Iterator<Item = (NsKind, u64)> + use<> {
+        NsKind::ALL.into_iter().zip(self.own)
+    }
+}
 
 /// Gives the same number to tasks that share an object of one kind. The kernel
 /// orders such objects (kcmp(2)), so a new one is found by bisection.

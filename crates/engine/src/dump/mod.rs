@@ -32,7 +32,7 @@ use torpor_tracee::{Mapping, Tracee};
 
 use self::freeze::Frozen;
 use self::freezer::Freezer;
-use self::ids::Sharers;
+use self::ids::{Inodes, Sharers};
 use self::later::Later;
 use self::outbox::Outbox;
 use self::twin::Twins;
@@ -48,7 +48,7 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::page_server::{Lender, Returned};
-use crate::task::Filters;
+use crate::task::{Filters, Settings};
 use crate::{DumpReport, cgroup, cpuinfo, network, parallel, proc, support};
 
 /// Everything that the dump knows while the tree is frozen.
@@ -119,6 +119,10 @@ pub struct Task {
     pub threads: Vec<Tracee>,
     /// `/proc/PID/task/TID/status` of each.
     statuses: Vec<proc::Status>,
+    /// More of what procfs says of it.
+    settings: Settings,
+    /// Its descriptors, unless a task before it has the same.
+    pub(crate) descriptors: Vec<table::Listed>,
     /// The signal that job control had stopped it with.
     pub stop_signal: Option<i32>,
     /// Its mappings, as they were before anything of ours was mapped.
@@ -256,6 +260,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
     cgroup::dump(cx)?;
     twin::prepare(cx)?;
+    cx.read_settings()?;
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].is_zombie() && cx.is_first_with(task, |ids| ids.files_id) {
             table::dump_descriptors(cx, task)?;
@@ -286,7 +291,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 /// Refuses namespaces that would have to be made inside others that are dumped too.
 fn check_nesting(
     pid: i32,
-    ids: &TaskKobjIdsEntry,
+    (ids, inodes): (&TaskKobjIdsEntry, &Inodes),
     root: &TaskKobjIdsEntry,
     is_root: bool,
     all: &Namespaces,
@@ -301,9 +306,9 @@ fn check_nesting(
             ));
         }
     }
-    for kind in [NsKind::Pid, NsKind::Time] {
+    for (kind, inode) in inodes.for_children {
         let now = kind.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
-        if now != Some(proc::ns_inode(pid, &format!("{}_for_children", kind.name()))?) {
+        if now != Some(inode) {
             return Err(Error::refused(
                 pid,
                 format!("its {} namespace for children", kind.name()),
@@ -345,28 +350,29 @@ impl<'a> Dump<'a> {
         guardian: Guardian,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
-        let vmas = parallel::map(&frozen, opts.workers(), |task| match task.threads.is_empty() {
-            true => Ok(Vec::new()),
-            false => mappings(task.face),
+        let seen = parallel::map(&frozen, opts.workers(), |task| {
+            let vmas = if task.threads.is_empty() { Vec::new() } else { mappings(task.face)? };
+            Ok((proc::stat(task.face)?, vmas))
         })?;
-        let tasks = frozen.into_iter().zip(vmas).map(|(task, vmas)| Task::new(task, vmas));
+        let tasks = frozen.into_iter().zip(seen).map(|(task, seen)| Task::new(task, seen));
         let tasks = tasks.collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
         Ok(Dump { tasks, id_maps, guardian, ..Dump::of(opts, images) })
     }
 
     /// Reads what procfs says of each thread, and so the ids of the threads as the images
-    /// know them: in their innermost pid namespace.
+    /// know them: in their innermost pid namespace. What it says of a process is what it says
+    /// of its first thread.
     fn read_statuses(&mut self) -> Result<()> {
-        let threads: Vec<(i32, i32)> = self
-            .tasks
-            .iter()
-            .flat_map(|t| t.threads.iter().map(|thread| (t.pid, thread.tid())))
-            .collect();
+        let others = |task: &Task| -> Vec<(i32, i32)> {
+            task.threads.iter().skip(1).map(|thread| (task.pid, thread.tid())).collect()
+        };
+        let others: Vec<(i32, i32)> = self.tasks.iter().flat_map(others).collect();
         let read = |&(pid, tid): &(i32, i32)| proc::thread_status(pid, tid);
-        let mut all = parallel::map(&threads, self.opts.workers(), read)?.into_iter();
+        let mut others = parallel::map(&others, self.opts.workers(), read)?.into_iter();
         for task in &mut self.tasks {
-            task.statuses = all.by_ref().take(task.threads.len()).collect();
+            let leader = std::iter::once(task.status.clone());
+            task.statuses = leader.chain(others.by_ref()).take(task.threads.len()).collect();
             self.vtids.insert(task.tgid, task.vpid);
             for (thread, status) in task.threads.iter().zip(&task.statuses) {
                 let vtid = status.ns_pids().last().copied().unwrap_or(thread.tid());
@@ -406,15 +412,15 @@ impl<'a> Dump<'a> {
         let mut sharers = [Object::Vm, Object::Files, Object::Fs].map(Sharers::new);
         // The dumping program comes first: a task that shares a namespace with it has
         // that namespace from the host.
-        self.own_ids = self.ids_of(own_pid(), 0, &mut sharers)?;
-        for index in 0..self.tasks.len() {
-            if self.tasks[index].is_zombie() {
-                continue;
-            }
+        self.own_ids = self.ids_of(own_pid(), 0, &Inodes::of(own_pid())?, &mut sharers)?;
+        let live = self.live_tasks();
+        let pids: Vec<i32> = live.iter().map(|&task| self.tasks[task].pid).collect();
+        let inodes = parallel::map(&pids, self.opts.workers(), |&pid| Inodes::of(pid))?;
+        for (index, inodes) in live.into_iter().zip(inodes) {
             let pid = self.tasks[index].pid;
-            let ids = self.ids_of(pid, index, &mut sharers)?;
+            let ids = self.ids_of(pid, index, &inodes, &mut sharers)?;
             let root = self.tasks.first().map_or(&ids, |t| &t.ids);
-            check_nesting(pid, &ids, root, index == 0, &self.ns)?;
+            check_nesting(pid, (&ids, &inodes), root, index == 0, &self.ns)?;
             if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
                 return Err(Error::refused(
                     pid,
@@ -431,6 +437,7 @@ impl<'a> Dump<'a> {
         &mut self,
         pid: i32,
         task: usize,
+        inodes: &Inodes,
         sharers: &mut [Sharers; 3],
     ) -> Result<TaskKobjIdsEntry> {
         let mut number = |i: usize| sharers[i].number(pid);
@@ -443,16 +450,15 @@ impl<'a> Dump<'a> {
             sighand_id: vm_id,
             ..TaskKobjIdsEntry::default()
         };
-        for kind in NsKind::ALL {
-            let id = self.namespace_id(pid, task, kind)?;
+        for (kind, inode) in inodes.own() {
+            let id = self.namespace_id(pid, task, kind, inode)?;
             kind.set_id_in(&mut ids, id);
         }
         Ok(ids)
     }
 
     /// The number of a namespace of process `pid`; a new one is added.
-    fn namespace_id(&mut self, pid: i32, task: usize, kind: NsKind) -> Result<u32> {
-        let inode = proc::ns_inode(pid, kind.name())?;
+    fn namespace_id(&mut self, pid: i32, task: usize, kind: NsKind, inode: u64) -> Result<u32> {
         if let Some(known) = self.ns.by_inode(inode) {
             return Ok(known.id);
         }
@@ -466,6 +472,30 @@ impl<'a> Dump<'a> {
             task,
         });
         Ok(id)
+    }
+
+    /// Those that are no zombies.
+    fn live_tasks(&self) -> Vec<usize> {
+        (0..self.tasks.len()).filter(|&task| !self.tasks[task].is_zombie()).collect()
+    }
+
+    /// Reads what procfs says of each process, so that whoever describes it need not wait
+    /// for that.
+    fn read_settings(&mut self) -> Result<()> {
+        let live = self.live_tasks();
+        let first = |task| self.is_first_with(task, |ids| ids.files_id);
+        let wanted = live.iter().map(|&task| (self.tasks[task].pid, first(task)));
+        let wanted: Vec<(i32, bool)> = wanted.collect();
+        let read = |&(pid, first): &(i32, bool)| {
+            let descriptors = if first { table::list(pid)? } else { Vec::new() };
+            Ok((Settings::of(pid)?, descriptors))
+        };
+        let all = parallel::map(&wanted, self.opts.workers(), read)?;
+        for (task, (settings, descriptors)) in live.into_iter().zip(all) {
+            let task = &mut self.tasks[task];
+            (task.settings, task.descriptors) = (settings, descriptors);
+        }
+        Ok(())
     }
 
     /// Whether `task` is the first one with its number of some shared object.
@@ -657,9 +687,9 @@ impl<'a> Dump<'a> {
 }
 
 impl Task {
-    fn new(frozen: Frozen, vmas: Vec<Vma>) -> Result<Self> {
+    fn new(frozen: Frozen, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
-        let Frozen { pid: tgid, face: pid, stat, status, threads } = frozen;
+        let Frozen { pid: tgid, face: pid, status, threads } = frozen;
         let vpid = status.numbers("NStgid", 10).last().and_then(|&id| i32::try_from(id).ok());
         let vpid = vpid.unwrap_or(tgid);
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
@@ -673,6 +703,8 @@ impl Task {
             status,
             threads,
             statuses: Vec::new(),
+            settings: Settings::default(),
+            descriptors: Vec::new(),
             stop_signal,
             vmas,
             maps,
@@ -701,12 +733,12 @@ impl<'a> Dump<'a> {
     /// A dump of this process, which goes on running.
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
-        let (stat, status) = (proc::stat(pid)?, proc::status(pid)?);
-        let frozen = Frozen { pid, face: pid, stat, status, threads: Vec::new() };
-        let task = Task::new(frozen, vma::read(pid)?)?;
+        let frozen = Frozen { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
+        let task = Task::new(frozen, (proc::stat(pid)?, vma::read(pid)?))?;
         let images = ImageDir::create(&opts.images_dir)?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
-        cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt)?);
+        let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;
+        cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt, inode)?);
         cx.mounts = Mounts::collect(&cx.ns, |_| true)?;
         Ok(cx)
     }

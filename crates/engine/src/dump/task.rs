@@ -40,7 +40,8 @@ pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
     let mut tree =
         Tree { maps: &cx.id_maps, vtid: &|tid| vtids.get(&tid).copied(), filters: &mut filters };
     let statuses = std::mem::take(&mut cx.tasks[task].statuses);
-    let seen = Seen { stat: &cx.tasks[task].stat, statuses: &statuses };
+    let settings = std::mem::take(&mut cx.tasks[task].settings);
+    let seen = Seen { stat: &cx.tasks[task].stat, statuses: &statuses, settings: &settings };
     let state = crate::task::dump(&mut threads, seen, &mut tree);
     (cx.filters, cx.vtids) = (filters, vtids);
     let state = state.and_then(|mut state| {

@@ -118,27 +118,49 @@ fn identity(pid: i32, fd: i32) -> Result<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
+/// A descriptor of a task.
+#[derive(Debug)]
+pub struct Listed {
+    fd: i32,
+    info: FdInfo,
+    /// Device and inode of what it is open on.
+    key: (u64, u64),
+}
+
+impl Listed {
+    fn of(pid: i32, fd: i32) -> Result<Self> {
+        let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
+        Ok(Listed { fd, info, key: identity(pid, fd)? })
+    }
+}
+
+/// The descriptors of a task.
+///
+/// # Errors
+/// The kernel's.
+pub fn list(pid: i32) -> Result<Vec<Listed>> {
+    proc::numbers(pid, "fd")?.into_iter().map(|fd| Listed::of(pid, fd)).collect()
+}
+
 /// Describes all descriptors of `task` and writes its `fdinfo` image, unless a task
 /// with the same table came before.
 ///
 /// # Errors
 /// Refusals, by descriptor.
 pub fn dump_descriptors(cx: &mut Dump<'_>, task: usize) -> Result<()> {
-    let pid = cx.tasks[task].pid;
     let mut list = Vec::new();
-    for fd in proc::numbers(pid, "fd")? {
-        list.push(dump_descriptor(cx, task, fd)?);
+    for listed in mem::take(&mut cx.tasks[task].descriptors) {
+        list.push(dump_descriptor(cx, task, listed)?);
     }
     let table = u64::from(cx.tasks[task].ids.files_id);
     Ok(cx.images.write_all(kind::FDINFO, table, &list)?)
 }
 
-fn dump_descriptor(cx: &mut Dump<'_>, task: usize, fd: i32) -> Result<FdinfoEntry> {
+fn dump_descriptor(cx: &mut Dump<'_>, task: usize, listed: Listed) -> Result<FdinfoEntry> {
     let pid = cx.tasks[task].pid;
-    let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
+    let Listed { fd, info, key } = listed;
     let cloexec = u32::from(info.flags & O_CLOEXEC != 0);
     let locks: Vec<String> = info.values("lock").map(str::to_owned).collect();
-    let key = identity(pid, fd)?;
     let known = known(cx, key, pid, fd)?;
     let (id, kind) = match known {
         Some(known) => (known.id, known.kind),
@@ -268,7 +290,8 @@ fn look(cx: &mut Dump<'_>, pid: i32, fd: i32, file: OwnedFd, info: FdInfo) -> Re
 /// Describes a descriptor of this process.
 #[cfg(test)]
 pub(super) fn describe_own(cx: &mut Dump<'_>, fd: i32) -> Result<FileEntry> {
-    let id = dump_descriptor(cx, 0, fd)?.id;
+    let listed = Listed::of(cx.tasks[0].pid, fd)?;
+    let id = dump_descriptor(cx, 0, listed)?.id;
     let found = cx.files.entries.iter().find(|entry| entry.id == id);
     found.cloned().ok_or_else(|| crate::Error::invalid("files.img", "not described"))
 }

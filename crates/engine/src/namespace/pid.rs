@@ -11,22 +11,15 @@ use torpor_images::proto::PidnsEntry;
 use super::NsKind;
 use super::space::inherited;
 use crate::dump::Dump;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::external::External;
-use crate::proc;
 use crate::restore::Restore;
 
 /// Writes `pidns-ID.img` if the namespace is external.
 ///
 /// # Errors
-/// A task whose children would live in another namespace is refused.
+/// The image file's.
 pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
-    for task in cx.tasks.iter().filter(|t| !t.is_zombie()) {
-        if proc::ns_inode(task.pid, "pid")? != proc::ns_inode(task.pid, "pid_for_children")? {
-            let reason = "has a pid namespace for its children that is not its own";
-            return Err(Error::refused(task.pid, "the task", reason));
-        }
-    }
     let inode = cx.ns.by_id(ns_id).map_or(0, |ns| ns.inode);
     let name = cx.opts.external.iter().find_map(|external| match external {
         External::Pid { inode: i, name } if *i == inode => Some(name.clone()),

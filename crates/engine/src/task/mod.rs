@@ -75,6 +75,33 @@ pub struct Seen<'a> {
     pub stat: &'a proc::Stat,
     /// `/proc/PID/task/TID/status` of each thread.
     pub statuses: &'a [proc::Status],
+    /// What has files of its own.
+    pub settings: &'a Settings,
+}
+
+/// What each has a file of its own for in `/proc/PID`.
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// The text of `timers`.
+    timers: String,
+    loginuid: Option<u32>,
+    oom_score_adj: Option<i32>,
+    coredump_filter: Option<u32>,
+}
+
+impl Settings {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(pid: i32) -> Result<Self> {
+        Ok(Settings {
+            timers: proc::read(pid, "timers")?,
+            loginuid: limits::loginuid(pid)?,
+            oom_score_adj: limits::oom_score_adj(pid)?,
+            coredump_filter: process::coredump_filter(pid)?,
+        })
+    }
 }
 
 /// Describes a process by its stopped threads, the leader first. They must have their
@@ -87,7 +114,7 @@ pub fn dump(threads: &mut [Tracee], seen: Seen<'_>, tree: &mut Tree<'_>) -> Resu
     let mut mm = MmFlags::default();
     for (i, (tracee, status)) in threads.iter_mut().zip(seen.statuses).enumerate() {
         let core = if i == 0 {
-            let (core, flags) = dump_leader(tracee, status, seen.stat, tree)?;
+            let (core, flags) = dump_leader(tracee, status, seen, tree)?;
             mm = flags;
             core
         } else {
@@ -101,13 +128,13 @@ pub fn dump(threads: &mut [Tracee], seen: Seen<'_>, tree: &mut Tree<'_>) -> Resu
 fn dump_leader(
     tracee: &mut Tracee,
     status: &proc::Status,
-    stat: &proc::Stat,
+    Seen { stat, settings, .. }: Seen<'_>,
     tree: &mut Tree<'_>,
 ) -> Result<(CoreEntry, MmFlags)> {
     // Of a leader that has ended the kernel shows less than of its other threads.
     let pid = tracee.tid();
     let signals = signals::pending(tracee, true)?;
-    let timers = timers::list(pid, tree.vtid)?;
+    let timers = timers::list(pid, &settings.timers, tree.vtid)?;
     let (task_state, stop_signo) = signals::stop_state(tracee);
     let mut tc = TaskCoreEntry {
         task_state,
@@ -118,8 +145,8 @@ fn dump_leader(
         blk_sigset: tracee.signal_mask(),
         comm: stat.comm.clone(),
         signals_s: Some(signals),
-        loginuid: limits::loginuid(pid)?,
-        oom_score_adj: limits::oom_score_adj(pid)?,
+        loginuid: settings.loginuid,
+        oom_score_adj: settings.oom_score_adj,
         ..TaskCoreEntry::default()
     };
     let outside = seen_from_outside(tracee, status, tree)?;
@@ -135,7 +162,10 @@ fn dump_leader(
     tc.sigactions = actions.answer(&out)?;
     tc.timers = Some(timers.answer(&out)?);
     tc.rlimits = Some(limits.answer(&out)?);
-    let flags = process.answer(pid, &out, &mut tc)?;
+    let flags = MmFlags {
+        coredump_filter: process::unusual(settings.coredump_filter),
+        ..process.answer(&out, &mut tc)?
+    };
     let mut core = inside.answer(tracee, &out, outside)?;
     core.tc = Some(tc);
     Ok((core, flags))

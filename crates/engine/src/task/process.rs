@@ -64,7 +64,7 @@ impl Questions {
     ///
     /// # Errors
     /// Gone; the kernel's.
-    pub(crate) fn answer(self, pid: i32, out: &Outcome, tc: &mut TaskCoreEntry) -> Result<MmFlags> {
+    pub(crate) fn answer(self, out: &Outcome, tc: &mut TaskCoreEntry) -> Result<MmFlags> {
         out.expect(self.subreaper.0, || "PR_GET_CHILD_SUBREAPER".to_owned())?;
         tc.child_subreaper = Some(out.u32_at(self.subreaper.1, 0) != 0);
         // Kernels before 6.3 do not tell, kernels without the call have none.
@@ -80,13 +80,21 @@ impl Questions {
             thp_flags: bits(thp & !THP_DISABLED),
             // Kernels before 6.3 have none.
             mdwe: out.result(self.mdwe).ok().and_then(bits),
-            coredump_filter: coredump_filter(pid)?.filter(|&f| f != DEFAULT_COREDUMP_FILTER),
+            coredump_filter: None,
         })
     }
 }
 
+/// A filter that is not the default one.
+pub(crate) fn unusual(coredump_filter: Option<u32>) -> Option<u32> {
+    coredump_filter.filter(|&filter| filter != DEFAULT_COREDUMP_FILTER)
+}
+
 /// Which kinds of memory go into a core dump (core(5)); none for a kernel without them.
-fn coredump_filter(pid: i32) -> Result<Option<u32>> {
+///
+/// # Errors
+/// Gone; the kernel's.
+pub(crate) fn coredump_filter(pid: i32) -> Result<Option<u32>> {
     let text = match proc::read(pid, "coredump_filter") {
         Err(Error::Os { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             return Ok(None);

@@ -6,7 +6,6 @@ use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
 use crate::error::{Error, Result};
-use crate::proc;
 
 /// linux/prctl.h, Linux 6.15.
 const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
@@ -81,9 +80,12 @@ impl Questions {
 ///
 /// # Errors
 /// Gone.
-pub(crate) fn list(pid: i32, vtid: &dyn Fn(i32) -> Option<i32>) -> Result<Vec<PosixTimerEntry>> {
-    let text = proc::read(pid, "timers")?;
-    let mut all = parse(&text, vtid)
+pub(crate) fn list(
+    pid: i32,
+    text: &str,
+    vtid: &dyn Fn(i32) -> Option<i32>,
+) -> Result<Vec<PosixTimerEntry>> {
+    let mut all = parse(text, vtid)
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/timers"), "unknown layout"))?;
     all.sort_by_key(|t| t.it_id);
     Ok(all)
