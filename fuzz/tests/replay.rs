@@ -121,7 +121,7 @@ fn write_packed(write: &dyn Fn(&str, &str, &[u8])) {
     use torpor_images::packed::Packer;
     use torpor_images::pages::PagesWriter;
     use torpor_images::{ImageDir, kind};
-    for (name, how) in [("lz4", Compression::Lz4), ("zstd", Compression::ZSTD)] {
+    for (name, how) in [("lz4", Compression::LZ4), ("zstd", Compression::ZSTD)] {
         let temp = tempfile::tempdir().unwrap();
         let dir = ImageDir::open(temp.path()).unwrap();
         let pages = PagesWriter::create(&dir, 1, 7, Some(how)).unwrap();

@@ -152,7 +152,9 @@ fn a_page_that_was_changed_is_never_shown() {
     let middle = bytes.len() / 2;
     bytes[middle..middle + (1 << 20)].fill(7);
     fs::write(&largest, bytes).unwrap();
-    task.restore(&["--lazy-pages", "--identity", key.to_str().unwrap()]);
+    // The pager can come to the page before the restore has let the task go.
+    let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
+    restore.args(["--identity", key.to_str().unwrap()]).status().unwrap();
     task.go();
     wait_until(|| task.is_gone());
     wait_until(|| pagers(task.dir.path()).is_empty());

@@ -155,6 +155,9 @@ pub struct Options {
     /// Leave pages for later: serve them after the dump, fetch them after the
     /// restore (`--lazy-pages`).
     pub lazy_pages: bool,
+    /// For how long a lazy restore notes which pages are touched, and leaves the others in
+    /// the images (`--record-working-set`).
+    pub record_working_set: Option<Duration>,
     /// How a pre-dump reads memory (`--pre-dump-mode`).
     pub pre_dump_mode: PreDumpMode,
     /// Compress the pages in the images (`--compress`).
@@ -242,6 +245,7 @@ impl Default for Options {
             parent_img: None,
             auto_dedup: false,
             lazy_pages: false,
+            record_working_set: None,
             pre_dump_mode: PreDumpMode::Splice,
             compress: None,
             page_server: None,

@@ -270,7 +270,7 @@ impl History<'_> {
 
     /// Each round by itself: compressed ones and others build on each other.
     fn compression(&self, numbers: &mut Numbers) -> Option<Compression> {
-        let ways = [None, Some(Compression::Lz4), Some(Compression::ZSTD)];
+        let ways = [None, Some(Compression::LZ4), Some(Compression::ZSTD)];
         let way = ways[usize::try_from(numbers.below(3)).unwrap()];
         way.filter(|_| !self.has_sums())
     }

@@ -26,7 +26,7 @@ const CASES: [(&str, fn()); 15] = [
     ("rounds_with_xts", || rounds(Suite::Aes256XtsHmacSha256)),
     ("rounds_without_repeated_pages", || rounds_without_repeated_pages(None)),
     ("compressed_rounds_without_repeated_pages", || {
-        rounds_without_repeated_pages(Some(Compression::Lz4));
+        rounds_without_repeated_pages(Some(Compression::LZ4));
     }),
     ("compressed_and_back", compressed_and_back),
     ("compressed_and_changed", compressed_and_changed),
@@ -311,9 +311,9 @@ fn repeated_pages_stay_in_a_sum() {
 fn compressed_and_back() {
     let (seal, open, _file) = keys(Suite::Aes256Gcm);
     for (how, seal, open) in [
-        (Compression::Lz4, None, OpenOptions::default()),
+        (Compression::LZ4, None, OpenOptions::default()),
         (Compression::ZSTD, None, OpenOptions::default()),
-        (Compression::Lz4, Some(seal.clone()), open.clone()),
+        (Compression::LZ4, Some(seal.clone()), open.clone()),
         (Compression::ZSTD, Some(seal), open),
     ] {
         let mut subject = Subject::start();
@@ -337,15 +337,15 @@ fn compressed_and_back() {
 
 fn compressed_and_changed() {
     let (seal, open, _file) = keys(Suite::Aes256Gcm);
-    nothing_changed_is_restored(&seal, &open, Some(Compression::Lz4));
+    nothing_changed_is_restored(&seal, &open, Some(Compression::LZ4));
 }
 
 fn compressed_with_xts_is_refused() {
     let (seal, _, _file) = keys(Suite::Aes256XtsHmacSha256);
     let mut subject = Subject::start();
     let error =
-        subject.dump_compressed(Some(seal), Some(Compression::Lz4)).unwrap_err().to_string();
-    assert!(error.contains("--compress lz4 with the suite aes-256-xts"), "{error}");
+        subject.dump_compressed(Some(seal), Some(Compression::LZ4)).unwrap_err().to_string();
+    assert!(error.contains("--compress lz4:-4 with the suite aes-256-xts"), "{error}");
     assert!(subject.child.try_wait().unwrap().is_none(), "it goes on");
 }
 

@@ -96,7 +96,7 @@ fn spans() -> impl Strategy<Value = Vec<usize>> {
 }
 
 fn way() -> impl Strategy<Value = Option<Compression>> {
-    prop_oneof![Just(Some(Compression::Lz4)), Just(Some(Compression::ZSTD)), Just(None)]
+    prop_oneof![Just(Some(Compression::LZ4)), Just(Some(Compression::ZSTD)), Just(None)]
 }
 
 proptest! {
@@ -162,7 +162,7 @@ proptest! {
 #[test]
 fn behind_the_last_page_is_nothing() {
     let (_temp, dir) = new_dir(false);
-    let map = write(&dir, &memory(21, 1), &[18, 3], Some(Compression::Lz4));
+    let map = write(&dir, &memory(21, 1), &[18, 3], Some(Compression::LZ4));
     let index = Index::read(&dir, &map).unwrap();
     let places: Vec<_> = index.clusters().map(|found| (found.first, found.pages)).collect();
     assert_eq!(places, [(0, 16), (16, 2), (18, 3)]);
@@ -186,7 +186,7 @@ fn read_all(dir: &ImageDir, memory: &[u8]) -> Result<(), String> {
 fn a_cluster_that_was_changed_is_named() {
     let memory = vec![5; 2 * CLUSTER * page()];
     for (how, sealed) in
-        [Compression::Lz4, Compression::ZSTD].map(|how| [(how, false), (how, true)]).concat()
+        [Compression::LZ4, Compression::ZSTD].map(|how| [(how, false), (how, true)]).concat()
     {
         let (temp, dir) = new_dir(sealed);
         write(&dir, &memory, &[2 * CLUSTER], Some(how));
@@ -208,7 +208,7 @@ fn what_is_missing_is_named() {
     let memory = memory(40, 3);
     for name in ["pages-packed-1.img", "pages-index-1.img"] {
         let (temp, dir) = new_dir(false);
-        write(&dir, &memory, &[40], Some(Compression::Lz4));
+        write(&dir, &memory, &[40], Some(Compression::LZ4));
         let path = temp.path().join(name);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
@@ -223,7 +223,7 @@ fn what_is_missing_is_named() {
 #[test]
 fn other_versions_and_methods_are_refused() {
     let (_temp, dir) = new_dir(false);
-    let map = write(&dir, &memory(1, 1), &[1], Some(Compression::Lz4));
+    let map = write(&dir, &memory(1, 1), &[1], Some(Compression::LZ4));
     let head = PackedHead { version: 1, method: 1, cluster_pages: 16, salt: None };
     let error = |head: PackedHead| {
         dir.write_one(kind::PAGES_INDEX, 1, &head).unwrap();
@@ -240,7 +240,7 @@ fn one_form_replaces_the_other() {
     let (temp, dir) = new_dir(false);
     let memory = memory(20, 5);
     let has = |name: &str| temp.path().join(name).exists();
-    for how in [None, Some(Compression::Lz4), None] {
+    for how in [None, Some(Compression::LZ4), None] {
         write(&dir, &memory, &[20], how);
         read_all(&dir, &memory).unwrap();
         assert_eq!(has("pages-1.img"), how.is_none());

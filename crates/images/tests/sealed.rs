@@ -24,7 +24,7 @@ const GCM: Form = (Suite::Aes256Gcm, None);
 const FORMS: [Form; 4] = [
     GCM,
     (Suite::Aes256XtsHmacSha256, None),
-    (Suite::Aes256Gcm, Some(Compression::Lz4)),
+    (Suite::Aes256Gcm, Some(Compression::LZ4)),
     (Suite::Aes256Gcm, Some(Compression::ZSTD)),
 ];
 

@@ -574,6 +574,9 @@ const CGROUPS: &[Opt] = &[
     ),
 ];
 
+/// Seconds for which the working set is recorded.
+const WINDOW: u64 = 10;
+
 const MEMORY: &[Opt] = &[
     flag(
         "track-mem",
@@ -599,7 +602,7 @@ const MEMORY: &[Opt] = &[
         ("compress", None, "METHOD[:LEVEL]"),
         DUMPS,
         store!(engine.compress = some parsed),
-        "Compress the memory in the images: lz4, or zstd with a level from -7 to 19 (default: 1)",
+        "Compress the memory in the images: lz4 with a level from -64 to 12 (default: -4), or zstd with one from -7 to 19 (default: 1)",
     ),
     value(
         ("threads", None, "N"),
@@ -620,6 +623,17 @@ const MEMORY: &[Opt] = &[
         |s, on| s.engine.lazy_pages = on,
         "Leave memory for later: a dump serves it at --port until the restore, which runs \
          already, has all of it",
+    ),
+    optional(
+        ("record-working-set", None, "SECONDS"),
+        RESTORE | LAZY,
+        |s, v| {
+            let seconds = v.map_or(Ok(WINDOW), number)?;
+            s.engine.record_working_set = Some(Duration::from_secs(seconds));
+            Ok(())
+        },
+        "With --lazy-pages: for SECONDS (default: 10) bring in only the pages that are touched, and \
+         note them beside the images, for later lazy restores to bring them in first",
     ),
     flag(
         "stream",

@@ -17,6 +17,7 @@ use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
 use super::pager::Space;
+use super::working_set::{self, Recorder, WorkingSet};
 use super::{Line, Remote, accept_all, guard, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
@@ -46,6 +47,7 @@ impl<'a> Daemon<'a> {
     pub fn start(opts: &'a Options) -> Result<Self> {
         let mut images = ImageDir::open(&opts.images_dir)?;
         crate::seal::open(&mut images, opts)?;
+        working_set::check(opts, &images)?;
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
         // Before there is a socket that a restore could find.
         let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
@@ -76,8 +78,8 @@ impl<'a> Daemon<'a> {
             return Err(Error::Hook("the restore belongs to another user".to_owned()));
         }
         let pages = |id: u64| Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?));
-        let images = id_of(&self.images)?;
-        serve(&line, &proc::pidfd(caller.pid)?, &images, &pages, self.borrower)?;
+        let restorer = proc::pidfd(caller.pid)?;
+        serve((&line, &restorer), self.opts, &self.images, &pages, self.borrower)?;
         free(self.opts, &self.images);
         Ok(())
     }
@@ -108,7 +110,12 @@ pub fn own_pager(
     pages: &HashMap<u64, Arc<Pages>>,
 ) -> Result<Line> {
     let what = || "starting the lazy-pages process".to_owned();
+    working_set::check(opts, images)?;
     if let Some(line) = find_daemon(opts)? {
+        if opts.record_working_set.is_some() {
+            let what = "--record-working-set of a restore, where a lazy-pages command listens";
+            return Err(Error::Unsupported(format!("{what}: it has to record")));
+        }
         return Ok(line);
     }
     let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
@@ -120,15 +127,16 @@ pub fn own_pager(
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .context(what)?;
     let restorer = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
-    let id = id_of(images)?;
     let live = || {
         let _ = process::set_name(c"torpor-lazy");
         let find = |id: u64| {
             let found = pages.get(&id).cloned();
             found.ok_or_else(|| Error::invalid("pages", format!("there is no task {id}")))
         };
-        match close_standard_files().and_then(|()| serve(&theirs, &restorer, &id, &find, borrower))
-        {
+        let ends = (&theirs, &restorer);
+        let served =
+            close_standard_files().and_then(|()| serve(ends, opts, images, &find, borrower));
+        match served {
             Ok(()) => {
                 free(opts, images);
                 0
@@ -174,15 +182,19 @@ pub fn id_of(images: &ImageDir) -> Result<String> {
     Ok(format!("images {}", images.inventory()?.dump_criu_run_id.unwrap_or_default()))
 }
 
-/// Takes over what a restore hands over, and brings its pages in.
+/// Takes over what a restore hands over by the line to it, and brings its pages in.
 fn serve(
-    line: &OwnedFd,
-    restorer: &OwnedFd,
-    images: &str,
+    (line, restorer): (&OwnedFd, &OwnedFd),
+    opts: &Options,
+    images: &ImageDir,
     pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
     borrower: Option<Borrower>,
 ) -> Result<()> {
-    let taken = take_over(line, restorer, images, pages);
+    let mut first = match opts.record_working_set {
+        None => WorkingSet::load(images),
+        Some(_) => WorkingSet::default(),
+    };
+    let taken = take_over(line, restorer, images, pages, &mut first);
     let (spaces, tasks) = match taken {
         Ok(taken) => taken,
         Err(error) => {
@@ -192,7 +204,8 @@ fn serve(
     };
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let remote = borrower.map(|borrower| Remote { borrower, line, restorer });
-    guard::run(spaces, remote, &tasks, || answer(line, b"ok"))?;
+    let recorder = Recorder::new(opts, images, &tasks);
+    guard::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");
     Ok(())
 }
@@ -200,16 +213,18 @@ fn serve(
 fn take_over(
     line: &OwnedFd,
     restorer: &OwnedFd,
-    images: &str,
+    images: &ImageDir,
     pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+    first: &mut WorkingSet,
 ) -> Result<(Vec<Space>, Vec<OwnedFd>)> {
     let (theirs, handed) = accept_all(line, restorer)?;
-    if theirs != images {
+    if theirs != id_of(images)? {
         return Err(Error::invalid("lazy pages", "the restore is of other images"));
     }
     let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
     for space in handed {
-        spaces.push(Space::new(space.id, space.uffd, pages(space.id)?, &space.ranges));
+        let (pages, first) = (pages(space.id)?, first.take(space.id));
+        spaces.push(Space::new(space.id, space.uffd, pages, &space.ranges, first));
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))

@@ -13,6 +13,7 @@ use torpor_sys::uffd;
 
 use super::Remote;
 use super::pager::{self, Space};
+use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::proc;
 
@@ -21,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Brings in all pages of the address spaces of `tasks` (their pidfds), and calls
 /// `started` when it has begun to. Pages that a dump still has are fetched from `remote`.
-/// Returns when nothing is missing any more.
+/// A `recorder` notes what is touched. Returns when nothing is missing any more.
 ///
 /// # Errors
 /// Whatever keeps a page from being brought in: all tasks, and what they have forked,
@@ -29,16 +30,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub fn run(
     spaces: Vec<Space>,
     remote: Option<Remote<'_>>,
+    recorder: Option<Recorder<'_>>,
     tasks: &[OwnedFd],
     started: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let own = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
     // They are the child's to close: for both.
-    let held = ManuallyDrop::new((spaces, remote));
+    let held = ManuallyDrop::new((spaces, remote, recorder));
     let child = process::fork_with_files(|| {
         let _ = process::set_name(c"torpor-pager");
-        let (mut spaces, remote) = ManuallyDrop::into_inner(held);
-        match pager::run(&mut spaces, remote, &own) {
+        let (mut spaces, remote, recorder) = ManuallyDrop::into_inner(held);
+        match pager::run(&mut spaces, remote, recorder, &own) {
             Ok(()) => 0,
             Err(error) => {
                 tracing::error!("lazy pages: {error}; the tasks are killed");

@@ -21,6 +21,7 @@ mod daemon;
 mod guard;
 mod missing;
 mod pager;
+mod working_set;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -9,12 +9,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use torpor_sys::uffd::{self, Event};
 
 use super::Remote;
 use super::missing::{Gap, Missing};
+use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::page_server::{Borrower, Request};
@@ -41,6 +43,8 @@ pub struct Space {
     pub pages: Arc<Pages>,
     /// What is to be brought in.
     pub missing: Missing,
+    /// Addresses in the images of what is brought in before everything else.
+    first: VecDeque<Range<u64>>,
     /// Pages that are waited for, until events have been read.
     waiting: VecDeque<u64>,
     /// Where pages are brought in next that nobody waits for.
@@ -50,20 +54,28 @@ pub struct Space {
 
 impl Space {
     /// An address space that lacks all pages of `ranges`, as far as the images have any.
-    pub fn new(id: u64, uffd: OwnedFd, pages: Arc<Pages>, ranges: &[(u64, u64)]) -> Self {
+    /// Those of `first` (in the images) are brought in before the others.
+    pub fn new(
+        id: u64,
+        uffd: OwnedFd,
+        pages: Arc<Pages>,
+        ranges: &[(u64, u64)],
+        first: VecDeque<Range<u64>>,
+    ) -> Self {
         let mut missing = Missing::default();
         for &(start, end) in ranges {
             for (_, range) in pages.within(start..end).filter(|(stretch, _)| !stretch.is_zero()) {
                 missing.insert(&Gap { source: range.start, range });
             }
         }
-        Space { id, uffd, pages, missing, waiting: VecDeque::new(), next: 0, gone: false }
+        let waiting = VecDeque::new();
+        Space { id, uffd, pages, missing, first, waiting, next: 0, gone: false }
     }
 
     fn fork(&self, uffd: OwnedFd) -> Self {
         let (pages, missing) = (Arc::clone(&self.pages), self.missing.clone());
-        let (id, next) = (self.id, self.next);
-        Space { id, uffd, pages, missing, waiting: VecDeque::new(), next, gone: false }
+        let (id, next, first) = (self.id, self.next, self.first.clone());
+        Space { id, uffd, pages, missing, first, waiting: VecDeque::new(), next, gone: false }
     }
 
     /// Nobody can miss anything any more.
@@ -90,12 +102,21 @@ impl Space {
         }
     }
 
-    /// Brings in what is waited for, or asks for it. False if events have to be read first.
-    fn serve(&mut self, remote: &mut Option<Remote<'_>>, buffer: &mut [u8]) -> Result<bool> {
+    /// Brings in what is waited for, or asks for it; while it is recorded, nothing more than that.
+    /// False if events have to be read first.
+    fn serve(
+        &mut self,
+        remote: &mut Option<Remote<'_>>,
+        mut recorder: Option<&mut Recorder<'_>>,
+        buffer: &mut [u8],
+    ) -> Result<bool> {
         for _ in 0..self.waiting.len() {
             let Some(page) = self.waiting.pop_front() else { break };
             let around = page & !(AROUND - 1);
-            let near = around..around + AROUND;
+            let near = match recorder {
+                None => around..around + AROUND,
+                Some(_) => page..page + PAGE,
+            };
             let done = match self.missing.at(page) {
                 Some(gap) if self.is_remote(&gap) => {
                     self.ask(&gap.within(&near), gap.source + (page - gap.range.start), remote)?;
@@ -104,6 +125,9 @@ impl Space {
                     continue;
                 }
                 Some(gap) => {
+                    if let Some(recorder) = &mut recorder {
+                        recorder.note(self.id, gap.source + (page - gap.range.start));
+                    }
                     // The page itself first: what lies before it may be of another mapping.
                     let own = gap.within(&(page..near.end));
                     self.bring(&own, buffer)? && self.rest(&gap.within(&near).range, buffer)?
@@ -149,11 +173,15 @@ impl Space {
             let borrower = remote.as_ref().map(|remote| &remote.borrower);
             borrower.is_some_and(|borrower| borrower.has_asked(self.id, gap.source))
         };
-        let Some(gap) = self.missing.from(self.next).find(|gap| !asked(gap)) else {
+        let first = next_of(&mut self.first, &self.missing, asked);
+        let Some(gap) = first.or_else(|| self.missing.from(self.next).find(|gap| !asked(gap)))
+        else {
             return Ok(false);
         };
         let gap = gap.within(&(gap.range.start..gap.range.start + CHUNK));
-        self.next = gap.range.end;
+        if self.first.is_empty() {
+            self.next = gap.range.end;
+        }
         match self.is_remote(&gap) {
             true => self.ask(&gap, gap.source, remote)?,
             false => drop(self.bring(&gap, buffer)?),
@@ -254,6 +282,22 @@ impl Space {
     }
 }
 
+/// The next gap of a working set, which loses what is there already.
+fn next_of(
+    set: &mut VecDeque<Range<u64>>,
+    missing: &Missing,
+    asked: impl Fn(&Gap) -> bool,
+) -> Option<Gap> {
+    while let Some(run) = set.front() {
+        let gaps = missing.of_source(run);
+        if let Some(gap) = gaps.into_iter().find(|gap| !asked(gap)) {
+            return Some(gap);
+        }
+        set.pop_front();
+    }
+    None
+}
+
 fn lost(at: u64) -> Error {
     Error::invalid("pages", format!("the gap at {at:x} is larger than what was asked for"))
 }
@@ -280,13 +324,18 @@ impl Answer {
     }
 }
 
-/// Brings in everything. `other` is watched meanwhile: its end is an error.
+/// Brings in everything; as long as a `recorder` goes on, only what is waited for. `other` is watched meanwhile: its end is an error.
 ///
 /// # Errors
 /// Pages that cannot be read, or are not those that were sealed; a dump that is gone with
 /// them; the kernel's. Then `spaces` are those that lack pages still. They must not be
 /// dropped while a task runs in one of them.
-pub fn run(spaces: &mut Vec<Space>, mut remote: Option<Remote<'_>>, other: &OwnedFd) -> Result<()> {
+pub fn run(
+    spaces: &mut Vec<Space>,
+    mut remote: Option<Remote<'_>>,
+    mut recorder: Option<Recorder<'_>>,
+    other: &OwnedFd,
+) -> Result<()> {
     let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
     let request = Request { id: 0, range: 0..0 };
     let mut answer = Answer { request, bytes: buffer.clone(), is_held: false };
@@ -294,10 +343,19 @@ pub fn run(spaces: &mut Vec<Space>, mut remote: Option<Remote<'_>>, other: &Owne
     let mut idle = false;
     loop {
         spaces.retain(|space| !space.is_done());
+        let left = recorder.as_ref().and_then(Recorder::left).filter(|_| !spaces.is_empty());
+        if left.is_none()
+            && let Some(recorder) = recorder.take()
+        {
+            recorder.finish();
+            // There is all the rest to be brought in now.
+            idle = false;
+        }
         if spaces.is_empty() {
             return remote.map_or(Ok(()), |remote| remote.conclude(&mut buffer));
         }
-        let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), other, idle)?;
+        let wait = if idle { left } else { Some(Duration::ZERO) };
+        let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), other, wait)?;
         let mut children = Vec::new();
         let mut loud = spaces.iter_mut().zip(&ready.spaces).filter(|(_, ready)| **ready);
         let read = loud.try_for_each(|(space, _)| space.read_events(&mut children));
@@ -311,10 +369,11 @@ pub fn run(spaces: &mut Vec<Space>, mut remote: Option<Remote<'_>>, other: &Owne
         }
         let mut held = answer.is_held;
         for space in spaces.iter_mut().filter(|space| !space.waiting.is_empty()) {
-            held |= !space.serve(&mut remote, &mut buffer)?;
+            held |= !space.serve(&mut remote, recorder.as_mut(), &mut buffer)?;
         }
         let quiet = !ready.spaces.contains(&true);
-        idle = quiet && !go_on(spaces, &mut next, &mut remote, &mut buffer)? && !held;
+        let mut goes_on = |next| go_on(spaces, next, &mut remote, &mut buffer);
+        idle = quiet && (recorder.is_some() || !goes_on(&mut next)?) && !held;
         if let Some(remote) = &mut remote {
             remote.borrower.flush()?;
         }
@@ -347,12 +406,12 @@ struct Ready {
     answer: bool,
 }
 
-/// Looks who has something to say; waits until somebody has if there is nothing else to do.
+/// Looks who has something to say; waits until somebody has, but no longer than `wait`.
 fn look(
     spaces: &[Space],
     mut borrower: Option<&mut Borrower>,
     other: &OwnedFd,
-    idle: bool,
+    wait: Option<Duration>,
 ) -> Result<Ready> {
     let has_answer = borrower.as_mut().is_some_and(|borrower| borrower.has_answer());
     let ends = [Some(other.as_fd()), borrower.as_ref().map(|borrower| borrower.as_fd())];
@@ -360,7 +419,8 @@ fn look(
         .chain(ends.into_iter().flatten())
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    let wait = (!idle || has_answer).then(Timespec::default);
+    let wait = if has_answer { Some(Duration::ZERO) } else { wait };
+    let wait = wait.map(|wait| Timespec::try_from(wait).unwrap_or_default());
     match poll(&mut fds, wait.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(e) => return Err(e).context(|| "poll".to_owned()),
@@ -376,4 +436,28 @@ fn look(
         return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
     }
     Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_set_comes_first() {
+        let mut missing = Missing::default();
+        missing.insert(&Gap { range: 100..200, source: 1100 });
+        // It was moved.
+        missing.insert(&Gap { range: 300..350, source: 1300 });
+        let mut set = VecDeque::from([1310..1320, 1500..1600, 1150..1155, 1100..1101]);
+        let mut order = Vec::new();
+        while let Some(gap) = next_of(&mut set, &missing, |_| false) {
+            missing.take(&gap.range);
+            order.push(gap.range);
+        }
+        assert_eq!(order, [310..320, 150..155, 100..101]);
+        // What was asked for is on its way.
+        let mut set = VecDeque::from([1160..1165, 1170..1175]);
+        let next = next_of(&mut set, &missing, |gap| gap.source < 1170);
+        assert_eq!(next.map(|gap| gap.range), Some(170..175));
+    }
 }

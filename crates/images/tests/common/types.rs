@@ -48,7 +48,7 @@ pub fn every_kind(check: &mut impl Check) {
         SECCOMP SeccompEntry; USERNS UsernsEntry; FILES FileEntry; TIMENS TimensEntry;
         PIDNS PidnsEntry; BPFMAP_FILE BpfmapFileEntry; BPFMAP_DATA BpfmapDataEntry;
         APPARMOR ApparmorEntry; PIDFD PidfdEntry; STATS_DUMP StatsEntry;
-        STATS_RESTORE StatsEntry; IRMAP_CACHE IrmapCacheEntry;
+        STATS_RESTORE StatsEntry; WORKING_SET WorkingSetEntry; IRMAP_CACHE IrmapCacheEntry;
     }
     for kind in kind::ALL {
         assert_eq!(seen.contains(kind), kind.layout != Layout::Raw, "{kind:?}");
