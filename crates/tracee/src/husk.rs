@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use torpor_sys::process::{Gate, spawn_gated};
 use torpor_sys::ptrace::{self, option};
@@ -13,6 +14,10 @@ use crate::{Batch, Call, Error, RemoteAddr, Result, Tracee};
 
 /// Where the program of a husk is linked to: above the usual `mmap_min_addr`.
 const HUSK_BASE: u64 = 0x20000;
+
+/// How long a pid may still be taken of a thread whose process has been waited for: the kernel
+/// frees it only afterwards.
+const LEAVING: Duration = Duration::from_millis(200);
 
 /// Options of tasks that Torpor made: they end with it.
 const OPTIONS: u64 = option::TRACESYSGOOD
@@ -132,15 +137,23 @@ impl Tracee {
     /// The kernel's answer to clone3(2) in `Remote`.
     pub fn spawn_child(&mut self, flags: u64, exit_signal: i32, set_tid: &[i32]) -> Result<Self> {
         let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
-        let mut batch = self.batch();
-        let pids: Vec<u8> = set_tid.iter().flat_map(|p| p.to_le_bytes()).collect();
-        let tids = batch.bytes(&pids);
-        let set = if set_tid.is_empty() { [0, 0] } else { [tids.0, set_tid.len() as u64] };
         let exit_signal = u64::from(exit_signal.cast_unsigned());
-        let call = clone3(&mut batch, [flags, 0, 0, 0, exit_signal, 0, 0, 0, set[0], set[1], 0]);
-        let outcome = batch.run()?;
-        outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
-        self.meet_born(is_thread)
+        let deadline = Instant::now() + LEAVING;
+        loop {
+            let mut batch = self.batch();
+            let pids: Vec<u8> = set_tid.iter().flat_map(|p| p.to_le_bytes()).collect();
+            let tids = batch.bytes(&pids);
+            let set = if set_tid.is_empty() { [0, 0] } else { [tids.0, set_tid.len() as u64] };
+            let call =
+                clone3(&mut batch, [flags, 0, 0, 0, exit_signal, 0, 0, 0, set[0], set[1], 0]);
+            let outcome = batch.run()?;
+            let taken = outcome.result(call).err().and_then(|e| e.raw_os_error());
+            if taken != Some(libc::EEXIST) || Instant::now() > deadline {
+                outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
+                return self.meet_born(is_thread);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Takes hold of the task that the last batch has made, which stops before it runs

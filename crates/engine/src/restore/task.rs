@@ -1,6 +1,7 @@
 //! The rest of a task: its directories, its program, the state of its threads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use torpor_images::kind;
 use torpor_images::proto::{FsEntry, MmEntry};
@@ -11,7 +12,7 @@ use super::transport::{Transport, place_words};
 use crate::error::{Context, Result};
 use crate::file::regular;
 use crate::file::remap::Temporary;
-use crate::task;
+use crate::{proc, task};
 
 /// Sets root, working directory and umask, and tells the kernel what it keeps of the
 /// program: the executable, where code, heap, arguments and environment are.
@@ -144,12 +145,29 @@ pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
 /// thread that is gone by then was ended by one that runs already, which is their affair.
 pub fn wake(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
-        for thread in task.threads.drain(..).rev() {
-            let tid = thread.tid();
-            if let Err(error) = thread.release() {
-                tracing::warn!("thread {tid}: {error}");
-            }
+        let lost_leader = task.image.cores.first().is_some_and(task::has_ended);
+        if lost_leader && !task.threads.is_empty() {
+            release(task.threads.remove(0));
+            await_end(task.pid);
         }
+        task.threads.drain(..).rev().for_each(release);
+    }
+}
+
+fn release(thread: Tracee) {
+    let tid = thread.tid();
+    if let Err(error) = thread.release() {
+        tracing::warn!("thread {tid}: {error}");
+    }
+}
+
+/// Waits for a leader that only has to end: the others must not see it alive.
+fn await_end(pid: i32) {
+    /// It makes one system call.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
+    while proc::stat(pid).is_ok_and(|stat| stat.state != 'Z') && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(50));
     }
 }
 
