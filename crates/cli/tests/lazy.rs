@@ -107,6 +107,7 @@ fn compressed_pages_come_one_by_one() {
         image.args(["image", "show"]).arg(round.join("pages-index-1.img")).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("\"cluster_pages\": 16"), "{shown}");
+    assert!(shown.contains("\"sizes\""), "{shown}");
     task.restore(&["--lazy-pages", "--auto-dedup"]);
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
     wait_until(|| pagers(task.dir.path()).is_empty());
