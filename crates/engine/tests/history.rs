@@ -3,23 +3,35 @@
 //! three are sealed, one by each suite. Every other one ends with a copy-on-write dump, which
 //! the tasks go on from at once: what counts is the memory that they had at the freeze.
 //!
+//! The other half ends with a lazy restore: the history goes on while pages are missing, in the
+//! restored tasks as in those that were dumped, and both must have the same memory in the
+//! end. Where the images are plain the pages come over a connection, as from a lazy dump.
+//!
 //! `TORPOR_HISTORIES` sets how many histories are played, `TORPOR_HISTORY` the first
 //! one's seed. A failure names its seed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use torpor_engine::memory::keeper;
+use torpor_engine::memory::pages::{Found, Source};
+use torpor_engine::options::{InheritFd, PageServer};
+use torpor_engine::page_server::{Lender, Lent};
 use torpor_engine::restore::layers::Pages;
 use torpor_engine::seal::{self, OpenOptions, SealOptions};
 use torpor_engine::{Event, Hooks, NoHooks, Options, Result};
 use torpor_images::compress::Compression;
+use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
+use torpor_images::proto::MmEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
@@ -27,7 +39,7 @@ use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 const PAGE: usize = 4096;
 /// Histories of an ordinary run.
-const HISTORIES: u64 = 60;
+const HISTORIES: u64 = 40;
 const ROUNDS: usize = 6;
 
 /// A small generator: the histories are to be the same everywhere.
@@ -44,23 +56,48 @@ impl Numbers {
 
 /// The player, as the root of its tree.
 struct Player {
-    child: Child,
-    answers: ChildStdout,
+    pid: i32,
+    orders: File,
+    answers: File,
+    advices: usize,
 }
 
 impl Player {
-    fn start(program: &Path, file: &Path) -> Self {
-        let mut command = Command::new(program);
-        command.arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+    #[allow(clippy::zombie_processes, reason = "it is waited for when the player is dropped")]
+    fn start(program: &Path, file: &Path, advices: usize) -> Self {
+        let mut command = Command::new("setsid");
+        command.arg(program).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // No file that others write to while the player sleeps.
+        command.stderr(Stdio::null());
         // With rseq(2) the kernel writes into memory when it moves a task to another processor.
         command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
         let mut child = command.spawn().unwrap();
-        let answers = child.stdout.take().unwrap();
-        Player { child, answers }
+        let orders = OwnedFd::from(child.stdin.take().unwrap()).into();
+        let answers = OwnedFd::from(child.stdout.take().unwrap()).into();
+        Player { pid: i32::try_from(child.id()).unwrap(), orders, answers, advices }
     }
 
-    fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
+    /// The one that images hold, which were made with `pipes`, as input and output.
+    fn restore(options: &Options, pipes: &[String; 2]) -> Result<Self> {
+        let (input, orders) = rustix::pipe::pipe().unwrap();
+        let (answers, output) = rustix::pipe::pipe().unwrap();
+        let inherit = [input, output]
+            .into_iter()
+            .zip(pipes)
+            .map(|(fd, pipe)| InheritFd { fd: Arc::new(fd), key: pipe.replace(':', "") });
+        let options = Options {
+            inherit_fd: inherit.collect(),
+            restore_detached: true,
+            lazy_pages: true,
+            ..options.clone()
+        };
+        let pid = torpor_engine::restore(&options, &mut NoHooks)?.pid;
+        Ok(Player { pid, orders: orders.into(), answers: answers.into(), advices: PLAIN_ADVICES })
+    }
+
+    fn pipes(&self) -> [String; 2] {
+        let link = |fd| std::fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).unwrap();
+        [0, 1].map(|fd| link(fd).display().to_string())
     }
 
     fn step(&mut self, seed: u64, operations: u64) {
@@ -69,8 +106,8 @@ impl Player {
     }
 
     fn begin(&mut self, seed: u64, operations: u64) {
-        let line = format!("{seed} {operations}\n");
-        self.child.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+        let line = format!("{seed} {operations} {}\n", self.advices);
+        self.orders.write_all(line.as_bytes()).unwrap();
     }
 
     fn end(&mut self) {
@@ -83,10 +120,9 @@ impl Player {
 impl Drop for Player {
     /// Ends the whole tree: its members are those of the group.
     fn drop(&mut self) {
-        let group = rustix::process::Pid::from_child(&self.child);
+        let group = rustix::process::Pid::from_raw(self.pid).unwrap();
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        let _ = self.child.wait();
-        // Children of the player, and the keeper that its end has ended.
+        // The player, its children, the keeper and the pager that its end has ended.
         while let Ok(Some(_)) = torpor_sys::process::wait(-1, true) {}
     }
 }
@@ -155,15 +191,7 @@ type Page = Option<Box<[u8; PAGE]>>;
 impl Memory {
     /// That of a tree whose members all rest.
     fn of_tree(root: i32) -> Vec<Self> {
-        let (mut tasks, mut all) = (vec![root], Vec::new());
-        while let Some(pid) = tasks.pop() {
-            let children = format!("/proc/{pid}/task/{pid}/children");
-            let children = std::fs::read_to_string(children).unwrap();
-            let children = children.split_ascii_whitespace().map(|pid| pid.parse::<i32>().unwrap());
-            tasks.extend(children.filter(|&child| !is_twin(child)));
-            all.push(Self::of_task(pid));
-        }
-        all
+        tree(root).into_iter().map(Self::of_task).collect()
     }
 
     fn of_task(pid: i32) -> Self {
@@ -189,6 +217,30 @@ impl Memory {
     }
 }
 
+/// The ids of all tasks of a tree, but for twins.
+fn tree(root: i32) -> Vec<i32> {
+    let (mut waiting, mut all) = (vec![root], Vec::new());
+    while let Some(pid) = waiting.pop() {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap();
+        let children = children.split_ascii_whitespace().map(|pid| pid.parse::<i32>().unwrap());
+        waiting.extend(children.filter(|&child| !is_twin(child)));
+        all.push(pid);
+    }
+    all
+}
+
+/// Waits until the tasks of a tree miss no pages any more: others could not read them before.
+fn wait_for_pages(root: i32) {
+    let misses = |pid: i32| {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+        maps.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" um"))
+    };
+    while tree(root).into_iter().any(misses) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Whether a task is the copy of another one in a copy-on-write dump.
 fn is_twin(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "torpor-twin\n"
@@ -204,11 +256,110 @@ struct Interrupt<'a> {
 impl Hooks for Interrupt<'_> {
     fn notify(&mut self, event: Event) -> Result<()> {
         if matches!(event, Event::NetworkUnlock) {
-            self.memory = Memory::of_tree(self.player.pid());
+            self.memory = Memory::of_tree(self.player.pid);
             self.player.begin(self.seed, 40);
         }
         Ok(())
     }
+}
+
+/// The kinds of advice that the player knows.
+const ADVICES: usize = 16;
+/// Those of them that a history gets which is to be the same in two ways. Of guard pages the
+/// kernel tells no pager, and what becomes of those that are moved depends on whether changes
+/// are tracked.
+const PLAIN_ADVICES: usize = 14;
+/// Operations of the step that follows a lazy restore.
+const LAZY_STEP: u64 = 25;
+/// Where histories take place; the rest of a task depends on its id and on chance.
+const ARENA: Range<u64> = 0x1000_0000_0000..0x1000_0060_0000;
+
+/// The private pages of a task's arena.
+type Arena = BTreeMap<u64, Page>;
+
+/// Those of all tasks of a tree.
+fn arenas(tree: &[Memory]) -> Vec<Arena> {
+    let arena = |memory: &Memory| {
+        let mappings = memory.mappings.iter();
+        let pages = mappings.flat_map(|(m, pages)| (m.start..).step_by(PAGE).zip(pages.clone()));
+        pages.filter(|(address, _)| ARENA.contains(address)).collect()
+    };
+    tree.iter().map(arena).collect()
+}
+
+/// The first difference between two arenas, behind all others.
+fn difference(found: &Arena, expected: &Arena) -> Option<(Reverse<u64>, String)> {
+    let mut addresses: Vec<u64> = found.keys().chain(expected.keys()).copied().collect();
+    addresses.sort_unstable();
+    let at = addresses.into_iter().find(|at| found.get(at) != expected.get(at))?;
+    let page = |arena: &Arena| arena.get(&at).cloned().flatten();
+    let bytes = page(found).into_iter().zip(page(expected)).next();
+    let byte = bytes.and_then(|(found, expected)| (0..PAGE).find(|&i| found[i] != expected[i]));
+    let byte = byte.unwrap_or(0);
+    let word = |arena: &Arena| match arena.get(&at) {
+        Some(Some(page)) => format!("{:x} at byte {byte}", page[byte]),
+        Some(None) => "not readable".to_owned(),
+        None => "not mapped".to_owned(),
+    };
+    Some((Reverse(at), format!("{} instead of {}", word(found), word(expected))))
+}
+
+/// Leaves the pages of `tree` out of its images, as a lazy dump does, and serves them from a process
+/// that ends with its client.
+fn lend(options: &mut Options, tree: &[Memory]) {
+    let images = ImageDir::open(&options.images_dir).unwrap();
+    let mut lent = Lent::default();
+    for task in tree {
+        leave_out(&images, u64::from(task.pid.cast_unsigned()), &mut lent);
+    }
+    let local = PageServer { address: Some("127.0.0.1".to_owned()), ..PageServer::default() };
+    let any = Some(local.clone());
+    let own = Options { lazy_pages: true, page_server: any, ..Options::default() };
+    let lender = Lender::listen(&own).unwrap().unwrap();
+    options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
+    let serve = || {
+        lender.serve(&lent).map_or(1, |restore| {
+            restore.answer(true);
+            0
+        })
+    };
+    torpor_sys::process::fork(serve).unwrap();
+}
+
+/// Takes those pages of a task out of its images that can wait.
+fn leave_out(images: &ImageDir, id: u64, lent: &mut Lent) {
+    let pages = Pages::load(images, kind::PAGEMAP, id).unwrap();
+    let pages_id = Pagemap::read(images, kind::PAGEMAP, id).unwrap().pages_id;
+    let mm: MmEntry = images.read_one(kind::MM, id).unwrap();
+    let can_wait = |at: u64| {
+        let mut vmas = mm.vmas.iter();
+        vmas.any(|v| (v.start..v.end).contains(&at) && torpor_engine::lazy::may_wait(v))
+    };
+    // Each page at its address, as in the memory of the task.
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let memory = Arc::new(File::from(rustix::fs::memfd_create("memory", flags).unwrap()));
+    let (mut runs, mut present) = (Vec::new(), Vec::new());
+    for stretch in pages.stretches() {
+        for at in stretch.range.clone().step_by(PAGE) {
+            let mut page = [0; PAGE];
+            stretch.read(at, &mut page).unwrap();
+            let lazy = can_wait(at) && !stretch.is_zero();
+            let there = !lazy && !stretch.is_zero();
+            runs.push(Run { vaddr: at, pages: 1, lazy, present: there, in_parent: false });
+            if lazy {
+                memory.write_all_at(&page, at).unwrap();
+                let found = Found { start: at, end: at + PAGE as u64, clean: false };
+                lent.push(id, Source::Served(Arc::clone(&memory)), found);
+            } else if there {
+                present.extend(page);
+            }
+        }
+    }
+    let mut pagemap = PagemapWriter::create(images, kind::PAGEMAP, id, pages_id).unwrap();
+    runs.into_iter().for_each(|run| pagemap.push(run).unwrap());
+    pagemap.finish().unwrap();
+    let mut file = images.raw_file_create(kind::PAGES, pages_id.into()).unwrap();
+    file.write_all(&present).unwrap();
 }
 
 /// What has been compared.
@@ -218,6 +369,10 @@ struct Tally {
     pages: u64,
     /// Those of them that come from a round before.
     clean: u64,
+    /// Tasks that went on while their pages were brought in.
+    lazy: u64,
+    /// Histories whose pages came over a connection.
+    remote: u64,
 }
 
 struct History<'a> {
@@ -232,14 +387,17 @@ struct History<'a> {
 impl History<'_> {
     fn play(&self, seed: u64, total: &mut Tally) {
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let mut player = Player::start(self.program, self.file);
         let mut rounds: VecDeque<String> = VecDeque::new();
+        let cow = seed.is_multiple_of(2);
+        let advices = if cow { ADVICES } else { PLAIN_ADVICES };
+        let mut player = Player::start(self.program, self.file, advices);
         player.step(numbers.below(u64::MAX), 20);
+        let pipes = player.pipes();
         for round in 0..ROUNDS {
             player.step(numbers.below(u64::MAX), 1 + numbers.below(25));
             // Knowledge can get lost, and images of another round be given.
             if numbers.below(12) == 0 {
-                drop(keeper::take(player.pid()).unwrap());
+                drop(keeper::take(player.pid).unwrap());
             }
             let parent = match numbers.below(12) {
                 0 => None,
@@ -249,15 +407,16 @@ impl History<'_> {
             let name = format!("{round}");
             let options = Options {
                 images_dir: self.area.join(&name),
-                pid: player.pid(),
+                pid: player.pid,
                 parent_img: parent.map(|parent| format!("../{parent}").into()),
                 track_mem: true,
                 leave_running: true,
                 auto_dedup: numbers.below(6) == 0 && !self.has_sums(),
                 seal: self.seal.clone(),
                 open: self.open.clone(),
-                cow: seed.is_multiple_of(2),
-                compress: self.compression(&mut numbers),
+                cow,
+                // Pages that are served are taken out of files that hold nothing else.
+                compress: self.compression(&mut numbers).filter(|_| cow || round + 1 < ROUNDS),
                 ..Options::default()
             };
             let memory = self.dump(&options, round + 1 == ROUNDS, &mut player, numbers.0);
@@ -265,6 +424,10 @@ impl History<'_> {
             rounds.push_front(name);
             self.compare(&options, &memory, total)
                 .unwrap_or_else(|e| panic!("history {seed}, round {round}: {e}"));
+            if round + 1 == ROUNDS && !options.cow {
+                let lazy = self.restore_lazily(&options, player, &pipes, numbers.0, total);
+                return lazy.unwrap_or_else(|e| panic!("history {seed}, restored lazily: {e}"));
+            }
         }
     }
 
@@ -273,6 +436,47 @@ impl History<'_> {
         let ways = [None, Some(Compression::LZ4), Some(Compression::ZSTD)];
         let way = ways[usize::try_from(numbers.below(3)).unwrap()];
         way.filter(|_| !self.has_sums())
+    }
+
+    /// Lets a history go on in two ways: in the tasks that were dumped, and in those that are
+    /// restored, whose pages come meanwhile.
+    fn restore_lazily(
+        &self,
+        options: &Options,
+        mut player: Player,
+        pipes: &[String; 2],
+        seed: u64,
+        total: &mut Tally,
+    ) -> std::result::Result<(), String> {
+        let saved = Memory::of_tree(player.pid);
+        player.step(seed, LAZY_STEP);
+        let mut expected = arenas(&Memory::of_tree(player.pid));
+        drop(player);
+        let mut options = Options { parent_img: None, auto_dedup: false, ..options.clone() };
+        let remote = self.seal.is_none();
+        if remote {
+            lend(&mut options, &saved);
+        }
+        let mut restored = Player::restore(&options, pipes).map_err(|e| e.to_string())?;
+        drop(options);
+        restored.step(seed, LAZY_STEP);
+        wait_for_pages(restored.pid);
+        let found = arenas(&Memory::of_tree(restored.pid));
+        drop(restored);
+        total.lazy += found.len() as u64;
+        total.remote += u64::from(remote);
+        if found.len() != expected.len() {
+            return Err(format!("{} tasks instead of {}", found.len(), expected.len()));
+        }
+        for found in &found {
+            let differences = expected.iter().map(|expected| difference(found, expected));
+            match differences.enumerate().min_by_key(|(_, difference)| difference.clone()) {
+                Some((at, None)) => drop(expected.swap_remove(at)),
+                Some((_, Some((Reverse(at), what)))) => return Err(format!("{at:x}: {what}")),
+                None => return Err("a task too many".to_owned()),
+            }
+        }
+        Ok(())
     }
 
     /// Makes a round. Returns the memory that it is to have.
@@ -315,7 +519,7 @@ impl History<'_> {
         for task in tree {
             let id = u64::from(task.pid.cast_unsigned());
             let pages = Pages::load(&images, kind::PAGEMAP, id).map_err(|e| e.to_string())?;
-            let own = torpor_images::pagemap::Pagemap::read(&images, kind::PAGEMAP, id).unwrap();
+            let own = Pagemap::read(&images, kind::PAGEMAP, id).unwrap();
             let clean = own.runs.iter().filter(|run| run.in_parent).map(|run| run.pages);
             total.clean += clean.sum::<u64>();
             total.pages += own.runs.iter().map(|run| run.pages).sum::<u64>();

@@ -1,6 +1,6 @@
-/* Plays a random history of its memory, a step at a time. A line "SEED COUNT" on standard
- * input is a step: so many operations, chosen by the seed; then the children play theirs, and
- * "." is the answer. Ends with its input. */
+/* Plays a random history of its memory, a step at a time. A line "SEED COUNT ADVICE" on standard
+ * input is a step: so many operations, chosen by the seed, with so many kinds of advice of
+ * those in advise(); then the children play theirs, and "." is the answer. Ends with its input. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <malloc.h>
@@ -22,7 +22,7 @@
 #define CHILDREN 3
 
 static uint64_t state;
-static uint64_t grown;
+static uint64_t grown, advices;
 static int file;
 static struct child {
 	pid_t pid;
@@ -109,6 +109,17 @@ static void map(void)
 	mmap(at, len, prot, kind | MAP_FIXED, fd, fd < 0 ? 0 : (off_t)(number(16) * PAGE));
 }
 
+/* Moves pages as far as there are any, one by one: how mappings are divided, which is not the
+ * same in tasks that were restored, makes no difference. */
+static void move_pages(char *from, size_t len, int flags, char *to)
+{
+	if (from < to + len && to < from + len)
+		return;
+	munmap(to, len);
+	for (size_t at = 0; at < len; at += PAGE)
+		mremap(from + at, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to + at);
+}
+
 static void move(void)
 {
 	size_t len, other;
@@ -116,16 +127,17 @@ static void move(void)
 
 	switch (number(4)) {
 	case 0:
-		mremap(from, len, len + number(20) * PAGE, 0);
+		from += len - PAGE;
+		mremap(from, PAGE, PAGE + number(20) * PAGE, 0);
 		return;
 	case 1:
-		mremap(from, len, len, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to);
+		move_pages(from, len, MREMAP_DONTUNMAP, to);
 		return;
 	case 2:
-		mremap(from, len, PAGE, 0);
+		munmap(from + PAGE, len - PAGE);
 		return;
 	default:
-		mremap(from, len, other, MREMAP_MAYMOVE | MREMAP_FIXED, to);
+		move_pages(from, len < other ? len : other, 0, to);
 	}
 }
 
@@ -133,13 +145,13 @@ static void advise(void)
 {
 	/* The last ones install and remove guard pages. */
 	static const int kinds[] = { MADV_DONTNEED, MADV_DONTNEED, MADV_HUGEPAGE, MADV_NOHUGEPAGE,
-				     MADV_DONTFORK, MADV_DOFORK, MADV_WIPEONFORK, MADV_KEEPONFORK,
-				     MADV_COLD, MADV_PAGEOUT, MADV_POPULATE_READ, MADV_POPULATE_WRITE,
-				     25 /* MADV_COLLAPSE */, MADV_MERGEABLE, 102, 103 };
+				     MADV_DONTFORK, MADV_DOFORK, MADV_COLD, MADV_PAGEOUT,
+				     MADV_POPULATE_READ, MADV_POPULATE_WRITE, 25 /* MADV_COLLAPSE */,
+				     MADV_MERGEABLE, MADV_WIPEONFORK, MADV_KEEPONFORK, 102, 103 };
 	size_t len;
 	char *at = range(&len);
 
-	madvise(at, len, kinds[number(sizeof kinds / sizeof *kinds)]);
+	madvise(at, len, kinds[number(advices)]);
 }
 
 static void protect(void)
@@ -266,16 +278,17 @@ static void answer(void)
 		_exit(0);
 }
 
-static void step(uint64_t seed, uint64_t count)
+static void step(uint64_t seed, uint64_t count, uint64_t advice)
 {
 	char text[64], dot;
 
 	state = seed | 1;
+	advices = advice;
 	for (uint64_t i = 0; i < count; i++)
 		operate(i + 1 == count);
 	for (int i = 0; i < CHILDREN; i++) {
 		struct child *child = &children[i];
-		int len = snprintf(text, sizeof text, "%lu %lu\n", seed * 31 + (uint64_t)i + 7, count);
+		int len = snprintf(text, sizeof text, "%lu %lu %lu\n", seed * 31 + (uint64_t)i + 7, count, advice);
 		if (!child->pid)
 			continue;
 		if (write(child->to, text, (size_t)len) != len || read(child->from, &dot, 1) != 1)
@@ -290,7 +303,7 @@ static void play(void)
 	size_t at = 0;
 
 	for (;;) {
-		uint64_t seed, count;
+		uint64_t seed, count, advice;
 		if (read(0, line + at, 1) != 1)
 			_exit(0);
 		if (line[at] != '\n') {
@@ -300,9 +313,9 @@ static void play(void)
 		}
 		line[at] = 0;
 		at = 0;
-		if (sscanf(line, "%lu %lu", &seed, &count) != 2)
+		if (sscanf(line, "%lu %lu %lu", &seed, &count, &advice) != 3)
 			_exit(8);
-		step(seed, count);
+		step(seed, count, advice);
 	}
 }
 
