@@ -206,8 +206,11 @@ impl Memory {
             (mapping, pages)
         };
         let is_wanted = |mapping: &Mapping| {
-            // What the dump itself has mapped is gone before the task goes on.
-            let is_stub = mapping.end - mapping.start == STUB_SIZE && mapping.inode == 0;
+            // What the dump itself has mapped is gone before the task goes on. It is never here
+            // in the arena, where a history may have made a mapping of its size.
+            let is_stub = mapping.end - mapping.start == STUB_SIZE
+                && mapping.inode == 0
+                && !ARENA.contains(&mapping.start);
             !mapping.shared && !mapping.name.starts_with("[v") && !is_stub
         };
         Memory {
