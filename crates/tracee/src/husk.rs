@@ -150,6 +150,7 @@ impl Tracee {
             let taken = outcome.result(call).err().and_then(|e| e.raw_os_error());
             if taken != Some(libc::EEXIST) || Instant::now() > deadline {
                 outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
+                self.leads_others = self.leads_others.map(|others| others || is_thread);
                 return self.meet_born(is_thread);
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -276,7 +277,7 @@ impl Tracee {
         ptrace::set_registers(tid, &regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
         loop {
             ptrace::cont_to_syscall(tid, 0).map_err(Error::os(tid, "PTRACE_SYSCALL"))?;
-            match wait_for(tid)? {
+            match self.wait_stop()? {
                 (signal, 0) if signal == libc::SIGTRAP | 0x80 => return Ok(()),
                 (signal, 0) => self.held.push(signal),
                 _ => {}

@@ -554,7 +554,7 @@ fn read_status(pid: i32) -> Result<String> {
 }
 
 /// Whether a thread has ended and is still there: the leader of others that run on.
-fn is_zombie(tid: i32) -> bool {
+pub(crate) fn is_zombie(tid: i32) -> bool {
     read_status(tid).is_ok_and(|status| status.contains("State:\tZ"))
 }
 

@@ -3,7 +3,7 @@
 use torpor_sys::process::kill_thread;
 use torpor_sys::ptrace;
 
-use crate::stop::{StopState, wait_for};
+use crate::stop::StopState;
 use crate::{Error, Result, Tracee};
 
 impl Tracee {
@@ -23,7 +23,7 @@ impl Tracee {
         let mut deliver = 0;
         loop {
             ptrace::cont(tid, deliver).map_err(Error::os(tid, "PTRACE_CONT"))?;
-            match wait_for(tid)? {
+            match self.wait_stop()? {
                 (found, 0) if found == signal => deliver = signal,
                 (found, 0) => {
                     self.held.push(found);
@@ -46,7 +46,7 @@ impl Tracee {
         let tid = self.tid;
         loop {
             ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?;
-            match wait_for(tid)? {
+            match self.wait_stop()? {
                 (found, ptrace::EVENT_STOP) if found == signal => break,
                 (found, 0) => self.held.push(found),
                 _ => {}

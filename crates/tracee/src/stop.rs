@@ -11,7 +11,7 @@ use torpor_sys::ptrace::{self, Registers, SigInfo, option};
 use torpor_sys::stub::DONE;
 use torpor_sys::xsave;
 
-use crate::inject::Stub;
+use crate::inject::{Stub, is_zombie};
 use crate::{Batch, Error, RemoteAddr, Result};
 
 /// What is blocked during a batch: all but the signal that ends it.
@@ -48,6 +48,8 @@ pub struct Tracee {
     pub(crate) husk: bool,
     /// Still ours to let go when it is dropped.
     pub(crate) held_back: bool,
+    /// Whether it leads a process that has other threads, once that has been looked up.
+    pub(crate) leads_others: Option<bool>,
 }
 
 /// Only the net below: a tracee is let go by [`Tracee::finish`], a husk by
@@ -135,6 +137,7 @@ impl Tracee {
             critical_section: None,
             husk: false,
             held_back: true,
+            leads_others: None,
         })
     }
 
@@ -269,9 +272,30 @@ impl Tracee {
             .map_err(Error::os(self.tid, "PTRACE_SETSIGMASK"))
     }
 
+    /// Waits for its next stop: its signal and its event. Somebody may kill its process
+    /// meanwhile; the end of a leader is not reported before its other threads, which may
+    /// be traced as well, have been waited for, so that to wait for it alone would last for ever.
+    pub(crate) fn wait_stop(&mut self) -> Result<(i32, i32)> {
+        const LOOK: Duration = Duration::from_millis(50);
+        let (pid, tid) = (self.pid, self.tid);
+        if tid != pid || !*self.leads_others.get_or_insert_with(|| has_other_threads(pid)) {
+            return wait_for(tid);
+        }
+        loop {
+            if let Some(stop) = stop_before(tid, Instant::now() + LOOK)? {
+                return Ok(stop);
+            }
+            if is_zombie(tid) {
+                for other in other_threads(pid).into_iter().filter(|&other| is_zombie(other)) {
+                    let _ = wait(other, false);
+                }
+            }
+        }
+    }
+
     fn wait_done(&mut self) -> Result<()> {
         loop {
-            let (signal, event) = wait_for(self.tid)?;
+            let (signal, event) = self.wait_stop()?;
             match event {
                 0 if signal == DONE && self.sent_by_stub()? => return Ok(()),
                 0 if is_fault(
@@ -311,7 +335,7 @@ impl Tracee {
         ptrace::interrupt(self.tid).map_err(Error::os(self.tid, "PTRACE_INTERRUPT"))?;
         ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))?;
         loop {
-            match wait_for(self.tid)? {
+            match self.wait_stop()? {
                 (_, ptrace::EVENT_STOP) => return Ok(()),
                 (signal, 0) => self.held.push(signal),
                 _ => {}
@@ -328,7 +352,7 @@ impl Tracee {
         let mut stops = 0;
         while stops < 2 {
             ptrace::cont_to_syscall(tid, 0).map_err(Error::os(tid, "PTRACE_SYSCALL"))?;
-            match wait_for(tid)? {
+            match self.wait_stop()? {
                 (signal, 0) if signal == libc::SIGTRAP | 0x80 => stops += 1,
                 (signal, 0) => self.held.push(signal),
                 _ => {}
@@ -414,6 +438,12 @@ impl Tracee {
         self.wait_gone();
         Ok(())
     }
+}
+
+/// Whether a process has more threads than its leader: each has a directory of its own.
+fn has_other_threads(pid: i32) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}/task")).is_ok_and(|task| task.nlink() > 3)
 }
 
 /// The threads of a process but its leader.

@@ -163,6 +163,24 @@ fn a_husk_makes_children_and_threads() {
 }
 
 #[test]
+fn a_process_that_somebody_kills_is_not_waited_for() {
+    let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
+    let flags = libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND;
+    let thread = husk.spawn_child(u64::from(flags.cast_unsigned()), 0, &[]).unwrap();
+    let pid = rustix::process::Pid::from_raw(husk.pid()).unwrap();
+    let killer = std::thread::spawn(move || {
+        while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    });
+    let error = husk.call("pause", libc::SYS_pause, []).unwrap_err();
+    assert!(matches!(error, torpor_tracee::Error::Gone { .. }), "{error}");
+    killer.join().unwrap();
+    drop((thread, husk));
+}
+
+#[test]
 fn a_twin_gives_up_memory_that_its_original_keeps() {
     let (_child, pid) = spawn("/bin/sleep", &["1000"]);
     let before = maps(pid);
