@@ -1,6 +1,8 @@
 //! Faults: an engine that is killed at any moment, runs out of space or time, or is given images that
 //! are no images. Whatever happens, tasks that ran go on unharmed and nothing is left over.
 
+mod pages;
+
 use crate::build;
 use crate::case::{Case, Outcome, isolated};
 use crate::commands;
@@ -11,7 +13,7 @@ use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
@@ -24,6 +26,9 @@ const COWS: u32 = 60;
 const FROZEN: u32 = 30;
 const ENDS: u32 = 40;
 const RESTORES: u32 = 40;
+/// How often those are that keep, or bring, a part of the memory.
+const ROUNDS: u32 = 40;
+const LAZY_RESTORES: u32 = 40;
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
@@ -31,12 +36,14 @@ const CALM: Duration = Duration::from_secs(30);
 const SEALED: &str = "-sealed";
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 11] = [
+pub const KINDS: [&str; 13] = [
     "dump-killed",
     "cow-killed",
     "frozen-killed",
     "end-killed",
     "restore-killed",
+    "rounds-killed",
+    "lazy-killed",
     "disk-full",
     "timeout",
     "bad-images",
@@ -112,6 +119,8 @@ impl Play<'_> {
             "frozen-killed" => self.frozen_killed(root),
             "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
+            "rounds-killed" => self.rounds_killed(root),
+            "lazy-killed" => self.lazy_killed(root),
             "disk-full" => self.disk_full(root),
             "timeout" => self.timeout(root),
             "bad-images" => self.bad_images(root),
@@ -177,11 +186,15 @@ impl Play<'_> {
         .with_context(states)
     }
 
-    /// Kills the process after `delay`; true if it had not ended before.
-    fn killed(&self, command: &mut Command, name: &str, delay: Duration) -> Result<bool> {
+    fn spawn(&self, command: &mut Command, name: &str) -> Result<Child> {
         let out = std::fs::File::create(self.runner.dir.join(format!("{name}.out")))?;
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
-        let mut child = command.current_dir(&self.runner.dir).spawn()?;
+        Ok(command.current_dir(&self.runner.dir).spawn()?)
+    }
+
+    /// Kills the process after `delay`; true if it had not ended before.
+    fn killed(&self, command: &mut Command, name: &str, delay: Duration) -> Result<bool> {
+        let mut child = self.spawn(command, name)?;
         std::thread::sleep(delay);
         let early = child.try_wait()?.is_none();
         if early {
@@ -361,11 +374,18 @@ impl Play<'_> {
             Ok(there.iter().all(running).then_some(()))
         })
         .with_context(states)?;
+        self.clear(world)
+    }
+
+    /// Ends what there is of the tasks; nothing is left of them then, nor of who made them.
+    fn clear(&self, world: &World) -> Result<()> {
         for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
             end(pid);
         }
         self.runner.gone(0)?;
         self.forget_connections()?;
+        // What a program says that lost a part, or was changed, does not count.
+        let _ = std::fs::remove_file(self.runner.work().join("result"));
         // A restore that came to its end has taken the lock of the network away.
         world.must_have_nothing_new()
     }
@@ -479,15 +499,7 @@ impl Play<'_> {
         ensure!(status.code().is_some(), "it died: {}", about());
         if status.success() {
             ensure!(!must_fail, "it succeeded: {}", about());
-            for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
-                end(pid);
-            }
-            self.runner.gone(0).with_context(about)?;
-            self.forget_connections()?;
-            // What a program says that was changed does not count.
-            let _ = std::fs::remove_file(self.runner.work().join("result"));
-            // The lock of the network is gone.
-            return world.must_have_nothing_new().with_context(about);
+            return self.clear(&world).with_context(about);
         } else if must_fail {
             let log = std::fs::read_to_string(self.runner.images().join("restore.log"))?;
             let named = log.lines().any(|line| line.contains("Error") && line.contains(name));
@@ -515,12 +527,14 @@ impl Play<'_> {
     }
 }
 
-/// Waits until nobody but the program, and who started it, is there.
+/// Waits until nobody but the program, who started it, and who keeps what its rounds know is
+/// there.
 fn engine_gone(root: i32) -> Result<()> {
     wait_for("the engine's processes to end", CALM, || {
         reap()?;
         let mut tree = observe::descendants(root)?;
         tree.push(1);
+        tree.extend(pages::keepers()?);
         let others: Vec<_> =
             observe::processes()?.into_iter().filter(|pid| !tree.contains(pid)).collect();
         Ok(others.is_empty().then_some(()))

@@ -317,17 +317,24 @@ impl Runner<'_> {
         self.dump_with(root, &["--track-mem", "--prev-images-dir", "../round-2"])
     }
 
-    fn pre_dump(&self, root: i32, name: &str, parent: Option<&str>) -> Result<()> {
+    pub fn pre_dump(&self, root: i32, name: &str, parent: Option<&str>) -> Result<()> {
+        let mut command = self.pre_dump_command(root, name, parent)?;
+        let status = commands::run(&self.dir, name, &mut command, ENGINE)?;
+        let log = std::fs::read_to_string(self.dir.join(name).join("pre-dump.log"));
+        let log = log.unwrap_or_default();
+        ensure!(status.success(), "the pre-dump {name} failed: {}\n{log}", self.output(name));
+        Ok(())
+    }
+
+    /// The command for a round into the directory `name`, based on `parent`.
+    pub fn pre_dump_command(&self, root: i32, name: &str, parent: Option<&str>) -> Result<Command> {
         let images = self.dir.join(name);
         std::fs::create_dir_all(&images)?;
         let mut command = Command::new(build::criu()?);
         command.args(["pre-dump", "-t", &root.to_string(), "-v4", "-o", "pre-dump.log", "-D"]);
         command.arg(&images);
         command.args(parent.iter().flat_map(|parent| ["--prev-images-dir", *parent]));
-        let status = commands::run(&self.dir, name, &mut command, ENGINE)?;
-        let log = std::fs::read_to_string(images.join("pre-dump.log")).unwrap_or_default();
-        ensure!(status.success(), "the pre-dump {name} failed: {}\n{log}", self.output(name));
-        Ok(())
+        Ok(command)
     }
 
     fn sealed(&self, root: i32) -> Result<Outcome> {
