@@ -134,6 +134,10 @@ fn sealed_by_containerd() {
         let log = File::create(scratch.join("ctr-restore.log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
         front = Some(command.spawn().unwrap());
+        // One that ended before containerd knew its pid would never be known to have ended.
+        until_true("the task runs", || {
+            containerd.task(&two).is_some_and(|(_, status)| status == "RUNNING")
+        });
     };
     let written = sleep_and_wake(&disk, &shared.join("log"), sleep, wake);
     let mut front = front.unwrap();
