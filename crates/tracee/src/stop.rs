@@ -278,7 +278,7 @@ impl Tracee {
     pub(crate) fn wait_stop(&mut self) -> Result<(i32, i32)> {
         const LOOK: Duration = Duration::from_millis(50);
         let (pid, tid) = (self.pid, self.tid);
-        if tid != pid || !*self.leads_others.get_or_insert_with(|| has_other_threads(pid)) {
+        if tid != pid || !*self.leads_others.get_or_insert_with(|| !other_threads(pid).is_empty()) {
             return wait_for(tid);
         }
         loop {
@@ -438,12 +438,6 @@ impl Tracee {
         self.wait_gone();
         Ok(())
     }
-}
-
-/// Whether a process has more threads than its leader: each has a directory of its own.
-fn has_other_threads(pid: i32) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(format!("/proc/{pid}/task")).is_ok_and(|task| task.nlink() > 3)
 }
 
 /// The threads of a process but its leader.

@@ -82,14 +82,17 @@ fn plan_private(
     let twin = if running { None } else { twin::memory_of(cx, task)? };
     let mut guards = Vec::with_capacity(vmas.len());
     let mut runs: Vec<(Source, Found)> = Vec::new();
-    let served = Source::Served(Arc::new(proc::open(pid, "mem")?));
+    let served = match &source {
+        Source::Stopped(memory) if cx.opts.lazy_pages => Some(Source::Served(Arc::clone(memory))),
+        _ => None,
+    };
     for vma in vmas {
         let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
-        let source = match &twin {
-            _ if cx.opts.lazy_pages && !running && lazy::may_wait(&to_entry(vma)) => &served,
-            Some(twin) if twin::inherits(vma) => twin,
+        let source = match (&served, &twin) {
+            (Some(served), _) if lazy::may_wait(&to_entry(vma)) => served,
+            (_, Some(twin)) if twin::inherits(vma) => twin,
             _ => &source,
         };
         runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
@@ -241,7 +244,7 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     let count = |bytes: u64| {
         done.fetch_add(bytes, Ordering::Relaxed);
     };
-    if bytes < LONG && !cx.twins.any() {
+    if bytes < LONG && !jobs.iter().any(Job::can_wait) {
         pages::copy(&jobs, workers, &|job| count(job.bytes()))?;
     } else {
         let twins = &mut cx.twins;

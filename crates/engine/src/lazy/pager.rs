@@ -324,7 +324,8 @@ impl Answer {
     }
 }
 
-/// Brings in everything; as long as a `recorder` goes on, only what is waited for. `other` is watched meanwhile: its end is an error.
+/// Brings in everything; as long as a `recorder` goes on, only what is waited for. `other` is
+/// watched meanwhile: its end is an error.
 ///
 /// # Errors
 /// Pages that cannot be read, or are not those that were sealed; a dump that is gone with

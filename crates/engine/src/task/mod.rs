@@ -162,10 +162,7 @@ fn dump_leader(
     tc.sigactions = actions.answer(&out)?;
     tc.timers = Some(timers.answer(&out)?);
     tc.rlimits = Some(limits.answer(&out)?);
-    let flags = MmFlags {
-        coredump_filter: process::unusual(settings.coredump_filter),
-        ..process.answer(&out, &mut tc)?
-    };
+    let flags = process.answer(&out, settings.coredump_filter, &mut tc)?;
     let mut core = inside.answer(tracee, &out, outside)?;
     core.tc = Some(tc);
     Ok((core, flags))

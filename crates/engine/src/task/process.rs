@@ -64,7 +64,12 @@ impl Questions {
     ///
     /// # Errors
     /// Gone; the kernel's.
-    pub(crate) fn answer(self, out: &Outcome, tc: &mut TaskCoreEntry) -> Result<MmFlags> {
+    pub(crate) fn answer(
+        self,
+        out: &Outcome,
+        coredump_filter: Option<u32>,
+        tc: &mut TaskCoreEntry,
+    ) -> Result<MmFlags> {
         out.expect(self.subreaper.0, || "PR_GET_CHILD_SUBREAPER".to_owned())?;
         tc.child_subreaper = Some(out.u32_at(self.subreaper.1, 0) != 0);
         // Kernels before 6.3 do not tell, kernels without the call have none.
@@ -80,14 +85,9 @@ impl Questions {
             thp_flags: bits(thp & !THP_DISABLED),
             // Kernels before 6.3 have none.
             mdwe: out.result(self.mdwe).ok().and_then(bits),
-            coredump_filter: None,
+            coredump_filter: coredump_filter.filter(|&f| f != DEFAULT_COREDUMP_FILTER),
         })
     }
-}
-
-/// A filter that is not the default one.
-pub(crate) fn unusual(coredump_filter: Option<u32>) -> Option<u32> {
-    coredump_filter.filter(|&filter| filter != DEFAULT_COREDUMP_FILTER)
 }
 
 /// Which kinds of memory go into a core dump (core(5)); none for a kernel without them.
