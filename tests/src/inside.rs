@@ -83,6 +83,7 @@ impl Runner<'_> {
             Mode::LeaveRunning => self.leave_running(root, &[]),
             Mode::Cow => self.leave_running(root, &["--cow"]),
             Mode::Rounds => self.rounds(root),
+            Mode::Compressed => self.compressed(root),
             Mode::Sealed => self.sealed(root),
             _ => self.dump_and_restore(root),
         }?;
@@ -335,6 +336,13 @@ impl Runner<'_> {
         command.arg(&images);
         command.args(parent.iter().flat_map(|parent| ["--prev-images-dir", *parent]));
         Ok(command)
+    }
+
+    fn compressed(&self, root: i32) -> Result<Outcome> {
+        let outcome = self.dump_with(root, &["--compress", "zstd"])?;
+        let pages = self.images().join("pages-packed-1.img");
+        ensure!(pages.exists(), "the memory is not compressed");
+        Ok(outcome)
     }
 
     fn sealed(&self, root: i32) -> Result<Outcome> {

@@ -20,6 +20,8 @@ pub enum Mode {
     Rounds,
     /// Restored lazily: it runs while its memory is brought in.
     Lazy,
+    /// Dumped with compressed memory.
+    Compressed,
     /// Under an init in a pid and a mount namespace.
     PidNs,
     /// As a container: pid, mount, network, IPC, UTS and cgroup namespaces.
@@ -32,13 +34,14 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order in which they are run and shown.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::None,
         Self::Plain,
         Self::LeaveRunning,
         Self::Cow,
         Self::Rounds,
         Self::Lazy,
+        Self::Compressed,
         Self::PidNs,
         Self::Ns,
         Self::Sealed,
@@ -54,7 +57,8 @@ impl Mode {
             | Self::LeaveRunning
             | Self::Cow
             | Self::Rounds
-            | Self::Lazy => "",
+            | Self::Lazy
+            | Self::Compressed => "",
             Self::PidNs => "pid,mnt",
             Self::Ns | Self::Sealed => "pid,mnt,net,ipc,uts,cgroup",
             Self::UserNs => "pid,mnt,net,ipc,uts,cgroup,user",
@@ -71,6 +75,7 @@ impl fmt::Display for Mode {
             Self::Cow => "cow",
             Self::Rounds => "rounds",
             Self::Lazy => "lazy",
+            Self::Compressed => "compressed",
             Self::PidNs => "pidns",
             Self::Ns => "ns",
             Self::Sealed => "sealed",
@@ -197,7 +202,7 @@ fn parse(path: &Path) -> Result<Program> {
     let leaves = program.modes.contains(&Mode::LeaveRunning);
     let sealed = !refused && program.modes.contains(&Mode::Ns);
     program.modes.retain(|mode| match mode {
-        Mode::Rounds | Mode::Lazy => rounds,
+        Mode::Rounds | Mode::Lazy | Mode::Compressed => rounds,
         Mode::Cow => rounds && leaves,
         Mode::Sealed => sealed,
         _ => true,

@@ -9,12 +9,13 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 /// The modes that have a column in the compatibility table.
-const MODES: [Mode; 9] = [
+const MODES: [Mode; 10] = [
     Mode::Plain,
     Mode::LeaveRunning,
     Mode::Cow,
     Mode::Rounds,
     Mode::Lazy,
+    Mode::Compressed,
     Mode::PidNs,
     Mode::Ns,
     Mode::Sealed,
@@ -128,9 +129,11 @@ pub fn table(programs: &[Program]) -> Result<String> {
     for area in areas {
         let _ = writeln!(text, "\n## {area}\n");
         text.push_str(
-            "| behaviour | host | left running | copy-on-write | rounds | lazy | pid ns | container | sealed | user ns | program |\n",
+            "| behaviour | host | left running | copy-on-write | rounds | lazy | compressed | pid ns | container | sealed | user ns | program |\n",
         );
-        text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+        text.push_str(
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        );
         for program in programs.iter().filter(|program| program.area == area) {
             let _ = write!(text, "| {} |", program.shows.replace('|', "\\|"));
             for mode in MODES {

@@ -37,6 +37,19 @@ fn detached_sealed() {
     checkpoint_and_restore(&Scratch::sealed("runc-sealed"));
 }
 
+#[test]
+fn detached_compressed() {
+    let scratch = Scratch::new("runc-compressed");
+    scratch.configure("compress lz4\n");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.sleep_and_wake(&[]);
+    goes_on(&bundle.file("count"));
+    let images = scratch.join("images");
+    assert!(images.join("pages-packed-1.img").exists() && !images.join("pages-1.img").exists());
+}
+
 fn checkpoint_and_restore(scratch: &Scratch) {
     let bundle = counter(scratch);
     let mut container = Container::start(scratch, &bundle);
