@@ -135,6 +135,40 @@ const WHOLE_PATHS: &[&str] = &[
     "trust",
 ];
 
+/// The options that CRIU's requests have no field for.
+const EXTENSIONS: &[&str] = &[
+    "compress",
+    "cow",
+    "crl",
+    "encrypt",
+    "identity",
+    "policy",
+    "policy-rule",
+    "recipient",
+    "record-working-set",
+    "require-signature",
+    "sign-cert",
+    "sign-key",
+    "suite",
+    "threads",
+    "trust",
+];
+
+/// Applies an option that a request gives as a line of a configuration file.
+///
+/// # Errors
+/// If it is no line, or one that says what requests have a field for.
+pub fn apply_extension(settings: &mut Settings, text: &str) -> Result<(), String> {
+    let lines = parse_config(text).map_err(|(_, reason)| reason)?;
+    let [line] = &lines[..] else { return Err("expected one option".to_owned()) };
+    let bare = line.name.strip_prefix("no-").unwrap_or(&line.name);
+    if Opt::find(bare).is_some() && !EXTENSIONS.contains(&bare) {
+        let what = "has a field of its own, or no meaning in a request";
+        return Err(format!("{} {what}", line.name));
+    }
+    apply_line(settings, line)
+}
+
 /// Applies one file.
 ///
 /// # Errors
@@ -391,7 +425,7 @@ mod tests {
             let error = apply(&path, &format!("log-file \"{name}\"")).unwrap_err();
             assert!(error.contains("a mere name"), "{name}: {error}");
         }
-        assert!(HARMLESS.iter().all(|name| Opt::find(name).is_some()));
+        assert!(HARMLESS.iter().chain(EXTENSIONS).all(|name| Opt::find(name).is_some()));
 
         // Neither a link nor a detour makes it a file of the system.
         let detour = Path::new("/etc/..").join(path.strip_prefix("/").unwrap());

@@ -10,7 +10,9 @@ mod table;
 mod value;
 
 pub use command::{Command, CommandInfo};
-pub use config::{ConfigError, apply_defaults, apply_file, apply_foreign_file, parse_config};
+pub use config::{
+    ConfigError, apply_defaults, apply_extension, apply_file, apply_foreign_file, parse_config,
+};
 pub use machine::apply_machine;
 pub use parse::{Invocation, SettingsError, UsageError, parse, settings};
 pub use settings::{DEFAULT_VERBOSITY, Settings};

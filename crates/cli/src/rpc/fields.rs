@@ -14,6 +14,8 @@ const OPTS: u32 = 2;
 /// The last field of `criu_opts`, and the one that is not used.
 const LAST_OF_OPTS: u32 = 71;
 const UNUSED_OF_OPTS: u32 = 40;
+/// `criu_opts.torpor_option`: Torpor's own are far from those that CRIU may still add.
+const TORPOR_OPTION: u32 = 10001;
 
 /// Refuses an encoded request that has fields which are not known.
 ///
@@ -26,7 +28,8 @@ pub fn check(request: &[u8]) -> Result<(), Failure> {
         }
         match (tag, value) {
             (OPTS, Some(opts)) => each_field(opts, |tag, _| {
-                if tag > LAST_OF_OPTS || tag == UNUSED_OF_OPTS {
+                let known = tag <= LAST_OF_OPTS && tag != UNUSED_OF_OPTS || tag == TORPOR_OPTION;
+                if !known {
                     let text = format!("field {tag} of criu_opts is not known");
                     return Err(Failure::unsupported(text));
                 }
@@ -76,6 +79,9 @@ mod tests {
         assert_eq!(check(&[8, 1, 56, 1]).unwrap_err().text, "field 7 of criu_req is not known");
         let opts = check(&[8, 1, 18, 3, 0xc0, 0x04, 1]).unwrap_err();
         assert_eq!(opts.text, "field 72 of criu_opts is not known");
+        let opts = check(&[8, 1, 18, 4, 0x90, 0xf1, 0x04, 1]).unwrap_err();
+        assert_eq!(opts.text, "field 10002 of criu_opts is not known");
+        assert_eq!(check(&[8, 1, 18, 5, 0x8a, 0xf1, 0x04, 1, b'x']), Ok(()));
     }
 
     #[test]

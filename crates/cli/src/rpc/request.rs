@@ -20,7 +20,7 @@ use torpor_images::proto::{
 };
 
 use crate::failure::Failure;
-use crate::options::{Settings, apply_foreign_file};
+use crate::options::{Settings, apply_extension, apply_foreign_file};
 
 /// Where the log goes if a request does not say.
 const DEFAULT_LOG_FILE: &str = "criu.log";
@@ -147,6 +147,7 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         log_file,
         log_to_stderr,
         display_stats,
+        torpor_option,
         ps,
         notify_scripts,
         root,
@@ -344,6 +345,9 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     if let Some(ps) = ps {
         page_server(s, ps)?;
     }
+    for line in torpor_option {
+        apply_extension(s, &line).map_err(invalid("torpor_option"))?;
+    }
     Ok(())
 }
 
@@ -391,8 +395,11 @@ fn cgroup_mode(manage: Option<bool>, mode: Option<i32>) -> Result<Option<CgroupM
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZero;
+
     use super::*;
     use prost::Message;
+    use torpor_images::compress::Compression;
     use torpor_images::proto::CriuReq;
 
     /// A request of runc's as it was recorded, with this process as the client.
@@ -448,6 +455,35 @@ mod tests {
         assert!(e.lazy_pages && server.port == 9999);
         assert_eq!(server.address.as_deref(), Some("127.0.0.1"));
         assert!(self::job("pre-dump").settings.engine.page_server.is_none());
+    }
+
+    #[test]
+    fn options_that_criu_has_not() {
+        let applied = |lines: &[&str]| {
+            let (mut opts, _images, _opened) = recorded("dump");
+            opts.torpor_option = lines.iter().map(|&line| line.to_owned()).collect();
+            let client = Client::new(rustix::process::getpid().as_raw_pid());
+            apply(&Settings::default(), opts, &client).map_err(|failure| failure.text)
+        };
+        let job = applied(&["compress zstd:3", "cow", "threads 2", "recipient /a", "recipient /b"]);
+        let settings = job.unwrap().settings;
+        assert_eq!(settings.engine.compress, Some(Compression::Zstd(3)));
+        assert!(settings.engine.cow && settings.engine.threads == NonZero::new(2));
+        assert_eq!(settings.seal.recipients, ["/a", "/b"]);
+        let job = applied(&["record-working-set 7", "no-cow"]).unwrap();
+        assert_eq!(job.settings.engine.record_working_set, Some(Duration::from_secs(7)));
+        for (line, reason) in [
+            ("frobnicate", "torpor_option: there is no option \"frobnicate\""),
+            ("tree 5", "torpor_option: tree has a field of its own, or no meaning in a request"),
+            ("no-shell-job", "torpor_option: no-shell-job has a field of its own"),
+            ("compress gzip", "torpor_option: --compress gzip: expected lz4 or zstd"),
+            ("recipient key.pem", "takes a whole path"),
+            ("cow\ncow", "torpor_option: expected one option"),
+            ("", "torpor_option: expected one option"),
+        ] {
+            let error = applied(&[line]).unwrap_err();
+            assert!(error.contains(reason), "{line:?}: {error}");
+        }
     }
 
     #[test]
