@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use torpor_images::{ImageDir, kind, proto::StatsEntry};
+use torpor_images::proto::{DumpStatsEntry, StatsEntry};
+use torpor_images::{ImageDir, kind};
 
 use crate::subject::Subject;
 
@@ -169,11 +170,15 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Seconds that the tree was frozen, by `stats-dump`.
-pub fn frozen(images: &Path) -> Result<f64> {
+/// What a dump says of itself.
+pub fn stats(images: &Path) -> Result<DumpStatsEntry> {
     let stats: StatsEntry = ImageDir::open(images)?.read_one(kind::STATS_DUMP, 0)?;
-    let dump = stats.dump.context("stats-dump holds nothing of a dump")?;
-    Ok(f64::from(dump.frozen_time) / 1e6)
+    stats.dump.context("stats-dump holds nothing of a dump")
+}
+
+/// Seconds that the tree was frozen.
+pub fn frozen(images: &Path) -> Result<f64> {
+    Ok(f64::from(stats(images)?.frozen_time) / 1e6)
 }
 
 /// Bytes of all files in a directory.

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use torpor_images::{ImageDir, kind, proto::StatsEntry};
+use anyhow::Result;
 
-use crate::bench::{Bench, Goal, Times, Way, median, run};
+use crate::bench::{Bench, Goal, Times, Way, median, run, stats};
 use crate::memory::peak;
+use crate::process::{Running, until};
+use crate::redis::Redis;
 
 /// The ways to compress, with how much longer than a plain dump they may take.
 const WAYS: [(&str, Option<f64>); 2] = [("lz4", Some(1.3)), ("zstd", None)];
@@ -36,8 +37,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         bench.add(format!("size of the images, {how}"), ratio(plain.size, times.size), ": 1", None);
     }
     peak(bench, &way("lz4"), "lz4 ")?;
-    program(bench, "Redis", redis)?;
-    program(bench, "a JVM", java)
+    program(bench, "Redis", "redis-server", redis)?;
+    program(bench, "a JVM", "javac", java)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "sizes of files, for a ratio")]
@@ -49,12 +50,14 @@ fn ratio(from: u64, to: u64) -> f64 {
 fn program(
     bench: &mut Bench,
     name: &str,
-    start: fn(&Path) -> Result<Option<Running>>,
+    tool: &str,
+    start: fn(&Path) -> Result<Running>,
 ) -> Result<()> {
-    let Some(running) = start(&bench.dir)? else {
+    if !is_installed(tool) {
         eprintln!("{name} is not measured: it is not installed");
         return Ok(());
-    };
+    }
+    let running = start(&bench.dir)?;
     let mut plain = vec![];
     let mut packed = WAYS.map(|_| (vec![], 0.0));
     for _ in 0..bench.rounds {
@@ -77,34 +80,15 @@ fn program(
 fn dump(bench: &Bench, running: &Running, options: &[&str]) -> Result<(f64, f64)> {
     fs::create_dir(bench.images())?;
     bench.warm_up()?;
-    let pid = running.0.id().to_string();
+    let pid = running.pid().to_string();
     let words = ["dump", "--leave-running", "-t", &pid];
     let start = Instant::now();
     run(bench.command(&words).args(options))?;
     let time = start.elapsed().as_secs_f64();
-    let stats: StatsEntry = ImageDir::open(bench.images())?.read_one(kind::STATS_DUMP, 0)?;
-    let stats = stats.dump.context("stats-dump holds nothing of a dump")?;
+    let stats = stats(&bench.images())?;
     fs::remove_dir_all(bench.images())?;
     let (from, to) = (stats.torpor_compress_from_bytes(), stats.torpor_compress_to_bytes());
     Ok((time, ratio(from, to)))
-}
-
-/// A program that ends when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a program as the leader of a session of its own.
-fn start(command: &mut Command) -> Result<Option<Running>> {
-    let mut all = Command::new("setsid");
-    all.arg(command.get_program()).args(command.get_args());
-    let quiet = all.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(Some(Running(quiet.spawn()?)))
 }
 
 fn is_installed(program: &str) -> bool {
@@ -112,37 +96,18 @@ fn is_installed(program: &str) -> bool {
     std::env::split_paths(&paths).any(|dir| dir.join(program).exists())
 }
 
-fn wait_for(what: &str, mut ready: impl FnMut() -> bool) -> Result<()> {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !ready() {
-        ensure!(Instant::now() < limit, "{what} is not ready");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
 /// Redis with a quarter of a million users, as a web application might keep them.
-fn redis(dir: &Path) -> Result<Option<Running>> {
+fn redis(dir: &Path) -> Result<Running> {
     const FILL: &str = "for i = 1, 250000 do redis.call('HSET', 'user:' .. i, 'name', 'user ' .. \
         redis.sha1hex(i):sub(1, 8), 'mail', redis.sha1hex(i):sub(1, 12) .. '@example.org', 'session', \
         redis.sha1hex(i .. 's'), 'visits', math.random(10000), 'language', 'en') end";
-    if !is_installed("redis-server") {
-        return Ok(None);
-    }
-    let socket = dir.join("redis");
-    let mut command = Command::new("redis-server");
-    command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket);
-    let running = start(&mut command)?;
-    let cli =
-        |words: &[&str]| Command::new("redis-cli").arg("-s").arg(&socket).args(words).output();
-    wait_for("Redis", || cli(&["ping"]).is_ok_and(|said| said.stdout == b"PONG\n"))?;
-    let filled = cli(&["eval", FILL, "0"])?;
-    ensure!(filled.status.success(), "{filled:?}");
-    Ok(running)
+    let redis = Redis::start(dir)?;
+    redis.eval(FILL)?;
+    Ok(redis.server)
 }
 
 /// A JVM with a quarter of a million records in its heap.
-fn java(dir: &Path) -> Result<Option<Running>> {
+fn java(dir: &Path) -> Result<Running> {
     const SOURCE: &str = "import java.util.*; public class Heap { \
         record User(String name, String mail, UUID session, long visits, List<String> tags) {} \
         public static void main(String[] args) throws Exception { \
@@ -152,14 +117,11 @@ fn java(dir: &Path) -> Result<Option<Running>> {
         new ArrayList<>(List.of(\"en\", \"tag \" + random.nextInt(100))))); \
         new java.io.File(args[0]).createNewFile(); Thread.sleep(Long.MAX_VALUE); \
         System.out.println(users); } }";
-    if !is_installed("javac") {
-        return Ok(None);
-    }
     let (source, ready) = (dir.join("Heap.java"), dir.join("jvm-ready"));
     fs::write(&source, SOURCE)?;
-    let mut command = Command::new("java");
-    command.arg("-Xmx512m").arg(&source).arg(&ready);
-    let running = start(&mut command)?;
-    wait_for("the JVM", || ready.exists())?;
+    let mut command = Command::new("setsid");
+    command.args(["java", "-Xmx512m"]).arg(&source).arg(&ready);
+    let running = Running::start(&mut command)?;
+    until("the JVM", || ready.exists())?;
     Ok(running)
 }

@@ -67,7 +67,7 @@ fn throughput(bench: &mut Bench) -> Result<()> {
 /// How many commands Redis carries out during a dump, against how many before; and when it
 /// saves its data itself, by a fork.
 pub fn redis(bench: &mut Bench) -> Result<()> {
-    let redis = Redis::start(&bench.dir, bench.mib)?;
+    let redis = Redis::with_data(&bench.dir, bench.mib)?;
     let _load = redis.load()?;
     let (mut ratios, mut by_itself) = (vec![], vec![]);
     for _ in 0..bench.rounds {
@@ -75,7 +75,7 @@ pub fn redis(bench: &mut Bench) -> Result<()> {
         let before = rate(|| redis.commands(), undisturbed)?;
         let mut command = redis.beside(bench.torpor());
         command.args(["dump", "--leave-running", "--cow", "--tcp-established", "-t"]);
-        command.arg(redis.pid().to_string()).arg("-D").arg(bench.images());
+        command.arg(redis.server.pid().to_string()).arg("-D").arg(bench.images());
         let during = rate(|| redis.commands(), || dump(bench, command).map(drop))?;
         ratios.push(during / before);
         by_itself.push(rate(|| redis.commands(), || redis.save())? / before);

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 
 use crate::bench::{Bench, Goal, median, run};
+use crate::process::{Running, until};
 use crate::subject::Subject;
 
 /// MiB of a process that is small.
@@ -53,14 +54,10 @@ fn timed(command: &mut Command) -> Result<f64> {
 
 /// Seconds until the process runs, and until it has all its memory.
 fn restore_lazily(bench: &Bench) -> Result<(f64, f64)> {
-    let mut daemon = bench.command(&["lazy-pages"]).spawn().context("lazy-pages")?;
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !bench.images().join("lazy-pages.socket").exists() {
-        ensure!(Instant::now() < limit, "lazy-pages does not listen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let daemon = Running::start(&mut bench.command(&["lazy-pages"]))?;
+    until("lazy-pages", || bench.images().join("lazy-pages.socket").exists())?;
     let start = Instant::now();
     let first = timed(&mut bench.command(&["restore", "-d", "--lazy-pages"]))?;
-    ensure!(daemon.wait()?.success(), "lazy-pages failed");
+    daemon.end()?;
     Ok((first, start.elapsed().as_secs_f64()))
 }

@@ -10,6 +10,7 @@ mod cow;
 mod floor;
 mod lazy;
 mod memory;
+mod process;
 mod redis;
 mod rounds;
 mod sealed;

@@ -3,10 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, wait};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::process::gone;
 
 /// A process group that is led by a session leader of its own.
 pub struct Subject {
@@ -37,15 +38,7 @@ impl Subject {
 
     /// Reaps what a dump has killed, so that the pids are free.
     pub fn gone(&self) -> Result<()> {
-        while wait(WaitOptions::NOHANG).is_ok_and(|w| w.is_some()) {}
-        let limit = Instant::now() + Duration::from_secs(30);
-        while Path::new(&format!("/proc/{}", self.pid())).exists() {
-            let _ = wait(WaitOptions::NOHANG);
-            ensure!(Instant::now() < limit, "{} does not end", self.pid());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        while wait(WaitOptions::NOHANG).is_ok_and(|w| w.is_some()) {}
-        Ok(())
+        gone(self.pid().unsigned_abs())
     }
 
     /// Ends it with all its children.
