@@ -124,7 +124,7 @@ fn write_packed(write: &dyn Fn(&str, &str, &[u8])) {
     for (name, how) in [("lz4", Compression::LZ4), ("zstd", Compression::ZSTD)] {
         let temp = tempfile::tempdir().unwrap();
         let dir = ImageDir::open(temp.path()).unwrap();
-        let pages = PagesWriter::create(&dir, 1, 7, Some(how)).unwrap();
+        let pages = PagesWriter::create(&dir, 1, 7, Some(how), None).unwrap();
         let mut numbers = Numbers(1);
         for count in [17u8, 3] {
             let len = usize::from(count) * 4096;
@@ -177,6 +177,8 @@ fn write_archives(write: &dyn Fn(&str, &str, &[u8])) {
         command(6 | 4 << 16, 3, 0x4000, 0x101),
         command(7, 1, 0x4000, 1),
         command(0x1023, 0, 0, 0),
+        command(5, 0, 0, 0x74_6f72_706f_7201),
+        command(0x5450, 5000, 0x2000, 0x355),
     ];
     write("pages", "commands", &all.concat());
     all.iter().enumerate().for_each(|(i, bytes)| write("pages", &format!("command_{i}"), bytes));

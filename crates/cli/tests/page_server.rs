@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use torpor_images::pagemap::Pagemap;
 use torpor_images::proto::{CriuOpts, CriuPageServerInfo, CriuReqType};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::Status;
@@ -100,6 +100,22 @@ fn the_connection_is_encrypted() {
 
 #[test]
 fn rounds_build_on_each_other() {
+    rounds([&[], &[]], &[]);
+}
+
+/// What the server has of the first round are files of pages, which the second one builds on.
+#[test]
+fn so_do_sealed_and_compressed_ones() {
+    let keys = tempfile::tempdir().unwrap();
+    let seal = seal(keys.path());
+    let seal: Vec<&str> = seal.iter().map(String::as_str).collect();
+    let packed = [&seal[..], &["--compress", "zstd"]].concat();
+    rounds([&seal, &packed], &seal[..2]);
+    rounds([&["--compress", "lz4"], &["--compress", "zstd"]], &[]);
+}
+
+/// Dumps a task in two rounds with these options, to a page server each, and restores it.
+fn rounds(options: [&[&str]; 2], restore_options: &[&str]) {
     let task = Task::start(PAGES);
     let top = task.dir.path();
     let dir = |name: &str| {
@@ -117,18 +133,12 @@ fn rounds_build_on_each_other() {
         assert!(output.status.success(), "{log}");
         assert!(server.end());
     };
-    round("pre-dump", &first, &mut Server::start(&first_there, &[]), &[]);
+    round("pre-dump", &first, &mut Server::start(&first_there, &[]), options[0]);
     let mut server =
         Server::start(&second_there, &["--prev-images-dir", "../1-there", "--auto-dedup"]);
-    round("dump", &second, &mut server, &["--prev-images-dir", "../1"]);
+    let second_options = [&["--prev-images-dir", "../1"], options[1]].concat();
+    round("dump", &second, &mut server, &second_options);
     torpor_sys::process::wait(task.pid, true).unwrap();
-    let pagemap = |dir: &Path| {
-        let images = ImageDir::open(dir).unwrap();
-        Pagemap::read(&images, kind::PAGEMAP, u64::from(task.pid.cast_unsigned())).unwrap()
-    };
-    let clean: u64 =
-        pagemap(&second_there).runs.iter().filter(|r| r.in_parent).map(|r| r.pages).sum();
-    assert!(clean > 0, "no page was found unchanged");
     // The images of both hosts belong together.
     for (from, to) in [(&first_there, &first), (&second_there, &second)] {
         let server = Server { child: noop(), dir: from.clone(), port: String::new() };
@@ -136,8 +146,13 @@ fn rounds_build_on_each_other() {
     }
     fs::remove_file(second.join("parent")).unwrap();
     symlink("../1", second.join("parent")).unwrap();
+    let mut show = std::process::Command::new(env!("CARGO_BIN_EXE_torpor"));
+    show.args(["image", "show"]).arg(second.join(format!("pagemap-{pid}.img")));
+    let shown = show.args(restore_options).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("PE_PARENT"), "no page was found unchanged: {shown}");
     let mut restore = criu(&["restore", "-d", "-o", "restore.log", "-v4", "-D"]);
-    let restored = restore.arg(&second).status().unwrap().success();
+    let restored = restore.arg(&second).args(restore_options).status().unwrap().success();
     assert!(restored, "{}", fs::read_to_string(second.join("restore.log")).unwrap());
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
 }
@@ -168,30 +183,92 @@ fn a_dump_that_fails_leaves_nothing_at_the_server() {
     assert!(!task.is_gone());
 }
 
-#[test]
-fn what_is_sealed_does_not_leave_in_plain() {
-    let task = Task::start(PAGES);
-    let key = task.dir.path().join("key");
+/// Sealed or compressed memory is stored as it is: dumps a task to a server with these
+/// options, which gets files of one kind and nothing else, and restores it.
+fn stored_there_and_back(client: &[&str], restore: &[&str], kind: kind::Kind) {
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let mut server = Server::start(there.path(), &[]);
+    task.put_to_sleep(&[&server.options(), client].concat());
+    assert!(server.end());
+    let (local, stored) = (task.dir.path(), ImageDir::open(there.path()).unwrap());
+    let images = || fs::read_dir(there.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let images = images().filter(|name| name.to_str().unwrap().ends_with(".img")).count();
+    assert!(images > 0 && stored.ids(kind).unwrap().len() == images, "other files than pages");
+    assert!(ImageDir::open(local).unwrap().ids(kind).unwrap().is_empty(), "pages are left here");
+    assert!(
+        !task.command(&["restore", "-d"], "restore.log").args(restore).status().unwrap().success()
+    );
+    server.hand_over(local);
+    // The beginning of a page, as the task has it.
+    let plain = 0x9e37_79b9_7f4a_7c15_u64.to_le_bytes();
+    let is_sealed = client.contains(&"--encrypt");
+    for id in ImageDir::open(local).unwrap().ids(kind).unwrap() {
+        let bytes = fs::read(local.join(kind.file_name(id))).unwrap();
+        let is_plain = bytes.windows(8).any(|part| part == plain);
+        assert!(!is_sealed || !is_plain, "a page is in plain");
+    }
+    task.restore(restore);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+/// A key in `dir`, and the options to seal for it.
+fn seal(dir: &Path) -> [String; 5] {
+    let key = dir.join("key");
     let mut keygen = std::process::Command::new(env!("CARGO_BIN_EXE_torpor"));
     let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
     let recipient = String::from_utf8(made.stdout).unwrap();
-    let there = tempfile::tempdir().unwrap();
-    let server = Server::start(there.path(), &[]);
-    let options = ["--encrypt", "--recipient", recipient.trim()];
-    assert!(!task.dump(&[&server.options()[..], &options].concat()));
-    let log = task.log("dump.log");
-    assert!(log.contains("plain ones must not leave"), "{log}");
-    assert!(!task.is_gone());
+    let recipient = recipient.lines().last().unwrap();
+    let identity = key.to_str().unwrap();
+    ["--identity", identity, "--encrypt", "--recipient", recipient].map(str::to_owned)
 }
 
 #[test]
-fn what_is_compressed_is_not_sent() {
-    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
-    let server = Server::start(there.path(), &[]);
-    assert!(!task.dump(&[&server.options()[..], &["--compress", "lz4"]].concat()));
-    let log = task.log("dump.log");
-    assert!(log.contains("--compress with --page-server"), "{log}");
-    assert!(!task.is_gone());
+fn sealed_pages_are_stored_as_they_are() {
+    let keys = tempfile::tempdir().unwrap();
+    let seal = seal(keys.path());
+    let seal: Vec<&str> = seal.iter().map(String::as_str).collect();
+    stored_there_and_back(&seal, &seal[..2], kind::PAGES);
+    let sums = [&seal[..], &["--suite", "aes-256-xts+hmac-sha256"]].concat();
+    stored_there_and_back(&sums, &seal[..2], kind::PAGES);
+    let packed = [&seal[..], &["--compress", "lz4"]].concat();
+    stored_there_and_back(&packed, &seal[..2], kind::PAGES_PACKED);
+}
+
+#[test]
+fn compressed_pages_are_stored_as_they_are() {
+    stored_there_and_back(&["--compress", "zstd"], &[], kind::PAGES_PACKED);
+}
+
+/// A page server that says of any question whether it has something: no. So does CRIU's of
+/// whether it is Torpor's. Returns what it was told.
+fn other_server() -> (String, std::thread::JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut told = vec![0; 24];
+        client.read_exact(&mut told).unwrap();
+        client.write_all(&[0; 4]).unwrap();
+        client.read_to_end(&mut told).unwrap();
+        told
+    });
+    (port, server)
+}
+
+#[test]
+fn only_a_server_of_torpors_gets_sealed_or_compressed_pages() {
+    let task = Task::start(PAGES);
+    let seal = seal(task.dir.path());
+    let seal: Vec<&str> = seal.iter().map(String::as_str).collect();
+    for options in [&seal[..], &["--compress", "lz4"]] {
+        let (port, server) = other_server();
+        let at = ["--page-server", "--address", "127.0.0.1", "--port", &port];
+        assert!(!task.dump(&[&at[..], options].concat()));
+        let log = task.log("dump.log");
+        assert!(log.contains("with a page server that is not Torpor's"), "{log}");
+        assert_eq!(server.join().unwrap().len(), 2 * 24, "a question and an end");
+        assert!(!task.is_gone());
+    }
 }
 
 #[test]

@@ -262,7 +262,7 @@ mod tests {
         let mut map = PagemapWriter::packed(&images, kind::PAGEMAP, 7, 1).unwrap();
         plain.runs.iter().for_each(|run| map.push(*run).unwrap());
         map.finish().unwrap();
-        let pages = PagesWriter::create(&images, 1, 7, Some(Compression::LZ4)).unwrap();
+        let pages = PagesWriter::create(&images, 1, 7, Some(Compression::LZ4), None).unwrap();
         let present: Vec<_> = plain.runs.iter().filter(|run| run.present).collect();
         let places: Vec<_> = present.iter().map(|run| (run.vaddr, run.pages)).collect();
         let mut bytes = vec![fill; usize::try_from(plain.present_bytes()).unwrap()];

@@ -73,6 +73,9 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     }
     images.seal(header, &master)?;
     images.open_parents_with(unwrap_with(opts));
+    if opts.page_server.is_some() {
+        images.miss_pages_of_parents();
+    }
     Ok(())
 }
 

@@ -44,6 +44,8 @@ pub struct ImageDir {
     pub(crate) seal: Option<Arc<Checkpoint>>,
     /// What opens its parents.
     pub(crate) unwrap: Option<Arc<Unwrap>>,
+    /// Its parents may lack their pages.
+    pub(crate) pages_elsewhere: bool,
 }
 
 impl ImageDir {
@@ -65,21 +67,19 @@ impl ImageDir {
     /// Takes over a descriptor of a directory; `path` is for messages only.
     #[must_use]
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), fd, parents: 0, pins: Pins::default(), seal: None, unwrap: None }
+        Self::new(path.into(), fd, 0)
     }
 
     fn open_at(at: BorrowedFd<'_>, name: &Path, path: &Path, parents: u32) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(at, name, flags, Mode::empty())
             .map_err(|errno| Error::io(path, "open", errno.into()))?;
-        Ok(Self {
-            path: path.to_owned(),
-            fd,
-            parents,
-            pins: Pins::default(),
-            seal: None,
-            unwrap: None,
-        })
+        Ok(Self::new(path.to_owned(), fd, parents))
+    }
+
+    fn new(path: PathBuf, fd: OwnedFd, parents: u32) -> Self {
+        let pins = Pins::default();
+        Self { path, fd, parents, pins, seal: None, unwrap: None, pages_elsewhere: false }
     }
 
     /// The path that the directory was opened by.
@@ -260,6 +260,14 @@ impl ImageDir {
                 Err(errno) => return Err(Error::io(&self.path.join(name), "create", errno.into())),
             }
         }
+    }
+
+    /// Opens a file for writing that [`ImageDir::create_file`] has made.
+    pub fn reopen_file(&self, name: &str) -> Result<File> {
+        check_name(name)?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
+        opened.map(File::from).map_err(|e| Error::io(&self.path.join(name), "open", e.into()))
     }
 
     /// Opens the file `name` for reading. It must be a regular file: links

@@ -26,6 +26,7 @@ use crate::dir::ImageDir;
 use crate::error::{Error, Result};
 use crate::kind;
 use crate::pagemap::{Pagemap, page_size};
+use crate::pages::Body;
 use crate::proto::{PackedEntry, PackedHead};
 use crate::reader::Reader;
 use crate::writer::Writer;
@@ -99,7 +100,7 @@ impl std::ops::AddAssign for Packed {
 pub(crate) struct PackedWriter {
     how: Compression,
     id: u32,
-    file: File,
+    body: Body,
     path: PathBuf,
     /// Gone when it is finished.
     index: Mutex<Option<Writer>>,
@@ -110,9 +111,14 @@ pub(crate) struct PackedWriter {
 }
 
 impl PackedWriter {
-    pub(crate) fn create(dir: &ImageDir, id: u32, owner: u64, how: Compression) -> Result<Self> {
+    /// The memory of `owner` goes to `body`, which has the number `id`.
+    pub(crate) fn create(
+        dir: &ImageDir,
+        body: Body,
+        (id, owner): (u32, u64),
+        how: Compression,
+    ) -> Result<Self> {
         let name = kind::PAGES_PACKED.file_name(id.into());
-        let file = dir.create_file(&name)?;
         let seal = match dir.seal_ref() {
             None => None,
             Some(checkpoint) => {
@@ -132,7 +138,7 @@ impl PackedWriter {
         Ok(Self {
             how,
             id,
-            file,
+            body,
             path: dir.path().join(name),
             index: Mutex::new(Some(index)),
             from: AtomicU64::new(0),
@@ -171,7 +177,7 @@ impl PackedWriter {
         };
         let offset = self.to.fetch_add(len, Ordering::Relaxed);
         self.from.fetch_add(data.len() as u64, Ordering::Relaxed);
-        self.file.write_all_at(stored, offset).map_err(failed)?;
+        self.body.write_all_at(stored, offset).map_err(failed)?;
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *index {

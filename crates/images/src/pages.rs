@@ -12,7 +12,7 @@ use torpor_seal::{Checkpoint, Sum};
 use crate::compress::Compression;
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
-use crate::kind;
+use crate::kind::{self, Kind};
 use crate::packed::{Packed, PackedReader, PackedWriter, Packer};
 use crate::pagemap::{Pagemap, page_size};
 
@@ -20,6 +20,52 @@ use crate::pagemap::{Pagemap, page_size};
 #[must_use]
 pub fn tags_name(id: u32) -> String {
     format!("pages-tags-{id}.img")
+}
+
+/// Takes what is stored of pages, sealed or compressed as they may be, to where it is kept
+/// instead of beside the other images; from any number of threads.
+pub trait Depot: std::fmt::Debug + Send + Sync {
+    /// Writes a part of the file of `kind` ([`kind::PAGES`] or [`kind::PAGES_PACKED`]) with
+    /// the number `id`.
+    ///
+    /// # Errors
+    /// If it cannot be taken there.
+    fn write_all_at(&self, kind: Kind, id: u32, data: &[u8], offset: u64) -> std::io::Result<()>;
+}
+
+/// Where the bytes of a pages file go.
+#[derive(Debug)]
+pub(crate) enum Body {
+    Here(File),
+    There(Arc<dyn Depot>, Kind, u32),
+}
+
+impl Body {
+    /// A file in `dir`, or in the depot if there is one.
+    pub(crate) fn create(
+        dir: &ImageDir,
+        kind: Kind,
+        id: u32,
+        depot: Option<Arc<dyn Depot>>,
+    ) -> Result<Self> {
+        Ok(match depot {
+            None => Self::Here(dir.create_file(&kind.file_name(id.into()))?),
+            Some(depot) => {
+                // An empty file is one as well.
+                let made = depot.write_all_at(kind, id, &[], 0);
+                let path = || dir.path().join(kind.file_name(id.into()));
+                made.map_err(|error| Error::io(&path(), "create", error))?;
+                Self::There(depot, kind, id)
+            }
+        })
+    }
+
+    pub(crate) fn write_all_at(&self, data: &[u8], offset: u64) -> std::io::Result<()> {
+        match self {
+            Self::Here(file) => file.write_all_at(data, offset),
+            Self::There(depot, kind, id) => depot.write_all_at(*kind, *id, data, offset),
+        }
+    }
 }
 
 /// A pages file that is written, by any number of threads.
@@ -38,7 +84,7 @@ enum To {
 /// A pages file with each page in its place.
 #[derive(Debug)]
 struct PlainWriter {
-    file: File,
+    body: Body,
     path: PathBuf,
     id: u32,
     seal: Option<Seal>,
@@ -60,20 +106,25 @@ pub struct Span {
 
 impl PagesWriter {
     /// Creates `pages-ID.img`, or what stands for it if it is compressed, for the memory of
-    /// `owner`: the id of its pagemap.
+    /// `owner`: the id of its pagemap. What proves or finds its pages is written to `dir` even
+    /// if they go to a depot.
     pub fn create(
         dir: &ImageDir,
         id: u32,
         owner: u64,
         compression: Option<Compression>,
+        depot: Option<Arc<dyn Depot>>,
     ) -> Result<Self> {
         // What an earlier dump left in the other form would be taken for part of this one.
         let forms = [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX];
         forms.iter().try_for_each(|form| dir.remove(&form.file_name(id.into())))?;
         dir.remove(&tags_name(id))?;
         let to = match compression {
-            None => To::Plain(PlainWriter::create(dir, id, owner)?),
-            Some(how) => To::Packed(Box::new(PackedWriter::create(dir, id, owner, how)?)),
+            None => To::Plain(PlainWriter::create(dir, id, owner, depot)?),
+            Some(how) => {
+                let body = Body::create(dir, kind::PAGES_PACKED, id, depot)?;
+                To::Packed(Box::new(PackedWriter::create(dir, body, (id, owner), how)?))
+            }
         };
         Ok(Self { next: AtomicU64::new(0), to })
     }
@@ -125,9 +176,9 @@ impl PagesWriter {
 }
 
 impl PlainWriter {
-    fn create(dir: &ImageDir, id: u32, owner: u64) -> Result<Self> {
+    fn create(dir: &ImageDir, id: u32, owner: u64, depot: Option<Arc<dyn Depot>>) -> Result<Self> {
         let name = kind::PAGES.file_name(id.into());
-        let file = dir.create_file(&name)?;
+        let body = Body::create(dir, kind::PAGES, id, depot)?;
         let seal = match dir.seal_ref() {
             None => None,
             Some(checkpoint) => {
@@ -142,7 +193,7 @@ impl PlainWriter {
                 Some(Seal { checkpoint: Arc::clone(checkpoint), sealer, tags })
             }
         };
-        Ok(Self { file, path: dir.path().join(name), id, seal })
+        Ok(Self { body, path: dir.path().join(name), id, seal })
     }
 
     fn write(&self, span: &Span, runs: &[page::Run], data: &mut [u8]) -> Result<()> {
@@ -154,7 +205,7 @@ impl PlainWriter {
                 .map_err(|source| Error::Seal { dir: self.path.clone(), source })?;
             seal.tags.write_all_at(&tags, page::tag_offset(span.first())).map_err(failed)?;
         }
-        self.file.write_all_at(data, span.offset).map_err(failed)
+        self.body.write_all_at(data, span.offset).map_err(failed)
     }
 
     fn finish(&self, dir: &ImageDir, len: u64) -> Result<()> {

@@ -57,6 +57,11 @@ impl ImageDir {
         self.unwrap = Some(unwrap);
     }
 
+    /// Sealed checkpoints that this one builds on may lack their pages: a page server has them.
+    pub fn miss_pages_of_parents(&mut self) {
+        self.pages_elsewhere = true;
+    }
+
     /// What this checkpoint is sealed with, if it is.
     #[must_use]
     pub fn seal_ref(&self) -> Option<&Arc<Checkpoint>> {
@@ -132,12 +137,18 @@ impl ImageDir {
         seal.times.verifying.measure(|| {
             let manifest = Manifest::decode(&signed.manifest, seal.header())
                 .map_err(|source| self.unsealed(source))?;
-            let names: BTreeSet<String> =
+            let mut names: BTreeSet<String> =
                 self.names()?.into_iter().filter(|name| is_covered(name)).collect();
+            let files = manifest.files.iter();
+            // Of all files but those of pages there is a digest.
+            let (absent, here): (Vec<_>, Vec<_>) = files.partition(|(name, sum)| {
+                self.pages_elsewhere && sum.sha256.is_none() && !names.contains(*name)
+            });
+            names.extend(absent.into_iter().map(|(name, _)| name.clone()));
             manifest
                 .check_names(names.iter().map(String::as_str))
                 .map_err(|source| self.unsealed(source))?;
-            for (name, sum) in &manifest.files {
+            for (name, sum) in here {
                 let found = self.sum_of(name, sum.sha256.is_some())?;
                 manifest.check(name, &found).map_err(|source| self.unsealed(source))?;
                 seal.wrote(name, found);
@@ -229,6 +240,7 @@ impl ImageDir {
             return Err(wrong("is not that of the checkpoint which the next one builds on"));
         }
         let signed = parent.unseal(unwrap)?;
+        parent.pages_elsewhere = self.pages_elsewhere;
         parent.verify(&signed)?;
         Ok(parent)
     }

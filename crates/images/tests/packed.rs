@@ -47,7 +47,7 @@ fn write(dir: &ImageDir, memory: &[u8], spans: &[usize], how: Option<Compression
     let pages = u64::try_from(memory.len() / page()).unwrap();
     map.push(Run { vaddr: BASE, pages, present: true, ..Run::default() }).unwrap();
     map.finish().unwrap();
-    let writer = PagesWriter::create(dir, 1, 7, how).unwrap();
+    let writer = PagesWriter::create(dir, 1, 7, how, None).unwrap();
     let mut at = 0;
     let mut jobs = Vec::new();
     for &span in spans {

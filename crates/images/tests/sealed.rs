@@ -73,7 +73,7 @@ fn dump(path: &Path, (suite, compression): Form, parent: Option<&str>) {
         let (vaddr, pages) = (0x10_0000, 2);
         map.push(Run { vaddr, pages, present: true, ..Run::default() }).unwrap();
         map.finish().unwrap();
-        let pages = PagesWriter::create(&dir, number, task, compression).unwrap();
+        let pages = PagesWriter::create(&dir, number, task, compression, None).unwrap();
         let span = pages.span(2);
         let mut data = [page(task, 0), page(task, 1)].concat();
         pages.write(&span, &[(vaddr, 2)], &mut data, &mut Packer::default()).unwrap();

@@ -13,7 +13,7 @@ use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
-use super::outbox::{self, Outbox, to_run};
+use super::outbox::{self, Away, to_run};
 use super::{Dump, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::{lock, memfd, regular};
@@ -38,7 +38,7 @@ pub(super) struct Memory {
     later: Vec<Job>,
     targets: Vec<Arc<PagesWriter>>,
     /// Where pages go to if not into files.
-    pub outbox: Option<Outbox>,
+    pub away: Option<Away>,
     bytes: u64,
     copied: u64,
     last_pages_id: u32,
@@ -185,8 +185,8 @@ pub(crate) fn in_parent(
     kind: Kind,
     id: u64,
 ) -> Result<Vec<Run>> {
-    match &mut cx.memory.outbox {
-        Some(outbox) => outbox.sent_before(parent, kind, id),
+    match &mut cx.memory.away {
+        Some(away) => away.sent_before(parent, kind, id),
         // There is no server to be asked: if the restore has no such pages it fails, and the
         // tasks go on here.
         None if cx.opts.lazy_pages => outbox::noted(parent, kind, id),
@@ -199,7 +199,7 @@ pub(crate) fn in_parent(
 fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> Result<()> {
     let clean = runs.iter().filter(|(_, run)| run.clean);
     cx.stats.pages_skipped_parent += clean.map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>();
-    if let Some(outbox) = &mut cx.memory.outbox {
+    if let Some(Away::Pages(outbox)) = &mut cx.memory.away {
         cx.memory.bytes += outbox.push(&cx.images, kind, id, runs)?;
         return Ok(());
     }
@@ -208,7 +208,9 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
     let start =
         if cx.opts.compress.is_some() { PagemapWriter::packed } else { PagemapWriter::create };
     let mut pagemap = start(&cx.images, kind, id, pages_id)?;
-    let target = Arc::new(PagesWriter::create(&cx.images, pages_id, id, cx.opts.compress)?);
+    let depot = cx.memory.away.as_ref().and_then(Away::depot);
+    let target = PagesWriter::create(&cx.images, pages_id, id, cx.opts.compress, depot)?;
+    let target = Arc::new(target);
     let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
         let lazy = matches!(source, Source::Served(_)) && !run.clean;
@@ -259,8 +261,8 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
             None => hooks.progress(done.load(Ordering::Relaxed), total),
         })?;
     }
-    if let Some(outbox) = cx.memory.outbox.take() {
-        outbox.send(&count)?;
+    if let Some(away) = cx.memory.away.take() {
+        away.finish(&count)?;
     }
     cx.memory.copied = done.into_inner();
     hooks.progress(cx.memory.copied, total);

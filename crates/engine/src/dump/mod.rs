@@ -34,7 +34,7 @@ use self::freeze::Frozen;
 use self::freezer::Freezer;
 use self::ids::{Inodes, Sharers};
 use self::later::Later;
-use self::outbox::Outbox;
+use self::outbox::Away;
 use self::twin::Twins;
 use crate::error::{Context, Error, Result};
 use crate::file::lock;
@@ -194,7 +194,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let runs_on = opts.leave_running || opts.leave_stopped;
     let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
     let lender = Lender::listen(opts)?;
-    let outbox = if lender.is_none() { Outbox::connect(opts)? } else { None };
+    let away = if lender.is_none() { Away::connect(opts)? } else { None };
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
@@ -202,7 +202,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut cx = Dump::new(opts, images, frozen, guardian, vma::read)?;
     cx.freezer = freezer;
     cx.tracking = tracking;
-    cx.memory.outbox = outbox;
+    cx.memory.away = away;
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };
@@ -571,7 +571,8 @@ impl<'a> Dump<'a> {
     fn finish_round(&mut self) -> Result<()> {
         let round = self.network.id()?.to_owned();
         self.tracking.commit(&round);
-        if self.opts.auto_dedup {
+        // What a page server has is not here.
+        if self.opts.auto_dedup && self.opts.page_server.is_none() {
             let freed = crate::dedup::dedup(&self.images)?;
             tracing::info!("Freed {freed} bytes of pages in the images before");
         }

@@ -1,11 +1,16 @@
 //! The memory of a dump that goes to a page server instead of into files.
 //!
 //! What is to be sent is planned while the tree is frozen, as for files, and sent in one
-//! go: object by object over one connection.
+//! go: object by object over one connection. Sealed or compressed pages go as they would be
+//! written into files, by whichever thread has them.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use torpor_images::ImageDir;
-use torpor_images::kind::Kind;
+use torpor_images::kind::{self, Kind};
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
+use torpor_images::pages::Depot;
 
 use crate::error::{Error, Result};
 use crate::memory::pages::{self, CHUNK, Found, Source};
@@ -24,30 +29,115 @@ pub(super) struct Outbox {
     objects: Vec<(Object, Vec<(Source, Found)>)>,
 }
 
-impl Outbox {
+/// Where the memory of a dump goes to if it does not stay here.
+#[derive(Debug)]
+pub(super) enum Away {
+    /// To a page server of anybody's, which gets pagemaps and pages.
+    Pages(Outbox),
+    /// To a page server of Torpor's, which stores files as they are: sealed or compressed.
+    Files(Arc<Store>),
+}
+
+impl Away {
     /// Connects to the page server that the options name, if they name one. After the
     /// helpers of the dump were forked: the server is to learn when this process ends.
     ///
     /// # Errors
-    /// A dump that is to be sealed or compressed; the connection's.
+    /// A server that cannot take sealed or compressed pages; the connection's.
     pub fn connect(opts: &Options) -> Result<Option<Self>> {
         let Some(server) = &opts.page_server else { return Ok(None) };
-        if opts.compress.is_some() {
-            let what = "--compress with --page-server: its protocol has no place for";
-            return Err(Error::Unsupported(format!("{what} compressed pages")));
-        }
-        if opts.seal.is_some() {
-            let what = "--encrypt with --page-server: its protocol has no place for sealed pages";
-            return Err(Error::Unsupported(format!("{what}, and plain ones must not leave")));
-        }
-        Ok(Some(Outbox { sender: Sender::connect(server)?, objects: Vec::new() }))
+        let what = match (&opts.seal, &opts.compress) {
+            (Some(_), _) => "--encrypt",
+            (None, Some(_)) => "--compress",
+            (None, None) => {
+                let (sender, objects) = (Sender::connect(server)?, Vec::new());
+                return Ok(Some(Away::Pages(Outbox { sender, objects })));
+            }
+        };
+        let sender = Sender::connect_to_torpor(server, what)?;
+        Ok(Some(Away::Files(Arc::new(Store { sender: Mutex::new(Some(sender)) }))))
     }
 
-    /// What was sent of an object for the checkpoint before, if the server has it as well.
+    /// What the server has, from the checkpoint before, of an object.
     ///
     /// # Errors
     /// The connection's; damaged images.
     pub fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
+        match self {
+            Away::Pages(outbox) => outbox.sent_before(parent, kind, id),
+            Away::Files(store) => store.sent_before(parent, kind, id),
+        }
+    }
+
+    /// Where pages files go.
+    pub fn depot(&self) -> Option<Arc<dyn Depot>> {
+        match self {
+            Away::Pages(_) => None,
+            Away::Files(store) => Some(Arc::clone(store) as Arc<dyn Depot>),
+        }
+    }
+
+    /// Sends what is planned, and waits until the server has written everything.
+    ///
+    /// # Errors
+    /// The connection's; pages that cannot be read.
+    pub fn finish(self, progress: &dyn Fn(u64)) -> Result<()> {
+        match self {
+            Away::Pages(outbox) => outbox.send(progress),
+            Away::Files(store) => store.take()?.close(),
+        }
+    }
+}
+
+/// A page server that stores pages files. Pagemaps, and what proves or finds the pages, stay
+/// with the other images.
+#[derive(Debug)]
+pub(super) struct Store {
+    /// Gone when everything is stored.
+    sender: Mutex<Option<Sender>>,
+}
+
+impl Store {
+    fn lock(&self) -> MutexGuard<'_, Option<Sender>> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Result<Sender> {
+        self.lock().take().ok_or_else(closed)
+    }
+
+    fn sent_before(&self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
+        let mut sender = self.lock();
+        let sender = sender.as_mut().ok_or_else(closed)?;
+        if !parent.has(kind, id)? {
+            let there = sender.has_in_parent(Object { kind, id })?;
+            return if there { noted(parent, kind, id) } else { Ok(Vec::new()) };
+        }
+        let map = Pagemap::read_unbacked(parent, kind, id)?;
+        let kind = if map.packed { kind::PAGES_PACKED } else { kind::PAGES };
+        let there = sender.has_in_parent(Object { kind, id: map.pages_id.into() })?;
+        Ok(if there { map.runs } else { Vec::new() })
+    }
+}
+
+impl Depot for Store {
+    fn write_all_at(&self, kind: Kind, id: u32, data: &[u8], offset: u64) -> io::Result<()> {
+        let mut sender = self.lock();
+        let sender = sender.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        sender.store(Object { kind, id: id.into() }, offset, data).map_err(io::Error::other)
+    }
+}
+
+fn closed() -> Error {
+    Error::Hook("the page server has been told that everything is there".to_owned())
+}
+
+impl Outbox {
+    /// What was sent of an object for the checkpoint before, if the server has it as well.
+    ///
+    /// # Errors
+    /// The connection's; damaged images.
+    fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
         if !parent.path().join(NOTES).is_dir() || !self.sender.has_in_parent(Object { kind, id })? {
             return Ok(Vec::new());
         }
@@ -81,7 +171,7 @@ impl Outbox {
     ///
     /// # Errors
     /// The connection's; pages that cannot be read.
-    pub fn send(mut self, progress: &dyn Fn(u64)) -> Result<()> {
+    fn send(mut self, progress: &dyn Fn(u64)) -> Result<()> {
         let mut buffer = vec![0; CHUNK];
         for (object, runs) in std::mem::take(&mut self.objects) {
             self.sender.open(object)?;

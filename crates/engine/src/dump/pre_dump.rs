@@ -11,7 +11,7 @@ use std::time::Instant;
 use torpor_images::ImageDir;
 
 use super::freezer::Freezer;
-use super::outbox::Outbox;
+use super::outbox::Away;
 use super::{Dump, End, freeze, memory, micros};
 use crate::error::{Error, Result};
 use crate::guardian::Guardian;
@@ -36,7 +36,7 @@ pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     crate::seal::begin(&mut images, opts)?;
     let mut guardian = Guardian::start()?;
     let tracking = Tracking::prepare(opts, &images, true)?;
-    let outbox = Outbox::connect(opts)?;
+    let away = Away::connect(opts)?;
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
@@ -44,7 +44,7 @@ pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut cx = Dump::new(opts, images, frozen, guardian, vma::read_quickly)?;
     cx.freezer = freezer;
     cx.tracking = tracking;
-    cx.memory.outbox = outbox;
+    cx.memory.away = away;
     let stock = take_stock(&mut cx);
     let tasks = cx.tasks.len();
     cx.let_go(End::GoOn);

@@ -30,6 +30,33 @@ impl Sender {
         Ok(Sender { connection: Connection::connect(to)?, closed: false })
     }
 
+    /// Connects to a page server that is Torpor's, and stores pages files as they are.
+    ///
+    /// # Errors
+    /// If it cannot be reached, has no right certificate, or is not Torpor's; `what` is
+    /// what no other server can do.
+    pub fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
+        let mut sender = Self::connect(to)?;
+        if sender.connection.is_torpor()? {
+            return Ok(sender);
+        }
+        let why = "its protocol has no place for such pages";
+        Err(Error::Unsupported(format!("{what} with a page server that is not Torpor's ({why})")))
+    }
+
+    /// Sends a part of a pages file, to be stored from `offset` on. The file is made even if
+    /// the part is empty.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn store(&mut self, file: Object, offset: u64, bytes: &[u8]) -> Result<()> {
+        let wrong = |_| Error::Hook(format!("{} bytes are too many to be sent", bytes.len()));
+        let pages = u32::try_from(bytes.len()).map_err(wrong)?;
+        let object = Some(file);
+        self.send(&Command { op: Op::Store, flags: 0, pages, vaddr: offset, object })?;
+        self.pages(bytes)
+    }
+
     /// What follows is the memory of this object. Says whether the server has the
     /// object in a parent directory.
     ///
@@ -46,7 +73,7 @@ impl Sender {
         }
     }
 
-    /// Whether the server has the object in a parent directory.
+    /// Whether the server has the object, or the pages file, in a parent directory.
     ///
     /// # Errors
     /// The connection's.

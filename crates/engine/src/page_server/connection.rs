@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use rustls::{ConnectionCommon, SideData, StreamOwned};
 
+use super::protocol::{ASK, Command, Op, YES};
 use super::tls;
 use crate::error::{Context, Error, Result};
 use crate::options::PageServer;
@@ -23,7 +24,7 @@ const PROBES: u32 = 3;
 
 /// One end: bytes in both directions, encrypted or not.
 pub struct Connection {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn Stream + Send>,
     /// What has been said but not sent: a page server is told much in small pieces.
     said: Vec<u8>,
 }
@@ -91,8 +92,20 @@ impl Connection {
         }
     }
 
-    fn over(stream: impl Stream + 'static) -> Self {
+    fn over(stream: impl Stream + Send + 'static) -> Self {
         Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER) }
+    }
+
+    /// Asks whether the other end is Torpor's as well: not CRIU's, which does not notice.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn is_torpor(&mut self) -> Result<bool> {
+        let mut answer = [0; 4];
+        let ask = Command::bare(Op::Parent, Some(ASK)).send(self);
+        let asked = ask.and_then(|()| self.flush()).and_then(|()| self.read_exact(&mut answer));
+        asked.context(|| "asking what the other end is".to_owned())?;
+        Ok(i32::from_le_bytes(answer) == YES)
     }
 
     /// Whether something can be read that [`Connection::as_fd`] does not tell of.
@@ -182,12 +195,17 @@ impl<'a> Listener<'a> {
         self.listening.as_ref()?.local_addr().ok().map(|address| address.port())
     }
 
-    /// Waits for the client.
+    /// Whether another client can come when one has gone.
+    pub fn goes_on(&self) -> bool {
+        self.listening.is_some()
+    }
+
+    /// Waits for a client.
     ///
     /// # Errors
     /// The kernel's; a client without a right certificate.
-    pub fn accept(self) -> Result<Connection> {
-        let socket: OwnedFd = match (self.listening, &self.options.socket) {
+    pub fn accept(&self) -> Result<Connection> {
+        let socket: OwnedFd = match (&self.listening, &self.options.socket) {
             (Some(listening), _) => {
                 let (stream, from) = listening.accept().context(|| "accept".to_owned())?;
                 tracing::info!("accepted a connection from {from}");

@@ -7,6 +7,11 @@
 //!
 //! To a lazy restore the dump itself is the server: it gets [`Op::Get`] and
 //! [`Op::Close`], and nothing else.
+//!
+//! Two ends that are both Torpor's can say more. The client finds out by a question that
+//! every server answers, whether its parent directory has a pagemap of a number that none
+//! has ([`ASK`]): CRIU's answers 0, as for any that is not there, Torpor's [`YES`]. Then
+//! there is [`Op::Store`] as well.
 
 use std::io::{self, Read, Write};
 
@@ -37,10 +42,18 @@ pub enum Op {
     Close,
     /// The client gives up; what was sent is worthless. Answered as [`Op::Close`] is.
     Abandon,
+    /// Torpor's: a part of a pages file as it is to be stored, sealed or compressed. The number
+    /// of pages is that of its bytes, which follow, and the address the offset.
+    Store,
 }
 
+/// What a client asks for to find out whether the server is Torpor's ("torpor").
+pub const ASK: Object = Object { kind: kind::PAGEMAP, id: 0x746f_7270_6f72 };
+/// The answer if it is.
+pub const YES: i32 = 0x746f_7201;
+
 impl Op {
-    const ALL: [(Op, u32); 8] = [
+    const ALL: [(Op, u32); 9] = [
         (Op::Hole, 2),
         (Op::Open, 4),
         (Op::Parent, 5),
@@ -50,6 +63,7 @@ impl Op {
         (Op::Given, 6),
         (Op::Close, 0x1023),
         (Op::Abandon, 0x1024),
+        (Op::Store, 0x5450),
     ];
 
     fn number(self) -> u32 {
@@ -64,16 +78,27 @@ impl Op {
 /// Whose memory it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
-    /// [`kind::PAGEMAP`] or [`kind::SHMEM_PAGEMAP`].
+    /// [`kind::PAGEMAP`] or [`kind::SHMEM_PAGEMAP`]; between ends that are both Torpor's,
+    /// [`kind::PAGES`] or [`kind::PAGES_PACKED`].
     pub kind: Kind,
-    /// The id in the name of the pagemap's file.
+    /// The id in the name of the file.
     pub id: u64,
 }
 
 impl Object {
     /// Bits of the type below the id.
     const TYPE_BITS: u32 = 8;
-    const KINDS: [(u64, Kind); 2] = [(1, kind::PAGEMAP), (2, kind::SHMEM_PAGEMAP)];
+    const KINDS: [(u64, Kind); 4] = [
+        (1, kind::PAGEMAP),
+        (2, kind::SHMEM_PAGEMAP),
+        (0x54, kind::PAGES),
+        (0x55, kind::PAGES_PACKED),
+    ];
+
+    /// Whether it is a file of pages, not a pagemap.
+    pub fn is_file(self) -> bool {
+        [kind::PAGES, kind::PAGES_PACKED].contains(&self.kind)
+    }
 
     fn encode(self) -> io::Result<u64> {
         let number = Self::KINDS.iter().find(|(_, kind)| *kind == self.kind).map(|(n, _)| *n);
@@ -91,7 +116,8 @@ impl Object {
     fn decode(word: u64) -> Option<Self> {
         let number = word & ((1 << Self::TYPE_BITS) - 1);
         let kind = Self::KINDS.iter().find(|(n, _)| *n == number)?.1;
-        Some(Object { kind, id: word >> Self::TYPE_BITS })
+        let object = Object { kind, id: word >> Self::TYPE_BITS };
+        (!object.is_file() || u32::try_from(object.id).is_ok()).then_some(object)
     }
 }
 
@@ -153,9 +179,14 @@ impl Command {
             Op::Close | Op::Abandon => None,
             Op::Hole | Op::AddPages | Op::Given => Object::decode(long(16)),
             Op::Get => Some(Object { kind: kind::PAGEMAP, id: long(16) }),
-            Op::Open | Op::Parent => {
+            Op::Open | Op::Parent | Op::Store => {
                 let word = long(16);
-                Some(Object::decode(word).ok_or_else(|| wrong(format!("object {word:#x}")))?)
+                let fits = |object: &Object| match op {
+                    Op::Parent => true,
+                    _ => object.is_file() == (op == Op::Store),
+                };
+                let object = Object::decode(word).filter(fits);
+                Some(object.ok_or_else(|| wrong(format!("object {word:#x}")))?)
             }
         };
         Ok(Command { op, flags: word(0) >> 16, pages: word(4), vaddr: long(8), object })
@@ -189,6 +220,24 @@ mod tests {
         let error = Command::receive(&mut bytes.as_slice()).unwrap_err().to_string();
         assert_eq!(error, "page server: the client sent object 0x9");
         assert!(Command::receive(&mut &bytes[..10]).is_err());
+    }
+
+    #[test]
+    fn what_only_torpor_says() {
+        let file = Object { kind: kind::PAGES_PACKED, id: 3 };
+        let mut store = Command { vaddr: 9, pages: 5, ..Command::bare(Op::Store, Some(file)) };
+        let received = |command: &Command| {
+            let mut bytes = Vec::new();
+            command.send(&mut bytes).unwrap();
+            Command::receive(&mut bytes.as_slice()).map_err(|error| error.to_string())
+        };
+        assert_eq!(received(&store).unwrap(), store);
+        // No other server has such a pagemap, or takes the question for another one.
+        assert_eq!(received(&Command::bare(Op::Parent, Some(ASK))).unwrap().object, Some(ASK));
+        store.op = Op::Open;
+        assert!(received(&store).unwrap_err().contains("object 0x355"));
+        let pagemap = Command::bare(Op::Store, Some(ASK));
+        assert!(received(&pagemap).unwrap_err().contains("object 0x746f72706f7201"));
     }
 
     #[test]

@@ -1,20 +1,24 @@
-//! The server's end: writes pagemaps and pages.
+//! The server's end: writes pagemaps and pages, or pages files as they come.
 
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 
 use torpor_images::pagemap::{PE_PARENT, PE_PRESENT, PagemapWriter, Run};
 use torpor_images::{ImageDir, kind};
 
 use super::connection::Connection;
 pub use super::connection::Listener;
-use super::protocol::{Command, Object, Op};
+use super::protocol::{ASK, Command, Object, Op, YES};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::options::Options;
 
 /// Bytes of pages received at once.
 const CHUNK: usize = 512 * 1024;
+/// Pages files that are open at once.
+const MAX_OPEN: usize = 64;
 
 /// Receives what one client sends and writes it to the images directory, on top of
 /// `opts.parent_img` if there is one. What a client sent that did not come to its end
@@ -45,6 +49,9 @@ pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Their numbers could be the same.
+const MIXED: &str = "the client sent pagemaps and files of pages";
+
 /// What is being received.
 struct Receiver<'a> {
     images: &'a ImageDir,
@@ -52,7 +59,38 @@ struct Receiver<'a> {
     current: Option<Current>,
     /// What has been begun, in order: the N of the N-th one's pages file.
     objects: Vec<Object>,
+    stored: Stored,
     buffer: Vec<u8>,
+}
+
+/// The pages files that come as they are stored: parts of several of them by turns.
+#[derive(Default)]
+struct Stored {
+    names: BTreeSet<String>,
+    /// Those written to of late.
+    open: HashMap<String, File>,
+}
+
+impl Stored {
+    /// The file of an object, to be written to; it is made if it is new.
+    fn open(&mut self, images: &ImageDir, object: Object) -> Result<&mut File> {
+        let name = object.kind.file_name(object.id);
+        if self.open.len() >= MAX_OPEN && !self.open.contains_key(&name) {
+            self.open.clear();
+        }
+        match self.open.entry(name) {
+            Entry::Occupied(there) => Ok(there.into_mut()),
+            Entry::Vacant(place) => {
+                let name = place.key();
+                let file = match self.names.contains(name) {
+                    true => images.reopen_file(name)?,
+                    false => images.create_file(name)?,
+                };
+                self.names.insert(name.clone());
+                Ok(place.insert(file))
+            }
+        }
+    }
 }
 
 /// The object that runs belong to.
@@ -66,7 +104,14 @@ struct Current {
 impl<'a> Receiver<'a> {
     fn new(images: &'a ImageDir) -> Result<Self> {
         let parent = images.parent()?;
-        Ok(Receiver { images, parent, current: None, objects: Vec::new(), buffer: vec![0; CHUNK] })
+        Ok(Receiver {
+            images,
+            parent,
+            current: None,
+            objects: Vec::new(),
+            stored: Stored::default(),
+            buffer: vec![0; CHUNK],
+        })
     }
 
     fn all(&mut self, connection: &mut Connection) -> Result<()> {
@@ -75,9 +120,13 @@ impl<'a> Receiver<'a> {
             match command.op {
                 Op::Open => self.open(&command, connection)?,
                 Op::Parent => {
-                    let there = self.in_parent(&command)?;
-                    answer(connection, &i32::from(there).to_le_bytes())?;
+                    let there = match command.object {
+                        Some(ASK) => YES,
+                        _ => i32::from(self.in_parent(&command)?),
+                    };
+                    answer(connection, &there.to_le_bytes())?;
                 }
+                Op::Store => self.store(&command, connection)?,
                 Op::Hole | Op::AddPages | Op::Given => self.run(&command, connection)?,
                 Op::Get => {
                     let reason = "the client asked for pages: only a lazy dump serves them";
@@ -98,8 +147,26 @@ impl<'a> Receiver<'a> {
         }
     }
 
+    /// Writes a part of a pages file as it comes: who sealed it has its key, nobody here has.
+    fn store(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
+        let Some(object) = command.object else { return Ok(()) };
+        if !self.objects.is_empty() {
+            return Err(Error::invalid("page server", MIXED));
+        }
+        let len = u64::from(command.pages);
+        if command.vaddr.checked_add(len).and_then(|end| i64::try_from(end).ok()).is_none() {
+            return Err(Error::invalid("page server", "the client sent pages out of range"));
+        }
+        let file = self.stored.open(self.images, object)?;
+        file.seek(SeekFrom::Start(command.vaddr)).context(|| "write pages".to_owned())?;
+        copy(connection, file, len, &mut self.buffer)
+    }
+
     fn open(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
         let Some(object) = command.object else { return Ok(()) };
+        if !self.stored.names.is_empty() {
+            return Err(Error::invalid("page server", MIXED));
+        }
         self.finish_current()?;
         if self.objects.contains(&object) {
             let name = object.kind.file_name(object.id);
@@ -155,6 +222,7 @@ impl<'a> Receiver<'a> {
             self.images.remove(&object.kind.file_name(object.id))?;
             self.images.remove(&kind::PAGES.file_name(number))?;
         }
+        self.stored.names.iter().try_for_each(|name| self.images.remove(name))?;
         Ok(())
     }
 }

@@ -98,6 +98,49 @@ fn what_did_not_come_to_its_end_is_removed() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+const FILE: Object = Object { kind: kind::PAGES_PACKED, id: 3 };
+
+#[test]
+fn files_of_pages_are_stored_as_they_come() {
+    let dir = tempfile::tempdir().unwrap();
+    // More than are open at once, and each of them twice.
+    let file = |id| Object { id, ..FILE };
+    let (asked, served) = session(dir.path(), [None, None], |to| {
+        let mut sender = Sender::connect_to_torpor(to, "")?;
+        for (offset, byte) in [(5000, b'b'), (0, b'a')] {
+            for id in 1..=100 {
+                sender.store(file(id), offset, &[byte; 5000])?;
+            }
+        }
+        sender.store(Object { kind: kind::PAGES, id: 3 }, 0, &[])?;
+        sender.close()
+    });
+    served.unwrap();
+    asked.unwrap();
+    for id in 1..=100 {
+        let stored = std::fs::read(dir.path().join(FILE.kind.file_name(id))).unwrap();
+        assert_eq!(stored, [[b'a'; 5000], [b'b'; 5000]].concat());
+    }
+    assert!(std::fs::read(dir.path().join("pages-3.img")).unwrap().is_empty());
+    // The next dump asks which of them are there.
+    let child = dir.path().join("child");
+    std::fs::create_dir(&child).unwrap();
+    ImageDir::open(&child).unwrap().set_parent(Path::new("..")).unwrap();
+    let (asked, served) = session(&child, [None, None], |to| {
+        let mut sender = Sender::connect_to_torpor(to, "")?;
+        assert!(sender.has_in_parent(FILE)? && !sender.has_in_parent(file(101))?);
+        sender.close()
+    });
+    served.unwrap();
+    asked.unwrap();
+    // What does not come to its end is removed.
+    let (_, served) = session(&child, [None, None], |to| {
+        Sender::connect_to_torpor(to, "")?.store(FILE, 0, b"half")
+    });
+    served.unwrap_err();
+    assert!(!child.join(FILE.kind.file_name(3)).exists());
+}
+
 /// A server's answer to raw commands.
 fn refusal(commands: &[Command]) -> String {
     let dir = tempfile::tempdir().unwrap();
@@ -134,6 +177,14 @@ fn a_client_that_breaks_the_protocol() {
     let absent = Command { op: Op::AddPages, ..hole };
     let error = refusal(&[open, absent]);
     assert_eq!(error, "page server: the client sent pages with flags of other pages");
+    let store = Command::bare(Op::Store, Some(FILE));
+    let mixed = "page server: the client sent pagemaps and files of pages";
+    assert_eq!(refusal(&[store, open]), mixed);
+    assert_eq!(refusal(&[open, store]), mixed);
+    let far = Command { vaddr: u64::MAX, ..store };
+    assert_eq!(refusal(&[far]), "page server: the client sent pages out of range");
+    let many = Command::bare(Op::Store, Some(Object { id: 1 << 32, ..FILE }));
+    assert!(refusal(&[many]).starts_with("page server: the client sent object"));
 }
 
 #[test]
