@@ -31,13 +31,16 @@ use torpor_images::proto::VmaEntry;
 use torpor_sys::socket::{self, Message, Received};
 
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{MAP_DROPPABLE, status};
+use crate::memory::vma::{MAP_DROPPABLE, is_wiped_on_fork, status};
 use crate::page_server::Borrower;
 
 pub use daemon::{Daemon, id_of, own_pager};
 
 /// Whether the pages of a mapping can be brought in later. It depends on nothing that two
 /// relatives may have differently in a mapping that one of them inherits.
+///
+/// What children do not get must not be missing at a fork: the pager would give it to them,
+/// for nothing tells it that their mapping is to be empty.
 pub fn may_wait(vma: &VmaEntry) -> bool {
     let other = status::VDSO
         | status::VVAR
@@ -52,6 +55,7 @@ pub fn may_wait(vma: &VmaEntry) -> bool {
     vma.status & status::ANON_PRIVATE != 0
         && vma.status & other == 0
         && vma.flags & (flags.cast_unsigned() | MAP_DROPPABLE) == 0
+        && !is_wiped_on_fork(vma)
 }
 
 /// The name of the daemon's socket in the work directory.

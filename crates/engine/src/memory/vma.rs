@@ -212,6 +212,11 @@ const ADVICE: [(&[u8; 2], u32); 8] = [
 /// `MAP_DROPPABLE` (linux/mman.h, Linux 6.11).
 pub const MAP_DROPPABLE: u32 = 0x08;
 
+/// Whether children find a mapping empty (`MADV_WIPEONFORK`).
+pub fn is_wiped_on_fork(vma: &VmaEntry) -> bool {
+    vma.madv.is_some_and(|advice| advice >> libc::MADV_WIPEONFORK & 1 != 0)
+}
+
 /// Describes a mapping for the images; `shmid` and `fd` are filled by the caller.
 pub fn to_entry(vma: &Vma) -> VmaEntry {
     let bit = |yes: bool, flag: i32| if yes { flag.cast_unsigned() } else { 0 };

@@ -25,7 +25,7 @@ use super::transport::Transport;
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd, regular};
 use crate::memory::aio;
-use crate::memory::vma::{MAP_DROPPABLE, PAGE, status};
+use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_wiped_on_fork, status};
 use crate::namespace::ipc;
 use crate::proc;
 
@@ -159,11 +159,10 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 
 /// Whether a mapping that the parent has can be kept as it is.
 fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
-    vma.status & KERNELS == 0
-        && inherited.iter().map(|m| &m.vma).any(|i| {
-            (i.start, i.end, i.pgoff, i.shmid, i.flags, i.status)
-                == (vma.start, vma.end, vma.pgoff, vma.shmid, vma.flags, vma.status)
-        })
+    // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
+    let kind =
+        |v: &VmaEntry| (v.start, v.end, v.pgoff, v.shmid, v.flags, v.status, is_wiped_on_fork(v));
+    vma.status & KERNELS == 0 && inherited.iter().any(|m| kind(&m.vma) == kind(vma))
 }
 
 /// Unmaps everything but what is kept, the stub and the vDSO.
