@@ -1,6 +1,7 @@
-/* Plays a random history of its memory, a step at a time. A line "SEED COUNT ADVICE" on standard
- * input is a step: so many operations, chosen by the seed, with so many kinds of advice of
- * those in advise(); then the children play theirs, and "." is the answer. Ends with its input. */
+/* A crowd of players, of which each plays a random history of its memory, a step at a time. A line
+ * "SEED MOST ADVICES" on standard input is a step: at most so many operations, chosen by the seed,
+ * with so many kinds of advice of those in advise(); then the children play theirs, and "." is the
+ * answer. Whoever leads the crowd plays nothing. All end with their input. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <malloc.h>
@@ -16,18 +17,24 @@
 #include <unistd.h>
 
 #define PAGE 4096ul
-/* Three huge pages at a fixed place, so that addresses are used again and again. */
+/* At a fixed place, so that addresses are used again and again. */
 #define ARENA ((char *)0x100000000000ul)
-#define PAGES (3 * 512ul)
+/* Three huge pages for one player of eight; the others meet their own traces more often. */
+#define LARGE (3 * 512ul)
+#define SMALL 96ul
 #define CHILDREN 3
+#define CROWD 256
 
 static uint64_t state;
-static uint64_t grown, advices;
+static pthread_attr_t small;
+static uint64_t grown, advices, pages;
+/* Which pages are shared memory, if they are mapped still; pages can be moved behind the arena. */
+static char shared[2 * LARGE];
 static int file;
 static struct child {
 	pid_t pid;
 	int to, from;
-} children[CHILDREN];
+} children[CHILDREN], crowd[CROWD];
 static sigjmp_buf fault;
 
 static uint64_t number(uint64_t below)
@@ -44,11 +51,16 @@ static void on_fault(int signal)
 	siglongjmp(fault, 1);
 }
 
+static size_t number_of(char *page)
+{
+	return (size_t)(page - ARENA) / PAGE;
+}
+
 /* A range of the arena, mostly a short one. */
 static char *range(size_t *len)
 {
-	uint64_t first = number(PAGES), left = PAGES - first;
-	uint64_t most = number(8) ? 40 : PAGES;
+	uint64_t first = number(pages), left = pages - first;
+	uint64_t most = number(8) ? 40 : pages;
 	*len = (1 + number(left < most ? left : most)) * PAGE;
 	return ARENA + first * PAGE;
 }
@@ -82,19 +94,19 @@ static void deepen(uint64_t depth)
 /* Lets the heap grow and shrink. */
 static void breathe(void)
 {
-	uint64_t pages = number(20);
+	uint64_t count = number(20);
 	char *top;
 
-	if (number(2) && grown >= pages) {
-		sbrk(-(intptr_t)(pages * PAGE));
-		grown -= pages;
+	if (number(2) && grown >= count) {
+		sbrk(-(intptr_t)(count * PAGE));
+		grown -= count;
 		return;
 	}
-	top = sbrk((intptr_t)(pages * PAGE));
+	top = sbrk((intptr_t)(count * PAGE));
 	if (top == (char *)-1)
 		return;
-	grown += pages;
-	store(top, pages * PAGE);
+	grown += count;
+	store(top, count * PAGE);
 }
 
 static void map(void)
@@ -107,6 +119,7 @@ static void map(void)
 	char *at = range(&len);
 
 	mmap(at, len, prot, kind | MAP_FIXED, fd, fd < 0 ? 0 : (off_t)(number(16) * PAGE));
+	memset(shared + number_of(at), (kind & MAP_SHARED) != 0, len / PAGE);
 }
 
 /* Moves pages as far as there are any, one by one: how mappings are divided, which is not the
@@ -118,6 +131,16 @@ static void move_pages(char *from, size_t len, int flags, char *to)
 	munmap(to, len);
 	for (size_t at = 0; at < len; at += PAGE)
 		mremap(from + at, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to + at);
+	memcpy(shared + number_of(to), shared + number_of(from), len / PAGE);
+}
+
+/* Images do not tell how large shared memory is that is not mapped to its end, or beyond it. */
+static void grow(char *last)
+{
+	uint64_t count = number(20);
+
+	if (!shared[number_of(last)])
+		mremap(last, PAGE, PAGE + count * PAGE, 0);
 }
 
 static void move(void)
@@ -127,8 +150,7 @@ static void move(void)
 
 	switch (number(4)) {
 	case 0:
-		from += len - PAGE;
-		mremap(from, PAGE, PAGE + number(20) * PAGE, 0);
+		grow(from + len - PAGE);
 		return;
 	case 1:
 		move_pages(from, len, MREMAP_DONTUNMAP, to);
@@ -143,7 +165,7 @@ static void move(void)
 
 static void advise(void)
 {
-	/* The last ones install and remove guard pages. */
+	/* At the end what children get, and guard pages. */
 	static const int kinds[] = { MADV_DONTNEED, MADV_DONTNEED, MADV_HUGEPAGE, MADV_NOHUGEPAGE,
 				     MADV_DONTFORK, MADV_DOFORK, MADV_COLD, MADV_PAGEOUT,
 				     MADV_POPULATE_READ, MADV_POPULATE_WRITE, 25 /* MADV_COLLAPSE */,
@@ -165,56 +187,62 @@ static void protect(void)
 
 static void leave(struct child *child)
 {
+	if (!child->pid)
+		return;
 	close(child->to);
 	close(child->from);
 	waitpid(child->pid, NULL, 0);
 	child->pid = 0;
 }
 
-static void play(void);
-
-static void beget(void)
+static void forget(struct child *all, size_t count)
 {
-	struct child *child = &children[number(CHILDREN)];
+	for (size_t i = 0; i < count; i++) {
+		if (all[i].pid) {
+			close(all[i].to);
+			close(all[i].from);
+		}
+	}
+	memset(all, 0, count * sizeof *all);
+}
+
+/* Forks a child with pipes of its own. True in the child. */
+static int beget(struct child *child)
+{
 	int to[2], from[2];
 
-	if (child->pid)
-		leave(child);
 	if (pipe2(to, O_CLOEXEC) || pipe2(from, O_CLOEXEC))
 		_exit(3);
 	child->pid = fork();
 	if (child->pid < 0)
 		_exit(4);
 	if (child->pid == 0) {
-		for (int i = 0; i < CHILDREN; i++) {
-			if (children[i].pid) {
-				close(children[i].to);
-				close(children[i].from);
-			}
-		}
-		memset(children, 0, sizeof children);
+		forget(crowd, CROWD);
+		forget(children, CHILDREN);
 		dup2(to[0], 0);
 		dup2(from[1], 1);
 		close(to[1]);
 		close(from[0]);
-		play();
+		return 1;
 	}
 	close(to[0]);
 	close(from[1]);
 	child->to = to[1];
 	child->from = from[0];
+	return 0;
 }
+
+static void play(void);
 
 /* Becomes the same program again, which answers the step and plays on. */
 static void become_another(void)
 {
-	char name[16];
-	for (int i = 0; i < CHILDREN; i++) {
-		if (children[i].pid)
-			leave(&children[i]);
-	}
+	char name[16], size[16];
+	for (int i = 0; i < CHILDREN; i++)
+		leave(&children[i]);
 	snprintf(name, sizeof name, "%d", file);
-	execl("/proc/self/exe", "player", name, "again", (char *)NULL);
+	snprintf(size, sizeof size, "%lu", pages);
+	execl("/proc/self/exe", "player", "again", name, size, (char *)NULL);
 	_exit(5);
 }
 
@@ -223,6 +251,7 @@ static void operate(int may_become)
 	size_t len;
 	char *at;
 	pthread_t other;
+	struct child *child;
 
 	switch (number(16)) {
 	case 0:
@@ -245,8 +274,12 @@ static void operate(int may_become)
 		advise();
 		return;
 	case 8:
-		if (number(3) == 0)
-			beget();
+		if (number(3))
+			return;
+		child = &children[number(CHILDREN)];
+		leave(child);
+		if (beget(child))
+			play();
 		return;
 	case 9:
 		if (may_become && number(4) == 0)
@@ -257,7 +290,7 @@ static void operate(int may_become)
 		deepen(number(60));
 		return;
 	case 11:
-		if (pthread_create(&other, NULL, thread, NULL) == 0)
+		if (pthread_create(&other, &small, thread, NULL) == 0)
 			pthread_join(other, NULL);
 		return;
 	case 12:
@@ -272,73 +305,129 @@ static void operate(int may_become)
 	}
 }
 
+/* A step that is to be played. */
+struct order {
+	uint64_t seed, most, advices;
+};
+
 static void answer(void)
 {
 	if (write(1, ".", 1) != 1)
 		_exit(0);
 }
 
-static void step(uint64_t seed, uint64_t count, uint64_t advice)
+static void tell(const struct child *child, uint64_t seed, const struct order *order)
 {
-	char text[64], dot;
+	char text[80];
+	int len = snprintf(text, sizeof text, "%lu %lu %lu\n", seed, order->most, order->advices);
 
-	state = seed | 1;
-	advices = advice;
-	for (uint64_t i = 0; i < count; i++)
-		operate(i + 1 == count);
-	for (int i = 0; i < CHILDREN; i++) {
-		struct child *child = &children[i];
-		int len = snprintf(text, sizeof text, "%lu %lu %lu\n", seed * 31 + (uint64_t)i + 7, count, advice);
-		if (!child->pid)
-			continue;
-		if (write(child->to, text, (size_t)len) != len || read(child->from, &dot, 1) != 1)
-			_exit(6);
-	}
-	answer();
+	if (write(child->to, text, (size_t)len) != len)
+		_exit(6);
+}
+
+static void await(const struct child *child)
+{
+	char dot;
+
+	if (read(child->from, &dot, 1) != 1)
+		_exit(7);
+}
+
+static struct order listen(void)
+{
+	struct order order;
+	char line[80];
+	size_t at = 0;
+
+	do {
+		if (at == sizeof line)
+			_exit(8);
+		if (read(0, line + at, 1) != 1)
+			_exit(0);
+	} while (line[at++] != '\n');
+	line[at - 1] = 0;
+	if (sscanf(line, "%lu %lu %lu", &order.seed, &order.most, &order.advices) != 3)
+		_exit(9);
+	return order;
 }
 
 static void play(void)
 {
-	char line[64];
-	size_t at = 0;
-
 	for (;;) {
-		uint64_t seed, count, advice;
-		if (read(0, line + at, 1) != 1)
-			_exit(0);
-		if (line[at] != '\n') {
-			if (++at == sizeof line)
-				_exit(7);
-			continue;
+		struct order order = listen();
+		uint64_t count;
+
+		state = order.seed | 1;
+		advices = order.advices;
+		count = 1 + number(order.most);
+		for (uint64_t i = 0; i < count; i++)
+			operate(i + 1 == count);
+		for (uint64_t i = 0; i < CHILDREN; i++) {
+			if (children[i].pid) {
+				tell(&children[i], order.seed * 31 + i + 7, &order);
+				await(&children[i]);
+			}
 		}
-		line[at] = 0;
-		at = 0;
-		if (sscanf(line, "%lu %lu %lu", &seed, &count, &advice) != 3)
-			_exit(8);
-		step(seed, count, advice);
+		answer();
 	}
 }
 
+/* What a player does at a step depends on its own number and on nothing of the others. */
+static uint64_t mix(uint64_t player, uint64_t seed)
+{
+	return ((player + 1) * 0x9e3779b97f4a7c15 ^ seed) * 0xbf58476d1ce4e5b9;
+}
+
+static void lead(uint64_t first, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++) {
+		if (!beget(&crowd[i]))
+			continue;
+		pages = (first + i) % 8 ? SMALL : LARGE;
+		mmap(ARENA, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		play();
+	}
+	for (;;) {
+		struct order order = listen();
+
+		for (uint64_t i = 0; i < count; i++)
+			tell(&crowd[i], mix(first + i, order.seed), &order);
+		for (uint64_t i = 0; i < count; i++)
+			await(&crowd[i]);
+		answer();
+	}
+}
+
+/* FILE FIRST COUNT: leads so many players, and the first one's number. */
 int main(int argc, char **argv)
 {
 	struct sigaction action = { .sa_handler = on_fault };
 	static char room[1 << 16];
 	stack_t stack = { .ss_sp = room, .ss_size = sizeof room };
+	uint64_t count;
 
-	if (argc < 2)
+	if (argc != 4)
 		return 2;
 	/* The heap is for the history alone. */
 	mallopt(M_MMAP_THRESHOLD, 0);
+	/* A stack stays when its thread has ended. */
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 1 << 16);
 	sigaltstack(&stack, NULL);
 	action.sa_flags = SA_ONSTACK;
 	sigaction(SIGSEGV, &action, NULL);
 	sigaction(SIGBUS, &action, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	file = argc > 2 ? atoi(argv[1]) : open(argv[1], O_RDONLY);
-	if (file < 0)
-		return 2;
-	mmap(ARENA, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-	if (argc > 2)
+	if (strcmp(argv[1], "again") == 0) {
+		file = atoi(argv[2]);
+		pages = strtoul(argv[3], NULL, 10);
+		mmap(ARENA, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 		answer();
-	play();
+		play();
+	}
+	file = open(argv[1], O_RDONLY);
+	count = strtoul(argv[3], NULL, 10);
+	if (file < 0 || count > CROWD)
+		return 2;
+	lead(strtoul(argv[2], NULL, 10), count);
 }

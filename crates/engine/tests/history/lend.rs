@@ -1,0 +1,75 @@
+//! Serves the pages of a tree over a connection, as a lazy dump does.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use torpor_engine::Options;
+use torpor_engine::memory::pages::{Found, Source};
+use torpor_engine::options::PageServer;
+use torpor_engine::page_server::{Lender, Lent};
+use torpor_engine::restore::layers::Pages;
+use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
+use torpor_images::proto::MmEntry;
+use torpor_images::{ImageDir, kind};
+
+use crate::memory::{Memory, PAGE};
+
+/// Leaves the pages of `tree` out of its images, as a lazy dump does, and serves them from a process
+/// that ends with its client.
+pub fn lend<'a>(options: &mut Options, tree: impl Iterator<Item = &'a Memory>) {
+    let images = ImageDir::open(&options.images_dir).unwrap();
+    let mut lent = Lent::default();
+    for task in tree {
+        leave_out(&images, u64::from(task.pid.cast_unsigned()), &mut lent);
+    }
+    let local = PageServer { address: Some("127.0.0.1".to_owned()), ..PageServer::default() };
+    let any = Some(local.clone());
+    let own = Options { lazy_pages: true, page_server: any, ..Options::default() };
+    let lender = Lender::listen(&own).unwrap().unwrap();
+    options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
+    let serve = || {
+        lender.serve(&lent).map_or(1, |restore| {
+            restore.answer(true);
+            0
+        })
+    };
+    torpor_sys::process::fork(serve).unwrap();
+}
+
+/// Takes those pages of a task out of its images that can wait.
+fn leave_out(images: &ImageDir, id: u64, lent: &mut Lent) {
+    let pages = Pages::load(images, kind::PAGEMAP, id).unwrap();
+    let pages_id = Pagemap::read(images, kind::PAGEMAP, id).unwrap().pages_id;
+    let mm: MmEntry = images.read_one(kind::MM, id).unwrap();
+    let can_wait = |at: u64| {
+        let mut vmas = mm.vmas.iter();
+        vmas.any(|v| (v.start..v.end).contains(&at) && torpor_engine::lazy::may_wait(v))
+    };
+    // Each page at its address, as in the memory of the task.
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let memory = Arc::new(File::from(rustix::fs::memfd_create("memory", flags).unwrap()));
+    let (mut runs, mut present) = (Vec::new(), Vec::new());
+    for stretch in pages.stretches() {
+        for at in stretch.range.clone().step_by(PAGE) {
+            let mut page = [0; PAGE];
+            stretch.read(at, &mut page).unwrap();
+            let lazy = can_wait(at) && !stretch.is_zero();
+            let there = !lazy && !stretch.is_zero();
+            runs.push(Run { vaddr: at, pages: 1, lazy, present: there, in_parent: false });
+            if lazy {
+                memory.write_all_at(&page, at).unwrap();
+                let found = Found { start: at, end: at + PAGE as u64, clean: false };
+                lent.push(id, Source::Served(Arc::clone(&memory)), found);
+            } else if there {
+                present.extend(page);
+            }
+        }
+    }
+    let mut pagemap = PagemapWriter::create(images, kind::PAGEMAP, id, pages_id).unwrap();
+    runs.into_iter().for_each(|run| pagemap.push(run).unwrap());
+    pagemap.finish().unwrap();
+    let mut file = images.raw_file_create(kind::PAGES, pages_id.into()).unwrap();
+    file.write_all(&present).unwrap();
+}
