@@ -14,6 +14,7 @@ pub mod criu;
 pub mod disk;
 pub mod docker;
 pub mod load;
+pub mod migration;
 pub mod network;
 pub mod podman;
 pub mod process;

@@ -218,8 +218,8 @@ impl<'a> Container<'a> {
 
     /// Saves the memory and leaves the container running; later dumps save only what has changed.
     #[track_caller]
-    pub fn pre_dump(&mut self) {
-        let mut call = self.checkpoint_call(&["--pre-dump"]);
+    pub fn pre_dump(&mut self, options: &[&str]) {
+        let mut call = self.checkpoint_call(&[&["--pre-dump"], options].concat());
         call.args(self.parent()).arg(&self.id).succeed();
         self.rounds += 1;
         fs::rename(&self.images, self.round(self.rounds)).unwrap();

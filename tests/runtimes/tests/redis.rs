@@ -6,6 +6,7 @@ use std::fs;
 use serde_json::{Value, json};
 use torpor_runtimes_tests::command::Run;
 use torpor_runtimes_tests::load::{self, Load};
+use torpor_runtimes_tests::migration::Leaving;
 use torpor_runtimes_tests::network::Network;
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::redis::{Redis, Reply};
@@ -145,7 +146,7 @@ fn in_rounds_under_load() {
         for key in (round..KEYS).step_by(500) {
             client.command(&["SET", &format!("key:{key}"), "for a moment"]).unwrap();
         }
-        container.pre_dump();
+        container.pre_dump(&[]);
         for key in (round..KEYS).step_by(500) {
             client.command(&["SET", &format!("key:{key}"), &value(key)]).unwrap();
         }
@@ -269,4 +270,39 @@ fn moves_to_another_host() {
     assert_eq!(other.processes(), processes);
     assert_eq!(client.number(&["CLIENT", "ID"]), id);
     check(&mut client);
+}
+
+/// The same while its memory is still on the first host: it answers before that has come.
+#[test]
+fn moves_to_another_host_before_its_memory() {
+    let scratch = Scratch::new("redis-lazy-here");
+    let (client_network, here) = networks(&scratch);
+    let bundle_here = bundle(&scratch).network(&here);
+    let container = Container::start(&scratch, &bundle_here);
+    let mut client = client_in(&client_network);
+    fill(&mut client);
+    let busy = load_from(&client_network);
+    busy.advance(50);
+    next_line(&bundle_here.file("loopback"));
+    let id = client.number(&["CLIENT", "ID"]);
+    let processes = container.processes();
+    let leaving = Leaving::begin(&container, &scratch, &["--tcp-established"]);
+
+    let other_scratch = Scratch::new("redis-lazy-there");
+    let there = Network::new(&format!("{}-in", other_scratch.name()));
+    let bundle_there = bundle_here.copy_to(&other_scratch).network(&there);
+    let mut other = Container::new(&other_scratch, &bundle_there);
+    here.replug(&there, "10.99.0.2");
+    leaving.arrive(&mut other, &other_scratch, &["--tcp-established"]);
+    container.runc("state").arg(container.id()).fail();
+
+    busy.advance(50);
+    assert_eq!(other.processes(), processes);
+    assert_eq!(client.number(&["CLIENT", "ID"]), id);
+    check(&mut client);
+    for log in ["loopback", "unix"] {
+        next_line(&bundle_there.file(log));
+        let text = fs::read_to_string(bundle_there.file(log)).unwrap();
+        assert!(!text.contains("broken"), "{log}: {text}");
+    }
 }

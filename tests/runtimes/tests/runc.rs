@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use torpor_runtimes_tests::command::{Run, command, wait};
+use torpor_runtimes_tests::migration::Leaving;
 use torpor_runtimes_tests::network::{self, Network};
 use torpor_runtimes_tests::process;
 use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left, next_line};
@@ -149,9 +151,9 @@ fn pre_dump_sealed() {
 fn rounds(scratch: &Scratch) {
     let bundle = counter(scratch);
     let mut container = Container::start(scratch, &bundle);
-    container.pre_dump();
+    container.pre_dump(&[]);
     goes_on(&bundle.file("count"));
-    container.pre_dump();
+    container.pre_dump(&[]);
     goes_on(&bundle.file("count"));
     container.sleep_and_wake(&[]);
     goes_on(&bundle.file("count"));
@@ -302,16 +304,10 @@ fn page_server_and_lazy_pages() {
     let bundle = counter(&scratch);
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
-    let images = scratch.join("images");
-    let mut server = scratch.command(scratch.criu().to_str().unwrap());
-    server.args(["page-server", "--address", "127.0.0.1", "--port", "0", "-D"]).arg(&images);
-    let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let port = line.trim().strip_prefix("PORT: ").unwrap();
-    container.checkpoint(&["--page-server", &format!("127.0.0.1:{port}")]);
+    let (mut server, address) = page_server(&scratch, &[]);
+    container.checkpoint(&["--page-server", &address]);
     assert!(wait(&mut server).expect("the page server ends with the dump").success());
-    assert!(images.join("pagemap-1.img").exists());
+    assert!(scratch.join("images/pagemap-1.img").exists());
     container.restore(&["--lazy-pages"]);
     goes_on(&bundle.file("count"));
     let log = scratch.join("work/restore.log");
@@ -321,8 +317,50 @@ fn page_server_and_lazy_pages() {
     container.sleep_and_wake(&[]);
 }
 
-/// The whole of a lazy migration, as two runcs do it: a checkpoint whose pages are fetched
-/// when the container runs elsewhere already. The descriptor says when to begin.
+/// The same in rounds: the page server keeps what is still of use of each, and no more.
+#[test]
+fn rounds_to_a_page_server() {
+    let scratch = Scratch::new("runc-rounds-served");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    let mut kept = Vec::new();
+    for round in 1..=3 {
+        goes_on(&bundle.file("count"));
+        let parent = (round > 1).then(|| format!("../round-{}", round - 1));
+        let prev: Vec<&str> = parent.iter().flat_map(|p| ["--prev-images-dir", p]).collect();
+        let (mut server, address) = page_server(&scratch, &prev);
+        container.pre_dump(&["--auto-dedup", "--page-server", &address]);
+        assert!(wait(&mut server).expect("the page server ends with the round").success());
+        kept.push(disk_space(&container.round(1)));
+    }
+    assert!(kept[1] < kept[0], "pages that have changed since are kept: {kept:?}");
+    let (mut server, address) = page_server(&scratch, &["--prev-images-dir", "../round-3"]);
+    container.checkpoint(&["--auto-dedup", "--page-server", &address]);
+    assert!(wait(&mut server).expect("the page server ends with the dump").success());
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+}
+
+/// A page server into the directory of images, and its address.
+fn page_server(scratch: &Scratch, options: &[&str]) -> (Child, String) {
+    let mut server = scratch.command(scratch.criu().to_str().unwrap());
+    server.args(["page-server", "--address", "127.0.0.1", "--port", "0", "--auto-dedup", "-D"]);
+    server.arg(scratch.join("images")).args(options);
+    let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let port = line.trim().strip_prefix("PORT: ").unwrap();
+    (server, format!("127.0.0.1:{port}"))
+}
+
+/// What the pages of a round take.
+fn disk_space(images: &Path) -> u64 {
+    let files = fs::read_dir(images).unwrap().map(Result::unwrap);
+    let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
+    pages.map(|file| file.metadata().unwrap().blocks() * 512).sum()
+}
+
+/// The whole of a lazy migration: pages are fetched when the container runs elsewhere already.
 #[test]
 fn lazy_migration() {
     let (here, there) = (Scratch::new("runc-lazy-from"), Scratch::new("runc-lazy-to"));
@@ -330,39 +368,16 @@ fn lazy_migration() {
     let container = Container::start(&here, &bundle);
     goes_on(&bundle.file("count"));
     let before = container.processes();
-    let port = free_port();
-    let call = container.checkpoint_call(&["--lazy-pages", "--status-fd", "3"]);
-    let mut source = here.command("sh");
-    source.args(["-c", "exec \"$@\" 3> status", "sh"]).current_dir(here.join("."));
-    source.arg(call.get_program()).args(call.get_args());
-    source.args(["--page-server", &format!("127.0.0.1:{port}"), container.id()]);
-    let mut source = source.spawn().unwrap();
-    let status = here.join("status");
-    until_true("pages are served", || fs::read(&status).is_ok_and(|status| status == [0]));
+    let leaving = Leaving::begin(&container, &here, &[]);
     // The container's files were moved with it.
     let elsewhere = bundle.copy_to(&there);
     let mut moved = Container::new(&there, &elsewhere);
-    command("cp", &["-a"]).arg(here.join("images/.")).arg(there.join("images")).succeed();
-    let mut daemon = there.command(there.criu().to_str().unwrap());
-    daemon.args(["lazy-pages", "--page-server", "--address", "127.0.0.1", "--port"]);
-    daemon.arg(port.to_string()).arg("-D").arg(there.join("images"));
-    daemon.arg("-W").arg(there.dir("work"));
-    let mut daemon = daemon.spawn().unwrap();
-    until_true("the pager listens", || there.join("work/lazy-pages.socket").exists());
-    moved.restore(&["--lazy-pages"]);
-    assert!(wait(&mut source).expect("the checkpoint ends").success());
-    assert!(wait(&mut daemon).expect("the pager ends").success());
+    leaving.arrive(&mut moved, &there, &[]);
     goes_on(&elsewhere.file("count"));
     assert_eq!(moved.processes(), before);
     container.runc("state").arg(container.id()).fail();
     moved.sleep_and_wake(&[]);
     goes_on(&elsewhere.file("count"));
-}
-
-/// A port that nobody listens at.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// Without lazy pages the descriptor changes nothing.
