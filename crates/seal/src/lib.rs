@@ -13,6 +13,8 @@ mod error;
 pub mod header;
 pub mod kdf;
 pub mod keys;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod mac;
 pub mod manifest;
 pub mod page;

@@ -2,6 +2,7 @@
 
 use aes::Aes256;
 use aes::cipher::generic_array::GenericArray;
+use aes::cipher::inout::InOutBuf;
 use aes::cipher::{BlockDecrypt, BlockEncrypt, KeyInit};
 
 use crate::secret::Secret;
@@ -11,6 +12,7 @@ const BLOCK: usize = 16;
 const STEP: usize = 64;
 
 type Block = GenericArray<u8, aes::cipher::consts::U16>;
+type Blocks<'b> = InOutBuf<'b, 'b, Block>;
 
 /// The two keys of XTS, expanded; they zero themselves.
 pub(crate) struct Xts {
@@ -26,45 +28,34 @@ impl Xts {
 
     /// Encrypts a unit, a multiple of 16 bytes long, in place.
     pub fn encrypt(&self, tweak: u128, unit: &mut [u8]) {
-        self.run(tweak, unit, |blocks| self.data.encrypt_blocks(blocks));
+        self.run(tweak, unit, |blocks| self.data.encrypt_blocks_inout(blocks));
     }
 
     /// Decrypts a unit, a multiple of 16 bytes long, in place.
     pub fn decrypt(&self, tweak: u128, unit: &mut [u8]) {
-        self.run(tweak, unit, |blocks| self.data.decrypt_blocks(blocks));
+        self.run(tweak, unit, |blocks| self.data.decrypt_blocks_inout(blocks));
     }
 
-    fn run(&self, tweak: u128, unit: &mut [u8], cipher: impl Fn(&mut [Block])) {
+    fn run(&self, tweak: u128, unit: &mut [u8], cipher: impl Fn(Blocks<'_>)) {
         let mut start = Block::from(tweak.to_le_bytes());
         self.tweak.encrypt_block(&mut start);
-        let mut tweak = u128::from_le_bytes(start.into());
-        let mut blocks = [Block::default(); STEP];
+        let mut next = u128::from_le_bytes(start.into());
         let mut tweaks = [0; STEP];
-        for part in unit.chunks_exact_mut(BLOCK * STEP) {
-            self.step(&mut tweak, part, &mut blocks, &mut tweaks, &cipher);
+        for part in unit.chunks_mut(BLOCK * STEP) {
+            for tweak in &mut tweaks {
+                *tweak = next;
+                next = double(next);
+            }
+            mask(part, &tweaks);
+            cipher(InOutBuf::from(&mut *part).into_chunks().0);
+            mask(part, &tweaks);
         }
-        let rest = unit.len() / BLOCK / STEP * STEP * BLOCK;
-        self.step(&mut tweak, &mut unit[rest..], &mut blocks, &mut tweaks, &cipher);
     }
+}
 
-    fn step(
-        &self,
-        tweak: &mut u128,
-        part: &mut [u8],
-        blocks: &mut [Block; STEP],
-        tweaks: &mut [u128; STEP],
-        cipher: &impl Fn(&mut [Block]),
-    ) {
-        let (part, _) = part.as_chunks_mut::<BLOCK>();
-        for (data, (block, mask)) in part.iter().zip(blocks.iter_mut().zip(tweaks.iter_mut())) {
-            *mask = *tweak;
-            *block = (u128::from_le_bytes(*data) ^ *mask).to_le_bytes().into();
-            *tweak = double(*tweak);
-        }
-        cipher(&mut blocks[..part.len()]);
-        for (data, (block, mask)) in part.iter_mut().zip(blocks.iter().zip(tweaks.iter())) {
-            *data = (u128::from_le_bytes((*block).into()) ^ mask).to_le_bytes();
-        }
+fn mask(part: &mut [u8], tweaks: &[u128; STEP]) {
+    for (block, tweak) in part.as_chunks_mut::<BLOCK>().0.iter_mut().zip(tweaks) {
+        *block = (u128::from_le_bytes(*block) ^ tweak).to_le_bytes();
     }
 }
 
