@@ -86,7 +86,7 @@ pub fn percent(size: u64, than: u64) -> f64 {
 
 /// Seconds of a plain dump with a tool in its post-dump action script.
 fn tool(bench: &Bench, name: &str, command: &str) -> Result<f64> {
-    let script = tools::script(&bench.dir, name, command)?;
+    let script = tools::script(&bench.dir, name, command, u64::MAX >> 1)?;
     let subject = Subject::start(&bench.dir, "small-pages", bench.mib)?;
     fs::create_dir(bench.images())?;
     let start = Instant::now();

@@ -21,8 +21,9 @@ pub const TOOLS: [(&str, &str); 3] = [
     ("age", "age --encrypt --identity \"$home/age.key\" --output \"$f.sealed\" \"$f\""),
 ];
 
-/// Writes the action script that seals all files with a tool, and gives its path.
-pub fn script(dir: &Path, name: &str, command: &str) -> Result<PathBuf> {
+/// Writes the action script that seals all files with a tool, and gives its path. It begins
+/// no further file when it has taken `patience` seconds.
+pub fn script(dir: &Path, name: &str, command: &str, patience: u64) -> Result<PathBuf> {
     let home = dir.join("tools");
     if !home.exists() {
         fs::create_dir(&home)?;
@@ -33,9 +34,9 @@ pub fn script(dir: &Path, name: &str, command: &str) -> Result<PathBuf> {
     }
     let path = home.join(name);
     let text = format!(
-        "#!/bin/sh\nset -e\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n\
+        "#!/bin/bash\nset -e\n[ \"$CRTOOLS_SCRIPT_ACTION\" = post-dump ] || exit 0\n\
          home='{home}' key='{home}/key'\ncd \"$CRTOOLS_IMAGE_DIR\"\n\
-         for f in *; do\n\t{command}\n\trm \"$f\"\ndone\n",
+         for f in *; do\n\t[ $SECONDS -lt {patience} ] || exit 0\n\t{command}\n\trm \"$f\"\ndone\n",
         home = home.display()
     );
     fs::write(&path, text)?;
