@@ -179,6 +179,7 @@ fn write_archives(write: &dyn Fn(&str, &str, &[u8])) {
         command(0x1023, 0, 0, 0),
         command(5, 0, 0, 0x74_6f72_706f_7201),
         command(0x5450, 5000, 0x2000, 0x355),
+        command(0x5451, 36, 0, 0),
     ];
     write("pages", "commands", &all.concat());
     all.iter().enumerate().for_each(|(i, bytes)| write("pages", &format!("command_{i}"), bytes));

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -110,6 +111,26 @@ impl Migration {
         assert!(!self.task.path("lazy-pages.socket").exists());
     }
 
+    /// Listens to what the dump says to the daemon.
+    fn overhear(&mut self) -> std::thread::JoinHandle<Vec<u8>> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port =
+            std::mem::replace(&mut self.port, listener.local_addr().unwrap().port().to_string());
+        std::thread::spawn(move || {
+            let daemon = listener.accept().unwrap().0;
+            let mut dump = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+            let ends = (daemon.try_clone().unwrap(), dump.try_clone().unwrap());
+            std::thread::spawn(move || forward(&ends.0, &ends.1, Duration::ZERO));
+            let (mut daemon, mut heard) = (daemon, Vec::new());
+            let mut buffer = vec![0; 64 * 1024];
+            while let Ok(len @ 1..) = dump.read(&mut buffer) {
+                heard.extend_from_slice(&buffer[..len]);
+                daemon.write_all(&buffer[..len]).unwrap();
+            }
+            heard
+        })
+    }
+
     /// Puts a slow line between the daemon and the dump: a restore needs few pages, and when it
     /// is done there are many still to come.
     fn slow_down(&mut self) {
@@ -184,6 +205,59 @@ fn the_connection_is_encrypted() {
     migration.serve(&tls);
     migration.restore(&[]);
     migration.arrives();
+}
+
+/// A key in `dir`, and the options to seal for it.
+fn seal(dir: &Path) -> [String; 5] {
+    let key = dir.join("key");
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
+    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
+    let recipient = String::from_utf8(made.stdout).unwrap();
+    let recipient = recipient.lines().last().unwrap();
+    let identity = key.to_str().unwrap();
+    ["--identity", identity, "--encrypt", "--recipient", recipient].map(str::to_owned)
+}
+
+/// Of a plain dump pages can be overheard, of a sealed one they cannot; with a round before it
+/// that is compressed.
+#[test]
+fn pages_of_a_sealed_dump_are_sealed_on_their_way() {
+    // The beginning of a page, as the task has it.
+    let plain = 0x9e37_79b9_7f4a_7c15_u64.to_le_bytes();
+    for is_sealed in [false, true] {
+        let task = Task::start(PAGES);
+        let seal = seal(task.dir.path());
+        let seal = seal.each_ref().map(String::as_str);
+        let seal = if is_sealed { &seal[..] } else { &[] };
+        let (pid, round) = (task.pid.to_string(), task.path("round"));
+        fs::create_dir(&round).unwrap();
+        let mut first = sleeper::criu(&["pre-dump", "--compress", "lz4", "-t", &pid, "-D"]);
+        assert!(first.arg(&round).args(seal).status().unwrap().success());
+        let args =
+            if is_sealed { [seal, &["--prev-images-dir", "round"]].concat() } else { vec![] };
+        let mut migration = Migration::of(task, &args);
+        let heard = migration.overhear();
+        let identity = &seal[..seal.len().min(2)];
+        migration.serve(identity);
+        migration.restore(identity);
+        migration.arrives();
+        let heard = heard.join().unwrap();
+        let found = heard.windows(8).any(|part| part == plain);
+        assert!(found != is_sealed, "{} bytes", heard.len());
+    }
+}
+
+#[test]
+fn a_dump_of_other_images_serves_nothing() {
+    let (mut migration, mut other) = (Migration::start(&[]), Migration::start(&[]));
+    migration.port.clone_from(&other.port);
+    migration.start_daemon(&[]);
+    assert!(!migration.daemon.take().unwrap().wait().unwrap().success());
+    other.stays();
+    let log = other.task.log("dump.log");
+    assert!(log.contains("the restore on the other end has other images"), "{log}");
+    signal(&migration.dump, Signal::TERM);
+    migration.stays();
 }
 
 #[test]
@@ -276,13 +350,11 @@ fn what_is_elsewhere_is_not_restored_at_once() {
 #[test]
 fn what_cannot_be_lazy_is_said() {
     let task = Task::start(64);
-    let key = task.path("key");
-    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    let seal = ["--encrypt", "--recipient", recipient.trim()];
+    let seal = seal(task.dir.path());
+    let seal = seal.each_ref().map(String::as_str);
+    let sums = [&seal[..], &["--suite", "aes-256-xts+hmac-sha256"]].concat();
     for (args, reason) in
-        [(&["-R"][..], "which would then run twice"), (&seal, "plain ones must not leave")]
+        [(&["-R"][..], "which would then run twice"), (&sums, "--lazy-pages with the suite")]
     {
         assert!(!task.dump(&[&["--lazy-pages", "--port", "0"], args].concat()));
         assert!(task.log("dump.log").contains(reason), "{}", task.log("dump.log"));

@@ -13,7 +13,8 @@ use crate::kdf::Keys;
 use crate::manifest::{Manifest, Sum};
 use crate::page::{PageOpener, PageSealer, Place, Run};
 use crate::record::{RecordReader, RecordWriter};
-use crate::secret::MasterKey;
+use crate::secret::{MasterKey, random};
+use crate::transit::{self, Transit};
 
 /// A sealed checkpoint that is being written or read.
 #[derive(Debug)]
@@ -137,6 +138,24 @@ impl Checkpoint {
         salt: &[u8],
     ) -> Result<ClusterOpener> {
         ClusterOpener::new(&self.keys, place, runs, salt)
+    }
+
+    /// The end that pages of `page` bytes are sent from, over a connection that has had no
+    /// other, and the salt that the other end has to be told.
+    ///
+    /// # Errors
+    /// If there are no random bytes, or the cipher library refuses.
+    pub fn send_pages(&self, page: usize) -> Result<(Transit, [u8; transit::SALT])> {
+        let salt = random()?;
+        Ok((self.receive_pages(page, &salt)?, salt))
+    }
+
+    /// The end that such pages are received at.
+    ///
+    /// # Errors
+    /// If the cipher library refuses.
+    pub fn receive_pages(&self, page: usize, salt: &[u8; transit::SALT]) -> Result<Transit> {
+        Transit::new(&self.keys, self.header.cipher, salt, page)
     }
 
     /// The pages files that were opened.

@@ -21,6 +21,7 @@ pub mod page;
 pub mod record;
 pub mod secret;
 pub mod sign;
+pub mod transit;
 mod xts;
 
 pub use checkpoint::Checkpoint;

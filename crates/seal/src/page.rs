@@ -97,7 +97,7 @@ pub(crate) fn nonce(index: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-fn aad(owner: u64, address: u64) -> Aad<[u8; 16]> {
+pub(crate) fn aad(owner: u64, address: u64) -> Aad<[u8; 16]> {
     Aad::from((u128::from(owner) << 64 | u128::from(address)).to_le_bytes())
 }
 

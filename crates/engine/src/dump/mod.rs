@@ -47,7 +47,7 @@ use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
-use crate::page_server::{Lender, Returned};
+use crate::page_server::{Lender, Loan, Returned};
 use crate::task::{Filters, Settings};
 use crate::{DumpReport, cgroup, cpuinfo, network, parallel, proc, support};
 
@@ -214,7 +214,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
         }
         cx.seal()?;
         hooks.notify(Event::PostDump)?;
-        lender.map(|lender| lend(&cx, lender, hooks)).transpose()
+        lender.map(|lender| lend(&mut cx, lender, hooks)).transpose()
     });
     let tasks = cx.tasks.len();
     let mut returned = None;
@@ -231,10 +231,12 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
 
 /// Serves the pages that were left out, until the restore has them. The tasks stay
 /// stopped meanwhile: they go on if it fails.
-fn lend(cx: &Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
+fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
     tracing::info!("Waiting for the restore, which fetches {} pages", cx.stats.pages_lazy);
     hooks.notify(Event::StatusReady { port: lender.port() })?;
-    lender.serve(&cx.memory.lent)
+    let id = cx.network.id()?;
+    let seal = cx.images.seal_ref().map(AsRef::as_ref);
+    lender.serve(Loan { lent: &cx.memory.lent, id, seal })
 }
 
 /// What becomes of the tasks behind a dump.

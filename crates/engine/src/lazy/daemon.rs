@@ -50,7 +50,7 @@ impl<'a> Daemon<'a> {
         working_set::check(opts, &images)?;
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
         // Before there is a socket that a restore could find.
-        let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
+        let borrower = connect_to_dump(opts, &images)?;
         let (dir, socket) = socket_in(opts.work_dir())?;
         let address = SocketAddrUnix::new(&socket).context(what)?;
         let listener = new_socket().context(what)?;
@@ -118,7 +118,7 @@ pub fn own_pager(
         }
         return Ok(line);
     }
-    let borrower = opts.page_server.as_ref().map(Borrower::connect).transpose()?;
+    let borrower = connect_to_dump(opts, images)?;
     if borrower.is_none() && pages.values().any(|pages| pages.any_remote()) {
         let what = "the dump still has pages, and no lazy-pages command with --page-server listens";
         return Err(Error::Hook(format!("{what} in {}", opts.work_dir().display())));
@@ -179,7 +179,18 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
 
 /// What tells images from others; those of old dumps have no id.
 pub fn id_of(images: &ImageDir) -> Result<String> {
-    Ok(format!("images {}", images.inventory()?.dump_criu_run_id.unwrap_or_default()))
+    Ok(format!("images {}", run_id(images)?))
+}
+
+fn run_id(images: &ImageDir) -> Result<String> {
+    Ok(images.inventory()?.dump_criu_run_id.unwrap_or_default())
+}
+
+/// Connects to the dump that has made these images, if the options name it.
+fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>> {
+    let Some(dump) = &opts.page_server else { return Ok(None) };
+    let seal = images.seal_ref().map(AsRef::as_ref);
+    Ok(Some(Borrower::connect(dump, &run_id(images)?, seal)?))
 }
 
 /// Takes over what a restore hands over by the line to it, and brings its pages in.

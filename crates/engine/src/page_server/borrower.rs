@@ -7,7 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{RecvFlags, recv};
 use torpor_images::kind;
+use torpor_seal::Checkpoint;
+use torpor_seal::page::TAG;
+use torpor_seal::transit::{SALT, Transit};
 
+use super::PAGE_LEN;
 use super::connection::Connection;
 use super::protocol::{Command, Object, Op};
 use crate::error::{Context, Error, Result};
@@ -28,15 +32,19 @@ pub struct Request {
 pub struct Borrower {
     connection: Connection,
     asked: VecDeque<Request>,
+    /// What opens the pages, if they are sealed.
+    transit: Option<Transit>,
 }
 
 impl Borrower {
-    /// Connects to the dump.
+    /// Connects to the dump of the checkpoint with this id, which may be sealed.
     ///
     /// # Errors
-    /// If it cannot be reached, or has no right certificate.
-    pub fn connect(to: &PageServer) -> Result<Self> {
-        Ok(Borrower { connection: Connection::connect(to)?, asked: VecDeque::new() })
+    /// If it cannot be reached, has no right certificate, or is of another checkpoint.
+    pub fn connect(to: &PageServer, id: &str, seal: Option<&Checkpoint>) -> Result<Self> {
+        let mut connection = Connection::connect(to)?;
+        let transit = greet(&mut connection, id, seal)?;
+        Ok(Borrower { connection, asked: VecDeque::new(), transit })
     }
 
     /// How many requests have not been answered.
@@ -105,6 +113,11 @@ impl Borrower {
         let len = usize::try_from(end - range.start).unwrap_or(usize::MAX);
         let bytes = buffer.get_mut(..len).ok_or_else(|| wrong("too many pages"))?;
         self.connection.read_exact(bytes).context(lost)?;
+        if let Some(transit) = &mut self.transit {
+            let mut tags = vec![0; len / PAGE_LEN * TAG];
+            self.connection.read_exact(&mut tags).context(lost)?;
+            transit.open(id, range.start, bytes, &tags)?;
+        }
         Ok(Request { id, range: range.start..end })
     }
 
@@ -137,6 +150,32 @@ impl AsFd for Borrower {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
+}
+
+/// Says which checkpoint is restored, if the other end understands that. Returns what opens
+/// its pages, if it is sealed.
+fn greet(
+    connection: &mut Connection,
+    id: &str,
+    seal: Option<&Checkpoint>,
+) -> Result<Option<Transit>> {
+    if !connection.is_torpor()? {
+        let what = "sealed images with a dump that is not Torpor's, and serves plain pages";
+        return if seal.is_none() { Ok(None) } else { Err(Error::Unsupported(what.to_owned())) };
+    }
+    let pages = u32::try_from(id.len()).unwrap_or(u32::MAX);
+    let greeting = Command { pages, ..Command::bare(Op::Greet, None) };
+    let mut status = [0; 4];
+    let mut salt = [0; SALT];
+    let sent = greeting.send(connection).and_then(|()| connection.write_all(id.as_bytes()));
+    sent.and_then(|()| connection.flush())
+        .and_then(|()| connection.read_exact(&mut status))
+        .and_then(|()| connection.read_exact(&mut salt))
+        .context(|| "telling the dump which checkpoint is restored".to_owned())?;
+    if status != [0; 4] {
+        return Err(Error::invalid("page server", "the dump there is of other images than these"));
+    }
+    Ok(seal.map(|seal| seal.receive_pages(PAGE_LEN, &salt)).transpose()?)
 }
 
 fn wrong(what: &str) -> Error {

@@ -1,12 +1,15 @@
 //! A dump whose pages are fetched by the restore: they stay in the stopped tasks until then.
 
 use std::collections::HashMap;
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Write};
 
 use torpor_images::pagemap::PE_PRESENT;
+use torpor_seal::transit::{SALT, Transit};
+use torpor_seal::{Checkpoint, Suite};
 
+use super::PAGE_LEN;
 use super::connection::{Connection, Listener};
-use super::protocol::{Command, Op};
+use super::protocol::{ASK, Command, Op, YES};
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{self, CHUNK, Found, Source};
 use crate::memory::vma::PAGE;
@@ -14,6 +17,8 @@ use crate::options::Options;
 
 /// Bytes of requests that are read at once.
 const REQUESTS: usize = 64 * Command::SIZE;
+/// More than the id of any checkpoint has.
+const MAX_ID: u32 = 256;
 
 /// The pages that a restore can ask for, by the number of the task's pagemap.
 #[derive(Debug, Default)]
@@ -36,6 +41,45 @@ impl Lent {
     }
 }
 
+/// What a dump serves.
+#[derive(Debug, Clone, Copy)]
+pub struct Loan<'a> {
+    /// The pages.
+    pub lent: &'a Lent,
+    /// Of which checkpoint they are (`dump_criu_run_id`).
+    pub id: &'a str,
+    /// What it is sealed with.
+    pub seal: Option<&'a Checkpoint>,
+}
+
+impl Loan<'_> {
+    /// Answers a restore that says which checkpoint it has. Returns what seals its pages.
+    fn greet(
+        &self,
+        command: &Command,
+        from: &mut BufReader<&mut Connection>,
+    ) -> Result<Option<Transit>> {
+        if command.pages > MAX_ID {
+            return Err(wrong("more than the id of a checkpoint"));
+        }
+        let mut id = Vec::new();
+        let mut said = from.by_ref().take(command.pages.into());
+        said.read_to_end(&mut id).context(|| "which checkpoint the restore has".to_owned())?;
+        let is_ours = id == self.id.as_bytes();
+        let seal = self.seal.filter(|_| is_ours).map(|seal| seal.send_pages(PAGE_LEN));
+        let (transit, salt) = seal.transpose()?.unzip();
+        let status: i32 = if is_ours { 0 } else { -1 };
+        let salt = salt.unwrap_or([0; SALT]);
+        let to = from.get_mut();
+        let said = to.write_all(&status.to_le_bytes()).and_then(|()| to.write_all(&salt));
+        said.and_then(|()| to.flush()).context(|| "answer the restore".to_owned())?;
+        match is_ours {
+            true => Ok(transit),
+            false => Err(Error::Hook("the restore on the other end has other images".to_owned())),
+        }
+    }
+}
+
 /// Listens for the restore's pager.
 #[derive(Debug)]
 pub struct Lender<'a> {
@@ -55,9 +99,10 @@ impl<'a> Lender<'a> {
             let what = "--lazy-pages of a dump that leaves the tasks, which would then run twice";
             return Err(Error::Unsupported(what.to_owned()));
         }
-        if opts.seal.is_some() {
-            let what = "--encrypt with --lazy-pages: the protocol has no place for sealed pages";
-            return Err(Error::Unsupported(format!("{what}, and plain ones must not leave")));
+        let suite = opts.seal.as_ref().map(|seal| seal.suite);
+        if let Some(suite @ Suite::Aes256XtsHmacSha256) = suite {
+            // The other pages would have to be restored at once.
+            return Err(Error::Unsupported(format!("--lazy-pages with the suite {suite}")));
         }
         let Some(server) = &opts.page_server else {
             let what = "--lazy-pages needs a --port, for the restore to fetch the pages from";
@@ -77,14 +122,26 @@ impl<'a> Lender<'a> {
     /// # Errors
     /// The connection's, which is also the end of a restore that has failed; tasks that were
     /// killed meanwhile.
-    pub fn serve(self, lent: &Lent) -> Result<Returned> {
+    pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
         let mut connection = self.listener.accept()?;
         let mut buffer = vec![0; Command::SIZE + CHUNK];
         let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
+        let mut transit = None;
         loop {
             let command = Command::receive(&mut requests)?;
             match command.op {
-                Op::Get => lend(lent, &command, requests.get_mut(), &mut buffer)?,
+                Op::Parent if command.object == Some(ASK) => {
+                    let said = requests.get_mut().write_all(&YES.to_le_bytes());
+                    said.context(|| "answer the restore".to_owned())?;
+                }
+                Op::Greet => transit = loan.greet(&command, &mut requests)?,
+                Op::Get if loan.seal.is_some() && transit.is_none() => {
+                    return Err(wrong("nothing that shows it to restore sealed images"));
+                }
+                Op::Get => {
+                    let to = requests.get_mut();
+                    lend(loan.lent, transit.as_mut(), &command, to, &mut buffer)?;
+                }
                 Op::Close => return Ok(Returned { connection }),
                 Op::Abandon => {
                     return Err(Error::Hook("the restore on the other end has failed".to_owned()));
@@ -116,10 +173,19 @@ impl Returned {
     }
 }
 
-fn lend(lent: &Lent, asked: &Command, to: &mut Connection, buffer: &mut [u8]) -> Result<()> {
+fn lend(
+    lent: &Lent,
+    mut transit: Option<&mut Transit>,
+    asked: &Command,
+    to: &mut Connection,
+    buffer: &mut [u8],
+) -> Result<()> {
     let id = asked.object.map_or(0, |object| object.id);
+    // The tags of sealed pages come behind all of them.
+    let most = if transit.is_some() { (CHUNK / PAGE_LEN) as u64 } else { u64::MAX };
     let found = lent.find(id, asked.vaddr, asked.pages);
     let (source, count) = found.ok_or_else(|| wrong("a request for pages that are not lent"))?;
+    let count = count.min(most);
     let pages = u32::try_from(count).unwrap_or(asked.pages);
     let answer = Command { op: Op::Given, flags: PE_PRESENT, pages, ..*asked };
     let mut head = Vec::with_capacity(Command::SIZE);
@@ -131,7 +197,10 @@ fn lend(lent: &Lent, asked: &Command, to: &mut Connection, buffer: &mut [u8]) ->
         let (first, rest) = buffer.split_at_mut(head.len());
         first.copy_from_slice(&head);
         pages::read(source, &[(at, len)], &mut rest[..len])?;
-        to.write_all(&buffer[..head.len() + len]).context(|| "send pages".to_owned())?;
+        let sealed = transit.as_mut().map(|transit| transit.seal(id, at, &mut rest[..len]));
+        let tags = sealed.transpose()?.unwrap_or_default();
+        let sent = to.write_all(&buffer[..head.len() + len]).and_then(|()| to.write_all(&tags));
+        sent.context(|| "send pages".to_owned())?;
         head.clear();
         at += len as u64;
     }

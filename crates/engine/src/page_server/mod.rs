@@ -17,9 +17,13 @@ mod tls;
 
 pub use borrower::{Borrower, Request};
 pub use client::Sender;
-pub use lender::{Lender, Lent, Returned};
+pub use lender::{Lender, Lent, Loan, Returned};
 pub use protocol::{Command, Object};
 pub use server::{Listener, serve};
+
+/// The length of a page in memory here.
+const PAGE_LEN: usize = 4096;
+const _: () = assert!(PAGE_LEN as u64 == crate::memory::vma::PAGE);
 
 #[cfg(test)]
 mod tests;

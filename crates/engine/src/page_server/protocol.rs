@@ -6,12 +6,13 @@
 //! follow [`Op::AddPages`]. The server answers what has an answer, see [`Op`].
 //!
 //! To a lazy restore the dump itself is the server: it gets [`Op::Get`] and
-//! [`Op::Close`], and nothing else.
+//! [`Op::Close`]. Behind the pages of a sealed checkpoint, each sealed for this connection,
+//! come their tags.
 //!
 //! Two ends that are both Torpor's can say more. The client finds out by a question that
 //! every server answers, whether its parent directory has a pagemap of a number that none
 //! has ([`ASK`]): CRIU's answers 0, as for any that is not there, Torpor's [`YES`]. Then
-//! there is [`Op::Store`] as well.
+//! there are [`Op::Store`] and [`Op::Greet`] as well.
 
 use std::io::{self, Read, Write};
 
@@ -45,6 +46,10 @@ pub enum Op {
     /// Torpor's: a part of a pages file as it is to be stored, sealed or compressed. The number
     /// of pages is that of its bytes, which follow, and the address the offset.
     Store,
+    /// Torpor's, to a lazy dump: which checkpoint the client restores, whose id follows; the number
+    /// of pages is that of its bytes. Answered by a 32-bit status, 0 if it is the one whose pages
+    /// are lent, and [`SALT`](torpor_seal::transit::SALT) bytes, zeros if it is not sealed.
+    Greet,
 }
 
 /// What a client asks for to find out whether the server is Torpor's ("torpor").
@@ -53,7 +58,7 @@ pub const ASK: Object = Object { kind: kind::PAGEMAP, id: 0x746f_7270_6f72 };
 pub const YES: i32 = 0x746f_7201;
 
 impl Op {
-    const ALL: [(Op, u32); 9] = [
+    const ALL: [(Op, u32); 10] = [
         (Op::Hole, 2),
         (Op::Open, 4),
         (Op::Parent, 5),
@@ -64,6 +69,7 @@ impl Op {
         (Op::Close, 0x1023),
         (Op::Abandon, 0x1024),
         (Op::Store, 0x5450),
+        (Op::Greet, 0x5451),
     ];
 
     fn number(self) -> u32 {
@@ -176,7 +182,7 @@ impl Command {
         let number = word(0) & 0xffff;
         let op = Op::from_number(number).ok_or_else(|| wrong(format!("command {number:#x}")))?;
         let object = match op {
-            Op::Close | Op::Abandon => None,
+            Op::Close | Op::Abandon | Op::Greet => None,
             Op::Hole | Op::AddPages | Op::Given => Object::decode(long(16)),
             Op::Get => Some(Object { kind: kind::PAGEMAP, id: long(16) }),
             Op::Open | Op::Parent | Op::Store => {

@@ -128,7 +128,7 @@ impl<'a> Receiver<'a> {
                 }
                 Op::Store => self.store(&command, connection)?,
                 Op::Hole | Op::AddPages | Op::Given => self.run(&command, connection)?,
-                Op::Get => {
+                Op::Get | Op::Greet => {
                     let reason = "the client asked for pages: only a lazy dump serves them";
                     return Err(Error::invalid("page server", reason));
                 }

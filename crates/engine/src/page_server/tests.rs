@@ -12,6 +12,7 @@ use rcgen::{
 };
 use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::{ImageDir, kind};
+use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 
 use super::protocol::{Command, Op};
 use super::*;
@@ -209,30 +210,139 @@ fn a_parent_on_the_server() {
     assert!(map.runs[0].in_parent);
 }
 
-/// What a restore gets by these commands of a dump that lends two pages at 0x5000 of task 7.
-fn lend(commands: &[Command]) -> (Vec<u8>, Result<()>) {
+/// Lets a dump with this id, sealed or not, lend two pages at 0x5000 of task 7 to `client`.
+fn lend_to<T: Send>(
+    (id, seal): (&str, Option<&Checkpoint>),
+    client: impl FnOnce(&PageServer) -> T + Send,
+) -> (T, Result<()>) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&(0..7_u8).flat_map(|page| [page; 4096]).collect::<Vec<u8>>()).unwrap();
-    let (mut ours, theirs) = UnixStream::pair().unwrap();
-    let server = PageServer { socket: Some(Arc::new(theirs.into())), ..PageServer::default() };
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let [ours, theirs] = [ours, theirs].map(|end| Some(Arc::new(OwnedFd::from(end))));
+    let server = PageServer { socket: theirs, ..PageServer::default() };
     let opts = Options { lazy_pages: true, page_server: Some(server), ..Options::default() };
     let mut lent = Lent::default();
     let run = Found { start: 0x5000, end: 0x7000, clean: false };
     lent.push(7, Source::Served(Arc::new(file)), run);
     std::thread::scope(|scope| {
         let asked = scope.spawn(move || {
-            for command in commands {
-                command.send(&mut ours).unwrap();
-            }
-            let mut bytes = Vec::new();
-            ours.read_to_end(&mut bytes).unwrap();
-            bytes
+            let to = PageServer { socket: ours, ..PageServer::default() };
+            client(&to)
         });
         let lender = Lender::listen(&opts).unwrap().unwrap();
-        let served = lender.serve(&lent).map(|restore| restore.answer(true));
+        let served = lender.serve(Loan { lent: &lent, id, seal });
+        let served = served.map(|restore| restore.answer(true));
         drop(opts);
         (asked.join().unwrap(), served)
     })
+}
+
+/// What a restore gets by these commands, and these bytes behind them, of a plain dump, or
+/// one that is sealed.
+fn lend_raw(seal: Option<&Checkpoint>, commands: &[Command], more: &[u8]) -> (Vec<u8>, Result<()>) {
+    lend_to(("seven", seal), |to| {
+        let mut socket = UnixStream::from(to.socket.as_ref().unwrap().try_clone().unwrap());
+        for command in commands {
+            command.send(&mut socket).unwrap();
+        }
+        socket.write_all(more).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut bytes = Vec::new();
+        socket.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+fn lend(commands: &[Command]) -> (Vec<u8>, Result<()>) {
+    lend_raw(None, commands, &[])
+}
+
+fn sealed() -> Checkpoint {
+    let master = MasterKey::random().unwrap();
+    Checkpoint::new(Header::new(Suite::Aes256Gcm, None).unwrap(), &master)
+}
+
+/// Asks twice for what is lent, and checks it.
+fn borrow(to: &PageServer, id: &str, seal: Option<&Checkpoint>) -> Result<()> {
+    let mut borrower = Borrower::connect(to, id, seal)?;
+    let mut buffer = vec![0; 2 * 4096];
+    for range in [0x6000..0x7000, 0x5000..0x7000] {
+        borrower.ask(Request { id: 7, range })?;
+    }
+    borrower.flush()?;
+    assert_eq!(borrower.receive(&mut buffer)?, Request { id: 7, range: 0x6000..0x7000 });
+    assert_eq!(buffer[..4096], [6; 4096]);
+    borrower.receive(&mut buffer)?;
+    assert_eq!(buffer, [[5; 4096], [6; 4096]].concat());
+    borrower.close(&mut buffer)
+}
+
+#[test]
+fn pages_are_lent_to_who_restores_them() {
+    let seal = sealed();
+    for seal in [None, Some(&seal)] {
+        let (asked, served) = lend_to(("seven", seal), |to| borrow(to, "seven", seal));
+        served.unwrap();
+        asked.unwrap();
+        let (asked, served) = lend_to(("eight", seal), |to| borrow(to, "seven", seal));
+        let asked = asked.unwrap_err().to_string();
+        assert!(asked.contains("of other images than these"), "{asked}");
+        assert!(served.unwrap_err().to_string().contains("has other images"));
+    }
+    // What is sealed for another is none of ours, whatever the id says.
+    let other = sealed();
+    let (asked, _) = lend_to(("seven", Some(&other)), |to| borrow(to, "seven", Some(&seal)));
+    let asked = asked.unwrap_err().to_string();
+    assert!(asked.contains("the page at 6000 was changed on its way"), "{asked}");
+}
+
+#[test]
+fn sealed_pages_are_lent_sealed() {
+    let seal = sealed();
+    let greet = Command { pages: 5, ..Command::bare(Op::Greet, None) };
+    let mut wanted = Vec::new();
+    get(0x5000, 9).send(&mut wanted).unwrap();
+    Command::bare(Op::Close, None).send(&mut wanted).unwrap();
+    let said = [b"seven".as_slice(), &wanted].concat();
+    let (bytes, served) = lend_raw(Some(&seal), &[greet], &said);
+    served.unwrap();
+    let (greeted, rest) = bytes.split_at(4 + 16);
+    let (pages, tags) = rest[Command::SIZE..].split_at(2 * 4096);
+    assert!(greeted[..4] == [0; 4] && tags.len() == 2 * 16 + 4);
+    let plain = [5, 6].map(|byte| [byte; 8]);
+    assert!(!bytes.windows(8).any(|part| plain.iter().any(|plain| part == plain)));
+    let mut pages = pages.to_vec();
+    let mut transit = seal.receive_pages(4096, greeted[4..].try_into().unwrap()).unwrap();
+    transit.open(7, 0x5000, &mut pages, &tags[..2 * 16]).unwrap();
+    assert_eq!(pages, [[5; 4096], [6; 4096]].concat());
+    // Not to who does not say what it restores, or says too much.
+    let (bytes, served) = lend_raw(Some(&seal), &[get(0x5000, 1)], &[]);
+    assert!(served.is_err() && bytes.is_empty());
+    let long = Command { pages: 257, ..greet };
+    let (bytes, served) = lend_raw(Some(&seal), &[long], &[0; 257]);
+    assert!(served.unwrap_err().to_string().contains("more than the id"));
+    assert!(bytes.is_empty());
+}
+
+/// A dump that is not Torpor's serves plain pages, which are not for a sealed checkpoint.
+#[test]
+fn a_dump_that_is_not_torpors() {
+    let seal = sealed();
+    for seal in [None, Some(&seal)] {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let to = PageServer { socket: Some(Arc::new(ours.into())), ..PageServer::default() };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                Command::receive(&mut theirs).unwrap();
+                theirs.write_all(&[0; 4]).unwrap();
+            });
+            let connected = Borrower::connect(&to, "seven", seal).map(drop);
+            match seal {
+                None => connected.unwrap(),
+                Some(_) => assert!(connected.unwrap_err().to_string().contains("not Torpor's")),
+            }
+        });
+    }
 }
 
 fn get(vaddr: u64, pages: u32) -> Command {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use torpor_engine::Options;
 use torpor_engine::memory::pages::{Found, Source};
 use torpor_engine::options::PageServer;
-use torpor_engine::page_server::{Lender, Lent};
+use torpor_engine::page_server::{Lender, Lent, Loan};
 use torpor_engine::restore::layers::Pages;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::proto::MmEntry;
@@ -28,9 +28,11 @@ pub fn lend<'a>(options: &mut Options, tree: impl Iterator<Item = &'a Memory>) {
     let any = Some(local.clone());
     let own = Options { lazy_pages: true, page_server: any, ..Options::default() };
     let lender = Lender::listen(&own).unwrap().unwrap();
+    let id = images.inventory().unwrap().dump_criu_run_id.unwrap();
     options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
     let serve = || {
-        lender.serve(&lent).map_or(1, |restore| {
+        let loan = Loan { lent: &lent, id: &id, seal: None };
+        lender.serve(loan).map_or(1, |restore| {
             restore.answer(true);
             0
         })
