@@ -29,6 +29,7 @@ const RESTORES: u32 = 40;
 /// How often those are that keep, or bring, a part of the memory.
 const ROUNDS: u32 = 40;
 const LAZY_RESTORES: u32 = 40;
+const PAGE_SERVERS: u32 = 40;
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
@@ -36,7 +37,7 @@ const CALM: Duration = Duration::from_secs(30);
 const SEALED: &str = "-sealed";
 
 /// The kinds of fault, by name.
-pub const KINDS: [&str; 13] = [
+pub const KINDS: [&str; 14] = [
     "dump-killed",
     "cow-killed",
     "frozen-killed",
@@ -44,6 +45,7 @@ pub const KINDS: [&str; 13] = [
     "restore-killed",
     "rounds-killed",
     "lazy-killed",
+    "page-server-killed",
     "disk-full",
     "timeout",
     "bad-images",
@@ -121,6 +123,7 @@ impl Play<'_> {
             "restore-killed" => self.restore_killed(root),
             "rounds-killed" => self.rounds_killed(root),
             "lazy-killed" => self.lazy_killed(root),
+            "page-server-killed" => self.page_server_killed(root),
             "disk-full" => self.disk_full(root),
             "timeout" => self.timeout(root),
             "bad-images" => self.bad_images(root),

@@ -1,6 +1,6 @@
 //! Faults of those that know of memory between two commands, or bring it in behind a restore.
 
-use super::{CALM, LAZY_RESTORES, Play, ROUNDS, end, mappings};
+use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, mappings};
 use crate::inside::World;
 use crate::observe;
 use crate::wait::wait_for;
@@ -57,11 +57,65 @@ impl Play<'_> {
         let mut args = vec!["--track-mem"];
         args.extend(parent.iter().flat_map(|parent| ["--prev-images-dir", parent]));
         ensure!(self.runner.dump(root, &args)?, "{}", self.runner.log_tail("dump"));
+        self.wake(root)
+    }
+
+    /// The tasks of a dump come back, and are whole.
+    fn wake(&self, root: i32) -> Result<i32> {
         self.runner.gone(root)?;
         let root = self.runner.restore()?;
         self.unharmed(root, &mappings(root)?)?;
         Ok(root)
     }
+
+    /// The server that memory is sent to is killed: the dump fails and the tasks go on, or the server
+    /// has everything, and they come back.
+    pub(super) fn page_server_killed(&self, root: i32) -> Result<()> {
+        let start = Instant::now();
+        ensure!(self.dump_to_server(root, None)?, "{}", self.runner.log_tail("dump"));
+        let whole = start.elapsed();
+        let (mut root, mut failed) = (self.wake(root)?, 0);
+        for round in 0..PAGE_SERVERS {
+            let before = mappings(root)?;
+            let delay = self.moment(whole);
+            let context = || format!("round {round}, killed after {delay:?} of {whole:?}");
+            if self.dump_to_server(root, Some(delay)).with_context(context)? {
+                root = self.wake(root).with_context(context)?;
+            } else {
+                failed += 1;
+                self.unharmed(root, &before).with_context(context)?;
+            }
+        }
+        ensure!(failed > PAGE_SERVERS / 4, "only {failed} of {PAGE_SERVERS} dumps were hit");
+        self.finish(root)
+    }
+
+    /// Dumps to a page server, which is killed after `delay` if there is one. Whether the dump came to
+    /// its end.
+    fn dump_to_server(&self, root: i32, delay: Option<Duration>) -> Result<bool> {
+        self.fresh_images()?;
+        let options = ["--address", "127.0.0.1", "--port", "0"];
+        let mut command = self.runner.command("page-server", &options)?;
+        let mut server = self.spawn(&mut command, "page-server")?;
+        let port = wait_for("the page server to listen", CALM, || {
+            let output = self.runner.output("page-server");
+            ensure!(server.try_wait()?.is_none(), "{output}");
+            Ok(output
+                .strip_prefix("PORT: ")
+                .and_then(|port| Some(port.split_once('\n')?.0.to_owned())))
+        })?;
+        let pid = root.to_string();
+        let options = ["-t", &pid, "--page-server", "--address", "127.0.0.1", "--port", &port];
+        let mut dump = self.spawn(&mut self.runner.command("dump", &options)?, "dump")?;
+        if let Some(delay) = delay {
+            std::thread::sleep(delay);
+            server.kill()?;
+        }
+        let done = dump.wait()?.success();
+        server.wait()?;
+        Ok(done)
+    }
+
     /// Who brings pages in is killed, or who watches over it: the tasks have all their pages
     /// already, or are ended with an error, and none ever sees what is not its own.
     pub(super) fn lazy_killed(&self, root: i32) -> Result<()> {
