@@ -108,6 +108,7 @@ fn write_corpus() {
     write_seal(&write);
     write_archives(&write);
     write_texts(&write);
+    write_lazy(&write);
     for name in ["criu_req", "criu_resp"] {
         let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
         let message = common::message(&descriptor, &mut Numbers(1));
@@ -183,6 +184,25 @@ fn write_archives(write: &dyn Fn(&str, &str, &[u8])) {
     ];
     write("pages", "commands", &all.concat());
     all.iter().enumerate().for_each(|(i, bytes)| write("pages", &format!("command_{i}"), bytes));
+}
+
+/// Two tasks, one of them without memory that waits.
+fn write_lazy(write: &dyn Fn(&str, &str, &[u8])) {
+    // One byte says how many descriptors and how long.
+    let packet = |files: u8, data: &[u8]| {
+        let len = if data.len() < 16 { data.len() } else { 15 + data.len() / 16 };
+        [&[files << 5 | u8::try_from(len).unwrap()], data].concat()
+    };
+    let words =
+        |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    let task = |id: u64, ranges: &[u64]| {
+        let packets = [packet(2, &words(&[id])), packet(0, &words(ranges)), packet(0, b".")];
+        packets.concat()
+    };
+    let ranges = [0x1000, 0x3000, 0x7f00_0000_0000, 0x7f00_0001_0000];
+    let end = packet(0, b"end");
+    let input = [packet(0, b"images 0"), task(1, &ranges), task(2, &ranges[..2]), end];
+    write("lazy", "tasks", &input.concat());
 }
 
 /// The documented policy, the configuration of a container, and files of options.

@@ -190,7 +190,10 @@ fn next(line: &OwnedFd, sender: &OwnedFd, data: &mut [u8]) -> Result<Received> {
 
 /// What a restore hands over: the id of its images, and the address spaces. `sender` is
 /// the process that restores, whose end ends this, too.
-fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Handed>)> {
+///
+/// # Errors
+/// What is not understood; a restore that ends before it has said all.
+pub fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Handed>)> {
     let bad = || Error::invalid("what the restore says", "is not understood");
     let mut data = vec![0; RANGES * RANGE];
     let mut next = || -> Result<(Vec<u8>, Vec<OwnedFd>)> {
