@@ -103,7 +103,8 @@ fn measure(bench: &mut Bench, workload: &Workload) -> Result<()> {
 /// end: there are more than a thousand files, for each of which `openssl` and `gpg` stretch the
 /// passphrase, so that one checkpoint takes minutes.
 fn tools(bench: &mut Bench, bundle: &Bundle, name: &str, sealed: f64) -> Result<()> {
-    let patience = Duration::from_secs_f64(PATIENCE * sealed).as_secs();
+    // Rounded up, so that who was stopped is known by its ratio.
+    let patience = Duration::from_secs_f64(PATIENCE * sealed).as_secs() + 1;
     let mut slowest = 0.0_f64;
     for (tool, command) in tools::TOOLS {
         let script = tools::script(&bench.dir, tool, command, patience)?;
