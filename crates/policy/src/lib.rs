@@ -26,4 +26,5 @@ pub use passed::{Passed, Spec};
 pub use ranges::Ranges;
 pub use request::{Ask, Device, Request};
 pub use rules::{Limit, Need, Policy, Rules};
+pub use runtime::OVERLAY_LAYERS;
 pub use toml::{Leaf, Mistake, leaves, nearest};

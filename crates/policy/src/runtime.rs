@@ -201,11 +201,14 @@ pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
     found
 }
 
+/// The options of an overlay whose values are paths of directories, separated by colons
+/// (filesystems/overlayfs.rst).
+pub const OVERLAY_LAYERS: [&str; 5] = ["lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"];
+
 /// The options of an overlay that name directories: their keys, and each of the paths.
 fn layers(options: &str) -> impl Iterator<Item = (&str, &str)> {
-    const KEYS: [&str; 5] = ["lowerdir", "lowerdir+", "datadir+", "upperdir", "workdir"];
     let pairs = options.split(',').filter_map(|option| option.split_once('='));
-    let named = pairs.filter(|(key, _)| KEYS.contains(key));
+    let named = pairs.filter(|(key, _)| OVERLAY_LAYERS.contains(key));
     named.flat_map(|(key, paths)| {
         paths.split(':').filter(|path| !path.is_empty()).map(move |path| (key, path))
     })

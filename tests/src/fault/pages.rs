@@ -30,6 +30,8 @@ impl Play<'_> {
             let mut command = self.runner.pre_dump_command(root, &name, above.as_deref())?;
             if self.killed(&mut command, "pre-dump", delay)? {
                 early += 1;
+                // Tracking divides mappings and joins them: only that they are left as they are
+                // can be asked for.
                 self.unharmed(root, &mappings(root)?).with_context(context)?;
                 std::fs::remove_dir_all(self.runner.dir.join(&name))?;
             } else {
@@ -64,6 +66,7 @@ impl Play<'_> {
     fn wake(&self, root: i32) -> Result<i32> {
         self.runner.gone(root)?;
         let root = self.runner.restore()?;
+        // The tree is a new one.
         self.unharmed(root, &mappings(root)?)?;
         Ok(root)
     }

@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 
+use torpor_policy::OVERLAY_LAYERS;
+
 use super::collect::open_root;
 use super::fs::{join_options, split_options};
 use super::mountinfo::Mount;
 use super::superblock;
 use crate::error::{Context, Error, Result};
-
-/// Options whose values are paths, separated by colons.
-const LAYERS: &[&str] = &["upperdir", "workdir", "lowerdir", "lowerdir+", "datadir+"];
 
 /// The options with absolute paths: the kernel shows them as they were given, which
 /// may have been relative to a directory that one of `bases` is likely to be.
@@ -65,7 +64,7 @@ pub fn absolute(
 fn layers_of(option: &OsStr) -> Option<(&str, Vec<&Path>)> {
     let bytes = option.as_bytes();
     let at = bytes.iter().position(|&b| b == b'=')?;
-    let key = LAYERS.iter().find(|k| k.as_bytes() == &bytes[..at])?;
+    let key = OVERLAY_LAYERS.iter().find(|k| k.as_bytes() == &bytes[..at])?;
     let paths = bytes[at + 1..].split(|&b| b == b':').filter(|p| !p.is_empty());
     Some((key, paths.map(|p| Path::new(OsStr::from_bytes(p))).collect()))
 }
