@@ -53,7 +53,7 @@ fn stop(pid: i32) -> Vec<Tracee> {
     let maps = parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap());
     let (leader, others) = threads.split_first_mut().unwrap();
     leader.inject(&maps, stub_place(&maps).unwrap()).unwrap();
-    others.iter_mut().for_each(|t| t.share_stub(leader));
+    others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
     threads
 }
 

@@ -1,10 +1,10 @@
 //! Batches of system calls.
 
 use std::io;
+use std::ops::Range;
 
 use torpor_sys::stub::Record;
 
-use crate::inject::{DATA_CAPACITY, RECORDS_AT_ONCE};
 use crate::{Error, RemoteAddr, Result, Tracee};
 
 /// A system call of a batch.
@@ -84,7 +84,7 @@ impl<'t> Batch<'t> {
         let offset = self.data.len().next_multiple_of(16);
         self.data.resize(offset + len, 0);
         fill(&mut self.data[offset..]);
-        Slot { addr: RemoteAddr(self.tracee.data_address().0 + offset as u64), offset, len }
+        Slot { addr: RemoteAddr(self.tracee.scratch().0 + offset as u64), offset, len }
     }
 
     /// Number of calls so far.
@@ -99,7 +99,8 @@ impl<'t> Batch<'t> {
 
     /// Whether `more` further bytes of data still fit.
     pub fn fits(&self, more: usize) -> bool {
-        self.data.len() + more + 64 <= DATA_CAPACITY
+        let room = self.tracee.stub.map_or(0, |stub| stub.room.data());
+        self.data.len() + more + 64 <= room
     }
 
     /// Runs the calls.
@@ -107,27 +108,44 @@ impl<'t> Batch<'t> {
     /// # Errors
     /// If the task is gone or its memory cannot be reached; failed calls are not
     /// errors here, see [`Outcome::result`].
-    pub fn run(mut self) -> Result<Outcome> {
-        if self.data.len() > DATA_CAPACITY {
+    pub fn run(self) -> Result<Outcome> {
+        self.start()?.finish()
+    }
+
+    /// Runs batches of different threads at the same time; those of one process must have
+    /// room for it ([`Tracee::share_stub`]). All have come to their ends when this returns.
+    ///
+    /// # Errors
+    /// The first of those of [`Batch::run`].
+    pub fn run_all(batches: Vec<Self>) -> Result<Vec<Outcome>> {
+        let running: Vec<_> = batches.into_iter().map(Self::start).collect();
+        let ended: Vec<_> = running.into_iter().map(|batch| batch?.finish()).collect();
+        ended.into_iter().collect()
+    }
+
+    /// Lets its thread begin with the calls.
+    fn start(mut self) -> Result<Running<'t>> {
+        let room = self.tracee.stub()?.room.data();
+        if self.data.len() > room {
             return Err(Error::Unusable {
                 pid: self.tracee.tid(),
                 reason: format!("{} bytes of arguments do not fit its stub", self.data.len()),
             });
         }
-        let mut start = 0;
-        while start < self.records.len() {
-            let end = self.records.len().min(start + RECORDS_AT_ONCE);
-            self.link(start, end);
-            self.tracee.run_records(&mut self.records[start..end], &mut self.data)?;
-            let stopped = self.records[start..end]
-                .iter()
-                .any(|r| r.flags & Record::STOP_ON_ERROR != 0 && errno(r.result).is_some());
-            if stopped {
-                break;
-            }
-            start = end;
+        let under_way = self.start_from(0)?;
+        Ok(Running { batch: self, under_way })
+    }
+
+    /// Lets its thread begin with the calls from `start` on that there is room for, and returns
+    /// which these are.
+    fn start_from(&mut self, start: usize) -> Result<Range<usize>> {
+        let room = self.tracee.stub()?.room.records();
+        let part = start..self.records.len().min(start + room);
+        if !part.is_empty() {
+            self.link(part.start, part.end);
+            self.tracee.start_records(&self.records[part.clone()], &self.data)?;
         }
-        Ok(Outcome { pid: self.tracee.tid(), records: self.records, data: self.data })
+        Ok(part)
     }
 
     /// Resolves forwards for the chunk `start..end`: inside it by address, from
@@ -138,12 +156,37 @@ impl<'t> Batch<'t> {
                 continue;
             }
             if from >= start {
-                let target = self.tracee.record_address(to - start).0 + 8 + 8 * arg as u64;
+                let record = self.tracee.stub.map_or(0, |stub| stub.record_at(to - start).0);
+                let target = record + 8 + 8 * arg as u64;
                 self.records[from].forward = target;
             } else {
                 self.records[to].args[arg] = self.records[from].result;
             }
         }
+    }
+}
+
+/// A batch that its thread is executing.
+#[must_use = "its thread has to be waited for"]
+struct Running<'t> {
+    batch: Batch<'t>,
+    under_way: Range<usize>,
+}
+
+impl Running<'_> {
+    /// Waits for its end.
+    fn finish(self) -> Result<Outcome> {
+        let Running { mut batch, under_way: mut part } = self;
+        while !part.is_empty() {
+            let records = &mut batch.records[part.clone()];
+            batch.tracee.finish_records(records, &mut batch.data)?;
+            let failed = |r: &Record| errno(r.result).is_some();
+            if records.iter().any(|r| r.flags & Record::STOP_ON_ERROR != 0 && failed(r)) {
+                break;
+            }
+            part = batch.start_from(part.end)?;
+        }
+        Ok(Outcome { pid: batch.tracee.tid(), records: batch.records, data: batch.data })
     }
 }
 

@@ -6,8 +6,12 @@ use torpor_sys::xsave;
 /// Room for a frame: `ucontext` and the extended state of any CPU of today
 /// (11 KiB with AMX).
 pub(crate) const FRAME_SIZE: usize = 16384;
+/// Where a frame has the id of its thread: `uc_link`, which the kernel does not look at.
+const OWNER_AT: usize = 8;
 /// Where the signal mask is in a frame.
-pub(crate) const MASK_AT: usize = 296;
+const MASK_AT: usize = 296;
+/// Size of the part of a frame that [`mask_of`] looks at.
+pub(crate) const HEAD: usize = MASK_AT + 8;
 /// Where the extended state starts in a frame; XSAVE wants 64-byte alignment.
 const XSTATE_OFFSET: usize = 512;
 /// `struct ucontext` of x86-64 up to and including the signal mask (asm/ucontext.h).
@@ -46,9 +50,9 @@ pub fn restarted(regs: &Registers) -> Registers {
     out
 }
 
-/// Builds the frame to be placed at `address` (64-byte aligned). `rt_sigreturn`
+/// Builds the frame of thread `tid` to be placed at `address` (64-byte aligned). `rt_sigreturn`
 /// with `rsp == address` goes on with `regs`, `xstate` and `mask`.
-pub(crate) fn build(address: u64, regs: &Registers, xstate: &[u8], mask: u64) -> Vec<u8> {
+pub(crate) fn build(address: u64, tid: i32, regs: &Registers, xstate: &[u8], mask: u64) -> Vec<u8> {
     let r = restarted(regs);
     let mut out = vec![0u8; UCONTEXT_SIZE];
     let mut put = |offset: usize, value: u64| {
@@ -56,6 +60,7 @@ pub(crate) fn build(address: u64, regs: &Registers, xstate: &[u8], mask: u64) ->
     };
     // UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
     put(0, 7);
+    put(OWNER_AT, u64::from(tid.cast_unsigned()));
     // uc_stack: flags that sigaltstack(2) refuses, so that the task keeps its own.
     put(24, 0xffff_ffff);
     let general = [
@@ -71,6 +76,12 @@ pub(crate) fn build(address: u64, regs: &Registers, xstate: &[u8], mask: u64) ->
     out.resize(XSTATE_OFFSET, 0);
     out.extend(fpstate(xstate));
     out
+}
+
+/// The signal mask in the head of a frame, if it is one of thread `tid`.
+pub(crate) fn mask_of(head: &[u8; HEAD], tid: i32) -> Option<u64> {
+    let word = |at: usize| head[at..at + 8].iter().rev().fold(0, |w, &b| w << 8 | u64::from(b));
+    (word(OWNER_AT) == u64::from(tid.cast_unsigned())).then(|| word(MASK_AT))
 }
 
 /// The extended state as a signal frame holds it: the XSAVE image with the

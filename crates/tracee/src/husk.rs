@@ -8,8 +8,8 @@ use torpor_sys::process::{Gate, spawn_gated};
 use torpor_sys::ptrace::{self, option};
 use torpor_sys::stub;
 
-use crate::inject::{STUB_SIZE, Stub};
 use crate::stop::{StopState, wait_for};
+use crate::stub::{STUB_SIZE, Stub};
 use crate::{Batch, Call, Error, RemoteAddr, Result, Tracee};
 
 /// Where the program of a husk is linked to: above the usual `mmap_min_addr`.
@@ -202,7 +202,7 @@ impl Tracee {
 
     /// Room for arguments of [`Tracee::call_alone`].
     pub fn scratch(&self) -> RemoteAddr {
-        self.data_address()
+        self.stub.map_or(RemoteAddr(0), |stub| stub.data_at())
     }
 
     /// Makes one call in the husk with all signals blocked, the one included that
@@ -211,9 +211,7 @@ impl Tracee {
     /// # Errors
     /// Gone; or the kernel's answer in `Remote`.
     pub fn call_alone(&mut self, what: &str, number: libc::c_long, args: [u64; 4]) -> Result<u64> {
-        let Some(stub) = self.stub else {
-            return Err(Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() });
-        };
+        let stub = self.stub()?;
         let regs = torpor_sys::ptrace::Registers {
             rax: number.cast_unsigned(),
             rdi: args[0],

@@ -19,23 +19,13 @@ use std::time::{Duration, Instant};
 use torpor_sys::ptrace::{self, Registers};
 use torpor_sys::stub::{self, Record};
 
-use crate::frame::{self, FRAME_SIZE};
+use crate::frame;
 use crate::stop::{BATCH_MASK, other_threads};
+use crate::stub::{PAGE, Room, STUB_SIZE, Stub};
 use crate::{Error, Mapping, RemoteAddr, Result, Tracee, parse_maps};
 
-const PAGE: u64 = 4096;
 /// How long a task is left alone at most before it is stopped again to see where it is.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// Code page, frame, records, data.
-const FRAME_AT: u64 = PAGE;
-const RECORDS_AT: u64 = FRAME_AT + FRAME_SIZE as u64;
-/// Records that fit at once.
-pub(crate) const RECORDS_AT_ONCE: usize = 600;
-const DATA_AT: u64 = RECORDS_AT + 12 * PAGE;
-/// Bytes of arguments and results that a batch can have.
-pub(crate) const DATA_CAPACITY: usize = 256 * 1024;
-/// Size of a stub with its data, in bytes.
-pub const STUB_SIZE: u64 = DATA_AT + DATA_CAPACITY as u64;
 
 /// The signals that no mask holds: SIGKILL, SIGSTOP.
 const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
@@ -50,49 +40,6 @@ struct WayBack {
     /// Its size.
     len: u64,
     memory: File,
-}
-
-/// A stub inside a task.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stub {
-    pub(crate) base: u64,
-}
-
-impl Stub {
-    pub(crate) fn at(base: u64) -> Self {
-        Stub { base }
-    }
-
-    pub(crate) fn code_contains(&self, address: u64) -> bool {
-        (self.base..=self.base + stub::code().len() as u64).contains(&address)
-    }
-
-    /// Where its last `syscall` instruction is.
-    pub(crate) fn syscall_at(&self) -> u64 {
-        self.base + stub::code().len() as u64 - 2
-    }
-
-    /// Whether `address` is behind the call that sends the final signal. The task may
-    /// have had one of its own pending, which then stops it at the start.
-    pub(crate) fn is_behind_done(&self, address: u64) -> bool {
-        // `mov eax, imm32; syscall` are 7 bytes.
-        address == self.base + stub::code().len() as u64 - 7
-    }
-}
-
-/// Where in a task with these mappings a stub can be placed: next to nothing, so that no
-/// mapping can be taken for it, nor it for a part of one. To be known before it is there,
-/// for whoever is to remove it if its supervisor dies.
-pub fn stub_place(maps: &[Mapping]) -> Option<u64> {
-    /// Free on both sides; a page of it would do.
-    const ASIDE: u64 = 16 * PAGE;
-    let gaps = maps.iter().zip(maps.iter().skip(1));
-    // A stack grows downwards into its gap.
-    let gaps = gaps.filter(|(_, above)| above.name != "[stack]" && above.end <= 1 << 47);
-    gaps.rev().find_map(|(below, above)| {
-        let base = above.start.checked_sub(STUB_SIZE + ASIDE)?;
-        (base >= below.end.checked_add(ASIDE)?).then_some(base)
-    })
 }
 
 impl Tracee {
@@ -136,9 +83,11 @@ impl Tracee {
         self.answer("mmap of the stub", result).map(drop)
     }
 
-    /// Uses the stub that another thread of the same process has.
-    pub fn share_stub(&mut self, of: &Tracee) {
-        self.stub = of.stub;
+    /// Uses the stub that another thread of the same process has. Those of its threads whose
+    /// `number`s differ in less than [`SIDE_BY_SIDE`](crate::SIDE_BY_SIDE) can run batches at
+    /// the same time; that of number 0 has the most room, which its owner has too.
+    pub fn share_stub(&mut self, of: &Tracee, number: usize) {
+        self.stub = of.stub.map(|stub| Stub { base: stub.base, room: Room::of(number) });
     }
 
     /// Where the stub is: first address and length.
@@ -217,51 +166,52 @@ impl Tracee {
             [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
         let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
         let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
-        let (own, mask) = (self.own, self.own_mask);
+        let (tid, own, mask) = (self.tid, self.own, self.own_mask);
         let Ok(memory) = memory(self.tid) else { return Ok(None) };
         let state = self.xstate()?;
-        let len = scratch::len_for(frame::build(0, &own, state, mask).len());
+        let len = scratch::len_for(frame::build(0, tid, &own, state, mask).len());
         let place = scratch::find(&memory, stack.start, len);
-        let content = frame::build(place + 64, &own, state, mask);
+        let content = frame::build(place + 64, tid, &own, state, mask);
         if scratch::write(&memory, place, found[1], &content).is_err() {
             return Ok(None);
         }
         Ok(Some(WayBack { rip: found[0], place, len, memory }))
     }
 
-    /// Where arguments go.
-    pub(crate) fn data_address(&self) -> RemoteAddr {
-        RemoteAddr(self.stub.map_or(0, |s| s.base + DATA_AT))
+    /// Its stub.
+    pub(crate) fn stub(&self) -> Result<Stub> {
+        self.stub
+            .ok_or_else(|| Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() })
     }
 
-    pub(crate) fn record_address(&self, index: usize) -> RemoteAddr {
-        let offset = (index * size_of::<Record>()) as u64;
-        RemoteAddr(self.stub.map_or(0, |s| s.base + RECORDS_AT) + offset)
-    }
-
-    /// Runs records through the stub and reads their results and `data` back.
-    pub(crate) fn run_records(&mut self, records: &mut [Record], data: &mut [u8]) -> Result<()> {
-        let Some(stub) = self.stub else {
-            return Err(Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() });
-        };
+    /// Sends the thread through records in its stub, without waiting for it.
+    pub(crate) fn start_records(&mut self, records: &[Record], data: &[u8]) -> Result<()> {
+        let stub = self.stub()?;
         let frame = if self.husk { Vec::new() } else { self.frame(stub)? };
-        let mut bytes: Vec<u8> = records.iter().flat_map(to_bytes).collect();
-        let (records_at, data_at) = (self.record_address(0), self.data_address());
+        let bytes: Vec<u8> = records.iter().flat_map(to_bytes).collect();
         self.write_parts(&[
-            (RemoteAddr(stub.base + FRAME_AT), &frame),
-            (records_at, &bytes),
-            (data_at, data),
+            (stub.frame_at(), &frame),
+            (stub.record_at(0), &bytes),
+            (stub.data_at(), data),
         ])?;
         let regs = Registers {
             rip: stub.base,
-            rsp: stub.base + FRAME_AT,
-            r12: stub.base + RECORDS_AT,
+            rsp: stub.frame_at().0,
+            r12: stub.record_at(0).0,
             r13: records.len() as u64,
             orig_rax: u64::MAX,
             ..self.own
         };
-        self.run_to_done(&regs)?;
-        self.read_parts(&mut [(records_at, &mut bytes), (data_at, data)])?;
+        self.start_at(&regs)
+    }
+
+    /// Waits for the end of what [`Tracee::start_records`] has started, and reads the results and
+    /// `data` back.
+    pub(crate) fn finish_records(&mut self, records: &mut [Record], data: &mut [u8]) -> Result<()> {
+        let stub = self.stub()?;
+        self.run_to_done()?;
+        let mut bytes = vec![0; size_of_val(records)];
+        self.read_parts(&mut [(stub.record_at(0), &mut bytes), (stub.data_at(), data)])?;
         for (record, bytes) in records.iter_mut().zip(bytes.chunks_exact(size_of::<Record>())) {
             let mut value = [0u8; 8];
             value.copy_from_slice(&bytes[56..64]);
@@ -271,26 +221,28 @@ impl Tracee {
     }
 
     /// Gives a thread its signal mask back whose supervisor died when it had set the thread's
-    /// own registers already, and not yet its mask. The frame is still that of the last batch,
+    /// own registers already, and not yet its mask. The frame of its last batch is still there,
     /// and nobody blocks all but this signal but who runs one.
     fn take_back_mask(&mut self, stub: Stub) -> Result<()> {
         if self.own_mask | NEVER_BLOCKED != BATCH_MASK | NEVER_BLOCKED {
             return Ok(());
         }
-        let mut mask = [0; 8];
-        self.read(RemoteAddr(stub.base + FRAME_AT + frame::MASK_AT as u64), &mut mask)?;
-        let mask = u64::from_le_bytes(mask);
-        ptrace::set_signal_mask(self.tid, mask)
-            .map_err(Error::os(self.tid, "PTRACE_SETSIGMASK"))?;
-        self.own_mask = mask;
+        for frame in stub.frames() {
+            let mut head = [0; frame::HEAD];
+            self.read(frame, &mut head)?;
+            if let Some(mask) = frame::mask_of(&head, self.tid) {
+                ptrace::set_signal_mask(self.tid, mask)
+                    .map_err(Error::os(self.tid, "PTRACE_SETSIGMASK"))?;
+                self.own_mask = mask;
+            }
+        }
         Ok(())
     }
 
-    /// The way back of this thread from the stub, which it shares with the other threads:
-    /// the frame belongs to whoever runs the present batch.
+    /// The way back of this thread from the stub, which it shares with the other threads.
     fn frame(&mut self, stub: Stub) -> Result<Vec<u8>> {
-        let (own, mask) = (self.own, self.own_mask);
-        Ok(frame::build(stub.base + FRAME_AT, &own, self.xstate()?, mask))
+        let (tid, own, mask) = (self.tid, self.own, self.own_mask);
+        Ok(frame::build(stub.frame_at().0, tid, &own, self.xstate()?, mask))
     }
 }
 

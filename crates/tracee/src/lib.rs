@@ -15,13 +15,15 @@ mod job;
 mod maps;
 mod rseq;
 mod stop;
+mod stub;
 mod twin;
 
 pub use batch::{Batch, Call, Outcome, Slot};
 pub use husk::Birth;
-pub use inject::{STUB_SIZE, call_once, remove_leftover, stub_place};
+pub use inject::{call_once, remove_leftover};
 pub use maps::{Mapping, parse_maps};
 pub use stop::{StopState, Tracee};
+pub use stub::{SIDE_BY_SIDE, STUB_SIZE, stub_place};
 
 /// Why a step on a tracee failed.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,8 @@ use torpor_sys::ptrace::{self, Registers, SigInfo, option};
 use torpor_sys::stub::DONE;
 use torpor_sys::xsave;
 
-use crate::inject::{Stub, is_zombie};
+use crate::inject::is_zombie;
+use crate::stub::Stub;
 use crate::{Batch, Error, RemoteAddr, Result};
 
 /// What is blocked during a batch: all but the signal that ends it.
@@ -253,13 +254,16 @@ impl Tracee {
         Error::os(self.tid, what)(std::io::Error::from_raw_os_error(libc::EFAULT))
     }
 
-    /// Runs from `regs` until the stub's final signal stops it, then puts the
-    /// task's own registers back.
-    pub(crate) fn run_to_done(&mut self, regs: &Registers) -> Result<()> {
+    /// Lets it run from `regs` in the stub.
+    pub(crate) fn start_at(&self, regs: &Registers) -> Result<()> {
         let tid = self.tid;
         ptrace::set_signal_mask(tid, BATCH_MASK).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
         ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
-        ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))?;
+        ptrace::cont(tid, 0).map_err(Error::os(tid, "PTRACE_CONT"))
+    }
+
+    /// Waits until the stub's final signal stops it, then puts the task's own registers back.
+    pub(crate) fn run_to_done(&mut self) -> Result<()> {
         self.wait_done()?;
         self.put_back()
     }

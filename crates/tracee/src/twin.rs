@@ -7,10 +7,9 @@
 //! supervisor die in that moment, is the way out.
 
 use torpor_sys::ptrace::{Registers, option};
-use torpor_sys::stub;
 
 use crate::husk::clone3;
-use crate::{Error, Result, Tracee, frame};
+use crate::{Result, Tracee, frame};
 
 /// What a twin calls itself, so that who looks for it knows whose it is.
 const NAME: &str = "torpor-twin";
@@ -34,17 +33,16 @@ impl Tracee {
     }
 
     fn clone_twin(&mut self) -> Result<()> {
-        let no_stub = || Error::Unusable { pid: self.tid, reason: "it has no stub".to_owned() };
-        let stub = self.stub.ok_or_else(no_stub)?;
-        let at = self.data_address().0;
+        let stub = self.stub()?;
+        let at = stub.data_at().0;
         let exit = Registers {
             rax: libc::SYS_exit_group.cast_unsigned(),
             rdi: 0,
-            rip: stub.base + stub::code().len() as u64 - 2,
+            rip: stub.syscall_at(),
             orig_rax: u64::MAX,
             ..self.own
         };
-        let exit = frame::build(at, &exit, self.xstate()?, u64::MAX);
+        let exit = frame::build(at, self.tid, &exit, self.xstate()?, u64::MAX);
         let mut batch = self.batch();
         let placed = batch.bytes(&exit);
         debug_assert_eq!(placed.0, at);

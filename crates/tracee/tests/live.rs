@@ -3,7 +3,9 @@
 
 use std::process::{Child, Command, Stdio};
 
-use torpor_tracee::{Mapping, STUB_SIZE, Tracee, parse_maps, remove_leftover, stub_place};
+use torpor_tracee::{
+    Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, Tracee, parse_maps, remove_leftover, stub_place,
+};
 
 struct Killed(Child);
 
@@ -235,7 +237,7 @@ fn tracer_for_the_thread_test() {
     let patience = std::time::Duration::from_secs(10);
     let mut thread = Tracee::stopped(pid, tid, patience).unwrap().unwrap();
     leader.inject(&m, stub_place(&m).unwrap()).unwrap();
-    thread.share_stub(&leader);
+    thread.share_stub(&leader, 0);
     loop {
         let mut batch = thread.batch();
         let room = batch.space(128 * 1024);
@@ -301,6 +303,69 @@ fn a_signal_mask_comes_back() {
     assert_ne!(blocked(), own);
     remove_leftover(pid, base, std::time::Duration::from_secs(60)).unwrap();
     assert_eq!((maps(pid), blocked()), (before, own));
+}
+
+/// Threads answer at the same time, each in a room of its own, and find back if their tracer
+/// dies between the two steps that give them back what is theirs.
+#[test]
+fn threads_run_batches_side_by_side() {
+    let script = "import signal,threading,time\ndef f(i):\n signal.pthread_sigmask(signal.SIG_BLOCK,[40+i])\n gate.wait()\n time.sleep(1000)\ngate=threading.Barrier(21)\nfor i in range(20): threading.Thread(target=f,args=(i,),daemon=True).start()\ngate.wait()\nprint('on',flush=True)\ntime.sleep(1000)\n";
+    let (mut victim, pid) = spawn("/usr/bin/python3", &["-c", script]);
+    {
+        use std::io::Read;
+        let mut on = [0u8; 3];
+        victim.0.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
+    }
+    let blocked = |tid: i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap();
+        status.lines().find(|l| l.starts_with("SigBlk")).unwrap().to_owned()
+    };
+    let before = maps(pid);
+    let base = stub_place(&before).unwrap();
+    let mut leader = stop(pid);
+    let others = threads(pid).into_iter().filter(|&tid| tid != pid);
+    let mut others: Vec<Tracee> = others
+        .map(|tid| {
+            Tracee::seize(tid, false).unwrap();
+            Tracee::stopped(pid, tid, std::time::Duration::from_secs(10)).unwrap().unwrap()
+        })
+        .collect();
+    assert_eq!(others.len(), 20);
+    let own: Vec<String> = others.iter().map(|t| blocked(t.tid())).collect();
+    leader.inject(&before, base).unwrap();
+    for (i, thread) in others.iter_mut().enumerate() {
+        thread.share_stub(&leader, i);
+    }
+    for some in others.chunks_mut(SIDE_BY_SIDE) {
+        let tids: Vec<i32> = some.iter().map(Tracee::tid).collect();
+        let mut calls = Vec::new();
+        let mut batches = Vec::new();
+        for thread in some {
+            let mut batch = thread.batch();
+            let comm = batch.space(16);
+            let name = batch.call(libc::SYS_prctl, [libc::PR_GET_NAME as u64, comm.addr.0]);
+            // More than there is room for at once.
+            let last = (0..60).map(|_| batch.call(libc::SYS_gettid, [])).last().unwrap();
+            calls.push((name, comm, last));
+            batches.push(batch);
+        }
+        let answers = Batch::run_all(batches).unwrap();
+        for ((tid, (name, comm, last)), out) in tids.into_iter().zip(calls).zip(answers) {
+            assert_eq!(out.result(last).unwrap(), tid as u64);
+            out.result(name).unwrap();
+            assert_eq!(out.bytes(comm)[..8], *b"python3\0");
+        }
+    }
+    // The first four have lent their rooms to the last four.
+    for thread in &others[4..] {
+        torpor_sys::ptrace::set_signal_mask(thread.tid(), !(1 << (libc::SIGURG - 1))).unwrap();
+    }
+    let tids: Vec<i32> = others.iter().map(Tracee::tid).collect();
+    drop((leader, others));
+    remove_leftover(pid, base, std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(tids.into_iter().map(blocked).collect::<Vec<_>>(), own);
+    assert_eq!(maps(pid), before);
+    assert!(victim.0.try_wait().unwrap().is_none());
 }
 
 /// A tracer that dies at any moment leaves its task running unharmed.

@@ -33,7 +33,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
     cx.remote(task)?;
     let mut threads = std::mem::take(&mut cx.tasks[task].threads);
     if let Some((leader, others)) = threads.split_first_mut() {
-        others.iter_mut().for_each(|t| t.share_stub(leader));
+        others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
     }
     let mut filters = std::mem::take(&mut cx.filters);
     let vtids = std::mem::take(&mut cx.vtids);

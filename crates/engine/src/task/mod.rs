@@ -20,7 +20,7 @@ mod timers;
 
 use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{CoreEntry, MmEntry, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86};
-use torpor_tracee::{Batch, Outcome, RemoteAddr, Tracee};
+use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use process::MmFlags;
 pub use seccomp::Filters;
@@ -110,19 +110,17 @@ impl Settings {
 /// # Errors
 /// Gone; what cannot be kept is refused by name.
 pub fn dump(threads: &mut [Tracee], seen: Seen<'_>, tree: &mut Tree<'_>) -> Result<ProcessState> {
-    let mut cores = Vec::new();
-    let mut mm = MmFlags::default();
-    for (i, (tracee, status)) in threads.iter_mut().zip(seen.statuses).enumerate() {
-        let core = if i == 0 {
-            let (core, flags) = dump_leader(tracee, status, seen, tree)?;
-            mm = flags;
-            core
-        } else {
-            dump_thread(tracee, status, tree)?
-        };
-        cores.push(core);
+    let mut state = ProcessState { cores: Vec::new(), mm: MmFlags::default() };
+    let mut pairs = threads.iter_mut().zip(seen.statuses);
+    if let Some((leader, status)) = pairs.next() {
+        let (core, mm) = dump_leader(leader, status, seen, tree)?;
+        state = ProcessState { cores: vec![core], mm };
     }
-    Ok(ProcessState { cores, mm })
+    let mut others: Vec<_> = pairs.collect();
+    for some in others.chunks_mut(SIDE_BY_SIDE) {
+        state.cores.extend(dump_threads(some, tree)?);
+    }
+    Ok(state)
 }
 
 fn dump_leader(
@@ -168,16 +166,22 @@ fn dump_leader(
     Ok((core, flags))
 }
 
-fn dump_thread(
-    tracee: &mut Tracee,
-    status: &proc::Status,
+/// Describes up to [`SIDE_BY_SIDE`] threads: while one answers the next ones are asked.
+fn dump_threads(
+    threads: &mut [(&mut Tracee, &proc::Status)],
     tree: &mut Tree<'_>,
-) -> Result<CoreEntry> {
-    let outside = seen_from_outside(tracee, status, tree)?;
-    let mut batch = tracee.batch();
-    let inside = ThreadQuestions::ask(&mut batch);
-    let out = batch.run()?;
-    inside.answer(tracee, &out, outside)
+) -> Result<Vec<CoreEntry>> {
+    let outside = threads.iter().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
+    let outside = outside.collect::<Result<Vec<_>>>()?;
+    let asked = threads.iter_mut().map(|(tracee, _)| {
+        let mut batch = tracee.batch();
+        let inside = ThreadQuestions::ask(&mut batch);
+        (batch, inside)
+    });
+    let (batches, inside): (Vec<_>, Vec<_>) = asked.unzip();
+    let answers = inside.into_iter().zip(Batch::run_all(batches)?).zip(outside);
+    let cores = threads.iter_mut().zip(answers);
+    cores.map(|((tracee, _), ((inside, out), seen))| inside.answer(tracee, &out, seen)).collect()
 }
 
 /// The core of a leader that has ended while others run on, with what belongs to the process:
