@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::error::{Context, Error, Result};
+use crate::parallel;
 
 /// Reads `/proc/PID/NAME`; a task that is gone is [`Error::Gone`].
 ///
@@ -74,24 +75,23 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
     Ok(all)
 }
 
-/// The children of all threads of a process.
+/// The children of all threads of a process, asked by at most `workers` threads.
 ///
 /// # Errors
 /// The kernel's.
-pub fn children(pid: i32, threads: &[i32]) -> Result<Vec<i32>> {
-    let mut all = Vec::new();
-    for tid in threads {
+pub fn children(pid: i32, threads: &[i32], workers: usize) -> Result<Vec<i32>> {
+    let all = parallel::map(threads, workers, |tid| {
         match read(pid, &format!("task/{tid}/children")) {
-            Ok(text) => {
-                all.extend(text.split_ascii_whitespace().filter_map(|p| p.parse::<i32>().ok()))
-            }
+            Ok(text) => Ok(text.split_ascii_whitespace().filter_map(|p| p.parse().ok()).collect()),
             // A thread that ended meanwhile leaves its children to another one.
-            Err(Error::Gone { .. }) => {}
-            Err(Error::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
+            Err(Error::Gone { .. }) => Ok(Vec::new()),
+            Err(Error::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(Vec::new())
+            }
+            Err(e) => Err(e),
         }
-    }
-    Ok(all)
+    })?;
+    Ok(all.concat())
 }
 
 /// `/proc/PID/stat`, as far as it is used (proc_pid_stat(5)).

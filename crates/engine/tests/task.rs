@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
-use torpor_engine::task::{self, Filters, Images, ProcessState, Seen, Settings, Tree};
+use torpor_engine::task::{self, Filters, Images, Process, ProcessState, Seen, Settings, Tree};
 use torpor_images::proto::MmEntry;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
@@ -65,7 +65,8 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessSta
     let stat = proc::stat(threads[0].pid()).unwrap();
     let settings = Settings::of(threads[0].pid()).unwrap();
     let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings };
-    task::dump(threads, seen, &mut tree).unwrap()
+    let states = task::dump(vec![Process { threads, seen }], &mut tree);
+    states.unwrap().pop().unwrap()
 }
 
 fn go_on(pid: i32, mut threads: Vec<Tracee>) {

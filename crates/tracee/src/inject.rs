@@ -30,6 +30,97 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// The signals that no mask holds: SIGKILL, SIGSTOP.
 const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 
+/// Number and arguments.
+type SystemCall = (libc::c_long, [u64; 6]);
+
+/// Anonymous memory: first address and length.
+fn mmap(range: [u64; 2], prot: i32, flags: i32) -> SystemCall {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let [prot, flags] = [prot, flags].map(|bits| u64::from(bits.cast_unsigned()));
+    (libc::SYS_mmap, [range[0], range[1], prot, flags, u64::MAX, 0])
+}
+
+/// A single system call with nothing of ours mapped in the task.
+struct LoneCall<'t> {
+    tracee: &'t mut Tracee,
+    maps: &'t [Mapping],
+    call: SystemCall,
+    way_back: Option<WayBack>,
+    /// What the kernel answered, once it has.
+    answer: Result<u64>,
+}
+
+impl<'t> LoneCall<'t> {
+    fn new(tracee: &'t mut Tracee, maps: &'t [Mapping], call: SystemCall) -> Self {
+        LoneCall { tracee, maps, call, way_back: None, answer: Ok(0) }
+    }
+
+    /// Makes the calls, all of them at the same time, and returns the tasks with the answers.
+    fn run_all(mut calls: Vec<Self>) -> Vec<(&'t mut Tracee, Result<u64>)> {
+        let steps = [Self::enter, Self::make, Self::leave, Self::finish];
+        for step in steps {
+            for call in &mut calls {
+                if let Ok(before) = call.answer {
+                    call.answer = step(call, before);
+                }
+            }
+        }
+        calls.into_iter().map(|call| (call.tracee, call.answer)).collect()
+    }
+
+    /// Sends the task to the call.
+    fn enter(&mut self, _: u64) -> Result<u64> {
+        let (number, args) = self.call;
+        let mut regs = Registers {
+            rax: number.cast_unsigned(),
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            r8: args[4],
+            r9: args[5],
+            orig_rax: u64::MAX,
+            ..self.tracee.own
+        };
+        self.way_back = self.tracee.way_back(self.maps)?;
+        if let Some(way) = &self.way_back {
+            (regs.rip, regs.rsp) = (way.rip, way.place + 56);
+        } else {
+            let tid = self.tracee.tid;
+            let any = find_code(tid, self.maps, &[&[0x0f, 0x05]])?;
+            let Some([rip]) = any.as_deref() else {
+                let reason = "no syscall instruction in its memory".to_owned();
+                return Err(Error::Unusable { pid: tid, reason });
+            };
+            regs.rip = *rip;
+        }
+        self.tracee.start_syscall(&regs).map(|()| 0)
+    }
+
+    /// It stands before the call.
+    fn make(&mut self, _: u64) -> Result<u64> {
+        self.tracee.wait_syscall()?;
+        self.tracee.to_next_syscall().map(|()| 0)
+    }
+
+    /// It stands behind the call.
+    fn leave(&mut self, _: u64) -> Result<u64> {
+        let answer = self.tracee.finish_syscall()?;
+        self.tracee.ask_to_trap().map(|()| answer)
+    }
+
+    /// The task gets back what is its own.
+    fn finish(&mut self, answer: u64) -> Result<u64> {
+        self.tracee.wait_trap()?;
+        self.tracee.put_back()?;
+        if let Some(way) = self.way_back.take() {
+            scratch::clear(&way.memory, way.place, way.len)
+                .map_err(Error::os(self.tracee.tid, "clearing its stack"))?;
+        }
+        Ok(answer)
+    }
+}
+
 /// How a task finds back from a single system call.
 #[derive(Debug)]
 struct WayBack {
@@ -43,43 +134,58 @@ struct WayBack {
 }
 
 impl Tracee {
-    /// Maps a stub into the task, at `base` ([`stub_place`]). `maps` are the mappings of
-    /// the task.
+    /// Maps a stub into the task, at `base` ([`stub_place`](crate::stub_place)). `maps` are
+    /// the mappings of the task.
     ///
     /// # Errors
     /// Unusable for 32-bit tasks and for tasks without a `syscall` instruction.
     pub fn inject(&mut self, maps: &[Mapping], base: u64) -> Result<()> {
-        if self.own.cs != 0x33 {
-            return Err(Error::Unusable {
-                pid: self.tid,
-                reason: "it runs 32-bit code, which is not supported".to_owned(),
-            });
-        }
-        let (read_write, exec) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
-        let new = libc::MAP_FIXED_NOREPLACE;
-        match self.map(maps, [base, STUB_SIZE], read_write | exec, new) {
-            Ok(()) => self.write(RemoteAddr(base), stub::code())?,
-            // It may have no memory that is writable and executable (PR_SET_MDWE, SELinux):
-            // the code gets a page of its own, that only a tracer can write.
-            Err(e) if is_denied(&e) => {
-                self.map(maps, [base, STUB_SIZE], read_write, new)?;
-                self.map(maps, [base, PAGE], libc::PROT_READ | exec, libc::MAP_FIXED)?;
-                memory(self.tid)
-                    .and_then(|memory| memory.write_all_at(stub::code(), base))
-                    .map_err(Error::os(self.tid, "writing the stub"))?;
-            }
-            Err(e) => return Err(e),
-        }
-        self.stub = Some(Stub::at(base));
-        Ok(())
+        Self::inject_all([(self, maps, base)])
     }
 
-    /// Maps anonymous memory (first address and length) while there is no stub.
-    fn map(&mut self, maps: &[Mapping], range: [u64; 2], prot: i32, flags: i32) -> Result<()> {
-        let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let [prot, flags] = [prot, flags].map(|bits| u64::from(bits.cast_unsigned()));
-        let args = [range[0], range[1], prot, flags, u64::MAX, 0];
-        let result = self.call_without_stub(maps, libc::SYS_mmap, args)?;
+    /// Maps stubs into several processes: while one of them works the next ones are looked after.
+    ///
+    /// # Errors
+    /// The first of those of [`Tracee::inject`]; the others have theirs.
+    pub fn inject_all<'t>(
+        tasks: impl IntoIterator<Item = (&'t mut Self, &'t [Mapping], u64)>,
+    ) -> Result<()> {
+        let (read_write, exec) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
+        let new = libc::MAP_FIXED_NOREPLACE;
+        let (mut places, mut calls) = (Vec::new(), Vec::new());
+        for (tracee, maps, base) in tasks {
+            let call = mmap([base, STUB_SIZE], read_write | exec, new);
+            places.push((maps, base));
+            calls.push(LoneCall::new(tracee, maps, call));
+        }
+        let done = LoneCall::run_all(calls).into_iter().zip(places);
+        let all: Vec<Result<()>> = done
+            .map(|((tracee, mapped), (maps, base))| {
+                match mapped.and_then(|at| tracee.answer("mmap of the stub", at)) {
+                    Ok(_) => tracee.write(RemoteAddr(base), stub::code())?,
+                    // It may have no memory that is writable and executable (PR_SET_MDWE,
+                    // SELinux): the code gets a page of its own, that only a tracer can write.
+                    Err(e) if is_denied(&e) => {
+                        tracee.map(maps, mmap([base, STUB_SIZE], read_write, new))?;
+                        tracee.map(
+                            maps,
+                            mmap([base, PAGE], libc::PROT_READ | exec, libc::MAP_FIXED),
+                        )?;
+                        memory(tracee.tid)
+                            .and_then(|memory| memory.write_all_at(stub::code(), base))
+                            .map_err(Error::os(tracee.tid, "writing the stub"))?;
+                    }
+                    Err(e) => return Err(e),
+                }
+                tracee.stub = Some(Stub::at(base));
+                Ok(())
+            })
+            .collect();
+        all.into_iter().collect()
+    }
+
+    fn map(&mut self, maps: &[Mapping], call: SystemCall) -> Result<()> {
+        let result = self.call_without_stub(maps, call)?;
         self.answer("mmap of the stub", result).map(drop)
     }
 
@@ -100,10 +206,21 @@ impl Tracee {
     /// # Errors
     /// Gone; or the kernel's.
     pub fn eject(&mut self, maps: &[Mapping]) -> Result<()> {
-        let Some(stub) = self.stub.take() else { return Ok(()) };
-        let args = [stub.base, STUB_SIZE, 0, 0, 0, 0];
-        let result = self.call_without_stub(maps, libc::SYS_munmap, args)?;
-        self.answer("munmap of the stub", result).map(drop)
+        Self::eject_all([(self, maps)]).into_iter().collect()
+    }
+
+    /// Does the same to several processes: while one of them works the next ones are looked after.
+    pub fn eject_all<'t>(
+        tasks: impl IntoIterator<Item = (&'t mut Self, &'t [Mapping])>,
+    ) -> Vec<Result<()>> {
+        let calls = tasks.into_iter().filter_map(|(tracee, maps)| {
+            let stub = tracee.stub.take()?;
+            let call = (libc::SYS_munmap, [stub.base, STUB_SIZE, 0, 0, 0, 0]);
+            Some(LoneCall::new(tracee, maps, call))
+        });
+        let done = LoneCall::run_all(calls.collect()).into_iter();
+        done.map(|(tracee, result)| tracee.answer("munmap of the stub", result?).map(drop))
+            .collect()
     }
 
     /// What the kernel answered to a call in the task.
@@ -119,44 +236,9 @@ impl Tracee {
     }
 
     /// Makes a system call with nothing of ours mapped in the task.
-    fn call_without_stub(
-        &mut self,
-        maps: &[Mapping],
-        number: libc::c_long,
-        args: [u64; 6],
-    ) -> Result<u64> {
-        let mut regs = Registers {
-            rax: number.cast_unsigned(),
-            rdi: args[0],
-            rsi: args[1],
-            rdx: args[2],
-            r10: args[3],
-            r8: args[4],
-            r9: args[5],
-            orig_rax: u64::MAX,
-            ..self.own
-        };
-        let way_back = self.way_back(maps)?;
-        if let Some(way) = &way_back {
-            (regs.rip, regs.rsp) = (way.rip, way.place + 56);
-        } else {
-            let any = find_code(self.tid, maps, &[&[0x0f, 0x05]])?;
-            let Some([rip]) = any.as_deref() else {
-                return Err(Error::Unusable {
-                    pid: self.tid,
-                    reason: "no syscall instruction in its memory".to_owned(),
-                });
-            };
-            regs.rip = *rip;
-        }
-        let result = self.step_syscall(&regs)?;
-        self.trap()?;
-        self.put_back()?;
-        if let Some(way) = way_back {
-            scratch::clear(&way.memory, way.place, way.len)
-                .map_err(Error::os(self.tid, "clearing its stack"))?;
-        }
-        Ok(result)
+    fn call_without_stub(&mut self, maps: &[Mapping], call: SystemCall) -> Result<u64> {
+        let done = LoneCall::run_all(vec![LoneCall::new(self, maps, call)]);
+        done.into_iter().next().map_or(Err(Error::Gone { pid: 0 }), |(_, result)| result)
     }
 
     /// Prepares the return path on fresh stack: the addresses of `syscall; ret` and
@@ -424,12 +506,7 @@ pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
 ///
 /// # Errors
 /// Gone; traced by somebody else; the kernel's answer in `Remote`.
-pub fn call_once(
-    pid: i32,
-    what: &str,
-    (number, args): (libc::c_long, [u64; 6]),
-    patience: Duration,
-) -> Result<u64> {
+pub fn call_once(pid: i32, what: &str, call: SystemCall, patience: Duration) -> Result<u64> {
     let deadline = Instant::now() + patience;
     let mut leader = loop {
         match stop_thread(pid, pid, deadline)? {
@@ -437,7 +514,7 @@ pub fn call_once(
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    let result = read_maps(pid).and_then(|maps| leader.call_without_stub(&maps, number, args));
+    let result = read_maps(pid).and_then(|maps| leader.call_without_stub(&maps, call));
     let result = result.and_then(|result| leader.answer(what, result));
     leader.finish().and(result)
 }

@@ -6,7 +6,7 @@
 //! the section. So a thread that is found in one is taken out of it as the kernel
 //! would do it, before anything is run.
 
-use torpor_sys::ptrace;
+use torpor_sys::ptrace::{self, RseqConfig};
 
 use crate::{Error, RemoteAddr, Result, Tracee};
 
@@ -32,6 +32,7 @@ impl Tracee {
             Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(()),
             Err(e) => return Err(Error::os(tid, "PTRACE_GET_RSEQ_CONFIGURATION")(e)),
         };
+        self.rseq = Some(config);
         let area = config.address;
         let Some([at, flags]) = self.words(area + RSEQ_CS) else { return Ok(()) };
         if at == 0 {
@@ -51,6 +52,11 @@ impl Tracee {
             self.own.rip = section.abort;
         }
         Ok(())
+    }
+
+    /// What the thread has registered with rseq(2); nothing of a husk.
+    pub fn rseq(&self) -> Option<RseqConfig> {
+        self.rseq
     }
 
     /// The critical section that the thread is in and must be found in again, if it

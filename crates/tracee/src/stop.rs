@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use torpor_sys::process::{Status, wait, wait_any};
-use torpor_sys::ptrace::{self, Registers, SigInfo, option};
+use torpor_sys::ptrace::{self, Registers, RseqConfig, SigInfo, option};
 use torpor_sys::stub::DONE;
 use torpor_sys::xsave;
 
@@ -45,6 +45,8 @@ pub struct Tracee {
     /// Where the thread's pointer to its critical section is, and that section, if
     /// it must be found in it again.
     pub(crate) critical_section: Option<(u64, u64)>,
+    /// What it registered with rseq(2), if it was stopped by us.
+    pub(crate) rseq: Option<RseqConfig>,
     /// Made by us: dies with us, and has no state of its own to go back to.
     pub(crate) husk: bool,
     /// Still ours to let go when it is dropped.
@@ -105,6 +107,11 @@ impl Tracee {
         Ok(Some(tracee))
     }
 
+    /// Says whether it leads a process that has other threads, which spares to look it up.
+    pub fn leads_others(&mut self, others: bool) {
+        self.leads_others = Some(others);
+    }
+
     /// Whether the process is to end if the supervisor does before it has let the thread go.
     ///
     /// # Errors
@@ -136,6 +143,7 @@ impl Tracee {
             held: Vec::new(),
             born: Vec::new(),
             critical_section: None,
+            rseq: None,
             husk: false,
             held_back: true,
             leads_others: None,
@@ -325,19 +333,23 @@ impl Tracee {
         }
     }
 
-    /// Whether the signal that it stopped at is the one with which a batch ends.
+    /// Whether the signal that it stopped at is the one with which a batch ends. That one is
+    /// sent to the thread, and so comes before any that is sent to its process; one that
+    /// somebody else sends to the thread at that moment is the same as it.
     fn sent_by_stub(&self) -> Result<bool> {
-        let info = ptrace::siginfo(self.tid).map_err(Error::os(self.tid, "PTRACE_GETSIGINFO"))?;
         let regs = ptrace::registers(self.tid).map_err(Error::os(self.tid, "PTRACE_GETREGS"))?;
-        let code = i32::from_le_bytes([info[8], info[9], info[10], info[11]]);
-        Ok(code == libc::SI_TKILL && self.stub.as_ref().is_some_and(|s| s.is_behind_done(regs.rip)))
+        Ok(self.stub.as_ref().is_some_and(|s| s.is_behind_done(regs.rip)))
     }
 
     /// Makes it stop at a signal-handling point, where the kernel looks after
     /// interrupted system calls; needed after a stop at a system call.
-    pub(crate) fn trap(&mut self) -> Result<()> {
+    pub(crate) fn ask_to_trap(&self) -> Result<()> {
         ptrace::interrupt(self.tid).map_err(Error::os(self.tid, "PTRACE_INTERRUPT"))?;
-        ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))?;
+        ptrace::cont(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_CONT"))
+    }
+
+    /// Waits for that.
+    pub(crate) fn wait_trap(&mut self) -> Result<()> {
         loop {
             match self.wait_stop()? {
                 (_, ptrace::EVENT_STOP) => return Ok(()),
@@ -350,19 +362,41 @@ impl Tracee {
 
     /// Makes the one system call that `regs` points at, and stops behind it.
     pub(crate) fn step_syscall(&mut self, regs: &Registers) -> Result<u64> {
+        self.start_syscall(regs)?;
+        self.wait_syscall()?;
+        self.to_next_syscall()?;
+        self.finish_syscall()
+    }
+
+    /// Sends it to the one system call that `regs` points at.
+    pub(crate) fn start_syscall(&mut self, regs: &Registers) -> Result<()> {
         let tid = self.tid;
         ptrace::set_signal_mask(tid, u64::MAX).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
         ptrace::set_registers(tid, regs).map_err(Error::os(tid, "PTRACE_SETREGS"))?;
-        let mut stops = 0;
-        while stops < 2 {
-            ptrace::cont_to_syscall(tid, 0).map_err(Error::os(tid, "PTRACE_SYSCALL"))?;
+        self.to_next_syscall()
+    }
+
+    /// Lets it run to the beginning or the end of a system call.
+    pub(crate) fn to_next_syscall(&self) -> Result<()> {
+        ptrace::cont_to_syscall(self.tid, 0).map_err(Error::os(self.tid, "PTRACE_SYSCALL"))
+    }
+
+    /// Waits until it is there.
+    pub(crate) fn wait_syscall(&mut self) -> Result<()> {
+        loop {
             match self.wait_stop()? {
-                (signal, 0) if signal == libc::SIGTRAP | 0x80 => stops += 1,
+                (signal, 0) if signal == libc::SIGTRAP | 0x80 => return Ok(()),
                 (signal, 0) => self.held.push(signal),
                 _ => {}
             }
+            self.to_next_syscall()?;
         }
-        Ok(ptrace::registers(tid).map_err(Error::os(tid, "PTRACE_GETREGS"))?.rax)
+    }
+
+    /// Waits until it has made the system call, and returns the answer.
+    pub(crate) fn finish_syscall(&mut self) -> Result<u64> {
+        self.wait_syscall()?;
+        Ok(ptrace::registers(self.tid).map_err(Error::os(self.tid, "PTRACE_GETREGS"))?.rax)
     }
 
     /// Lets the thread go on as it was found. Signals that arrived meanwhile are sent

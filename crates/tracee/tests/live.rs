@@ -351,7 +351,7 @@ fn threads_run_batches_side_by_side() {
         }
         let answers = Batch::run_all(batches).unwrap();
         for ((tid, (name, comm, last)), out) in tids.into_iter().zip(calls).zip(answers) {
-            assert_eq!(out.result(last).unwrap(), tid as u64);
+            assert_eq!(out.result(last).unwrap(), u64::try_from(tid).unwrap());
             out.result(name).unwrap();
             assert_eq!(out.bytes(comm)[..8], *b"python3\0");
         }

@@ -51,8 +51,10 @@ pub fn freeze(
     freezer: &mut Freezer,
     guardian: &mut Guardian,
     deadline: Instant,
+    workers: usize,
 ) -> Result<Vec<Frozen>> {
-    let mut seized = if freezer.is_frozen() { seize_paused(root)? } else { HashMap::new() };
+    let mut seized =
+        if freezer.is_frozen() { seize_paused(root, workers)? } else { HashMap::new() };
     freezer.thaw(guardian)?;
     let mut stopped: Vec<Frozen> = Vec::new();
     let mut found = vec![root];
@@ -61,9 +63,9 @@ pub fn freeze(
         let bound = found.into_iter().map(|pid| (pid, seized.remove(&pid).unwrap_or_default()));
         stopped.extend(stop_all(root, bound.collect(), deadline)?);
         let known: HashSet<i32> = stopped.iter().map(|task| task.pid).collect();
-        found = new_children(stopped[older..].iter(), &known)?;
+        found = new_children(stopped[older..].iter(), &known, workers)?;
         if found.is_empty() {
-            found = new_children(stopped[..older].iter().rev(), &known)?;
+            found = new_children(stopped[..older].iter().rev(), &known, workers)?;
         }
     }
     Ok(stopped)
@@ -97,6 +99,7 @@ fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result
 fn new_children<'t>(
     parents: impl Iterator<Item = &'t Frozen>,
     known: &HashSet<i32>,
+    workers: usize,
 ) -> Result<Vec<i32>> {
     let mut new = Vec::new();
     for parent in parents {
@@ -104,7 +107,7 @@ fn new_children<'t>(
         if tids.is_empty() {
             tids.push(parent.pid);
         }
-        let children = proc::children(parent.pid, &tids)?;
+        let children = proc::children(parent.pid, &tids, workers)?;
         new.extend(children.into_iter().filter(|child| !known.contains(child)));
     }
     // One that has been given to another parent meanwhile may have been seen at both.
@@ -115,12 +118,12 @@ fn new_children<'t>(
 
 /// Seizes all threads of a tree that is paused by its cgroup: they make no others, and
 /// stop when they are thawed.
-fn seize_paused(root: i32) -> Result<HashMap<i32, Vec<i32>>> {
+fn seize_paused(root: i32, workers: usize) -> Result<HashMap<i32, Vec<i32>>> {
     let mut seized: HashMap<i32, Vec<i32>> = HashMap::new();
     let mut order = vec![root];
     while let Some(pid) = order.pop() {
         let tids = proc::numbers(pid, "task")?;
-        order.extend(proc::children(pid, &tids)?);
+        order.extend(proc::children(pid, &tids, workers)?);
         let bound = seized.entry(pid).or_default();
         for tid in tids {
             if seize(pid, tid)? {
@@ -209,6 +212,8 @@ impl Stopping {
     fn stopped(mut self, status: proc::Status) -> Result<Frozen> {
         let pid = self.pid;
         self.threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
+        let others = self.threads.len() > 1;
+        self.threads.iter_mut().take(1).for_each(|leader| leader.leads_others(others));
         let face = self.threads.first().map_or(pid, Tracee::tid);
         let status = if face == pid { status } else { proc::status(face)? };
         Ok(Frozen { pid, face, status, threads: self.threads })

@@ -28,7 +28,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 use torpor_sys::kcmp::Object;
-use torpor_tracee::{Mapping, Tracee};
+use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
 
 use self::freeze::Frozen;
 use self::freezer::Freezer;
@@ -148,17 +148,31 @@ impl Dump<'_> {
     /// # Errors
     /// If the task is a zombie, or has no room for the stub.
     pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
-        let t = &mut self.tasks[task];
-        let pid = t.pid;
-        let leader = t.threads.first_mut().ok_or(Error::Gone { pid })?;
-        if leader.stub_range().is_none() {
+        let t = &self.tasks[task];
+        let (pid, first) = (t.pid, t.threads.first());
+        if first.is_none_or(|first| first.stub_range().is_none()) {
+            self.inject(&[task])?;
+        }
+        self.tasks[task].threads.first_mut().ok_or(Error::Gone { pid })
+    }
+
+    /// Puts stubs into those of some tasks that have none.
+    fn inject(&mut self, tasks: &[usize]) -> Result<()> {
+        let mut wanted = Vec::new();
+        let some = self.tasks.iter_mut().enumerate().filter(|(i, _)| tasks.contains(i));
+        for (_, t) in some {
+            let pid = t.pid;
+            let first = t.threads.first_mut().ok_or(Error::Gone { pid })?;
+            if first.stub_range().is_some() {
+                continue;
+            }
             let base = torpor_tracee::stub_place(&t.maps).ok_or_else(|| {
                 Error::refused(pid, "its address space", "is full: there is no room for a stub")
             })?;
             self.guardian.watch(&Undo::Stub(pid, base))?;
-            leader.inject(&t.maps, base)?;
+            wanted.push((first, t.maps.as_slice(), base));
         }
-        Ok(leader)
+        Ok(Tracee::inject_all(wanted)?)
     }
 
     /// The id in the images of the thread with id `tid` here.
@@ -197,7 +211,8 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let away = if lender.is_none() { Away::connect(opts)? } else { None };
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
-    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
+    let (deadline, workers) = (start + opts.patience(), opts.workers());
+    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, deadline, workers)?;
     let freezing = start.elapsed();
     let mut cx = Dump::new(opts, images, frozen, guardian, vma::read)?;
     cx.freezer = freezer;
@@ -272,10 +287,13 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task);
-            continue;
         }
-        let flags = task::dump(cx, task)?;
-        memory::dump_mappings(cx, task, &flags)?;
+    }
+    for tasks in cx.live_tasks().chunks(SIDE_BY_SIDE) {
+        let flags = task::dump(cx, tasks)?;
+        for (&task, flags) in tasks.iter().zip(&flags) {
+            memory::dump_mappings(cx, task, flags)?;
+        }
         if cx.later.is_full() {
             cx.later.write(&cx.images, cx.opts.workers())?;
         }
@@ -648,7 +666,7 @@ impl<'a> Dump<'a> {
     /// others at any moment, which is not an error here.
     fn let_go(&mut self, end: End) {
         let (kill, stop) = (end == End::Kill, end == End::Stop);
-        let mut going_on = Vec::new();
+        let mut staying: Vec<&mut Task> = Vec::new();
         for task in &mut self.tasks {
             if kill && task.kill().is_ok() {
                 continue;
@@ -656,12 +674,18 @@ impl<'a> Dump<'a> {
             if stop {
                 task.signal(rustix::process::Signal::STOP);
             }
-            if let Some(leader) = task.threads.first_mut()
-                && let Err(e) = leader.eject(&task.maps)
-            {
-                tracing::debug!("task {}: {e}", task.pid);
+            staying.push(task);
+        }
+        let mut going_on = Vec::new();
+        for tasks in staying.chunks_mut(SIDE_BY_SIDE) {
+            let stubs = tasks.iter_mut().filter_map(|task| {
+                let task: &mut Task = task;
+                Some((task.threads.first_mut()?, task.maps.as_slice()))
+            });
+            for left in Tracee::eject_all(stubs) {
+                left.unwrap_or_else(|e| tracing::debug!("{e}"));
             }
-            going_on.append(&mut task.threads);
+            tasks.iter_mut().for_each(|task| going_on.append(&mut task.threads));
         }
         let paused = if kill {
             self.freezer.abandon(&mut self.guardian)

@@ -39,7 +39,8 @@ pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let away = Away::connect(opts)?;
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
-    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, start + opts.patience())?;
+    let (deadline, workers) = (start + opts.patience(), opts.workers());
+    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, deadline, workers)?;
     let freezing = start.elapsed();
     let mut cx = Dump::new(opts, images, frozen, guardian, vma::read_quickly)?;
     cx.freezer = freezer;

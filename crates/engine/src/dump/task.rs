@@ -8,7 +8,7 @@ use super::{Dump, Task};
 use crate::error::{Error, Result};
 use crate::file::regular;
 use crate::proc;
-use crate::task::{MmFlags, Seen, Tree, state};
+use crate::task::{MmFlags, Process, ProcessState, Seen, Settings, Tree, state};
 
 /// Writes the images of a zombie: its name and how it ended.
 pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
@@ -26,34 +26,59 @@ pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
     cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
 }
 
-/// Writes the images of a live task but for its memory. Returns what the kernel keeps
-/// with the memory.
-pub(super) fn dump(cx: &mut Dump<'_>, task: usize) -> Result<MmFlags> {
-    dump_fs(cx, task)?;
-    cx.remote(task)?;
-    let mut threads = std::mem::take(&mut cx.tasks[task].threads);
-    if let Some((leader, others)) = threads.split_first_mut() {
-        others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
+/// Writes the images of some live tasks but for their memory. Returns what the kernel keeps
+/// with their memory.
+pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
+    for &task in tasks {
+        dump_fs(cx, task)?;
     }
-    let mut filters = std::mem::take(&mut cx.filters);
-    let vtids = std::mem::take(&mut cx.vtids);
-    let mut tree =
-        Tree { maps: &cx.id_maps, vtid: &|tid| vtids.get(&tid).copied(), filters: &mut filters };
-    let statuses = std::mem::take(&mut cx.tasks[task].statuses);
-    let settings = std::mem::take(&mut cx.tasks[task].settings);
-    let seen = Seen { stat: &cx.tasks[task].stat, statuses: &statuses, settings: &settings };
-    let state = crate::task::dump(&mut threads, seen, &mut tree);
-    (cx.filters, cx.vtids) = (filters, vtids);
-    let state = state.and_then(|mut state| {
+    cx.inject(tasks)?;
+    let mut taken: Vec<Taken> = tasks.iter().map(|&task| Taken::of(&mut cx.tasks[task])).collect();
+    let states = ask(cx, tasks, &mut taken);
+    for (&task, taken) in tasks.iter().zip(taken) {
+        cx.tasks[task].threads = taken.threads;
+    }
+    let mut flags = Vec::with_capacity(tasks.len());
+    for (&task, mut state) in tasks.iter().zip(states?) {
         check_parent(cx, task, &state.cores)?;
         if cx.tasks[task].has_lost_leader() {
             write_lost_leader(cx, task, &mut state.cores)?;
         }
-        write_cores(cx, &threads, state.cores);
-        Ok(state.mm)
+        write_cores(cx, task, state.cores);
+        flags.push(state.mm);
+    }
+    Ok(flags)
+}
+
+/// What a task lends to those who ask its threads.
+struct Taken {
+    threads: Vec<Tracee>,
+    statuses: Vec<proc::Status>,
+    settings: Settings,
+}
+
+impl Taken {
+    fn of(task: &mut Task) -> Self {
+        let mut threads = std::mem::take(&mut task.threads);
+        if let Some((leader, others)) = threads.split_first_mut() {
+            others.iter_mut().enumerate().for_each(|(i, t)| t.share_stub(leader, i + 1));
+        }
+        let statuses = std::mem::take(&mut task.statuses);
+        Taken { threads, statuses, settings: std::mem::take(&mut task.settings) }
+    }
+}
+
+fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
+    let mut filters = std::mem::take(&mut cx.filters);
+    let vtid = |tid: i32| cx.vtids.get(&tid).copied();
+    let mut tree = Tree { maps: &cx.id_maps, vtid: &vtid, filters: &mut filters };
+    let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
+        let Taken { threads, statuses, settings } = taken;
+        Process { threads, seen: Seen { stat: &cx.tasks[task].stat, statuses, settings } }
     });
-    cx.tasks[task].threads = threads;
-    state
+    let states = crate::task::dump(processes.collect(), &mut tree);
+    cx.filters = filters;
+    states
 }
 
 /// Refuses a thread that is to get a signal when its parent ends, and whose parent's leader has
@@ -88,8 +113,8 @@ fn write_lost_leader(cx: &mut Dump<'_>, task: usize, cores: &mut [CoreEntry]) ->
     Ok(())
 }
 
-fn write_cores(cx: &mut Dump<'_>, threads: &[Tracee], cores: Vec<CoreEntry>) {
-    for (thread, mut core) in threads.iter().zip(cores) {
+fn write_cores(cx: &mut Dump<'_>, task: usize, cores: Vec<CoreEntry>) {
+    for (thread, mut core) in cx.tasks[task].threads.iter().zip(cores) {
         let set = cx.cgroups.of(thread.tid());
         if let Some(tc) = &mut core.tc {
             tc.cg_set = set;

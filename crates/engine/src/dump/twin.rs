@@ -187,7 +187,7 @@ fn cost(pid: i32) -> Result<u64> {
 /// If the task is gone; the kernel's.
 pub fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
-    for child in proc::children(pid, &proc::numbers(pid, "task")?)? {
+    for child in proc::children(pid, &proc::numbers(pid, "task")?, 1)? {
         let (Ok(stat), Ok(status)) = (proc::stat(child), proc::status(child)) else { continue };
         if stat.exit_signal != 0 || stat.start_time < since {
             continue;

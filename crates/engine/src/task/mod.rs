@@ -104,66 +104,124 @@ impl Settings {
     }
 }
 
-/// Describes a process by its stopped threads, the leader first. They must have their
-/// stub, but nothing may have been run in them that pending signals could disturb.
+/// A process that is to be described: its stopped threads, the leader first, and what is known
+/// of it.
+#[derive(Debug)]
+pub struct Process<'a> {
+    /// They must have their stub, but nothing may have been run in them that pending signals
+    /// could disturb.
+    pub threads: &'a mut [Tracee],
+    /// What procfs says.
+    pub seen: Seen<'a>,
+}
+
+/// Describes some processes: while one answers the next ones are asked.
 ///
 /// # Errors
 /// Gone; what cannot be kept is refused by name.
-pub fn dump(threads: &mut [Tracee], seen: Seen<'_>, tree: &mut Tree<'_>) -> Result<ProcessState> {
-    let mut state = ProcessState { cores: Vec::new(), mm: MmFlags::default() };
-    let mut pairs = threads.iter_mut().zip(seen.statuses);
-    if let Some((leader, status)) = pairs.next() {
-        let (core, mm) = dump_leader(leader, status, seen, tree)?;
-        state = ProcessState { cores: vec![core], mm };
+pub fn dump(processes: Vec<Process<'_>>, tree: &mut Tree<'_>) -> Result<Vec<ProcessState>> {
+    let (mut leaders, mut others) = (Vec::new(), Vec::new());
+    for Process { threads, seen } in processes {
+        let mut threads = threads.iter_mut().zip(seen.statuses);
+        leaders.extend(threads.next().map(|(leader, status)| (leader, status, seen)));
+        others.push(threads.collect::<Vec<_>>());
     }
-    let mut others: Vec<_> = pairs.collect();
-    for some in others.chunks_mut(SIDE_BY_SIDE) {
-        state.cores.extend(dump_threads(some, tree)?);
+    let mut states = dump_leaders(leaders, tree)?;
+    for (state, others) in states.iter_mut().zip(&mut others) {
+        for some in others.chunks_mut(SIDE_BY_SIDE) {
+            state.cores.extend(dump_threads(some, tree)?);
+        }
     }
-    Ok(state)
+    Ok(states)
 }
 
-fn dump_leader(
-    tracee: &mut Tracee,
-    status: &proc::Status,
-    Seen { stat, settings, .. }: Seen<'_>,
+/// Describes processes by their leaders.
+fn dump_leaders(
+    leaders: Vec<(&mut Tracee, &proc::Status, Seen<'_>)>,
     tree: &mut Tree<'_>,
-) -> Result<(CoreEntry, MmFlags)> {
-    // Of a leader that has ended the kernel shows less than of its other threads.
-    let pid = tracee.tid();
-    let signals = signals::pending(tracee, true)?;
-    let timers = timers::list(pid, &settings.timers, tree.vtid)?;
-    let (task_state, stop_signo) = signals::stop_state(tracee);
-    let mut tc = TaskCoreEntry {
-        task_state,
-        stop_signo,
-        flags: stat.flags,
-        // The kernel forgets the signal once the parent has asked for it.
-        torpor_stop_reported: (stop_signo.is_some() && stat.exit_code == 0).then_some(true),
-        blk_sigset: tracee.signal_mask(),
-        comm: stat.comm.clone(),
-        signals_s: Some(signals),
-        loginuid: settings.loginuid,
-        oom_score_adj: settings.oom_score_adj,
-        ..TaskCoreEntry::default()
-    };
-    let outside = seen_from_outside(tracee, status, tree)?;
-    let mut batch = tracee.batch();
-    let inside = ThreadQuestions::ask(&mut batch);
-    let personality = thread::ask_personality(&mut batch);
-    let actions = signals::ask_actions(&mut batch);
-    let timers = timers::ask(&mut batch, timers);
-    let limits = limits::ask(&mut batch);
-    let process = process::ask(&mut batch);
-    let out = batch.run()?;
-    tc.personality = personality.answer(&out)?;
-    tc.sigactions = actions.answer(&out)?;
-    tc.timers = Some(timers.answer(&out)?);
-    tc.rlimits = Some(limits.answer(&out)?);
-    let flags = process.answer(&out, settings.coredump_filter, &mut tc)?;
-    let mut core = inside.answer(tracee, &out, outside)?;
-    core.tc = Some(tc);
-    Ok((core, flags))
+) -> Result<Vec<ProcessState>> {
+    let (mut batches, mut asked, mut states) = (Vec::new(), Vec::new(), Vec::new());
+    let mut leaders = leaders;
+    for (tracee, status, seen) in &mut leaders {
+        let (batch, questions) = ProcessQuestions::ask(tracee, status, *seen, tree)?;
+        batches.push(batch);
+        asked.push(questions);
+    }
+    let answers = Batch::run_all(batches)?;
+    for (((tracee, _, seen), questions), out) in leaders.iter_mut().zip(asked).zip(answers) {
+        states.push(questions.answer(tracee, &out, seen.settings)?);
+    }
+    Ok(states)
+}
+
+/// What only the process itself knows, with what is known of it by then.
+struct ProcessQuestions {
+    tc: TaskCoreEntry,
+    outside: ThreadCoreEntry,
+    inside: ThreadQuestions,
+    personality: thread::PersonalityQuestion,
+    actions: signals::ActionQuestions,
+    timers: timers::Questions,
+    limits: limits::Questions,
+    process: process::Questions,
+}
+
+impl ProcessQuestions {
+    fn ask<'t>(
+        tracee: &'t mut Tracee,
+        status: &proc::Status,
+        Seen { stat, settings, .. }: Seen<'_>,
+        tree: &mut Tree<'_>,
+    ) -> Result<(Batch<'t>, Self)> {
+        // Of a leader that has ended the kernel shows less than of its other threads.
+        let pid = tracee.tid();
+        let signals = signals::pending(tracee, true)?;
+        let timers = timers::list(pid, &settings.timers, tree.vtid)?;
+        let (task_state, stop_signo) = signals::stop_state(tracee);
+        let tc = TaskCoreEntry {
+            task_state,
+            stop_signo,
+            flags: stat.flags,
+            // The kernel forgets the signal once the parent has asked for it.
+            torpor_stop_reported: (stop_signo.is_some() && stat.exit_code == 0).then_some(true),
+            blk_sigset: tracee.signal_mask(),
+            comm: stat.comm.clone(),
+            signals_s: Some(signals),
+            loginuid: settings.loginuid,
+            oom_score_adj: settings.oom_score_adj,
+            ..TaskCoreEntry::default()
+        };
+        let outside = seen_from_outside(tracee, status, tree)?;
+        let mut batch = tracee.batch();
+        let questions = ProcessQuestions {
+            tc,
+            outside,
+            inside: ThreadQuestions::ask(&mut batch),
+            personality: thread::ask_personality(&mut batch),
+            actions: signals::ask_actions(&mut batch),
+            timers: timers::ask(&mut batch, timers),
+            limits: limits::ask(&mut batch),
+            process: process::ask(&mut batch),
+        };
+        Ok((batch, questions))
+    }
+
+    fn answer(
+        self,
+        tracee: &mut Tracee,
+        out: &Outcome,
+        settings: &Settings,
+    ) -> Result<ProcessState> {
+        let mut tc = self.tc;
+        tc.personality = self.personality.answer(out)?;
+        tc.sigactions = self.actions.answer(out)?;
+        tc.timers = Some(self.timers.answer(out)?);
+        tc.rlimits = Some(self.limits.answer(out)?);
+        let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
+        let mut core = self.inside.answer(tracee, out, self.outside)?;
+        core.tc = Some(tc);
+        Ok(ProcessState { cores: vec![core], mm })
+    }
 }
 
 /// Describes up to [`SIDE_BY_SIDE`] threads: while one answers the next ones are asked.

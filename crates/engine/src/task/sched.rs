@@ -14,7 +14,9 @@ use crate::error::{Context, Error, Result};
 const RESET_ON_FORK: u32 = 0x4000_0000;
 /// The same in `struct sched_attr`.
 const FLAG_RESET_ON_FORK: u64 = 1;
-/// linux/sched.h.
+// linux/sched.h.
+const SCHED_FIFO: u32 = 1;
+const SCHED_RR: u32 = 2;
 const SCHED_DEADLINE: u32 = 6;
 
 /// How many processors this machine has.
@@ -42,9 +44,12 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     }
     let reset = if now.flags & FLAG_RESET_ON_FORK == 0 { 0 } else { RESET_ON_FORK };
     entry.sched_policy = Some(now.policy | reset);
-    // sched_getattr(2) does not show the nice value that a real-time thread keeps.
-    let nice = rustix::process::getpriority_process(Pid::from_raw(tid));
-    entry.sched_nice = Some(nice.context(|| format!("task {tid}: getpriority"))?);
+    entry.sched_nice = Some(match now.policy {
+        // sched_getattr(2) does not show the nice value that a real-time thread keeps.
+        SCHED_FIFO | SCHED_RR => rustix::process::getpriority_process(Pid::from_raw(tid))
+            .context(|| format!("task {tid}: getpriority"))?,
+        _ => now.nice,
+    });
     entry.sched_prio = Some(now.priority);
     let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
     let pinned = set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS;

@@ -4,7 +4,6 @@
 
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
-use torpor_sys::ptrace::rseq;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
@@ -90,18 +89,12 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     let (head, len) = robust_list(tid).context(|| format!("task {tid}: get_robust_list"))?;
     entry.futex_rla = head;
     entry.futex_rla_len = u32::try_from(len).unwrap_or_default();
-    entry.rseq_entry = match rseq(tid) {
-        Ok(config) if config.address != 0 => Some(RseqEntry {
-            rseq_abi_pointer: config.address,
-            rseq_abi_size: config.size,
-            signature: config.signature,
-            rseq_cs_pointer: tracee.critical_section(),
-        }),
-        Ok(_) => None,
-        // A kernel without restartable sequences.
-        Err(e) if e.raw_os_error() == Some(libc::EIO) => None,
-        Err(e) => return Err(e).context(|| format!("task {tid}: its rseq area")),
-    };
+    entry.rseq_entry = tracee.rseq().map(|config| RseqEntry {
+        rseq_abi_pointer: config.address,
+        rseq_abi_size: config.size,
+        signature: config.signature,
+        rseq_cs_pointer: tracee.critical_section(),
+    });
     Ok(())
 }
 
