@@ -24,15 +24,7 @@ struct Section {
 impl Tracee {
     /// Moves a thread that was found in a critical section to its abort handler.
     pub(crate) fn leave_critical_section(&mut self) -> Result<()> {
-        let tid = self.tid;
-        let config = match ptrace::rseq(tid) {
-            Ok(config) if config.address != 0 => config,
-            Ok(_) => return Ok(()),
-            // A kernel without restartable sequences.
-            Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(()),
-            Err(e) => return Err(Error::os(tid, "PTRACE_GET_RSEQ_CONFIGURATION")(e)),
-        };
-        self.rseq = Some(config);
+        let Some(config) = self.rseq()? else { return Ok(()) };
         let area = config.address;
         let Some([at, flags]) = self.words(area + RSEQ_CS) else { return Ok(()) };
         if at == 0 {
@@ -54,9 +46,20 @@ impl Tracee {
         Ok(())
     }
 
-    /// What the thread has registered with rseq(2); nothing of a husk.
-    pub fn rseq(&self) -> Option<RseqConfig> {
-        self.rseq
+    /// What the thread has registered with rseq(2). One that was stopped has been asked already.
+    ///
+    /// # Errors
+    /// Gone.
+    pub fn rseq(&mut self) -> Result<Option<RseqConfig>> {
+        if self.rseq.is_none() {
+            self.rseq = match ptrace::rseq(self.tid) {
+                Ok(config) => Some(config),
+                // A kernel without restartable sequences.
+                Err(e) if e.raw_os_error() == Some(libc::EIO) => None,
+                Err(e) => return Err(Error::os(self.tid, "PTRACE_GET_RSEQ_CONFIGURATION")(e)),
+            };
+        }
+        Ok(self.rseq.filter(|config| config.address != 0))
     }
 
     /// The critical section that the thread is in and must be found in again, if it

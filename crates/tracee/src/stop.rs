@@ -45,7 +45,7 @@ pub struct Tracee {
     /// Where the thread's pointer to its critical section is, and that section, if
     /// it must be found in it again.
     pub(crate) critical_section: Option<(u64, u64)>,
-    /// What it registered with rseq(2), if it was stopped by us.
+    /// What it has registered with rseq(2), once that has been looked up: nothing of ours is.
     pub(crate) rseq: Option<RseqConfig>,
     /// Made by us: dies with us, and has no state of its own to go back to.
     pub(crate) husk: bool,

@@ -229,7 +229,8 @@ fn dump_threads(
     threads: &mut [(&mut Tracee, &proc::Status)],
     tree: &mut Tree<'_>,
 ) -> Result<Vec<CoreEntry>> {
-    let outside = threads.iter().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
+    let outside =
+        threads.iter_mut().map(|(tracee, status)| seen_from_outside(tracee, status, tree));
     let outside = outside.collect::<Result<Vec<_>>>()?;
     let asked = threads.iter_mut().map(|(tracee, _)| {
         let mut batch = tracee.batch();
@@ -274,7 +275,7 @@ pub fn has_ended(core: &CoreEntry) -> bool {
 
 /// What ptrace and `/proc` tell about a thread.
 fn seen_from_outside(
-    tracee: &Tracee,
+    tracee: &mut Tracee,
     status: &proc::Status,
     tree: &mut Tree<'_>,
 ) -> Result<ThreadCoreEntry> {

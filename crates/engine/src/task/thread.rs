@@ -84,12 +84,12 @@ impl Questions {
 ///
 /// # Errors
 /// Gone.
-pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
+pub(crate) fn dump(tracee: &mut Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
     let tid = tracee.tid();
     let (head, len) = robust_list(tid).context(|| format!("task {tid}: get_robust_list"))?;
     entry.futex_rla = head;
     entry.futex_rla_len = u32::try_from(len).unwrap_or_default();
-    entry.rseq_entry = tracee.rseq().map(|config| RseqEntry {
+    entry.rseq_entry = tracee.rseq()?.map(|config| RseqEntry {
         rseq_abi_pointer: config.address,
         rseq_abi_size: config.size,
         signature: config.signature,
