@@ -21,6 +21,7 @@ mod daemon;
 mod guard;
 mod missing;
 mod pager;
+mod reader;
 mod working_set;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -161,7 +162,7 @@ impl Remote<'_> {
     ///
     /// # Errors
     /// A restore that has failed after all: the tasks are to go on where they were.
-    pub fn conclude(self, buffer: &mut [u8]) -> Result<()> {
+    pub fn conclude(self, buffer: &mut Vec<u8>) -> Result<()> {
         let mut data = [0; RESTORED.len()];
         let received = next(self.line, self.restorer, &mut data)?;
         if &data[..received.len] != RESTORED {

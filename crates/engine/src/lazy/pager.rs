@@ -16,6 +16,7 @@ use torpor_sys::uffd::{self, Event};
 
 use super::Remote;
 use super::missing::{Gap, Missing};
+use super::reader::Reader;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
@@ -26,11 +27,11 @@ use crate::restore::layers::Pages;
 const AROUND: u64 = 64 * 1024;
 /// Bytes brought in at once when nobody does.
 const CHUNK: u64 = 256 * 1024;
-/// Requests that are under way when nobody waits: one is being answered while the one before
-/// is put in place. Whoever waits then waits for these first.
-const AHEAD: usize = 2;
-/// Requests that are under way at most.
-const MOST: usize = 64;
+/// Bytes that are under way when nobody waits: some are being read while others are put in place.
+/// Who waits for a page of a dump waits for these first.
+const AHEAD: u64 = 3 * CHUNK;
+/// Bytes that are under way at most when somebody waits.
+const MOST: u64 = 64 * AROUND;
 
 /// An address space with pages that are missing.
 #[derive(Debug)]
@@ -119,7 +120,11 @@ impl Space {
             };
             let done = match self.missing.at(page) {
                 Some(gap) if self.is_remote(&gap) => {
-                    self.ask(&gap.within(&near), gap.source + (page - gap.range.start), remote)?;
+                    let source = gap.source + (page - gap.range.start);
+                    let borrower = borrower(remote, page)?;
+                    if !borrower.asked().has(self.id, source) && borrower.asked().bytes() < MOST {
+                        borrower.ask(self.request(&gap.within(&near)))?;
+                    }
                     // It waits until the answer is in its place.
                     self.waiting.push_back(page);
                     continue;
@@ -146,14 +151,10 @@ impl Space {
         self.pages.within(gap.source..gap.source + 1).any(|(stretch, _)| stretch.is_remote())
     }
 
-    /// Asks for the pages of a gap, as if for the one with the address `source` in the images.
-    fn ask(&self, gap: &Gap, source: u64, remote: &mut Option<Remote<'_>>) -> Result<()> {
-        let borrower = &mut remote.as_mut().ok_or_else(|| lost(gap.range.start))?.borrower;
-        if borrower.has_asked(self.id, source) || borrower.waits_for() >= MOST {
-            return Ok(());
-        }
+    /// What a gap lacks.
+    fn request(&self, gap: &Gap) -> Request {
         let range = gap.source..gap.source + (gap.range.end - gap.range.start);
-        borrower.ask(Request { id: self.id, range })
+        Request { id: self.id, range }
     }
 
     /// Brings in what is missing in a range.
@@ -166,12 +167,13 @@ impl Space {
         Ok(true)
     }
 
-    /// Brings in a part that nobody waits for, or asks for it. False if there is nothing to do
+    /// Asks for a part that nobody waits for. False if there is nothing to do
     /// but to wait for what was asked for.
-    fn go_on(&mut self, remote: &mut Option<Remote<'_>>, buffer: &mut [u8]) -> Result<bool> {
+    fn go_on(&mut self, remote: &mut Option<Remote<'_>>, reader: &mut Reader) -> Result<bool> {
         let asked = |gap: &Gap| {
             let borrower = remote.as_ref().map(|remote| &remote.borrower);
-            borrower.is_some_and(|borrower| borrower.has_asked(self.id, gap.source))
+            borrower.is_some_and(|borrower| borrower.asked().has(self.id, gap.source))
+                || reader.asked().has(self.id, gap.source)
         };
         let first = next_of(&mut self.first, &self.missing, asked);
         let Some(gap) = first.or_else(|| self.missing.from(self.next).find(|gap| !asked(gap)))
@@ -183,20 +185,17 @@ impl Space {
             self.next = gap.range.end;
         }
         match self.is_remote(&gap) {
-            true => self.ask(&gap, gap.source, remote)?,
-            false => drop(self.bring(&gap, buffer)?),
+            true => borrower(remote, gap.range.start)?.ask(self.request(&gap))?,
+            false => reader.ask(self.request(&gap), &self.pages)?,
         }
         Ok(true)
     }
 
-    /// Brings in a gap of at most [`CHUNK`] bytes. False if events have to be read first.
+    /// Brings in a gap of at most [`AROUND`] bytes. False if events have to be read first.
     fn bring(&mut self, gap: &Gap, buffer: &mut [u8]) -> Result<bool> {
         let len = usize::try_from(gap.range.end - gap.range.start).unwrap_or(usize::MAX);
         let bytes = buffer.get_mut(..len).ok_or_else(|| lost(gap.range.start))?;
-        for (stretch, range) in self.pages.within(gap.source..gap.source + len as u64) {
-            let at = |address: u64| usize::try_from(address - gap.source).unwrap_or(usize::MAX);
-            stretch.read(range.start, &mut bytes[at(range.start)..at(range.end)])?;
-        }
+        self.pages.read(gap.source, bytes)?;
         self.put(gap.range.start, bytes)
     }
 
@@ -298,6 +297,10 @@ fn next_of(
     None
 }
 
+fn borrower<'b>(remote: &'b mut Option<Remote<'_>>, at: u64) -> Result<&'b mut Borrower> {
+    Ok(&mut remote.as_mut().ok_or_else(|| lost(at))?.borrower)
+}
+
 fn lost(at: u64) -> Error {
     Error::invalid("pages", format!("the gap at {at:x} is larger than what was asked for"))
 }
@@ -337,9 +340,10 @@ pub fn run(
     mut recorder: Option<Recorder<'_>>,
     other: &OwnedFd,
 ) -> Result<()> {
-    let mut buffer = vec![0; usize::try_from(CHUNK).unwrap_or(0)];
+    let mut buffer = vec![0; usize::try_from(AROUND).unwrap_or(0)];
+    let mut reader = Reader::start()?;
     let request = Request { id: 0, range: 0..0 };
-    let mut answer = Answer { request, bytes: buffer.clone(), is_held: false };
+    let mut answer = Answer { request, bytes: Vec::new(), is_held: false };
     let mut next = 0;
     let mut idle = false;
     loop {
@@ -356,7 +360,7 @@ pub fn run(
             return remote.map_or(Ok(()), |remote| remote.conclude(&mut buffer));
         }
         let wait = if idle { left } else { Some(Duration::ZERO) };
-        let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), other, wait)?;
+        let ready = look(spaces, remote.as_mut().map(|r| &mut r.borrower), &reader, other, wait)?;
         let mut children = Vec::new();
         let mut loud = spaces.iter_mut().zip(&ready.spaces).filter(|(_, ready)| **ready);
         let read = loud.try_for_each(|(space, _)| space.read_events(&mut children));
@@ -367,34 +371,37 @@ pub fn run(
         } else if let Some(remote) = remote.as_mut().filter(|_| ready.answer) {
             answer.request = remote.borrower.receive(&mut answer.bytes)?;
             answer.put(spaces)?;
+        } else if ready.read {
+            answer.request = reader.receive(&mut answer.bytes)?;
+            answer.put(spaces)?;
         }
         let mut held = answer.is_held;
         for space in spaces.iter_mut().filter(|space| !space.waiting.is_empty()) {
             held |= !space.serve(&mut remote, recorder.as_mut(), &mut buffer)?;
         }
-        let quiet = !ready.spaces.contains(&true);
-        let mut goes_on = |next| go_on(spaces, next, &mut remote, &mut buffer);
-        idle = quiet && (recorder.is_some() || !goes_on(&mut next)?) && !held;
+        while recorder.is_none() && go_on(spaces, &mut next, &mut remote, &mut reader)? {}
+        idle = !held;
         if let Some(remote) = &mut remote {
             remote.borrower.flush()?;
         }
     }
 }
 
-/// Does a little for one of the spaces, where nobody waits. False if there is nothing to do
+/// Asks for a little of one of the spaces, where nobody waits. False if there is nothing to do
 /// before an answer comes.
 fn go_on(
     spaces: &mut [Space],
     next: &mut usize,
     remote: &mut Option<Remote<'_>>,
-    buffer: &mut [u8],
+    reader: &mut Reader,
 ) -> Result<bool> {
-    if remote.as_ref().is_some_and(|remote| remote.borrower.waits_for() >= AHEAD) {
+    let of_remote = remote.as_ref().map_or(0, |remote| remote.borrower.asked().bytes());
+    if of_remote.max(reader.asked().bytes()) >= AHEAD {
         return Ok(false);
     }
     for _ in 0..spaces.len() {
         *next = (*next + 1) % spaces.len();
-        if spaces[*next].go_on(remote, buffer)? {
+        if spaces[*next].go_on(remote, reader)? {
             return Ok(true);
         }
     }
@@ -405,19 +412,22 @@ fn go_on(
 struct Ready {
     spaces: Vec<bool>,
     answer: bool,
+    read: bool,
 }
 
 /// Looks who has something to say; waits until somebody has, but no longer than `wait`.
 fn look(
     spaces: &[Space],
     mut borrower: Option<&mut Borrower>,
+    reader: &Reader,
     other: &OwnedFd,
     wait: Option<Duration>,
 ) -> Result<Ready> {
     let has_answer = borrower.as_mut().is_some_and(|borrower| borrower.has_answer());
-    let ends = [Some(other.as_fd()), borrower.as_ref().map(|borrower| borrower.as_fd())];
+    let ends = [other.as_fd(), reader.as_fd()].map(Some);
+    let ends = ends.into_iter().chain([borrower.as_ref().map(|borrower| borrower.as_fd())]);
     let mut fds: Vec<PollFd<'_>> = (spaces.iter().map(|space| space.uffd.as_fd()))
-        .chain(ends.into_iter().flatten())
+        .chain(ends.flatten())
         .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
     let wait = if has_answer { Some(Duration::ZERO) } else { wait };
@@ -431,12 +441,14 @@ fn look(
     if ends.first().is_some_and(is_ready) {
         return Err(Error::Hook("the process that watches over the pager has ended".to_owned()));
     }
-    let loud = ends.get(1).is_some_and(|fd| !fd.revents().is_empty());
-    let answer = has_answer || loud && borrower.as_ref().is_some_and(|b| b.waits_for() > 0);
+    let is_loud = |fd: &PollFd<'_>| !fd.revents().is_empty();
+    let read = ends.get(1).is_some_and(is_loud);
+    let loud = ends.get(2).is_some_and(is_loud);
+    let answer = has_answer || loud && borrower.as_ref().is_some_and(|b| !b.asked().is_empty());
     if loud && !answer && borrower.as_ref().is_some_and(|borrower| borrower.is_alone()) {
         return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
     }
-    Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer })
+    Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer, read })
 }
 
 #[cfg(test)]

@@ -27,11 +27,42 @@ pub struct Request {
     pub range: Range<u64>,
 }
 
+/// Requests that have not been answered, in their order.
+#[derive(Debug, Default)]
+pub struct Asked(VecDeque<Request>);
+
+impl Asked {
+    /// Whether all have been answered.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes that they ask for.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|request| request.range.end - request.range.start).sum()
+    }
+
+    /// Whether one of them asks for a page.
+    pub fn has(&self, id: u64, address: u64) -> bool {
+        self.0.iter().any(|request| request.id == id && request.range.contains(&address))
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, request: Request) {
+        self.0.push_back(request);
+    }
+
+    /// The one that is answered next.
+    pub fn pop(&mut self) -> Option<Request> {
+        self.0.pop_front()
+    }
+}
+
 /// Asks for pages. Answers come in the order of the requests.
 #[derive(Debug)]
 pub struct Borrower {
     connection: Connection,
-    asked: VecDeque<Request>,
+    asked: Asked,
     /// What opens the pages, if they are sealed.
     transit: Option<Transit>,
 }
@@ -44,17 +75,12 @@ impl Borrower {
     pub fn connect(to: &PageServer, id: &str, seal: Option<&Checkpoint>) -> Result<Self> {
         let mut connection = Connection::connect(to)?;
         let transit = greet(&mut connection, id, seal)?;
-        Ok(Borrower { connection, asked: VecDeque::new(), transit })
+        Ok(Borrower { connection, asked: Asked::default(), transit })
     }
 
-    /// How many requests have not been answered.
-    pub fn waits_for(&self) -> usize {
-        self.asked.len()
-    }
-
-    /// Whether a page has been asked for.
-    pub fn has_asked(&self, id: u64, address: u64) -> bool {
-        self.asked.iter().any(|request| request.id == id && request.range.contains(&address))
+    /// What is still to be answered.
+    pub fn asked(&self) -> &Asked {
+        &self.asked
     }
 
     /// Asks for pages; sent by [`Borrower::flush`].
@@ -68,7 +94,7 @@ impl Borrower {
         let object = Some(Object { kind: kind::PAGEMAP, id: *id });
         let command = Command { op: Op::Get, flags: 0, pages, vaddr: range.start, object };
         command.send(&mut self.connection).context(|| "ask for pages".to_owned())?;
-        self.asked.push_back(request);
+        self.asked.push(request);
         Ok(())
     }
 
@@ -95,15 +121,15 @@ impl Borrower {
         }
     }
 
-    /// Waits for the answer to the first request, which fills the beginning of `buffer`: pages
-    /// that were asked for, if not all of them.
+    /// Waits for the answer to the first request, which fills the beginning of `buffer` (made
+    /// longer if it has to be): pages that were asked for, if not all of them.
     ///
     /// # Errors
     /// The connection's: the dump is gone; an answer to another question.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> Result<Request> {
+    pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
         let lost = || "the dump that serves the pages".to_owned();
         let answer = Command::receive(&mut self.connection)?;
-        let request = self.asked.pop_front().ok_or_else(|| wrong("pages that nobody asked for"))?;
+        let request = self.asked.pop().ok_or_else(|| wrong("pages that nobody asked for"))?;
         let Request { id, range } = request;
         let end = range.start.checked_add(u64::from(answer.pages) * PAGE);
         let end = end.filter(|&end| end > range.start && end <= range.end);
@@ -111,7 +137,10 @@ impl Borrower {
             return Err(wrong("other pages than were asked for"));
         };
         let len = usize::try_from(end - range.start).unwrap_or(usize::MAX);
-        let bytes = buffer.get_mut(..len).ok_or_else(|| wrong("too many pages"))?;
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let bytes = &mut buffer[..len];
         self.connection.read_exact(bytes).context(lost)?;
         if let Some(transit) = &mut self.transit {
             let mut tags = vec![0; len / PAGE_LEN * TAG];
@@ -126,7 +155,7 @@ impl Borrower {
     /// # Errors
     /// If the dump has taken its tasks back. If it does not answer any more that is no
     /// error: it knew, and cannot go on.
-    pub fn close(mut self, buffer: &mut [u8]) -> Result<()> {
+    pub fn close(mut self, buffer: &mut Vec<u8>) -> Result<()> {
         while !self.asked.is_empty() {
             self.receive(buffer)?;
         }

@@ -15,7 +15,7 @@ mod protocol;
 mod server;
 mod tls;
 
-pub use borrower::{Borrower, Request};
+pub use borrower::{Asked, Borrower, Request};
 pub use client::Sender;
 pub use lender::{Lender, Lent, Loan, Returned};
 pub use protocol::{Command, Object};

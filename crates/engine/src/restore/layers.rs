@@ -118,6 +118,18 @@ impl Pages {
         self.stretches.last().map_or(0, |stretch| stretch.range.end)
     }
 
+    /// Reads what belongs at `address` and behind it. The pages are there, all of them.
+    ///
+    /// # Errors
+    /// See [`Stretch::read`].
+    pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<()> {
+        for (stretch, range) in self.within(address..address + buffer.len() as u64) {
+            let at = |at: u64| usize::try_from(at - address).unwrap_or(usize::MAX);
+            stretch.read(range.start, &mut buffer[at(range.start)..at(range.end)])?;
+        }
+        Ok(())
+    }
+
     /// Those stretches that lie in `range`, each with the part of it that does.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = (&Stretch, Range<u64>)> {
         let first = self.stretches.partition_point(|stretch| stretch.range.end <= range.start);

@@ -1,0 +1,156 @@
+//! Reads pages of the images ahead of the pager, in a thread of its own: while pages are put
+//! in place the next ones are read, and verified and unpacked where that is needed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::error::{Context, Error, Result};
+use crate::page_server::{Asked, Request};
+use crate::restore::layers::Pages;
+
+/// Buffers that are kept for later.
+const SPARE: usize = 8;
+
+/// Pages to be read, and then what they hold.
+struct Job {
+    request: Request,
+    pages: Arc<Pages>,
+    bytes: Vec<u8>,
+    outcome: Result<()>,
+}
+
+impl Job {
+    fn read(&mut self) {
+        let range = &self.request.range;
+        let len = usize::try_from(range.end - range.start).unwrap_or(0);
+        if self.bytes.len() < len {
+            self.bytes.resize(len, 0);
+        }
+        self.outcome = self.pages.read(range.start, &mut self.bytes[..len]);
+    }
+}
+
+/// The thread. Answers come in the order of the requests.
+#[derive(Debug)]
+pub struct Reader {
+    jobs: Sender<Job>,
+    done: Receiver<Job>,
+    /// Has a byte for each answer that was not taken, and an end when the thread has ended.
+    answers: OwnedFd,
+    asked: Asked,
+    /// Buffers that are free.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Reader {
+    /// Starts the thread, which ends with this value.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn start() -> Result<Self> {
+        let what = || "starting a thread that reads pages".to_owned();
+        let (answers, answered) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
+        let ((jobs, todo), (to, done)) = (channel::<Job>(), channel());
+        let work = move || {
+            for mut job in todo {
+                job.read();
+                if to.send(job).is_err() || rustix::io::write(&answered, b".").is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().spawn(work).context(what)?;
+        Ok(Reader { jobs, done, answers, asked: Asked::default(), spare: Vec::new() })
+    }
+
+    /// What is still to be answered.
+    pub fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
+    /// Asks for pages, which `pages` has.
+    ///
+    /// # Errors
+    /// If the thread has ended.
+    pub fn ask(&mut self, request: Request, pages: &Arc<Pages>) -> Result<()> {
+        let bytes = self.spare.pop().unwrap_or_default();
+        self.asked.push(request.clone());
+        let job = Job { request, pages: Arc::clone(pages), bytes, outcome: Ok(()) };
+        self.jobs.send(job).map_err(|_| ended())
+    }
+
+    /// Waits for the answer to the first request: the beginning of what takes the place of
+    /// `buffer`.
+    ///
+    /// # Errors
+    /// The file's; pages that are not those that were sealed.
+    pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
+        let read = rustix::io::read(&self.answers, &mut [0_u8]);
+        read.context(|| "waiting for pages that are read".to_owned())?;
+        let job = self.done.recv().map_err(|_| ended())?;
+        self.asked.pop();
+        job.outcome?;
+        let before = std::mem::replace(buffer, job.bytes);
+        if self.spare.len() < SPARE {
+            self.spare.push(before);
+        }
+        Ok(job.request)
+    }
+}
+
+impl AsFd for Reader {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.answers.as_fd()
+    }
+}
+
+fn ended() -> Error {
+    Error::Hook("the thread that reads pages has ended".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::memory::vma::PAGE;
+    use std::io::Write;
+    use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::{ImageDir, kind};
+
+    /// Three pages, of which the last is cut off when all have been found.
+    fn pages(dir: &std::path::Path) -> Arc<Pages> {
+        let images = ImageDir::open(dir).unwrap();
+        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 1).unwrap();
+        map.push(Run { vaddr: PAGE, pages: 3, present: true, ..Run::default() }).unwrap();
+        map.finish().unwrap();
+        let mut file = images.raw_file_create(kind::PAGES, 1).unwrap();
+        file.write_all(&[[1; 4096], [2; 4096], [3; 4096]].concat()).unwrap();
+        let pages = Pages::load(&images, kind::PAGEMAP, 7).unwrap();
+        file.set_len(2 * PAGE).unwrap();
+        Arc::new(pages)
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_requests() {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = pages(dir.path());
+        let mut reader = Reader::start().unwrap();
+        let request =
+            |first: u64, count: u64| Request { id: 7, range: first * PAGE..(first + count) * PAGE };
+        for asked in [request(2, 1), request(1, 2), request(3, 1)] {
+            reader.ask(asked, &pages).unwrap();
+        }
+        assert_eq!(reader.asked().bytes(), 4 * PAGE);
+        assert!(reader.asked().has(7, 2 * PAGE) && !reader.asked().has(8, 2 * PAGE));
+        let mut buffer = Vec::new();
+        assert_eq!(reader.receive(&mut buffer).unwrap(), request(2, 1));
+        assert_eq!(buffer[..4096], [2; 4096]);
+        assert_eq!(reader.receive(&mut buffer).unwrap(), request(1, 2));
+        assert_eq!(buffer[..8192], [[1; 4096], [2; 4096]].concat());
+        assert!(reader.receive(&mut buffer).is_err());
+        assert!(reader.asked().is_empty());
+    }
+}
