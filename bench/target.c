@@ -1,16 +1,33 @@
 // What the benchmarks dump: `target KIND N`, which prints "ready" and sleeps.
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <linux/userfaultfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static volatile uint64_t *counter;
 static long written;
+
+// What two threads are told and tell, in a file: when to begin, and how many pages they were
+// through with in which time.
+static volatile struct {
+	uint64_t go;
+	struct {
+		uint64_t pages, ns;
+	} by[2];
+} *work;
+static char *touched;
+static size_t half;
+static int uffd;
 
 static void *sleeper(void *arg)
 {
@@ -69,6 +86,147 @@ static void writes(long mib)
 		exit(1);
 }
 
+static uint64_t now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000ull + time.tv_nsec;
+}
+
+// The i-th of 2^bits numbers in an order without a pattern.
+static size_t shuffled(size_t i, int bits)
+{
+	size_t mask = ((size_t)1 << bits) - 1;
+
+	for (int round = 0; round < 3; round++) {
+		i = i * 0x9e3779b97f4a7c15u & mask;
+		i ^= i >> (bits + 1) / 2;
+	}
+	return i;
+}
+
+// Waits until it is to begin; when that was.
+static uint64_t begin(void)
+{
+	while (!work->go)
+		usleep(500);
+	return now();
+}
+
+static void done(size_t self, size_t pages, uint64_t start)
+{
+	work->by[self].pages = pages;
+	__sync_synchronize();
+	work->by[self].ns = now() - start;
+}
+
+// Reads a word of each page of one half of the memory.
+static void *toucher(void *arg)
+{
+	size_t self = (size_t)arg, pages = half >> 12, sum = 0;
+	int bits = 1;
+
+	while ((size_t)1 << bits < pages)
+		bits++;
+	uint64_t start = begin();
+	for (size_t i = 0; i < (size_t)1 << bits; i++) {
+		size_t page = shuffled(i, bits);
+		if (page < pages)
+			sum += *(volatile size_t *)(touched + self * half + (page << 12));
+	}
+	done(self, pages, start);
+	return (void *)sum;
+}
+
+// Makes two threads that begin when they are told to.
+static void pair(void *run(void *), char *memory, long mib)
+{
+	int fd = open("touches", O_RDWR | O_CREAT | O_TRUNC, 0600);
+	pthread_t thread;
+
+	if (fd < 0 || ftruncate(fd, 4096))
+		exit(1);
+	work = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (work == MAP_FAILED)
+		exit(1);
+	touched = memory;
+	half = (size_t)mib << 19;
+	for (size_t i = 0; i < 2; i++)
+		if (pthread_create(&thread, 0, run, (void *)i))
+			exit(1);
+}
+
+// N MiB whose pages are missing, and the userfaultfd for them.
+static char *missing(long mib)
+{
+	size_t size = (size_t)mib << 20;
+	char *memory = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = {
+		.range = { (uintptr_t)memory, size },
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	if (memory == MAP_FAILED || uffd < 0 || ioctl(uffd, UFFDIO_API, &api) ||
+	    ioctl(uffd, UFFDIO_REGISTER, &range))
+		exit(1);
+	return memory;
+}
+
+static char chunk[256 << 10] __attribute__((aligned(4096)));
+
+static void put(uint64_t place, size_t size)
+{
+	struct uffdio_copy copy = { .dst = place, .src = (uintptr_t)chunk, .len = size };
+
+	if (ioctl(uffd, UFFDIO_COPY, &copy))
+		exit(1);
+}
+
+// Brings in a page for each fault.
+static void *fills(void *arg)
+{
+	struct uffd_msg faults[16];
+	ssize_t len;
+
+	while ((len = read(uffd, faults, sizeof faults)) > 0)
+		for (size_t i = 0; i < len / sizeof *faults; i++)
+			put(faults[i].arg.pagefault.address & ~4095ul, 4096);
+	return arg;
+}
+
+// The touches of `toucher`, served within the program.
+static void served(long mib)
+{
+	char *memory = missing(mib);
+	pthread_t thread;
+
+	memset(chunk, 1, sizeof chunk);
+	if (pthread_create(&thread, 0, fills, 0))
+		exit(1);
+	pair(toucher, memory, mib);
+}
+
+// The first thread brings in all that is missing.
+static void *copier(void *arg)
+{
+	size_t self = (size_t)arg, size = self ? 0 : 2 * half;
+	uint64_t start = begin();
+
+	for (size_t at = 0; at < size; at += sizeof chunk)
+		put((uintptr_t)touched + at, sizeof chunk);
+	done(self, size >> 12, start);
+	return arg;
+}
+
+static void copied(long mib)
+{
+	memset(chunk, 1, sizeof chunk);
+	pair(copier, missing(mib), mib);
+}
+
 static void processes(long count)
 {
 	for (long i = 1; i < count; i++)
@@ -115,6 +273,12 @@ int main(int argc, char **argv)
 		halves(n);
 	else if (!strcmp(kind, "writer"))
 		writes(n);
+	else if (!strcmp(kind, "toucher"))
+		pair(toucher, (char *)memory(n, MADV_NOHUGEPAGE), n);
+	else if (!strcmp(kind, "served"))
+		served(n);
+	else if (!strcmp(kind, "copied"))
+		copied(n);
 	else if (!strcmp(kind, "processes"))
 		processes(n);
 	else if (!strcmp(kind, "threads"))

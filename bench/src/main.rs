@@ -7,6 +7,7 @@ mod bench;
 mod compress;
 mod container;
 mod cow;
+mod faults;
 mod floor;
 mod lazy;
 mod memory;
@@ -17,6 +18,7 @@ mod sealed;
 mod subject;
 mod tasks;
 mod tools;
+mod working_set;
 
 use std::fs;
 use std::path::Path;
@@ -30,12 +32,14 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 13] = [
+const PARTS: [Part; 15] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
     ("cow-redis", cow::redis),
     ("lazy", lazy::measure),
+    ("faults", faults::measure),
+    ("working-set", working_set::measure),
     ("compress", compress::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),

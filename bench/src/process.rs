@@ -1,11 +1,12 @@
 //! The programs that are measured: how they are started, waited for, and ended.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{WaitOptions, wait};
 
 /// How long a program may take to do what it is asked.
@@ -19,6 +20,15 @@ impl Running {
     pub fn start(command: &mut Command) -> Result<Self> {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Running(quiet.spawn()?))
+    }
+
+    /// Starts a program, and waits for the first line that it says.
+    pub fn heard(command: &mut Command) -> Result<(Self, String)> {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let out = child.stdout.take().context("no output")?;
+        let running = Running(child);
+        let line = BufReader::new(out).lines().next().context("it says nothing")?;
+        Ok((running, line?))
     }
 
     pub fn pid(&self) -> u32 {

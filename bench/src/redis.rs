@@ -1,7 +1,10 @@
 //! A Redis server with data and under write load, in a network namespace of its own.
 
-use std::path::Path;
-use std::process::Command;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
@@ -15,6 +18,9 @@ const AT_ONCE: u64 = 50_000;
 /// The server; it ends when it is dropped.
 pub struct Redis {
     pub server: Running,
+    dir: PathBuf,
+    /// Its network namespace, which is there also while it is asleep.
+    net: File,
     keys: u64,
 }
 
@@ -25,7 +31,12 @@ impl Redis {
         let script = "rm -f dump.rdb && ip link set lo up && exec redis-server --save '' --dir .";
         let mut command = Command::new("setsid");
         command.args(["unshare", "--net", "sh", "-c", script]).current_dir(dir);
-        let redis = Redis { server: Running::start(&mut command)?, keys: 0 };
+        let server = Running::start(&mut command)?;
+        let of = |pid: u32| format!("/proc/{pid}/ns/net");
+        let (before, now) = (fs::read_link(of(std::process::id()))?, of(server.pid()));
+        until("a network", || fs::read_link(&now).is_ok_and(|now| now != before))?;
+        let net = File::open(now)?;
+        let redis = Redis { server, dir: dir.to_owned(), net, keys: 0 };
         until("Redis", || redis.ask(&["ping"]).is_ok_and(|pong| pong == "PONG\n"))?;
         Ok(redis)
     }
@@ -52,7 +63,8 @@ impl Redis {
     /// A command that sees the server's network.
     pub fn beside(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/proc/{}/ns/net", self.server.pid())).arg(program);
+        let (own, net) = (std::process::id(), self.net.as_raw_fd());
+        command.arg(format!("--net=/proc/{own}/fd/{net}")).arg(program);
         command
     }
 
@@ -65,6 +77,20 @@ impl Redis {
         let first = self.commands()?;
         until("the load", || self.commands().is_ok_and(|now| now > first + 1000))?;
         Ok(load)
+    }
+
+    /// How many seconds a client needs to read so many keys, one after the other, that lie far
+    /// from each other.
+    pub fn read(&self, count: u64) -> Result<f64> {
+        let step = (self.keys / count).max(1);
+        let keys = (0..count).map(|i| format!("get key:{:012}\n", i * step % self.keys));
+        let script = self.dir.join("reads");
+        fs::write(&script, keys.collect::<String>())?;
+        let mut client = self.beside(Path::new("redis-cli"));
+        client.arg("-e").stdin(File::open(&script)?).stdout(Stdio::null());
+        let start = Instant::now();
+        ensure!(client.status()?.success(), "keys cannot be read");
+        Ok(start.elapsed().as_secs_f64())
     }
 
     /// Commands that it has carried out so far.
