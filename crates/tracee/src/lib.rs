@@ -12,6 +12,8 @@ mod frame;
 mod husk;
 mod inject;
 mod job;
+mod leftover;
+mod lone;
 mod maps;
 mod rseq;
 mod stop;
@@ -20,7 +22,8 @@ mod twin;
 
 pub use batch::{Batch, Call, Outcome, Slot};
 pub use husk::Birth;
-pub use inject::{call_once, remove_leftover};
+pub use leftover::remove_leftover;
+pub use lone::call_once;
 pub use maps::{Mapping, parse_maps};
 pub use stop::{StopState, Tracee};
 pub use stub::{SIDE_BY_SIDE, STUB_SIZE, stub_place};

@@ -11,7 +11,7 @@ use torpor_sys::ptrace::{self, Registers, RseqConfig, SigInfo, option};
 use torpor_sys::stub::DONE;
 use torpor_sys::xsave;
 
-use crate::inject::is_zombie;
+use crate::leftover::is_zombie;
 use crate::stub::Stub;
 use crate::{Batch, Error, RemoteAddr, Result};
 

@@ -1,0 +1,299 @@
+//! A single system call in a task that has nothing of ours.
+//!
+//! It is made so that a task whose tracer dies in the middle still finds back: the registers
+//! point at a `syscall; ret` that the task's own libraries contain, and the stack pointer at a
+//! place where the return address is that of a signal restorer (`mov $15, %eax; syscall`), above
+//! it a signal frame with the task's own registers. That place is at the low end of its stack, in
+//! pages that it never used, or below them: the kernel grows the stack when a tracer writes there.
+//! Where a task has no such stack or no such code, the registers are changed and put back by
+//! ptrace alone, with a window of some 10 µs.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use torpor_sys::ptrace::Registers;
+
+use crate::leftover::{read_maps, stop_thread};
+use crate::stub::PAGE;
+use crate::{Error, Mapping, Result, Tracee, frame};
+
+/// Number and arguments.
+pub(crate) type SystemCall = (libc::c_long, [u64; 6]);
+
+/// Anonymous memory: first address and length.
+pub(crate) fn mmap(range: [u64; 2], prot: i32, flags: i32) -> SystemCall {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let [prot, flags] = [prot, flags].map(|bits| u64::from(bits.cast_unsigned()));
+    (libc::SYS_mmap, [range[0], range[1], prot, flags, u64::MAX, 0])
+}
+
+/// A single system call with nothing of ours mapped in the task.
+pub(crate) struct LoneCall<'t> {
+    tracee: &'t mut Tracee,
+    maps: &'t [Mapping],
+    call: SystemCall,
+    way_back: Option<WayBack>,
+    /// What the kernel answered, once it has.
+    answer: Result<u64>,
+}
+
+impl<'t> LoneCall<'t> {
+    pub(crate) fn new(tracee: &'t mut Tracee, maps: &'t [Mapping], call: SystemCall) -> Self {
+        LoneCall { tracee, maps, call, way_back: None, answer: Ok(0) }
+    }
+
+    /// Makes the calls, all of them at the same time, and returns the tasks with the answers.
+    pub(crate) fn run_all(mut calls: Vec<Self>) -> Vec<(&'t mut Tracee, Result<u64>)> {
+        let steps = [Self::enter, Self::make, Self::leave, Self::finish];
+        for step in steps {
+            for call in &mut calls {
+                if let Ok(before) = call.answer {
+                    call.answer = step(call, before);
+                }
+            }
+        }
+        calls.into_iter().map(|call| (call.tracee, call.answer)).collect()
+    }
+
+    /// Sends the task to the call.
+    fn enter(&mut self, _: u64) -> Result<u64> {
+        let (number, args) = self.call;
+        let mut regs = Registers {
+            rax: number.cast_unsigned(),
+            rdi: args[0],
+            rsi: args[1],
+            rdx: args[2],
+            r10: args[3],
+            r8: args[4],
+            r9: args[5],
+            orig_rax: u64::MAX,
+            ..self.tracee.own
+        };
+        self.way_back = self.tracee.way_back(self.maps)?;
+        if let Some(way) = &self.way_back {
+            (regs.rip, regs.rsp) = (way.rip, way.place + 56);
+        } else {
+            let tid = self.tracee.tid;
+            let any = find_code(tid, self.maps, &[&[0x0f, 0x05]])?;
+            let Some([rip]) = any.as_deref() else {
+                let reason = "no syscall instruction in its memory".to_owned();
+                return Err(Error::Unusable { pid: tid, reason });
+            };
+            regs.rip = *rip;
+        }
+        self.tracee.start_syscall(&regs).map(|()| 0)
+    }
+
+    /// It stands before the call.
+    fn make(&mut self, _: u64) -> Result<u64> {
+        self.tracee.wait_syscall()?;
+        self.tracee.to_next_syscall().map(|()| 0)
+    }
+
+    /// It stands behind the call.
+    fn leave(&mut self, _: u64) -> Result<u64> {
+        let answer = self.tracee.finish_syscall()?;
+        self.tracee.ask_to_trap().map(|()| answer)
+    }
+
+    /// The task gets back what is its own.
+    fn finish(&mut self, answer: u64) -> Result<u64> {
+        self.tracee.wait_trap()?;
+        self.tracee.put_back()?;
+        if let Some(way) = self.way_back.take() {
+            scratch::clear(&way.memory, way.place, way.len)
+                .map_err(Error::os(self.tracee.tid, "clearing its stack"))?;
+        }
+        Ok(answer)
+    }
+}
+
+/// How a task finds back from a single system call.
+#[derive(Debug)]
+struct WayBack {
+    /// A `syscall; ret` of its own.
+    rip: u64,
+    /// The place on its stack.
+    place: u64,
+    /// Its size.
+    len: u64,
+    memory: File,
+}
+
+impl Tracee {
+    /// What the kernel answered to a call in the task.
+    pub(crate) fn answer(&self, what: &str, result: u64) -> Result<u64> {
+        match result.cast_signed() {
+            e @ -4095..0 => Err(Error::Remote {
+                pid: self.tid,
+                what: what.to_owned(),
+                source: std::io::Error::from_raw_os_error(i32::try_from(-e).unwrap_or(0)),
+            }),
+            _ => Ok(result),
+        }
+    }
+
+    /// Makes a system call with nothing of ours mapped in the task.
+    pub(crate) fn call_without_stub(&mut self, maps: &[Mapping], call: SystemCall) -> Result<u64> {
+        let done = LoneCall::run_all(vec![LoneCall::new(self, maps, call)]);
+        done.into_iter().next().map_or(Err(Error::Gone { pid: 0 }), |(_, result)| result)
+    }
+
+    /// Prepares the return path on fresh stack: the addresses of `syscall; ret` and
+    /// of the stack pointer to run it with. `None` if the task does not offer it.
+    fn way_back(&mut self, maps: &[Mapping]) -> Result<Option<WayBack>> {
+        let code: [&[u8]; 2] =
+            [&[0x0f, 0x05, 0xc3], &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+        let Some(found) = find_code(self.tid, maps, &code)? else { return Ok(None) };
+        let Some(stack) = maps.iter().find(|m| m.name == "[stack]") else { return Ok(None) };
+        let (tid, own, mask) = (self.tid, self.own, self.own_mask);
+        let Ok(memory) = memory(self.tid) else { return Ok(None) };
+        let state = self.xstate()?;
+        let len = scratch::len_for(frame::build(0, tid, &own, state, mask).len());
+        let place = scratch::find(&memory, stack.start, len);
+        let content = frame::build(place + 64, tid, &own, state, mask);
+        if scratch::write(&memory, place, found[1], &content).is_err() {
+            return Ok(None);
+        }
+        Ok(Some(WayBack { rip: found[0], place, len, memory }))
+    }
+}
+
+/// The memory of a task, which a tracer can write wherever it is private.
+pub(crate) fn memory(pid: i32) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))
+}
+
+/// A place on a program's stack that the program has nothing in.
+pub(crate) mod scratch {
+    use super::{File, FileExt, PAGE};
+
+    /// Size of the place for a frame of `len` bytes: pages that nothing else is in.
+    pub(super) fn len_for(len: usize) -> u64 {
+        (len as u64 + 64).next_multiple_of(PAGE)
+    }
+
+    /// The place to use. The kernel makes every stack larger than it is at first, so that
+    /// its lowest pages are all zero as a rule; they are made zero again afterwards. Else
+    /// the stack is grown by writing below it.
+    pub(super) fn find(memory: &File, stack_start: u64, len: u64) -> u64 {
+        let mut now = vec![0u8; usize::try_from(len).unwrap_or(0)];
+        let unused =
+            memory.read_exact_at(&mut now, stack_start).is_ok() && now.iter().all(|&b| b == 0);
+        if unused { stack_start } else { stack_start - len }
+    }
+
+    /// Whether a stack pointer is that of a task on its way back, before or behind the
+    /// return to its signal restorer. What was written below a stack belongs to it.
+    pub(crate) fn contains(stack_pointer: u64, stack_start: u64) -> bool {
+        [56, 64].contains(&stack_pointer.wrapping_sub(stack_start))
+    }
+
+    /// Writes the return address at `at + 56` and the frame at `at + 64`.
+    pub(super) fn write(
+        memory: &File,
+        at: u64,
+        restorer: u64,
+        frame: &[u8],
+    ) -> std::io::Result<()> {
+        let mut content = restorer.to_le_bytes().to_vec();
+        content.extend_from_slice(frame);
+        memory.write_all_at(&content, at + 56)
+    }
+
+    /// Makes the place zero again.
+    pub(super) fn clear(memory: &File, at: u64, len: u64) -> std::io::Result<()> {
+        memory.write_all_at(&vec![0u8; usize::try_from(len).unwrap_or(0)], at)
+    }
+}
+
+/// Addresses of the wanted byte sequences in the executable mappings of a task;
+/// `None` if one is not found.
+fn find_code(pid: i32, maps: &[Mapping], wanted: &[&[u8]]) -> Result<Option<Vec<u64>>> {
+    let mut found: Vec<Option<u64>> = vec![None; wanted.len()];
+    // The C library has both, so look there first.
+    let executable = |m: &&Mapping| m.prot & libc::PROT_EXEC != 0 && m.name != "[vsyscall]";
+    let (libc_first, rest): (Vec<_>, Vec<_>) =
+        maps.iter().filter(executable).partition(|m| m.name.contains("/libc"));
+    for mapping in libc_first.into_iter().chain(rest) {
+        for (slot, bytes) in found.iter_mut().zip(wanted) {
+            if slot.is_none() {
+                *slot = find_in(pid, mapping, bytes)?;
+            }
+        }
+        if found.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// Offsets found so far, by file, part of it, and byte sequence: processes share
+/// their libraries.
+type Known = HashMap<(u64, u64, u64, Vec<u8>), Option<u64>>;
+static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+
+fn find_in(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Result<Option<u64>> {
+    let key = (mapping.dev, mapping.inode, mapping.offset, bytes.to_vec());
+    let cached = match KNOWN.lock() {
+        Ok(known) if mapping.inode != 0 => known.as_ref().and_then(|k| k.get(&key).copied()),
+        _ => None,
+    };
+    // A cached place is checked: a private mapping may have been changed.
+    if let Some(place) = cached {
+        let Some(offset) = place else { return Ok(None) };
+        let mut now = vec![0u8; bytes.len()];
+        let address = mapping.start + offset;
+        if torpor_sys::vm::read(pid, address, &mut now).is_ok_and(|n| n == now.len())
+            && now == bytes
+        {
+            return Ok(Some(address));
+        }
+    }
+    let offset = search(pid, mapping, bytes);
+    if let Ok(mut known) = KNOWN.lock()
+        && mapping.inode != 0
+    {
+        known.get_or_insert_default().insert(key, offset);
+    }
+    Ok(offset.map(|o| mapping.start + o))
+}
+
+/// Offset of `bytes` in the first MiBs of a mapping.
+fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
+    const CHUNK: u64 = 256 * 1024;
+    const LIMIT: u64 = 16 * 1024 * 1024;
+    let end = mapping.end.min(mapping.start + LIMIT);
+    let mut at = mapping.start;
+    while at < end {
+        let len = (end - at).min(CHUNK + bytes.len() as u64);
+        let mut buf = vec![0u8; usize::try_from(len).ok()?];
+        let n = torpor_sys::vm::read(pid, at, &mut buf).ok()?;
+        if let Some(i) = buf[..n].windows(bytes.len()).position(|w| w == bytes) {
+            return Some(at - mapping.start + i as u64);
+        }
+        at += CHUNK;
+    }
+    None
+}
+
+/// Makes one system call in process `pid`, which runs on its own, with nothing of ours
+/// mapped there: to close a descriptor, or to reap a child, that it knows nothing of.
+///
+/// # Errors
+/// Gone; traced by somebody else; the kernel's answer in `Remote`.
+pub fn call_once(pid: i32, what: &str, call: SystemCall, patience: Duration) -> Result<u64> {
+    let deadline = Instant::now() + patience;
+    let mut leader = loop {
+        match stop_thread(pid, pid, deadline)? {
+            Some(leader) => break leader,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let result = read_maps(pid).and_then(|maps| leader.call_without_stub(&maps, call));
+    let result = result.and_then(|result| leader.answer(what, result));
+    leader.finish().and(result)
+}
