@@ -167,8 +167,16 @@ impl Play<'_> {
         (z ^ (z >> 31)) % bound.max(1)
     }
 
-    /// The program must be whole: nobody traces or stops it, and all its parts are at work.
+    /// The program must be whole: it has the mappings that it had, and all its parts are at work.
     fn unharmed(&self, root: i32, before: &[String]) -> Result<()> {
+        self.at_work(root)?;
+        let changes = changes(before, &mappings(root)?);
+        ensure!(changes.is_empty(), "the mappings changed:\n{changes}");
+        Ok(())
+    }
+
+    /// Nobody traces or stops the program, and all its parts are at work.
+    fn at_work(&self, root: i32) -> Result<()> {
         let probe = self.runner.work().join("probe");
         engine_gone(root)?;
         untraced(root)?;
@@ -177,8 +185,6 @@ impl Play<'_> {
             let state = observe::status_field(&dir, "State")?;
             ensure!(!state.starts_with(['T', 't', 'Z']), "task {pid} is {state}");
         }
-        let changes = changes(before, &mappings(root)?);
-        ensure!(changes.is_empty(), "the mappings changed:\n{changes}");
         std::fs::write(&probe, "")?;
         wait_for("the program to prove that it works", CALM, || {
             if let Some(result) = self.runner.result() {

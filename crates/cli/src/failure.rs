@@ -75,7 +75,7 @@ impl From<Error> for Failure {
                 ..
             }) => Self::new(key_errno(error), text),
             Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
-                .hint("torpor image info shows what is in the images directory"),
+                .hint("torpor image info FILE says what kind of image a file is"),
             Error::Forbidden(_) => Self::new(libc::EPERM, text)
                 .hint("torpor image audit DIR shows all that images ask for"),
             Error::Keys(error) => Self::new(key_errno(error), text),

@@ -461,12 +461,18 @@ fn keys_are_made_once_for_their_owner() {
 
 #[test]
 fn images_are_shown_to_who_has_the_key() {
+    are_shown(&[]);
+    are_shown(&["--compress", "zstd"]);
+}
+
+fn are_shown(options: &[&str]) {
     let task = Sleeper::start();
-    task.put_to_sleep(&["--recipient", &fixture("p256.crt")]);
+    task.put_to_sleep(&[options, &["--recipient", &fixture("p256.crt")]].concat());
     let (dir, key) = (task.images(), fixture("p256.key"));
     let pstree = format!("{dir}/pstree.img");
-    for args in [&["show", dir][..], &["show", &pstree], &["info", &pstree], &["ps", dir]] {
-        let args = [&["image"], args].concat();
+    let of_dir = ["show", "ps", "fds", "mems", "rss", "audit"].map(|command| [command, dir]);
+    for args in of_dir.into_iter().chain([["show", &pstree], ["info", &pstree]]) {
+        let args = [&["image"], &args[..]].concat();
         let output = torpor(&args);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains("the images are sealed, and no key to open them"), "{said}");
@@ -497,11 +503,16 @@ fn images_are_shown_to_who_has_the_key() {
 
 #[test]
 fn recipients_come_and_go_without_the_memory_being_touched() {
+    come_and_go(&[]);
+    come_and_go(&["--compress", "lz4"]);
+}
+
+fn come_and_go(options: &[&str]) {
     let keys = tempfile::tempdir().unwrap();
     let (age, recipient) = age_key(keys.path(), "age.key");
     let old = Authority::new(keys.path(), "ours").issue("old", (2000, 2001), &[]);
     let task = Sleeper::start();
-    task.put_to_sleep(&["--recipient", &fixture("p256.crt")]);
+    task.put_to_sleep(&[options, &["--recipient", &fixture("p256.crt")]].concat());
     let others = |task: &Sleeper| -> Vec<(PathBuf, Vec<u8>)> {
         let paths = fs::read_dir(task.dir.path()).unwrap().map(|entry| entry.unwrap().path());
         let images = paths.filter(|path| path.extension().is_some_and(|kind| kind == "img"));

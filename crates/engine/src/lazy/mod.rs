@@ -241,3 +241,19 @@ fn socket_in(work_dir: &Path) -> Result<(OwnedFd, PathBuf)> {
     let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()));
     Ok((dir, path))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_children_are_not_to_get_does_not_wait() {
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).cast_unsigned();
+        let plain = VmaEntry { status: status::ANON_PRIVATE, flags, ..VmaEntry::default() };
+        let advised = |advice: i32| VmaEntry { madv: Some(1 << advice), ..plain };
+        assert!(may_wait(&plain) && may_wait(&advised(libc::MADV_DONTFORK)));
+        assert!(!may_wait(&advised(libc::MADV_WIPEONFORK)));
+        let locked = flags | libc::MAP_LOCKED.cast_unsigned();
+        assert!(!may_wait(&VmaEntry { flags: locked, ..plain }));
+    }
+}
