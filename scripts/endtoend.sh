@@ -87,7 +87,7 @@ again() {
 group engine 600 cargo test --locked --package torpor-engine --package torpor-tracee --no-fail-fast
 group cli 600 cargo test --locked --package torpor-cli --no-fail-fast
 group runtimes 1200 cargo test --locked --package torpor-runtimes-tests --no-fail-fast
-group fault 900 cargo test --locked --package torpor-tests --test fault
+group fault 1200 cargo test --locked --package torpor-tests --test fault
 group zoo 1500 cargo test --locked --package torpor-tests --test zoo
 
 # The table tells of these outcomes, or it lies.
