@@ -22,7 +22,8 @@ impl Tracee {
     /// Maps stubs into several processes: while one of them works the next ones are looked after.
     ///
     /// # Errors
-    /// The first of those of [`Tracee::inject`]; the others have theirs.
+    /// The first of those of [`Tracee::inject`]; the others have theirs, but for 32-bit tasks:
+    /// with one of those none gets a stub.
     pub fn inject_all<'t>(
         tasks: impl IntoIterator<Item = (&'t mut Self, &'t [Mapping], u64)>,
     ) -> Result<()> {
@@ -30,6 +31,7 @@ impl Tracee {
         let new = libc::MAP_FIXED_NOREPLACE;
         let (mut places, mut calls) = (Vec::new(), Vec::new());
         for (tracee, maps, base) in tasks {
+            tracee.check_code()?;
             let call = mmap([base, STUB_SIZE], read_write | exec, new);
             places.push((maps, base));
             calls.push(LoneCall::new(tracee, maps, call));
@@ -58,6 +60,16 @@ impl Tracee {
             })
             .collect();
         all.into_iter().collect()
+    }
+
+    fn check_code(&self) -> Result<()> {
+        /// The segment of 64-bit user code.
+        const USER_CS: u64 = 0x33;
+        if self.own.cs == USER_CS {
+            return Ok(());
+        }
+        let reason = "it runs 32-bit code, which is not supported".to_owned();
+        Err(Error::Unusable { pid: self.tid, reason })
     }
 
     fn map(&mut self, maps: &[Mapping], call: SystemCall) -> Result<()> {
