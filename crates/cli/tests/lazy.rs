@@ -8,9 +8,11 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+mod keys;
 mod memory;
 mod sleeper;
 
+use keys::{age_key, seal};
 use memory::{PAGES, Task};
 use sleeper::{criu, name_of, wait_until};
 
@@ -75,19 +77,15 @@ fn a_daemon_brings_the_pages() {
 #[test]
 fn pages_of_a_chain_and_of_sealed_images() {
     let task = Task::start(PAGES);
-    let key = task.path("key");
-    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    let recipient = recipient.lines().last().unwrap();
-    let seal = ["--encrypt", "--recipient", recipient, "--identity", key.to_str().unwrap()];
+    let seal = seal(task.dir.path());
+    let seal = seal.each_ref().map(String::as_str);
     let pid = task.pid.to_string();
     let round = task.path("round");
     fs::create_dir(&round).unwrap();
     let mut first = criu(&["pre-dump", "-t", &pid, "-D"]);
     assert!(first.arg(&round).args(seal).status().unwrap().success());
     task.put_to_sleep(&[&seal[..], &["--prev-images-dir", "round"]].concat());
-    task.restore(&["--lazy-pages", "--identity", key.to_str().unwrap()]);
+    task.restore(&[&["--lazy-pages"], &seal[..2]].concat());
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
 }
 
@@ -142,11 +140,8 @@ fn so_does_the_process_that_watches_it() {
 #[test]
 fn a_page_that_was_changed_is_never_shown() {
     let task = Task::start(PAGES);
-    let key = task.path("key");
-    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    task.put_to_sleep(&["--encrypt", "--recipient", recipient.lines().last().unwrap()]);
+    let (key, recipient) = age_key(task.dir.path(), "key");
+    task.put_to_sleep(&["--encrypt", "--recipient", &recipient]);
     let largest = fs::read_dir(task.dir.path()).unwrap().map(|e| e.unwrap().path());
     let largest = largest.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
     let mut bytes = fs::read(&largest).unwrap();
@@ -155,7 +150,7 @@ fn a_page_that_was_changed_is_never_shown() {
     fs::write(&largest, bytes).unwrap();
     // The pager can come to the page before the restore has let the task go.
     let mut restore = task.command(&["restore", "-d", "--lazy-pages"], "restore.log");
-    restore.args(["--identity", key.to_str().unwrap()]).status().unwrap();
+    restore.args(["--identity", &key]).status().unwrap();
     task.go();
     wait_until(|| task.is_gone());
     wait_until(|| pagers(task.dir.path()).is_empty());

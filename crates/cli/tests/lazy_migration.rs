@@ -7,7 +7,6 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -17,10 +16,12 @@ use torpor_images::proto::{CriuOpts, CriuPageServerInfo, CriuReqType};
 use torpor_images::{ImageDir, kind};
 
 mod certificates;
+mod keys;
 mod memory;
 mod sleeper;
 
 use certificates::certificates;
+use keys::seal;
 use memory::{PAGES, Task};
 use sleeper::{Client, name_of, request, wait_until};
 
@@ -205,17 +206,6 @@ fn the_connection_is_encrypted() {
     migration.serve(&tls);
     migration.restore(&[]);
     migration.arrives();
-}
-
-/// A key in `dir`, and the options to seal for it.
-fn seal(dir: &Path) -> [String; 5] {
-    let key = dir.join("key");
-    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    let recipient = recipient.lines().last().unwrap();
-    let identity = key.to_str().unwrap();
-    ["--identity", identity, "--encrypt", "--recipient", recipient].map(str::to_owned)
 }
 
 /// Of a plain dump pages can be overheard, of a sealed one they cannot; with a round before it

@@ -15,10 +15,12 @@ use torpor_images::{ImageDir, kind};
 use torpor_sys::process::Status;
 
 mod certificates;
+mod keys;
 mod memory;
 mod sleeper;
 
 use certificates::certificates;
+use keys::seal;
 use memory::Task;
 use sleeper::{Client, criu, request};
 
@@ -209,17 +211,6 @@ fn stored_there_and_back(client: &[&str], restore: &[&str], kind: kind::Kind) {
     }
     task.restore(restore);
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
-}
-
-/// A key in `dir`, and the options to seal for it.
-fn seal(dir: &Path) -> [String; 5] {
-    let key = dir.join("key");
-    let mut keygen = std::process::Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    let recipient = recipient.lines().last().unwrap();
-    let identity = key.to_str().unwrap();
-    ["--identity", identity, "--encrypt", "--recipient", recipient].map(str::to_owned)
 }
 
 #[test]

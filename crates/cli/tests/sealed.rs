@@ -23,9 +23,11 @@ use torpor_sys::process::wait;
 
 #[path = "../../seal/tests/common/mod.rs"]
 mod authority;
+mod keys;
 mod sleeper;
 
 use authority::{Authority, NOW};
+use keys::age_key;
 use sleeper::{Client, Sleeper, request, wait_until};
 
 /// A file of OpenSSL's, among those of the tests of keys.
@@ -36,14 +38,6 @@ fn fixture(name: &str) -> String {
 fn torpor(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
     command.env("HOME", "/nonexistent").env_remove("CRIU_CONFIG_FILE").args(args).output().unwrap()
-}
-
-/// A new key of age: its file and its recipient.
-fn age_key(dir: &Path, name: &str) -> (String, String) {
-    let file = dir.join(name).display().to_string();
-    let output = torpor(&["key", "generate", &file]);
-    assert!(output.status.success(), "{output:?}");
-    (file, String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
 /// The error of a command that must fail, in its one line.

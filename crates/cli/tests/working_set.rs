@@ -10,8 +10,10 @@ use torpor_images::proto::WorkingSetEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::wait;
 
+mod keys;
 mod sleeper;
 
+use keys::age_key;
 use sleeper::{criu, wait_until};
 
 /// Where the program has its memory, and how many pages.
@@ -180,12 +182,9 @@ fn what_was_touched_first_comes_first() {
 #[test]
 fn nothing_is_added_to_sealed_images() {
     let task = Task::start();
-    let key = task.path("key");
-    let mut keygen = Command::new(env!("CARGO_BIN_EXE_torpor"));
-    let made = keygen.args(["key", "generate"]).arg(&key).output().unwrap();
-    let recipient = String::from_utf8(made.stdout).unwrap();
-    task.put_to_sleep(&["--encrypt", "--recipient", recipient.lines().last().unwrap()]);
-    let open = ["--identity", key.to_str().unwrap()];
+    let (key, recipient) = age_key(task.dir.path(), "key");
+    task.put_to_sleep(&["--encrypt", "--recipient", &recipient]);
+    let open = ["--identity", &key];
     assert!(!task.restore(&[&open[..], &["--record-working-set"]].concat()));
     let log = task.log("restore.log");
     assert!(log.contains("--record-working-set with sealed images"), "{log}");

@@ -37,6 +37,12 @@ fn spawn(program: &str, args: &[&str]) -> (Killed, i32) {
     (Killed(child), pid)
 }
 
+/// Waits until a script has said that it is at work.
+fn says_on(child: &mut Child) {
+    use std::io::Read;
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+}
+
 fn maps(pid: i32) -> Vec<Mapping> {
     parse_maps(&std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap())
 }
@@ -259,11 +265,7 @@ fn threads(pid: i32) -> Vec<i32> {
 fn a_stub_in_use_stays_until_it_is_left() {
     let script = "import threading,time\nthreading.Thread(target=time.sleep,args=(1000,)).start()\nprint('on',flush=True)\ntime.sleep(1000)\n";
     let (mut victim, pid) = spawn("/usr/bin/python3", &["-c", script]);
-    {
-        use std::io::Read;
-        let mut on = [0u8; 3];
-        victim.0.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
-    }
+    says_on(&mut victim.0);
     for round in 0..5 {
         let tracer = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "tracer_for_the_thread_test"])
@@ -311,11 +313,7 @@ fn a_signal_mask_comes_back() {
 fn threads_run_batches_side_by_side() {
     let script = "import signal,threading,time\ndef f(i):\n signal.pthread_sigmask(signal.SIG_BLOCK,[40+i])\n gate.wait()\n time.sleep(1000)\ngate=threading.Barrier(21)\nfor i in range(20): threading.Thread(target=f,args=(i,),daemon=True).start()\ngate.wait()\nprint('on',flush=True)\ntime.sleep(1000)\n";
     let (mut victim, pid) = spawn("/usr/bin/python3", &["-c", script]);
-    {
-        use std::io::Read;
-        let mut on = [0u8; 3];
-        victim.0.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
-    }
+    says_on(&mut victim.0);
     let blocked = |tid: i32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap();
         status.lines().find(|l| l.starts_with("SigBlk")).unwrap().to_owned()
@@ -377,11 +375,7 @@ fn a_killed_tracer_does_no_harm() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    {
-        use std::io::Read;
-        let mut on = [0u8; 3];
-        child.stdout.as_mut().unwrap().read_exact(&mut on).unwrap();
-    }
+    says_on(&mut child);
     let mut victim = Killed(child);
     let pid = victim.0.id();
     for round in 0..60u64 {
