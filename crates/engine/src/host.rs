@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use aws_lc_rs::digest::{self, Digest, SHA256};
+use aws_lc_rs::digest::{self, SHA256};
 use aws_lc_rs::hmac::{self, HMAC_SHA256, Key};
 use aws_lc_rs::rand;
 use prost::Message;
@@ -93,33 +93,19 @@ fn digest(
 ) -> Result<hmac::Tag> {
     let mut context = hmac::Context::with_key(key);
     context.update(LABEL);
-    let mut part = |name: &str, content: &Digest| {
+    let mut part = |name: &str, content: &[u8]| {
         context.update(&(name.len() as u64).to_le_bytes());
         context.update(name.as_bytes());
         // The digest of the content stands for it, so that no two lists of files are
         // the same bytes.
-        context.update(content.as_ref());
+        context.update(content);
     };
-    part(&kind::INVENTORY.file_name(0), &digest::digest(&SHA256, &inventory.encode_to_vec()));
+    let inventory = digest::digest(&SHA256, &inventory.encode_to_vec());
+    part(&kind::INVENTORY.file_name(0), inventory.as_ref());
     let names: Vec<String> = images.names()?.into_iter().filter(|n| is_covered(n)).collect();
-    let contents = parallel::map(&names, workers, |name| {
-        let file = images.open_file(name)?;
-        digest_of(file).context(|| format!("read {name}"))
-    })?;
+    let contents = parallel::map(&names, workers, |name| Ok(images.digest(name)?))?;
     names.iter().zip(&contents).for_each(|(name, content)| part(name, content));
     Ok(context.sign())
-}
-
-fn digest_of(mut file: File) -> std::io::Result<Digest> {
-    let mut content = digest::Context::new(&SHA256);
-    // Most of them are small.
-    let mut buffer = [0; 8192];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(content.finish()),
-            len => content.update(&buffer[..len]),
-        }
-    }
 }
 
 /// Reads the key, which nobody else may read or have chosen.
@@ -203,6 +189,15 @@ mod tests {
         make(&other).unwrap();
         assert!(!is_own(&with(Some(other)), &images, &inventory).unwrap());
         assert!(!is_own(&with(None), &images, &inventory).unwrap());
+
+        // A file that is changed before its mark is made.
+        let (temp3, mut images3, mut inventory3) = checkpoint();
+        images3.keep_digests();
+        images3.write_one(kind::PSTREE, 0, &PstreeEntry::default()).unwrap();
+        std::fs::write(temp3.path().join("pstree.img"), "x").unwrap();
+        mark(opts, &images3, &mut inventory3).unwrap();
+        let read_back = ImageDir::open(temp3.path()).unwrap();
+        assert!(!is_own(opts, &read_back, &inventory3).unwrap());
 
         let own = || is_own(opts, &images, &inventory).unwrap();
         std::fs::write(temp.path().join("pages-1.img"), "punched").unwrap();

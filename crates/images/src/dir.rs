@@ -16,6 +16,7 @@ use crate::pin::Pins;
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
 use crate::sealed::Unwrap;
+use crate::sums::{Note, Sums};
 use crate::writer::Writer;
 
 /// The symbolic link to the directory that an incremental dump builds on.
@@ -40,6 +41,8 @@ pub struct ImageDir {
     fd: OwnedFd,
     parents: u32,
     pins: Pins,
+    /// What its files are, if that is kept.
+    sums: Option<Arc<Sums>>,
     /// What its files are sealed with; see the module `sealed`.
     pub(crate) seal: Option<Arc<Checkpoint>>,
     /// What opens its parents.
@@ -79,7 +82,8 @@ impl ImageDir {
 
     fn new(path: PathBuf, fd: OwnedFd, parents: u32) -> Self {
         let pins = Pins::default();
-        Self { path, fd, parents, pins, seal: None, unwrap: None, pages_elsewhere: false }
+        let (sums, seal, unwrap) = (None, None, None);
+        Self { path, fd, parents, pins, sums, seal, unwrap, pages_elsewhere: false }
     }
 
     /// The path that the directory was opened by.
@@ -135,6 +139,22 @@ impl ImageDir {
         Ok(ids)
     }
 
+    /// From now on keeps the digest of each file that is written with a [`Writer`].
+    pub fn keep_digests(&mut self) {
+        self.sums = Some(Arc::default());
+    }
+
+    /// SHA-256 of a file as it is stored; as it was written, if that was kept, whoever has
+    /// changed it since.
+    pub fn digest(&self, name: &str) -> Result<[u8; 32]> {
+        let sum = match self.sums.as_ref().and_then(|sums| sums.get(name)) {
+            Some(sum) => sum,
+            None => self.sum_of(name, true)?,
+        };
+        let (file, reason) = (self.path.join(name), "it has no digest".to_owned());
+        sum.sha256.ok_or(Error::Invalid { file, offset: 0, reason })
+    }
+
     /// Whether there is a file of `kind` for `id`.
     pub fn has(&self, kind: Kind, id: u64) -> Result<bool> {
         self.exists(&kind.file_name(id))
@@ -183,9 +203,10 @@ impl ImageDir {
     pub fn writer(&self, kind: Kind, id: u64) -> Result<Writer> {
         let name = kind.file_name(id);
         let (path, file) = (self.path.join(&name), self.create_file(&name)?);
+        let note = self.sums.as_ref().map(|sums| Note::new(sums, &name));
         match self.seal_of(kind) {
-            Some(seal) => Writer::sealed(kind, &path, file, seal, &name),
-            None => Writer::new(kind, &path, file),
+            Some(seal) => Writer::sealed(kind, &path, file, seal, &name, note),
+            None => Writer::noting(kind, &path, file, note),
         }
     }
 
@@ -253,6 +274,7 @@ impl ImageDir {
     /// unlinked, not written to: it may be a link to something else.
     pub fn create_file(&self, name: &str) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        self.sums.iter().for_each(|sums| sums.forget(name));
         loop {
             match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(fd) => return Ok(File::from(fd)),
@@ -265,6 +287,7 @@ impl ImageDir {
     /// Opens a file for writing that [`ImageDir::create_file`] has made.
     pub fn reopen_file(&self, name: &str) -> Result<File> {
         check_name(name)?;
+        self.sums.iter().for_each(|sums| sums.forget(name));
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
         opened.map(File::from).map_err(|e| Error::io(&self.path.join(name), "open", e.into()))
@@ -308,6 +331,7 @@ impl ImageDir {
     /// Removes the file `name`, if there is one.
     pub fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
+        self.sums.iter().for_each(|sums| sums.forget(name));
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {
                 self.seal.iter().for_each(|seal| seal.removed(name));

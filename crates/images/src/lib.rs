@@ -18,6 +18,7 @@ pub mod payload;
 mod pin;
 pub mod reader;
 pub mod sealed;
+mod sums;
 pub mod writer;
 
 pub use dir::ImageDir;

@@ -12,6 +12,7 @@ use torpor_seal::record::RecordWriter;
 use crate::error::{Error, Result, debug_check_message};
 use crate::kind::Kind;
 use crate::reader::MAX_ENTRY;
+use crate::sums::Note;
 
 /// Writes an image file. It is complete after [`Writer::finish`] only. It
 /// also implements [`Write`], for data that is streamed.
@@ -22,6 +23,7 @@ pub struct Writer {
     file: PathBuf,
     kind: Kind,
     offset: u64,
+    note: Option<Note>,
 }
 
 /// Where a [`Writer`] writes to.
@@ -35,26 +37,32 @@ impl Writer {
     /// Starts an image of `kind` in `out`, which is empty, with its magic
     /// numbers. `file` is its name in errors.
     pub fn new(kind: Kind, file: &Path, out: File) -> Result<Self> {
-        Self::start(kind, file, Out::Plain(BufWriter::new(out)))
+        Self::start(kind, file, Out::Plain(BufWriter::new(out)), None)
     }
 
-    /// Like [`Writer::new`], for the file `name` of the sealed checkpoint `seal`.
+    /// Like [`Writer::new`], with a `note` of the sum that the file has in the end.
+    pub(crate) fn noting(kind: Kind, file: &Path, out: File, note: Option<Note>) -> Result<Self> {
+        Self::start(kind, file, Out::Plain(BufWriter::new(out)), note)
+    }
+
+    /// Like [`Writer::noting`], for the file `name` of the sealed checkpoint `seal`.
     pub(crate) fn sealed(
         kind: Kind,
         file: &Path,
         out: File,
         seal: &Arc<Checkpoint>,
         name: &str,
+        note: Option<Note>,
     ) -> Result<Self> {
         let records = seal
             .writer(name, BufWriter::new(out))
             .map_err(|source| Error::Seal { dir: file.to_owned(), source })?;
         let (seal, name) = (Arc::clone(seal), name.to_owned());
-        Self::start(kind, file, Out::Sealed { records, seal, name })
+        Self::start(kind, file, Out::Sealed { records, seal, name }, note)
     }
 
-    fn start(kind: Kind, file: &Path, inner: Out) -> Result<Self> {
-        let mut writer = Self { inner, file: file.to_owned(), kind, offset: 0 };
+    fn start(kind: Kind, file: &Path, inner: Out, note: Option<Note>) -> Result<Self> {
+        let mut writer = Self { inner, file: file.to_owned(), kind, offset: 0, note };
         for word in kind.header.words() {
             writer.raw(&word.to_le_bytes())?;
         }
@@ -114,21 +122,29 @@ impl Writer {
     /// Writes what is still buffered; the file is complete then.
     pub fn finish(self) -> Result<()> {
         let failed = |source| Error::io(&self.file, "write", source);
-        match self.inner {
-            Out::Plain(mut out) => out.flush().map_err(failed),
+        let sum = match self.inner {
+            Out::Plain(mut out) => out.flush().map(|()| None).map_err(failed)?,
             Out::Sealed { records, seal, name } => {
                 let (_, sum) = seal.times.records.measure(|| records.finish()).map_err(failed)?;
                 seal.wrote(&name, sum);
-                Ok(())
+                Some(sum)
             }
+        };
+        if let Some(note) = self.note {
+            note.finish(sum);
         }
+        Ok(())
     }
 }
 
 impl Write for Writer {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let count = match &mut self.inner {
-            Out::Plain(out) => out.write(buf)?,
+            Out::Plain(out) => {
+                let count = out.write(buf)?;
+                self.note.iter_mut().for_each(|note| note.add(&buf[..count]));
+                count
+            }
             Out::Sealed { records, .. } => records.write(buf)?,
         };
         self.offset += count as u64;

@@ -98,6 +98,35 @@ fn streams_have_no_header() {
 }
 
 #[test]
+fn a_digest_is_that_of_what_was_written() {
+    let (temp, mut dir) = dir();
+    let path = temp.path().join("pstree.img");
+    let digest = |dir: &ImageDir| dir.digest("pstree.img");
+    let write = |dir: &ImageDir, pid| dir.write_one(kind::PSTREE, 0, &pstree(pid)).unwrap();
+    write(&dir, 1);
+    let first = digest(&dir).unwrap();
+    dir.keep_digests();
+    write(&dir, 1);
+    std::fs::write(&path, "x").unwrap();
+    assert_eq!(digest(&dir).unwrap(), first);
+    write(&dir, 2);
+    let second = digest(&dir).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert_ne!(second, first);
+    // Of what is written in another way nothing is kept.
+    drop(dir.create_file("pstree.img").unwrap());
+    assert_ne!(digest(&dir).unwrap(), second);
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(digest(&dir).unwrap(), second);
+    write(&dir, 1);
+    dir.remove("pstree.img").unwrap();
+    assert!(digest(&dir).unwrap_err().is_missing());
+    let unfinished = dir.writer(kind::PSTREE, 0).unwrap();
+    drop(unfinished);
+    assert_ne!(digest(&dir).unwrap(), first);
+}
+
+#[test]
 fn a_link_is_neither_followed_nor_written_through() {
     let (temp, dir) = dir();
     let secret = temp.path().join("secret");

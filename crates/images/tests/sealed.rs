@@ -274,6 +274,19 @@ fn a_child_names_its_parent() {
     assert!(load(&at("2")).is_err());
 }
 
+#[test]
+fn a_digest_is_that_of_what_is_stored() {
+    let top = tempfile::tempdir().unwrap();
+    let mut dir = ImageDir::open(top.path()).unwrap();
+    dir.keep_digests();
+    let header = Header { stanzas: vec![stanza()], ..Header::new(Suite::Aes256Gcm, None).unwrap() };
+    dir.seal(header, &master()).unwrap();
+    dir.write_one(kind::IDS, 1, &ids(1)).unwrap();
+    let stored = ImageDir::open(top.path()).unwrap().digest("ids-1.img").unwrap();
+    std::fs::write(top.path().join("ids-1.img"), "x").unwrap();
+    assert_eq!(dir.digest("ids-1.img").unwrap(), stored);
+}
+
 /// A file of a failed attempt that was replaced is not in the manifest twice, and one
 /// that was removed is not in it.
 #[test]

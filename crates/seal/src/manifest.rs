@@ -34,23 +34,51 @@ impl Sum {
     /// # Errors
     /// Those of `source`.
     pub fn of(mut source: impl Read) -> io::Result<Self> {
-        let mut context = digest::Context::new(&digest::SHA256);
-        let mut buffer = vec![0; 64 << 10];
-        let mut len = 0;
+        let mut summing = Summing::default();
+        // Most files are small.
+        let mut buffer = [0; 16 << 10];
         loop {
             match source.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => {
-                    context.update(&buffer[..count]);
-                    len += count as u64;
-                }
+                Ok(0) => return Ok(summing.finish()),
+                Ok(count) => summing.add(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// Takes a sum of bytes as they come.
+pub struct Summing {
+    len: u64,
+    context: digest::Context,
+}
+
+impl std::fmt::Debug for Summing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Summing").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Default for Summing {
+    fn default() -> Self {
+        Self { len: 0, context: digest::Context::new(&digest::SHA256) }
+    }
+}
+
+impl Summing {
+    /// Adds what follows.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.context.update(bytes);
+        self.len += bytes.len() as u64;
+    }
+
+    /// The sum of all that was added.
+    #[must_use]
+    pub fn finish(self) -> Sum {
         let mut sha256 = [0; 32];
-        sha256.copy_from_slice(context.finish().as_ref());
-        Ok(Self { len, sha256: Some(sha256) })
+        sha256.copy_from_slice(self.context.finish().as_ref());
+        Sum { len: self.len, sha256: Some(sha256) }
     }
 }
 

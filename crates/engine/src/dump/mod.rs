@@ -203,6 +203,9 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     crate::seal::begin(&mut images, opts)?;
+    if opts.host_key.is_some() {
+        images.keep_digests();
+    }
     hooks.notify(Event::PreDump)?;
     let mut guardian = Guardian::start()?;
     let runs_on = opts.leave_running || opts.leave_stopped;
