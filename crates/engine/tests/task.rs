@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use torpor_engine::namespace::user::IdMaps;
 use torpor_engine::proc;
-use torpor_engine::task::{self, Filters, Images, Process, ProcessState, Seen, Settings, Tree};
-use torpor_images::proto::MmEntry;
+use torpor_engine::task::{
+    self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, Tree,
+};
+use torpor_images::proto::{CoreEntry, MmEntry};
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
 /// A process that ends with the test.
@@ -57,7 +59,13 @@ fn stop(pid: i32) -> Vec<Tracee> {
     threads
 }
 
-fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessState {
+/// Cores of all threads, the leader's first.
+struct State {
+    cores: Vec<CoreEntry>,
+    mm: MmFlags,
+}
+
+fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
     let vtid = move |tid: i32| Some(tid + shift);
     let mut tree = Tree { maps: &IdMaps::identity(), vtid: &vtid, filters };
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
@@ -65,8 +73,15 @@ fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> ProcessSta
     let stat = proc::stat(threads[0].pid()).unwrap();
     let settings = Settings::of(threads[0].pid()).unwrap();
     let seen = Seen { stat: &stat, statuses: &statuses, settings: &settings };
-    let states = task::dump(vec![Process { threads, seen }], &mut tree);
-    states.unwrap().pop().unwrap()
+    let mut others = Vec::new();
+    let mut other = |_, _, core| {
+        others.push(core);
+        Ok(())
+    };
+    let states = task::dump(vec![Process { threads, seen }], &mut tree, &mut other);
+    let ProcessState { core, mm } = states.unwrap().pop().unwrap();
+    let cores = std::iter::once(core).chain(others).collect();
+    State { cores, mm }
 }
 
 fn go_on(pid: i32, mut threads: Vec<Tracee>) {
@@ -76,7 +91,7 @@ fn go_on(pid: i32, mut threads: Vec<Tracee>) {
 }
 
 /// Husks with as many threads, and memory where the kernel writes on its own.
-fn husks(state: &ProcessState) -> Vec<Tracee> {
+fn husks(state: &State) -> Vec<Tracee> {
     let (mut leader, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
     for core in &state.cores {
         let Some(rseq) = core.thread_core.as_ref().unwrap().rseq_entry else { continue };
@@ -110,7 +125,7 @@ fn same<T: std::fmt::Debug>(old: &T, new: &T, tids: [i32; 2]) {
 }
 
 /// Equal but for the time that has passed and the numbers of threads.
-fn compare(before: &ProcessState, after: &mut ProcessState, tids: [i32; 2]) {
+fn compare(before: &State, after: &mut State, tids: [i32; 2]) {
     // The memory itself is not restored here.
     after.mm.brk = before.mm.brk;
     assert_eq!(before.mm, after.mm);

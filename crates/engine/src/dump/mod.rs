@@ -20,6 +20,7 @@ pub use twin::reap as reap_twins;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_images::dir::{IMAGE_VERSION, PACKED_VERSION};
@@ -57,7 +58,7 @@ pub struct Dump<'a> {
     /// What was asked for.
     pub opts: &'a Options,
     /// Where the images go.
-    pub images: ImageDir,
+    pub images: Arc<ImageDir>,
     /// The tasks, parents before children, the root first.
     pub tasks: Vec<Task>,
     /// The namespaces that the tasks live in.
@@ -297,9 +298,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         for (&task, flags) in tasks.iter().zip(&flags) {
             memory::dump_mappings(cx, task, flags)?;
         }
-        if cx.later.is_full() {
-            cx.later.write(&cx.images, cx.opts.workers())?;
-        }
+        cx.later.begin()?;
     }
     table::finish(cx)?;
     // A file system in memory is packed with the names that unlinked files were given in it.
@@ -307,7 +306,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.filters.save(&cx.images)?;
     cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
-    cx.later.write(&cx.images, cx.opts.workers())?;
+    cx.later.finish()?;
     memory::copy_pages(cx, hooks)
 }
 
@@ -406,6 +405,8 @@ impl<'a> Dump<'a> {
     }
 
     fn of(opts: &'a Options, images: ImageDir) -> Self {
+        let images = Arc::new(images);
+        let later = Later::new(Arc::clone(&images), opts.workers());
         Dump {
             opts,
             images,
@@ -422,7 +423,7 @@ impl<'a> Dump<'a> {
             filters: Filters::default(),
             vtids: HashMap::new(),
             memory: memory::Memory::default(),
-            later: Later::default(),
+            later,
             tracking: Tracking::default(),
             twins: Twins::default(),
             released: false,

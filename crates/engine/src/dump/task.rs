@@ -4,6 +4,7 @@ use torpor_images::kind;
 use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March};
 use torpor_tracee::Tracee;
 
+use super::later::Later;
 use super::{Dump, Task};
 use crate::error::{Error, Result};
 use crate::file::regular;
@@ -40,11 +41,12 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
     }
     let mut flags = Vec::with_capacity(tasks.len());
     for (&task, mut state) in tasks.iter().zip(states?) {
-        check_parent(cx, task, &state.cores)?;
         if cx.tasks[task].has_lost_leader() {
-            write_lost_leader(cx, task, &mut state.cores)?;
+            write_lost_leader(cx, task, &mut state.core)?;
         }
-        write_cores(cx, task, state.cores);
+        let first = cx.tasks[task].pid;
+        let vtid = cx.vtid_of(first).unwrap_or(first);
+        write_core(&mut cx.later, vtid, state.core, cx.cgroups.of(first));
         flags.push(state.mm);
     }
     Ok(flags)
@@ -68,28 +70,46 @@ impl Taken {
     }
 }
 
+/// Asks all threads, and has the images of all but the first ones written meanwhile.
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
-    let mut filters = std::mem::take(&mut cx.filters);
-    let vtid = |tid: i32| cx.vtids.get(&tid).copied();
-    let mut tree = Tree { maps: &cx.id_maps, vtid: &vtid, filters: &mut filters };
+    let lost = without_parent(cx, tasks);
+    let Dump { tasks: all, vtids, id_maps, filters, cgroups, later, .. } = cx;
+    let vtid = |tid: i32| vtids.get(&tid).copied();
+    let mut tree = Tree { maps: id_maps, vtid: &vtid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, settings } = taken;
-        Process { threads, seen: Seen { stat: &cx.tasks[task].stat, statuses, settings } }
+        Process { threads, seen: Seen { stat: &all[task].stat, statuses, settings } }
     });
-    let states = crate::task::dump(processes.collect(), &mut tree);
-    cx.filters = filters;
-    states
+    let mut other = |pid: i32, tid: i32, core: CoreEntry| {
+        check_parent(&lost, pid, &core)?;
+        write_core(later, vtid(tid).unwrap_or(tid), core, cgroups.of(tid));
+        later.begin()
+    };
+    let states = crate::task::dump(processes.collect(), &mut tree, &mut other)?;
+    let mut leaders = tasks.iter().zip(&states);
+    leaders.try_for_each(|(&t, state)| check_parent(&lost, all[t].tgid, &state.core))?;
+    Ok(states)
+}
+
+/// The processes among `tasks` whose parent's leader has ended.
+fn without_parent(cx: &Dump<'_>, tasks: &[usize]) -> Vec<i32> {
+    let mut lost = cx.tasks.iter().filter(|parent| parent.has_lost_leader()).peekable();
+    if lost.peek().is_none() {
+        return Vec::new();
+    }
+    let lost: Vec<i32> = lost.map(|parent| parent.tgid).collect();
+    let children = tasks.iter().map(|&task| &cx.tasks[task]);
+    children.filter(|t| lost.contains(&t.stat.ppid)).map(|t| t.tgid).collect()
 }
 
 /// Refuses a thread that is to get a signal when its parent ends, and whose parent's leader has
-/// ended: it would get it when that leader ends again, behind the restore.
-fn check_parent(cx: &Dump<'_>, task: usize, cores: &[CoreEntry]) -> Result<()> {
-    let t = &cx.tasks[task];
-    let mut threads = cores.iter().filter_map(|core| core.thread_core.as_ref());
-    let parent = cx.tasks.iter().find(|parent| parent.tgid == t.stat.ppid);
-    if parent.is_some_and(Task::has_lost_leader) && threads.any(|t| t.pdeath_sig.is_some()) {
+/// ended, which those of `lost` have: it would get it when that leader ends again, behind the
+/// restore.
+fn check_parent(lost: &[i32], pid: i32, core: &CoreEntry) -> Result<()> {
+    let wants = core.thread_core.as_ref().is_some_and(|thread| thread.pdeath_sig.is_some());
+    if wants && lost.contains(&pid) {
         return Err(Error::refused(
-            t.tgid,
+            pid,
             "its parent-death signal",
             "would be sent by the restore: the main thread of its parent has ended, others run on",
         ));
@@ -99,9 +119,8 @@ fn check_parent(cx: &Dump<'_>, task: usize, cores: &[CoreEntry]) -> Result<()> {
 
 /// Writes the image of a leader that has ended, with what its first living thread was asked for
 /// about the process.
-fn write_lost_leader(cx: &mut Dump<'_>, task: usize, cores: &mut [CoreEntry]) -> Result<()> {
+fn write_lost_leader(cx: &mut Dump<'_>, task: usize, first: &mut CoreEntry) -> Result<()> {
     let t = &cx.tasks[task];
-    let Some(first) = cores.first_mut() else { return Ok(()) };
     let stat = proc::stat(t.tgid)?;
     let status = proc::status(t.tgid)?;
     let mut tc = first.tc.take().unwrap_or_default();
@@ -113,18 +132,15 @@ fn write_lost_leader(cx: &mut Dump<'_>, task: usize, cores: &mut [CoreEntry]) ->
     Ok(())
 }
 
-fn write_cores(cx: &mut Dump<'_>, task: usize, cores: Vec<CoreEntry>) {
-    for (thread, mut core) in cx.tasks[task].threads.iter().zip(cores) {
-        let set = cx.cgroups.of(thread.tid());
-        if let Some(tc) = &mut core.tc {
-            tc.cg_set = set;
-        }
-        if let Some(thread) = &mut core.thread_core {
-            thread.cg_set = set;
-        }
-        let vtid = cx.vtids.get(&thread.tid()).copied().unwrap_or(thread.tid());
-        cx.later.add(kind::CORE, u64::from(vtid.cast_unsigned()), core);
+/// Writes the image of a thread, which is in the set of cgroups with the number `set`.
+fn write_core(later: &mut Later, vtid: i32, mut core: CoreEntry, set: Option<u32>) {
+    if let Some(tc) = &mut core.tc {
+        tc.cg_set = set;
     }
+    if let Some(thread) = &mut core.thread_core {
+        thread.cg_set = set;
+    }
+    later.add(kind::CORE, u64::from(vtid.cast_unsigned()), core);
 }
 
 /// Working directory, root and umask.

@@ -61,9 +61,8 @@ impl std::fmt::Debug for Tree<'_> {
 /// The state of a process, as its images hold it.
 #[derive(Debug)]
 pub struct ProcessState {
-    /// One for each thread, in the given order; the leader's has `tc`. What is still to
-    /// be filled in: `ids`, `cg_set`.
-    pub cores: Vec<CoreEntry>,
+    /// The leader's, with `tc`. What is still to be filled in: `ids`, `cg_set`.
+    pub core: CoreEntry,
     /// What belongs into `mm_entry`.
     pub mm: MmFlags,
 }
@@ -115,21 +114,31 @@ pub struct Process<'a> {
     pub seen: Seen<'a>,
 }
 
-/// Describes some processes: while one answers the next ones are asked.
+/// Takes the core of a thread that does not lead its process, by the ids of both; `cg_set` is
+/// still to be filled in.
+pub type OtherThread<'a> = dyn FnMut(i32, i32, CoreEntry) -> Result<()> + 'a;
+
+/// Describes some processes: while one answers the next ones are asked. What there is to say of
+/// other threads than the leaders is handed over as it comes.
 ///
 /// # Errors
-/// Gone; what cannot be kept is refused by name.
-pub fn dump(processes: Vec<Process<'_>>, tree: &mut Tree<'_>) -> Result<Vec<ProcessState>> {
+/// Gone; what cannot be kept is refused by name; those of `other`.
+pub fn dump(
+    processes: Vec<Process<'_>>,
+    tree: &mut Tree<'_>,
+    other: &mut OtherThread<'_>,
+) -> Result<Vec<ProcessState>> {
     let (mut leaders, mut others) = (Vec::new(), Vec::new());
     for Process { threads, seen } in processes {
         let mut threads = threads.iter_mut().zip(seen.statuses);
         leaders.extend(threads.next().map(|(leader, status)| (leader, status, seen)));
         others.push(threads.collect::<Vec<_>>());
     }
-    let mut states = dump_leaders(leaders, tree)?;
-    for (state, others) in states.iter_mut().zip(&mut others) {
-        for some in others.chunks_mut(SIDE_BY_SIDE) {
-            state.cores.extend(dump_threads(some, tree)?);
+    let states = dump_leaders(leaders, tree)?;
+    for some in others.iter_mut().flat_map(|threads| threads.chunks_mut(SIDE_BY_SIDE)) {
+        let cores = dump_threads(some, tree)?;
+        for ((thread, _), core) in some.iter().zip(cores) {
+            other(thread.pid(), thread.tid(), core)?;
         }
     }
     Ok(states)
@@ -220,7 +229,7 @@ impl ProcessQuestions {
         let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
         let mut core = self.inside.answer(tracee, out, self.outside)?;
         core.tc = Some(tc);
-        Ok(ProcessState { cores: vec![core], mm })
+        Ok(ProcessState { core, mm })
     }
 }
 
