@@ -14,7 +14,20 @@ pub fn map<T: Sync, R: Send>(
     workers: usize,
     f: impl Fn(&T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    if workers <= 1 || items.len() <= FEW {
+    let workers = if items.len() <= FEW { 1 } else { workers };
+    spread(items, workers, f)
+}
+
+/// As [`map`], for items each of which is worth a thread.
+///
+/// # Errors
+/// The first one in this order.
+pub fn spread<T: Sync, R: Send>(
+    items: &[T],
+    workers: usize,
+    f: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    if workers <= 1 || items.len() <= 1 {
         return items.iter().map(f).collect();
     }
     let f = &f;
@@ -51,5 +64,6 @@ mod tests {
             assert!(map(&items, workers, odd).unwrap_err().to_string().contains('7'));
         }
         assert_eq!(map(&[] as &[u8], 4, |_| Ok(())).unwrap(), []);
+        assert_eq!(spread(&[7, 8], 4, |i| Ok(i + 1)).unwrap(), [8, 9]);
     }
 }

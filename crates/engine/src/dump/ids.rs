@@ -6,7 +6,7 @@ use torpor_sys::kcmp::{Object, kcmp};
 
 use crate::error::{Context, Result};
 use crate::namespace::NsKind;
-use crate::proc;
+use crate::{parallel, proc};
 
 /// The inode numbers of the namespaces of a process.
 #[derive(Debug, Clone, Copy)]
@@ -40,10 +40,41 @@ impl Inodes {
     }
 }
 
+/// The numbers of what a task shares with others, from 1.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared {
+    pub vm: u32,
+    pub files: u32,
+    pub fs: u32,
+}
+
+/// Numbers what the tasks `pids` share, in their order, by at most `workers` threads: with
+/// hundreds of tasks it takes thousands of comparisons.
+///
+/// # Errors
+/// The kernel's.
+pub fn shared(pids: &[i32], workers: usize) -> Result<Vec<Shared>> {
+    let objects = [Object::Vm, Object::Files, Object::Fs];
+    let workers = if pids.len() < MANY { 1 } else { workers };
+    let numbers = parallel::spread(&objects, workers, |&object| {
+        let mut sharers = Sharers::new(object);
+        pids.iter().map(|&pid| sharers.number(pid)).collect::<Result<Vec<u32>>>()
+    })?;
+    let of = |task: usize| Shared {
+        vm: numbers[0][task],
+        files: numbers[1][task],
+        fs: numbers[2][task],
+    };
+    Ok((0..pids.len()).map(of).collect())
+}
+
+/// From so many tasks on it is worth to start threads.
+const MANY: usize = 32;
+
 /// Gives the same number to tasks that share an object of one kind. The kernel
 /// orders such objects (kcmp(2)), so a new one is found by bisection.
 #[derive(Debug)]
-pub struct Sharers {
+struct Sharers {
     object: Object,
     /// Task and number, in the kernel's order.
     sorted: Vec<(i32, u32)>,
@@ -51,7 +82,7 @@ pub struct Sharers {
 
 impl Sharers {
     /// Nobody yet.
-    pub fn new(object: Object) -> Self {
+    fn new(object: Object) -> Self {
         Sharers { object, sorted: Vec::new() }
     }
 
@@ -59,7 +90,7 @@ impl Sharers {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn number(&mut self, pid: i32) -> Result<u32> {
+    fn number(&mut self, pid: i32) -> Result<u32> {
         let (mut low, mut high) = (0, self.sorted.len());
         while low < high {
             let middle = low.midpoint(high);

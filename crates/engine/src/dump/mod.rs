@@ -28,12 +28,11 @@ use torpor_images::proto::{
     DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
 };
 use torpor_images::{ImageDir, kind};
-use torpor_sys::kcmp::Object;
 use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
 
 use self::freeze::Frozen;
 use self::freezer::Freezer;
-use self::ids::{Inodes, Sharers};
+use self::ids::{Inodes, Shared};
 use self::later::Later;
 use self::outbox::Away;
 use self::twin::Twins;
@@ -433,16 +432,20 @@ impl<'a> Dump<'a> {
 
     /// Numbers what tasks share: address spaces, tables, namespaces.
     fn number_objects(&mut self) -> Result<()> {
-        let mut sharers = [Object::Vm, Object::Files, Object::Fs].map(Sharers::new);
+        let live = self.live_tasks();
         // The dumping program comes first: a task that shares a namespace with it has
         // that namespace from the host.
-        self.own_ids = self.ids_of(own_pid(), 0, &Inodes::of(own_pid())?, &mut sharers)?;
-        let live = self.live_tasks();
-        let pids: Vec<i32> = live.iter().map(|&task| self.tasks[task].pid).collect();
-        let inodes = parallel::map(&pids, self.opts.workers(), |&pid| Inodes::of(pid))?;
-        for (index, inodes) in live.into_iter().zip(inodes) {
+        let all = live.iter().map(|&task| self.tasks[task].pid);
+        let all: Vec<i32> = std::iter::once(own_pid()).chain(all).collect();
+        let workers = self.opts.workers();
+        let inodes = parallel::map(&all, workers, |&pid| Inodes::of(pid))?;
+        let mut known = ids::shared(&all, workers)?.into_iter().zip(inodes);
+        if let Some((shared, inodes)) = known.next() {
+            self.own_ids = self.ids_of(own_pid(), 0, &inodes, shared)?;
+        }
+        for (index, (shared, inodes)) in live.into_iter().zip(known) {
             let pid = self.tasks[index].pid;
-            let ids = self.ids_of(pid, index, &inodes, &mut sharers)?;
+            let ids = self.ids_of(pid, index, &inodes, shared)?;
             let root = self.tasks.first().map_or(&ids, |t| &t.ids);
             check_nesting(pid, (&ids, &inodes), root, index == 0, &self.ns)?;
             if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
@@ -462,16 +465,14 @@ impl<'a> Dump<'a> {
         pid: i32,
         task: usize,
         inodes: &Inodes,
-        sharers: &mut [Sharers; 3],
+        shared: Shared,
     ) -> Result<TaskKobjIdsEntry> {
-        let mut number = |i: usize| sharers[i].number(pid);
-        let vm_id = number(0)?;
         let mut ids = TaskKobjIdsEntry {
-            vm_id,
-            files_id: number(1)?,
-            fs_id: number(2)?,
+            vm_id: shared.vm,
+            files_id: shared.files,
+            fs_id: shared.fs,
             // Processes can only share their signal handlers with their memory (clone(2)).
-            sighand_id: vm_id,
+            sighand_id: shared.vm,
             ..TaskKobjIdsEntry::default()
         };
         for (kind, inode) in inodes.own() {
