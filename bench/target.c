@@ -197,15 +197,16 @@ static void *fills(void *arg)
 	return arg;
 }
 
-// The touches of `toucher`, served within the program.
-static void served(long mib)
+// The touches of `toucher`, served within the program by so many threads.
+static void served(long mib, int threads)
 {
 	char *memory = missing(mib);
 	pthread_t thread;
 
 	memset(chunk, 1, sizeof chunk);
-	if (pthread_create(&thread, 0, fills, 0))
-		exit(1);
+	for (int i = 0; i < threads; i++)
+		if (pthread_create(&thread, 0, fills, 0))
+			exit(1);
 	pair(toucher, memory, mib);
 }
 
@@ -276,7 +277,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(kind, "toucher"))
 		pair(toucher, (char *)memory(n, MADV_NOHUGEPAGE), n);
 	else if (!strcmp(kind, "served"))
-		served(n);
+		served(n, 1);
+	else if (!strcmp(kind, "served-by-two"))
+		served(n, 2);
 	else if (!strcmp(kind, "copied"))
 		copied(n);
 	else if (!strcmp(kind, "processes"))

@@ -23,9 +23,10 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
 
 /// Faults of two threads at random, each served with the one page.
 fn one_by_one(bench: &mut Bench) -> Result<()> {
-    let (mut served, mut floor) = (vec![], vec![]);
+    let (mut served, mut by_one, mut by_two) = (vec![], vec![], vec![]);
     for _ in 0..bench.rounds {
-        floor.push(alone(bench, "served", bench.mib / 4)?);
+        by_one.push(alone(bench, "served", bench.mib / 4)?);
+        by_two.push(alone(bench, "served-by-two", bench.mib / 4)?);
         let subject = Subject::start(&bench.dir, "toucher", bench.mib / 4)?;
         fs::create_dir(bench.images())?;
         run(&mut bench.command(&["dump", "-t", &subject.pid().to_string()]))?;
@@ -39,7 +40,8 @@ fn one_by_one(bench: &mut Bench) -> Result<()> {
     }
     let goal = Some(Goal::AtLeast(100_000.0));
     bench.add("faults that the pager serves, a page for each", median(&served), "/ s", goal);
-    bench.add("faults that UFFDIO_COPY alone serves", median(&floor), "/ s", None);
+    bench.add("faults that UFFDIO_COPY alone serves", median(&by_one), "/ s", None);
+    bench.add("faults that it serves in two threads", median(&by_two), "/ s", None);
     Ok(())
 }
 

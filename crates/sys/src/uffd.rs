@@ -175,13 +175,15 @@ pub fn is_gone(uffd: BorrowedFd<'_>) -> bool {
 
 /// Bytes of a `struct uffd_msg`.
 const MESSAGE: usize = 32;
+/// How many events are read at once: where fewer are, there were no more.
+pub const EVENTS: usize = 64;
 
 /// Reads what has happened; `EAGAIN` if nothing has and the descriptor does not block.
 ///
 /// # Errors
 /// The kernel's.
 pub fn events(uffd: BorrowedFd<'_>) -> Result<Vec<Event>> {
-    let mut messages = [0; 64 * MESSAGE];
+    let mut messages = [0; EVENTS * MESSAGE];
     let len = rustix::io::read(uffd, &mut messages)?;
     Ok(messages[..len].chunks_exact(MESSAGE).filter_map(event).collect())
 }

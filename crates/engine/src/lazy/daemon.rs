@@ -11,12 +11,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with, socketpair,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::peer::peer;
 use torpor_sys::process;
 use torpor_sys::socket::{self, Message};
 
-use super::pager::Space;
+use super::sight::Sight;
+use super::space::Space;
 use super::working_set::{self, Recorder, WorkingSet};
 use super::{Line, Remote, accept_all, guard, socket_in};
 use crate::error::{Context, Error, Result};
@@ -205,6 +207,7 @@ fn serve(
         None => WorkingSet::load(images),
         Some(_) => WorkingSet::default(),
     };
+    raise_limit();
     let taken = take_over(line, restorer, images, pages, &mut first);
     let (spaces, tasks) = match taken {
         Ok(taken) => taken,
@@ -235,10 +238,18 @@ fn take_over(
     let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
     for space in handed {
         let (pages, first) = (pages(space.id)?, first.take(space.id));
-        spaces.push(Space::new(space.id, space.uffd, pages, &space.ranges, first));
+        let memory = (space.uffd, Sight::of(&space.pidfd)?);
+        spaces.push(Space::new(space.id, memory, pages, &space.ranges, first));
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))
+}
+
+/// Four descriptors are held for each task, and one for each that is forked meanwhile.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // As many as there may be: it is tried, and whoever needs more says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn answer(line: &OwnedFd, data: &[u8]) -> Result<()> {

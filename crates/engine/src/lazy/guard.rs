@@ -12,7 +12,8 @@ use torpor_sys::process::{self, Status};
 use torpor_sys::uffd;
 
 use super::Remote;
-use super::pager::{self, Space};
+use super::pager;
+use super::space::Space;
 use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -85,7 +86,8 @@ fn stop(tasks: &[OwnedFd]) {
     }
 }
 
-fn pid_of(task: &OwnedFd) -> Option<i32> {
+/// The pid of a process, by its pidfd; none if it is gone.
+pub fn pid_of(task: &OwnedFd) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", task.as_raw_fd())).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     pid.trim().parse().ok().filter(|&pid| pid > 0)

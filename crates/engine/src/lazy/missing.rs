@@ -68,6 +68,14 @@ impl Missing {
         gaps.collect()
     }
 
+    /// The parts of gaps that lie in `range`.
+    pub fn of(&self, range: &Range<u64>) -> Vec<Gap> {
+        let gaps = self
+            .from(range.start)
+            .take_while(|gap| (range.start..range.end).contains(&gap.range.start));
+        gaps.map(|gap| gap.within(range)).collect()
+    }
+
     /// The gap that `address` lies in.
     pub fn at(&self, address: u64) -> Option<Gap> {
         let (&start, &(end, source)) = self.ranges.range(..=address).next_back()?;

@@ -22,6 +22,8 @@ mod guard;
 mod missing;
 mod pager;
 mod reader;
+mod sight;
+mod space;
 mod working_set;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

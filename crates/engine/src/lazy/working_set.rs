@@ -54,14 +54,17 @@ pub struct Recorder<'a> {
     /// The pidfds of the tasks.
     tasks: &'a [OwnedFd],
     end: Instant,
+    /// When it is to be looked again whether they have ended.
+    glance: Instant,
     list: Vec<(u64, Run)>,
 }
 
 impl<'a> Recorder<'a> {
     /// Begins, if it is asked for, to note what `tasks` (their pidfds) touch.
     pub fn new(opts: &Options, images: &'a ImageDir, tasks: &'a [OwnedFd]) -> Option<Self> {
-        let end = Instant::now() + opts.record_working_set?;
-        Some(Recorder { images, tasks, end, list: Vec::new() })
+        let now = Instant::now();
+        let end = now + opts.record_working_set?;
+        Some(Recorder { images, tasks, end, glance: now, list: Vec::new() })
     }
 
     /// A page is waited for, of the address space `id`.
@@ -78,11 +81,17 @@ impl<'a> Recorder<'a> {
     }
 
     /// For how long nobody need look; none if it is over.
-    pub fn left(&self) -> Option<Duration> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        let goes_on = !left.is_zero() && self.list.len() < MOST;
-        // A userfaultfd does not say when its tasks are gone.
-        (goes_on && !self.tasks.iter().all(has_ended)).then_some(left.min(GLANCE))
+    pub fn left(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        if now >= self.glance {
+            // A userfaultfd does not say when its tasks are gone.
+            if self.tasks.iter().all(has_ended) {
+                return None;
+            }
+            self.glance = now + GLANCE;
+        }
+        let goes_on = now < self.end && self.list.len() < MOST;
+        goes_on.then(|| self.end.min(self.glance) - now)
     }
 
     /// Writes the list. Should it fail the tasks are none the worse for it.
