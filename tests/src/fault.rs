@@ -391,7 +391,7 @@ impl Play<'_> {
         for pid in observe::processes()?.into_iter().filter(|pid| *pid != 1) {
             end(pid);
         }
-        self.runner.gone(0)?;
+        self.runner.gone(0).with_context(states)?;
         self.forget_connections()?;
         // What a program says that lost a part, or was changed, does not count.
         let _ = std::fs::remove_file(self.runner.work().join("result"));
