@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use torpor_engine::External;
-use torpor_engine::options::{CgroupMode, CpuCap};
+use torpor_engine::options::CpuCap;
 
 use super::value::{inherit_fd, level, number, parsed, path, size, string, text};
 use super::{Command, Commands, Opt, Set, Settings};
@@ -92,6 +92,8 @@ macro_rules! store {
     };
 }
 
+mod isolation;
+mod memory;
 mod seal;
 
 /// The options, under the headings of the help.
@@ -100,13 +102,13 @@ pub const GROUPS: &[Group] = &[
     Group { title: "What to dump or restore", options: WHAT },
     Group { title: "External resources", options: EXTERNAL },
     Group { title: "Files", options: FILES },
-    Group { title: "Network connections", options: NET },
-    Group { title: "Namespaces and security", options: SPACES },
-    Group { title: "Restore policy", options: POLICY },
-    Group { title: "Cgroups", options: CGROUPS },
-    Group { title: "Memory", options: MEMORY },
+    Group { title: "Network connections", options: isolation::NET },
+    Group { title: "Namespaces and security", options: isolation::SPACES },
+    Group { title: "Restore policy", options: isolation::POLICY },
+    Group { title: "Cgroups", options: isolation::CGROUPS },
+    Group { title: "Memory", options: memory::MEMORY },
     Group { title: "Sealed images", options: seal::SEAL },
-    Group { title: "Page server", options: PAGES },
+    Group { title: "Page server", options: memory::PAGES },
     Group { title: "Checks", options: CHECKS },
     Group { title: "Logging", options: LOGGING },
     Group { title: "Configuration files", options: CONFIG },
@@ -391,318 +393,6 @@ const FILES: &[Opt] = &[
         RESTORE,
         |s, on| s.engine.orphan_pts_master = on,
         "Send masters of terminals to the RPC client",
-    ),
-];
-
-const NET: &[Opt] = &[
-    flag(
-        "tcp-established",
-        None,
-        BOTH,
-        |s, on| s.engine.tcp_established = on,
-        "Keep established TCP connections",
-    ),
-    flag(
-        "tcp-close",
-        None,
-        BOTH,
-        |s, on| s.engine.tcp_close = on,
-        "Close established TCP connections instead of keeping them",
-    ),
-    flag(
-        "skip-in-flight",
-        None,
-        DUMP,
-        |s, on| s.engine.tcp_skip_in_flight = on,
-        "Leave TCP connections out that are not yet established",
-    ),
-    value(
-        ("network-lock", None, "METHOD"),
-        BOTH,
-        store!(engine.network_lock = parsed),
-        "How to hold the network still: iptables (default), nftables or skip",
-    ),
-];
-
-const SPACES: &[Opt] = &[
-    value(
-        ("root", Some('r'), "PATH"),
-        RESTORE,
-        store!(engine.root = some path),
-        "Root directory of the restored mount namespace; it must be a mount point",
-    ),
-    value(
-        ("join-ns", Some('J'), "NS:{PID|FILE}[,UID,GID]"),
-        RESTORE,
-        store!(engine.join_ns += parsed),
-        "Restore into an existing namespace: ipc, mnt, net, time, user or uts",
-    ),
-    value(
-        ("empty-ns", None, "NS"),
-        BOTH,
-        |s, v| match text(v)? {
-            "net" => {
-                s.engine.empty_netns = true;
-                Ok(())
-            }
-            _ => Err("only net can be left empty".into()),
-        },
-        "Make the namespace, but leave what is in it to action scripts (net only)",
-    ),
-    value(
-        ("skip-mnt", None, "PATH"),
-        DUMP,
-        store!(engine.skip_mnt += path),
-        "Leave the mount at PATH out",
-    ),
-    value(
-        ("enable-fs", None, "FS[,FS]"),
-        BOTH,
-        |s, v| {
-            s.engine.enable_fs.extend(text(v)?.split(',').map(str::to_owned));
-            Ok(())
-        },
-        "Trust that a plain mount call brings these file systems back (or \"all\")",
-    ),
-    flag(
-        "mntns-compat-mode",
-        None,
-        BOTH,
-        |s, on| s.engine.mntns_compat_mode = on,
-        "Restore mounts without MOVE_MOUNT_SET_GROUP",
-    ),
-    value(
-        ("lsm-profile", None, "TYPE:NAME"),
-        RESTORE,
-        |s, v| {
-            let profile = string(v)?;
-            match profile.split_once(':') {
-                Some(("apparmor" | "selinux", _)) => s.engine.lsm_profile = Some(profile),
-                _ => return Err("expected apparmor:NAME or selinux:NAME".into()),
-            }
-            Ok(())
-        },
-        "Security profile of the restored tasks",
-    ),
-    value(
-        ("lsm-mount-context", None, "CONTEXT"),
-        RESTORE,
-        store!(engine.lsm_mount_context = some string),
-        "Replaces the security context of mounts that have one",
-    ),
-    flag(
-        "weak-sysctls",
-        None,
-        RESTORE,
-        |s, on| s.engine.weak_sysctls = on,
-        "Leave sysctls out that this kernel does not have",
-    ),
-];
-
-const POLICY: &[Opt] = &[
-    value(
-        ("policy", None, "FILE"),
-        RESTORE,
-        store!(policy = some path),
-        "What images may ask for (default: /etc/torpor/policy.toml, if it is there)",
-    ),
-    value(
-        ("policy-rule", None, "RULE"),
-        RESTORE,
-        store!(policy_rules += string),
-        "A rule in place of that of the policy, as it would stand in the file: \
-         files.set-uid=false",
-    ),
-    value(
-        ("host-key", None, "FILE"),
-        BOTH,
-        |s, v| {
-            let path = path(v)?;
-            s.engine.host_key = (path.as_os_str() != "none").then_some(path);
-            Ok(())
-        },
-        "Key that shows which images were made on this host, or \"none\" (default: \
-         /var/lib/torpor/host.key, made by the first dump)",
-    ),
-];
-
-const CGROUPS: &[Opt] = &[
-    optional(
-        ("manage-cgroups", None, "MODE"),
-        BOTH,
-        |s, v| {
-            s.engine.manage_cgroups = v.map_or(Ok(CgroupMode::Soft), parsed)?;
-            Ok(())
-        },
-        "Keep cgroups: none, props, soft (without MODE), full, strict or ignore (default)",
-    ),
-    value(
-        ("cgroup-root", None, "[CONTROLLER:]/PATH"),
-        BOTH,
-        store!(engine.cgroup_roots += parsed),
-        "Root of the cgroups of a controller, or of all, to dump or to restore into",
-    ),
-    value(
-        ("cgroup-props", None, "SPEC"),
-        DUMP,
-        store!(engine.cgroup_props = some string),
-        "Controllers and properties to keep, in a simple YAML form",
-    ),
-    value(
-        ("cgroup-props-file", None, "FILE"),
-        DUMP,
-        store!(engine.cgroup_props_file = some path),
-        "The same, read from FILE",
-    ),
-    value(
-        ("cgroup-dump-controller", None, "NAME"),
-        DUMP,
-        store!(engine.cgroup_dump_controllers += string),
-        "Keep only this controller (and others named so)",
-    ),
-    value(
-        ("cgroup-yard", None, "DIR"),
-        BOTH,
-        store!(engine.cgroup_yard = some path),
-        "Use the cgroup mounts in DIR instead of making some",
-    ),
-    value(
-        ("freeze-cgroup", None, "DIR"),
-        DUMPS,
-        store!(engine.freeze_cgroup = some path),
-        "Freeze the tree by this cgroup",
-    ),
-];
-
-/// Seconds for which the working set is recorded.
-const WINDOW: u64 = 10;
-
-const MEMORY: &[Opt] = &[
-    flag(
-        "track-mem",
-        None,
-        DUMPS,
-        |s, on| s.engine.track_mem = on,
-        "Track memory changes for the next dump",
-    ),
-    value(
-        ("prev-images-dir", None, "DIR"),
-        DUMPS | SERVER,
-        store!(engine.parent_img = some path),
-        "Images of the dump before this one, relative to the images directory",
-    ),
-    flag(
-        "auto-dedup",
-        None,
-        TREES | SERVER,
-        |s, on| s.engine.auto_dedup = on,
-        "Free the space of pages that the new images hold too, or that have been restored",
-    ),
-    value(
-        ("compress", None, "METHOD[:LEVEL]"),
-        DUMPS,
-        store!(engine.compress = some parsed),
-        "Compress the memory in the images: lz4 with a level from -64 to 12 (default: -4), or zstd with one from -7 to 19 (default: 1)",
-    ),
-    value(
-        ("threads", None, "N"),
-        TREES,
-        store!(engine.threads = some number),
-        "Copy memory, and seal and open it, with N threads (default: one for each processor)",
-    ),
-    value(
-        ("pre-dump-mode", None, "MODE"),
-        PRE_DUMP,
-        store!(engine.pre_dump_mode = parsed),
-        "How a pre-dump reads memory: splice (default) or read",
-    ),
-    flag(
-        "lazy-pages",
-        None,
-        BOTH | SERVER,
-        |s, on| s.engine.lazy_pages = on,
-        "Leave memory for later: a dump serves it at --port until the restore, which runs \
-         already, has all of it",
-    ),
-    optional(
-        ("record-working-set", None, "SECONDS"),
-        RESTORE | LAZY,
-        |s, v| {
-            let seconds = v.map_or(Ok(WINDOW), number)?;
-            s.engine.record_working_set = Some(Duration::from_secs(seconds));
-            Ok(())
-        },
-        "With --lazy-pages: for SECONDS (default: 10) bring in only the pages that are touched, and \
-         note them beside the images, for later lazy restores to bring them in first",
-    ),
-    flag(
-        "stream",
-        None,
-        TREES,
-        |s, on| s.engine.stream = on,
-        "Exchange images with criu-image-streamer",
-    ),
-];
-
-const PAGES: &[Opt] = &[
-    flag(
-        "page-server",
-        None,
-        TREES | LAZY,
-        |s, on| s.use_page_server = on,
-        "Send pages to a page server; fetch them from a dump with --lazy-pages",
-    ),
-    value(
-        ("address", None, "ADDRESS"),
-        PEERS | SERVICE,
-        store!(address = some string),
-        "Address of the page server, or path of the service's socket",
-    ),
-    value(
-        ("port", None, "PORT"),
-        PEERS,
-        store!(page_server.port = number),
-        "Port of the page server",
-    ),
-    value(
-        ("ps-socket", None, "FD"),
-        PEERS,
-        store!(ps_socket = some number),
-        "Use descriptor FD as the connection to the page server",
-    ),
-    flag(
-        "daemon",
-        Some('d'),
-        SERVER | LAZY | SERVICE,
-        |s, on| s.engine.restore_detached = on,
-        "Go on in the background once the socket listens",
-    ),
-    flag("tls", None, PEERS, |s, on| s.tls = on, "Encrypt the connection"),
-    value(
-        ("tls-cacert", None, "FILE"),
-        PEERS,
-        store!(tls_files.ca_cert = some path),
-        "Trust only this certificate authority",
-    ),
-    value(
-        ("tls-cacrl", None, "FILE"),
-        PEERS,
-        store!(tls_files.ca_crl = some path),
-        "Certificates that are revoked",
-    ),
-    value(("tls-cert", None, "FILE"), PEERS, store!(tls_files.cert = some path), "Our certificate"),
-    value(
-        ("tls-key", None, "FILE"),
-        PEERS,
-        store!(tls_files.key = some path),
-        "The key of our certificate",
-    ),
-    flag(
-        "tls-no-cn-verify",
-        None,
-        PEERS,
-        |s, on| s.tls_files.no_cn_verify = on,
-        "Do not compare the server's name with its certificate",
     ),
 ];
 

@@ -1,0 +1,140 @@
+//! Options that concern memory.
+
+use std::time::Duration;
+
+use super::{
+    BOTH, DUMPS, LAZY, Opt, PEERS, PRE_DUMP, RESTORE, SERVER, SERVICE, TREES, flag, optional, value,
+};
+use crate::options::value::{number, parsed, path, string};
+
+/// Seconds for which the working set is recorded.
+const WINDOW: u64 = 10;
+
+pub(super) const MEMORY: &[Opt] = &[
+    flag(
+        "track-mem",
+        None,
+        DUMPS,
+        |s, on| s.engine.track_mem = on,
+        "Track memory changes for the next dump",
+    ),
+    value(
+        ("prev-images-dir", None, "DIR"),
+        DUMPS | SERVER,
+        store!(engine.parent_img = some path),
+        "Images of the dump before this one, relative to the images directory",
+    ),
+    flag(
+        "auto-dedup",
+        None,
+        TREES | SERVER,
+        |s, on| s.engine.auto_dedup = on,
+        "Free the space of pages that the new images hold too, or that have been restored",
+    ),
+    value(
+        ("compress", None, "METHOD[:LEVEL]"),
+        DUMPS,
+        store!(engine.compress = some parsed),
+        "Compress the memory in the images: lz4 with a level from -64 to 12 (default: -4), or zstd with one from -7 to 19 (default: 1)",
+    ),
+    value(
+        ("threads", None, "N"),
+        TREES,
+        store!(engine.threads = some number),
+        "Copy memory, and seal and open it, with N threads (default: one for each processor)",
+    ),
+    value(
+        ("pre-dump-mode", None, "MODE"),
+        PRE_DUMP,
+        store!(engine.pre_dump_mode = parsed),
+        "How a pre-dump reads memory: splice (default) or read",
+    ),
+    flag(
+        "lazy-pages",
+        None,
+        BOTH | SERVER,
+        |s, on| s.engine.lazy_pages = on,
+        "Leave memory for later: a dump serves it at --port until the restore, which runs \
+         already, has all of it",
+    ),
+    optional(
+        ("record-working-set", None, "SECONDS"),
+        RESTORE | LAZY,
+        |s, v| {
+            let seconds = v.map_or(Ok(WINDOW), number)?;
+            s.engine.record_working_set = Some(Duration::from_secs(seconds));
+            Ok(())
+        },
+        "With --lazy-pages: for SECONDS (default: 10) bring in only the pages that are touched, and \
+         note them beside the images, for later lazy restores to bring them in first",
+    ),
+    flag(
+        "stream",
+        None,
+        TREES,
+        |s, on| s.engine.stream = on,
+        "Exchange images with criu-image-streamer",
+    ),
+];
+
+pub(super) const PAGES: &[Opt] = &[
+    flag(
+        "page-server",
+        None,
+        TREES | LAZY,
+        |s, on| s.use_page_server = on,
+        "Send pages to a page server; fetch them from a dump with --lazy-pages",
+    ),
+    value(
+        ("address", None, "ADDRESS"),
+        PEERS | SERVICE,
+        store!(address = some string),
+        "Address of the page server, or path of the service's socket",
+    ),
+    value(
+        ("port", None, "PORT"),
+        PEERS,
+        store!(page_server.port = number),
+        "Port of the page server",
+    ),
+    value(
+        ("ps-socket", None, "FD"),
+        PEERS,
+        store!(ps_socket = some number),
+        "Use descriptor FD as the connection to the page server",
+    ),
+    flag(
+        "daemon",
+        Some('d'),
+        SERVER | LAZY | SERVICE,
+        |s, on| s.engine.restore_detached = on,
+        "Go on in the background once the socket listens",
+    ),
+    flag("tls", None, PEERS, |s, on| s.tls = on, "Encrypt the connection"),
+    value(
+        ("tls-cacert", None, "FILE"),
+        PEERS,
+        store!(tls_files.ca_cert = some path),
+        "Trust only this certificate authority",
+    ),
+    value(
+        ("tls-cacrl", None, "FILE"),
+        PEERS,
+        store!(tls_files.ca_crl = some path),
+        "Certificates that are revoked",
+    ),
+    value(("tls-cert", None, "FILE"), PEERS, store!(tls_files.cert = some path), "Our certificate"),
+    value(
+        ("tls-key", None, "FILE"),
+        PEERS,
+        store!(tls_files.key = some path),
+        "The key of our certificate",
+    ),
+    flag(
+        "tls-no-cn-verify",
+        None,
+        PEERS,
+        |s, on| s.tls_files.no_cn_verify = on,
+        "Do not compare the server's name with its certificate",
+    ),
+];
