@@ -225,7 +225,7 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     rustix::fs::ftruncate(&file, inode.size).context(what)?;
     let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
     let file = File::from(file);
-    crate::restore::memory::fill_object(&pages, &file, 0)?;
+    crate::restore::memory::shared::fill(&pages, &file, 0)?;
     let (uid, gid) = outside(&cx.id_maps, inode.uid, inode.gid);
     rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {

@@ -104,7 +104,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
                 let image = kind::SHMEM_PAGEMAP.file_name(desc.id.into());
                 return Err(Error::invalid(image, "pages behind the end of the segment"));
             }
-            crate::restore::memory::fill_object(&pages, &memory, attached.address())?;
+            crate::restore::memory::shared::fill(&pages, &memory, attached.address())?;
         } else {
             let mut left = shm_len(&segment);
             let mut at = attached.address();

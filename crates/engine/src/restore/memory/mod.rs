@@ -6,21 +6,20 @@
 //! come last, after the children have been made: some of them keep a mapping from
 //! being inherited.
 
+mod fill;
+pub mod shared;
+mod vdso;
+
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use torpor_images::kind;
 use torpor_images::proto::VmaEntry;
-use torpor_sys::vm;
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 use super::Restore;
-use super::layers::{Pages, Stretch};
+use super::layers::Pages;
 use super::transport::Transport;
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd, regular};
@@ -112,13 +111,13 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
         wanted.iter().cloned().partition(|v| survives(v, &inherited));
     clear(cx, task, &here, &kept, old_stub)?;
-    move_vdso(cx, task, &wanted, &here)?;
+    vdso::relocate(cx, task, &wanted, &here)?;
     let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
-    drop_absent(cx, task, parent, &kept)?;
-    fill(cx, task, parent, &kept)?;
+    fill::drop_absent(cx, task, parent, &kept)?;
+    fill::fill(cx, task, parent, &kept)?;
     aio::restore(cx, task, &kept)?;
     cx.tasks[task].mapped = fresh.into_iter().chain(kept_open).collect();
     Ok(())
@@ -198,105 +197,6 @@ fn clear(
         Some((_, e)) => Err(e).context(|| format!("clearing husk {task}")),
         None => Ok(()),
     }
-}
-
-/// Moves the kernel's vDSO and its data to where the task had them, or away.
-fn move_vdso(
-    cx: &mut Restore<'_>,
-    task: usize,
-    wanted: &[VmaEntry],
-    here: &[Mapping],
-) -> Result<()> {
-    let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
-    let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
-    let sources: Vec<&Mapping> =
-        here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
-    let moves = pair_vdso(&cx.tasks[task].image.vpid(), &sources, &targets)?;
-    let Some(parking) = parking_place(wanted, here, sources.len()) else {
-        return Err(Error::invalid("mm", "the address space has no room to move the vDSO"));
-    };
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    let mut batch = cx.remote(task)?.batch();
-    let mut second = Vec::new();
-    for (i, (from, to)) in moves.iter().enumerate() {
-        let len = from.end - from.start;
-        match to {
-            Some(to) if *to == from.start => {}
-            Some(to) => {
-                let park = parking + i as u64 * PARKING;
-                batch.call(libc::SYS_mremap, [from.start, len, len, flags, park]);
-                second.push([park, len, len, flags, *to]);
-            }
-            None => {
-                batch.call(libc::SYS_munmap, [from.start, len]);
-            }
-        }
-    }
-    for args in second {
-        batch.call(libc::SYS_mremap, args);
-    }
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "moving the vDSO".to_owned()),
-        None => Ok(()),
-    }
-}
-
-/// Room for one part of the vDSO while the others move.
-const PARKING: u64 = 1 << 20;
-
-fn parking_place(wanted: &[VmaEntry], here: &[Mapping], parts: usize) -> Option<u64> {
-    let mut taken: Vec<(u64, u64)> = wanted
-        .iter()
-        .map(|v| (v.start, v.end))
-        .chain(here.iter().map(|m| (m.start, m.end)))
-        .collect();
-    taken.sort_unstable();
-    let size = PARKING * (parts as u64 + 1);
-    // Above the stub, which was placed by the same rule.
-    let mut at = STUB_FROM + 4 * STUB_SIZE;
-    for (start, end) in taken {
-        if start >= at + size {
-            return Some(at);
-        }
-        at = at.max(end + 2 * STUB_SIZE).next_multiple_of(PAGE);
-    }
-    (at + size < 1 << 47).then_some(at)
-}
-
-/// Says which part of the kernel's vDSO goes where: the parts must be the same, in
-/// number and size, as those of the task, unless the task had none of them.
-fn pair_vdso<'m>(
-    pid: &i32,
-    sources: &[&'m Mapping],
-    targets: &[&VmaEntry],
-) -> Result<Vec<(&'m Mapping, Option<u64>)>> {
-    let differs = || {
-        Error::invalid(
-            format!("mm-{pid}.img"),
-            "the vDSO differs from that of this kernel; restore on the kernel release of the dump",
-        )
-    };
-    let of = |bit: u32| targets.iter().filter(move |v| v.status & bit != 0).collect::<Vec<_>>();
-    let (vdso, vvar) = (of(status::VDSO), of(status::VVAR));
-    let mut out = Vec::new();
-    let (mut next_vdso, mut next_vvar) = (vdso.iter(), vvar.iter());
-    for source in sources {
-        let (list, next) =
-            if source.name == "[vdso]" { (&vdso, &mut next_vdso) } else { (&vvar, &mut next_vvar) };
-        if list.is_empty() {
-            out.push((*source, None));
-            continue;
-        }
-        let target = next.next().ok_or_else(differs)?;
-        if target.end - target.start != source.end - source.start {
-            return Err(differs());
-        }
-        out.push((*source, Some(target.start)));
-    }
-    if next_vdso.next().is_some() || next_vvar.next().is_some() {
-        return Err(differs());
-    }
-    Ok(out)
 }
 
 /// Makes mappings.
@@ -463,183 +363,7 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
         return memfd::open_for_mapping(cx, id, vma);
     }
-    shared_object(cx, task, vma)
-}
-
-/// The object of shared anonymous memory with number `vma.shmid`. The first task that
-/// maps it makes it, so that the kernel names it as it did; the supervisor takes a
-/// descriptor of it and fills it.
-fn shared_object(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
-    if let Some(file) = cx.shared.get(&vma.shmid) {
-        return file.try_clone().context(|| "dup".to_owned());
-    }
-    let size = cx
-        .tasks
-        .iter()
-        .flat_map(|t| t.image.vmas())
-        .filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0)
-        .map(|v| v.pgoff + (v.end - v.start))
-        .max()
-        .unwrap_or(0);
-    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
-    let size = size.max(pages.end());
-    let husk = cx.remote(task)?;
-    let keep =
-        (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
-    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS).cast_unsigned() | vma.flags & keep;
-    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let at = husk.call(
-        "mmap of shared memory",
-        libc::SYS_mmap,
-        [0, size, prot, u64::from(flags), u64::MAX, 0],
-    )?;
-    let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
-    let file =
-        File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    fill_object(&pages, &file, 0)?;
-    cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
-    let clone = file.try_clone().context(|| "dup".to_owned())?;
-    cx.shared.insert(vma.shmid, file.into());
-    Ok(clone.into())
-}
-
-/// Writes the pages of a shared object into its file, or into memory where it begins
-/// at `base`.
-///
-/// # Errors
-/// The kernel's; the image files'.
-pub fn fill_object(pages: &Pages, file: &File, base: u64) -> Result<()> {
-    let mut buffer = vec![0u8; CHUNK];
-    // The object is new: what it does not hold yet is zero.
-    for stretch in pages.stretches().iter().filter(|stretch| !stretch.is_zero()) {
-        let mut at = stretch.range.start;
-        while at < stretch.range.end {
-            let len = usize::try_from(stretch.range.end - at).unwrap_or(CHUNK).min(CHUNK);
-            stretch.read(at, &mut buffer[..len])?;
-            write_object(file, &buffer[..len], base + at)
-                .context(|| "filling shared memory".to_owned())?;
-            at += len as u64;
-        }
-    }
-    Ok(())
-}
-
-fn write_object(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-    match file.write_all_at(bytes, offset) {
-        // hugetlbfs can only be written through a mapping.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            vm::write_mapped(file.as_fd(), offset, bytes)
-        }
-        done => done,
-    }
-}
-
-/// Bytes copied at once.
-const CHUNK: usize = 256 * 1024;
-
-/// Fills the private mappings with the pages of the image. In mappings that were
-/// inherited, pages with the same content stay shared with the parent, and those
-/// that the task does not have any more are dropped.
-fn fill(cx: &mut Restore<'_>, task: usize, parent: Option<usize>, kept: &[VmaEntry]) -> Result<()> {
-    let image = &cx.tasks[task].image;
-    let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
-    let own = status::VDSO | status::VVAR | status::AIO_RING;
-    let writable = |vma: &VmaEntry| vma.status & own == 0 && !cx.leaves(vma);
-    let vmas = image.vmas().filter(|v| writable(v));
-    let inherited = parent
-        .filter(|_| !kept.is_empty())
-        .map(|p| Inherited { pages: &cx.tasks[p].image.pages, kept });
-    let pieces = cut(&image.pages, vmas);
-    let workers = cx.opts.workers();
-    tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
-    Filler { pid: husk.pid(), inherited }.run(&pieces, workers)
-}
-
-/// The pages that a husk has from its parent.
-struct Inherited<'a> {
-    pages: &'a Pages,
-    kept: &'a [VmaEntry],
-}
-
-/// A part of a stretch of pages.
-#[derive(Debug, Clone, Copy)]
-struct Piece<'a> {
-    vaddr: u64,
-    len: usize,
-    stretch: &'a Stretch,
-}
-
-/// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
-/// provides.
-fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Piece<'a>> {
-    let mut pieces: Vec<Piece<'_>> = Vec::new();
-    for vma in vmas {
-        for (stretch, range) in pages.within(vma.start..vma.end) {
-            let mut at = range.start;
-            while at < range.end {
-                let left = usize::try_from(range.end - at).unwrap_or(CHUNK);
-                // A piece goes on in the next mapping, if the pages do.
-                let len = match pieces.last_mut() {
-                    Some(last) if last.goes_on_at(at, stretch) => {
-                        let len = left.min(CHUNK - last.len);
-                        last.len += len;
-                        len
-                    }
-                    _ => {
-                        let len = left.min(CHUNK);
-                        pieces.push(Piece { vaddr: at, len, stretch });
-                        len
-                    }
-                };
-                at += len as u64;
-            }
-        }
-    }
-    pieces
-}
-
-impl Piece<'_> {
-    /// Whether the pages of `stretch` at `address` follow it, and there is room for some.
-    fn goes_on_at(&self, address: u64, stretch: &Stretch) -> bool {
-        self.vaddr + self.len as u64 == address
-            && std::ptr::eq(self.stretch, stretch)
-            && self.len < CHUNK
-    }
-}
-
-/// Drops the inherited pages that the task does not have: they read as zeroes, or as
-/// the file, again.
-fn drop_absent(
-    cx: &mut Restore<'_>,
-    task: usize,
-    parent: Option<usize>,
-    kept: &[VmaEntry],
-) -> Result<()> {
-    let Some(parent) = parent else { return Ok(()) };
-    let (own, theirs) = (&cx.tasks[task].image.pages, &cx.tasks[parent].image.pages);
-    let mut calls = Vec::new();
-    for vma in kept.iter().filter(|v| is_private(v)) {
-        for (_, Range { start, end }) in theirs.within(vma.start..vma.end) {
-            let mut at = start;
-            for (_, mine) in own.within(start..end) {
-                if mine.start > at {
-                    calls.push((at, mine.start - at));
-                }
-                at = mine.end;
-            }
-            if at < end {
-                calls.push((at, end - at));
-            }
-        }
-    }
-    let mut batch = cx.remote(task)?.batch();
-    for (at, len) in calls {
-        batch.call(libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]);
-    }
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
-        None => Ok(()),
-    }
+    shared::open(cx, task, vma)
 }
 
 /// What only the finished address space can have: real protections, advice, locks,
@@ -674,111 +398,5 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "protecting and advising memory".to_owned()),
         None => Ok(()),
-    }
-}
-
-/// Copies pages into a husk, on all cores.
-struct Filler<'a> {
-    pid: i32,
-    inherited: Option<Inherited<'a>>,
-}
-
-impl Filler<'_> {
-    fn run(&self, pieces: &[Piece<'_>], workers: usize) -> Result<()> {
-        let total: usize = pieces.iter().map(|p| p.len).sum();
-        let next = AtomicUsize::new(0);
-        // A thread is not worth its start for less.
-        if total < 1 << 20 || workers == 1 {
-            return self.work(pieces, &next);
-        }
-        let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
-        std::thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    if let Err(e) = self.work(pieces, &next) {
-                        next.store(pieces.len(), Ordering::Relaxed);
-                        if let Ok(mut failed) = failed.lock() {
-                            *failed = Err(e);
-                        }
-                    }
-                });
-            }
-        });
-        failed.into_inner().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// Takes pieces, several small ones at a time, until there are no more.
-    fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
-        let mut buffer = vec![0u8; CHUNK];
-        let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
-        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let bytes = &mut buffer[..piece.len];
-            piece.stretch.read(piece.vaddr, bytes)?;
-            match &self.inherited {
-                None => self.put(piece.vaddr, bytes)?,
-                Some(inherited) => {
-                    self.put_changed(inherited, piece.vaddr, bytes, &mut other[..piece.len])?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn put(&self, vaddr: u64, bytes: &[u8]) -> Result<()> {
-        let n = vm::write(self.pid, vaddr, bytes)
-            .context(|| format!("write memory of task {} at {vaddr:x}", self.pid))?;
-        if n == bytes.len() {
-            return Ok(());
-        }
-        Err(Error::Os {
-            what: format!("write memory of task {} at {vaddr:x}", self.pid),
-            source: std::io::Error::from_raw_os_error(libc::EFAULT),
-        })
-    }
-
-    /// Writes the pages that differ from those that were inherited.
-    fn put_changed(
-        &self,
-        inherited: &Inherited<'_>,
-        vaddr: u64,
-        bytes: &[u8],
-        other: &mut [u8],
-    ) -> Result<()> {
-        let page = usize::try_from(PAGE).unwrap_or(4096);
-        let known = inherited.read(vaddr, other)?;
-        let mut start = 0;
-        let mut at = 0;
-        while at < bytes.len() {
-            let same = known[at / page] && bytes[at..at + page] == other[at..at + page];
-            if same {
-                if at > start {
-                    self.put(vaddr + start as u64, &bytes[start..at])?;
-                }
-                start = at + page;
-            }
-            at += page;
-        }
-        if at > start {
-            self.put(vaddr + start as u64, &bytes[start..at])?;
-        }
-        Ok(())
-    }
-}
-
-impl Inherited<'_> {
-    /// Reads what the parent has at `vaddr`; says for each page whether it has any.
-    fn read(&self, vaddr: u64, out: &mut [u8]) -> Result<Vec<bool>> {
-        let page = usize::try_from(PAGE).unwrap_or(4096);
-        let mut known = vec![false; out.len() / page];
-        let end = vaddr + out.len() as u64;
-        let kept = self.kept.iter().map(|vma| vma.start.max(vaddr)..vma.end.min(end));
-        let kept = kept.filter(|range| !range.is_empty());
-        for (stretch, Range { start, end }) in kept.flat_map(|range| self.pages.within(range)) {
-            let at = usize::try_from(start - vaddr).unwrap_or(0);
-            let len = usize::try_from(end - start).unwrap_or(0);
-            stretch.read(start, &mut out[at..at + len])?;
-            known[at / page..(at + len) / page].fill(true);
-        }
-        Ok(known)
     }
 }

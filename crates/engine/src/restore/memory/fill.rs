@@ -1,0 +1,238 @@
+//! The pages of private memory, on all cores.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use torpor_images::proto::VmaEntry;
+use torpor_sys::vm;
+
+use super::{Restore, is_private};
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::{PAGE, status};
+use crate::restore::layers::{Pages, Stretch};
+
+/// Bytes copied at once.
+pub(super) const CHUNK: usize = 256 * 1024;
+
+/// Drops the inherited pages that the task does not have: they read as zeroes, or as
+/// the file, again.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn drop_absent(
+    cx: &mut Restore<'_>,
+    task: usize,
+    parent: Option<usize>,
+    kept: &[VmaEntry],
+) -> Result<()> {
+    let Some(parent) = parent else { return Ok(()) };
+    let (own, theirs) = (&cx.tasks[task].image.pages, &cx.tasks[parent].image.pages);
+    let mut calls = Vec::new();
+    for vma in kept.iter().filter(|v| is_private(v)) {
+        for (_, Range { start, end }) in theirs.within(vma.start..vma.end) {
+            let mut at = start;
+            for (_, mine) in own.within(start..end) {
+                if mine.start > at {
+                    calls.push((at, mine.start - at));
+                }
+                at = mine.end;
+            }
+            if at < end {
+                calls.push((at, end - at));
+            }
+        }
+    }
+    let mut batch = cx.remote(task)?.batch();
+    for (at, len) in calls {
+        batch.call(libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]);
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Fills the private mappings with the pages of the image. In mappings that were
+/// inherited, pages with the same content stay shared with the parent, and those
+/// that the task does not have any more have been dropped.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub(super) fn fill(
+    cx: &mut Restore<'_>,
+    task: usize,
+    parent: Option<usize>,
+    kept: &[VmaEntry],
+) -> Result<()> {
+    let image = &cx.tasks[task].image;
+    let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
+    let own = status::VDSO | status::VVAR | status::AIO_RING;
+    let writable = |vma: &VmaEntry| vma.status & own == 0 && !cx.leaves(vma);
+    let vmas = image.vmas().filter(|v| writable(v));
+    let inherited = parent
+        .filter(|_| !kept.is_empty())
+        .map(|p| Inherited { pages: &cx.tasks[p].image.pages, kept });
+    let pieces = cut(&image.pages, vmas);
+    let workers = cx.opts.workers();
+    tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
+    Filler { pid: husk.pid(), inherited }.run(&pieces, workers)
+}
+
+/// The pages that a husk has from its parent.
+struct Inherited<'a> {
+    pages: &'a Pages,
+    kept: &'a [VmaEntry],
+}
+
+/// A part of a stretch of pages.
+#[derive(Debug, Clone, Copy)]
+struct Piece<'a> {
+    vaddr: u64,
+    len: usize,
+    stretch: &'a Stretch,
+}
+
+/// Cuts the pages into pieces. Those of no mapping are the vDSO's, which the kernel
+/// provides.
+fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Piece<'a>> {
+    let mut pieces: Vec<Piece<'_>> = Vec::new();
+    for vma in vmas {
+        for (stretch, range) in pages.within(vma.start..vma.end) {
+            let mut at = range.start;
+            while at < range.end {
+                let left = usize::try_from(range.end - at).unwrap_or(CHUNK);
+                // A piece goes on in the next mapping, if the pages do.
+                let len = match pieces.last_mut() {
+                    Some(last) if last.goes_on_at(at, stretch) => {
+                        let len = left.min(CHUNK - last.len);
+                        last.len += len;
+                        len
+                    }
+                    _ => {
+                        let len = left.min(CHUNK);
+                        pieces.push(Piece { vaddr: at, len, stretch });
+                        len
+                    }
+                };
+                at += len as u64;
+            }
+        }
+    }
+    pieces
+}
+
+impl Piece<'_> {
+    /// Whether the pages of `stretch` at `address` follow it, and there is room for some.
+    fn goes_on_at(&self, address: u64, stretch: &Stretch) -> bool {
+        self.vaddr + self.len as u64 == address
+            && std::ptr::eq(self.stretch, stretch)
+            && self.len < CHUNK
+    }
+}
+
+/// Copies pages into a husk, on all cores.
+struct Filler<'a> {
+    pid: i32,
+    inherited: Option<Inherited<'a>>,
+}
+
+impl Filler<'_> {
+    fn run(&self, pieces: &[Piece<'_>], workers: usize) -> Result<()> {
+        let total: usize = pieces.iter().map(|p| p.len).sum();
+        let next = AtomicUsize::new(0);
+        // A thread is not worth its start for less.
+        if total < 1 << 20 || workers == 1 {
+            return self.work(pieces, &next);
+        }
+        let failed: Mutex<Result<()>> = Mutex::new(Ok(()));
+        std::thread::scope(|scope| {
+            for _ in 0..workers {
+                scope.spawn(|| {
+                    if let Err(e) = self.work(pieces, &next) {
+                        next.store(pieces.len(), Ordering::Relaxed);
+                        if let Ok(mut failed) = failed.lock() {
+                            *failed = Err(e);
+                        }
+                    }
+                });
+            }
+        });
+        failed.into_inner().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes pieces, several small ones at a time, until there are no more.
+    fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
+        let mut buffer = vec![0u8; CHUNK];
+        let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let bytes = &mut buffer[..piece.len];
+            piece.stretch.read(piece.vaddr, bytes)?;
+            match &self.inherited {
+                None => self.put(piece.vaddr, bytes)?,
+                Some(inherited) => {
+                    self.put_changed(inherited, piece.vaddr, bytes, &mut other[..piece.len])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, vaddr: u64, bytes: &[u8]) -> Result<()> {
+        let n = vm::write(self.pid, vaddr, bytes)
+            .context(|| format!("write memory of task {} at {vaddr:x}", self.pid))?;
+        if n == bytes.len() {
+            return Ok(());
+        }
+        Err(Error::Os {
+            what: format!("write memory of task {} at {vaddr:x}", self.pid),
+            source: std::io::Error::from_raw_os_error(libc::EFAULT),
+        })
+    }
+
+    /// Writes the pages that differ from those that were inherited.
+    fn put_changed(
+        &self,
+        inherited: &Inherited<'_>,
+        vaddr: u64,
+        bytes: &[u8],
+        other: &mut [u8],
+    ) -> Result<()> {
+        let page = usize::try_from(PAGE).unwrap_or(4096);
+        let known = inherited.read(vaddr, other)?;
+        let mut start = 0;
+        let mut at = 0;
+        while at < bytes.len() {
+            let same = known[at / page] && bytes[at..at + page] == other[at..at + page];
+            if same {
+                if at > start {
+                    self.put(vaddr + start as u64, &bytes[start..at])?;
+                }
+                start = at + page;
+            }
+            at += page;
+        }
+        if at > start {
+            self.put(vaddr + start as u64, &bytes[start..at])?;
+        }
+        Ok(())
+    }
+}
+
+impl Inherited<'_> {
+    /// Reads what the parent has at `vaddr`; says for each page whether it has any.
+    fn read(&self, vaddr: u64, out: &mut [u8]) -> Result<Vec<bool>> {
+        let page = usize::try_from(PAGE).unwrap_or(4096);
+        let mut known = vec![false; out.len() / page];
+        let end = vaddr + out.len() as u64;
+        let kept = self.kept.iter().map(|vma| vma.start.max(vaddr)..vma.end.min(end));
+        let kept = kept.filter(|range| !range.is_empty());
+        for (stretch, Range { start, end }) in kept.flat_map(|range| self.pages.within(range)) {
+            let at = usize::try_from(start - vaddr).unwrap_or(0);
+            let len = usize::try_from(end - start).unwrap_or(0);
+            stretch.read(start, &mut out[at..at + len])?;
+            known[at / page..(at + len) / page].fill(true);
+        }
+        Ok(known)
+    }
+}

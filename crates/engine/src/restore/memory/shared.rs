@@ -1,0 +1,86 @@
+//! Shared memory that has no file: made by the first task that maps it.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use torpor_images::kind;
+use torpor_images::proto::VmaEntry;
+use torpor_sys::vm;
+
+use super::Restore;
+use super::fill::CHUNK;
+use crate::error::{Context, Result};
+use crate::memory::vma::status;
+use crate::restore::layers::Pages;
+
+/// The object of shared anonymous memory with number `vma.shmid`. The first task that
+/// maps it makes it, so that the kernel names it as it did; the supervisor takes a
+/// descriptor of it and fills it.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub(super) fn open(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
+    if let Some(file) = cx.shared.get(&vma.shmid) {
+        return file.try_clone().context(|| "dup".to_owned());
+    }
+    let size = cx
+        .tasks
+        .iter()
+        .flat_map(|t| t.image.vmas())
+        .filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0)
+        .map(|v| v.pgoff + (v.end - v.start))
+        .max()
+        .unwrap_or(0);
+    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
+    let size = size.max(pages.end());
+    let husk = cx.remote(task)?;
+    let keep =
+        (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS).cast_unsigned() | vma.flags & keep;
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let at = husk.call(
+        "mmap of shared memory",
+        libc::SYS_mmap,
+        [0, size, prot, u64::from(flags), u64::MAX, 0],
+    )?;
+    let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
+    let file =
+        File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
+    fill(&pages, &file, 0)?;
+    cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
+    let clone = file.try_clone().context(|| "dup".to_owned())?;
+    cx.shared.insert(vma.shmid, file.into());
+    Ok(clone.into())
+}
+
+/// Writes the pages of a shared object into its file, or into memory where it begins
+/// at `base`.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub fn fill(pages: &Pages, file: &File, base: u64) -> Result<()> {
+    let mut buffer = vec![0u8; CHUNK];
+    // The object is new: what it does not hold yet is zero.
+    for stretch in pages.stretches().iter().filter(|stretch| !stretch.is_zero()) {
+        let mut at = stretch.range.start;
+        while at < stretch.range.end {
+            let len = usize::try_from(stretch.range.end - at).unwrap_or(CHUNK).min(CHUNK);
+            stretch.read(at, &mut buffer[..len])?;
+            write_object(file, &buffer[..len], base + at)
+                .context(|| "filling shared memory".to_owned())?;
+            at += len as u64;
+        }
+    }
+    Ok(())
+}
+
+fn write_object(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+    match file.write_all_at(bytes, offset) {
+        // hugetlbfs can only be written through a mapping.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            vm::write_mapped(file.as_fd(), offset, bytes)
+        }
+        done => done,
+    }
+}
