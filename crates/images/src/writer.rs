@@ -70,13 +70,13 @@ impl Writer {
     }
 
     /// What follows is sealed by itself.
-    fn end_record(&mut self) -> Result<()> {
+    fn seal(
+        &mut self,
+        end: impl FnOnce(&mut RecordWriter<BufWriter<File>>) -> io::Result<()>,
+    ) -> Result<()> {
         match &mut self.inner {
             Out::Plain(_) => Ok(()),
-            Out::Sealed { records, seal, .. } => seal
-                .times
-                .records
-                .measure(|| records.end_record())
+            Out::Sealed { records, seal, .. } => (seal.times.records.measure(|| end(records)))
                 .map_err(|source| Error::io(&self.file, "write", source)),
         }
     }
@@ -101,11 +101,11 @@ impl Writer {
         })?;
         // The magic numbers go with the first entry.
         if self.offset > 4 * self.kind.header.words().len() as u64 {
-            self.end_record()?;
+            self.seal(RecordWriter::end_record)?;
         }
         self.raw(&len.to_le_bytes())?;
         self.raw(bytes)?;
-        self.end_record()
+        self.seal(RecordWriter::end_entry)
     }
 
     /// Writes data that is no entry.

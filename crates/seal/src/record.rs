@@ -4,11 +4,14 @@
 //! |---|---|
 //! | 8 | `TORPDATA` |
 //! | 16 | salt: random, so that each writing of a file has a key of its own |
-//! | | records: length of the plain text, at most 64 KiB (4 bytes), cipher text, tag (16) |
+//! | | records: length, at most 64 KiB, and whether it is packed (4 bytes), cipher text, tag (16) |
 //! | 36 | the final record: `ff ff ff ff`, number of records and of plain bytes (8 each), tag |
 //!
 //! The plain text is the plain image file, magic numbers and all. Each entry begins a
-//! record, and a record ends with each entry. The nonce of a record is its number (8
+//! record, and a record ends with each entry. The record of an entry is packed where that is
+//! smaller: entries are full of zeros, and what they save pays for the tags. Data that tasks
+//! have written (queues, files) is never packed, because sizes would tell of it. What is
+//! sealed then is the length of the plain text less one (2 bytes), and an LZ4 block. The nonce of a record is its number (8
 //! bytes) behind its kind (4): data or final. The key is this file's alone, so neither
 //! a record of another file nor one at another place opens, and the final record, which
 //! is checked first, tells how many there must be.
@@ -19,6 +22,7 @@ use aws_lc_rs::aead::{
     AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey,
 };
 use aws_lc_rs::digest;
+use lz4::block;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
@@ -36,6 +40,11 @@ const SALT: usize = 16;
 const HEAD: usize = MAGIC.len() + SALT;
 const TAG: usize = 16;
 const FINAL: usize = 4 + 16 + TAG;
+/// How much room there is for a record at first: most files are small, and all of it is made
+/// zeros in the end, byte by byte.
+const ROOM: usize = 4 << 10;
+/// The bit beside the length of a record that is packed.
+const PACKED: u32 = 1 << 30;
 /// What stands in the final record where others have their length.
 const FINAL_MARK: u32 = u32::MAX;
 
@@ -66,6 +75,28 @@ fn file_key(keys: &Keys, cipher: RecordCipher, name: &str, salt: &[u8]) -> Resul
     aead(cipher, &keys.derive("records", name, salt)?)
 }
 
+/// What a record of `plain` holds if it is packed; none if that is not smaller.
+fn pack(plain: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let last = u16::try_from(plain.len().checked_sub(1)?).ok()?;
+    let mut packed = Zeroizing::new(vec![0; plain.len() - 1]);
+    let (head, block) = packed.split_first_chunk_mut()?;
+    *head = last.to_le_bytes();
+    // What has no room for itself has not become smaller.
+    let len = block::compress_to_buffer(plain, None, false, block).ok()?;
+    let len = head.len() + len;
+    packed.truncate(len);
+    Some(packed)
+}
+
+/// Undoes [`pack`]; none if it was something else.
+fn unpack(packed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let (last, block) = packed.split_first_chunk()?;
+    let len = i32::from(u16::from_le_bytes(*last)) + 1;
+    let mut plain = Zeroizing::new(vec![0; usize::try_from(len).ok()?]);
+    let found = block::decompress_to_buffer(block, Some(len), &mut plain).ok()?;
+    (found == plain.len()).then_some(plain)
+}
+
 /// Whether a file that begins with `word`, four bytes or more, is a sealed one.
 #[must_use]
 pub fn is_sealed(word: &[u8]) -> bool {
@@ -76,7 +107,7 @@ pub fn is_sealed(word: &[u8]) -> bool {
 pub struct RecordWriter<W> {
     out: W,
     key: LessSafeKey,
-    /// Never grows: a vector that does leaves what it held behind in memory.
+    /// Never grows by itself: a vector that does leaves what it held behind in memory.
     buffer: Zeroizing<Vec<u8>>,
     records: u64,
     plain: u64,
@@ -109,7 +140,7 @@ impl<W: Write> RecordWriter<W> {
         let mut writer = Self {
             out,
             key: file_key(keys, cipher, name, &salt)?,
-            buffer: Zeroizing::new(Vec::with_capacity(RECORD)),
+            buffer: Zeroizing::new(Vec::with_capacity(ROOM)),
             records: 0,
             plain: 0,
             written: 0,
@@ -129,13 +160,34 @@ impl<W: Write> RecordWriter<W> {
             return Ok(());
         }
         let mut record = std::mem::take(&mut self.buffer);
-        let len = u32::try_from(record.len()).map_err(io::Error::other)?;
-        let done = self.seal(Kind::Data, self.records, len, &mut record);
-        self.records += 1;
-        self.plain += u64::from(len);
+        let done = self.record(0, record.len(), &mut record);
         record.clear();
         self.buffer = record;
         done
+    }
+
+    /// Ends the record like [`Self::end_record`], packed if that makes it smaller.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn end_entry(&mut self) -> io::Result<()> {
+        match pack(&self.buffer) {
+            None => self.end_record(),
+            Some(mut packed) => {
+                let plain = self.buffer.len();
+                self.buffer.clear();
+                self.record(PACKED, plain, &mut packed)
+            }
+        }
+    }
+
+    /// Seals `stored`, which holds `plain` bytes.
+    fn record(&mut self, mark: u32, plain: usize, stored: &mut [u8]) -> io::Result<()> {
+        let len = u32::try_from(stored.len()).map_err(io::Error::other)?;
+        let number = self.records;
+        self.records += 1;
+        self.plain += plain as u64;
+        self.seal(Kind::Data, number, len | mark, stored)
     }
 
     /// Writes the final record.
@@ -163,6 +215,14 @@ impl<W: Write> RecordWriter<W> {
         self.put(tag.as_ref())
     }
 
+    fn make_room(&mut self, len: usize) {
+        if len > self.buffer.capacity() {
+            let mut larger = Zeroizing::new(Vec::with_capacity(RECORD));
+            larger.extend_from_slice(&self.buffer);
+            self.buffer = larger;
+        }
+    }
+
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.digest.update(bytes);
         self.written += bytes.len() as u64;
@@ -176,6 +236,7 @@ impl<W: Write> Write for RecordWriter<W> {
             self.end_record()?;
         }
         let count = data.len().min(RECORD - self.buffer.len());
+        self.make_room(self.buffer.len() + count);
         self.buffer.extend_from_slice(&data[..count]);
         Ok(count)
     }
@@ -268,7 +329,8 @@ impl<R: Read + Seek> RecordReader<R> {
         let changed = |reason: &str| Error::damaged(&self.name, reason.to_owned());
         let mut head = [0; 4];
         self.source.read_exact(&mut head)?;
-        let len = u32::from_le_bytes(head) as usize;
+        let word = u32::from_le_bytes(head);
+        let len = (word & !PACKED) as usize;
         if len == 0 || len > RECORD {
             return Err(changed("was changed: a record has an impossible length"));
         }
@@ -281,8 +343,11 @@ impl<R: Read + Seek> RecordReader<R> {
             return Err(changed(&reason));
         }
         data.truncate(len);
+        if word & PACKED != 0 {
+            data = unpack(&data).ok_or_else(|| changed("holds a record that does not unpack"))?;
+        }
         let stored = self.stored + (4 + len + TAG) as u64;
-        let plain = self.plain + len as u64;
+        let plain = self.plain + data.len() as u64;
         let (records, end) = (self.records + 1, self.end);
         let last = records == end.records;
         let fits = (plain == end.plain) == last && (stored == end.stored) == last;
@@ -369,6 +434,53 @@ mod tests {
             reader.read_to_string(&mut text).unwrap();
             assert_eq!(text, "hello there");
         }
+    }
+
+    /// An entry of 64 zeros, packed by hand.
+    #[test]
+    fn known_answers_packed() {
+        let answers = [
+            (
+                RecordCipher::Aes256Gcm,
+                "544f525044415441030303030303030303030303030303030d0000408170f430ee4d4a6c1caf7ff5a5316375970466f706684c003dc3a105aeffffffff8381bfffea692ddd084d5386d9e46948f4cfd21cd8603529fd38b35e0439e437",
+            ),
+            (
+                RecordCipher::ChaCha20Poly1305,
+                "544f525044415441030303030303030303030303030303030d000040247e4c3758e75890396138710343d5d738919c630e84c323ad1e077cb7fffffffff7e6f3436163470002b949240089cde90e534ac8fe73540af487bde2dcbd2f25",
+            ),
+        ];
+        for (cipher, hex) in answers {
+            let keys = Keys::new(&Secret::take(&mut [1; 32]), &[2; 32], Suite::Aes256Gcm);
+            let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            let file: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
+            let mut reader =
+                RecordReader::new(&keys, cipher, "core-1.img", Cursor::new(file)).unwrap();
+            let mut entry = Vec::new();
+            reader.read_to_end(&mut entry).unwrap();
+            assert_eq!(entry, [0; 64]);
+        }
+    }
+
+    #[test]
+    fn what_was_packed_comes_back() {
+        for len in [5, 64, RECORD - 1, RECORD] {
+            let plain = vec![0; len];
+            let packed = pack(&plain);
+            assert_eq!(packed.is_some(), len > 5, "{len}");
+            let Some(packed) = packed else { continue };
+            assert!(packed.len() < len.div_ceil(2));
+            assert_eq!(*unpack(&packed).unwrap(), plain);
+            // Neither more nor less comes out than it says.
+            for wrong in [-1, 1] {
+                let mut changed = packed.clone();
+                let last = u16::from_le_bytes([packed[0], packed[1]]).wrapping_add_signed(wrong);
+                changed[..2].copy_from_slice(&last.to_le_bytes());
+                assert!(unpack(&changed).is_none(), "{len}, {wrong}");
+            }
+        }
+        assert!(unpack(&[]).is_none());
+        assert!(unpack(&[1, 0]).is_none());
+        assert!(pack(&[]).is_none());
     }
 
     #[test]

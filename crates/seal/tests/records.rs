@@ -12,6 +12,8 @@ use torpor_seal::{Secret, Suite};
 const CIPHERS: [RecordCipher; 2] = [RecordCipher::Aes256Gcm, RecordCipher::ChaCha20Poly1305];
 /// Magic number and salt.
 const HEAD: usize = 24;
+/// What stands beside the length of a record that is packed.
+const PACKED: u32 = 1 << 30;
 
 fn keys(id: u8) -> Keys {
     Keys::new(&Secret::take(&mut [1; 32]), &[id; 32], Suite::Aes256Gcm)
@@ -21,7 +23,7 @@ fn seal(cipher: RecordCipher, name: &str, entries: &[Vec<u8>]) -> Vec<u8> {
     let mut writer = RecordWriter::new(&keys(1), cipher, name, Vec::new()).unwrap();
     for entry in entries {
         writer.write_all(entry).unwrap();
-        writer.end_record().unwrap();
+        writer.end_entry().unwrap();
     }
     writer.finish().unwrap().0
 }
@@ -45,7 +47,7 @@ fn records(file: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut at = HEAD;
     while at < file.len() {
         let len = u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
-        let len = if len == u32::MAX { 16 } else { len as usize };
+        let len = if len == u32::MAX { 16 } else { (len & !PACKED) as usize };
         found.push(at..at + 4 + len + 16);
         at += 4 + len + 16;
     }
@@ -58,15 +60,17 @@ fn joined(file: &[u8], parts: &[std::ops::Range<usize>]) -> Vec<u8> {
     out
 }
 
+/// Three entries, of which the first is packed and the others are as long as each other.
 fn three() -> Vec<Vec<u8>> {
-    vec![b"first".to_vec(), b"other".to_vec(), b"third".to_vec()]
+    let first = [b"first".as_slice(), &[0; 60]].concat();
+    vec![first, b"other than the ".to_vec(), b"third, the last".to_vec()]
 }
 
 #[test]
 fn every_bit_counts() {
     for cipher in CIPHERS {
         let file = seal(cipher, "a", &three());
-        assert_eq!(open(cipher, &file).unwrap(), b"firstotherthird");
+        assert_eq!(open(cipher, &file).unwrap(), three().concat());
         for at in 0..file.len() * 8 {
             let mut changed = file.clone();
             changed[at / 8] ^= 1 << (at % 8);
@@ -112,6 +116,22 @@ fn files_cannot_be_exchanged() {
     mixed[all[1].clone()].copy_from_slice(&again[all[1].clone()]);
     assert!(open(CIPHERS[0], &mixed).is_none());
     assert!(file[HEAD..] != again[HEAD..]);
+}
+
+/// What tasks have written is not packed: how much smaller it becomes would tell of it.
+#[test]
+fn entries_are_packed_and_data_is_not() {
+    let (entry, data) = ([7; 1000], [8; 1000]);
+    let mut writer = RecordWriter::new(&keys(1), CIPHERS[0], "a", Vec::new()).unwrap();
+    writer.write_all(&entry).unwrap();
+    writer.end_entry().unwrap();
+    writer.write_all(&data).unwrap();
+    let (file, _) = writer.finish().unwrap();
+    let lens: Vec<usize> = records(&file).iter().map(ExactSizeIterator::len).collect();
+    let [packed, plain, _] = lens[..] else { panic!("{lens:?}") };
+    assert!(packed < 100, "{packed}");
+    assert_eq!(plain, 4 + data.len() + 16);
+    assert_eq!(open(CIPHERS[0], &file).unwrap(), [entry, data].concat());
 }
 
 #[test]
