@@ -69,22 +69,42 @@ fn throughput(bench: &mut Bench) -> Result<()> {
 pub fn redis(bench: &mut Bench) -> Result<()> {
     let redis = Redis::with_data(&bench.dir, bench.mib)?;
     let _load = redis.load()?;
-    let (mut ratios, mut by_itself) = (vec![], vec![]);
+    let (mut ratios, mut in_rounds, mut by_itself) = (vec![], vec![], vec![]);
     for _ in 0..bench.rounds {
         bench.warm_up()?;
         let before = rate(|| redis.commands(), undisturbed)?;
-        let mut command = redis.beside(bench.torpor());
-        command.args(["dump", "--leave-running", "--cow", "--tcp-established", "-t"]);
-        command.arg(redis.server.pid().to_string()).arg("-D").arg(bench.images());
+        let command = dump_of_redis(bench, &redis, &[]);
         let during = rate(|| redis.commands(), || dump(bench, command).map(drop))?;
         ratios.push(during / before);
+        in_rounds.push(rate(|| redis.commands(), || round_and_dump(bench, &redis))? / before);
         by_itself.push(rate(|| redis.commands(), || redis.save())? / before);
     }
     let what = format!("Redis with {} MiB under write load", bench.mib * 3 / 4);
     let during = format!("{what}: commands during a copy-on-write dump");
     bench.add(during, median(&ratios), "× before", Some(Goal::AtLeast(0.8)));
+    let during = format!("{what}: commands during a round and a copy-on-write dump after it");
+    bench.add(during, median(&in_rounds), "× before", Some(Goal::AtLeast(0.8)));
     bench.add(what + ": commands during its own BGSAVE", median(&by_itself), "× before", None);
     Ok(())
+}
+
+fn dump_of_redis(bench: &Bench, redis: &Redis, options: &[&str]) -> Command {
+    let mut command = redis.beside(bench.torpor());
+    command.args(["dump", "--leave-running", "--cow", "--tcp-established", "-t"]);
+    command.arg(redis.server.pid().to_string()).arg("-D").arg(bench.images()).args(options);
+    command
+}
+
+/// Most of the memory while it is tracked, the rest as it is at the freeze.
+fn round_and_dump(bench: &Bench, redis: &Redis) -> Result<()> {
+    let first = bench.dir.join("first");
+    fs::create_dir(&first)?;
+    let mut round = redis.beside(bench.torpor());
+    round.args(["pre-dump", "-t", &redis.server.pid().to_string(), "-D"]).arg(&first);
+    run(&mut round)?;
+    let options = ["--track-mem", "--prev-images-dir", "../first"];
+    dump(bench, dump_of_redis(bench, redis, &options))?;
+    Ok(fs::remove_dir_all(first)?)
 }
 
 fn undisturbed() -> Result<()> {

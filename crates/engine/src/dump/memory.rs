@@ -95,6 +95,9 @@ fn plan_private(
             (_, Some(twin)) if twin::inherits(vma) => twin,
             _ => &source,
         };
+        if let Source::Twin(_, pid) = source {
+            cx.twins.spare(*pid, census.pages.iter().filter(|run| run.clean).copied());
+        }
         runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker);
@@ -250,6 +253,9 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         pages::copy(&jobs, workers, &|job| count(job.bytes()))?;
     } else {
         let twins = &mut cx.twins;
+        if jobs.iter().any(Job::can_wait) {
+            twins.release_spare();
+        }
         let copy = |tell: &(dyn Fn(_) + Sync)| {
             pages::copy(&jobs, workers, &|job| {
                 count(job.bytes());

@@ -21,7 +21,7 @@ use super::Dump;
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
-use crate::memory::pages::{Job, Source};
+use crate::memory::pages::{Found, Job, Source};
 use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
 
@@ -35,6 +35,8 @@ pub struct Twins {
     /// be made.
     since: Option<u64>,
     list: Vec<Twin>,
+    /// What twins have and nobody copies: the pid of the twin, addresses and lengths.
+    spare: Vec<(i32, Vec<(u64, usize)>)>,
     /// Bytes that there were only because of a twin, of what has been released.
     cost: u64,
 }
@@ -52,14 +54,33 @@ impl Twins {
         !self.list.is_empty()
     }
 
-    /// Gives up memory of a twin that has been copied. What its original still shares with
-    /// it is the original's alone then, and is written without being copied first.
+    /// Notes memory of a twin that is not copied: an older checkpoint has it.
+    pub fn spare(&mut self, twin: i32, runs: impl Iterator<Item = Found>) {
+        let ranges = runs.map(|run| (run.start, usize::try_from(run.end - run.start).unwrap_or(0)));
+        self.spare.push((twin, ranges.collect()));
+    }
+
+    /// Gives up what is not copied.
+    pub fn release_spare(&mut self) {
+        for (pid, ranges) in std::mem::take(&mut self.spare) {
+            self.give_up(pid, &ranges);
+        }
+    }
+
+    /// Gives up memory of a twin that has been copied.
     pub fn release(&mut self, job: &Job) {
-        let Some(pid) = job.twin() else { return };
+        if let Some(pid) = job.twin() {
+            self.give_up(pid, job.ranges());
+        }
+    }
+
+    /// What the original still shares with its twin is the original's alone then, and is
+    /// written without being copied first.
+    fn give_up(&mut self, pid: i32, ranges: &[(u64, usize)]) {
         let Some(twin) = self.list.iter_mut().find(|twin| twin.tracee.pid() == pid) else { return };
-        self.cost += alone(pid, job.ranges()).unwrap_or(0);
-        if let Err(e) = twin.tracee.discard(job.ranges()) {
-            tracing::debug!("memory that has been copied is kept: {e}");
+        self.cost += alone(pid, ranges).unwrap_or(0);
+        if let Err(e) = twin.tracee.discard(ranges) {
+            tracing::debug!("memory that is not needed any more is kept: {e}");
         }
     }
 }

@@ -241,7 +241,8 @@ impl Plan {
 /// The first one that a worker met; the others stop then.
 pub fn copy<'j>(jobs: &'j [Job], workers: usize, done: &(dyn Fn(&'j Job) + Sync)) -> Result<()> {
     let workers = workers.min(jobs.len());
-    let beside_the_tree = jobs.iter().any(Job::can_wait);
+    let runs_on = |job: &Job| matches!(job.source, Source::Twin(..) | Source::Running(_));
+    let beside_the_tree = jobs.iter().any(runs_on);
     if workers <= 1 && !beside_the_tree {
         return work(jobs, &AtomicUsize::new(0), done);
     }
