@@ -242,10 +242,13 @@ fn lend_to<T: Send>(
 fn lend_raw(seal: Option<&Checkpoint>, commands: &[Command], more: &[u8]) -> (Vec<u8>, Result<()>) {
     lend_to(("seven", seal), |to| {
         let mut socket = UnixStream::from(to.socket.as_ref().unwrap().try_clone().unwrap());
+        let mut said = Vec::new();
         for command in commands {
-            command.send(&mut socket).unwrap();
+            command.send(&mut said).unwrap();
         }
-        socket.write_all(more).unwrap();
+        said.extend_from_slice(more);
+        // At once: who is refused at the first command finds nobody to write the next one to.
+        socket.write_all(&said).unwrap();
         socket.shutdown(std::net::Shutdown::Write).unwrap();
         let mut bytes = Vec::new();
         socket.read_to_end(&mut bytes).unwrap();
