@@ -156,9 +156,7 @@ fn every_byte_of_every_file_counts() {
         let top = tempfile::tempdir_in("/dev/shm").unwrap();
         let (path, mine, _) = dump_both(top.path(), form);
         for (name, bytes) in &mine {
-            // In pages any byte is as good as another: the ciphers are tested on all.
-            let step = if name.starts_with("pages-") && bytes.len() > 4096 { 37 } else { 1 };
-            for at in (0..bytes.len()).step_by(step) {
+            for at in 0..bytes.len() {
                 let mut changed = bytes.clone();
                 changed[at] ^= 1 << (at % 8);
                 std::fs::write(path.join(name), &changed).unwrap();
