@@ -65,11 +65,12 @@ pub fn nginx(bench: &mut Bench) -> Result<()> {
     measure(bench, &Workload { name: "nginx", words, file: Some(("bench.conf", text)) })
 }
 
-/// Seconds of each checkpoint and its freeze, and the bytes of the images.
+/// Seconds of each checkpoint, its freeze, and the restore from it, and the bytes of the images.
 #[derive(Default)]
 struct Times {
     whole: Vec<f64>,
     frozen: Vec<f64>,
+    restored: Vec<f64>,
     size: u64,
 }
 
@@ -79,20 +80,26 @@ fn freeze(times: &Times) -> f64 {
 
 fn measure(bench: &mut Bench, workload: &Workload) -> Result<()> {
     let bundle = Bundle::make(bench, workload)?;
-    let (_, recipient) = keys(bench)?;
-    let sealing = format!("encrypt\nrecipient {recipient}\n");
+    let (identity, recipient) = keys(bench)?;
+    let identity = identity.display();
+    let sealing = format!("encrypt\nrecipient {recipient}\nidentity {identity}\n");
     let [mut plain, mut sealed] = [(); 2].map(|()| Times::default());
     for _ in 0..bench.rounds {
-        bundle.round("", &mut plain)?;
-        bundle.round(&sealing, &mut sealed)?;
+        for (configuration, times) in [("", &mut plain), (&sealing, &mut sealed)] {
+            let container = bundle.checkpoint(configuration, times)?;
+            container.restore(times)?;
+            bundle.clear()?;
+        }
     }
     let name = workload.name;
     let whole = |times: &Times| median(&times.whole);
     bench.add(format!("{name}: checkpoint of {PROCESSES} processes"), whole(&plain), "s", None);
     bench.add(format!("{name}: freeze, plain"), freeze(&plain), "ms", None);
     bench.add(format!("{name}: freeze, sealed"), freeze(&sealed), "ms", None);
-    let goal = Some(Goal::AtMost(1.25));
-    bench.add(format!("{name}: sealed"), whole(&sealed) / whole(&plain), "× plain", goal);
+    let goal = || Some(Goal::AtMost(1.25));
+    bench.add(format!("{name}: sealed"), whole(&sealed) / whole(&plain), "× plain", goal());
+    let restore = median(&sealed.restored) / median(&plain.restored);
+    bench.add(format!("{name}: restore, sealed"), restore, "× plain", goal());
     let larger = percent(sealed.size, plain.size);
     bench.add(format!("{name}: size"), larger, "% larger", Some(Goal::AtMost(LARGER)));
     tools(bench, &bundle, name, whole(&sealed))?;
@@ -109,7 +116,8 @@ fn tools(bench: &mut Bench, bundle: &Bundle, name: &str, sealed: f64) -> Result<
     for (tool, command) in tools::TOOLS {
         let script = tools::script(&bench.dir, tool, command, patience)?;
         let mut times = Times::default();
-        bundle.round(&format!("action-script {}\n", script.display()), &mut times)?;
+        bundle.checkpoint(&format!("action-script {}\n", script.display()), &mut times)?;
+        bundle.clear()?;
         let ratio = median(&times.whole) / sealed;
         slowest = slowest.max(ratio);
         let cut = if ratio >= PATIENCE { " (not to its end)" } else { "" };
@@ -158,23 +166,29 @@ impl Bundle {
     }
 
     /// Starts the container, and checkpoints it with a configuration file.
-    fn round(&self, configuration: &str, times: &mut Times) -> Result<()> {
+    fn checkpoint(&self, configuration: &str, times: &mut Times) -> Result<Container<'_>> {
         let name = format!("torpor-bench-{}", std::process::id());
-        let container = Container { bundle: self, name: &name };
-        let images = self.dir.join("images");
+        let container = Container { bundle: self, name };
         fs::write(self.dir.join("home/.criu/default.conf"), configuration)?;
         container.start()?;
         let start = Instant::now();
-        run(self
-            .runc(&["checkpoint", "--image-path"])
-            .arg(&images)
-            .arg("--work-path")
-            .arg(self.dir.join("work"))
-            .arg(&name))?;
+        run(self.with_images("checkpoint").arg(&container.name))?;
         times.whole.push(start.elapsed().as_secs_f64());
+        let images = self.dir.join("images");
         times.frozen.push(frozen(&self.dir.join("work")).or_else(|_| frozen(&images))?);
         times.size = size(&images)?;
-        fs::remove_dir_all(&images)?;
+        Ok(container)
+    }
+
+    fn with_images(&self, action: &str) -> Command {
+        let mut command = self.runc(&[action, "--image-path"]);
+        command.arg(self.dir.join("images")).arg("--work-path").arg(self.dir.join("work"));
+        command
+    }
+
+    /// Removes what a checkpoint has made.
+    fn clear(&self) -> Result<()> {
+        fs::remove_dir_all(self.dir.join("images"))?;
         Ok(fs::remove_dir_all(self.dir.join("work"))?)
     }
 
@@ -186,16 +200,14 @@ impl Bundle {
 /// A container that goes with this value.
 struct Container<'a> {
     bundle: &'a Bundle,
-    name: &'a str,
+    name: String,
 }
 
 impl Container<'_> {
     /// Starts it, and waits until all its processes are there.
     fn start(&self) -> Result<()> {
         let mut command = self.bundle.runc(&["run", "--detach", "--bundle"]);
-        command.arg(&self.bundle.dir).arg(self.name);
-        let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
-        ensure!(status.success(), "runc run of {:?}: {status}", self.bundle.dir);
+        self.detached(command.arg(&self.bundle.dir))?;
         let limit = Instant::now() + Duration::from_secs(60);
         while self.processes()? < PROCESSES {
             ensure!(Instant::now() < limit, "the container does not start its processes");
@@ -206,8 +218,25 @@ impl Container<'_> {
         Ok(())
     }
 
+    /// Brings it back from its images.
+    fn restore(&self, times: &mut Times) -> Result<()> {
+        let mut command = self.bundle.with_images("restore");
+        let start = Instant::now();
+        self.detached(command.args(["--detach", "--bundle"]).arg(&self.bundle.dir))?;
+        times.restored.push(start.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Runs what leaves the container behind, which has no output for anybody to wait for.
+    fn detached(&self, command: &mut Command) -> Result<()> {
+        command.arg(&self.name).stdout(Stdio::null()).stderr(Stdio::null());
+        let status = command.status()?;
+        ensure!(status.success(), "{command:?}: {status}");
+        Ok(())
+    }
+
     fn processes(&self) -> Result<usize> {
-        let output = self.bundle.runc(&["ps", "--format", "json", self.name]).output()?;
+        let output = self.bundle.runc(&["ps", "--format", "json", &self.name]).output()?;
         let pids: Vec<i32> = serde_json::from_slice(&output.stdout).unwrap_or_default();
         Ok(pids.len())
     }
@@ -216,6 +245,6 @@ impl Container<'_> {
 impl Drop for Container<'_> {
     fn drop(&mut self) {
         // It is gone after a checkpoint that succeeded.
-        let _ = self.bundle.runc(&["delete", "--force", self.name]).output();
+        let _ = self.bundle.runc(&["delete", "--force", &self.name]).output();
     }
 }
