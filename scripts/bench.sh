@@ -10,8 +10,8 @@ for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng; do
 done
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
-# gpg leaves its agent behind, which has its files there.
-trap 'gpgconf --homedir "$dir/tools" --kill gpg-agent 2>/dev/null; umount "$dir" 2>/dev/null; rmdir "$dir"' EXIT
+# gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.
+trap 'gpgconf --homedir "$dir/tools" --kill gpg-agent 2>/dev/null; umount --lazy "$dir"; rmdir "$dir"' EXIT
 mount -t tmpfs -o size=9g torpor-bench "$dir"
 gcc -O2 -pthread -o "$dir/target" bench/target.c
 # shellcheck disable=SC2086 # words
