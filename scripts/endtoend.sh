@@ -69,6 +69,8 @@ alone() {
 again() {
 	local name=$1 case=$2 report
 	report=$out/$1-again-$(tr -c 'A-Za-z0-9\n' _ <<<"$2")
+	echo "  failed: $case; what it said:"
+	grep -F -A 12 -e "---- $case" "$out/$1.txt" | cut -c1-400 | sed 's/^/  | /'
 	shift 2
 	if alone "$report.txt" "$case" "$@" || alone "${report}_2.txt" "$case" "$@"; then
 		unsteady+=("$name: $case")

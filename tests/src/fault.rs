@@ -289,9 +289,7 @@ impl Play<'_> {
                 group.thaw()?;
                 self.unharmed(root, &before).with_context(context)?;
             }
-            for pid in observe::descendants(root)? {
-                group.give_back(pid)?;
-            }
+            group.give_back()?;
         }
         self.finish(root)
     }
@@ -442,7 +440,7 @@ impl Play<'_> {
         let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
         ensure!(!status.success(), "the dump of a frozen task succeeded");
         group.thaw()?;
-        group.give_back(last)?;
+        group.give_back()?;
         self.unharmed(root, &before)?;
         self.finish(root)
     }
@@ -587,7 +585,9 @@ impl Group {
         if !Path::new(top).join("cgroup.procs").exists() {
             return Ok(None);
         }
-        std::fs::create_dir(&dir)?;
+        // One of this name is what a runner that was killed has left: numbers come again.
+        let _ = std::fs::remove_dir(&dir);
+        std::fs::create_dir(&dir).with_context(|| format!("make {}", dir.display()))?;
         let group = Group { dir, file, frozen, thawed };
         Ok(group.dir.join(file).exists().then_some(group))
     }
@@ -596,9 +596,13 @@ impl Group {
         Ok(std::fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }
 
-    fn give_back(&self, pid: i32) -> Result<()> {
-        let above = self.dir.parent().context("no group above")?;
-        Ok(std::fs::write(above.join("cgroup.procs"), pid.to_string())?)
+    /// Gives all tasks back to the group above.
+    fn give_back(&self) -> Result<()> {
+        let above = self.dir.parent().context("no group above")?.join("cgroup.procs");
+        for pid in std::fs::read_to_string(self.dir.join("cgroup.procs"))?.lines() {
+            std::fs::write(&above, pid)?;
+        }
+        Ok(())
     }
 
     fn freeze(&self) -> Result<()> {
@@ -611,6 +615,7 @@ impl Group {
             let state = std::fs::read_to_string(self.dir.join(self.file))?;
             Ok((state.trim() == self.frozen).then_some(()))
         })
+        .with_context(states)
     }
 
     fn thaw(&self) -> Result<()> {
@@ -620,7 +625,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
+        // A group with tasks in it cannot be removed.
         let _ = self.thaw();
+        let _ = self.give_back();
         let _ = std::fs::remove_dir(&self.dir);
     }
 }

@@ -303,8 +303,8 @@ impl Service {
         let args = ["service", "--address", path.to_str().unwrap(), "--pidfile", "pid", "-W"];
         let mut command = criu(&args);
         let process = command.arg(dir.path()).stdin(Stdio::null()).spawn().unwrap();
-        // The pid file comes after the socket.
-        wait_until(|| dir.path().join("pid").exists());
+        // The pid file comes after the socket, and is empty for a moment.
+        wait_until(|| fs::read(dir.path().join("pid")).is_ok_and(|pid| !pid.is_empty()));
         Self { dir, process }
     }
 
