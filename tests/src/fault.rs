@@ -278,7 +278,9 @@ impl Play<'_> {
             group.thaw()?;
             self.unharmed(root, &before)?;
             for round in 0..FROZEN {
-                let delay = self.moment(whole);
+                // The group is frozen again, and the tasks let go, at the very end.
+                let late = if round % 2 == 0 { Duration::ZERO } else { whole * 4 / 5 };
+                let delay = late + self.moment(whole - late);
                 let context =
                     || format!("{path}: round {round}, killed after {delay:?} of {whole:?}");
                 self.fresh_images()?;

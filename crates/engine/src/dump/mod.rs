@@ -683,12 +683,15 @@ impl<'a> Dump<'a> {
         }
         let mut going_on = Vec::new();
         for tasks in staying.chunks_mut(SIDE_BY_SIDE) {
+            let known: Vec<Undo> = tasks.iter().filter_map(|task| task.stub()).collect();
             let stubs = tasks.iter_mut().filter_map(|task| {
                 let task: &mut Task = task;
                 Some((task.threads.first_mut()?, task.maps.as_slice()))
             });
-            for left in Tracee::eject_all(stubs) {
-                left.unwrap_or_else(|e| tracing::debug!("{e}"));
+            for (stub, left) in known.iter().zip(Tracee::eject_all(stubs)) {
+                // Nobody is to look for it in tasks that are paused again, and do not stop.
+                let forgotten = left.map_err(Error::from).and_then(|()| self.guardian.forget(stub));
+                forgotten.unwrap_or_else(|e| tracing::debug!("{e}"));
             }
             tasks.iter_mut().for_each(|task| going_on.append(&mut task.threads));
         }
@@ -741,6 +744,12 @@ impl Task {
             vmas,
             maps,
         })
+    }
+
+    /// The stub that its first thread has, as the guardian knows it.
+    fn stub(&self) -> Option<Undo> {
+        let (base, _) = self.threads.first()?.stub_range()?;
+        Some(Undo::Stub(self.pid, base))
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
