@@ -183,11 +183,19 @@ pub fn frozen(images: &Path) -> Result<f64> {
 
 /// Bytes of all files in a directory.
 pub fn size(dir: &Path) -> Result<u64> {
-    let mut sum = 0;
+    let (pages, rest) = sizes(dir)?;
+    Ok(pages + rest)
+}
+
+/// Bytes of the pages in a directory of images, and of all other files in it.
+pub fn sizes(dir: &Path) -> Result<(u64, u64)> {
+    let (mut pages, mut rest) = (0, 0);
     for entry in fs::read_dir(dir)? {
-        sum += entry?.metadata()?.len();
+        let entry = entry?;
+        let is_pages = entry.file_name().to_string_lossy().starts_with("pages-");
+        *(if is_pages { &mut pages } else { &mut rest }) += entry.metadata()?.len();
     }
-    Ok(sum)
+    Ok((pages, rest))
 }
 
 pub fn median(values: &[f64]) -> f64 {
