@@ -192,7 +192,10 @@ pub fn sizes(dir: &Path) -> Result<(u64, u64)> {
     let (mut pages, mut rest) = (0, 0);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let is_pages = entry.file_name().to_string_lossy().starts_with("pages-");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // Not their tags.
+        let number = name.strip_prefix("pages-").unwrap_or_default();
+        let is_pages = number.starts_with(|first: char| first.is_ascii_digit());
         *(if is_pages { &mut pages } else { &mut rest }) += entry.metadata()?.len();
     }
     Ok((pages, rest))
