@@ -411,19 +411,23 @@ fn the_policy_requires_signatures() {
 /// What the second dump has again need not be in the first: it goes without being opened.
 #[test]
 fn repeated_pages_are_punched_out() {
+    repeated_pages_go(&[]);
+    repeated_pages_go(&["--compress", "lz4"]);
+}
+
+fn repeated_pages_go(options: &[&str]) {
     let (key, recipient) = (fixture("p256.key"), fixture("p256.crt"));
     let task = Sleeper::start();
     let top = task.dir.path().join("first");
     let (images, first) = (task.images(), top.to_str().unwrap());
     let pid = task.pid.to_string();
-    let keys = ["--recipient", &recipient, "--identity", &key];
-    let output = torpor(&[&["pre-dump", "-t", &pid, "-D", first], &keys[..]].concat());
+    let dump = [options, &["--recipient", &recipient, "--identity", &key]].concat();
+    let output = torpor(&[&["pre-dump", "-t", &pid, "-D", first], &dump[..]].concat());
     assert!(output.status.success(), "{output:?}");
-    task.put_to_sleep(&[&["--prev-images-dir", "first"], &keys[..]].concat());
+    task.put_to_sleep(&[&["--prev-images-dir", "first"], &dump[..]].concat());
     let said = sentence(&torpor(&["dedup", "-D", images]));
     assert!(said.contains("no key to open them is given"), "{said}");
-    let dedup = ["dedup", "-v4", "-D", images, "--identity", &key];
-    let output = torpor(&dedup);
+    let output = torpor(&["dedup", "-v4", "-D", images, "--identity", &key]);
     assert!(output.status.success(), "{output:?}");
     wakes(&task, &["--identity", &key]);
 }
