@@ -5,6 +5,7 @@
 //! and the inventory last: a directory without it is not a checkpoint. Until the
 //! very end the tasks can simply be let go.
 
+mod end;
 pub mod freeze;
 pub mod freezer;
 mod ids;
@@ -30,13 +31,14 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
 
+use self::end::End;
 use self::freeze::Frozen;
 use self::freezer::Freezer;
 use self::ids::{Inodes, Shared};
 use self::later::Later;
 use self::outbox::Away;
 use self::twin::Twins;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::file::lock;
 use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
@@ -255,17 +257,6 @@ fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<
     let id = cx.network.id()?;
     let seal = cx.images.seal_ref().map(AsRef::as_ref);
     lender.serve(Loan { lent: &cx.memory.lent, id, seal })
-}
-
-/// What becomes of the tasks behind a dump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// They are ended.
-    Kill,
-    /// They go on.
-    GoOn,
-    /// They go on, stopped by job control.
-    Stop,
 }
 
 /// Collects and writes everything but the inventory.
@@ -603,122 +594,6 @@ impl<'a> Dump<'a> {
         }
         Ok(())
     }
-
-    /// Decides by how the work went and what was asked for. Tasks that are to be killed
-    /// end from here on if the supervisor does: there is no moment at which some of them
-    /// would go on alone. Without a success the images are no checkpoint.
-    fn decide(&mut self, done: Result<()>) -> (End, Result<()>) {
-        let done = done.and_then(|()| {
-            if self.opts.leave_running || self.opts.leave_stopped {
-                return Ok(());
-            }
-            network::silence(self)?;
-            self.tie_to_us(true)?;
-            let leaving = network::leave_still(self);
-            if leaving.is_err() {
-                self.tie_to_us(false)?;
-            }
-            leaving
-        });
-        let end = match &done {
-            Ok(()) if self.opts.leave_stopped => End::Stop,
-            Ok(()) if !self.opts.leave_running => End::Kill,
-            _ => End::GoOn,
-        };
-        if done.is_ok()
-            && end != End::GoOn
-            && let Err(e) = self.files.remaps.keep(&mut self.guardian)
-        {
-            tracing::warn!("{e}");
-        }
-        match done {
-            Ok(()) => (end, Ok(())),
-            Err(e) => {
-                let removed =
-                    self.images.remove_inventory().and_then(|()| self.images.remove_seal());
-                if let Err(more) = removed {
-                    tracing::error!("{more}");
-                }
-                (end, Err(e))
-            }
-        }
-    }
-
-    /// Whether all tasks are to end if we do.
-    fn tie_to_us(&self, tied: bool) -> Result<()> {
-        let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
-        Ok(threads.try_for_each(|thread| thread.die_with_supervisor(tied))?)
-    }
-
-    /// Ends the freeze: of the network, unless the tasks are killed, who need it held still
-    /// until they are restored, and of the tasks. They go on even if the hook has failed.
-    /// Does nothing the second time.
-    fn release(&mut self, end: End, hooks: &mut dyn Hooks) -> Result<()> {
-        if std::mem::replace(&mut self.released, true) {
-            return Ok(());
-        }
-        let unlocked = if end == End::Kill {
-            Ok(())
-        } else {
-            network::release(self);
-            hooks.notify(Event::NetworkUnlock)
-        };
-        self.let_go(end);
-        unlocked
-    }
-
-    /// Lets every task go, whatever happens to some of them: they may be killed by
-    /// others at any moment, which is not an error here.
-    fn let_go(&mut self, end: End) {
-        let (kill, stop) = (end == End::Kill, end == End::Stop);
-        let mut staying: Vec<&mut Task> = Vec::new();
-        for task in &mut self.tasks {
-            if kill && task.kill().is_ok() {
-                continue;
-            }
-            if stop {
-                task.signal(rustix::process::Signal::STOP);
-            }
-            staying.push(task);
-        }
-        let mut going_on = Vec::new();
-        for tasks in staying.chunks_mut(SIDE_BY_SIDE) {
-            let known: Vec<Undo> = tasks.iter().filter_map(|task| task.stub()).collect();
-            let stubs = tasks.iter_mut().filter_map(|task| {
-                let task: &mut Task = task;
-                Some((task.threads.first_mut()?, task.maps.as_slice()))
-            });
-            for (stub, left) in known.iter().zip(Tracee::eject_all(stubs)) {
-                // Nobody is to look for it in tasks that are paused again, and do not stop.
-                let forgotten = left.map_err(Error::from).and_then(|()| self.guardian.forget(stub));
-                forgotten.unwrap_or_else(|e| tracing::debug!("{e}"));
-            }
-            tasks.iter_mut().for_each(|task| going_on.append(&mut task.threads));
-        }
-        let paused = if kill {
-            self.freezer.abandon(&mut self.guardian)
-        } else {
-            self.freezer.freeze_again(&mut self.guardian)
-        };
-        if let Err(e) = paused {
-            tracing::warn!("{e}");
-        }
-        for thread in going_on {
-            let tid = thread.tid();
-            if let Err(e) = thread.finish() {
-                tracing::debug!("thread {tid}: {e}");
-            }
-        }
-        if kill {
-            self.wait_killed();
-        }
-    }
-
-    /// Waits until the killed tasks have ended: for their memory and their
-    /// pids to be free when the caller goes on.
-    fn wait_killed(&mut self) {
-        Tracee::wait_all_gone(self.tasks.iter_mut().flat_map(|task| task.threads.drain(..)));
-    }
 }
 
 impl Task {
@@ -744,23 +619,6 @@ impl Task {
             vmas,
             maps,
         })
-    }
-
-    /// The stub that its first thread has, as the guardian knows it.
-    fn stub(&self) -> Option<Undo> {
-        let (base, _) = self.threads.first()?.stub_range()?;
-        Some(Undo::Stub(self.pid, base))
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        if let Err(e) = rustix::process::pidfd_send_signal(&self.pidfd, signal) {
-            tracing::debug!("task {}: {e}", self.pid);
-        }
-    }
-
-    fn kill(&self) -> Result<()> {
-        rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL)
-            .context(|| format!("kill task {}", self.pid))
     }
 }
 
