@@ -62,6 +62,7 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Lazy memory pages: {}", stats.pages_lazy),
     ];
     lines.extend(stats.torpor_cow_bytes.map(|n| format!("Copy-on-write memory: {n} bytes")));
+    lines.extend(stats.torpor_relative_pages.map(|n| format!("Memory pages of relatives: {n}")));
     // Of compressed images only.
     lines.extend(stats.torpor_compress_from_bytes.map(|from| {
         let to = stats.torpor_compress_to_bytes();

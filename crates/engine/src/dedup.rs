@@ -4,7 +4,8 @@
 //! directory. What the parent has of the changed ones is never read again on the way
 //! from the newest dump; it is punched out of the parent's pages file, which keeps its
 //! size and its pagemap. Of compressed pages a cluster goes when the last page in it is not
-//! needed any more. The older dumps cannot be restored by themselves any more.
+//! needed any more. The older dumps cannot be restored by themselves any more. Pages that a
+//! relative has there, too, are needed until a newer dump has them of both.
 //!
 //! Sealed pages are punched out as they are: only the pagemaps are opened. With tags for
 //! each page nobody misses them; a sum over all pages would not come out any more.
@@ -23,8 +24,12 @@ use torpor_seal::Suite;
 
 use crate::error::{Context, Error, Result};
 
-/// The pages of one address space (or shared segment) that newer dumps have.
+/// Pages of one address space (or shared segment), such as those that newer dumps have: sorted
+/// and disjoint.
 type Known = Vec<Range<u64>>;
+
+/// Of each, by the kind and the number of its pagemap.
+type All = HashMap<(&'static str, u64), Known>;
 
 /// Goes from `images` through all its parents, and returns how many bytes of pages
 /// have been punched out.
@@ -37,16 +42,18 @@ pub fn dedup(images: &ImageDir) -> Result<u64> {
         refuse_sum(seal.header().suite)?;
     }
     let mut freed = 0;
-    let mut known: HashMap<(&'static str, u64), Known> = HashMap::new();
+    let mut known = All::new();
     let mut parent = images.parent()?;
     learn(images, &mut known)?;
     while let Some(dir) = parent {
         if let Some(seal) = dir.seal_ref() {
             refuse_sum(seal.header().suite)?;
         }
+        let lent = lent(&dir, &known)?;
         for (kind, id) in pagemaps(&dir)? {
             if let Some(known) = known.get(&(kind.name, id)) {
-                freed += punch(&dir, kind, id, known)?;
+                let needed = lent.get(&(kind.name, id)).map_or(&[][..], Vec::as_slice);
+                freed += punch(&dir, kind, id, &without(known, needed))?;
             }
         }
         learn(&dir, &mut known)?;
@@ -98,7 +105,7 @@ fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, u64)>> {
 }
 
 /// Adds the pages of `dir` to those that its parents need not have.
-fn learn(dir: &ImageDir, known: &mut HashMap<(&'static str, u64), Known>) -> Result<()> {
+fn learn(dir: &ImageDir, known: &mut All) -> Result<()> {
     for (kind, id) in pagemaps(dir)? {
         let map = Pagemap::read(dir, kind, id)?;
         let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
@@ -106,6 +113,38 @@ fn learn(dir: &ImageDir, known: &mut HashMap<(&'static str, u64), Known>) -> Res
         *ranges = merged(std::mem::take(ranges).into_iter().chain(own).collect());
     }
     Ok(())
+}
+
+/// The pages of `dir` that are needed for relatives of whom they are, too: newer dumps do not
+/// have them of those.
+fn lent(dir: &ImageDir, known: &All) -> Result<All> {
+    let mut lent = All::new();
+    for (kind, id) in pagemaps(dir)? {
+        let newer = known.get(&(kind.name, id)).map_or(&[][..], Vec::as_slice);
+        for run in Pagemap::read(dir, kind, id)?.runs {
+            if let Some(relative) = run.relative {
+                let needed = without(&[run.range()], newer);
+                lent.entry((kind.name, relative.into())).or_default().extend(needed);
+            }
+        }
+    }
+    lent.values_mut().for_each(|ranges| *ranges = merged(std::mem::take(ranges)));
+    Ok(lent)
+}
+
+/// What of `ranges` does not lie in `others`; all are sorted and disjoint.
+fn without(ranges: &[Range<u64>], others: &[Range<u64>]) -> Known {
+    let mut rest = Vec::new();
+    for range in ranges {
+        let mut at = range.start;
+        for other in within(others, range) {
+            rest.push(at..other.start);
+            at = other.end;
+        }
+        rest.push(at..range.end);
+    }
+    rest.retain(|range| !range.is_empty());
+    rest
 }
 
 /// Sorted, and as few as possible.
@@ -122,7 +161,7 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 /// Punches those pages out of a dump that are `known`.
-fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &Known) -> Result<u64> {
+fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &[Range<u64>]) -> Result<u64> {
     let map = Pagemap::read(dir, kind, id)?;
     let mut holes = Vec::new();
     for (run, offset) in map.offsets() {
@@ -161,7 +200,7 @@ fn clusters(index: &Index, holes: &Known) -> Vec<Range<u64>> {
 }
 
 /// What of `range` lies in the sorted `known`.
-fn within(known: &Known, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+fn within(known: &[Range<u64>], range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let first = known.partition_point(|k| k.end <= range.start);
     let Range { start, end } = *range;
     known[first..]
@@ -191,6 +230,17 @@ mod tests {
     use torpor_images::pages::PagesWriter;
 
     const PAGE: u64 = 4096;
+
+    /// Adds a process to a dump of process 7, which has all of its pages.
+    fn add_relative(dir: &Path, id: u64, runs: &[(u64, u64)]) {
+        let images = ImageDir::open(dir).unwrap();
+        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, id, 2).unwrap();
+        for &(first, pages) in runs {
+            let run = Run { vaddr: first * PAGE, pages, relative: Some(7), ..Run::default() };
+            map.push(run).unwrap();
+        }
+        map.finish().unwrap();
+    }
 
     /// A dump of process 7 with these runs of pages: first page, number, in parent.
     fn dump(dir: &Path, parent: Option<&str>, runs: &[(u64, u64, bool)], fill: u8) {
@@ -303,6 +353,21 @@ mod tests {
     }
 
     #[test]
+    fn what_a_relative_needs_stays() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        dump(&at("1"), None, &[(10, 6, false)], 1);
+        add_relative(&at("1"), 8, &[(11, 3)]);
+        add_relative(&at("1"), 9, &[(12, 1), (15, 1)]);
+        dump(&at("2"), Some("../1"), &[(10, 5, false), (15, 1, true)], 2);
+        // The first of them has its pages anew but for one, the other from the first dump.
+        add_relative(&at("2"), 8, &[(11, 2)]);
+        dedup(&ImageDir::open(at("2")).unwrap()).unwrap();
+        assert_eq!(pages(&at("1")), [0, 0, 1, 1, 0, 1]);
+        assert_eq!(pages(&at("2")), [2; 5]);
+    }
+
+    #[test]
     fn a_dump_without_a_parent_is_left_alone() {
         let top = tempfile::tempdir().unwrap();
         dump(&top.path().join("1"), None, &[(10, 6, false)], 1);
@@ -317,5 +382,8 @@ mod tests {
         let known = vec![1..4, 5..9, 20..30];
         assert_eq!(within(&known, &(3..21)).collect::<Vec<_>>(), [3..4, 5..9, 20..21]);
         assert_eq!(within(&known, &(9..20)).count(), 0);
+        assert_eq!(without(&known, &[]), known);
+        assert_eq!(without(&known, &[0..2, 3..6, 25..27, 29..40]), [2..3, 6..9, 20..25, 27..29]);
+        assert_eq!(without(&[], &known), []);
     }
 }

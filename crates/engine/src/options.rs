@@ -160,6 +160,8 @@ pub struct Options {
     pub record_working_set: Option<Duration>,
     /// How a pre-dump reads memory (`--pre-dump-mode`).
     pub pre_dump_mode: PreDumpMode,
+    /// Save pages that tasks share since they were forked once (`--dedup-relatives`).
+    pub dedup_relatives: bool,
     /// Compress the pages in the images (`--compress`).
     pub compress: Option<Compression>,
     /// Send pages to a page server (`--page-server`).
@@ -247,6 +249,7 @@ impl Default for Options {
             lazy_pages: false,
             record_working_set: None,
             pre_dump_mode: PreDumpMode::Splice,
+            dedup_relatives: false,
             compress: None,
             page_server: None,
             pidfd_store: None,

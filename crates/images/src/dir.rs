@@ -25,9 +25,9 @@ pub const PARENT_LINK: &str = "parent";
 /// The version of the format that is written here, and by CRIU.
 pub const IMAGE_VERSION: u32 = 2;
 
-/// The version of a checkpoint with compressed pages, its own or of one that it builds on:
-/// who does not know of them must not restore it.
-pub const PACKED_VERSION: u32 = 3;
+/// The version of a checkpoint with compressed pages or pages of relatives, its own or of one
+/// that it builds on: who does not know of them must not restore it.
+pub const EXTENDED_VERSION: u32 = 3;
 
 /// How many `parent` directories may follow each other.
 const MAX_PARENTS: u32 = 4096;
@@ -163,11 +163,11 @@ impl ImageDir {
     /// The inventory, after a check of its version.
     pub fn inventory(&self) -> Result<InventoryEntry> {
         let inventory: InventoryEntry = self.read_one(kind::INVENTORY, 0)?;
-        if ![IMAGE_VERSION, PACKED_VERSION].contains(&inventory.img_version) {
+        if ![IMAGE_VERSION, EXTENDED_VERSION].contains(&inventory.img_version) {
             return Err(Error::BadVersion {
                 file: self.path.join(kind::INVENTORY.file_name(0)),
                 found: inventory.img_version,
-                expected: PACKED_VERSION,
+                expected: EXTENDED_VERSION,
             });
         }
         Ok(inventory)

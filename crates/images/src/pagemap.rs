@@ -15,6 +15,9 @@ pub const PE_PARENT: u32 = 1;
 pub const PE_LAZY: u32 = 2;
 /// The pages are in `pages-N.img`.
 pub const PE_PRESENT: u32 = 4;
+/// The pages are those of a relative, in the same directory and at the same addresses.
+/// Torpor's own.
+pub const PE_RELATIVE: u32 = 1 << 16;
 
 /// Adjacent pages that are found in the same way. With none of the flags set
 /// they are pages of zeros.
@@ -30,6 +33,8 @@ pub struct Run {
     pub lazy: bool,
     /// See [`PE_PRESENT`].
     pub present: bool,
+    /// The id of the pagemap that has the pages itself, see [`PE_RELATIVE`].
+    pub relative: Option<u32>,
 }
 
 /// A pagemap: runs in the order of their addresses. Those that are present
@@ -68,10 +73,21 @@ impl Run {
     /// The `flags` of the entry that stands for this run.
     #[must_use]
     pub fn flags(&self) -> u32 {
-        [(self.in_parent, PE_PARENT), (self.lazy, PE_LAZY), (self.present, PE_PRESENT)]
-            .iter()
-            .filter(|(set, _)| *set)
-            .fold(0, |flags, (_, flag)| flags | flag)
+        let relative = self.relative.is_some();
+        [
+            (self.in_parent, PE_PARENT),
+            (self.lazy, PE_LAZY),
+            (self.present, PE_PRESENT),
+            (relative, PE_RELATIVE),
+        ]
+        .iter()
+        .filter(|(set, _)| *set)
+        .fold(0, |flags, (_, flag)| flags | flag)
+    }
+
+    /// Whether pages that follow are found in the same way.
+    fn is_like(&self, other: &Self) -> bool {
+        self.flags() == other.flags() && self.relative == other.relative
     }
 
     /// The run for an entry, or what is wrong with the entry by itself.
@@ -85,9 +101,14 @@ impl Run {
             in_parent: flags & PE_PARENT != 0 || in_parent,
             lazy: flags & PE_LAZY != 0,
             present: flags & PE_PRESENT != 0,
+            relative: entry.torpor_relative,
         };
-        if flags & !(PE_PARENT | PE_LAZY | PE_PRESENT) != 0 {
+        if flags & !(PE_PARENT | PE_LAZY | PE_PRESENT | PE_RELATIVE) != 0 {
             return Err(format!("unknown page flags {flags:#x}"));
+        }
+        let (relative, others) = (flags & PE_RELATIVE != 0, flags & !PE_RELATIVE != 0);
+        if relative != run.relative.is_some() || relative && (others || in_parent) {
+            return Err("pages that are a relative's, and are not".into());
         }
         if run.in_parent && run.present {
             return Err("pages that are both here and in the parent".into());
@@ -115,6 +136,7 @@ impl Run {
             in_parent: self.in_parent.then_some(true),
             flags: Some(self.flags()),
             nr_pages: Some(self.pages),
+            torpor_relative: self.relative,
         }
     }
 }
@@ -215,7 +237,7 @@ impl PagemapWriter {
     /// Adds a run, which must lie behind those before it.
     pub fn push(&mut self, run: Run) -> Result<()> {
         match &mut self.last {
-            Some(last) if last.range().end == run.vaddr && last.flags() == run.flags() => {
+            Some(last) if last.range().end == run.vaddr && last.is_like(&run) => {
                 last.pages += run.pages;
                 Ok(())
             }

@@ -20,6 +20,7 @@ fn run(page: u64, pages: u64, flags: u32) -> Run {
         in_parent: flags & 1 != 0,
         lazy: flags & 2 != 0,
         present: flags & 4 != 0,
+        relative: None,
     }
 }
 
@@ -71,6 +72,7 @@ fn entries_from_before_the_flags_are_understood() {
         in_parent,
         flags: None,
         nr_pages: None,
+        torpor_relative: None,
     };
     assert_eq!(read(&[old(None)], 2).unwrap().runs, [run(1, 2, 4)]);
     assert_eq!(read(&[old(Some(true))], 0).unwrap().runs, [run(1, 2, 1)]);

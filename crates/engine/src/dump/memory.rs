@@ -20,6 +20,7 @@ use crate::file::{lock, memfd, regular};
 use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
+use crate::memory::relatives::Relatives;
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::memory::{aio, track};
 use crate::page_server::Lent;
@@ -46,6 +47,8 @@ pub(super) struct Memory {
     pub lent: Lent,
     /// Objects of shared anonymous memory whose pages are planned.
     shared: HashMap<u64, ()>,
+    /// Finds the pages that tasks share since they were forked, if these are to be saved once.
+    pub relatives: Option<Relatives>,
 }
 
 /// Writes `mm-PID.img` and `pagemap-PID.img` of a task and plans its pages.
@@ -90,15 +93,19 @@ fn plan_private(
         let census = track::survey(pid, tracker.as_ref(), &pagemap, vma)?;
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
+        let pages = match &mut cx.memory.relatives {
+            Some(relatives) => relatives.part((pid, vpid), &pagemap, census.pages)?,
+            None => census.pages,
+        };
         let source = match (&served, &twin) {
             (Some(served), _) if lazy::may_wait(&to_entry(vma)) => served,
             (_, Some(twin)) if twin::inherits(vma) => twin,
             _ => &source,
         };
         if let Source::Twin(_, pid) = source {
-            cx.twins.spare(*pid, census.pages.iter().filter(|run| run.clean).copied());
+            cx.twins.spare(*pid, pages.iter().filter(|run| !run.is_copied()).copied());
         }
-        runs.extend(census.pages.into_iter().map(|run| (source.clone(), run)));
+        runs.extend(pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker);
     plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), runs)?;
@@ -200,8 +207,14 @@ pub(crate) fn in_parent(
 
 /// Writes a pagemap and plans the copying of its pages.
 fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> Result<()> {
-    let clean = runs.iter().filter(|(_, run)| run.clean);
-    cx.stats.pages_skipped_parent += clean.map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>();
+    let pages = |which: fn(&Found) -> bool| {
+        let runs = runs.iter().map(|(_, run)| run).filter(|run| which(run));
+        runs.map(|run| (run.end - run.start) / PAGE).sum::<u64>()
+    };
+    cx.stats.pages_skipped_parent += pages(|run| run.clean);
+    if let Some(found) = &mut cx.stats.torpor_relative_pages {
+        *found += pages(|run| run.relative.is_some());
+    }
     if let Some(Away::Pages(outbox)) = &mut cx.memory.away {
         cx.memory.bytes += outbox.push(&cx.images, kind, id, runs)?;
         return Ok(());
@@ -222,7 +235,7 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
         if lazy {
             cx.stats.pages_lazy += there.pages;
             cx.memory.lent.push(id, source, run);
-        } else if !run.clean {
+        } else if run.is_copied() {
             plan.push(&source, run);
         }
     }

@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use torpor_images::dir::{IMAGE_VERSION, PACKED_VERSION};
+use torpor_images::dir::{EXTENDED_VERSION, IMAGE_VERSION};
 use torpor_images::proto::{
     DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
 };
@@ -43,6 +43,7 @@ use crate::file::lock;
 use crate::file::table::{self, FileTable};
 use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
+use crate::memory::relatives::Relatives;
 use crate::memory::track::Tracking;
 use crate::memory::vma::{self, Vma};
 use crate::namespace::mount::{self, Mounts};
@@ -223,6 +224,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     cx.freezer = freezer;
     cx.tracking = tracking;
     cx.memory.away = away;
+    cx.find_relatives();
     let done = run(&mut cx, hooks).and_then(|()| {
         cx.stats.freezing_time = micros(freezing);
         let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };
@@ -546,10 +548,25 @@ impl<'a> Dump<'a> {
         Ok(self.images.write_all(kind::PSTREE, 0, &tree)?)
     }
 
-    /// Who does not know of compressed pages must not restore these, nor what builds on them.
+    /// Lets pages that tasks share be saved once, if that is asked for and can be.
+    fn find_relatives(&mut self) {
+        if !self.opts.dedup_relatives {
+            return;
+        }
+        if self.opts.lazy_pages || matches!(self.memory.away, Some(Away::Pages(_))) {
+            tracing::warn!("pages that tasks share are sent for each: no peer knows of others");
+            return;
+        }
+        self.memory.relatives = Some(Relatives::default());
+        self.stats.torpor_relative_pages = Some(0);
+    }
+
+    /// Who does not know of compressed pages, or of those of relatives, must not restore these,
+    /// nor what builds on them.
     fn image_version(&self) -> Result<u32> {
-        if self.opts.compress.is_some() {
-            return Ok(PACKED_VERSION);
+        let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
+        if self.opts.compress.is_some() || relatives {
+            return Ok(EXTENDED_VERSION);
         }
         let below = self.tracking.parent().map(|parent| parent.inventory()).transpose()?;
         Ok(below.map_or(IMAGE_VERSION, |inventory| inventory.img_version))

@@ -230,7 +230,8 @@ pub(super) fn to_run(found: &Found) -> Run {
         vaddr: found.start,
         pages: (found.end - found.start) / PAGE,
         in_parent: found.clean,
+        present: found.is_copied(),
+        relative: found.relative,
         lazy: false,
-        present: !found.clean,
     }
 }

@@ -3,6 +3,7 @@
 pub mod aio;
 pub mod keeper;
 pub mod pages;
+pub mod relatives;
 pub mod shmem;
 pub mod track;
 pub mod vma;

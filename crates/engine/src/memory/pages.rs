@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::proc;
 
 /// A run of pages to be saved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Found {
     /// First address.
     pub start: u64,
@@ -27,6 +27,15 @@ pub struct Found {
     pub end: u64,
     /// They have not been written since they were protected ([`super::track`]).
     pub clean: bool,
+    /// The id in the images of the process that they are saved with ([`super::relatives`]).
+    pub relative: Option<u32>,
+}
+
+impl Found {
+    /// Whether the images get the pages anew: nobody else has them there.
+    pub fn is_copied(&self) -> bool {
+        !self.clean && self.relative.is_none()
+    }
 }
 
 /// What a scan of one mapping found.
@@ -52,7 +61,8 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
         return Ok(found);
     }
     if whole {
-        found.pages.push(Found { start: vma.map.start, end: vma.map.end, clean: false });
+        let (start, end) = (vma.map.start, vma.map.end);
+        found.pages.push(Found { start, end, ..Found::default() });
         return Ok(found);
     }
     // To tell pages of files the kernel looks at each page's descriptor, which takes ten times
@@ -68,7 +78,8 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     for_each_region(pagemap, what, |region| {
         let tracked = region.categories & (page::IS_WPALLOWED | page::IS_WRITTEN);
         let clean = tracked == page::IS_WPALLOWED;
-        let place = Found { start: region.start, end: region.end, clean };
+        let (start, end) = (region.start, region.end);
+        let place = Found { start, end, clean, relative: None };
         found.scanned += (region.end - region.start) / PAGE;
         if region.categories & page::IS_GUARD != 0 {
             push(&mut found.guards, Found { clean: false, ..place });
@@ -90,7 +101,7 @@ fn anon_file(vma: &Vma, region: &PageRegion) -> bool {
 /// alike.
 pub fn push(list: &mut Vec<Found>, place: Found) {
     match list.last_mut() {
-        Some(last) if last.end == place.start && last.clean == place.clean => {
+        Some(last) if *last == (Found { start: last.start, end: place.start, ..place }) => {
             last.end = place.end;
         }
         _ => list.push(place),
@@ -397,14 +408,14 @@ pub fn data_runs(file: &File) -> Result<Vec<Found>> {
             Err(rustix::io::Errno::NXIO) => break,
             // hugetlbfs knows no holes.
             Err(rustix::io::Errno::INVAL) => {
-                return Ok(vec![Found { start: 0, end: size, clean: false }]);
+                return Ok(vec![Found { start: 0, end: size, ..Found::default() }]);
             }
             Err(e) => return Err(e).context(|| "SEEK_DATA".to_owned()),
         };
         let end =
             rustix::fs::seek(file, SeekFrom::Hole(start)).context(|| "SEEK_HOLE".to_owned())?;
         let (start, end) = (start & !(PAGE - 1), end.next_multiple_of(PAGE));
-        push(&mut runs, Found { start, end, clean: false });
+        push(&mut runs, Found { start, end, ..Found::default() });
         at = end;
     }
     Ok(runs)

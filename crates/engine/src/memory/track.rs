@@ -288,14 +288,14 @@ fn compare(found: &[Found], base: &[Run]) -> Vec<Found> {
             for has in base[first..].iter().take_while(|b| b.vaddr < run.end) {
                 let (start, end) = (has.vaddr.max(run.start), has.range().end.min(run.end));
                 if start > at {
-                    pages::push(&mut out, Found { start: at, end: start, clean: false });
+                    pages::push(&mut out, Found { start: at, end: start, ..Found::default() });
                 }
-                pages::push(&mut out, Found { start, end, clean: true });
+                pages::push(&mut out, Found { start, end, clean: true, relative: None });
                 at = end;
             }
         }
         if at < run.end {
-            pages::push(&mut out, Found { start: at, end: run.end, clean: false });
+            pages::push(&mut out, Found { start: at, end: run.end, ..Found::default() });
         }
     }
     out
@@ -342,6 +342,7 @@ mod tests {
                 start: start * PAGE,
                 end: end * PAGE,
                 clean,
+                relative: None,
             };
             list.iter().map(page).collect()
         };

@@ -203,7 +203,7 @@ impl<'a> Receiver<'a> {
         }
         current.end = end.ok_or_else(|| wrong("pages out of range"))?;
         let pages = u64::from(command.pages);
-        let run = Run { vaddr: command.vaddr, pages, in_parent, lazy: false, present };
+        let run = Run { vaddr: command.vaddr, pages, in_parent, present, ..Run::default() };
         current.pagemap.push(run)?;
         if present { copy(connection, &mut current.pages, bytes, &mut self.buffer) } else { Ok(()) }
     }

@@ -21,7 +21,7 @@ use crate::memory::pages::{Found, Source};
 use crate::options::{Options, PageServer, Tls};
 
 fn run(vaddr: u64, pages: u64, present: bool) -> Run {
-    Run { vaddr, pages, present, in_parent: false, lazy: false }
+    Run { vaddr, pages, present, ..Run::default() }
 }
 
 /// Lets a server write to `dir` while `client` talks to it.
@@ -222,7 +222,7 @@ fn lend_to<T: Send>(
     let server = PageServer { socket: theirs, ..PageServer::default() };
     let opts = Options { lazy_pages: true, page_server: Some(server), ..Options::default() };
     let mut lent = Lent::default();
-    let run = Found { start: 0x5000, end: 0x7000, clean: false };
+    let run = Found { start: 0x5000, end: 0x7000, ..Found::default() };
     lent.push(7, Source::Served(Arc::new(file)), run);
     std::thread::scope(|scope| {
         let asked = scope.spawn(move || {

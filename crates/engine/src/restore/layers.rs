@@ -1,6 +1,8 @@
 //! The pages of a checkpoint, wherever they are: in its own images, or in those of the
-//! checkpoints that it builds on (`parent`, page by page the nearest one that has it).
+//! checkpoints that it builds on (`parent`, page by page the nearest one that has it). In each
+//! of them they can be those of a relative, which has them itself.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +19,8 @@ pub struct Stretch {
     /// Their addresses (offsets into an object of shared memory).
     pub range: Range<u64>,
     from: Place,
+    /// The pagemap that has them itself: how many checkpoints build on its own, and its number.
+    of: (u32, u64),
 }
 
 /// Where pages are.
@@ -34,6 +38,11 @@ impl Stretch {
     /// Whether the pages hold nothing but zeros.
     pub fn is_zero(&self) -> bool {
         matches!(self.from, Place::Zero)
+    }
+
+    /// Whether pages at the same address are the same.
+    pub fn is_same(&self, other: &Stretch) -> bool {
+        self.of == other.of
     }
 
     /// Whether the pages have to be fetched from the dump that still has them.
@@ -76,8 +85,9 @@ impl Pages {
         let map = Pagemap::read(images, kind, id)?;
         let everything: Vec<Range<u64>> = map.runs.iter().map(Run::range).collect();
         let mut stretches = Vec::new();
-        let mut wanted = take(images, &map, &everything, true, &mut stretches)?;
-        let mut parent = None;
+        let newest = Layer { images, kind, id, depth: 0 };
+        let mut wanted = newest.take(&map, &everything, &mut stretches)?;
+        let (mut parent, mut depth) = (None, 0);
         while !wanted.is_empty() {
             let lower = parent.as_ref().unwrap_or(images).parent()?;
             let lower = lower.ok_or_else(|| nowhere(images, kind, id, &wanted[0]))?;
@@ -88,7 +98,9 @@ impl Pages {
             if let Some(missing) = first_gap(&map, &wanted) {
                 return Err(nowhere(&lower, kind, id, &missing));
             }
-            wanted = take(&lower, &map, &wanted, false, &mut stretches)?;
+            depth += 1;
+            let layer = Layer { images: &lower, kind, id, depth };
+            wanted = layer.take(&map, &wanted, &mut stretches)?;
             parent = Some(lower);
         }
         stretches.sort_unstable_by_key(|stretch| stretch.range.start);
@@ -140,47 +152,105 @@ impl Pages {
     }
 }
 
-/// Takes those `wanted` pages that `images` itself has; returns those that its parent is
-/// to have. Both lists are sorted and disjoint. Only the dump of the `newest` images can
-/// still be there to serve pages.
-fn take(
-    images: &ImageDir,
-    map: &Pagemap,
-    wanted: &[Range<u64>],
-    newest: bool,
-    out: &mut Vec<Stretch>,
-) -> Result<Vec<Range<u64>>> {
-    let mut file = None;
-    let mut lower: Vec<Range<u64>> = Vec::new();
-    let mut next = wanted;
-    for (run, offset) in map.offsets() {
-        let range = run.range();
-        next = &next[next.partition_point(|w| w.end <= range.start)..];
-        for want in next.iter().take_while(|w| w.start < range.end) {
-            let part = want.start.max(range.start)..want.end.min(range.end);
-            if run.in_parent {
-                match lower.last_mut() {
-                    Some(last) if last.end == part.start => last.end = part.end,
-                    _ => lower.push(part),
-                }
-                continue;
+/// One checkpoint of a chain, and whose pages are looked for in it.
+struct Layer<'a> {
+    images: &'a ImageDir,
+    kind: Kind,
+    id: u64,
+    /// How many of the chain build on it.
+    depth: u32,
+}
+
+/// The pages that a pagemap says others have: sorted and disjoint.
+#[derive(Debug, Default)]
+struct Elsewhere {
+    /// The parent.
+    lower: Vec<Range<u64>>,
+    /// Relatives, by the ids of their pagemaps.
+    relatives: BTreeMap<u32, Vec<Range<u64>>>,
+}
+
+impl Layer<'_> {
+    /// Takes those `wanted` pages that the checkpoint has, be it as those of relatives; returns
+    /// those that its parent is to have. Both lists are sorted and disjoint.
+    fn take(
+        &self,
+        map: &Pagemap,
+        wanted: &[Range<u64>],
+        out: &mut Vec<Stretch>,
+    ) -> Result<Vec<Range<u64>>> {
+        let Elsewhere { lower, relatives } = self.take_own(map, wanted, out)?;
+        for (relative, wanted) in relatives {
+            let map = Pagemap::read(self.images, self.kind, relative.into())?;
+            let left = self.take_own(&map, &wanted, out)?;
+            // A relative that would have to ask others could send us round and round.
+            let further = left.relatives.into_values().flatten().next();
+            let missing = first_gap(&map, &wanted).or(left.lower.into_iter().next()).or(further);
+            if let Some(missing) = missing {
+                return Err(nowhere(self.images, self.kind, map.owner, &missing));
             }
-            let from = match offset {
-                None if run.lazy && newest => Place::Remote,
-                None if run.lazy => return Err(elsewhere(images, map, &run)),
-                None => Place::Zero,
-                Some(offset) => {
-                    let file = match &file {
-                        Some(file) => Arc::clone(file),
-                        None => Arc::clone(file.insert(Arc::new(PagesReader::open(images, map)?))),
-                    };
-                    Place::File(file, offset + (part.start - range.start))
-                }
-            };
-            out.push(Stretch { range: part, from });
         }
+        Ok(lower)
     }
-    Ok(lower)
+
+    /// Takes those `wanted` pages that the pages file of `map` has, or that are zero.
+    fn take_own(
+        &self,
+        map: &Pagemap,
+        wanted: &[Range<u64>],
+        out: &mut Vec<Stretch>,
+    ) -> Result<Elsewhere> {
+        let mut file = None;
+        let mut left = Elsewhere::default();
+        let mut next = wanted;
+        for (run, offset) in map.offsets() {
+            let range = run.range();
+            next = &next[next.partition_point(|w| w.end <= range.start)..];
+            for want in next.iter().take_while(|w| w.start < range.end) {
+                let part = want.start.max(range.start)..want.end.min(range.end);
+                if run.in_parent {
+                    add(&mut left.lower, part);
+                } else if let Some(relative) = run.relative {
+                    add(left.relatives.entry(relative).or_default(), part);
+                } else {
+                    let offset = offset.map(|offset| offset + (part.start - range.start));
+                    let from = self.place(map, &run, offset, &mut file)?;
+                    out.push(Stretch { range: part, from, of: (self.depth, map.owner) });
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// Where a run is, or a part of it; `offset` is that in the pages file, which is opened
+    /// once. Only the dump of the newest images can still be there to serve pages, and knows by
+    /// whom they are asked for.
+    fn place(
+        &self,
+        map: &Pagemap,
+        run: &Run,
+        offset: Option<u64>,
+        file: &mut Option<Arc<PagesReader>>,
+    ) -> Result<Place> {
+        Ok(match (offset, file) {
+            (Some(offset), Some(file)) => Place::File(Arc::clone(file), offset),
+            (Some(offset), file) => {
+                let opened = Arc::new(PagesReader::open(self.images, map)?);
+                Place::File(Arc::clone(file.insert(opened)), offset)
+            }
+            (None, _) if run.lazy && self.depth == 0 && map.owner == self.id => Place::Remote,
+            (None, _) if run.lazy => return Err(elsewhere(self.images, map, run)),
+            (None, _) => Place::Zero,
+        })
+    }
+}
+
+/// Adds the next range, joined with the last if they are adjacent.
+fn add(list: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match list.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => list.push(range),
+    }
 }
 
 /// The first part of the `wanted` pages that a pagemap does not mention.
@@ -204,7 +274,7 @@ fn first_gap(map: &Pagemap, wanted: &[Range<u64>]) -> Option<Range<u64>> {
 fn nowhere(images: &ImageDir, kind: Kind, id: u64, range: &Range<u64>) -> Error {
     Error::invalid(
         images.path().join(kind.file_name(id)).display().to_string(),
-        format!("pages at {:x} should be here for a later checkpoint, and are not", range.start),
+        format!("pages at {:x} should be here, for another pagemap, and are not", range.start),
     )
 }
 
@@ -229,6 +299,7 @@ mod tests {
     enum At {
         Here(u8),
         Parent,
+        Relative(u32),
         Zero,
     }
 
@@ -238,14 +309,21 @@ mod tests {
         if let Some(parent) = parent {
             images.set_parent(Path::new(parent)).unwrap();
         }
-        let mut map = PagemapWriter::create(&images, kind::PAGEMAP, 7, 1).unwrap();
-        let mut pages = images.raw_file_create(kind::PAGES, 1).unwrap();
+        dump_task(&images, 7, runs);
+        images
+    }
+
+    /// Adds the pages of a task.
+    fn dump_task(images: &ImageDir, id: u32, runs: &[(u64, u64, At)]) {
+        let mut map = PagemapWriter::create(images, kind::PAGEMAP, id.into(), id).unwrap();
+        let mut pages = images.raw_file_create(kind::PAGES, id.into()).unwrap();
         for &(first, count, at) in runs {
             map.push(Run {
                 vaddr: first * PAGE,
                 pages: count,
                 in_parent: matches!(at, At::Parent),
                 present: matches!(at, At::Here(_)),
+                relative: if let At::Relative(id) = at { Some(id) } else { None },
                 ..Run::default()
             })
             .unwrap();
@@ -254,7 +332,6 @@ mod tests {
             }
         }
         map.finish().unwrap();
-        images
     }
 
     /// Page number and first byte of all pages.
@@ -293,6 +370,52 @@ mod tests {
         assert_eq!(pages.end(), 22 * PAGE);
         let part: Vec<_> = pages.within(11 * PAGE..13 * PAGE).map(|(_, range)| range).collect();
         assert_eq!(part, [11 * PAGE..12 * PAGE, 12 * PAGE..13 * PAGE]);
+    }
+
+    #[test]
+    fn pages_of_relatives_come_from_the_same_checkpoint() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        let lower = dump(
+            &at("1"),
+            None,
+            &[(10, 1, At::Here(1)), (11, 4, At::Relative(5)), (15, 1, At::Relative(6))],
+        );
+        dump_task(&lower, 5, &[(9, 3, At::Here(5)), (12, 8, At::Here(55))]);
+        dump_task(&lower, 6, &[(15, 1, At::Here(6))]);
+        let images = dump(
+            &at("2"),
+            Some("../1"),
+            &[(10, 3, At::Parent), (13, 1, At::Relative(5)), (14, 2, At::Parent)],
+        );
+        dump_task(&images, 5, &[(12, 2, At::Here(77))]);
+        let content = |images| content(&Pages::load(images, kind::PAGEMAP, 7).unwrap());
+        assert_eq!(content(&lower), [(10, 1), (11, 5), (12, 55), (13, 55), (14, 55), (15, 6)]);
+        assert_eq!(content(&images), [(10, 1), (11, 5), (12, 55), (13, 77), (14, 55), (15, 6)]);
+    }
+
+    #[test]
+    fn relatives_have_their_pages_themselves() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        dump(&at("lower"), None, &[(10, 2, At::Here(1))]);
+        let error = |name: &str, relative: u32, runs: &[(u64, u64, At)]| {
+            let images = dump(&at(name), Some("../lower"), &[(10, 2, At::Relative(relative))]);
+            if !runs.is_empty() {
+                dump_task(&images, 5, runs);
+            }
+            Pages::load(&images, kind::PAGEMAP, 7).unwrap_err().to_string()
+        };
+        let text = error("1", 5, &[(10, 1, At::Here(1))]);
+        assert!(text.contains("pagemap-5.img") && text.contains("pages at b000"), "{text}");
+        for (name, at) in [("2", At::Parent), ("3", At::Relative(7)), ("4", At::Relative(5))] {
+            let text = error(name, 5, &[(10, 2, at)]);
+            assert!(text.contains("pagemap-5.img") && text.contains("pages at a000"), "{text}");
+        }
+        let text = error("5", 7, &[]);
+        assert!(text.contains("pagemap-7.img"), "{text}");
+        let text = error("6", 8, &[]);
+        assert!(text.contains("pagemap-8.img"), "{text}");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub fn compare(
         let own = Pagemap::read(images, kind::PAGEMAP, id).unwrap();
         let clean = own.runs.iter().filter(|run| run.in_parent).map(|run| run.pages);
         tally.clean += clean.sum::<u64>();
+        let relatives = own.runs.iter().filter(|run| run.relative.is_some()).map(|run| run.pages);
+        tally.relatives += relatives.sum::<u64>();
         tally.pages += own.runs.iter().map(|run| run.pages).sum::<u64>();
         tally.tasks += 1;
         compare_task(task, &pages, ground).map_err(|e| format!("task {}: {e}", task.pid))?;

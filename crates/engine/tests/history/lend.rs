@@ -59,10 +59,10 @@ fn leave_out(images: &ImageDir, id: u64, lent: &mut Lent) {
             stretch.read(at, &mut page).unwrap();
             let lazy = can_wait(at) && !stretch.is_zero();
             let there = !lazy && !stretch.is_zero();
-            runs.push(Run { vaddr: at, pages: 1, lazy, present: there, in_parent: false });
+            runs.push(Run { vaddr: at, pages: 1, lazy, present: there, ..Run::default() });
             if lazy {
                 memory.write_all_at(&page, at).unwrap();
-                let found = Found { start: at, end: at + PAGE as u64, clean: false };
+                let found = Found { start: at, end: at + PAGE as u64, ..Found::default() };
                 lent.push(id, Source::Served(Arc::clone(&memory)), found);
             } else if there {
                 present.extend(page);

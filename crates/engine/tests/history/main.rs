@@ -70,21 +70,23 @@ struct Kind {
     end: End,
     seal: Option<Suite>,
     compress: bool,
+    /// Pages that tasks share are saved once.
+    relatives: bool,
 }
 
 /// The kinds of crowds, in turn.
 #[rustfmt::skip]
 const KINDS: [Kind; 10] = [
-    Kind { name: "plain", end: End::Restored, seal: None, compress: false },
-    Kind { name: "cow", end: End::CopyOnWrite, seal: None, compress: false },
-    Kind { name: "lazy", end: End::Lazy, seal: None, compress: false },
-    Kind { name: "sealed", end: End::Restored, seal: Some(Suite::Aes256Gcm), compress: false },
-    Kind { name: "remote", end: End::Remote, seal: None, compress: false },
-    Kind { name: "compressed", end: End::Lazy, seal: None, compress: true },
-    Kind { name: "sealed cow", end: End::CopyOnWrite, seal: Some(Suite::Aes256Gcm), compress: false },
-    Kind { name: "sealed lazy", end: End::Lazy, seal: Some(Suite::Aes256Gcm), compress: false },
-    Kind { name: "sealed with sums", end: End::Restored, seal: Some(Suite::Aes256XtsHmacSha256), compress: false },
-    Kind { name: "sealed compressed", end: End::CopyOnWrite, seal: Some(Suite::Aes256Gcm), compress: true },
+    Kind { name: "plain", end: End::Restored, seal: None, compress: false, relatives: false },
+    Kind { name: "cow", end: End::CopyOnWrite, seal: None, compress: false, relatives: false },
+    Kind { name: "lazy", end: End::Lazy, seal: None, compress: false, relatives: true },
+    Kind { name: "sealed", end: End::Restored, seal: Some(Suite::Aes256Gcm), compress: false, relatives: true },
+    Kind { name: "remote", end: End::Remote, seal: None, compress: false, relatives: false },
+    Kind { name: "compressed", end: End::Lazy, seal: None, compress: true, relatives: true },
+    Kind { name: "sealed cow", end: End::CopyOnWrite, seal: Some(Suite::Aes256Gcm), compress: false, relatives: true },
+    Kind { name: "sealed lazy", end: End::Lazy, seal: Some(Suite::Aes256Gcm), compress: false, relatives: false },
+    Kind { name: "sealed with sums", end: End::Restored, seal: Some(Suite::Aes256XtsHmacSha256), compress: false, relatives: true },
+    Kind { name: "sealed compressed", end: End::CopyOnWrite, seal: Some(Suite::Aes256Gcm), compress: true, relatives: false },
 ];
 
 impl Kind {
@@ -206,6 +208,10 @@ fn play_all(ground: &Ground, crowds: impl Iterator<Item = u64>, player: Option<u
             failed = true;
         }
         println!("crowd {number} ({}): {:?}", kind.name, game.tally);
+        if kind.relatives && player.is_none() && game.tally.relatives == 0 {
+            println!("crowd {number} failed: its tasks have nothing in common");
+            failed = true;
+        }
         std::fs::remove_dir_all(&game.area).unwrap();
     }
     failed.into()
@@ -218,6 +224,8 @@ struct Tally {
     pages: u64,
     /// Those of them that come from a round before.
     clean: u64,
+    /// Those of them that are saved with a relative.
+    relatives: u64,
     /// Tasks that went on after they were restored.
     restored: u64,
 }
@@ -301,6 +309,7 @@ impl Game<'_> {
             open: self.ground.open.clone(),
             cow: is_last && self.kind.end == End::CopyOnWrite,
             compress: way.filter(|_| self.kind.compress),
+            dedup_relatives: self.kind.relatives && (is_last || numbers.below(2) == 0),
             ..Options::default()
         }
     }
@@ -321,7 +330,8 @@ impl Game<'_> {
             crowd.end();
             return Ok(memory);
         }
-        match is_last {
+        // Of memory that changes while it is copied tasks have nothing in common.
+        match is_last || options.dedup_relatives {
             true => torpor_engine::dump(options, &mut NoHooks)?,
             false => torpor_engine::pre_dump(options, &mut NoHooks)?,
         };

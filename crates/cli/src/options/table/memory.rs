@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    BOTH, DUMPS, LAZY, Opt, PEERS, PRE_DUMP, RESTORE, SERVER, SERVICE, TREES, flag, optional, value,
+    BOTH, DUMP, DUMPS, LAZY, Opt, PEERS, PRE_DUMP, RESTORE, SERVER, SERVICE, TREES, flag, optional,
+    value,
 };
 use crate::options::value::{number, parsed, path, string};
 
@@ -30,6 +31,13 @@ pub(super) const MEMORY: &[Opt] = &[
         TREES | SERVER,
         |s, on| s.engine.auto_dedup = on,
         "Free the space of pages that the new images hold too, or that have been restored",
+    ),
+    flag(
+        "dedup-relatives",
+        None,
+        DUMP,
+        |s, on| s.engine.dedup_relatives = on,
+        "Store pages that processes share since they were forked once; only Torpor can restore this",
     ),
     value(
         ("compress", None, "METHOD[:LEVEL]"),

@@ -123,6 +123,10 @@ fn cut<'a>(pages: &'a Pages, vmas: impl Iterator<Item = &'a VmaEntry>) -> Vec<Pi
 }
 
 impl Piece<'_> {
+    fn range(&self) -> Range<u64> {
+        self.vaddr..self.vaddr + self.len as u64
+    }
+
     /// Whether the pages of `stretch` at `address` follow it, and there is room for some.
     fn goes_on_at(&self, address: u64, stretch: &Stretch) -> bool {
         self.vaddr + self.len as u64 == address
@@ -166,6 +170,9 @@ impl Filler<'_> {
         let mut buffer = vec![0u8; CHUNK];
         let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if self.inherited.as_ref().is_some_and(|inherited| inherited.has(piece)) {
+                continue;
+            }
             let bytes = &mut buffer[..piece.len];
             piece.stretch.read(piece.vaddr, bytes)?;
             match &self.inherited {
@@ -220,14 +227,30 @@ impl Filler<'_> {
 }
 
 impl Inherited<'_> {
+    /// Whether the images say that a piece is just what the parent has.
+    fn has(&self, piece: &Piece<'_>) -> bool {
+        let mut at = piece.vaddr;
+        for (stretch, Range { start, end }) in self.within(piece.range()) {
+            if start != at || !stretch.is_same(piece.stretch) {
+                return false;
+            }
+            at = end;
+        }
+        at == piece.range().end
+    }
+
+    /// What the parent has of a range in mappings that were kept.
+    fn within(&self, range: Range<u64>) -> impl Iterator<Item = (&Stretch, Range<u64>)> {
+        let kept =
+            self.kept.iter().map(move |vma| vma.start.max(range.start)..vma.end.min(range.end));
+        kept.filter(|range| !range.is_empty()).flat_map(|range| self.pages.within(range))
+    }
+
     /// Reads what the parent has at `vaddr`; says for each page whether it has any.
     fn read(&self, vaddr: u64, out: &mut [u8]) -> Result<Vec<bool>> {
         let page = usize::try_from(PAGE).unwrap_or(4096);
         let mut known = vec![false; out.len() / page];
-        let end = vaddr + out.len() as u64;
-        let kept = self.kept.iter().map(|vma| vma.start.max(vaddr)..vma.end.min(end));
-        let kept = kept.filter(|range| !range.is_empty());
-        for (stretch, Range { start, end }) in kept.flat_map(|range| self.pages.within(range)) {
+        for (stretch, Range { start, end }) in self.within(vaddr..vaddr + out.len() as u64) {
             let at = usize::try_from(start - vaddr).unwrap_or(0);
             let len = usize::try_from(end - start).unwrap_or(0);
             stretch.read(start, &mut out[at..at + len])?;
