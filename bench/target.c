@@ -237,6 +237,13 @@ static void processes(long count)
 		}
 }
 
+// A server with eight workers, which all have the same memory since they were forked.
+static void workers(long mib)
+{
+	memory(mib, MADV_NOHUGEPAGE);
+	processes(9);
+}
+
 static void threads(long count)
 {
 	pthread_attr_t attr;
@@ -272,6 +279,8 @@ int main(int argc, char **argv)
 		memory(n, MADV_HUGEPAGE);
 	else if (!strcmp(kind, "halves"))
 		halves(n);
+	else if (!strcmp(kind, "workers"))
+		workers(n);
 	else if (!strcmp(kind, "writer"))
 		writes(n);
 	else if (!strcmp(kind, "toucher"))

@@ -13,6 +13,7 @@ mod lazy;
 mod memory;
 mod process;
 mod redis;
+mod relatives;
 mod rounds;
 mod sealed;
 mod subject;
@@ -32,7 +33,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 15] = [
+const PARTS: [Part; 16] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
@@ -41,6 +42,7 @@ const PARTS: [Part; 15] = [
     ("faults", faults::measure),
     ("working-set", working_set::measure),
     ("compress", compress::measure),
+    ("relatives", relatives::measure),
     ("processes", tasks::processes),
     ("threads", tasks::threads),
     ("small", tasks::small),

@@ -105,6 +105,7 @@ fn write_corpus() {
         write("encode", &name, json.to_string().as_bytes());
     }
     write_packed(&write);
+    write("pagemap", "relatives", &[&[0], &of_relatives()[..]].concat());
     write_seal(&write);
     write_archives(&write);
     write_texts(&write);
@@ -114,6 +115,23 @@ fn write_corpus() {
         let message = common::message(&descriptor, &mut Numbers(1));
         write("rpc", name, &prost::Message::encode_to_vec(&message));
     }
+}
+
+/// A pagemap with pages of two relatives, without its magic numbers.
+fn of_relatives() -> Vec<u8> {
+    use torpor_images::pagemap::{PagemapWriter, Run};
+    use torpor_images::{ImageDir, kind};
+    let top = tempfile::tempdir().unwrap();
+    let dir = ImageDir::open(top.path()).unwrap();
+    let mut map = PagemapWriter::create(&dir, kind::PAGEMAP, 7, 1).unwrap();
+    for (page, relative) in [(1, Some(5)), (2, Some(6)), (3, None)] {
+        let present = relative.is_none();
+        let run = Run { vaddr: page << 12, pages: 1, present, relative, ..Run::default() };
+        map.push(run).unwrap();
+    }
+    map.finish().unwrap();
+    let image = std::fs::read(top.path().join(kind::PAGEMAP.file_name(7))).unwrap();
+    image[kind::PAGEMAP.header.words().len() * 4..].to_vec()
 }
 
 /// Compressed pages, some alike and some not.

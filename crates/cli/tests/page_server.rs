@@ -72,8 +72,9 @@ impl Drop for Server {
     }
 }
 
-/// Dumps a task to a server with these options of both ends, and restores it.
-fn there_and_back(client: &[&str], server: &[&str]) {
+/// Dumps a task to a server with these options of both ends, and restores it. Returns the log
+/// of the dump.
+fn there_and_back(client: &[&str], server: &[&str]) -> String {
     let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
     let mut server = Server::start(there.path(), server);
     task.put_to_sleep(&[&server.options(), client].concat());
@@ -85,11 +86,18 @@ fn there_and_back(client: &[&str], server: &[&str]) {
     server.hand_over(task.dir.path());
     task.restore(&[]);
     assert_eq!(task.look(), format!("ok {PAGES}\n"));
+    task.log("dump.log")
 }
 
 #[test]
 fn memory_goes_to_a_page_server() {
     there_and_back(&[], &[]);
+}
+
+#[test]
+fn a_server_knows_of_no_relatives() {
+    let log = there_and_back(&["--dedup-relatives"], &[]);
+    assert!(log.contains("pages that tasks share are sent for each"), "{log}");
 }
 
 #[test]

@@ -118,8 +118,7 @@ const SEALS: &[(u64, &str)] = &[
     (0x10, "F_SEAL_FUTURE_WRITE"),
 ];
 
-const PAGEMAP_FLAGS: &[(u64, &str)] =
-    &[(1, "PE_PARENT"), (2, "PE_LAZY"), (4, "PE_PRESENT"), (1 << 16, "PE_RELATIVE")];
+const PAGEMAP_FLAGS: &[(u64, &str)] = &[(1, "PE_PARENT"), (2, "PE_LAZY"), (4, "PE_PRESENT")];
 
 const PROT: &[(u64, &str)] = &[(1, "PROT_READ"), (2, "PROT_WRITE"), (4, "PROT_EXEC")];
 

@@ -24,6 +24,10 @@ fn run(page: u64, pages: u64, flags: u32) -> Run {
     }
 }
 
+fn of_relative(page: u64, pages: u64, relative: u32) -> Run {
+    Run { relative: Some(relative), ..run(page, pages, 0) }
+}
+
 fn entry(page: u64, pages: u64, flags: u32) -> PagemapEntry {
     run(page, pages, flags).to_entry()
 }
@@ -57,6 +61,20 @@ fn adjacent_runs_are_joined() {
 }
 
 #[test]
+fn pages_of_relatives_are_told_apart() {
+    let (_temp, dir) = dir();
+    let mut writer = PagemapWriter::create(&dir, kind::PAGEMAP, 5, 1).unwrap();
+    let of = of_relative;
+    for run in [of(1, 2, 7), of(3, 1, 7), of(4, 1, 8), run(5, 1, 0), run(6, 1, 4), of(7, 1, 8)] {
+        writer.push(run).unwrap();
+    }
+    writer.finish().unwrap();
+    let map = Pagemap::read_unbacked(&dir, kind::PAGEMAP, 5).unwrap();
+    assert_eq!(map.runs, [of(1, 3, 7), of(4, 1, 8), run(5, 1, 0), run(6, 1, 4), of(7, 1, 8)]);
+    assert_eq!(map.present_bytes(), page_size());
+}
+
+#[test]
 fn the_pages_file_holds_what_is_present() {
     let entries = [entry(1, 4, 4), entry(9, 100, 2), entry(200, 1, 6)];
     assert_eq!(read(&entries, 5).unwrap().present_bytes(), 5 * page_size());
@@ -82,6 +100,10 @@ fn entries_from_before_the_flags_are_understood() {
 fn what_makes_no_sense_is_refused() {
     let misaligned = PagemapEntry { vaddr: 1, ..entry(0, 1, 4) };
     let unknown = PagemapEntry { flags: Some(8), ..entry(1, 1, 4) };
+    let nobodys = PagemapEntry { torpor_relative: None, ..of_relative(1, 1, 7).to_entry() };
+    let without_flag = PagemapEntry { torpor_relative: Some(7), ..entry(1, 1, 0) };
+    let of_both = PagemapEntry { flags: Some(1 << 16 | 4), ..of_relative(1, 1, 7).to_entry() };
+    let of_parent = PagemapEntry { in_parent: Some(true), ..of_relative(1, 1, 7).to_entry() };
     let overlap = [entry(1, 2, 4), entry(2, 1, 4)];
     let unsorted = [entry(2, 1, 4), entry(1, 1, 4)];
     let huge = [entry(1, u64::MAX / page_size(), 4)];
@@ -89,6 +111,10 @@ fn what_makes_no_sense_is_refused() {
     for bad in [
         &[misaligned][..],
         &[unknown],
+        &[nobodys],
+        &[without_flag],
+        &[of_both],
+        &[of_parent],
         &overlap,
         &unsorted,
         &huge,

@@ -1,6 +1,7 @@
 /* Has memory whose every page says where it belongs, and does to it what can be done while
  * its pages are missing. In its directory it makes the file "ready", waits for "gate", and
- * writes "ok" or what is wrong to "report". The argument is how many pages there are. */
+ * writes "ok" or what is wrong to "report". The arguments are how many pages there are, and how
+ * many children have them, too, and look at them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -79,11 +80,31 @@ static void forks(uint64_t *base)
 		finish("child's end", status);
 }
 
+static void wait_for_gate(void)
+{
+	while (access("gate", F_OK))
+		usleep(1000);
+}
+
+/* A child that has one page of its own, and all others as they are. */
+static pid_t relative(uint64_t *base, uint64_t number)
+{
+	pid_t pid = fork();
+	if (pid)
+		return pid;
+	base[number * WORDS]++;
+	wait_for_gate();
+	base[number * WORDS]--;
+	check("relative", base, 0, pages);
+	_exit(0);
+}
+
 int main(int argc, char **argv)
 {
-	if (argc != 2)
+	if (argc != 3)
 		return 1;
 	pages = strtoul(argv[1], NULL, 10);
+	uint64_t relatives = strtoul(argv[2], NULL, 10);
 	int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
 	uint64_t *base = mmap(NULL, pages * PAGE, prot, flags, -1, 0);
 	char *place = mmap(NULL, pages * PAGE, PROT_NONE, flags, -1, 0);
@@ -93,10 +114,14 @@ int main(int argc, char **argv)
 			base[page * WORDS + at] = word(page, at);
 	/* What may not be written has pages, too. */
 	mprotect(base + (pages - 8) * WORDS, 8 * PAGE, PROT_READ);
+	for (uint64_t number = 0; number < relatives; number++)
+		relative(base, number);
 	if (creat("ready", 0600) < 0)
 		return 1;
-	while (access("gate", F_OK))
-		usleep(1000);
+	wait_for_gate();
+	for (int status; relatives > 0; relatives--)
+		if (wait(&status) < 0 || status)
+			finish("relative's end", status);
 
 	uint64_t quarter = pages / 4;
 	pthread_t threads[2];

@@ -22,8 +22,13 @@ pub struct Task {
 }
 
 impl Task {
-    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
     pub fn start(pages: u64) -> Self {
+        Self::start_with_relatives(pages, 0)
+    }
+
+    /// With so many children that have its memory, too.
+    #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
+    pub fn start_with_relatives(pages: u64, relatives: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("memory");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/memory/memory.c");
@@ -31,7 +36,10 @@ impl Task {
         compiler.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source);
         assert!(compiler.status().unwrap().success());
         let mut command = Command::new("setsid");
-        command.arg(&program).arg(pages.to_string()).current_dir(dir.path());
+        command
+            .arg(&program)
+            .args([pages, relatives].map(|n| n.to_string()))
+            .current_dir(dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         wait_until(|| dir.path().join("ready").exists());

@@ -1,0 +1,101 @@
+//! Memory that relatives share: in the images once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+
+use torpor_images::ImageDir;
+use torpor_images::dir::{EXTENDED_VERSION, IMAGE_VERSION};
+use torpor_sys::process::wait;
+
+mod keys;
+mod memory;
+mod sleeper;
+
+use keys::seal;
+use memory::Task;
+use sleeper::wait_until;
+
+/// Of each task's memory; a third of them are zeros.
+const PAGES: u64 = 3000;
+const CHILDREN: u64 = 3;
+
+/// A task with children, which are ours when it is gone.
+fn start(children: u64) -> Task {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    Task::start_with_relatives(PAGES, children)
+}
+
+/// Puts a family to sleep, which is gone then. Returns how large its memory in the images is.
+fn put_to_sleep(task: &Task, options: &[&str]) -> u64 {
+    let pid = task.pid;
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    task.put_to_sleep(options);
+    for child in children.split_whitespace() {
+        wait(child.parse().unwrap(), true).unwrap();
+    }
+    let images = fs::read_dir(task.dir.path()).unwrap().map(Result::unwrap);
+    let pages = images.filter(|file| file.file_name().to_str().unwrap().starts_with("pages-"));
+    pages.map(|file| file.metadata().unwrap().len()).sum()
+}
+
+/// How large the memory of a family in the images is: after it was dumped and restored with
+/// these options.
+fn size(dump: &[&str], restore: &[&str]) -> u64 {
+    let task = start(CHILDREN);
+    let size = put_to_sleep(&task, dump);
+    task.restore(restore);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"), "{dump:?} {restore:?}");
+    wait_until(|| wait(task.pid, false).unwrap().is_some());
+    size
+}
+
+#[test]
+fn what_relatives_share_is_stored_once() {
+    let keys = tempfile::tempdir().unwrap();
+    let seal = seal(keys.path());
+    let seal: Vec<&str> = seal.iter().map(String::as_str).collect();
+    let sums = [&seal[..], &["--suite", "aes-256-xts+hmac-sha256"]].concat();
+    let packed = [&seal[..], &["--compress", "lz4"]].concat();
+    let ways: [(&[&str], &[&str]); 6] = [
+        (&[], &[]),
+        (&[], &["--lazy-pages"]),
+        (&["--compress", "zstd"], &[]),
+        (&seal, &seal[..2]),
+        (&sums, &seal[..2]),
+        (&packed, &seal[..2]),
+    ];
+    for (dump, restore) in ways {
+        let once = size(&[dump, &["--dedup-relatives"]].concat(), restore);
+        let of_each = size(dump, restore);
+        // The tasks have a little memory of their own.
+        assert!(once * 3 < of_each && once * 5 > of_each, "{dump:?}: {once}, {of_each}");
+    }
+}
+
+#[test]
+fn a_newer_dump_builds_on_it() {
+    let task = start(CHILDREN);
+    let first = task.path("first");
+    fs::create_dir(&first).unwrap();
+    let options = ["--dedup-relatives", "--leave-running", "--track-mem", "-D"];
+    assert!(task.dump(&[&options[..], &[first.to_str().unwrap()]].concat()));
+    put_to_sleep(&task, &["--dedup-relatives", "--prev-images-dir", "first", "--auto-dedup"]);
+    task.restore(&[]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
+/// Who does not know of relatives must not restore what has some; other images are as ever.
+#[test]
+fn the_version_says_so() {
+    for (options, relatives, version) in [
+        (&["--dedup-relatives"][..], CHILDREN, EXTENDED_VERSION),
+        (&["--dedup-relatives"], 0, IMAGE_VERSION),
+        (&[], CHILDREN, IMAGE_VERSION),
+    ] {
+        let task = start(relatives);
+        put_to_sleep(&task, options);
+        let inventory = ImageDir::open(task.dir.path()).unwrap().inventory().unwrap();
+        assert_eq!(inventory.img_version, version, "{options:?}");
+    }
+}
