@@ -145,6 +145,7 @@ const ROWS: &[Row] = &[
     ("--cgroup-yard y", |s| is(&s.engine.cgroup_yard, "y")),
     ("--freeze-cgroup g", |s| is(&s.engine.freeze_cgroup, "g")),
     ("--cow", |s| s.engine.cow),
+    ("--dedup-relatives", |s| s.engine.dedup_relatives),
     ("--compress lz4", |s| s.engine.compress == Some(Compression::LZ4)),
     ("--compress=zstd:19", |s| s.engine.compress == Some(Compression::Zstd(19))),
     ("--track-mem", |s| s.engine.track_mem),
