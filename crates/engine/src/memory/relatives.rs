@@ -22,6 +22,8 @@ use crate::proc;
 #[derive(Debug, Default)]
 pub struct Relatives {
     saved: HashMap<Frame, (u64, Owner)>,
+    /// The pagemap of the task that was asked last: most share with the same one.
+    asked: Option<(i32, File)>,
 }
 
 /// A task whose pages are saved: its pid here, and its id in the images.
@@ -72,7 +74,7 @@ impl Relatives {
             let start = run.start + first as u64 * PAGE;
             let part = Found { start, end: start + same.len() as u64 * PAGE, ..run };
             let confirmed = match same[0] {
-                Some(other) => confirm((owner, pagemap), other, &own[first..end], part)?,
+                Some(other) => self.confirm((owner, pagemap), other, &own[first..end], part)?,
                 None => vec![false; same.len()],
             };
             for ((frame, at), confirmed) in
@@ -94,19 +96,25 @@ impl Relatives {
         let (place, owner) = self.saved.get(&(*frame)?)?;
         (*place == at).then_some(*owner)
     }
-}
 
-/// Whether two tasks have the same page at each address of a run, of which one had `own`.
-fn confirm(
-    (owner, pagemap): (Owner, &File),
-    other: Owner,
-    own: &[Option<Frame>],
-    run: Found,
-) -> Result<Vec<bool>> {
-    let theirs = frames(&proc::open(other.0, "pagemap")?, other.0, run)?;
-    let again = frames(pagemap, owner.0, run)?;
-    let all = own.iter().zip(&theirs).zip(&again);
-    Ok(all.map(|((own, theirs), again)| own == theirs && own == again).collect())
+    /// Whether two tasks have the same page at each address of a run, of which one had `own`.
+    fn confirm(
+        &mut self,
+        (owner, pagemap): (Owner, &File),
+        (other, _): Owner,
+        own: &[Option<Frame>],
+        run: Found,
+    ) -> Result<Vec<bool>> {
+        let asked = match self.asked.take().filter(|(pid, _)| *pid == other) {
+            Some((_, file)) => file,
+            None => proc::open(other, "pagemap")?,
+        };
+        let theirs = frames(&asked, other, run)?;
+        self.asked = Some((other, asked));
+        let again = frames(pagemap, owner.0, run)?;
+        let all = own.iter().zip(&theirs).zip(&again);
+        Ok(all.map(|((own, theirs), again)| own == theirs && own == again).collect())
+    }
 }
 
 fn addresses(run: Found) -> impl Iterator<Item = u64> {
