@@ -94,7 +94,9 @@ fn plan_private(
         cx.stats.pages_scanned += census.scanned;
         guards.push(census.guards);
         let pages = match &mut cx.memory.relatives {
-            Some(relatives) => relatives.part((pid, vpid), &pagemap, census.pages)?,
+            Some(relatives) => {
+                relatives.part((pid, vpid.cast_unsigned()), &pagemap, census.pages)?
+            }
             None => census.pages,
         };
         let source = match (&served, &twin) {

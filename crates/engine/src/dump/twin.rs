@@ -11,7 +11,6 @@
 //! copied. Where all of a tree's memory could not be there twice, none is made, and all is
 //! copied at the freeze.
 
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,8 +18,9 @@ use torpor_tracee::Tracee;
 
 use super::Dump;
 use crate::cgroup;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::guardian::Undo;
+use crate::memory::frames;
 use crate::memory::pages::{Found, Job, Source};
 use crate::memory::vma::{PAGE, Vma};
 use crate::proc;
@@ -87,17 +87,11 @@ impl Twins {
 
 /// Bytes of those pages of a process, given by addresses and lengths, that no other has.
 fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
-    const ENTRY: usize = 8;
-    // Present, and mapped here only (Documentation/admin-guide/mm/pagemap.rst).
-    const ALONE: u64 = 1 << 63 | 1 << 56;
     let pagemap = proc::open(pid, "pagemap")?;
-    let page = usize::try_from(PAGE).unwrap_or(4096);
     let mut found = 0;
     for &(at, len) in ranges {
-        let mut entries = vec![[0; ENTRY]; len / page];
-        let read = pagemap.read_exact_at(entries.as_flattened_mut(), at / PAGE * ENTRY as u64);
-        read.context(|| format!("pagemap of task {pid} at {at:x}"))?;
-        found += entries.iter().filter(|e| u64::from_le_bytes(**e) & ALONE == ALONE).count();
+        let entries = frames::entries(&pagemap, pid, &(at..at + len as u64))?;
+        found += entries.iter().filter(|entry| entry.is_alone()).count();
     }
     Ok(found as u64 * PAGE)
 }

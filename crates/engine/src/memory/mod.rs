@@ -1,6 +1,7 @@
 //! Memory: mappings and pages.
 
 pub mod aio;
+pub mod frames;
 pub mod keeper;
 pub mod pages;
 pub mod relatives;

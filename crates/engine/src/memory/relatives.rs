@@ -9,11 +9,12 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 
+use super::frames::{self, Entry, Frame};
 use super::pages::{self, Found};
 use super::vma::PAGE;
-use crate::error::{Context, Result};
+use crate::error::Result;
 use crate::proc;
 
 /// The pages that are saved so far and that more than one task maps.
@@ -21,20 +22,17 @@ use crate::proc;
 /// Takes some 40 bytes for each of them, which is a hundredth of their size.
 #[derive(Debug, Default)]
 pub struct Relatives {
+    /// Their addresses, and whose they are.
     saved: HashMap<Frame, (u64, Owner)>,
     /// The pagemap of the task that was asked last: most share with the same one.
     asked: Option<(i32, File)>,
 }
 
 /// A task whose pages are saved: its pid here, and its id in the images.
-type Owner = (i32, i32);
-
-/// The number of a page frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Frame(u64);
+type Owner = (i32, u32);
 
 /// Pages looked at together.
-const TOGETHER: usize = 512;
+const TOGETHER: u64 = 512;
 
 impl Relatives {
     /// Parts runs of pages of a task into those that are saved with a relative at the same
@@ -51,8 +49,8 @@ impl Relatives {
             }
             let mut at = run.start;
             while at < run.end {
-                let end = run.end.min(at + TOGETHER as u64 * PAGE);
-                self.part_some(owner, pagemap, Found { start: at, end, ..run }, &mut parted)?;
+                let end = run.end.min(at + TOGETHER * PAGE);
+                self.part_some(owner, pagemap, &(at..end), &mut parted)?;
                 at = end;
             }
         }
@@ -63,79 +61,70 @@ impl Relatives {
         &mut self,
         owner: Owner,
         pagemap: &File,
-        run: Found,
+        range: &Range<u64>,
         out: &mut Vec<Found>,
     ) -> Result<()> {
-        let own = frames(pagemap, owner.0, run)?;
-        let claimed: Vec<_> = own.iter().zip(addresses(run)).map(|at| self.claimed(at)).collect();
+        let own = frames::entries(pagemap, owner.0, range)?;
+        let mut owners: Vec<_> =
+            own.iter().zip(addresses(range)).map(|(entry, at)| self.seems_of(*entry, at)).collect();
         let mut first = 0;
-        for same in claimed.chunk_by(|a, b| a == b) {
-            let end = first + same.len();
-            let start = run.start + first as u64 * PAGE;
-            let part = Found { start, end: start + same.len() as u64 * PAGE, ..run };
-            let confirmed = match same[0] {
-                Some(other) => self.confirm((owner, pagemap), other, &own[first..end], part)?,
-                None => vec![false; same.len()],
-            };
-            for ((frame, at), confirmed) in
-                own[first..end].iter().zip(addresses(part)).zip(confirmed)
-            {
-                let relative = same[0].filter(|_| confirmed).map(|(_, id)| id.cast_unsigned());
-                pages::push(out, Found { start: at, end: at + PAGE, relative, ..run });
-                if let (Some(frame), None) = (frame, relative) {
-                    self.saved.insert(*frame, (at, owner));
+        for same in owners.chunk_by_mut(|a, b| a == b) {
+            let own = &own[first..first + same.len()];
+            if let Some((other, _)) = same[0] {
+                let start = range.start + first as u64 * PAGE;
+                let part = start..start + same.len() as u64 * PAGE;
+                let confirmed = self.confirm(own, (owner.0, pagemap), other, &part)?;
+                for (of, confirmed) in same.iter_mut().zip(confirmed) {
+                    *of = of.filter(|_| confirmed);
                 }
             }
-            first = end;
+            first += same.len();
+        }
+        for ((entry, at), of) in own.iter().zip(addresses(range)).zip(owners) {
+            let relative = of.map(|(_, id)| id);
+            pages::push(out, Found { start: at, end: at + PAGE, clean: false, relative });
+            if let (Some(frame), None) = (entry.shared_frame(), of) {
+                self.saved.insert(frame, (at, owner));
+            }
         }
         Ok(())
     }
 
-    /// Who seems to have the page at an address.
-    fn claimed(&self, (frame, at): (&Option<Frame>, u64)) -> Option<Owner> {
-        let (place, owner) = self.saved.get(&(*frame)?)?;
+    /// Who seems to have the page at an address, too, and has it in the images.
+    fn seems_of(&self, entry: Entry, at: u64) -> Option<Owner> {
+        let (place, owner) = self.saved.get(&entry.shared_frame()?)?;
         (*place == at).then_some(*owner)
     }
 
-    /// Whether two tasks have the same page at each address of a run, of which one had `own`.
+    /// Whether a task, which had its `own` pages in a range, has the same ones as another.
     fn confirm(
         &mut self,
-        (owner, pagemap): (Owner, &File),
-        (other, _): Owner,
-        own: &[Option<Frame>],
-        run: Found,
+        own: &[Entry],
+        (pid, pagemap): (i32, &File),
+        other: i32,
+        range: &Range<u64>,
     ) -> Result<Vec<bool>> {
-        let asked = match self.asked.take().filter(|(pid, _)| *pid == other) {
-            Some((_, file)) => file,
-            None => proc::open(other, "pagemap")?,
+        let theirs = self.entries_of(other, range)?;
+        let again = frames::entries(pagemap, pid, range)?;
+        let all = own.iter().zip(theirs).zip(again);
+        let is_same = |((own, theirs), again): ((&Entry, Entry), Entry)| {
+            let frame = own.shared_frame();
+            frame == theirs.shared_frame() && frame == again.shared_frame()
         };
-        let theirs = frames(&asked, other, run)?;
-        self.asked = Some((other, asked));
-        let again = frames(pagemap, owner.0, run)?;
-        let all = own.iter().zip(&theirs).zip(&again);
-        Ok(all.map(|((own, theirs), again)| own == theirs && own == again).collect())
+        Ok(all.map(is_same).collect())
+    }
+
+    fn entries_of(&mut self, pid: i32, range: &Range<u64>) -> Result<Vec<Entry>> {
+        let pagemap = match self.asked.take().filter(|(asked, _)| *asked == pid) {
+            Some((_, pagemap)) => pagemap,
+            None => proc::open(pid, "pagemap")?,
+        };
+        let entries = frames::entries(&pagemap, pid, range);
+        self.asked = Some((pid, pagemap));
+        entries
     }
 }
 
-fn addresses(run: Found) -> impl Iterator<Item = u64> {
-    (run.start..run.end).step_by(4096)
-}
-
-/// The frames of those pages of a run that more than one task maps
-/// (Documentation/admin-guide/mm/pagemap.rst). None where the kernel does not show them.
-fn frames(pagemap: &File, pid: i32, run: Found) -> Result<Vec<Option<Frame>>> {
-    const ENTRY: usize = 8;
-    const PRESENT: u64 = 1 << 63;
-    const ALONE: u64 = 1 << 56;
-    const NUMBER: u64 = (1 << 55) - 1;
-    let count = usize::try_from((run.end - run.start) / PAGE).unwrap_or(TOGETHER);
-    let mut entries = vec![[0; ENTRY]; count];
-    let read = pagemap.read_exact_at(entries.as_flattened_mut(), run.start / PAGE * ENTRY as u64);
-    read.context(|| format!("pagemap of task {pid} at {:x}", run.start))?;
-    let frame = |entry: [u8; ENTRY]| {
-        let entry = u64::from_le_bytes(entry);
-        let shared = entry & (PRESENT | ALONE) == PRESENT && entry & NUMBER != 0;
-        shared.then_some(Frame(entry & NUMBER))
-    };
-    Ok(entries.into_iter().map(frame).collect())
+fn addresses(range: &Range<u64>) -> impl Iterator<Item = u64> {
+    range.clone().step_by(4096)
 }
