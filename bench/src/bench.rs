@@ -187,6 +187,12 @@ pub fn size(dir: &Path) -> Result<u64> {
     Ok(pages + rest)
 }
 
+/// How many times `to` goes into `from`.
+#[allow(clippy::cast_precision_loss, reason = "sizes of files, for a ratio")]
+pub fn ratio(from: u64, to: u64) -> f64 {
+    from as f64 / to as f64
+}
+
 /// Bytes of the pages in a directory of images, and of all other files in it.
 pub fn sizes(dir: &Path) -> Result<(u64, u64)> {
     let (mut pages, mut rest) = (0, 0);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::bench::{Bench, Goal, Times, Way, median, run, stats};
+use crate::bench::{Bench, Goal, Times, Way, median, ratio, run, stats};
 use crate::memory::peak;
 use crate::process::{Running, until};
 use crate::redis::Redis;
@@ -39,11 +39,6 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     peak(bench, &way("lz4"), "lz4 ")?;
     program(bench, "Redis", "redis-server", redis)?;
     program(bench, "a JVM", "javac", java)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "sizes of files, for a ratio")]
-fn ratio(from: u64, to: u64) -> f64 {
-    from as f64 / to as f64
 }
 
 /// A real program, dumped as it is and compressed, if it is there.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::bench::{Bench, Times, Way, median};
+use crate::bench::{Bench, Times, Way, median, ratio};
 
 /// The part of the memory that the workers share: they are eight.
 const SHARED: u64 = 8;
@@ -20,8 +20,6 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     bench.add(format!("{what}: dump"), dump, "× stored for each", None);
     let restore = median(&once.restore) / median(&each.restore);
     bench.add(format!("{what}: restore"), restore, "× stored for each", None);
-    #[allow(clippy::cast_precision_loss, reason = "sizes of files, for a ratio")]
-    let size = each.size as f64 / once.size as f64;
-    bench.add(format!("{what}: size of the images"), size, ": 1", None);
+    bench.add(format!("{what}: size of the images"), ratio(each.size, once.size), ": 1", None);
     Ok(())
 }

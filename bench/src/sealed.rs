@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::bench::{Bench, Goal, Times, Way, median, run};
+use crate::bench::{Bench, Goal, Times, Way, median, ratio, run};
 use crate::memory::peak;
 use crate::subject::Subject;
 use crate::tools;
@@ -79,9 +79,8 @@ pub fn memory(bench: &mut Bench) -> Result<()> {
 }
 
 /// How many percent `size` is larger than `than`.
-#[allow(clippy::cast_precision_loss, reason = "sizes of files, for a ratio")]
-pub fn percent(size: u64, than: u64) -> f64 {
-    (size as f64 / than as f64 - 1.0) * 100.0
+fn percent(size: u64, than: u64) -> f64 {
+    (ratio(size, than) - 1.0) * 100.0
 }
 
 /// Seconds of a plain dump with a tool in its post-dump action script.

@@ -23,6 +23,7 @@ use torpor_images::pagemap::Pagemap;
 use torpor_seal::Suite;
 
 use crate::error::{Context, Error, Result};
+use crate::ranges::gaps;
 
 /// Pages of one address space (or shared segment), such as those that newer dumps have: sorted
 /// and disjoint.
@@ -44,19 +45,20 @@ pub fn dedup(images: &ImageDir) -> Result<u64> {
     let mut freed = 0;
     let mut known = All::new();
     let mut parent = images.parent()?;
-    learn(images, &mut known)?;
+    learn(&pagemaps(images)?, &mut known);
     while let Some(dir) = parent {
         if let Some(seal) = dir.seal_ref() {
             refuse_sum(seal.header().suite)?;
         }
-        let lent = lent(&dir, &known)?;
-        for (kind, id) in pagemaps(&dir)? {
-            if let Some(known) = known.get(&(kind.name, id)) {
-                let needed = lent.get(&(kind.name, id)).map_or(&[][..], Vec::as_slice);
-                freed += punch(&dir, kind, id, &without(known, needed))?;
+        let maps = pagemaps(&dir)?;
+        let lent = lent(&maps, &known);
+        for (kind, map) in &maps {
+            if let Some(known) = known.get(&(kind.name, map.owner)) {
+                let needed = lent.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
+                freed += punch(&dir, map, &without(known, needed))?;
             }
         }
-        learn(&dir, &mut known)?;
+        learn(&maps, &mut known);
         parent = dir.parent()?;
     }
     Ok(freed)
@@ -73,8 +75,8 @@ pub fn free(images: &ImageDir) -> Result<u64> {
     let mut parent = None;
     loop {
         let dir = parent.as_ref().unwrap_or(images);
-        for (kind, id) in pagemaps(dir)? {
-            freed += punch(dir, kind, id, &everything)?;
+        for (_, map) in pagemaps(dir)? {
+            freed += punch(dir, &map, &everything)?;
         }
         match dir.parent()? {
             Some(next) => parent = Some(next),
@@ -96,32 +98,32 @@ pub fn refuse_sum(suite: Suite) -> Result<()> {
     }
 }
 
-fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, u64)>> {
+fn pagemaps(dir: &ImageDir) -> Result<Vec<(Kind, Pagemap)>> {
     let mut all = Vec::new();
     for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
-        all.extend(dir.ids(kind)?.into_iter().map(|id| (kind, id)));
+        for id in dir.ids(kind)? {
+            all.push((kind, Pagemap::read(dir, kind, id)?));
+        }
     }
     Ok(all)
 }
 
-/// Adds the pages of `dir` to those that its parents need not have.
-fn learn(dir: &ImageDir, known: &mut All) -> Result<()> {
-    for (kind, id) in pagemaps(dir)? {
-        let map = Pagemap::read(dir, kind, id)?;
+/// Adds the pages of a dump to those that its parents need not have.
+fn learn(maps: &[(Kind, Pagemap)], known: &mut All) {
+    for (kind, map) in maps {
         let own = map.runs.iter().filter(|run| !run.in_parent).map(|run| run.range());
-        let ranges = known.entry((kind.name, id)).or_default();
+        let ranges = known.entry((kind.name, map.owner)).or_default();
         *ranges = merged(std::mem::take(ranges).into_iter().chain(own).collect());
     }
-    Ok(())
 }
 
-/// The pages of `dir` that are needed for relatives of whom they are, too: newer dumps do not
+/// The pages of a dump that are needed for relatives of whom they are, too: newer dumps do not
 /// have them of those.
-fn lent(dir: &ImageDir, known: &All) -> Result<All> {
+fn lent(maps: &[(Kind, Pagemap)], known: &All) -> All {
     let mut lent = All::new();
-    for (kind, id) in pagemaps(dir)? {
-        let newer = known.get(&(kind.name, id)).map_or(&[][..], Vec::as_slice);
-        for run in Pagemap::read(dir, kind, id)?.runs {
+    for (kind, map) in maps {
+        let newer = known.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
+        for run in &map.runs {
             if let Some(relative) = run.relative {
                 let needed = without(&[run.range()], newer);
                 lent.entry((kind.name, relative.into())).or_default().extend(needed);
@@ -129,22 +131,12 @@ fn lent(dir: &ImageDir, known: &All) -> Result<All> {
         }
     }
     lent.values_mut().for_each(|ranges| *ranges = merged(std::mem::take(ranges)));
-    Ok(lent)
+    lent
 }
 
 /// What of `ranges` does not lie in `others`; all are sorted and disjoint.
 fn without(ranges: &[Range<u64>], others: &[Range<u64>]) -> Known {
-    let mut rest = Vec::new();
-    for range in ranges {
-        let mut at = range.start;
-        for other in within(others, range) {
-            rest.push(at..other.start);
-            at = other.end;
-        }
-        rest.push(at..range.end);
-    }
-    rest.retain(|range| !range.is_empty());
-    rest
+    ranges.iter().flat_map(|range| gaps(range, within(others, range))).collect()
 }
 
 /// Sorted, and as few as possible.
@@ -161,8 +153,7 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 }
 
 /// Punches those pages out of a dump that are `known`.
-fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &[Range<u64>]) -> Result<u64> {
-    let map = Pagemap::read(dir, kind, id)?;
+fn punch(dir: &ImageDir, map: &Pagemap, known: &[Range<u64>]) -> Result<u64> {
     let mut holes = Vec::new();
     for (run, offset) in map.offsets() {
         let Some(offset) = offset else { continue };
@@ -173,7 +164,7 @@ fn punch(dir: &ImageDir, kind: Kind, id: u64, known: &[Range<u64>]) -> Result<u6
         }));
     }
     let (kind, holes) = if map.packed {
-        (kind::PAGES_PACKED, clusters(&Index::read(dir, &map)?, &merged(holes)))
+        (kind::PAGES_PACKED, clusters(&Index::read(dir, map)?, &merged(holes)))
     } else {
         (kind::PAGES, holes)
     };

@@ -24,6 +24,7 @@ pub mod options;
 pub mod page_server;
 mod parallel;
 pub mod proc;
+mod ranges;
 pub mod restore;
 pub mod seal;
 mod stats;

@@ -12,6 +12,7 @@ use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::pages::PagesReader;
 
 use crate::error::{Error, Result};
+use crate::ranges::gaps;
 
 /// Adjacent pages from one place.
 #[derive(Debug, Clone)]
@@ -256,16 +257,11 @@ fn add(list: &mut Vec<Range<u64>>, range: Range<u64>) {
 /// The first part of the `wanted` pages that a pagemap does not mention.
 fn first_gap(map: &Pagemap, wanted: &[Range<u64>]) -> Option<Range<u64>> {
     for want in wanted {
-        let mut at = want.start;
         let first = map.runs.partition_point(|run| run.range().end <= want.start);
-        for run in map.runs[first..].iter().take_while(|run| run.vaddr < want.end) {
-            if run.vaddr > at {
-                return Some(at..run.vaddr);
-            }
-            at = run.range().end;
-        }
-        if at < want.end {
-            return Some(at..want.end);
+        let runs = map.runs[first..].iter().map(Run::range).take_while(|run| run.start < want.end);
+        let parts = runs.map(|run| run.start.max(want.start)..run.end.min(want.end));
+        if let Some(gap) = gaps(want, parts).next() {
+            return Some(gap);
         }
     }
     None

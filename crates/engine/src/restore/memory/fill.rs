@@ -10,6 +10,7 @@ use torpor_sys::vm;
 use super::{Restore, is_private};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, status};
+use crate::ranges::gaps;
 use crate::restore::layers::{Pages, Stretch};
 
 /// Bytes copied at once.
@@ -30,17 +31,9 @@ pub(super) fn drop_absent(
     let (own, theirs) = (&cx.tasks[task].image.pages, &cx.tasks[parent].image.pages);
     let mut calls = Vec::new();
     for vma in kept.iter().filter(|v| is_private(v)) {
-        for (_, Range { start, end }) in theirs.within(vma.start..vma.end) {
-            let mut at = start;
-            for (_, mine) in own.within(start..end) {
-                if mine.start > at {
-                    calls.push((at, mine.start - at));
-                }
-                at = mine.end;
-            }
-            if at < end {
-                calls.push((at, end - at));
-            }
+        for (_, range) in theirs.within(vma.start..vma.end) {
+            let mine = own.within(range.clone()).map(|(_, mine)| mine);
+            calls.extend(gaps(&range, mine).map(|gap| (gap.start, gap.end - gap.start)));
         }
     }
     let mut batch = cx.remote(task)?.batch();
@@ -241,9 +234,10 @@ impl Inherited<'_> {
 
     /// What the parent has of a range in mappings that were kept.
     fn within(&self, range: Range<u64>) -> impl Iterator<Item = (&Stretch, Range<u64>)> {
-        let kept =
-            self.kept.iter().map(move |vma| vma.start.max(range.start)..vma.end.min(range.end));
-        kept.filter(|range| !range.is_empty()).flat_map(|range| self.pages.within(range))
+        let Range { start, end } = range;
+        let first = self.kept.partition_point(|vma| vma.end <= start);
+        let kept = self.kept[first..].iter().take_while(move |vma| vma.start < end);
+        kept.flat_map(move |vma| self.pages.within(vma.start.max(start)..vma.end.min(end)))
     }
 
     /// Reads what the parent has at `vaddr`; says for each page whether it has any.
