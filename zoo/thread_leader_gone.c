@@ -60,6 +60,7 @@ int main(void)
 
 	if (access("/proc/self/status", R_OK))
 		zoo_skip("no /proc");
+	zoo_need_pidfds_of_threads();
 	leaderless = TRY(fork());
 	if (leaderless == 0) {
 		TRY(pipe(pipes));

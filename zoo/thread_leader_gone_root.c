@@ -26,6 +26,7 @@ int main(void)
 
 	if (access("/proc/self/status", R_OK))
 		zoo_skip("no /proc");
+	zoo_need_pidfds_of_threads();
 	CHECK(pthread_create(&thread, NULL, work, NULL) == 0);
 	/* Of this thread alone. */
 	TRY(syscall(SYS_setresuid, 65534, 65534, 65534));

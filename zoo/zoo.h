@@ -207,6 +207,16 @@ static inline void *zoo_map(size_t len, int prot, int flags, int fd)
 	return p;
 }
 
+/* A process whose first thread has ended can only be opened by another thread (Linux 6.9). */
+static inline void zoo_need_pidfds_of_threads(void)
+{
+	int fd = syscall(SYS_pidfd_open, getpid(), O_EXCL);
+
+	if (fd < 0)
+		zoo_skip("no pidfds of threads");
+	close(fd);
+}
+
 /* Reads a small file whole, as a string. */
 static inline char *zoo_slurp(const char *path)
 {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use torpor_engine::check::{self, Category, Feature};
+use torpor_engine::memory::changes::Means;
 
 use crate::failure::Failure;
 use crate::options::Settings;
@@ -33,6 +34,9 @@ pub fn run(settings: &Settings) -> Result<ExitCode, Failure> {
             report(feature, &reason);
             missing.push(feature);
         }
+    }
+    if let Ok(means) = Means::of_this_kernel() {
+        println!("Changes of memory are tracked by {}.", means.name());
     }
     Ok(conclude(&missing))
 }

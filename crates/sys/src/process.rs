@@ -282,6 +282,15 @@ pub fn set_parent_death_signal(signal: i32) -> Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) }).map(drop)
 }
 
+/// The commands of membarrier(2) that the kernel has (`MEMBARRIER_CMD_QUERY`): a bit for each.
+///
+/// # Errors
+/// `ENOSYS` on kernels without it.
+pub fn membarrier_commands() -> Result<u64> {
+    // SAFETY: the call takes numbers only.
+    unsafe { syscall(libc::SYS_membarrier, [0; 6]) }
+}
+
 /// Sets this thread's name.
 ///
 /// # Errors

@@ -46,6 +46,17 @@ pub fn enable_tracking(uffd: BorrowedFd<'_>) -> Result<()> {
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
 }
 
+/// Prepares a new userfaultfd that only marks mappings, by [`register`]: without features, so that
+/// what is moved, or mapped anew, and the memory of children is not registered.
+///
+/// # Errors
+/// The kernel's.
+pub fn enable_marking(uffd: BorrowedFd<'_>) -> Result<()> {
+    let mut api: [u64; 3] = [API, 0, 0];
+    // SAFETY: `api` has the three words of a uffdio_api, valid for reads and writes.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
+}
+
 /// What a task did to memory that is registered with [`register_missing`].
 #[derive(Debug)]
 pub enum Event {

@@ -198,6 +198,32 @@ pub fn scan(pagemap: &File, what: &Scan, out: &mut [PageRegion]) -> Result<(usiz
     Ok((n, arg.walk_end))
 }
 
+/// Size of a huge page of x86-64.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Maps memory that is never written, and reads it: what is there is the kernel's page of zeros,
+/// with `huge` that of huge pages if there are any. It stays for the life of this process. Returns
+/// its address, behind which a huge page fits.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn map_zero_page(huge: bool) -> Result<u64> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    let size = HUGE_PAGE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel picks.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * size, ProtFlags::READ, flags) }?;
+    let base = base.cast::<u8>();
+    // SAFETY: the mapping has two such pages, so one that is aligned lies in it.
+    let start = unsafe { base.add(base.align_offset(size)) };
+    let advice = if huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    // SAFETY: the range is part of the new mapping. A kernel without huge pages takes no such advice.
+    let _ = unsafe { madvise(start.cast(), size, advice) };
+    // SAFETY: the mapping is readable, and stays.
+    unsafe { start.read_volatile() };
+    Ok(addr(start))
+}
+
 /// Writes to a file through a mapping of it, for files that write(2) refuses
 /// (hugetlbfs). The file must be long enough: it is an object that the caller has made
 /// and that nobody else truncates meanwhile.

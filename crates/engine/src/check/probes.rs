@@ -11,6 +11,8 @@ use torpor_sys::vm::{self, PageRegion, Scan, page};
 use torpor_tracee::Tracee;
 
 use super::lab::Lab;
+use crate::memory::changes::Means;
+use crate::memory::scan;
 
 type Outcome = Result<(), String>;
 
@@ -139,9 +141,7 @@ fn anonymous(lab: &mut Lab, len: u64) -> Result<u64, String> {
 // Memory.
 
 pub fn pagemap_scan() -> Outcome {
-    let pagemap = fs::File::open("/proc/self/pagemap").map_err(text)?;
-    let what = Scan { end: 4096, any_of: page::IS_PRESENT, ..Scan::default() };
-    vm::scan(&pagemap, &what, &mut [PageRegion::default()]).map(drop).map_err(text)
+    scan::probe().map_err(text)
 }
 
 pub fn pagemap_scan_guard_pages() -> Outcome {
@@ -186,10 +186,13 @@ pub fn uffd_noncoop() -> Outcome {
     userfaultfd(EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP)
 }
 
-/// Not soft-dirty: changes are tracked by asynchronous write-protection.
 pub fn mem_dirty_track() -> Outcome {
-    pagemap_scan()?;
-    userfaultfd(uffd_feature::WP_ASYNC | uffd_feature::WP_UNPOPULATED)
+    match Means::of_this_kernel()? {
+        Means::WriteProtection => {
+            userfaultfd(uffd_feature::WP_ASYNC | uffd_feature::WP_UNPOPULATED)
+        }
+        Means::SoftDirty => userfaultfd(0),
+    }
 }
 
 pub fn can_map_vdso() -> Outcome {

@@ -109,7 +109,7 @@ fn plan_private(
         }
         runs.extend(pages.into_iter().map(|run| (source.clone(), run)));
     }
-    track::end(cx, tracker);
+    track::end(cx, tracker)?;
     plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), runs)?;
     Ok(guards)
 }

@@ -613,6 +613,20 @@ impl<'a> Dump<'a> {
     }
 }
 
+/// Opens a task, by its thread `pid` that can be asked.
+fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
+    if pid == tgid {
+        return proc::pidfd(pid);
+    }
+    match proc::pidfd_of_thread(pid) {
+        Err(Error::Os { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+            let reason = "has ended and others go on, which takes Linux 6.9";
+            Err(Error::refused(tgid, "its first thread", reason))
+        }
+        opened => opened,
+    }
+}
+
 impl Task {
     fn new(frozen: Frozen, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
@@ -624,7 +638,7 @@ impl Task {
             tgid,
             pid,
             vpid,
-            pidfd: if pid == tgid { proc::pidfd(pid) } else { proc::pidfd_of_thread(pid) }?,
+            pidfd: pidfd(pid, tgid)?,
             ids: TaskKobjIdsEntry::default(),
             stat,
             status,

@@ -16,6 +16,7 @@ use super::{Dump, End, freeze, memory, micros};
 use crate::error::{Error, Result};
 use crate::guardian::Guardian;
 use crate::hooks::Hooks;
+use crate::memory::changes::Means;
 use crate::memory::track::Tracking;
 use crate::memory::vma;
 use crate::options::Options;
@@ -42,7 +43,10 @@ pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let (deadline, workers) = (start + opts.patience(), opts.workers());
     let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, deadline, workers)?;
     let freezing = start.elapsed();
-    let mut cx = Dump::new(opts, images, frozen, guardian, vma::read_quickly)?;
+    // Soft-dirty bits count only where the flags of a mapping say that it has been there since.
+    let by_flags = Means::of_this_kernel() == Ok(Means::SoftDirty);
+    let mappings = if by_flags { vma::read } else { vma::read_quickly };
+    let mut cx = Dump::new(opts, images, frozen, guardian, mappings)?;
     cx.freezer = freezer;
     cx.tracking = tracking;
     cx.memory.away = away;

@@ -90,7 +90,7 @@ fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
     let pagemap = proc::open(pid, "pagemap")?;
     let mut found = 0;
     for &(at, len) in ranges {
-        let entries = frames::entries(&pagemap, pid, &(at..at + len as u64))?;
+        let entries = frames::entries(&pagemap, &(at..at + len as u64))?;
         found += entries.iter().filter(|entry| entry.is_alone()).count();
     }
     Ok(found as u64 * PAGE)

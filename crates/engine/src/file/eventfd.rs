@@ -17,7 +17,24 @@ const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 
 /// The dump half.
 #[derive(Debug, Default)]
-pub struct EventfdDumper;
+pub struct EventfdDumper {
+    /// It was said that the kernel tells too little.
+    warned: bool,
+}
+
+impl EventfdDumper {
+    /// Whether a read takes 1 from the counter (`EFD_SEMAPHORE`), which kernels tell since 6.5.
+    fn is_semaphore(&mut self, found: &Found) -> bool {
+        let told = found.info.values("eventfd-semaphore").next();
+        if told.is_none() && !self.warned {
+            tracing::warn!(
+                "this kernel does not tell which eventfds are semaphores; they are restored as counters"
+            );
+            self.warned = true;
+        }
+        told == Some("1")
+    }
+}
 
 impl Dumper for EventfdDumper {
     fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
@@ -31,8 +48,7 @@ impl Dumper for EventfdDumper {
             .next()
             .and_then(hex)
             .ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
-        let semaphore = found.info.values("eventfd-semaphore").next() == Some("1");
-        let flags = found.flags() | if semaphore { SEMAPHORE } else { 0 };
+        let flags = found.flags() | if self.is_semaphore(found) { SEMAPHORE } else { 0 };
         let efd = EventfdFileEntry { id: found.id, flags, fown: found.fown, counter };
         Ok(Some(FileEntry { efd: Some(efd), ..found.entry(FdTypes::Eventfd) }))
     }

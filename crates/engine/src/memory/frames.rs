@@ -1,9 +1,12 @@
-//! Where pages are: the entries of `/proc/PID/pagemap`
+//! Where pages are, and of what kind: the entries of `/proc/PID/pagemap`
 //! (Documentation/admin-guide/mm/pagemap.rst).
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+use torpor_sys::vm::{self, page};
 
 use super::vma::PAGE;
 use crate::error::{Context, Result};
@@ -18,9 +21,32 @@ pub struct Frame(u64);
 
 impl Entry {
     const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    /// Of a file, or shared memory.
+    const FILE: u64 = 1 << 61;
+    /// Write-protected by userfaultfd.
+    const PROTECTED: u64 = 1 << 57;
+    const SOFT_DIRTY: u64 = 1 << 55;
     /// Mapped here only.
     const ALONE: u64 = 1 << 56;
     const FRAME: u64 = (1 << 55) - 1;
+
+    /// Whether there is nothing.
+    pub fn is_hole(self) -> bool {
+        self.0 & (Self::PRESENT | Self::SWAPPED) == 0
+    }
+
+    /// The categories ([`page`]) of the page, as far as its entry tells them.
+    pub fn categories(self) -> u64 {
+        let bit = |mask: u64, category: u64| if self.0 & mask == 0 { 0 } else { category };
+        let zero = self.0 & Self::PRESENT != 0 && is_zero(self.0 & Self::FRAME);
+        bit(Self::PRESENT, page::IS_PRESENT)
+            | bit(Self::SWAPPED, page::IS_SWAPPED)
+            | bit(Self::FILE, page::IS_FILE)
+            | bit(Self::SOFT_DIRTY, page::IS_SOFT_DIRTY)
+            | if zero { page::IS_PFNZERO } else { 0 }
+            | if self.0 & Self::PROTECTED == 0 { page::IS_WRITTEN } else { 0 }
+    }
 
     /// Whether the page is in memory, and in that of no other process.
     pub fn is_alone(self) -> bool {
@@ -39,11 +65,29 @@ impl Entry {
 ///
 /// # Errors
 /// The kernel's.
-pub fn entries(pagemap: &File, pid: i32, range: &Range<u64>) -> Result<Vec<Entry>> {
+pub fn entries(pagemap: &File, range: &Range<u64>) -> Result<Vec<Entry>> {
     const LEN: usize = size_of::<u64>();
     let count = usize::try_from((range.end - range.start) / PAGE).unwrap_or(usize::MAX);
     let mut entries = vec![[0; LEN]; count];
     let read = pagemap.read_exact_at(entries.as_flattened_mut(), range.start / PAGE * LEN as u64);
-    read.context(|| format!("pagemap of task {pid} at {:x}", range.start))?;
+    read.context(|| format!("pagemap at {:x}", range.start))?;
     Ok(entries.into_iter().map(|entry| Entry(u64::from_le_bytes(entry))).collect())
+}
+
+/// Whether a frame is that of the zero page, or in that of the huge zero page.
+fn is_zero(frame: u64) -> bool {
+    /// Those frames, of pages of zeros that this process keeps mapped.
+    static ZEROS: LazyLock<Vec<Range<u64>>> = LazyLock::new(|| {
+        let Ok(pagemap) = File::open("/proc/self/pagemap") else { return Vec::new() };
+        let frames = |huge: bool| {
+            let start = vm::map_zero_page(huge).ok()?;
+            let found = entries(&pagemap, &(start..start + 2 * PAGE)).ok()?;
+            let [first, second] = [found[0], found[1]].map(|entry| entry.0 & Entry::FRAME);
+            // Without huge pages it is a small one.
+            let count = if second == first + 1 { vm::HUGE_PAGE as u64 / PAGE } else { 1 };
+            (first != 0).then_some(first..first + count)
+        };
+        [false, true].into_iter().filter_map(frames).collect()
+    });
+    ZEROS.iter().any(|zeros| zeros.contains(&frame))
 }

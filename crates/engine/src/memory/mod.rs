@@ -1,10 +1,12 @@
 //! Memory: mappings and pages.
 
 pub mod aio;
+pub mod changes;
 pub mod frames;
 pub mod keeper;
 pub mod pages;
 pub mod relatives;
+pub mod scan;
 pub mod shmem;
 pub mod track;
 pub mod vma;

@@ -14,6 +14,8 @@ use torpor_images::pages::{PagesWriter, Span};
 use torpor_sys::ipc::Attached;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 
+use super::changes::Means;
+use super::scan;
 use super::vma::{PAGE, Vma, status};
 use crate::error::{Context, Error, Result};
 use crate::proc;
@@ -25,7 +27,7 @@ pub struct Found {
     pub start: u64,
     /// Address behind the last page.
     pub end: u64,
-    /// They have not been written since they were protected ([`super::track`]).
+    /// They have not been written since changes of them are tracked ([`super::track`]).
     pub clean: bool,
     /// The id in the images of the process that they are saved with ([`super::relatives`]).
     pub relative: Option<u32>,
@@ -65,6 +67,10 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
         found.pages.push(Found { start, end, ..Found::default() });
         return Ok(found);
     }
+    if vma.is_empty == Some(true) && !scan::is_quick() {
+        return Ok(found);
+    }
+    let means = Means::of_this_kernel().ok();
     // To tell pages of files the kernel looks at each page's descriptor, which takes ten times
     // as long as all the rest; without a file there are none.
     let of_file = if vma.has_file() { page::IS_FILE } else { 0 };
@@ -72,12 +78,11 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
         start: vma.map.start,
         end: vma.map.end,
         any_of: page::IS_PRESENT | page::IS_SWAPPED | page::IS_GUARD,
-        report: of_file | page::IS_PFNZERO | page::IS_GUARD | page::IS_WPALLOWED | page::IS_WRITTEN,
+        report: of_file | page::IS_PFNZERO | page::IS_GUARD | means.map_or(0, Means::report),
         ..Scan::default()
     };
-    for_each_region(pagemap, what, |region| {
-        let tracked = region.categories & (page::IS_WPALLOWED | page::IS_WRITTEN);
-        let clean = tracked == page::IS_WPALLOWED;
+    scan::for_each_region(pagemap, &what, |region| {
+        let clean = means.is_some_and(|means| means.is_clean(vma, region.categories));
         let (start, end) = (region.start, region.end);
         let place = Found { start, end, clean, relative: None };
         found.scanned += (region.end - region.start) / PAGE;
@@ -106,25 +111,6 @@ pub fn push(list: &mut Vec<Found>, place: Found) {
         }
         _ => list.push(place),
     }
-}
-
-/// Walks all regions that match.
-///
-/// # Errors
-/// The kernel's; `ENOTTY` before Linux 6.7.
-pub fn for_each_region(
-    pagemap: &File,
-    mut what: Scan,
-    mut each: impl FnMut(&PageRegion),
-) -> Result<()> {
-    let mut out = [PageRegion::default(); 512];
-    while what.start < what.end {
-        let (n, walked) = vm::scan(pagemap, &what, &mut out)
-            .context(|| format!("PAGEMAP_SCAN {:x}-{:x}", what.start, what.end))?;
-        out[..n].iter().for_each(&mut each);
-        what.start = walked;
-    }
-    Ok(())
 }
 
 /// Where pages are copied from.

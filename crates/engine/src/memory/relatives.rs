@@ -64,7 +64,7 @@ impl Relatives {
         range: &Range<u64>,
         out: &mut Vec<Found>,
     ) -> Result<()> {
-        let own = frames::entries(pagemap, owner.0, range)?;
+        let own = frames::entries(pagemap, range)?;
         let mut owners: Vec<_> =
             own.iter().zip(addresses(range)).map(|(entry, at)| self.seems_of(*entry, at)).collect();
         let mut first = 0;
@@ -73,7 +73,7 @@ impl Relatives {
             if let Some((other, _)) = same[0] {
                 let start = range.start + first as u64 * PAGE;
                 let part = start..start + same.len() as u64 * PAGE;
-                let confirmed = self.confirm(own, (owner.0, pagemap), other, &part)?;
+                let confirmed = self.confirm(own, pagemap, other, &part)?;
                 for (of, confirmed) in same.iter_mut().zip(confirmed) {
                     *of = of.filter(|_| confirmed);
                 }
@@ -100,12 +100,12 @@ impl Relatives {
     fn confirm(
         &mut self,
         own: &[Entry],
-        (pid, pagemap): (i32, &File),
+        pagemap: &File,
         other: i32,
         range: &Range<u64>,
     ) -> Result<Vec<bool>> {
         let theirs = self.entries_of(other, range)?;
-        let again = frames::entries(pagemap, pid, range)?;
+        let again = frames::entries(pagemap, range)?;
         let all = own.iter().zip(theirs).zip(again);
         let is_same = |((own, theirs), again): ((&Entry, Entry), Entry)| {
             let frame = own.shared_frame();
@@ -119,7 +119,7 @@ impl Relatives {
             Some((_, pagemap)) => pagemap,
             None => proc::open(pid, "pagemap")?,
         };
-        let entries = frames::entries(&pagemap, pid, range);
+        let entries = frames::entries(&pagemap, range);
         self.asked = Some((pid, pagemap));
         entries
     }

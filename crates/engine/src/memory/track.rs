@@ -1,14 +1,14 @@
 //! Which pages have changed since the checkpoint before.
 //!
-//! Memory is tracked by asynchronous write-protection: mappings are registered with a
-//! userfaultfd, their pages protected, and the kernel takes the protection off by itself
-//! at the first write to each. What is still protected in a mapping that is still
-//! registered has not changed. Everything else has, as far as a dump is concerned:
+//! Mappings are registered with a userfaultfd, and the kernel notes the first write to each of
+//! their pages from then on: it takes a write-protection off, or sets a soft-dirty bit
+//! ([`super::changes`]). What is not noted in a mapping that is still registered has not changed.
+//! Everything else has, as far as a dump is concerned:
 //!
 //! - new mappings and moved ones (mremap(2)) are not registered;
 //! - a child and a program after execve(2) have an address space that is not;
-//! - what grows (the heap, stacks) has no protected pages in its new part;
-//! - pages that were dropped and touched again are not protected any more.
+//! - what grows (the heap, stacks) has only pages that were written in its new part;
+//! - pages that were dropped and touched again are noted.
 //!
 //! Only private anonymous memory is tracked: shared memory can also be written in ways
 //! that no address space knows of.
@@ -29,9 +29,10 @@ use torpor_images::{ImageDir, kind};
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
 
+use super::changes::Means;
 use super::keeper::{self, Keeper, Knowledge, Tracked};
 use super::pages::{self, Census, Found};
-use super::vma::{Vma, status};
+use super::vma::{self, Vma, status};
 use crate::dump::{Dump, memory};
 use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
@@ -57,7 +58,7 @@ pub struct Tracker {
     /// The pages that the parent has.
     base: Vec<Run>,
     /// Whether changes are to be counted from now on.
-    protect: bool,
+    goes_on: bool,
 }
 
 impl Tracking {
@@ -76,10 +77,17 @@ impl Tracking {
         };
         let tasks = knowledge.tasks.into_iter();
         let known = tasks.map(|t| ((t.pid, t.start_time), t.uffd)).collect();
-        let keeper = if goes_on { Some(Keeper::start(opts.pid)?) } else { None };
-        if goes_on {
-            tracing::info!("Changes of memory are tracked by write-protection (userfaultfd)");
-        }
+        let keeper = match Means::of_this_kernel() {
+            _ if !goes_on => None,
+            Ok(means) => {
+                tracing::info!("Changes of memory are tracked by {}", means.name());
+                Some(Keeper::start(opts.pid)?)
+            }
+            Err(e) => {
+                tracing::warn!("{e}: the next dump will save all memory");
+                None
+            }
+        };
         Ok(Tracking { known, parent, keeper, next: Vec::new() })
     }
 
@@ -126,20 +134,20 @@ fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<
 /// If the task is gone; damaged images of the parent.
 pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
     let (pid, start_time) = (cx.tasks[task].pid, cx.tasks[task].stat.start_time);
-    let protect = cx.tracking.keeper.is_some();
+    let goes_on = cx.tracking.keeper.is_some();
     if let Some(uffd) = cx.tracking.known.remove(&(pid, start_time))
         && belongs(cx, task, &uffd)?
     {
         let base = base(cx, task)?;
-        return Ok(Some(Tracker { known: Tracked { pid, start_time, uffd }, base, protect }));
+        return Ok(Some(Tracker { known: Tracked { pid, start_time, uffd }, base, goes_on }));
     }
-    if !protect {
+    if !goes_on {
         return Ok(None);
     }
     match create(cx, task) {
         Ok(uffd) => {
             let known = Tracked { pid, start_time, uffd };
-            Ok(Some(Tracker { known, base: Vec::new(), protect }))
+            Ok(Some(Tracker { known, base: Vec::new(), goes_on }))
         }
         Err(e @ Error::Gone { .. }) => Err(e),
         Err(e) => {
@@ -175,7 +183,8 @@ fn create(cx: &mut Dump<'_>, task: usize) -> Result<OwnedFd> {
     cx.remote(task)?.call("close", libc::SYS_close, [fd])?;
     cx.guardian.forget(&undo)?;
     let fetched = fetched.context(|| "fetching a userfaultfd".to_owned())?;
-    uffd::enable_tracking(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
+    let enable = if by_soft_dirty() { uffd::enable_marking } else { uffd::enable_tracking };
+    enable(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
     Ok(fetched)
 }
 
@@ -199,23 +208,48 @@ fn belongs(cx: &mut Dump<'_>, task: usize, uffd: &OwnedFd) -> Result<bool> {
     if uffd::register(uffd.as_fd(), start, len).is_err() {
         return Ok(false);
     }
-    let pagemap = proc::open(cx.tasks[task].pid, "pagemap")?;
+    let pid = cx.tasks[task].pid;
+    let found = if by_soft_dirty() { has_flag(pid, start) } else { is_tracked(pid, start, len) };
+    uffd::unregister(uffd.as_fd(), start, len).context(|| "UFFDIO_UNREGISTER".to_owned())?;
+    found
+}
+
+fn has_flag(pid: i32, address: u64) -> Result<bool> {
+    let vmas = vma::read(pid)?;
+    Ok(vmas.iter().any(|v| (v.map.start..v.map.end).contains(&address) && v.has(b"uw")))
+}
+
+fn is_tracked(pid: i32, start: u64, len: u64) -> Result<bool> {
+    let pagemap = proc::open(pid, "pagemap")?;
     let (any_of, report) = (page::IS_PRESENT, page::IS_PRESENT | page::IS_WPALLOWED);
     let what = Scan { start, end: start + len, any_of, report, ..Scan::default() };
     let mut found = [PageRegion::default()];
-    let scanned = vm::scan(&pagemap, &what, &mut found);
-    uffd::unregister(uffd.as_fd(), start, len).context(|| "UFFDIO_UNREGISTER".to_owned())?;
-    let (count, _) = scanned.context(|| "PAGEMAP_SCAN".to_owned())?;
+    let (count, _) = vm::scan(&pagemap, &what, &mut found).context(|| "PAGEMAP_SCAN".to_owned())?;
     Ok(count == 1 && found[0].categories & page::IS_WPALLOWED != 0)
 }
 
-/// The task's memory has been looked at.
-pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) {
-    cx.tracking.next.extend(tracker.filter(|t| t.protect).map(|t| t.known));
+fn by_soft_dirty() -> bool {
+    Means::of_this_kernel() == Ok(Means::SoftDirty)
+}
+
+/// The task's memory has been looked at. Soft-dirty bits are cleared of all of it at once.
+///
+/// # Errors
+/// The kernel's.
+pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) -> Result<()> {
+    /// Of `/proc/PID/clear_refs` (proc(5)).
+    const SOFT_DIRTY: &str = "4";
+    let Some(tracker) = tracker.filter(|t| t.goes_on) else { return Ok(()) };
+    if by_soft_dirty() {
+        let path = format!("/proc/{}/clear_refs", tracker.known.pid);
+        std::fs::write(&path, SOFT_DIRTY).context(|| path)?;
+    }
+    cx.tracking.next.push(tracker.known);
+    Ok(())
 }
 
 /// Takes stock of a mapping: as [`pages::census`], with pages that the parent has as
-/// they are marked, and protected for the next dump where there will be one.
+/// they are marked; changes are counted from now on where there will be a next dump.
 ///
 /// # Errors
 /// The kernel's; a mapping that the program itself tracks is refused.
@@ -229,7 +263,7 @@ pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) ->
     }
     let mut census = pages::census(pagemap, vma)?;
     let any_clean = census.pages.iter().any(|run| run.clean);
-    let wanted = |t: &&Tracker| can_be_tracked(vma) && (t.protect || any_clean || vma.has(b"uw"));
+    let wanted = |t: &&Tracker| can_be_tracked(vma) && (t.goes_on || any_clean || vma.has(b"uw"));
     let own = tracker.filter(wanted).filter(|t| t.register(vma));
     if own.is_none() && vma.has(b"uw") {
         return Err(Error::refused(
@@ -239,7 +273,7 @@ pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) ->
         ));
     }
     census.pages = compare(&census.pages, own.map_or(&[], |t| &t.base));
-    if own.is_some_and(|t| t.protect) {
+    if own.is_some_and(|t| t.goes_on) && !by_soft_dirty() {
         protect(pagemap, vma)?;
     }
     Ok(census)

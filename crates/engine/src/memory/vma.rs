@@ -54,6 +54,8 @@ pub struct Vma {
     pub status: u32,
     /// Page size: 4096, or that of its hugetlb pages.
     pub page_size: u64,
+    /// Whether it has no pages but the zero page, neither in memory nor in swap, if that is known.
+    pub is_empty: Option<bool>,
 }
 
 impl Vma {
@@ -100,6 +102,13 @@ pub fn read_quickly(pid: i32) -> Result<Vec<Vma>> {
     parse(pid, &proc::read(pid, "maps")?)
 }
 
+/// The lines of smaps that say how much of a mapping is there.
+const THERE: [&str; 4] = ["Rss:", "Swap:", "Shared_Hugetlb:", "Private_Hugetlb:"];
+
+fn kib(text: &str) -> Option<u64> {
+    text.trim().trim_end_matches("kB").trim().parse().ok()
+}
+
 fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
     let mut all: Vec<Vma> = Vec::new();
     for line in smaps.lines() {
@@ -111,15 +120,18 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
                     .collect();
             }
         } else if let Some(size) = line.strip_prefix("KernelPageSize:") {
-            let kib = size.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(4);
             if let Some(vma) = all.last_mut() {
-                vma.page_size = kib * 1024;
+                vma.page_size = kib(size).unwrap_or(4) * 1024;
+            }
+        } else if let Some(there) = THERE.iter().find_map(|name| line.strip_prefix(name)) {
+            if let Some(vma) = all.last_mut() {
+                vma.is_empty = Some(vma.is_empty != Some(false) && kib(there) == Some(0));
             }
         } else if line.as_bytes().first().is_some_and(|c| !c.is_ascii_uppercase()) {
             let map = parse_maps(line).pop().ok_or_else(|| {
                 Error::invalid(format!("/proc/{pid}/smaps"), format!("unknown line {line:?}"))
             })?;
-            all.push(Vma { map, flags: Vec::new(), status: 0, page_size: PAGE });
+            all.push(Vma { map, flags: Vec::new(), status: 0, page_size: PAGE, is_empty: None });
         }
     }
     for vma in &mut all {
@@ -228,7 +240,9 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
     flags |= bit(vma.has(b"gd"), libc::MAP_GROWSDOWN);
     flags |= bit(vma.has(b"lo"), libc::MAP_LOCKED);
     // Locked on fault: the images have no place for it, and mmap(2) ignores this flag there.
-    flags |= bit(vma.has(b"lf"), libc::MAP_NONBLOCK);
+    // Kernels that have no code for it, before 6.13 or so, show what they have for any such flag.
+    let on_fault = vma.has(b"lf") || vma.has(b"lo") && vma.has(b"??");
+    flags |= bit(on_fault, libc::MAP_NONBLOCK);
     flags |= bit(vma.has(b"nr"), libc::MAP_NORESERVE);
     if vma.has(b"ht") {
         // The page size goes in as its logarithm (mmap(2), MAP_HUGE_SHIFT).

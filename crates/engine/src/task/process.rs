@@ -1,6 +1,9 @@
 //! What prctl(2) and membarrier(2) set for a whole process.
 
+use std::sync::LazyLock;
+
 use torpor_images::proto::{MmEntry, TaskCoreEntry};
+use torpor_sys::process::membarrier_commands;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
@@ -10,7 +13,14 @@ use crate::proc;
 // linux/prctl.h, linux/membarrier.h.
 const PR_SET_MDWE: i32 = 65;
 const PR_GET_MDWE: u64 = 66;
+/// Linux 6.3.
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
+/// Commands that fail for who is not registered for them: private, private with a synchronized core,
+/// private with restarted sequences. To register for one is the command of the next bit.
+const MEMBARRIER_OF_REGISTERED: [u64; 3] = [1 << 3, 1 << 5, 1 << 7];
+/// Any process may give the command before this, which so does not tell who is registered. To be
+/// registered changes nothing for the process itself: it is reached by that command of others.
+const MEMBARRIER_REGISTER_GLOBAL: u64 = 1 << 2;
 /// `PR_GET_THP_DISABLE` can say more than yes and no since Linux 6.18: flags above this bit.
 const THP_DISABLED: u64 = 1;
 /// `MMF_DUMP_FILTER_DEFAULT` of linux/sched/coredump.h, as `/proc` shows it.
@@ -22,9 +32,30 @@ pub(crate) struct Questions {
     subreaper: (Call, Slot),
     dumpable: Call,
     thp: Call,
-    membarrier: Call,
+    membarrier: Membarrier,
     mdwe: Call,
     brk: Call,
+}
+
+/// What membarrier(2) the process is registered for.
+#[derive(Debug)]
+enum Membarrier {
+    Told(Call),
+    /// The registrations, and a command that fails for who has not made it.
+    Tried([(u64, Call); 3]),
+}
+
+impl Membarrier {
+    fn answer(&self, out: &Outcome) -> Option<u64> {
+        match self {
+            // Kernels without the call have none.
+            Membarrier::Told(call) => out.result(*call).ok(),
+            Membarrier::Tried(calls) => {
+                let made = calls.iter().filter(|(_, call)| out.result(*call).is_ok());
+                Some(made.fold(MEMBARRIER_REGISTER_GLOBAL, |mask, (made, _)| mask | made))
+            }
+        }
+    }
 }
 
 /// Asks for everything.
@@ -38,7 +69,20 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         thp: get(of(libc::PR_GET_THP_DISABLE), 0),
         mdwe: get(PR_GET_MDWE, 0),
         brk: batch.call(libc::SYS_brk, [0]),
-        membarrier: batch.call(libc::SYS_membarrier, [MEMBARRIER_GET_REGISTRATIONS, 0, 0]),
+        membarrier: ask_membarrier(batch),
+    }
+}
+
+fn ask_membarrier(batch: &mut Batch<'_>) -> Membarrier {
+    /// Whether the kernel tells who is registered, or nobody is.
+    static TELLS: LazyLock<bool> = LazyLock::new(|| {
+        membarrier_commands().map_or(true, |known| known & MEMBARRIER_GET_REGISTRATIONS != 0)
+    });
+    let mut call = |command| batch.call(libc::SYS_membarrier, [command, 0, 0]);
+    if *TELLS {
+        Membarrier::Told(call(MEMBARRIER_GET_REGISTRATIONS))
+    } else {
+        Membarrier::Tried(MEMBARRIER_OF_REGISTERED.map(|command| (command << 1, call(command))))
     }
 }
 
@@ -72,9 +116,8 @@ impl Questions {
     ) -> Result<MmFlags> {
         out.expect(self.subreaper.0, || "PR_GET_CHILD_SUBREAPER".to_owned())?;
         tc.child_subreaper = Some(out.u32_at(self.subreaper.1, 0) != 0);
-        // Kernels before 6.3 do not tell, kernels without the call have none.
-        tc.membarrier_registration_mask =
-            out.result(self.membarrier).ok().and_then(|mask| u32::try_from(mask).ok());
+        let membarrier = self.membarrier.answer(out);
+        tc.membarrier_registration_mask = membarrier.and_then(|mask| u32::try_from(mask).ok());
         let dumpable = out.expect(self.dumpable, || "PR_GET_DUMPABLE".to_owned())?;
         let thp = out.expect(self.thp, || "PR_GET_THP_DISABLE".to_owned())?;
         let bits = |value: u64| u32::try_from(value).ok().filter(|&bits| bits != 0);
