@@ -245,12 +245,19 @@ fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {
     rustix::fs::fcntl_add_seals(file, seals).context(|| format!("F_ADD_SEALS {seals:?}"))
 }
 
-/// Opens the memfd `id` of the images for a mapping.
+/// Opens the memfd `id` of the images for a mapping. In images of CRIU's a file that is mapped only
+/// is open for reading, also where the mapping is not.
 ///
 /// # Errors
 /// As for descriptors.
-pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, _vma: &VmaEntry) -> Result<OwnedFd> {
-    duplicate(cx.file(id)?.as_fd())
+pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, vma: &VmaEntry) -> Result<OwnedFd> {
+    let file = cx.file(id)?;
+    let own = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
+    let wanted = vma.fdflags.map_or(own, OFlags::from_bits_retain);
+    if wanted & OFlags::RWMODE == own & OFlags::RWMODE {
+        return duplicate(file.as_fd());
+    }
+    reopen(file, wanted & OFlags::RWMODE)
 }
 
 #[cfg(test)]

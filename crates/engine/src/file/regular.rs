@@ -79,7 +79,7 @@ pub fn entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<RegFileEntry> 
         pos: u64::try_from(found.info.pos).unwrap_or(0),
         fown: found.fown,
         name,
-        mnt_id: Some(found.info.mnt_id),
+        mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
         size: regular.then_some(found.stat.st_size.cast_unsigned()),
         ext: is_external.then_some(true),
         mode: Some(found.stat.st_mode),

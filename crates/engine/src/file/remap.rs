@@ -128,7 +128,7 @@ impl Remaps {
                 let reg = RegFileEntry {
                     id: link,
                     name: path,
-                    mnt_id: Some(found.info.mnt_id),
+                    mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
                     mode: Some(found.stat.st_mode),
                     fown: found.fown,
                     ..RegFileEntry::default()

@@ -78,11 +78,17 @@ pub struct Checkpoint {
 pub fn load(images: &ImageDir) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
-    check_tree(&tree)?;
     let mut tables = HashSet::new();
     let mut tasks: Vec<TaskImage> = Vec::new();
-    for entry in tree {
-        let mut task = load_task(images, entry, &mut tables)?;
+    let mut known = Known::default();
+    for mut entry in tree {
+        let leader: CoreEntry = images.read_one(kind::CORE, u64::from(entry.pid))?;
+        if leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD) {
+            // CRIU writes one, but not which.
+            entry.threads = vec![entry.pid];
+        }
+        known.add(&entry)?;
+        let mut task = load_task(images, entry, leader, &mut tables)?;
         if task.is_zombie() {
             // Nothing is known of its namespaces: those of its parent will do.
             let parent = tasks.iter().find(|t| t.tree.pid == task.tree.ppid);
@@ -91,6 +97,9 @@ pub fn load(images: &ImageDir) -> Result<Checkpoint> {
                 TaskKobjIdsEntry { vm_id: 0, files_id: 0, fs_id: 0, sighand_id: 0, ..theirs };
         }
         tasks.push(task);
+    }
+    if tasks.is_empty() {
+        return Err(Error::invalid("pstree.img", "there is no task"));
     }
     let mut files = HashMap::new();
     for entry in images.read_all_or_empty::<FileEntry>(kind::FILES, 0)? {
@@ -111,39 +120,41 @@ pub fn is_loaded(name: &str) -> bool {
     Kind::of_file(name).is_some_and(|(kind, _)| kinds.contains(&kind))
 }
 
-fn check_tree(tree: &[PstreeEntry]) -> Result<()> {
-    let bad = |reason: String| Err(Error::invalid("pstree.img", reason));
-    let mut pids = HashSet::new();
-    let mut tids = HashSet::new();
-    if tree.is_empty() {
-        return bad("there is no task".to_owned());
-    }
-    for (i, t) in tree.iter().enumerate() {
-        if i > 0 && !pids.contains(&t.ppid) {
+/// The tasks and threads of the tree so far.
+#[derive(Debug, Default)]
+struct Known {
+    pids: HashSet<u32>,
+    tids: HashSet<u32>,
+}
+
+impl Known {
+    fn add(&mut self, t: &PstreeEntry) -> Result<()> {
+        let bad = |reason: String| Err(Error::invalid("pstree.img", reason));
+        if !self.pids.is_empty() && !self.pids.contains(&t.ppid) {
             return bad(format!("task {} comes before its parent {}", t.pid, t.ppid));
         }
-        pids.insert(t.pid);
+        self.pids.insert(t.pid);
         for &tid in t.threads.iter().chain(t.threads.is_empty().then_some(&t.pid)) {
-            if tid == 0 || tid > PID_MAX || !tids.insert(tid) {
+            if tid == 0 || tid > PID_MAX || !self.tids.insert(tid) {
                 return bad(format!("pid {tid} is impossible or appears twice"));
             }
         }
         if t.threads.first().is_some_and(|&first| first != t.pid) && !t.threads.contains(&t.pid) {
             return bad(format!("task {} is not among its own threads", t.pid));
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn load_task(
     images: &ImageDir,
     mut tree: PstreeEntry,
+    leader: CoreEntry,
     tables: &mut HashSet<u32>,
 ) -> Result<TaskImage> {
     let pid = u64::from(tree.pid);
     // The leader first, whatever the order in the file.
     tree.threads.sort_by_key(|&t| (t != tree.pid, t));
-    let leader: CoreEntry = images.read_one(kind::CORE, pid)?;
     let tc = leader
         .tc
         .as_ref()

@@ -528,10 +528,7 @@ impl<'a> Restore<'a> {
         let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .context(|| "open /".to_owned())?;
         cx.roots.insert(1, root);
-        for entry in cx.entries.values() {
-            let mnt_id = entry.reg.as_ref().and_then(|reg| reg.mnt_id);
-            cx.mount_ns.extend(mnt_id.map(|id| (id, 1)));
-        }
+        cx.mount_ns.insert(-1, 1);
         cx.load_files()?;
         Ok(cx)
     }

@@ -182,7 +182,7 @@ fn unpack(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<UserX8
         xstate_bv: in_use,
         ymmh_space: words32(&part(AVX, 256)),
         bndreg_state: words64(&part(BNDREGS, 64)),
-        bndcsr_state: words64(&part(BNDCSR, 16)),
+        bndcsr_state: words64(&part(BNDCSR, 64)),
         opmask_reg: words64(&part(OPMASK, 64)),
         zmm_upper: words64(&part(ZMM_UPPER, 512)),
         hi16_zmm: words64(&part(HI16_ZMM, 1024)),

@@ -90,7 +90,7 @@ impl TtyDumper {
         let (uid, gid) = inside(&cx.id_maps, &found.stat);
         let is_pair = matches!(node, Node::Master | Node::Slave(_));
         let mut info = TtyInfoEntry {
-            id: u32::try_from(self.met.len() + 1).unwrap_or(u32::MAX),
+            id: self.number(node, index),
             r#type: kind_of(cx, found, node).into(),
             rdev: number(found, found.stat.st_rdev)?,
             // Of a master, the instance that it is in: its node may be elsewhere.
@@ -121,6 +121,20 @@ impl TtyDumper {
         let id = info.id;
         self.met.push(Met { node, instance, index, info, file, alone });
         Ok(id)
+    }
+
+    /// A new number for a terminal. CRIU finds the number of a pair in it, and in its lowest bit
+    /// whether it is the master's: that is how it numbers them.
+    fn number(&self, node: Node, index: u32) -> u32 {
+        /// From here on for what is no pair, and for pairs of other instances with the same number.
+        const OTHERS: u32 = 1 << 24;
+        let of_pair = match node {
+            Node::Master => Some(index << 1 | 1),
+            Node::Slave(index) => Some(index << 1),
+            _ => None,
+        };
+        let is_free = |id: &u32| self.met.iter().all(|met| met.info.id != *id);
+        of_pair.into_iter().chain(OTHERS..).find(is_free).unwrap_or(u32::MAX)
     }
 
     /// A slave that is not hung up has a master; it must be known who brings it back.
@@ -232,7 +246,7 @@ fn path(cx: &mut Dump<'_>, found: &Found) -> Result<Option<u32>> {
         id,
         flags: found.flags(),
         name: link.strip_suffix(DELETED).unwrap_or(link).to_vec(),
-        mnt_id: Some(found.info.mnt_id),
+        mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
         mode: Some(found.stat.st_mode),
         fown: found.fown,
         ..RegFileEntry::default()

@@ -41,7 +41,12 @@ pub fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
     Ok(())
 }
 
+/// The characters are 19 words in the format, of which CRIU uses the first bytes for 19 characters
+/// one behind the other; the rest of what it writes means nothing.
 fn entry(termios: &Termios) -> TermiosEntry {
+    let mut bytes = [0; 4 * 19];
+    bytes[..termios.cc.len()].copy_from_slice(&termios.cc);
+    let words = bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word));
     TermiosEntry {
         c_iflag: termios.iflag,
         c_oflag: termios.oflag,
@@ -50,7 +55,7 @@ fn entry(termios: &Termios) -> TermiosEntry {
         c_line: termios.line.into(),
         c_ispeed: termios.ispeed,
         c_ospeed: termios.ospeed,
-        c_cc: termios.cc.iter().map(|&c| c.into()).collect(),
+        c_cc: words.collect(),
     }
 }
 
@@ -59,20 +64,19 @@ fn entry(termios: &Termios) -> TermiosEntry {
 /// # Errors
 /// Numbers that do not fit.
 pub fn termios(entry: &TermiosEntry) -> Result<Termios> {
-    let byte = |value: u32| {
-        u8::try_from(value)
-            .map_err(|_| Error::invalid("tty-info.img", format!("{value} is no character")))
-    };
+    let line = u8::try_from(entry.c_line).map_err(|_| {
+        Error::invalid("tty-info.img", format!("{} is no line discipline", entry.c_line))
+    })?;
     let mut cc = [0; 19];
-    for (to, &from) in cc.iter_mut().zip(&entry.c_cc) {
-        *to = byte(from)?;
+    for (to, from) in cc.iter_mut().zip(entry.c_cc.iter().flat_map(|word| word.to_le_bytes())) {
+        *to = from;
     }
     Ok(Termios {
         iflag: entry.c_iflag,
         oflag: entry.c_oflag,
         cflag: entry.c_cflag,
         lflag: entry.c_lflag,
-        line: byte(entry.c_line)?,
+        line,
         cc,
         ispeed: entry.c_ispeed,
         ospeed: entry.c_ospeed,
@@ -118,4 +122,25 @@ fn winsize(entry: &WinsizeEntry) -> Result<Winsize> {
         ws_xpixel: number(entry.ws_xpixel)?,
         ws_ypixel: number(entry.ws_ypixel)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn characters_are_packed_as_criu_packs_them() {
+        let cc = std::array::from_fn(|i| u8::try_from(i).unwrap() + 1);
+        let settings = Termios { cc, lflag: 7, ..Termios::default() };
+        let mut packed = entry(&settings);
+        let first = [0x0403_0201, 0x0807_0605, 0x0c0b_0a09, 0x100f_0e0d, 0x0013_1211];
+        assert_eq!(packed.c_cc[..5], first);
+        assert_eq!(packed.c_cc[5..], [0; 14]);
+        assert_eq!(termios(&packed).unwrap(), settings);
+        // What lies behind the last of them is whatever CRIU's memory held.
+        packed.c_cc[4] |= 0xff00_0000;
+        packed.c_cc[9] = u32::MAX;
+        assert_eq!(termios(&packed).unwrap(), settings);
+    }
 }

@@ -78,6 +78,15 @@ impl Mounts {
         self.spaces.iter().find_map(|s| Some((s, s.tree.mount(s.tree.find(id)?))))
     }
 
+    /// What the images call the mount with number `mnt_id`. Nothing if the root task lives in the
+    /// caller's namespace: its mounts are not part of the checkpoint, and CRIU looks in vain for one
+    /// that is called by a number.
+    #[must_use]
+    pub fn number_in_images(&self, mnt_id: i32) -> Option<i32> {
+        let are_dumped = self.spaces.first().is_none_or(|root| !root.is_host);
+        are_dumped.then_some(mnt_id)
+    }
+
     /// Whether `path`, seen from the root of the namespace, leads to the file that
     /// the mount has there, rather than to one of another mount on top.
     #[must_use]

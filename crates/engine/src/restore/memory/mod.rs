@@ -351,6 +351,11 @@ fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
 /// The file behind a mapping.
 fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
     let id = u32::try_from(vma.shmid);
+    // In CRIU's images a memfd is a file besides.
+    if vma.status & status::MEMFD != 0 {
+        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
+        return memfd::open_for_mapping(cx, id, vma);
+    }
     if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
         // A lock belongs to the open file: no descriptor must have the same.
@@ -358,10 +363,6 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
             Some(_) => regular::open_apart(cx, id, vma.fdflags),
             None => regular::open_for_mapping(cx, id, vma.fdflags),
         };
-    }
-    if vma.status & status::MEMFD != 0 {
-        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return memfd::open_for_mapping(cx, id, vma);
     }
     shared::open(cx, task, vma)
 }

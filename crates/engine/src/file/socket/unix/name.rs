@@ -75,7 +75,8 @@ pub(super) fn dump(
     let removed = link.as_bytes().strip_suffix(b" (deleted)");
     let deleted = stat.st_nlink == 0 || removed.is_some() && !name.ends_with(b" (deleted)\0");
     entry.deleted = Some(deleted);
-    entry.mnt_id = i32::try_from(mount.stx_mnt_id).ok();
+    entry.mnt_id =
+        i32::try_from(mount.stx_mnt_id).ok().and_then(|id| cx.mounts.number_in_images(id));
     let path = Path::new(OsStr::from_bytes(removed.filter(|_| deleted).unwrap_or(link.as_bytes())));
     match directory(path, path_of(name)) {
         Some(dir) if path_of(name).is_relative() => {
