@@ -91,6 +91,7 @@ group cli 600 cargo test --locked --package torpor-cli --no-fail-fast
 group runtimes 1200 cargo test --locked --package torpor-runtimes-tests --no-fail-fast
 group fault 1200 cargo test --locked --package torpor-tests --test fault
 group zoo 1500 cargo test --locked --package torpor-tests --test zoo
+group older 1200 scripts/kernel/test
 
 # The table tells of these outcomes, or it lies.
 target/debug/zoo status --check docs/compatibility.md || failed+=("docs/compatibility.md: make docs")

@@ -2,6 +2,7 @@
 //!
 //!     zoo                       lists the programs
 //!     zoo PROGRAM [MODE] [--keep]   runs the program in a mode, or in all of its modes
+//!     zoo build                 compiles the programs
 //!     zoo status [--json|--table|--check FILE]   what the last run of each case gave
 
 use anyhow::{Result, bail};
@@ -16,6 +17,7 @@ fn main() -> Result<ExitCode> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words[..] {
         [] => list()?,
+        ["build"] => drop(build::everything()?),
         ["status"] => print!("{}", status::summary(&program::all()?)?),
         ["status", "--json"] => println!("{:#}", status::json(&program::all()?)?),
         ["status", "--check", table] => {
@@ -40,7 +42,9 @@ fn main() -> Result<ExitCode> {
             }
             return run(cases, keep);
         }
-        _ => bail!("usage: zoo [PROGRAM [MODE] [--keep] | status [--json|--table|--check FILE]]"),
+        _ => bail!(
+            "usage: zoo [PROGRAM [MODE] [--keep] | build | status [--json|--table|--check FILE]]"
+        ),
     }
     Ok(ExitCode::SUCCESS)
 }
