@@ -63,12 +63,10 @@ const EXCHANGED: &[&str] = &[
     "inotify",
     "mem_holes",
     "pipe_full",
-    "pipe_packets",
     "proc_sessions",
     "proc_zombies",
     "pty_pair",
     "rlimits",
-    "sched_policies",
     "sig_actions",
     "sig_in_handler",
     "sig_pending",
@@ -80,7 +78,6 @@ const EXCHANGED: &[&str] = &[
     "timerfd",
     "unix_abstract",
     "unix_pairs",
-    "unix_stream_listen",
 ];
 
 /// Random histories of memory (`crates/engine/tests/history`): what is in the images after rounds, also
