@@ -50,11 +50,24 @@ impl Network {
         }
     }
 
-    /// Moves the device `eth0` with its address to another namespace.
+    /// Moves the device `eth0` with its address to another namespace, which does not [`Self::hear`]
+    /// what comes in yet: the kernel would reset the connections of peers that go on sending, until
+    /// somebody is there who has them.
     pub fn replug(&self, other: &Self, address: &str) {
         self.ip(&["link", "set", "eth0", "netns", &other.name]);
+        other.filter("--append");
         other.ip(&["address", "add", &format!("{address}/24"), "dev", "eth0"]);
         other.ip(&["link", "set", "eth0", "up"]);
+    }
+
+    /// Hears what comes in through `eth0` from now on.
+    pub fn hear(&self) {
+        self.filter("--delete");
+    }
+
+    fn filter(&self, what: &str) {
+        let rule = [what, "INPUT", "--in-interface", "eth0", "--jump", "DROP"];
+        self.inside(|| command("iptables", &rule).succeed());
     }
 
     /// Runs `work` inside the namespace.

@@ -266,6 +266,7 @@ fn moves_to_another_host() {
     here.replug(&there, "10.99.0.2");
     drop(here);
     other.restore(&["--tcp-established"]);
+    there.hear();
 
     assert_eq!(other.processes(), processes);
     assert_eq!(client.number(&["CLIENT", "ID"]), id);
@@ -294,6 +295,7 @@ fn moves_to_another_host_before_its_memory() {
     let mut other = Container::new(&other_scratch, &bundle_there);
     here.replug(&there, "10.99.0.2");
     leaving.arrive(&mut other, &other_scratch, &["--tcp-established"]);
+    there.hear();
     container.runc("state").arg(container.id()).fail();
 
     busy.advance(50);

@@ -84,8 +84,8 @@ mod tests {
     use super::*;
     use crate::memory::vma;
 
-    /// Both ways, of all private memory of this process, which other tests work in: the same
-    /// region twice in a row by the one way must be told by the other between.
+    /// Both ways, of all memory of this process, which other tests work in meanwhile: what the one way
+    /// finds twice the other must have found between, sooner or later.
     #[test]
     fn both_ways_find_the_same() {
         if !is_quick() {
@@ -110,14 +110,14 @@ mod tests {
                 };
                 done.map(|()| found).unwrap_or_default()
             };
+            let mut stable = false;
             let same = (0..100).find_map(|_| {
                 let (before, between, after) = (all(true), all(false), all(true));
-                (before == after).then_some((before, between))
+                stable |= before == after;
+                (before == after && before == between).then_some(before.len())
             });
-            if let Some((quick, slow)) = same {
-                assert_eq!(quick, slow, "{}", vma.map.name);
-                compared += quick.len();
-            }
+            assert!(same.is_some() || !stable, "{}", vma.map.name);
+            compared += same.unwrap_or(0);
         }
         assert!(compared > 10, "{compared} regions were the same twice");
     }
