@@ -22,7 +22,7 @@ use prost::Message as _;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use torpor_crit::View;
 use torpor_engine::lazy::accept_all;
-use torpor_engine::page_server::Command;
+use torpor_engine::page_server::{Command, Incoming, method};
 use torpor_images::kind::{self, Kind, Layout};
 use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::pages::PagesReader;
@@ -44,6 +44,8 @@ use types::{Check, Entry, every_kind};
 
 /// How many packets [`lazy`] sends at most.
 const PACKETS: usize = 64;
+/// How many pages behind one command [`pages`] receives at most.
+const MAX_PAGES: u32 = 300;
 
 /// A target.
 pub type Target = fn(&[u8]);
@@ -371,13 +373,19 @@ pub fn texts(data: &[u8]) {
     }
 }
 
-/// Reads the commands of a page client.
+/// Reads the commands of a page client, and the pages behind those that are compressed.
 pub fn pages(data: &[u8]) {
     let mut rest = data;
+    let mut incoming = Incoming::default();
     while let Ok(command) = Command::receive(&mut rest) {
         let mut again = Vec::new();
         command.send(&mut again).expect("it was received");
         assert_eq!(Command::receive(&mut again.as_slice()).expect("it was sent"), command);
+        let Ok(how @ Some(_)) = method(command.flags) else { continue };
+        let mut pages = vec![0; command.pages.min(MAX_PAGES) as usize * 4096];
+        if incoming.receive(how, &mut pages, None, &mut rest).is_err() {
+            break;
+        }
     }
 }
 

@@ -199,9 +199,20 @@ fn write_archives(write: &dyn Fn(&str, &str, &[u8])) {
         command(5, 0, 0, 0x74_6f72_706f_7201),
         command(0x5450, 5000, 0x2000, 0x355),
         command(0x5451, 36, 0, 0),
+        // Pages in a cluster: one that has become smaller, and one that has not.
+        [command(6 | 0x1004 << 16, 1, 0x1000, 7), packed_page()].concat(),
+        [command(6 | 0x2004 << 16, 1, 0x1000, 7), vec![0, 16, 0, 0], vec![7; 4096]].concat(),
     ];
     write("pages", "commands", &all.concat());
     all.iter().enumerate().for_each(|(i, bytes)| write("pages", &format!("command_{i}"), bytes));
+}
+
+/// A page of zeros as it is on the wire: the size of its cluster, and the cluster.
+fn packed_page() -> Vec<u8> {
+    let mut packer = torpor_images::packed::Packer::default();
+    let (sizes, cluster) =
+        packer.pack(torpor_images::compress::Compression::LZ4, &[0; 4096]).unwrap();
+    [sizes[0].to_le_bytes().as_slice(), cluster].concat()
 }
 
 /// Two tasks, one of them without memory that waits.

@@ -237,6 +237,27 @@ fn pages_of_a_sealed_dump_are_sealed_on_their_way() {
     }
 }
 
+/// Asked for, pages are compressed whatever the connection is, sealed ones before they are sealed.
+#[test]
+fn pages_are_compressed_on_their_way() {
+    for (is_sealed, method) in [(false, "lz4"), (true, "zstd:3")] {
+        let task = Task::start(PAGES);
+        let seal = seal(task.dir.path());
+        let seal = seal.each_ref().map(String::as_str);
+        let seal = if is_sealed { &seal[..] } else { &[] };
+        let mut migration = Migration::of(task, &[seal, &["--compress", method]].concat());
+        let heard = migration.overhear();
+        let identity = &seal[..seal.len().min(2)];
+        migration.serve(identity);
+        migration.restore(identity);
+        migration.arrives();
+        let heard = heard.join().unwrap().len() as u64;
+        assert!(heard < PAGES * 4096 / 2, "{heard} bytes");
+        let log = migration.task.log("dump.log");
+        assert!(log.contains("bytes of pages to"), "{log}");
+    }
+}
+
 #[test]
 fn a_dump_of_other_images_serves_nothing() {
     let (mut migration, mut other) = (Migration::start(&[]), Migration::start(&[]));

@@ -34,9 +34,9 @@ impl Compression {
     /// little.
     pub const ZSTD: Self = Self::Zstd(1);
 
-    /// The method's number in an index.
+    /// The method's number in an index, and on the wire; none is 0.
     #[must_use]
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         match self {
             Self::Lz4(_) => 1,
             Self::Zstd(_) => 2,
@@ -44,7 +44,8 @@ impl Compression {
     }
 
     /// The method with this number.
-    pub(crate) fn of_number(number: u32) -> Option<Self> {
+    #[must_use]
+    pub fn of_number(number: u32) -> Option<Self> {
         [Self::LZ4, Self::ZSTD].into_iter().find(|method| method.number() == number)
     }
 }
@@ -127,14 +128,22 @@ impl Compressor {
 
 /// Decompresses, again and again with the same tables.
 #[derive(Default)]
-pub(crate) struct Decompressor {
+pub struct Decompressor {
     zstd: Option<bulk::Decompressor<'static>>,
 }
 
+impl fmt::Debug for Decompressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Decompressor")
+    }
+}
+
 impl Decompressor {
-    /// Decompresses `stored`, which must give as many bytes as `plain` holds. Otherwise the
-    /// error says why not.
-    pub(crate) fn decompress(
+    /// Decompresses `stored`, which must give as many bytes as `plain` holds.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn decompress(
         &mut self,
         how: Compression,
         stored: &[u8],

@@ -54,8 +54,16 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// Compresses `data`; returns the sizes of its clusters, which stand in `out`.
-    fn pack(&mut self, how: Compression, data: &[u8]) -> std::io::Result<Vec<u32>> {
+    /// Compresses `data`; returns the sizes of its clusters of [`CLUSTER`] pages, and what they
+    /// hold, one behind the other. One that does not become smaller is as it was.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn pack(
+        &mut self,
+        how: Compression,
+        data: &[u8],
+    ) -> std::io::Result<(Vec<u32>, &mut [u8])> {
         let mut sizes = Vec::new();
         let mut end = 0;
         for plain in data.chunks(CLUSTER * page()) {
@@ -72,7 +80,7 @@ impl Packer {
             end += len;
             sizes.push(u32::try_from(len).map_err(std::io::Error::other)?);
         }
-        Ok(sizes)
+        Ok((sizes, &mut self.out[..end]))
     }
 }
 
@@ -162,10 +170,8 @@ impl PackedWriter {
         packer: &mut Packer,
     ) -> Result<()> {
         let failed = |error| Error::io(&self.path, "write", error);
-        let sizes = self.time.measure(|| packer.pack(self.how, data)).map_err(failed)?;
-        let len = sizes.iter().map(|&size| u64::from(size)).sum::<u64>();
-        let stored = usize::try_from(len).ok().and_then(|len| packer.out.get_mut(..len));
-        let stored = stored.unwrap_or_default();
+        let (sizes, stored) = self.time.measure(|| packer.pack(self.how, data)).map_err(failed)?;
+        let len = stored.len() as u64;
         let pages = data.len() / page();
         let tags = match (&self.seal, span) {
             (Some((checkpoint, sealer)), Some(span)) => {

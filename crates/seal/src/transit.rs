@@ -4,9 +4,11 @@
 //! it. The key is made for one connection, from a random salt that the dump says at its
 //! start; the nonce of a page is its number among all that were sent over it, which both ends
 //! count, so nonces cannot repeat, and a page that is left out, repeated or moved does not open. Whose
-//! memory it is, and its address, are authenticated with it.
+//! memory it is, and its address, are authenticated with it. Pages that are compressed are sealed
+//! cluster by cluster, each as if it were one page; how many pages it holds, and by which
+//! method, are authenticated as well.
 
-use aws_lc_rs::aead::LessSafeKey;
+use aws_lc_rs::aead::{Aad, LessSafeKey};
 
 use crate::error::{Error, Result};
 use crate::header::RecordCipher;
@@ -58,6 +60,30 @@ impl Transit {
         Ok(tags)
     }
 
+    /// Seals in place a cluster of compressed pages. Returns its tag.
+    ///
+    /// # Errors
+    /// If the cipher library refuses.
+    pub fn seal_packed(&mut self, place: &Packed, data: &mut [u8]) -> Result<[u8; TAG]> {
+        let nonce = nonce(self.next);
+        self.next += 1;
+        let tag = self.key.seal_in_place_separate_tag(nonce, place.aad(), data);
+        let tag = tag.ok().and_then(|tag| tag.as_ref().try_into().ok());
+        tag.ok_or(Error::Crypto("sealing a page"))
+    }
+
+    /// Opens in place a cluster of compressed pages, which has this tag.
+    ///
+    /// # Errors
+    /// If it is not what was sealed at this point of the connection; `data` is not to be
+    /// used then.
+    pub fn open_packed(&mut self, place: &Packed, data: &mut [u8], tag: &[u8]) -> Result<()> {
+        let nonce = nonce(self.next);
+        self.next += 1;
+        let opened = self.key.open_in_place_separate_tag(nonce, place.aad(), tag, data);
+        opened.map(drop).map_err(|_| changed(place.address))
+    }
+
     /// Opens in place the pages of `owner` from `address` on, which have these tags.
     ///
     /// # Errors
@@ -70,13 +96,35 @@ impl Transit {
             self.next += 1;
             self.key
                 .open_in_place_separate_tag(nonce, aad, tags.next().unwrap_or_default(), page)
-                .map_err(|_| {
-                    let what = format!("the page at {address:x} was changed on its way");
-                    Error::damaged("memory", what)
-                })?;
+                .map_err(|_| changed(address))?;
         }
         Ok(())
     }
+}
+
+/// What a cluster of compressed pages is of.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    /// Whose memory: the number of its pagemap.
+    pub owner: u64,
+    /// The address of the first page.
+    pub address: u64,
+    /// How many pages follow each other.
+    pub pages: u32,
+    /// The number of the method that they are compressed by.
+    pub method: u32,
+}
+
+impl Packed {
+    /// Longer than that of a page: neither can be taken for the other.
+    fn aad(&self) -> Aad<Vec<u8>> {
+        let how = u64::from(self.method) << 32 | u64::from(self.pages);
+        Aad::from([self.owner, self.address, how].map(u64::to_le_bytes).concat())
+    }
+}
+
+fn changed(address: u64) -> Error {
+    Error::damaged("memory", format!("the page at {address:x} was changed on its way"))
 }
 
 fn addresses(first: u64, page: usize) -> impl Iterator<Item = u64> {
@@ -114,6 +162,26 @@ mod tests {
             to.open(7, 0x5000, &mut data, &tags).unwrap();
             assert!(data == [b'a'; 8192]);
         }
+    }
+
+    #[test]
+    fn clusters_of_compressed_pages() {
+        let place = Packed { owner: 7, address: 0x5000, pages: 2, method: 1 };
+        let mut data = vec![b'a'; 4096];
+        let tag = end(3).seal_packed(&place, &mut data).unwrap();
+        let open = |place: &Packed, to: &mut Transit| {
+            let mut data = data.clone();
+            to.open_packed(place, &mut data, &tag).map(|()| data)
+        };
+        let mut to = end(3);
+        assert_eq!(open(&place, &mut to).unwrap(), [b'a'; 4096]);
+        open(&place, &mut to).unwrap_err();
+        open(&Packed { owner: 8, ..place }, &mut end(3)).unwrap_err();
+        open(&Packed { address: 0x6000, ..place }, &mut end(3)).unwrap_err();
+        open(&Packed { pages: 1, ..place }, &mut end(3)).unwrap_err();
+        open(&Packed { method: 2, ..place }, &mut end(3)).unwrap_err();
+        // A cluster of one page that has not become smaller is no page.
+        end(3).open(7, 0x5000, &mut data.clone(), &tag).unwrap_err();
     }
 
     #[test]

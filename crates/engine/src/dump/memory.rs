@@ -15,7 +15,7 @@ use torpor_images::proto::{MmEntry, VmaEntry};
 
 use super::outbox::{self, Away, to_run};
 use super::{Dump, micros, twin};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd, regular};
 use crate::hooks::Hooks;
 use crate::lazy;
@@ -159,6 +159,9 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
     } else if vma.is(status::ANON_SHARED) {
         entry.shmid = ANONYMOUS | vma.map.inode;
         let file = proc::open(cx.tasks[task].pid, &vma.map_files_name())?;
+        let len = file.metadata().context(|| "fstat of shared memory".to_owned())?.len();
+        let end = vma.map.offset + (vma.map.end - vma.map.start);
+        entry.torpor_object_len = (len != end).then_some(len);
         dump_shared(cx, entry.shmid, file)?;
     }
     Ok(entry)
@@ -283,7 +286,8 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
         })?;
     }
     if let Some(away) = cx.memory.away.take() {
-        away.finish(&count)?;
+        let packed = away.finish(&count)?;
+        cx.count_packed(packed);
     }
     cx.memory.copied = done.into_inner();
     hooks.progress(cx.memory.copied, total);
@@ -299,17 +303,22 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
 
 /// Completes the pages files.
 fn finish(cx: &mut Dump<'_>) -> Result<()> {
-    let mut packed: Option<Packed> = None;
     for target in std::mem::take(&mut cx.memory.targets) {
         target.finish(&cx.images)?;
-        if let Some(part) = target.packed() {
-            *packed.get_or_insert_default() += part;
-        }
+        cx.count_packed(target.packed());
     }
-    cx.stats.torpor_compress_from_bytes = packed.map(|packed| packed.from);
-    cx.stats.torpor_compress_to_bytes = packed.map(|packed| packed.to);
-    cx.stats.torpor_compress_time = packed.map(|packed| micros(packed.time).into());
     Ok(())
+}
+
+impl Dump<'_> {
+    /// Notes memory that was compressed, in the images or on its way.
+    pub(super) fn count_packed(&mut self, part: Option<Packed>) {
+        let Some(part) = part else { return };
+        let stats = &mut self.stats;
+        *stats.torpor_compress_from_bytes.get_or_insert_default() += part.from;
+        *stats.torpor_compress_to_bytes.get_or_insert_default() += part.to;
+        *stats.torpor_compress_time.get_or_insert_default() += u64::from(micros(part.time));
+    }
 }
 
 /// Memory from which on it is worth telling how far the copying is.

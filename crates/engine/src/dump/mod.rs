@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_images::dir::{EXTENDED_VERSION, IMAGE_VERSION};
+use torpor_images::packed::Packed;
 use torpor_images::proto::{
     DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
 };
@@ -258,7 +259,12 @@ fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<
     hooks.notify(Event::StatusReady { port: lender.port() })?;
     let id = cx.network.id()?;
     let seal = cx.images.seal_ref().map(AsRef::as_ref);
-    lender.serve(Loan { lent: &cx.memory.lent, id, seal })
+    let compress = cx.opts.compress;
+    let returned = lender.serve(Loan { lent: &cx.memory.lent, id, seal, compress })?;
+    if let Some(Packed { from, to, .. }) = returned.packed {
+        tracing::info!("Compressed {from} bytes of pages to {to} on their way");
+    }
+    Ok(returned)
 }
 
 /// Collects and writes everything but the inventory.

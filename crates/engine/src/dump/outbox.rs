@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
+use torpor_images::packed::Packed;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::Depot;
 
@@ -33,7 +34,7 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 pub(super) enum Away {
     /// To a page server of anybody's, which gets pagemaps and pages.
-    Pages(Outbox),
+    Pages(Box<Outbox>),
     /// To a page server of Torpor's, which stores files as they are: sealed or compressed.
     Files(Arc<Store>),
 }
@@ -51,7 +52,7 @@ impl Away {
             (None, Some(_)) => "--compress",
             (None, None) => {
                 let (sender, objects) = (Sender::connect(server)?, Vec::new());
-                return Ok(Some(Away::Pages(Outbox { sender, objects })));
+                return Ok(Some(Away::Pages(Box::new(Outbox { sender, objects }))));
             }
         };
         let sender = Sender::connect_to_torpor(server, what)?;
@@ -77,11 +78,12 @@ impl Away {
         }
     }
 
-    /// Sends what is planned, and waits until the server has written everything.
+    /// Sends what is planned, and waits until the server has written everything. Returns what was
+    /// compressed only on its way.
     ///
     /// # Errors
     /// The connection's; pages that cannot be read.
-    pub fn finish(self, progress: &dyn Fn(u64)) -> Result<()> {
+    pub fn finish(self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
         match self {
             Away::Pages(outbox) => outbox.send(progress),
             Away::Files(store) => store.take()?.close(),
@@ -167,11 +169,12 @@ impl Outbox {
         Ok(bytes)
     }
 
-    /// Sends everything, and waits until the server has written it.
+    /// Sends everything, and waits until the server has written it. Returns what was compressed on
+    /// its way.
     ///
     /// # Errors
     /// The connection's; pages that cannot be read.
-    fn send(mut self, progress: &dyn Fn(u64)) -> Result<()> {
+    fn send(mut self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
         let mut buffer = vec![0; CHUNK];
         for (object, runs) in std::mem::take(&mut self.objects) {
             self.sender.open(object)?;

@@ -45,6 +45,22 @@ pub use daemon::{Daemon, id_of, own_pager};
 /// What children do not get must not be missing at a fork: the pager would give it to them,
 /// for nothing tells it that their mapping is to be empty.
 pub fn may_wait(vma: &VmaEntry) -> bool {
+    // Needed at once.
+    !is_stack(vma) && can_wait(vma)
+}
+
+/// Whether a mapping grows downwards.
+fn is_stack(vma: &VmaEntry) -> bool {
+    vma.flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0
+}
+
+/// Whether it is a stack that can be brought in later, if it has to be: CRIU's lazy dumps serve
+/// stacks, too.
+pub fn stack_can_wait(vma: &VmaEntry) -> bool {
+    is_stack(vma) && can_wait(vma)
+}
+
+fn can_wait(vma: &VmaEntry) -> bool {
     let other = status::VDSO
         | status::VVAR
         | status::VSYSCALL
@@ -53,8 +69,8 @@ pub fn may_wait(vma: &VmaEntry) -> bool {
         | status::SYSVIPC
         | status::AIO_RING
         | status::GUARD;
-    // Stacks are needed at once; what is locked is never to be missing.
-    let flags = libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
+    // What is locked is never to be missing.
+    let flags = libc::MAP_SHARED | libc::MAP_LOCKED | libc::MAP_HUGETLB;
     vma.status & status::ANON_PRIVATE != 0
         && vma.status & other == 0
         && vma.flags & (flags.cast_unsigned() | MAP_DROPPABLE) == 0
@@ -255,6 +271,8 @@ mod tests {
         let advised = |advice: i32| VmaEntry { madv: Some(1 << advice), ..plain };
         assert!(may_wait(&plain) && may_wait(&advised(libc::MADV_DONTFORK)));
         assert!(!may_wait(&advised(libc::MADV_WIPEONFORK)));
+        let stack = VmaEntry { flags: flags | libc::MAP_GROWSDOWN.cast_unsigned(), ..plain };
+        assert!(!may_wait(&stack) && stack_can_wait(&stack) && !stack_can_wait(&plain));
         let locked = flags | libc::MAP_LOCKED.cast_unsigned();
         assert!(!may_wait(&VmaEntry { flags: locked, ..plain }));
     }

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::net::{RecvFlags, recv};
 use torpor_images::kind;
 use torpor_seal::Checkpoint;
-use torpor_seal::page::TAG;
 use torpor_seal::transit::{SALT, Transit};
 
 use super::PAGE_LEN;
 use super::connection::Connection;
 use super::protocol::{Command, Object, Op};
+use super::wire::{self, Incoming, Sealing};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::options::PageServer;
@@ -65,6 +65,7 @@ pub struct Borrower {
     asked: Asked,
     /// What opens the pages, if they are sealed.
     transit: Option<Transit>,
+    incoming: Incoming,
 }
 
 impl Borrower {
@@ -75,7 +76,8 @@ impl Borrower {
     pub fn connect(to: &PageServer, id: &str, seal: Option<&Checkpoint>) -> Result<Self> {
         let mut connection = Connection::connect(to)?;
         let transit = greet(&mut connection, id, seal)?;
-        Ok(Borrower { connection, asked: Asked::default(), transit })
+        let (asked, incoming) = (Asked::default(), Incoming::default());
+        Ok(Borrower { connection, asked, transit, incoming })
     }
 
     /// What is still to be answered.
@@ -127,7 +129,6 @@ impl Borrower {
     /// # Errors
     /// The connection's: the dump is gone; an answer to another question.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
-        let lost = || "the dump that serves the pages".to_owned();
         let answer = Command::receive(&mut self.connection)?;
         let request = self.asked.pop().ok_or_else(|| wrong("pages that nobody asked for"))?;
         let Request { id, range } = request;
@@ -140,13 +141,10 @@ impl Borrower {
         if buffer.len() < len {
             buffer.resize(len, 0);
         }
-        let bytes = &mut buffer[..len];
-        self.connection.read_exact(bytes).context(lost)?;
-        if let Some(transit) = &mut self.transit {
-            let mut tags = vec![0; len / PAGE_LEN * TAG];
-            self.connection.read_exact(&mut tags).context(lost)?;
-            transit.open(id, range.start, bytes, &tags)?;
-        }
+        let seal = self.transit.as_mut();
+        let seal = seal.map(|transit| Sealing { transit, owner: id, address: range.start });
+        let how = wire::method(answer.flags)?;
+        self.incoming.receive(how, &mut buffer[..len], seal, &mut self.connection)?;
         Ok(Request { id, range: range.start..end })
     }
 

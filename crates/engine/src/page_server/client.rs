@@ -2,11 +2,15 @@
 
 use std::io::{Read, Write};
 
+use torpor_images::packed::Packed;
 use torpor_images::pagemap::Run;
 
 use super::connection::Connection;
 use super::protocol::{Command, Object, Op};
+use super::wire::{Manner, Outgoing};
 use crate::error::{Context, Error, Result};
+#[cfg(doc)]
+use crate::memory::pages::CHUNK;
 use crate::options::PageServer;
 
 /// Pages that one command can announce.
@@ -18,6 +22,9 @@ const MAX_PAGES: u64 = u32::MAX as u64;
 #[must_use = "what was sent counts after close() only"]
 pub struct Sender {
     connection: Connection,
+    outgoing: Outgoing,
+    /// Whose memory is sent.
+    current: Option<Object>,
     closed: bool,
 }
 
@@ -27,7 +34,16 @@ impl Sender {
     /// # Errors
     /// If it cannot be reached, or has no right certificate.
     pub fn connect(to: &PageServer) -> Result<Self> {
-        Ok(Sender { connection: Connection::connect(to)?, closed: false })
+        let mut connection = Connection::connect(to)?;
+        let mut manner = connection.manner();
+        if manner != Manner::Plain && !connection.is_torpor()? {
+            manner = Manner::Plain;
+        }
+        Ok(Self::over(connection, manner))
+    }
+
+    fn over(connection: Connection, manner: Manner) -> Self {
+        Sender { connection, outgoing: Outgoing::new(manner), current: None, closed: false }
     }
 
     /// Connects to a page server that is Torpor's, and stores pages files as they are.
@@ -36,9 +52,9 @@ impl Sender {
     /// If it cannot be reached, has no right certificate, or is not Torpor's; `what` is
     /// what no other server can do.
     pub fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
-        let mut sender = Self::connect(to)?;
-        if sender.connection.is_torpor()? {
-            return Ok(sender);
+        let mut connection = Connection::connect(to)?;
+        if connection.is_torpor()? {
+            return Ok(Self::over(connection, Manner::Plain));
         }
         let why = "its protocol has no place for such pages";
         Err(Error::Unsupported(format!("{what} with a page server that is not Torpor's ({why})")))
@@ -54,7 +70,7 @@ impl Sender {
         let pages = u32::try_from(bytes.len()).map_err(wrong)?;
         let object = Some(file);
         self.send(&Command { op: Op::Store, flags: 0, pages, vaddr: offset, object })?;
-        self.pages(bytes)
+        self.connection.write_all(bytes).context(|| "send pages".to_owned())
     }
 
     /// What follows is the memory of this object. Says whether the server has the
@@ -63,6 +79,7 @@ impl Sender {
     /// # Errors
     /// The connection's.
     pub fn open(&mut self, object: Object) -> Result<bool> {
+        self.current = Some(object);
         self.send(&Command::bare(Op::Open, Some(object)))?;
         let mut there = [0];
         self.receive(&mut there)?;
@@ -93,29 +110,31 @@ impl Sender {
         let op = if run.present { Op::AddPages } else { Op::Hole };
         let too_large = || Error::Hook(format!("{} pages are too many to be sent", run.pages));
         let pages = u32::try_from(run.pages.min(MAX_PAGES + 1)).map_err(|_| too_large())?;
-        let flags = run.flags();
-        self.send(&Command { op, flags, pages, vaddr: run.vaddr, object: None })
+        let flags = run.flags() | if run.present { self.outgoing.flags() } else { 0 };
+        // CRIU's servers want to hear again whose it is.
+        self.send(&Command { op, flags, pages, vaddr: run.vaddr, object: self.current })
     }
 
-    /// Sends the content of pages that were announced.
+    /// Sends the next [`CHUNK`] bytes of the pages that were announced, or the last ones.
+    /// `bytes` are of no use afterwards.
     ///
     /// # Errors
     /// The connection's.
-    pub fn pages(&mut self, bytes: &[u8]) -> Result<()> {
-        self.connection.write_all(bytes).context(|| "send pages".to_owned())
+    pub fn pages(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.outgoing.send(bytes, None, &mut self.connection)
     }
 
-    /// Waits until the server has written everything.
+    /// Waits until the server has written everything. Returns what was compressed on its way.
     ///
     /// # Errors
     /// If it has not.
-    pub fn close(mut self) -> Result<()> {
+    pub fn close(mut self) -> Result<Option<Packed>> {
         self.closed = true;
         self.send(&Command::bare(Op::Close, None))?;
         let mut status = [0; 4];
         self.receive(&mut status)?;
         match i32::from_le_bytes(status) {
-            0 => Ok(()),
+            0 => Ok(self.outgoing.packed()),
             _ => Err(Error::Hook("the page server failed; its log says why".to_owned())),
         }
     }

@@ -1,17 +1,19 @@
 //! A connection between a page client and a page server.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::ops::DerefMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::net::{getpeername, getsockname, sockopt};
 use rustls::{ConnectionCommon, SideData, StreamOwned};
+use torpor_sys::socket;
 
 use super::protocol::{ASK, Command, Op, YES};
 use super::tls;
+use super::wire::Manner;
 use crate::error::{Context, Error, Result};
 use crate::options::PageServer;
 
@@ -27,6 +29,8 @@ pub struct Connection {
     stream: Box<dyn Stream + Send>,
     /// What has been said but not sent: a page server is told much in small pieces.
     said: Vec<u8>,
+    /// How pages go over it to another Torpor, if nobody has said how.
+    manner: Manner,
 }
 
 trait Stream: Read + Write {
@@ -87,13 +91,24 @@ impl Connection {
             }
         };
         match &to.tls {
-            Some(files) => Ok(Self::over(tls::client(File::from(socket), host, files)?)),
-            None => Ok(Self::over(File::from(socket))),
+            Some(files) => Ok(Self::encrypted(tls::client(File::from(socket), host, files)?)),
+            None => Ok(Self::open(File::from(socket))),
         }
     }
 
-    fn over(stream: impl Stream + Send + 'static) -> Self {
-        Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER) }
+    /// Over a network pages are compressed as long as that is faster.
+    fn open(socket: File) -> Self {
+        let manner = if is_far(&socket) { Manner::Adaptive } else { Manner::Plain };
+        Self::over(socket, manner)
+    }
+
+    /// What is encrypted is not compressed unasked: how well that goes shows something of it.
+    fn encrypted(stream: impl Stream + Send + 'static) -> Self {
+        Self::over(stream, Manner::Plain)
+    }
+
+    fn over(stream: impl Stream + Send + 'static, manner: Manner) -> Self {
+        Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER), manner }
     }
 
     /// Asks whether the other end is Torpor's as well: not CRIU's, which does not notice.
@@ -108,6 +123,17 @@ impl Connection {
         Ok(i32::from_le_bytes(answer) == YES)
     }
 
+    /// How pages go to another Torpor, if nobody has said how.
+    pub fn manner(&self) -> Manner {
+        self.manner
+    }
+
+    /// Whether the network has not taken everything yet that it was given.
+    pub fn is_behind(&self) -> bool {
+        // An answer that there is none is not an error worth ending for.
+        socket::unsent(self.as_fd()).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Whether something can be read that [`Connection::as_fd`] does not tell of.
     pub fn has_more(&mut self) -> bool {
         self.stream.has_more()
@@ -118,6 +144,14 @@ impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.socket().as_fd()
     }
+}
+
+/// Whether a socket's other end has another address than this one: it is on another host, or in
+/// another network namespace.
+fn is_far(socket: &File) -> bool {
+    let ends = [getsockname(socket).ok(), getpeername(socket).ok().flatten()];
+    let [here, there] = ends.map(|end| SocketAddr::try_from(end?).ok().map(|end| end.ip()));
+    here.is_some() && there.is_some() && here != there
 }
 
 /// Small messages go at once, and an end that is not there any more is missed: tasks may be
@@ -140,15 +174,18 @@ impl Read for Connection {
 
 impl Write for Connection {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        if self.said.len() + buf.len() > BUFFER {
-            self.stream.write_all(&self.said)?;
-            self.said.clear();
+        if self.said.len() + buf.len() < BUFFER {
+            self.said.extend_from_slice(buf);
+            return Ok(buf.len());
         }
-        if buf.len() >= BUFFER {
-            return self.stream.write(buf);
-        }
-        self.said.extend_from_slice(buf);
-        Ok(buf.len())
+        // Together: what was said would go in a packet of its own.
+        let both = [IoSlice::new(&self.said), IoSlice::new(buf)];
+        let sent = self.stream.write_vectored(&both)?;
+        let said = sent.min(self.said.len());
+        self.said.drain(..said);
+        self.stream.write_all(&self.said)?;
+        self.said.clear();
+        if sent == said { self.stream.write(buf) } else { Ok(sent - said) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -216,8 +253,8 @@ impl<'a> Listener<'a> {
             (None, None) => return Err(Error::Hook("no socket to wait at".to_owned())),
         };
         match &self.options.tls {
-            Some(files) => Ok(Connection::over(tls::server(File::from(socket), files)?)),
-            None => Ok(Connection::over(File::from(socket))),
+            Some(files) => Ok(Connection::encrypted(tls::server(File::from(socket), files)?)),
+            None => Ok(Connection::open(File::from(socket))),
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
 
+use torpor_images::compress::Compression;
+use torpor_images::packed::Packed;
 use torpor_images::pagemap::PE_PRESENT;
 use torpor_seal::transit::{SALT, Transit};
 use torpor_seal::{Checkpoint, Suite};
@@ -10,6 +12,7 @@ use torpor_seal::{Checkpoint, Suite};
 use super::PAGE_LEN;
 use super::connection::{Connection, Listener};
 use super::protocol::{ASK, Command, Op, YES};
+use super::wire::{Manner, Outgoing, Sealing};
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{self, CHUNK, Found, Source};
 use crate::memory::vma::PAGE;
@@ -50,9 +53,21 @@ pub struct Loan<'a> {
     pub id: &'a str,
     /// What it is sealed with.
     pub seal: Option<&'a Checkpoint>,
+    /// How the pages are to be compressed on their way, if that was said.
+    pub compress: Option<Compression>,
 }
 
 impl Loan<'_> {
+    /// How pages go to a restore that is Torpor's. What is secret is compressed only for who asks
+    /// for it: how well it compresses shows something of it.
+    fn manner(&self, to: &Connection) -> Manner {
+        match self.compress {
+            Some(how) => Manner::Packed(how),
+            None if self.seal.is_none() => to.manner(),
+            None => Manner::Plain,
+        }
+    }
+
     /// Answers a restore that says which checkpoint it has. Returns what seals its pages.
     fn greet(
         &self,
@@ -124,7 +139,8 @@ impl<'a> Lender<'a> {
     /// killed meanwhile.
     pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
         let mut connection = self.listener.accept()?;
-        let mut buffer = vec![0; Command::SIZE + CHUNK];
+        let mut outgoing = Outgoing::new(Manner::Plain);
+        let mut buffer = vec![0; CHUNK];
         let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
         let mut transit = None;
         loop {
@@ -133,16 +149,17 @@ impl<'a> Lender<'a> {
                 Op::Parent if command.object == Some(ASK) => {
                     let said = requests.get_mut().write_all(&YES.to_le_bytes());
                     said.context(|| "answer the restore".to_owned())?;
+                    outgoing = Outgoing::new(loan.manner(requests.get_ref()));
                 }
                 Op::Greet => transit = loan.greet(&command, &mut requests)?,
                 Op::Get if loan.seal.is_some() && transit.is_none() => {
                     return Err(wrong("nothing that shows it to restore sealed images"));
                 }
                 Op::Get => {
-                    let to = requests.get_mut();
-                    lend(loan.lent, transit.as_mut(), &command, to, &mut buffer)?;
+                    let way = (&mut outgoing, transit.as_mut(), &mut **requests.get_mut());
+                    lend(loan.lent, &command, way, &mut buffer)?;
                 }
-                Op::Close => return Ok(Returned { connection }),
+                Op::Close => return Ok(Returned { packed: outgoing.packed(), connection }),
                 Op::Abandon => {
                     return Err(Error::Hook("the restore on the other end has failed".to_owned()));
                 }
@@ -160,6 +177,8 @@ impl<'a> Lender<'a> {
 #[must_use = "the other end waits for an answer"]
 pub struct Returned {
     connection: Connection,
+    /// What was compressed on its way.
+    pub packed: Option<Packed>,
 }
 
 impl Returned {
@@ -175,9 +194,8 @@ impl Returned {
 
 fn lend(
     lent: &Lent,
-    mut transit: Option<&mut Transit>,
     asked: &Command,
-    to: &mut Connection,
+    (outgoing, mut transit, to): (&mut Outgoing, Option<&mut Transit>, &mut Connection),
     buffer: &mut [u8],
 ) -> Result<()> {
     let id = asked.object.map_or(0, |object| object.id);
@@ -187,21 +205,16 @@ fn lend(
     let (source, count) = found.ok_or_else(|| wrong("a request for pages that are not lent"))?;
     let count = count.min(most);
     let pages = u32::try_from(count).unwrap_or(asked.pages);
-    let answer = Command { op: Op::Given, flags: PE_PRESENT, pages, ..*asked };
-    let mut head = Vec::with_capacity(Command::SIZE);
-    answer.send(&mut head).context(|| "answer".to_owned())?;
+    let flags = PE_PRESENT | outgoing.flags();
+    let answer = Command { op: Op::Given, flags, pages, ..*asked };
+    answer.send(to).context(|| "answer the restore".to_owned())?;
     let (mut at, end) = (asked.vaddr, asked.vaddr + count * PAGE);
     while at < end {
-        // One write for both: a packet of its own would be sent for the head.
         let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-        let (first, rest) = buffer.split_at_mut(head.len());
-        first.copy_from_slice(&head);
-        pages::read(source, &[(at, len)], &mut rest[..len])?;
-        let sealed = transit.as_mut().map(|transit| transit.seal(id, at, &mut rest[..len]));
-        let tags = sealed.transpose()?.unwrap_or_default();
-        let sent = to.write_all(&buffer[..head.len() + len]).and_then(|()| to.write_all(&tags));
-        sent.context(|| "send pages".to_owned())?;
-        head.clear();
+        pages::read(source, &[(at, len)], &mut buffer[..len])?;
+        let seal = transit.as_deref_mut();
+        let seal = seal.map(|transit| Sealing { transit, owner: id, address: at });
+        outgoing.send(&mut buffer[..len], seal, to)?;
         at += len as u64;
     }
     Ok(())

@@ -14,12 +14,14 @@ mod lender;
 mod protocol;
 mod server;
 mod tls;
+mod wire;
 
 pub use borrower::{Asked, Borrower, Request};
 pub use client::Sender;
 pub use lender::{Lender, Lent, Loan, Returned};
 pub use protocol::{Command, Object};
 pub use server::{Listener, serve};
+pub use wire::{Incoming, method};
 
 /// The length of a page in memory here.
 const PAGE_LEN: usize = 4096;

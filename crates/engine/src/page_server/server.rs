@@ -3,20 +3,21 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 
+use torpor_images::compress::Compression;
 use torpor_images::pagemap::{PE_PARENT, PE_PRESENT, PagemapWriter, Run};
 use torpor_images::{ImageDir, kind};
 
 use super::connection::Connection;
 pub use super::connection::Listener;
 use super::protocol::{ASK, Command, Object, Op, YES};
+use super::wire::{self, Incoming};
 use crate::error::{Context, Error, Result};
+use crate::memory::pages::CHUNK;
 use crate::memory::vma::PAGE;
 use crate::options::Options;
 
-/// Bytes of pages received at once.
-const CHUNK: usize = 512 * 1024;
 /// Pages files that are open at once.
 const MAX_OPEN: usize = 64;
 
@@ -60,7 +61,7 @@ struct Receiver<'a> {
     /// What has been begun, in order: the N of the N-th one's pages file.
     objects: Vec<Object>,
     stored: Stored,
-    buffer: Vec<u8>,
+    hands: Hands,
 }
 
 /// The pages files that come as they are stored: parts of several of them by turns.
@@ -110,7 +111,7 @@ impl<'a> Receiver<'a> {
             current: None,
             objects: Vec::new(),
             stored: Stored::default(),
-            buffer: vec![0; CHUNK],
+            hands: Hands { incoming: Incoming::default(), buffer: vec![0; CHUNK] },
         })
     }
 
@@ -159,7 +160,7 @@ impl<'a> Receiver<'a> {
         }
         let file = self.stored.open(self.images, object)?;
         file.seek(SeekFrom::Start(command.vaddr)).context(|| "write pages".to_owned())?;
-        copy(connection, file, len, &mut self.buffer)
+        self.hands.carry(None, connection, file, len)
     }
 
     fn open(&mut self, command: &Command, connection: &mut Connection) -> Result<()> {
@@ -205,7 +206,9 @@ impl<'a> Receiver<'a> {
         let pages = u64::from(command.pages);
         let run = Run { vaddr: command.vaddr, pages, in_parent, present, ..Run::default() };
         current.pagemap.push(run)?;
-        if present { copy(connection, &mut current.pages, bytes, &mut self.buffer) } else { Ok(()) }
+        let how = wire::method(command.flags)?;
+        let to = &mut current.pages;
+        if present { self.hands.carry(how, connection, to, bytes) } else { Ok(()) }
     }
 
     fn finish_current(&mut self) -> Result<()> {
@@ -232,14 +235,28 @@ fn answer(connection: &mut Connection, bytes: &[u8]) -> Result<()> {
     said.context(|| "answer the page client".to_owned())
 }
 
-/// Copies `left` bytes of pages.
-fn copy(from: &mut Connection, to: &mut File, mut left: u64, buffer: &mut [u8]) -> Result<()> {
-    while left > 0 {
-        let len = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-        let buffer = &mut buffer[..len];
-        from.read_exact(buffer).context(|| "read pages of the page client".to_owned())?;
-        to.write_all(buffer).context(|| "write pages".to_owned())?;
-        left -= len as u64;
+/// Where bytes are on their way from the connection into a file.
+struct Hands {
+    incoming: Incoming,
+    buffer: Vec<u8>,
+}
+
+impl Hands {
+    /// Carries `left` bytes over, which come as `how` says.
+    fn carry(
+        &mut self,
+        how: Option<Compression>,
+        from: &mut Connection,
+        to: &mut File,
+        mut left: u64,
+    ) -> Result<()> {
+        while left > 0 {
+            let len = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+            let piece = &mut self.buffer[..len];
+            self.incoming.receive(how, piece, None, from)?;
+            to.write_all(piece).context(|| "write pages".to_owned())?;
+            left -= len as u64;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Both ends, over a pair of sockets.
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,6 +11,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
     KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::{AddressFamily, SocketType};
+use torpor_images::compress::Compression;
+use torpor_images::packed::Packed;
 use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::{ImageDir, kind};
 use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
@@ -17,7 +22,7 @@ use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
 use super::protocol::{Command, Op};
 use super::*;
 use crate::error::Result;
-use crate::memory::pages::{Found, Source};
+use crate::memory::pages::{CHUNK, Found, Source};
 use crate::options::{Options, PageServer, Tls};
 
 fn run(vaddr: u64, pages: u64, present: bool) -> Run {
@@ -58,12 +63,12 @@ fn send_two(to: &PageServer) -> Result<()> {
     let mut sender = Sender::connect(to)?;
     assert!(!sender.open(TASK)?);
     sender.run(&run(0x1000, 2, true))?;
-    sender.pages(&[b'a'; 8192])?;
+    sender.pages(&mut [b'a'; 8192])?;
     sender.run(&run(0x5000, 1, false))?;
     assert!(!sender.open(SHARED)?);
     sender.run(&run(0, 300, true))?;
-    sender.pages(&vec![b'b'; 300 * 4096])?;
-    sender.close()
+    sender.pages(&mut vec![b'b'; 300 * 4096])?;
+    sender.close().map(drop)
 }
 
 fn expect_two(dir: &Path) {
@@ -93,10 +98,81 @@ fn what_did_not_come_to_its_end_is_removed() {
         let mut sender = Sender::connect(to)?;
         sender.open(TASK)?;
         sender.run(&run(0x1000, 2, true))?;
-        sender.pages(&[b'a'; 4096])
+        sender.pages(&mut [b'a'; 4096])
     });
     served.unwrap_err();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Two ends of a connection over a network: their addresses differ.
+fn network() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let flags = (AddressFamily::INET, SocketType::STREAM);
+    let far = rustix::net::socket(flags.0, flags.1, None).unwrap();
+    rustix::net::bind(&far, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+    rustix::net::connect(&far, &listener.local_addr().unwrap()).unwrap();
+    let near = listener.accept().unwrap().0;
+    // What lies between them holds little.
+    set_socket_recv_buffer_size(&near, 64 * 1024).unwrap();
+    (TcpStream::from(far), near)
+}
+
+fn end(socket: impl Into<OwnedFd>) -> PageServer {
+    PageServer { socket: Some(Arc::new(socket.into())), ..PageServer::default() }
+}
+
+/// Memory that compresses well in its first half, and not at all in its second.
+fn half_and_half() -> Vec<u8> {
+    let mut memory: Vec<u8> = (0..CHUNK).map(|at| u8::try_from(at / 999 % 250).unwrap()).collect();
+    let mut state = 1_u64;
+    memory.extend((0..CHUNK).map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_be_bytes()[0]
+    }));
+    memory
+}
+
+/// Over a network that is slower than both ends, pages are compressed on their way and stored as
+/// if they had not been; a server that is not Torpor's gets them as they are.
+#[test]
+fn pages_that_wait_for_the_network_are_compressed() {
+    let piece = half_and_half();
+    let (far, near) = network();
+    let slow = relay(near);
+    let dir = tempfile::tempdir().unwrap();
+    let there = end(slow);
+    let pieces = 20;
+    let packed = std::thread::scope(|scope| {
+        let opts = Options { images_dir: dir.path().to_owned(), ..Options::default() };
+        let served = scope.spawn(move || serve(&opts, Listener::new(&there)?));
+        let mut sender = Sender::connect(&end(far)).unwrap();
+        sender.open(TASK).unwrap();
+        sender.run(&run(0x1000, pieces * (piece.len() / PAGE_LEN) as u64, true)).unwrap();
+        for _ in 0..pieces {
+            piece.clone().chunks_mut(CHUNK).for_each(|chunk| sender.pages(chunk).unwrap());
+        }
+        let packed = sender.close().unwrap();
+        served.join().unwrap().unwrap();
+        packed.expect("the network was slow")
+    });
+    assert!(packed.to < packed.from * 3 / 4, "{packed:?}");
+    let stored = std::fs::read(dir.path().join("pages-1.img")).unwrap();
+    assert!(stored == piece.repeat(usize::try_from(pieces).unwrap()));
+}
+
+/// Passes on what comes, slowly.
+fn relay(mut from: TcpStream) -> UnixStream {
+    let (mut to, end) = UnixStream::pair().unwrap();
+    let (mut answers, mut back) = (to.try_clone().unwrap(), from.try_clone().unwrap());
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 128 * 1024];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            to.write_all(&buffer[..len]).unwrap();
+        }
+    });
+    std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+    end
 }
 
 const FILE: Object = Object { kind: kind::PAGES_PACKED, id: 3 };
@@ -114,7 +190,7 @@ fn files_of_pages_are_stored_as_they_come() {
             }
         }
         sender.store(Object { kind: kind::PAGES, id: 3 }, 0, &[])?;
-        sender.close()
+        sender.close().map(drop)
     });
     served.unwrap();
     asked.unwrap();
@@ -130,7 +206,7 @@ fn files_of_pages_are_stored_as_they_come() {
     let (asked, served) = session(&child, [None, None], |to| {
         let mut sender = Sender::connect_to_torpor(to, "")?;
         assert!(sender.has_in_parent(FILE)? && !sender.has_in_parent(file(101))?);
-        sender.close()
+        sender.close().map(drop)
     });
     served.unwrap();
     asked.unwrap();
@@ -202,7 +278,7 @@ fn a_parent_on_the_server() {
         assert!(sender.open(TASK)?, "the parent has this task");
         sender.run(&Run { in_parent: true, ..run(0x1000, 2, false) })?;
         assert!(!sender.open(Object { id: 8, ..TASK })?, "and not this one");
-        sender.close()
+        sender.close().map(drop)
     });
     served.unwrap();
     asked.unwrap();
@@ -210,11 +286,12 @@ fn a_parent_on_the_server() {
     assert!(map.runs[0].in_parent);
 }
 
-/// Lets a dump with this id, sealed or not, lend two pages at 0x5000 of task 7 to `client`.
+/// Lets a dump with this id, sealed or not, lend two pages at 0x5000 of task 7 to `client`,
+/// compressed or not. Says what was compressed.
 fn lend_to<T: Send>(
-    (id, seal): (&str, Option<&Checkpoint>),
+    (id, seal, compress): (&str, Option<&Checkpoint>, Option<Compression>),
     client: impl FnOnce(&PageServer) -> T + Send,
-) -> (T, Result<()>) {
+) -> (T, Result<Option<Packed>>) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&(0..7_u8).flat_map(|page| [page; 4096]).collect::<Vec<u8>>()).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -230,8 +307,12 @@ fn lend_to<T: Send>(
             client(&to)
         });
         let lender = Lender::listen(&opts).unwrap().unwrap();
-        let served = lender.serve(Loan { lent: &lent, id, seal });
-        let served = served.map(|restore| restore.answer(true));
+        let served = lender.serve(Loan { lent: &lent, id, seal, compress });
+        let served = served.map(|restore| {
+            let packed = restore.packed;
+            restore.answer(true);
+            packed
+        });
         drop(opts);
         (asked.join().unwrap(), served)
     })
@@ -239,8 +320,12 @@ fn lend_to<T: Send>(
 
 /// What a restore gets by these commands, and these bytes behind them, of a plain dump, or
 /// one that is sealed.
-fn lend_raw(seal: Option<&Checkpoint>, commands: &[Command], more: &[u8]) -> (Vec<u8>, Result<()>) {
-    lend_to(("seven", seal), |to| {
+fn lend_raw(
+    seal: Option<&Checkpoint>,
+    commands: &[Command],
+    more: &[u8],
+) -> (Vec<u8>, Result<Option<Packed>>) {
+    lend_to(("seven", seal, None), |to| {
         let mut socket = UnixStream::from(to.socket.as_ref().unwrap().try_clone().unwrap());
         let mut said = Vec::new();
         for command in commands {
@@ -256,7 +341,7 @@ fn lend_raw(seal: Option<&Checkpoint>, commands: &[Command], more: &[u8]) -> (Ve
     })
 }
 
-fn lend(commands: &[Command]) -> (Vec<u8>, Result<()>) {
+fn lend(commands: &[Command]) -> (Vec<u8>, Result<Option<Packed>>) {
     lend_raw(None, commands, &[])
 }
 
@@ -284,17 +369,20 @@ fn borrow(to: &PageServer, id: &str, seal: Option<&Checkpoint>) -> Result<()> {
 fn pages_are_lent_to_who_restores_them() {
     let seal = sealed();
     for seal in [None, Some(&seal)] {
-        let (asked, served) = lend_to(("seven", seal), |to| borrow(to, "seven", seal));
-        served.unwrap();
-        asked.unwrap();
-        let (asked, served) = lend_to(("eight", seal), |to| borrow(to, "seven", seal));
+        for compress in [None, Some(Compression::LZ4), Some(Compression::ZSTD)] {
+            let loan = ("seven", seal, compress);
+            let (asked, served) = lend_to(loan, |to| borrow(to, "seven", seal));
+            assert_eq!(served.unwrap().is_some_and(|p| p.to < p.from), compress.is_some());
+            asked.unwrap();
+        }
+        let (asked, served) = lend_to(("eight", seal, None), |to| borrow(to, "seven", seal));
         let asked = asked.unwrap_err().to_string();
         assert!(asked.contains("of other images than these"), "{asked}");
         assert!(served.unwrap_err().to_string().contains("has other images"));
     }
     // What is sealed for another is none of ours, whatever the id says.
     let other = sealed();
-    let (asked, _) = lend_to(("seven", Some(&other)), |to| borrow(to, "seven", Some(&seal)));
+    let (asked, _) = lend_to(("seven", Some(&other), None), |to| borrow(to, "seven", Some(&seal)));
     let asked = asked.unwrap_err().to_string();
     assert!(asked.contains("the page at 6000 was changed on its way"), "{asked}");
 }

@@ -8,7 +8,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::VmaEntry;
 use torpor_sys::uffd;
 
-use super::Restore;
+use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
 use crate::lazy::{self, Handed};
 use crate::namespace::NsKind;
@@ -36,6 +36,12 @@ pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
     let pages: HashMap<u64, _> =
         tasks.map(|image| (u64::from(image.tree.pid), Arc::clone(&image.pages))).collect();
     cx.is_lazy = true;
+    let is_served = |task: &Task| {
+        let mut stacks = task.image.vmas().filter(|vma| lazy::stack_can_wait(vma));
+        stacks.any(|v| task.image.pages.within(v.start..v.end).any(|(s, _)| s.is_remote()))
+    };
+    // All or none: what a child inherits is to be there in both or missing in both.
+    cx.stacks_wait = cx.tasks.iter().any(is_served);
     cx.pager = Some(lazy::own_pager(cx.opts, &cx.images, &pages)?);
     Ok(())
 }
@@ -55,7 +61,8 @@ fn obstacle(cx: &Restore<'_>) -> Option<&'static str> {
 impl Restore<'_> {
     /// Whether the pages of a mapping are left to the pager.
     pub(super) fn leaves(&self, vma: &VmaEntry) -> bool {
-        self.is_lazy && lazy::may_wait(vma)
+        let may_wait = lazy::may_wait(vma) || self.stacks_wait && lazy::stack_can_wait(vma);
+        self.is_lazy && may_wait
     }
 }
 

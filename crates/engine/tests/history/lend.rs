@@ -10,6 +10,7 @@ use torpor_engine::memory::pages::{Found, Source};
 use torpor_engine::options::PageServer;
 use torpor_engine::page_server::{Lender, Lent, Loan};
 use torpor_engine::restore::layers::Pages;
+use torpor_images::compress::Compression;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::proto::MmEntry;
 use torpor_images::{ImageDir, kind};
@@ -17,8 +18,12 @@ use torpor_images::{ImageDir, kind};
 use crate::memory::{Memory, PAGE};
 
 /// Leaves the pages of `tree` out of its images, as a lazy dump does, and serves them from a process
-/// that ends with its client.
-pub fn lend<'a>(options: &mut Options, tree: impl Iterator<Item = &'a Memory>) {
+/// that ends with its client, as they are or compressed.
+pub fn lend<'a>(
+    options: &mut Options,
+    tree: impl Iterator<Item = &'a Memory>,
+    compress: Option<Compression>,
+) {
     let images = ImageDir::open(&options.images_dir).unwrap();
     let mut lent = Lent::default();
     for task in tree {
@@ -31,7 +36,7 @@ pub fn lend<'a>(options: &mut Options, tree: impl Iterator<Item = &'a Memory>) {
     let id = images.inventory().unwrap().dump_criu_run_id.unwrap();
     options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
     let serve = || {
-        let loan = Loan { lent: &lent, id: &id, seal: None };
+        let loan = Loan { lent: &lent, id: &id, seal: None, compress };
         lender.serve(loan).map_or(1, |restore| {
             restore.answer(true);
             0
