@@ -22,16 +22,38 @@ const CHILDREN: u64 = 3;
 
 /// A task with children, which are ours when it is gone.
 fn start(children: u64) -> Task {
+    start_with(children, 0)
+}
+
+/// A task that has overwritten some of its pages since it had its children.
+fn start_with(children: u64, others: u64) -> Task {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-    Task::start_with_relatives(PAGES, children)
+    Task::start_with_relatives(PAGES, children, others)
+}
+
+/// What the tasks of a family use together of the machine's memory, in KiB; none is without
+/// others.
+fn proportional_size(task: &Task) -> u64 {
+    let pids = [vec![task.pid.to_string()], children(task)].concat();
+    let size = |pid: &String| {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap();
+        line.trim_end_matches("kB").trim().parse::<u64>().unwrap()
+    };
+    pids.iter().map(size).sum()
+}
+
+fn children(task: &Task) -> Vec<String> {
+    let pid = task.pid;
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Puts a family to sleep, which is gone then. Returns how large its memory in the images is.
 fn put_to_sleep(task: &Task, options: &[&str]) -> u64 {
-    let pid = task.pid;
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let children = children(task);
     task.put_to_sleep(options);
-    for child in children.split_whitespace() {
+    for child in children {
         wait(child.parse().unwrap(), true).unwrap();
     }
     let images = fs::read_dir(task.dir.path()).unwrap().map(Result::unwrap);
@@ -70,6 +92,29 @@ fn what_relatives_share_is_stored_once() {
         let of_each = size(dump, restore);
         // The tasks have a little memory of their own.
         assert!(once * 3 < of_each && once * 5 > of_each, "{dump:?}: {once}, {of_each}");
+    }
+}
+
+/// The children share with each other what their parent has overwritten, plain and in a chain.
+#[test]
+fn what_only_children_share_they_share_again() {
+    for chain in [false, true] {
+        let task = start_with(CHILDREN, PAGES / 2);
+        let before = proportional_size(&task);
+        let mut options = vec!["--dedup-relatives"];
+        let first = task.path("first");
+        if chain {
+            fs::create_dir(&first).unwrap();
+            let round = ["--leave-running", "--track-mem", "-D", first.to_str().unwrap()];
+            assert!(task.dump(&[&options[..], &round].concat()));
+            options.extend(["--prev-images-dir", "first"]);
+        }
+        put_to_sleep(&task, &options);
+        task.restore(&[]);
+        let after = proportional_size(&task);
+        assert!(after < before + before / 20, "{chain}: {before} and then {after} KiB");
+        assert_eq!(task.look(), format!("ok {PAGES}\n"));
+        wait_until(|| wait(task.pid, false).unwrap().is_some());
     }
 }
 

@@ -1,7 +1,7 @@
 /* Has memory whose every page says where it belongs, and does to it what can be done while
  * its pages are missing. In its directory it makes the file "ready", waits for "gate", and
- * writes "ok" or what is wrong to "report". The arguments are how many pages there are, and how
- * many children have them, too, and look at them. */
+ * writes "ok" or what is wrong to "report". The arguments are how many pages there are, how
+ * many children have them, too, and look at them, and how many of its own are others since. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -100,7 +100,7 @@ static void relative(uint64_t *base, uint64_t number)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3)
+	if (argc != 4)
 		return 1;
 	pages = strtoul(argv[1], NULL, 10);
 	uint64_t relatives = strtoul(argv[2], NULL, 10);
@@ -115,12 +115,17 @@ int main(int argc, char **argv)
 	mprotect(base + (pages - 8) * WORDS, 8 * PAGE, PROT_READ);
 	for (uint64_t number = 0; number < relatives; number++)
 		relative(base, number);
+	uint64_t others = strtoul(argv[3], NULL, 10);
+	for (uint64_t page = 0; page < others; page++)
+		base[page * WORDS]++;
 	if (creat("ready", 0600) < 0)
 		return 1;
 	wait_for_gate();
 	for (int status; relatives > 0; relatives--)
 		if (wait(&status) < 0 || status)
 			finish("relative's end", status);
+	for (uint64_t page = 0; page < others; page++)
+		base[page * WORDS]--;
 
 	uint64_t quarter = pages / 4;
 	pthread_t threads[2];

@@ -23,12 +23,13 @@ pub struct Task {
 
 impl Task {
     pub fn start(pages: u64) -> Self {
-        Self::start_with_relatives(pages, 0)
+        Self::start_with_relatives(pages, 0, 0)
     }
 
-    /// With so many children that have its memory, too.
+    /// With so many children that have its memory, too, but for the first `others` pages, which it
+    /// has overwritten.
     #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
-    pub fn start_with_relatives(pages: u64, relatives: u64) -> Self {
+    pub fn start_with_relatives(pages: u64, relatives: u64, others: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("memory");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/memory/memory.c");
@@ -38,7 +39,7 @@ impl Task {
         let mut command = Command::new("setsid");
         command
             .arg(&program)
-            .args([pages, relatives].map(|n| n.to_string()))
+            .args([pages, relatives, others].map(|n| n.to_string()))
             .current_dir(dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();

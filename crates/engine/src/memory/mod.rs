@@ -7,6 +7,5 @@ pub mod keeper;
 pub mod pages;
 pub mod relatives;
 pub mod scan;
-pub mod shmem;
 pub mod track;
 pub mod vma;

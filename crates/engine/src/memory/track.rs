@@ -32,6 +32,7 @@ use torpor_sys::vm::{self, PageRegion, Scan, page};
 use super::changes::Means;
 use super::keeper::{self, Keeper, Knowledge, Tracked};
 use super::pages::{self, Census, Found};
+use super::scan;
 use super::vma::{self, Vma, status};
 use crate::dump::{Dump, memory};
 use crate::error::{Context, Error, Result};
@@ -295,21 +296,21 @@ impl Tracker {
     }
 }
 
+/// Write-protects the pages of a mapping, never holes: they would count as pages then.
 fn protect(pagemap: &File, vma: &Vma) -> Result<()> {
     let not = page::IS_PFNZERO | page::IS_GUARD;
-    // Never holes: the kernel would make page tables for all of them.
     let what = Scan {
         start: vma.map.start,
         end: vma.map.end,
         any_of: page::IS_PRESENT | page::IS_SWAPPED,
         all_of: page::IS_WRITTEN | not,
         inverted: not,
-        report: 0,
+        report: page::IS_WRITTEN,
         protect: true,
     };
-    vm::scan(pagemap, &what, &mut [])
-        .map(drop)
-        .context(|| format!("write-protecting {:x}-{:x}", what.start, what.end))
+    // Who does not take the regions gets more protected than what matches: all that has a place
+    // in a page table, holes as well (`pagemap_scan_pmd_entry` in fs/proc/task_mmu.c).
+    scan::for_each_region(pagemap, &what, |_| ())
 }
 
 /// Leaves those runs clean that the parent has, cut where it has not.

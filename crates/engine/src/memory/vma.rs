@@ -264,6 +264,7 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         madv: (madv != 0).then_some(madv),
         fdflags: None,
         torpor_flock: None,
+        torpor_object_len: None,
     }
 }
 

@@ -20,8 +20,16 @@ pub struct Stretch {
     /// Their addresses (offsets into an object of shared memory).
     pub range: Range<u64>,
     from: Place,
-    /// The pagemap that has them itself: how many checkpoints build on its own, and its number.
-    of: (u32, u64),
+    of: Origin,
+}
+
+/// The pagemap that has pages itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Origin {
+    /// How many checkpoints build on its own.
+    pub depth: u32,
+    /// Its number.
+    pub pagemap: u64,
 }
 
 /// Where pages are.
@@ -41,9 +49,20 @@ impl Stretch {
         matches!(self.from, Place::Zero)
     }
 
-    /// Whether pages at the same address are the same.
-    pub fn is_same(&self, other: &Stretch) -> bool {
-        self.of == other.of
+    /// Who has the pages itself: at the same address they are the same if this is.
+    pub fn origin(&self) -> Origin {
+        self.of
+    }
+
+    /// The part of it that is in `range`, which lies in it.
+    pub fn part(&self, range: Range<u64>) -> Stretch {
+        let from = match &self.from {
+            Place::File(file, offset) => {
+                Place::File(Arc::clone(file), offset + (range.start - self.range.start))
+            }
+            other => other.clone(),
+        };
+        Stretch { range, from, of: self.of }
     }
 
     /// Whether the pages have to be fetched from the dump that still has them.
@@ -106,6 +125,20 @@ impl Pages {
         }
         stretches.sort_unstable_by_key(|stretch| stretch.range.start);
         Ok(Pages { stretches })
+    }
+
+    /// The same pages with others in their place, which are disjoint.
+    pub fn with(&self, mut others: Vec<Stretch>) -> Self {
+        others.sort_unstable_by_key(|stretch| stretch.range.start);
+        let over = Pages { stretches: others };
+        let mut stretches = Vec::new();
+        for stretch in &self.stretches {
+            let covered = over.within(stretch.range.clone()).map(|(_, range)| range);
+            stretches.extend(gaps(&stretch.range, covered).map(|gap| stretch.part(gap)));
+        }
+        stretches.extend(over.stretches);
+        stretches.sort_unstable_by_key(|stretch| stretch.range.start);
+        Pages { stretches }
     }
 
     /// Whether each page that is read is known to be right by itself.
@@ -201,6 +234,7 @@ impl Layer<'_> {
         wanted: &[Range<u64>],
         out: &mut Vec<Stretch>,
     ) -> Result<Elsewhere> {
+        let of = Origin { depth: self.depth, pagemap: map.owner };
         let mut file = None;
         let mut left = Elsewhere::default();
         let mut next = wanted;
@@ -216,7 +250,7 @@ impl Layer<'_> {
                 } else {
                     let offset = offset.map(|offset| offset + (part.start - range.start));
                     let from = self.place(map, &run, offset, &mut file)?;
-                    out.push(Stretch { range: part, from, of: (self.depth, map.owner) });
+                    out.push(Stretch { range: part, from, of });
                 }
             }
         }

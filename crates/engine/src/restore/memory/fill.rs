@@ -16,7 +16,16 @@ use crate::restore::layers::{Pages, Stretch};
 /// Bytes copied at once.
 pub(super) const CHUNK: usize = 256 * 1024;
 
-/// Drops the inherited pages that the task does not have: they read as zeroes, or as
+/// What a husk has before it is filled: pages of its parent, or of its children's.
+#[derive(Clone, Copy)]
+pub(super) struct Inherited<'a> {
+    /// The pages, of which it has those that lie in `kept`.
+    pub pages: &'a Pages,
+    /// Mappings, in order.
+    pub kept: &'a [VmaEntry],
+}
+
+/// Drops the inherited pages that the task is not to have: they read as zeroes, or as
 /// the file, again.
 ///
 /// # Errors
@@ -24,17 +33,18 @@ pub(super) const CHUNK: usize = 256 * 1024;
 pub(super) fn drop_absent(
     cx: &mut Restore<'_>,
     task: usize,
-    parent: Option<usize>,
-    kept: &[VmaEntry],
+    wanted: &Pages,
+    inherited: Inherited<'_>,
 ) -> Result<()> {
-    let Some(parent) = parent else { return Ok(()) };
-    let (own, theirs) = (&cx.tasks[task].image.pages, &cx.tasks[parent].image.pages);
     let mut calls = Vec::new();
-    for vma in kept.iter().filter(|v| is_private(v)) {
-        for (_, range) in theirs.within(vma.start..vma.end) {
-            let mine = own.within(range.clone()).map(|(_, mine)| mine);
+    for vma in inherited.kept.iter().filter(|v| is_private(v)) {
+        for (_, range) in inherited.pages.within(vma.start..vma.end) {
+            let mine = wanted.within(range.clone()).map(|(_, mine)| mine);
             calls.extend(gaps(&range, mine).map(|gap| (gap.start, gap.end - gap.start)));
         }
+    }
+    if calls.is_empty() {
+        return Ok(());
     }
     let mut batch = cx.remote(task)?.batch();
     for (at, len) in calls {
@@ -46,36 +56,27 @@ pub(super) fn drop_absent(
     }
 }
 
-/// Fills the private mappings with the pages of the image. In mappings that were
-/// inherited, pages with the same content stay shared with the parent, and those
-/// that the task does not have any more have been dropped.
+/// Fills the private mappings with the `wanted` pages. Pages with the same content as what was
+/// inherited stay shared, and those that the task is not to have have been dropped.
 ///
 /// # Errors
 /// The kernel's; the image files'.
 pub(super) fn fill(
-    cx: &mut Restore<'_>,
+    cx: &Restore<'_>,
     task: usize,
-    parent: Option<usize>,
-    kept: &[VmaEntry],
+    wanted: &Pages,
+    inherited: Option<Inherited<'_>>,
 ) -> Result<()> {
     let image = &cx.tasks[task].image;
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
     let own = status::VDSO | status::VVAR | status::AIO_RING;
     let writable = |vma: &VmaEntry| vma.status & own == 0 && !cx.leaves(vma);
     let vmas = image.vmas().filter(|v| writable(v));
-    let inherited = parent
-        .filter(|_| !kept.is_empty())
-        .map(|p| Inherited { pages: &cx.tasks[p].image.pages, kept });
-    let pieces = cut(&image.pages, vmas);
+    let inherited = inherited.filter(|inherited| !inherited.kept.is_empty());
+    let pieces = cut(wanted, vmas);
     let workers = cx.opts.workers();
     tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
     Filler { pid: husk.pid(), inherited }.run(&pieces, workers)
-}
-
-/// The pages that a husk has from its parent.
-struct Inherited<'a> {
-    pages: &'a Pages,
-    kept: &'a [VmaEntry],
 }
 
 /// A part of a stretch of pages.
@@ -224,7 +225,7 @@ impl Inherited<'_> {
     fn has(&self, piece: &Piece<'_>) -> bool {
         let mut at = piece.vaddr;
         for (stretch, Range { start, end }) in self.within(piece.range()) {
-            if start != at || !stretch.is_same(piece.stretch) {
+            if start != at || stretch.origin() != piece.stretch.origin() {
                 return false;
             }
             at = end;

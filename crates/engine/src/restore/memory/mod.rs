@@ -6,6 +6,7 @@
 //! come last, after the children have been made: some of them keep a mapping from
 //! being inherited.
 
+mod bequest;
 mod fill;
 pub mod shared;
 mod vdso;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
+pub use self::bequest::plan;
+use self::fill::Inherited;
 use super::Restore;
 use super::layers::Pages;
 use super::transport::Transport;
@@ -103,7 +106,8 @@ fn open_inherited(
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().cloned().collect();
     let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
-    let filled = Arc::clone(&cx.tasks[task].image.pages);
+    let filled = Arc::clone(&cx.tasks[task].bequest);
+    let theirs = parent.map(|p| Arc::clone(&cx.tasks[p].bequest));
     let here = current(cx, task)?;
     let base = free_place(&wanted, &here)?;
     let old_stub = cx.remote(task)?.stub_range();
@@ -116,8 +120,11 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
-    fill::drop_absent(cx, task, parent, &kept)?;
-    fill::fill(cx, task, parent, &kept)?;
+    let theirs = theirs.as_deref().map(|pages| Inherited { pages, kept: &kept });
+    if let Some(theirs) = theirs {
+        fill::drop_absent(cx, task, &filled, theirs)?;
+    }
+    fill::fill(cx, task, &filled, theirs)?;
     aio::restore(cx, task, &kept)?;
     cx.tasks[task].mapped = fresh.into_iter().chain(kept_open).collect();
     Ok(())
@@ -158,10 +165,15 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 
 /// Whether a mapping that the parent has can be kept as it is.
 fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
+    inherited.iter().any(|m| is_kept_as(&m.vma, vma))
+}
+
+/// Whether a child's mapping can be the one that it has from its parent.
+fn is_kept_as(parents: &VmaEntry, childs: &VmaEntry) -> bool {
     // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
     let kind =
         |v: &VmaEntry| (v.start, v.end, v.pgoff, v.shmid, v.flags, v.status, is_wiped_on_fork(v));
-    vma.status & KERNELS == 0 && inherited.iter().any(|m| kind(&m.vma) == kind(vma))
+    childs.status & KERNELS == 0 && kind(parents) == kind(childs)
 }
 
 /// Unmaps everything but what is kept, the stub and the vDSO.
@@ -367,12 +379,30 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
     shared::open(cx, task, vma)
 }
 
-/// What only the finished address space can have: real protections, advice, locks,
-/// guard pages. After the children have been made.
+/// The children have been made: the husk gets its own pages in place of those that it has held
+/// for them.
+///
+/// # Errors
+/// The kernel's; the image files'.
+fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    let own = Arc::clone(&cx.tasks[task].image.pages);
+    let held = Arc::clone(&cx.tasks[task].bequest);
+    if Arc::ptr_eq(&own, &held) {
+        return Ok(());
+    }
+    let kept: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+    let held = Inherited { pages: &held, kept: &kept };
+    fill::drop_absent(cx, task, &own, held)?;
+    fill::fill(cx, task, &own, Some(held))
+}
+
+/// What only the finished address space can have: its own pages, real protections, advice,
+/// locks, guard pages. After the children have been made.
 ///
 /// # Errors
 /// The kernel's.
 pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    settle(cx, task)?;
     const MADV_GUARD_INSTALL: u64 = 102;
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();

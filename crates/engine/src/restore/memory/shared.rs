@@ -24,16 +24,8 @@ pub(super) fn open(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<
     if let Some(file) = cx.shared.get(&vma.shmid) {
         return file.try_clone().context(|| "dup".to_owned());
     }
-    let size = cx
-        .tasks
-        .iter()
-        .flat_map(|t| t.image.vmas())
-        .filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0)
-        .map(|v| v.pgoff + (v.end - v.start))
-        .max()
-        .unwrap_or(0);
     let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
-    let size = size.max(pages.end());
+    let size = length(cx, vma).max(pages.end());
     let husk = cx.remote(task)?;
     let keep =
         (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
@@ -52,6 +44,17 @@ pub(super) fn open(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<
     let clone = file.try_clone().context(|| "dup".to_owned())?;
     cx.shared.insert(vma.shmid, file.into());
     Ok(clone.into())
+}
+
+/// The length of the object of a mapping: what the images say, or else where the last of its
+/// mappings ends.
+fn length(cx: &Restore<'_>, vma: &VmaEntry) -> u64 {
+    if let Some(len) = vma.torpor_object_len {
+        return len;
+    }
+    let vmas = cx.tasks.iter().flat_map(|task| task.image.vmas());
+    let same = vmas.filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0);
+    same.map(|v| v.pgoff.saturating_add(v.end - v.start)).max().unwrap_or(0)
 }
 
 /// Writes the pages of a shared object into its file, or into memory where it begins

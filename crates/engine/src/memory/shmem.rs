@@ -1,1 +1,0 @@
-//! Shared anonymous memory: saved once, however many tasks map it.
