@@ -80,6 +80,29 @@ const EXCHANGED: &[&str] = &[
     "unix_pairs",
 ];
 
+/// Programs in containers that Torpor restores from CRIU's images. Not the other way round: of a container in the
+/// cgroup of whoever dumps it, CRIU makes no cgroup namespace.
+const CONTAINERS_OF_CRIU: &[&str] = &[
+    "everything",
+    "ghost_tmpfs",
+    "mnt_bind_chain",
+    "mnt_binds",
+    "mnt_overlay",
+    "netns_loopback",
+    "sysv_sem",
+    "tcp_pair",
+    "tcp_queues",
+    "udp",
+    "unix_path_gone",
+    "uts_names",
+];
+
+/// Who puts a container of runc's to sleep, and who wakes it up.
+const RUNC: [[&str; 2]; 3] = [["criu", "torpor"], ["torpor", "criu"], ["torpor", "torpor"]];
+
+/// The ways of memory from the one to the other (`tests/older/memory`).
+const WAYS: [&str; 4] = ["rounds", "server", "lazy", "migration"];
+
 /// Random histories of memory (`crates/engine/tests/history`): what is in the images after rounds, also
 /// when the players have run on, and a player that is restored lazily.
 const HISTORIES: [&str; 3] = ["0", "1", "2.0"];
@@ -102,6 +125,21 @@ fn main() -> Result<ExitCode> {
     for name in EXCHANGED {
         let case = Case { program: program::find(name)?, mode: Mode::Plain };
         trials.push(Trial::test(format!("{name}::exchanged"), move || Ok(exchange(&case)?)));
+    }
+    for name in CONTAINERS_OF_CRIU {
+        let case = Case { program: program::find(name)?, mode: Mode::Ns };
+        let play = move || Ok(play(&case, &with_criu("dump")?)?);
+        trials.push(Trial::test(format!("{name}::container_of_criu"), play));
+    }
+    for [dump, restore] in RUNC {
+        let name = format!("runc::{dump}_{restore}");
+        trials.push(Trial::test(name, move || Ok(script("container", &[dump, restore])?)));
+    }
+    for way in WAYS {
+        for [first, second] in [["criu", "torpor"], ["torpor", "criu"]] {
+            let name = format!("memory::{way}::{first}_{second}");
+            trials.push(Trial::test(name, move || Ok(script("memory", &[way, first, second])?)));
+        }
     }
     for which in HISTORIES {
         trials.push(Trial::test(format!("histories::{which}"), move || Ok(histories(which)?)));
@@ -141,6 +179,15 @@ fn with_criu(command: &str) -> Result<PathBuf> {
     std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o755))?;
     std::fs::rename(fresh, &path)?;
     Ok(path)
+}
+
+/// Runs a script of `tests/older`.
+fn script(name: &str, arguments: &[&str]) -> Result<()> {
+    let script = program::repository().join("tests/older").join(name);
+    let out = Command::new(script).args(arguments).output()?;
+    let said = [out.stdout, out.stderr].concat();
+    ensure!(out.status.success(), "{}", String::from_utf8_lossy(&said));
+    Ok(())
 }
 
 fn histories(which: &str) -> Result<()> {

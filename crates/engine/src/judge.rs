@@ -36,8 +36,8 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     let mut images = ImageDir::open(&opts.images_dir)?;
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
-    let checkpoint = load::load(&images)?;
-    judge(opts, &images, &checkpoint, &checked)
+    let mut checkpoint = load::load(&images)?;
+    judge(opts, &images, &mut checkpoint, &checked)
 }
 
 /// What was found, for what only shows later.
@@ -47,14 +47,15 @@ pub(crate) struct Verdict {
     own: bool,
 }
 
-/// Ends a restore whose images ask for more than they may.
+/// Ends a restore whose images ask for more than they may. What they do not say becomes what it
+/// has to be.
 ///
 /// # Errors
 /// All that is not allowed, at once; damaged images.
 pub(crate) fn enforce(
     opts: &Options,
     images: &ImageDir,
-    checkpoint: &Checkpoint,
+    checkpoint: &mut Checkpoint,
     checked: &Checked,
 ) -> Result<Verdict> {
     let anything = Rules::default();
@@ -71,12 +72,15 @@ pub(crate) fn enforce(
 fn judge(
     opts: &Options,
     images: &ImageDir,
-    checkpoint: &Checkpoint,
+    checkpoint: &mut Checkpoint,
     checked: &Checked,
 ) -> Result<Audit> {
     let own = host::is_own(opts, images, &checkpoint.inventory)?;
     let origin = if own { Origin::Here } else { Origin::Elsewhere };
     let passed = passed(opts)?;
+    if opts.policy.requires_no_new_privileges(origin, &passed) {
+        give_up_new_privileges(checkpoint);
+    }
     let view = collect::Checkpoint {
         images,
         inventory: &checkpoint.inventory,
@@ -99,6 +103,16 @@ fn judge(
     })?;
     let violations = opts.policy.judge(&requests, origin, checked, &passed);
     Ok(Audit { requests, violations, origin })
+}
+
+/// Says of all threads that they get no new privileges if nothing is said of them: CRIU 3.17
+/// does not record it.
+fn give_up_new_privileges(checkpoint: &mut Checkpoint) {
+    let cores = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.cores);
+    let creds = cores.filter_map(|core| core.thread_core.as_mut()?.creds.as_mut());
+    for creds in creds.filter(|creds| creds.no_new_privs.is_none()) {
+        creds.no_new_privs = Some(1);
+    }
 }
 
 /// The settings of network namespaces, and what they are in this one.

@@ -62,6 +62,14 @@ pub struct Checked {
 pub(crate) type Denial = (&'static str, String);
 
 impl Policy {
+    /// Whether no thread may get new privileges.
+    #[must_use]
+    pub fn requires_no_new_privileges(&self, origin: Origin, passed: &Passed) -> bool {
+        let foreign = origin == Origin::Elsewhere;
+        self.all.requires_no_new_privileges(passed)
+            || foreign && self.foreign.requires_no_new_privileges(passed)
+    }
+
     /// All that is asked for and not allowed.
     #[must_use]
     pub fn judge(
@@ -128,11 +136,9 @@ impl Rules {
                 required(self.seccomp, asked)
                     .then(|| ("seccomp.require", "one is required".to_owned()))
             }
-            Ask::NoNewPrivileges(false) => {
-                let asked = passed.spec.as_ref().is_some_and(|spec| spec.process.no_new_privileges);
-                required(self.no_new_privileges, asked)
-                    .then(|| ("no-new-privileges.require", "it must not".to_owned()))
-            }
+            Ask::NoNewPrivileges(false) => self
+                .requires_no_new_privileges(passed)
+                .then(|| ("no-new-privileges.require", "it must not".to_owned())),
             Ask::Seccomp(true) | Ask::NoNewPrivileges(true) => None,
             Ask::Profile(profile) => self.deny_profile(profile.as_deref(), passed),
             Ask::User(id) => deny_id(&self.users, *id).map(|why| ("users.allow", why)),
@@ -170,6 +176,11 @@ impl Rules {
                 not_among(&self.sysctls, name, fits).map(|why| ("network.sysctls", why))
             }
         }
+    }
+
+    fn requires_no_new_privileges(&self, passed: &Passed) -> bool {
+        let asked = passed.spec.as_ref().is_some_and(|spec| spec.process.no_new_privileges);
+        required(self.no_new_privileges, asked)
     }
 
     fn deny_capabilities(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstat};
 use rustix::io::Errno;
@@ -17,10 +17,10 @@ use torpor_images::proto::{
 
 use super::hierarchy::{Hierarchies, Membership, parse};
 use super::properties::{Properties, is_list_of_tasks};
+use super::view::{View, outside};
 use super::wanted_properties;
 use crate::dump::Dump;
-use crate::error::{Context, Error, Result};
-use crate::namespace::run_in;
+use crate::error::{Context, Result};
 use crate::namespace::user::IdMaps;
 use crate::options::CgroupMode;
 use crate::proc;
@@ -73,7 +73,7 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
     let own = only_wanted(cx, parse(&proc::bytes(own, "cgroup")?));
     cx.cgroups.add(members(&own, &BTreeMap::new()));
     let mut threaded = BTreeSet::new();
-    let mut roots: HashMap<u32, Membership> = HashMap::new();
+    let mut views: HashMap<u32, View> = HashMap::new();
     for task in 0..cx.tasks.len() {
         let mut leaders = None;
         for tid in cx.tasks[task].threads.iter().map(|t| t.tid()).collect::<Vec<_>>() {
@@ -81,10 +81,10 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
             let groups = parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
             let groups = only_wanted(cx, groups);
             let ns = cx.tasks[task].ids.cgroup_ns_id.unwrap_or(0);
-            if let Entry::Vacant(place) = roots.entry(ns) {
-                place.insert(namespace_roots(cx, ns, pid, &groups)?);
+            if let Entry::Vacant(place) = views.entry(ns) {
+                place.insert(View::of(&cx.ns, ns, pid, &groups)?);
             }
-            let prefixes = prefixes(pid, &roots[&ns], &groups)?;
+            let prefixes = prefixes(pid, &views[&ns].roots, &groups)?;
             let set = cx.cgroups.add(members(&groups, &prefixes));
             cx.cgroups.of_thread.insert(tid, set);
             let leader: &Membership = leaders.get_or_insert_with(|| groups.clone());
@@ -117,33 +117,6 @@ fn members(groups: &Membership, prefixes: &BTreeMap<String, u32>) -> Vec<CgMembe
         cgns_prefix: prefixes.get(name).copied(),
     };
     groups.iter().map(member).collect()
-}
-
-/// The roots of a cgroup namespace: what is missing of the paths of a task in it for a
-/// reader in there. None for the caller's own namespace.
-fn namespace_roots(cx: &Dump<'_>, ns: u32, pid: i32, groups: &Membership) -> Result<Membership> {
-    let ns = cx.ns.by_id(ns).filter(|ns| !ns.is_host);
-    let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(Membership::new()) };
-    let inside = parse(&run_in(&[file.as_fd()], || proc::bytes(pid, "cgroup"))?);
-    let mut roots = Membership::new();
-    for (name, path) in groups {
-        let seen = inside.get(name).map_or(Path::new("/"), PathBuf::as_path);
-        let below = seen.strip_prefix("/").unwrap_or(seen);
-        let mut root = path.clone();
-        if !path.ends_with(below) || below.components().any(|c| c == Component::ParentDir) {
-            return Err(outside(pid, name, path));
-        }
-        for _ in below.components() {
-            root.pop();
-        }
-        roots.insert(name.clone(), root);
-    }
-    Ok(roots)
-}
-
-fn outside(pid: i32, hierarchy: &str, group: &Path) -> Error {
-    let object = format!("its cgroup {} ({hierarchy})", group.display());
-    Error::refused(pid, object, "is outside of its cgroup namespace")
 }
 
 /// How much of each path belongs to the root of the task's cgroup namespace.

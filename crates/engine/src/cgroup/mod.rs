@@ -11,6 +11,7 @@ mod hierarchy;
 mod properties;
 mod restore;
 mod room;
+mod view;
 
 pub use cpuset::mirrors as mirrors_cpuset;
 pub use dump::{Sets, dump};
@@ -18,6 +19,7 @@ pub use hierarchy::same as same_hierarchy;
 pub use hierarchy::shown_by;
 pub use restore::{Groups, finish, freeze_again, place, place_threads, prepare};
 pub use room::spare_memory;
+pub use view::View;
 
 use crate::error::{Context, Error, Result};
 use crate::options::Options;

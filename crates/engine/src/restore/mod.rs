@@ -16,6 +16,7 @@ mod tree;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
@@ -25,6 +26,7 @@ use torpor_policy::Checked;
 use torpor_seal::checkpoint::Timer;
 use torpor_tracee::{Birth, Tracee};
 
+use self::layers::Pages;
 use self::load::{Checkpoint, TaskImage};
 use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
@@ -79,6 +81,8 @@ pub struct Restore<'a> {
     pager: Option<Line>,
     /// Whether it was left for later.
     is_lazy: bool,
+    /// Whether that goes for stacks, too.
+    stacks_wait: bool,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -99,6 +103,8 @@ pub struct Task {
     pub threads: Vec<Tracee>,
     /// What the images say.
     pub image: TaskImage,
+    /// The pages that its husk has while its children are born.
+    bequest: Arc<Pages>,
     /// The mappings that its husk has.
     mapped: Vec<memory::Mapped>,
 }
@@ -205,22 +211,24 @@ fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 
 impl<'a> Restore<'a> {
     fn new(opts: &'a Options, images: ImageDir, checked: &Checked) -> Result<Self> {
-        let checkpoint = load::load(&images)?;
-        let verdict = judge::enforce(opts, &images, &checkpoint, checked)?;
+        let mut checkpoint = load::load(&images)?;
+        let verdict = judge::enforce(opts, &images, &mut checkpoint, checked)?;
         images.stop_pinning(|name| !load::is_loaded(name));
         let Checkpoint { inventory, tasks, files } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;
         let filters = Filters::load(&images)?;
-        let tasks = tasks
+        let mut tasks: Vec<Task> = tasks
             .into_iter()
             .map(|image| Task {
                 pid: 0,
                 vpid: image.vpid(),
                 threads: Vec::new(),
+                bequest: Arc::clone(&image.pages),
                 image,
                 mapped: Vec::new(),
             })
             .collect();
+        memory::plan(&mut tasks);
         let mut cx = Restore::of(opts, images, tasks, files, filters);
         cx.verdict = verdict;
         cx.list_namespaces(inventory.root_ids.unwrap_or_default());
@@ -252,6 +260,7 @@ impl<'a> Restore<'a> {
             verdict: judge::Verdict::default(),
             pager: None,
             is_lazy: false,
+            stacks_wait: false,
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -516,7 +525,8 @@ impl<'a> Restore<'a> {
             fs: None,
         };
         let (pid, threads) = (husk.pid(), vec![husk]);
-        self.tasks.push(Task { pid, vpid: 1, threads, image, mapped: Vec::new() });
+        let bequest = Arc::clone(&image.pages);
+        self.tasks.push(Task { pid, vpid: 1, threads, bequest, image, mapped: Vec::new() });
     }
 
     /// A restore of files into this process.

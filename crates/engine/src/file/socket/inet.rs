@@ -77,7 +77,7 @@ pub(super) fn dump(
     } else {
         let listed = sockets.spaces.inet(about)?;
         isk.shutdown =
-            Some(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)).into());
+            in_images(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)));
         refuse_corked(found, about)?;
         datagram::dump(sockets, cx, found, about, &isk)?;
         isk.opts.torpor_memberships =
@@ -152,6 +152,11 @@ fn shutdown_unlisted(fd: BorrowedFd<'_>) -> SkShutdown {
         Polled { ended: true, .. } => SkShutdown::Read,
         _ => SkShutdown::None,
     }
+}
+
+/// CRIU shuts down what the images say anything of.
+fn in_images(shutdown: SkShutdown) -> Option<i32> {
+    (shutdown != SkShutdown::None).then_some(shutdown.into())
 }
 
 fn shutdown(bits: u8) -> SkShutdown {
@@ -242,7 +247,7 @@ fn dump_closed(
     let fd = found.file.as_fd();
     let Polled { ended, error, .. } = polled(fd);
     // Whether it can write makes no difference: it cannot.
-    isk.shutdown = Some(if ended { SkShutdown::Both } else { SkShutdown::None }.into());
+    isk.shutdown = in_images(if ended { SkShutdown::Both } else { SkShutdown::None });
     let unread = socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
     if isk.src_port == 0 || !(unread || error) {
         return Ok(());

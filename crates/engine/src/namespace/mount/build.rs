@@ -128,6 +128,32 @@ pub(super) fn place_at(mount: BorrowedFd<'_>, at: BorrowedFd<'_>) -> rustix::io:
 #[must_use]
 pub(super) struct OldRoot(OwnedFd);
 
+/// The mounts of a namespace in an order in which they can be made: as [`Tree::top_down`], but
+/// overlays come when all is in place that their layers can be in, and last of all what lies on
+/// them or would hide their places.
+///
+/// [`Tree::top_down`]: super::tree::Tree::top_down
+fn order(forest: &Forest, space: usize) -> Vec<usize> {
+    let tree = &forest.spaces[space].1;
+    let mut late: Vec<usize> = Vec::new();
+    let mut order = tree.top_down();
+    order.retain(|&mount| {
+        let parent = tree.parent(mount);
+        let hides = |other: &usize| {
+            tree.parent(*other) == parent && tree.place(*other).starts_with(tree.place(mount))
+        };
+        let is_late = is_layered(forest, Node { space, mount })
+            || parent.is_some_and(|parent| late.contains(&parent))
+            || late.iter().any(hides);
+        if is_late {
+            late.push(mount);
+        }
+        !is_late
+    });
+    order.extend(late);
+    order
+}
+
 /// Puts the mounts of namespace `space` in place and makes them its root.
 pub(super) fn assemble(
     forest: &Forest,
@@ -138,7 +164,7 @@ pub(super) fn assemble(
 ) -> Result<OldRoot> {
     let tree = &forest.spaces[space].1;
     let root = Node { space, mount: tree.root() };
-    for mount in tree.top_down() {
+    for mount in order(forest, space) {
         let node = Node { space, mount };
         if is_late(forest, node) {
             continue;

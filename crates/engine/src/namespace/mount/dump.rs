@@ -14,6 +14,7 @@ use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
 use super::{content, entry, external, overlay, sharing};
+use crate::cgroup;
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
@@ -40,6 +41,9 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
         })
         .map_err(|(node, why)| refusal(cx, &forest, node, Unfit::Reason(why)))?;
     save_contents(cx, &forest)?;
+    // CRIU says of all groups that tasks in a cgroup namespace of their own see: from its root on.
+    let root = cx.tasks.first().map(|root| (root.ids.cgroup_ns_id.unwrap_or(0), root.pid));
+    let view = cgroup::View::of_root(&cx.ns, root)?;
     for (ns, tree) in &forest.spaces {
         let order = tree.top_down();
         let entries: Vec<MntEntry> = order
@@ -47,7 +51,7 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
             .map(|&i| {
                 let mount = tree.mount(i);
                 let options = own_ids(&mount.options, &cx.id_maps);
-                entry::encode(&Mount { options, ..mount.clone() })
+                entry::encode(&Mount { options, root: view.within(mount), ..mount.clone() })
             })
             .collect();
         cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;

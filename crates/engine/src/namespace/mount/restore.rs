@@ -12,11 +12,13 @@ use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, Yard, is_late, no_namespace};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
+use super::mountinfo::Mount;
 use super::origin::{Forest, Node};
 use super::restored::Late;
 use super::sharing::{self, Base, Group};
 use super::tree::Tree;
 use super::{entry, superblock};
+use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{NsKind, run_in};
 use crate::restore::{Restore, Transport};
@@ -117,9 +119,16 @@ pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
 /// Reads the mounts of all namespaces that are part of the checkpoint.
 fn load(cx: &Restore<'_>) -> Result<Forest> {
     let mut forest = Forest::default();
+    let root = cx.tasks.first();
+    let root = root.map(|root| (root.image.ids.cgroup_ns_id.unwrap_or(0), root.pid));
+    let view = cgroup::View::of_root(&cx.ns, root)?;
+    let decode = |entry: &MntEntry| {
+        let mount = entry::decode(entry)?;
+        Ok(Mount { root: view.from_within(&mount), ..mount })
+    };
     for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
         let entries: Vec<MntEntry> = cx.images.read_all(kind::MNTS, ns.id.into())?;
-        let mounts: std::result::Result<Vec<_>, _> = entries.iter().map(entry::decode).collect();
+        let mounts: std::result::Result<Vec<_>, _> = entries.iter().map(decode).collect();
         let tree = mounts
             .and_then(Tree::new)
             .map_err(|why| Error::invalid(kind::MNTS.file_name(ns.id.into()), why))?;

@@ -4,14 +4,18 @@
 use std::io::Read;
 use std::process::Command;
 
-use torpor_images::{ImageDir, Kind, Reader, kind};
+use torpor_images::{ImageDir, Kind, kind};
 
+use super::lock_of_criu;
 use super::netlink::{NETFILTER, Socket};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::tool;
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
 const GET_TABLES: u16 = 10 << 8 | 1;
+
+/// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
+const MAX_RULES: u64 = 128 << 20;
 
 /// A program pair for old-style rules of a family.
 struct Legacy {
@@ -72,32 +76,31 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
         if let Some(rules) = rules(images, legacy.image, ns_id)? {
-            run(&legacy.restore, &[], Some(rules), "iptables")?;
+            run(&legacy.restore, &[], Some(&rules), "iptables")?;
         }
     }
     if let Some(rules) = rules(images, kind::NFTABLES, ns_id)? {
-        run(&["nft"], &["-f", "-"], Some(rules), "nftables")?;
+        run(&["nft"], &["-f", "-"], Some(&rules), "nftables")?;
     }
     Ok(())
 }
 
-/// The file with rules, if it is there and not empty.
-fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<Reader>> {
-    let reader = images.reader(kind, ns_id.into())?;
-    Ok(reader.filter(|reader| reader.remaining() > 0))
+/// The rules, if there are some.
+fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<String>> {
+    let Some(reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
+    let mut rules = String::new();
+    reader.take(MAX_RULES).read_to_string(&mut rules).context(|| kind.file_name(ns_id.into()))?;
+    let rules = lock_of_criu::without(&rules);
+    Ok((!rules.trim().is_empty()).then_some(rules))
 }
 
 /// Runs the first of `programs` that exists, in the calling thread's namespaces.
-fn run(
-    programs: &[&str],
-    args: &[&str],
-    mut input: Option<Reader>,
-    package: &str,
-) -> Result<Vec<u8>> {
+fn run(programs: &[&str], args: &[&str], input: Option<&str>, package: &str) -> Result<Vec<u8>> {
     for program in programs {
         let mut command = Command::new(program);
         command.args(args);
         let mut output = Vec::new();
+        let mut input = input.map(str::as_bytes);
         let input = input.as_mut().map(|input| input as &mut (dyn Read + Send));
         let Some(done) = tool::run(&mut command, input, &mut output)? else { continue };
         if done.status.success() {

@@ -114,7 +114,11 @@ fn describe(link: &Link<'_>, around: &Surroundings<'_>) -> Result<NetDeviceEntry
         mtu: attributes.word(IFLA_MTU).unwrap_or(0),
         flags: link.flags,
         name: link.name.clone(),
-        address: attributes.find(IFLA_ADDRESS).map(<[u8]>::to_vec),
+        // The loopback device has none; CRIU would set it in vain.
+        address: attributes
+            .find(IFLA_ADDRESS)
+            .filter(|a| a.iter().any(|&b| b != 0))
+            .map(<[u8]>::to_vec),
         master: attributes.word(IFLA_MASTER),
         conf4: Settings::v4(&link.name).read()?,
         conf6: Settings::v6(&link.name).read()?,

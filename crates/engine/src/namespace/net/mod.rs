@@ -7,6 +7,7 @@
 pub(crate) mod conf;
 mod firewall;
 mod link;
+mod lock_of_criu;
 mod netlink;
 mod restore;
 mod tables;
