@@ -52,9 +52,9 @@ impl Sender {
     /// If it cannot be reached, has no right certificate, or is not Torpor's; `what` is
     /// what no other server can do.
     pub fn connect_to_torpor(to: &PageServer, what: &str) -> Result<Self> {
-        let mut connection = Connection::connect(to)?;
-        if connection.is_torpor()? {
-            return Ok(Self::over(connection, Manner::Plain));
+        let mut sender = Self::over(Connection::connect(to)?, Manner::Plain);
+        if sender.connection.is_torpor()? {
+            return Ok(sender);
         }
         let why = "its protocol has no place for such pages";
         Err(Error::Unsupported(format!("{what} with a page server that is not Torpor's ({why})")))
