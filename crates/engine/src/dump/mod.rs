@@ -214,7 +214,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut guardian = Guardian::start()?;
     let runs_on = opts.leave_running || opts.leave_stopped;
     let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
-    let lender = Lender::listen(opts)?;
+    let lender = Lender::prepare(opts)?;
     let away = if lender.is_none() { Away::connect(opts)? } else { None };
     let start = Instant::now();
     let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
@@ -255,6 +255,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
 /// Serves the pages that were left out, until the restore has them. The tasks stay
 /// stopped meanwhile: they go on if it fails.
 fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
+    lender.listen()?;
     tracing::info!("Waiting for the restore, which fetches {} pages", cx.stats.pages_lazy);
     hooks.notify(Event::StatusReady { port: lender.port() })?;
     let id = cx.network.id()?;

@@ -7,7 +7,11 @@ use std::ops::DerefMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, getpeername, getsockname, listen, socket_with,
+    sockopt,
+};
 use rustls::{ConnectionCommon, SideData, StreamOwned};
 use torpor_sys::socket;
 
@@ -23,6 +27,8 @@ const BUFFER: usize = 64 * 1024;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How often, before it is taken to be gone.
 const PROBES: u32 = 3;
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// One end: bytes in both directions, encrypted or not.
 pub struct Connection {
@@ -195,11 +201,21 @@ impl Write for Connection {
     }
 }
 
+/// A socket that has an address, and does not listen yet.
+fn bound(address: &SocketAddr) -> std::result::Result<TcpListener, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The port may have connections left that are about to end.
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, address)?;
+    Ok(socket.into())
+}
+
 /// What a page server waits for its client at.
 #[derive(Debug)]
 pub struct Listener<'a> {
     options: &'a PageServer,
-    listening: Option<TcpListener>,
+    bound: Option<TcpListener>,
 }
 
 impl<'a> Listener<'a> {
@@ -208,7 +224,18 @@ impl<'a> Listener<'a> {
     /// # Errors
     /// If the address is none of this host's, or the port is taken.
     pub fn new(options: &'a PageServer) -> Result<Self> {
-        let listening = match &options.socket {
+        let listener = Self::bind(options)?;
+        listener.listen()?;
+        Ok(listener)
+    }
+
+    /// Takes the address, unless the connection is there already. Clients are refused until
+    /// [`Listener::listen`].
+    ///
+    /// # Errors
+    /// If the address is none of this host's, or the port is taken.
+    pub fn bind(options: &'a PageServer) -> Result<Self> {
+        let bound = match &options.socket {
             Some(_) => None,
             None => {
                 let address = options.address.as_deref().unwrap_or_default();
@@ -221,20 +248,36 @@ impl<'a> Listener<'a> {
                         .collect(),
                 };
                 let what = || format!("listen at {address} port {}", options.port);
-                Some(TcpListener::bind(addresses.as_slice()).context(what)?)
+                let mut socket = Err(Errno::ADDRNOTAVAIL);
+                for address in &addresses {
+                    socket = bound(address);
+                    if socket.is_ok() {
+                        break;
+                    }
+                }
+                Some(socket.context(what)?)
             }
         };
-        Ok(Listener { options, listening })
+        Ok(Listener { options, bound })
+    }
+
+    /// From now on clients can connect.
+    ///
+    /// # Errors
+    /// If another program has begun to listen at the port.
+    pub fn listen(&self) -> Result<()> {
+        let Some(bound) = &self.bound else { return Ok(()) };
+        listen(bound, BACKLOG).context(|| format!("listen at port {}", self.options.port))
     }
 
     /// The port that a client is to connect to.
     pub fn port(&self) -> Option<u16> {
-        self.listening.as_ref()?.local_addr().ok().map(|address| address.port())
+        self.bound.as_ref()?.local_addr().ok().map(|address| address.port())
     }
 
     /// Whether another client can come when one has gone.
     pub fn goes_on(&self) -> bool {
-        self.listening.is_some()
+        self.bound.is_some()
     }
 
     /// Waits for a client.
@@ -242,9 +285,9 @@ impl<'a> Listener<'a> {
     /// # Errors
     /// The kernel's; a client without a right certificate.
     pub fn accept(&self) -> Result<Connection> {
-        let socket: OwnedFd = match (&self.listening, &self.options.socket) {
-            (Some(listening), _) => {
-                let (stream, from) = listening.accept().context(|| "accept".to_owned())?;
+        let socket: OwnedFd = match (&self.bound, &self.options.socket) {
+            (Some(bound), _) => {
+                let (stream, from) = bound.accept().context(|| "accept".to_owned())?;
                 tracing::info!("accepted a connection from {from}");
                 prepare(&stream).context(|| "setsockopt".to_owned())?;
                 stream.into()

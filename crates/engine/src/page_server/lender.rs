@@ -102,11 +102,12 @@ pub struct Lender<'a> {
 }
 
 impl<'a> Lender<'a> {
-    /// Begins to listen if the dump is to be lazy.
+    /// Takes the address if the dump is to be lazy. Nobody is to think that it can be restored
+    /// before all images are there: until then clients are refused.
     ///
     /// # Errors
     /// What a lazy dump cannot be besides; an address that is none of this host's.
-    pub fn listen(opts: &'a Options) -> Result<Option<Self>> {
+    pub fn prepare(opts: &'a Options) -> Result<Option<Self>> {
         if !opts.lazy_pages {
             return Ok(None);
         }
@@ -123,7 +124,15 @@ impl<'a> Lender<'a> {
             let what = "--lazy-pages needs a --port, for the restore to fetch the pages from";
             return Err(Error::Hook(what.to_owned()));
         };
-        Ok(Some(Lender { listener: Listener::new(server)? }))
+        Ok(Some(Lender { listener: Listener::bind(server)? }))
+    }
+
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// If another program does so at that port by now.
+    pub fn listen(&self) -> Result<()> {
+        self.listener.listen()
     }
 
     /// Where it listens.

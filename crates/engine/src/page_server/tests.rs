@@ -104,6 +104,23 @@ fn what_did_not_come_to_its_end_is_removed() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+#[test]
+fn a_lazy_dump_refuses_clients_until_it_is_complete() {
+    let here = PageServer { address: Some("localhost".into()), ..PageServer::default() };
+    let opts = Options { page_server: Some(here), lazy_pages: true, ..Options::default() };
+    let lender = Lender::prepare(&opts).unwrap().unwrap();
+    let port = lender.port().unwrap();
+    let refused = TcpStream::connect(("localhost", port)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    lender.listen().unwrap();
+    TcpStream::connect(("localhost", port)).unwrap();
+    // The port is told to be taken before the tasks are touched.
+    let there = PageServer { port, ..opts.page_server.clone().unwrap() };
+    let late = Options { page_server: Some(there), ..opts.clone() };
+    let error = Lender::prepare(&late).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("listen at localhost port {port}: ")), "{error}");
+}
+
 /// Two ends of a connection over a network: their addresses differ.
 fn network() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -306,7 +323,7 @@ fn lend_to<T: Send>(
             let to = PageServer { socket: ours, ..PageServer::default() };
             client(&to)
         });
-        let lender = Lender::listen(&opts).unwrap().unwrap();
+        let lender = Lender::prepare(&opts).unwrap().unwrap();
         let served = lender.serve(Loan { lent: &lent, id, seal, compress });
         let served = served.map(|restore| {
             let packed = restore.packed;

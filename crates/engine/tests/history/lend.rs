@@ -32,7 +32,8 @@ pub fn lend<'a>(
     let local = PageServer { address: Some("127.0.0.1".to_owned()), ..PageServer::default() };
     let any = Some(local.clone());
     let own = Options { lazy_pages: true, page_server: any, ..Options::default() };
-    let lender = Lender::listen(&own).unwrap().unwrap();
+    let lender = Lender::prepare(&own).unwrap().unwrap();
+    lender.listen().unwrap();
     let id = images.inventory().unwrap().dump_criu_run_id.unwrap();
     options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
     let serve = || {
