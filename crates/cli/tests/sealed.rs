@@ -412,6 +412,7 @@ fn the_policy_requires_signatures() {
 #[test]
 fn repeated_pages_are_punched_out() {
     repeated_pages_go(&[]);
+    repeated_pages_go(&["--suite", "aes-256-xts+hmac-sha256"]);
     repeated_pages_go(&["--compress", "lz4"]);
 }
 

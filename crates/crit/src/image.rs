@@ -166,7 +166,11 @@ fn next(
 /// The name of the message that the entry at `index` is.
 fn entry_name(kind: Kind, index: usize) -> &'static str {
     let follows = match kind {
-        kind::PAGEMAP | kind::SHMEM_PAGEMAP | kind::PAGES_INDEX | kind::GHOST_FILE => index > 0,
+        kind::PAGEMAP
+        | kind::SHMEM_PAGEMAP
+        | kind::PAGES_INDEX
+        | kind::PAGES_HOLES
+        | kind::GHOST_FILE => index > 0,
         _ => false,
     };
     kind.messages.get(usize::from(follows)).copied().unwrap_or_default()

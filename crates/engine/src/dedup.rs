@@ -8,7 +8,7 @@
 //! relative has there, too, are needed until a newer dump has them of both.
 //!
 //! Sealed pages are punched out as they are: only the pagemaps are opened. With tags for
-//! each page nobody misses them; a sum over all pages would not come out any more.
+//! each page nobody misses them; out of a sum over all pages they are taken before.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -16,13 +16,12 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use rustix::fs::{FallocateFlags, fallocate};
-use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
 use torpor_images::packed::Index;
 use torpor_images::pagemap::Pagemap;
-use torpor_seal::Suite;
+use torpor_images::{ImageDir, holes};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::ranges::gaps;
 
 /// Pages of one address space (or shared segment), such as those that newer dumps have: sorted
@@ -36,26 +35,22 @@ type All = HashMap<(&'static str, u64), Known>;
 /// have been punched out.
 ///
 /// # Errors
-/// If an image is damaged or sealed with a sum over all pages, or the file system cannot
-/// punch holes.
+/// If an image is damaged, or the file system cannot punch holes.
 pub fn dedup(images: &ImageDir) -> Result<u64> {
-    if let Some(seal) = images.seal_ref() {
-        refuse_sum(seal.header().suite)?;
-    }
     let mut freed = 0;
     let mut known = All::new();
     let mut parent = images.parent()?;
     learn(&pagemaps(images)?, &mut known);
     while let Some(dir) = parent {
-        if let Some(seal) = dir.seal_ref() {
-            refuse_sum(seal.header().suite)?;
-        }
         let maps = pagemaps(&dir)?;
         let lent = lent(&maps, &known);
         for (kind, map) in &maps {
             if let Some(known) = known.get(&(kind.name, map.owner)) {
                 let needed = lent.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
-                freed += punch(&dir, map, &without(known, needed))?;
+                let superseded = without(known, needed);
+                let gone = places(map, &superseded);
+                holes::take_out(&dir, map, &gone)?;
+                freed += punch(&dir, map, gone)?;
             }
         }
         learn(&maps, &mut known);
@@ -76,25 +71,12 @@ pub fn free(images: &ImageDir) -> Result<u64> {
     loop {
         let dir = parent.as_ref().unwrap_or(images);
         for (_, map) in pagemaps(dir)? {
-            freed += punch(dir, &map, &everything)?;
+            freed += punch(dir, &map, places(&map, &everything))?;
         }
         match dir.parent()? {
             Some(next) => parent = Some(next),
             None => return Ok(freed),
         }
-    }
-}
-
-/// Refuses to punch holes into pages that only count together.
-///
-/// # Errors
-/// If they do.
-pub fn refuse_sum(suite: Suite) -> Result<()> {
-    match suite {
-        Suite::Aes256Gcm => Ok(()),
-        Suite::Aes256XtsHmacSha256 => Err(Error::Unsupported(format!(
-            "to remove repeated pages of images sealed with {suite}"
-        ))),
     }
 }
 
@@ -152,19 +134,24 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     out
 }
 
-/// Punches those pages out of a dump that are `known`.
-fn punch(dir: &ImageDir, map: &Pagemap, known: &[Range<u64>]) -> Result<u64> {
-    let mut holes = Vec::new();
+/// Where the pages file of a dump has those pages that are `known`, in bytes.
+fn places(map: &Pagemap, known: &[Range<u64>]) -> Known {
+    let mut places = Vec::new();
     for (run, offset) in map.offsets() {
         let Some(offset) = offset else { continue };
         let range = run.range();
-        holes.extend(within(known, &range).map(|place| {
+        places.extend(within(known, &range).map(|place| {
             let at = offset + (place.start - run.vaddr);
             at..at + (place.end - place.start)
         }));
     }
+    merged(places)
+}
+
+/// Punches holes into the pages file of a dump.
+fn punch(dir: &ImageDir, map: &Pagemap, holes: Known) -> Result<u64> {
     let (kind, holes) = if map.packed {
-        (kind::PAGES_PACKED, clusters(&Index::read(dir, map)?, &merged(holes)))
+        (kind::PAGES_PACKED, clusters(&Index::read(dir, map)?, &holes))
     } else {
         (kind::PAGES, holes)
     };

@@ -72,6 +72,7 @@ fn is_covered(name: &str) -> bool {
         kind::PAGES,
         kind::PAGES_PACKED,
         kind::PAGES_INDEX,
+        kind::PAGES_HOLES,
         kind::WORKING_SET,
         kind::PAGES_OLD,
         kind::SHM_PAGES_OLD,

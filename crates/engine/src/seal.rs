@@ -11,7 +11,6 @@ use torpor_seal::keys::{self, Identities, Recipient, Trust};
 use torpor_seal::sign::{Signature, Signer};
 use torpor_seal::{Header, MasterKey, Suite};
 
-use crate::dedup;
 use crate::error::{Error, Result};
 use crate::options::Options;
 
@@ -59,11 +58,6 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
         return Err(Error::Unsupported(format!("--compress {how} with the suite {}", seal.suite)));
     }
     keep_secrets();
-    if opts.auto_dedup {
-        dedup::refuse_sum(seal.suite)?;
-        let suite = |dir: &ImageDir| dir.seal_header().map(|header| header.unauthenticated().suite);
-        parent.as_ref().map_or(Ok(()), |parent| dedup::refuse_sum(suite(parent)?))?;
-    }
     let parent = parent.as_ref().map(ImageDir::identity).transpose()?;
     let mut header = Header::new(seal.suite, parent)?;
     let master = MasterKey::random()?;

@@ -202,12 +202,44 @@ impl ImageDir {
     /// Starts a file of entries and data.
     pub fn writer(&self, kind: Kind, id: u64) -> Result<Writer> {
         let name = kind.file_name(id);
-        let (path, file) = (self.path.join(&name), self.create_file(&name)?);
-        let note = self.sums.as_ref().map(|sums| Note::new(sums, &name));
+        self.write_to(kind, &name, self.create_file(&name)?)
+    }
+
+    /// Starts what is the file `name`, or will be, in `file`.
+    fn write_to(&self, kind: Kind, name: &str, file: File) -> Result<Writer> {
+        let path = self.path.join(name);
+        let note = self.sums.as_ref().map(|sums| Note::new(sums, name));
         match self.seal_of(kind) {
-            Some(seal) => Writer::sealed(kind, &path, file, seal, &name, note),
+            Some(seal) => Writer::sealed(kind, &path, file, seal, name, note),
             None => Writer::noting(kind, &path, file, note),
         }
+    }
+
+    /// Writes a file in the place of the one that is there: as a whole, or not at all.
+    pub(crate) fn replace(
+        &self,
+        kind: Kind,
+        id: u64,
+        write: impl FnOnce(&mut Writer) -> Result<()>,
+    ) -> Result<()> {
+        let name = kind.file_name(id);
+        let new = format!("{name}.new");
+        let file = self.create_file(&new)?;
+        let written = (self.write_to(kind, &name, file))
+            .and_then(|mut writer| write(&mut writer).and_then(|()| writer.finish()));
+        let failed = |errno: Errno| Error::io(&self.path.join(&name), "write", errno.into());
+        let placed = written.and_then(|()| {
+            let stored = self.open_file(&new)?;
+            rustix::fs::fsync(&stored)
+                .and_then(|()| rustix::fs::renameat(&self.fd, &new, &self.fd, &name))
+                .and_then(|()| rustix::fs::fsync(&self.fd))
+                .map_err(failed)
+        });
+        if placed.is_err() {
+            // What made it fail is the error to be told.
+            let _ = self.remove(&new);
+        }
+        placed
     }
 
     /// Reads a file that holds one entry and nothing else.

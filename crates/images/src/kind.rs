@@ -328,6 +328,9 @@ kinds! {
     PAGES_PACKED = "pages-packed-%u.img", None, Raw, [];
     /// Where the clusters are; Torpor's own.
     PAGES_INDEX = "pages-index-%u.img", Common(0x5453_4c5a), Headed, ["packed_head", "packed_entry"];
+    /// What is gone from pages that are sealed with one sum; Torpor's own.
+    PAGES_HOLES = "pages-holes-%u.img", Common(0x5453_484f), Headed,
+        ["pages_holes_head", "pages_holes_entry"];
     /// The pages that a restored tree touched first; Torpor's own.
     WORKING_SET = "working-set.img", Common(0x5457_5345), Array, ["working_set_entry"];
 }

@@ -1,17 +1,19 @@
 //! Pages files: plain or compressed ([`crate::packed`]), and each of them sealed or not.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use torpor_seal::page::{self, PageOpener, PageSealer, Place, TAG};
+use torpor_seal::page::{self, PageOpener, PageSealer, Place, SUM, TAG};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::Compression;
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
+use crate::holes;
 use crate::kind::{self, Kind};
 use crate::packed::{Packed, PackedReader, PackedWriter, Packer};
 use crate::pagemap::{Pagemap, page_size};
@@ -116,7 +118,7 @@ impl PagesWriter {
         depot: Option<Arc<dyn Depot>>,
     ) -> Result<Self> {
         // What an earlier dump left in the other form would be taken for part of this one.
-        let forms = [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX];
+        let forms = [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX, kind::PAGES_HOLES];
         forms.iter().try_for_each(|form| dir.remove(&form.file_name(id.into())))?;
         dir.remove(&tags_name(id))?;
         let to = match compression {
@@ -251,6 +253,29 @@ impl PagesReader {
         }
     }
 
+    /// The first pages of some, given by their places in the file, that are not gone from it;
+    /// nothing of a file that is not sealed with a sum.
+    pub(crate) fn kept(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        match &self.0 {
+            From::Plain(PlainReader { seal: Some((_, opener, _)), .. }) => opener.kept(pages),
+            From::Plain(_) | From::Packed(_) => None,
+        }
+    }
+
+    /// What such pages come to in the sum that they are sealed with.
+    pub(crate) fn share(&self, pages: &Range<u64>) -> Result<[u8; SUM]> {
+        match &self.0 {
+            From::Plain(PlainReader { seal: Some((_, opener, _)), file, path }) => {
+                let len = (pages.end - pages.start) * page_size();
+                let mut stored = vec![0; usize::try_from(len).unwrap_or(0)];
+                file.read_exact_at(&mut stored, pages.start * page_size())
+                    .map_err(|error| Error::io(path, "read", error))?;
+                Ok(opener.share(pages.start, &stored))
+            }
+            From::Plain(_) | From::Packed(_) => Ok([0; SUM]),
+        }
+    }
+
     /// Reads what stands at `offset`, or would if it were not compressed: whole pages, if
     /// the file is sealed.
     pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
@@ -289,8 +314,10 @@ impl PlainReader {
                 head.truncate(have);
                 tags.read_exact_at(&mut head, 0).map_err(failed)?;
                 let runs = map.runs.iter().filter(|run| run.present);
+                let runs = runs.map(|run| (run.vaddr, run.pages));
+                let removed = holes::read(dir, map.pages_id)?;
                 let opener = checkpoint
-                    .page_opener(place, runs.map(|run| (run.vaddr, run.pages)), &head, len)
+                    .page_opener(place, runs, (&head, len), &removed)
                     .map_err(|source| dir.unsealed(source))?;
                 if dir.is_parent() {
                     // Nobody comes back to it at the end, as to the checkpoint itself.

@@ -276,10 +276,11 @@ impl Read for Timed {
 }
 
 /// Whether the manifest of a sealed checkpoint names the file `name`: all images but the
-/// statistics, and what the seal itself is made of.
+/// statistics, what the seal itself is made of, and what is written later.
 fn is_covered(name: &str) -> bool {
     let of_seal = [header::FILE_NAME, manifest::FILE_NAME].contains(&name);
-    let service = Kind::of_file(name)
-        .is_some_and(|(kind, _)| matches!(kind.header, kind::Header::Service(_)));
-    name.ends_with(".img") && !of_seal && !service
+    let apart = Kind::of_file(name).is_some_and(|(kind, _)| {
+        matches!(kind.header, kind::Header::Service(_)) || kind == kind::PAGES_HOLES
+    });
+    name.ends_with(".img") && !of_seal && !apart
 }

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::header::Header;
 use crate::kdf::Keys;
 use crate::manifest::{Manifest, Sum};
-use crate::page::{PageOpener, PageSealer, Place, Run};
+use crate::page::{PageOpener, PageSealer, Place, Removed, Run};
 use crate::record::{RecordReader, RecordWriter};
 use crate::secret::{MasterKey, random};
 use crate::transit::{self, Transit};
@@ -107,14 +107,14 @@ impl Checkpoint {
         &self,
         place: Place<'_>,
         runs: impl IntoIterator<Item = Run>,
-        head: &[u8],
-        len: u64,
+        tags: (&[u8], u64),
+        removed: &Removed,
     ) -> Result<Arc<PageOpener>> {
         let mut openers = lock(&self.openers);
         if let Some(known) = openers.get(place.name) {
             return Ok(Arc::clone(known));
         }
-        let opener = Arc::new(PageOpener::new(&self.keys, place, runs, head, len)?);
+        let opener = Arc::new(PageOpener::new(&self.keys, place, runs, tags, removed)?);
         openers.insert(place.name.to_owned(), Arc::clone(&opener));
         Ok(opener)
     }

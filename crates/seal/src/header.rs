@@ -54,6 +54,12 @@ impl Suite {
     /// Every suite.
     pub const ALL: [Self; 2] = [Self::Aes256Gcm, Self::Aes256XtsHmacSha256];
 
+    /// Whether the pages of a file are authentic only all together.
+    #[must_use]
+    pub fn has_sum(self) -> bool {
+        self == Self::Aes256XtsHmacSha256
+    }
+
     fn number(self) -> u32 {
         match self {
             Self::Aes256Gcm => 1,

@@ -16,7 +16,7 @@ use crate::lanes;
 use crate::secret::{KEY_LEN, Secret};
 
 /// The length of a digest, in bytes.
-pub(crate) const DIGEST: usize = 32;
+pub const DIGEST: usize = 32;
 /// Messages that are digested side by side: as many as a 512-bit register has words.
 pub(crate) const LANES: usize = 16;
 
@@ -91,7 +91,8 @@ impl Mac {
     }
 }
 
-pub(crate) fn xor(sum: &mut [u8; DIGEST], part: &[u8; DIGEST]) {
+/// Adds a digest to a sum.
+pub fn xor(sum: &mut [u8; DIGEST], part: &[u8; DIGEST]) {
     sum.iter_mut().zip(part).for_each(|(a, b)| *a ^= b);
 }
 

@@ -12,6 +12,7 @@
 //! Nonces cannot repeat: the key is made for one writing of one file, [`PageSealer::span`]
 //! gives out each index once, and a [`Span`] is sealed once.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,7 +22,8 @@ use aws_lc_rs::constant_time;
 use crate::error::{Error, Result};
 use crate::header::{RecordCipher, Suite};
 use crate::kdf::Keys;
-use crate::mac::{DIGEST as SUM, LANES, Mac, xor};
+pub use crate::mac::{DIGEST as SUM, xor};
+use crate::mac::{LANES, Mac};
 use crate::record::aead;
 use crate::secret::random;
 use crate::xts::Xts;
@@ -278,6 +280,72 @@ pub(crate) fn addresses(runs: &[Run], page: usize) -> impl Iterator<Item = u64> 
     runs.iter().flat_map(move |&(start, pages)| (0..pages).map(move |i| start + i * page as u64))
 }
 
+/// Pages that are gone from a file with a sum, since it was sealed.
+#[derive(Clone, Debug, Default)]
+pub struct Removed {
+    /// Their indices in the file, each once.
+    pub pages: Vec<Range<u64>>,
+    /// What they had come to in the sum.
+    pub sum: [u8; SUM],
+}
+
+/// A bit for each page.
+#[derive(Debug)]
+struct Marks(Vec<AtomicU64>);
+
+impl Marks {
+    fn new(pages: u64) -> Self {
+        let words = usize::try_from(pages.div_ceil(64)).unwrap_or(usize::MAX);
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn word(&self, index: u64) -> Option<(&AtomicU64, u64)> {
+        let word = usize::try_from(index / 64).ok().and_then(|at| self.0.get(at));
+        word.map(|word| (word, 1 << (index % 64)))
+    }
+
+    /// Marks a page; whether it was not marked before.
+    fn mark(&self, index: u64) -> bool {
+        let word = self.word(index);
+        word.is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+    }
+
+    fn has(&self, index: u64) -> bool {
+        self.word(index).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// The first of some pages that are not marked.
+    fn unmarked(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        let first = pages.clone().find(|&index| !self.has(index))?;
+        let end = (first..pages.end).find(|&index| self.has(index)).unwrap_or(pages.end);
+        Some(first..end)
+    }
+}
+
+/// The sum over all pages of a file.
+#[derive(Debug)]
+struct Total {
+    /// What the pages that are there must come to.
+    wanted: [u8; SUM],
+    /// Those that are in it by now, or gone.
+    seen: Marks,
+    gone: Marks,
+}
+
+impl Total {
+    fn new(mut wanted: [u8; SUM], pages: u64, removed: &Removed) -> Option<Self> {
+        xor(&mut wanted, &removed.sum);
+        let (seen, gone) = (Marks::new(pages), Marks::new(pages));
+        for range in &removed.pages {
+            if range.end > pages || !range.clone().all(|index| gone.mark(index) && seen.mark(index))
+            {
+                return None;
+            }
+        }
+        Some(Self { wanted, seen, gone })
+    }
+}
+
 /// Opens the pages of one pages file, from any number of threads.
 pub struct PageOpener {
     cipher: Cipher,
@@ -285,8 +353,8 @@ pub struct PageOpener {
     owner: u64,
     page: usize,
     addresses: Addresses,
-    /// The sum that must come out, and a bit for each page that is in it.
-    sum: Option<([u8; SUM], Vec<AtomicU64>)>,
+    /// Of a suite that has a sum.
+    total: Option<Total>,
 }
 
 impl std::fmt::Debug for PageOpener {
@@ -296,30 +364,30 @@ impl std::fmt::Debug for PageOpener {
 }
 
 impl PageOpener {
-    /// Begins to read a pages file with the pages of `runs`, one after the other. `head`
-    /// is the start of its tags file, whose length is `len`: [`PageOpener::head_len`]
-    /// bytes, or fewer if it is shorter.
+    /// Begins to read a pages file with the pages of `runs`, one after the other, but for
+    /// those that were `removed` from it. `head` is the start of its tags file, whose length is
+    /// `len`: [`PageOpener::head_len`] bytes, or fewer if it is shorter.
     ///
     /// # Errors
-    /// If the tags file is none, or does not fit the pages.
+    /// If the tags file is none, or does not fit the pages; pages removed that there are not.
     pub fn new(
         keys: &Keys,
         place: Place<'_>,
         runs: impl IntoIterator<Item = Run>,
-        head: &[u8],
-        len: u64,
+        (head, len): (&[u8], u64),
+        removed: &Removed,
     ) -> Result<Self> {
         let damaged = |reason: &str| Error::damaged(format!("tags of {}", place.name), reason);
         let addresses = Addresses::new(runs, place.page);
         let rest = head.strip_prefix(MAGIC).ok_or_else(|| damaged("are none"))?;
         let (salt, rest) = rest.split_first_chunk::<SALT>().ok_or_else(|| damaged("are cut"))?;
-        let (wanted, sum) = match keys.suite() {
+        let (wanted, total) = match keys.suite() {
             Suite::Aes256Gcm => (tag_offset(addresses.pages), None),
             Suite::Aes256XtsHmacSha256 => {
                 let sum = *rest.first_chunk::<SUM>().ok_or_else(|| damaged("are cut"))?;
-                let words = usize::try_from(addresses.pages.div_ceil(64)).unwrap_or(usize::MAX);
-                let seen = (0..words).map(|_| AtomicU64::new(0)).collect();
-                ((HEAD + SUM) as u64, Some((sum, seen)))
+                let total = Total::new(sum, addresses.pages, removed);
+                let total = total.ok_or_else(|| damaged("lack pages that there are not"))?;
+                ((HEAD + SUM) as u64, Some(total))
             }
         };
         if len != wanted {
@@ -331,7 +399,7 @@ impl PageOpener {
             owner: place.owner,
             page: place.page,
             addresses,
-            sum,
+            total,
         })
     }
 
@@ -378,6 +446,10 @@ impl PageOpener {
                 for part in data.chunks_mut(self.page * LANES) {
                     let places: Vec<(u64, u64)> =
                         places.by_ref().take(part.len() / self.page).collect();
+                    if let Some((_, index)) = places.iter().find(|(_, index)| self.is_gone(*index))
+                    {
+                        return Err(self.damaged(*index, "was removed: a newer dump has it"));
+                    }
                     let sealed = places.iter().zip(part.chunks_exact(self.page));
                     let new = sealed.filter(|((_, index), _)| self.is_new(*index));
                     let new = new.map(|(&(address, _), page)| (address, page));
@@ -392,26 +464,35 @@ impl PageOpener {
         Ok(())
     }
 
-    /// Marks a page; whether it was not marked before.
+    /// Marks a page as seen; whether it was not before.
     fn is_new(&self, index: u64) -> bool {
-        let Some((_, seen)) = &self.sum else { return false };
-        let word = usize::try_from(index / 64).ok().and_then(|at| seen.get(at));
-        let bit = 1 << (index % 64);
-        word.is_some_and(|word| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+        self.total.as_ref().is_some_and(|total| total.seen.mark(index))
+    }
+
+    fn is_gone(&self, index: u64) -> bool {
+        self.total.as_ref().is_some_and(|total| total.gone.has(index))
+    }
+
+    /// The first of some pages that were not removed; nothing with a suite without a sum.
+    #[must_use]
+    pub fn kept(&self, pages: Range<u64>) -> Option<Range<u64>> {
+        self.total.as_ref()?.gone.unmarked(pages)
+    }
+
+    /// What whole pages come to in the sum, as they are stored, the first of which is page
+    /// `first` of the file; zeros with a suite without one.
+    #[must_use]
+    pub fn share(&self, first: u64, stored: &[u8]) -> [u8; SUM] {
+        let Cipher::Xts(xts) = &self.cipher else { return [0; SUM] };
+        xts.mac.sum(self.owner, self.addresses.from(first).zip(stored.chunks_exact(self.page)))
     }
 
     /// The first page from `from` on that has to be opened before
     /// [`PageOpener::finish`], and how many follow it.
     #[must_use]
     pub fn unseen(&self, from: u64) -> Option<(u64, u64)> {
-        let (_, seen) = self.sum.as_ref()?;
-        let is_seen = |index: &u64| {
-            let word = usize::try_from(*index / 64).ok().and_then(|at| seen.get(at));
-            word.is_some_and(|word| word.load(Ordering::Relaxed) >> (*index % 64) & 1 == 1)
-        };
-        let first = (from..self.addresses.pages).find(|index| !is_seen(index))?;
-        let end = (first..self.addresses.pages).find(is_seen).unwrap_or(self.addresses.pages);
-        Some((first, end - first))
+        let unseen = self.total.as_ref()?.seen.unmarked(from..self.addresses.pages)?;
+        Some((unseen.start, unseen.end - unseen.start))
     }
 
     /// Whether all pages together are those that were sealed.
@@ -419,14 +500,14 @@ impl PageOpener {
     /// # Errors
     /// If one was changed, or not all were opened.
     pub fn finish(&self) -> Result<()> {
-        let (Cipher::Xts(xts), Some((wanted, _))) = (&self.cipher, &self.sum) else {
+        let (Cipher::Xts(xts), Some(total)) = (&self.cipher, &self.total) else {
             return Ok(());
         };
         if let Some((first, _)) = self.unseen(0) {
             return Err(self.damaged(first, "was not looked at"));
         }
         let sum = *xts.sum.lock().unwrap_or_else(PoisonError::into_inner);
-        constant_time::verify_slices_are_equal(&sum, wanted)
+        constant_time::verify_slices_are_equal(&sum, &total.wanted)
             .map_err(|_| Error::damaged(&self.name, "was changed: the sum of its pages differs"))
     }
 
@@ -479,7 +560,8 @@ mod tests {
             assert_eq!(hex(&Sum::of(data.as_slice()).unwrap().sha256.unwrap()), pages);
             assert_eq!(hex(&tags), rest);
             let head = [sealer.head().as_slice(), &tags].concat();
-            let opener = PageOpener::new(&keys, PLACE, RUNS, &head, head.len() as u64).unwrap();
+            let file = (head.as_slice(), head.len() as u64);
+            let opener = PageOpener::new(&keys, PLACE, RUNS, file, &Removed::default()).unwrap();
             opener.open(0, &mut data, if opener.needs_tags() { &tags } else { &[] }).unwrap();
             opener.finish().unwrap();
             assert!(data == plain());
@@ -497,7 +579,8 @@ mod tests {
         let keys = Keys::new(&Secret::take(&mut [1; 32]), &[2; 32], Suite::Aes256Gcm);
         let head = [MAGIC.as_slice(), &[0; SALT]].concat();
         let runs = [(0x1000, 2), (0x7000, 3), (0x2_0000, 1)];
-        let opener = PageOpener::new(&keys, PLACE, runs, &head, tag_offset(6)).unwrap();
+        let file = (head.as_slice(), tag_offset(6));
+        let opener = PageOpener::new(&keys, PLACE, runs, file, &Removed::default()).unwrap();
         let all = [0x1000, 0x2000, 0x7000, 0x8000, 0x9000, 0x2_0000];
         for first in 0..6 {
             let found: Vec<u64> = opener.addresses.from(first as u64).collect();

@@ -1,8 +1,10 @@
 //! Memory: pages open where they were sealed, and nowhere else.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
+// Runs of pages are what is meant.
+#![allow(clippy::single_range_in_vec_init)]
 
 use torpor_seal::kdf::Keys;
-use torpor_seal::page::{HEAD, PageOpener, PageSealer, Place, Run, TAG};
+use torpor_seal::page::{HEAD, PageOpener, PageSealer, Place, Removed, Run, SUM, TAG};
 use torpor_seal::{Secret, Suite};
 
 const PAGE: usize = 4096;
@@ -44,8 +46,8 @@ fn seal(suite: Suite) -> Sealed {
 fn open_as(sealed: &Sealed, id: u8, at: Place<'_>, runs: &[Run]) -> Option<Vec<u8>> {
     let keys = keys(id, sealed.suite);
     let head = &sealed.tags[..PageOpener::head_len(sealed.suite).min(sealed.tags.len())];
-    let runs = runs.iter().copied();
-    let opener = PageOpener::new(&keys, at, runs, head, sealed.tags.len() as u64).ok()?;
+    let (runs, tags) = (runs.iter().copied(), (head, sealed.tags.len() as u64));
+    let opener = PageOpener::new(&keys, at, runs, tags, &Removed::default()).ok()?;
     let mut pages = sealed.pages.clone();
     for (index, page) in pages.chunks_mut(PAGE).enumerate() {
         let tag = if opener.needs_tags() {
@@ -147,9 +149,7 @@ fn threads_get_different_places() {
 #[test]
 fn the_sum_needs_every_page_once() {
     let sealed = seal(Suite::Aes256XtsHmacSha256);
-    let keys = keys(1, sealed.suite);
-    let len = sealed.tags.len() as u64;
-    let opener = PageOpener::new(&keys, place("pages-1.img", 5), RUNS, &sealed.tags, len).unwrap();
+    let opener = opener_without(&sealed, &Removed::default()).unwrap();
     let read = |first: usize, count: usize| {
         let mut pages = sealed.pages[first * PAGE..(first + count) * PAGE].to_vec();
         opener.open(first as u64, &mut pages, &[]).unwrap();
@@ -163,4 +163,50 @@ fn the_sum_needs_every_page_once() {
     read(0, 4);
     assert_eq!(opener.unseen(0), None);
     opener.finish().unwrap();
+}
+
+/// Opens the pages of a file of which some are gone.
+fn opener_without(sealed: &Sealed, removed: &Removed) -> Result<PageOpener, torpor_seal::Error> {
+    let (keys, tags) = (keys(1, sealed.suite), (sealed.tags.as_slice(), sealed.tags.len() as u64));
+    PageOpener::new(&keys, place("pages-1.img", 5), RUNS, tags, removed)
+}
+
+#[test]
+fn pages_leave_a_sum() {
+    let mut sealed = seal(Suite::Aes256XtsHmacSha256);
+    let whole = opener_without(&sealed, &Removed::default()).unwrap();
+    let sum = whole.share(1, &sealed.pages[PAGE..3 * PAGE]);
+    // What is there in their place does not matter.
+    sealed.pages[PAGE..3 * PAGE].fill(0);
+    let read = |opener: &PageOpener, first: usize, count: usize| {
+        let mut pages = sealed.pages[first * PAGE..(first + count) * PAGE].to_vec();
+        opener.open(first as u64, &mut pages, &[]).map(|()| pages)
+    };
+    let removed = Removed { pages: vec![2..3, 1..2], sum };
+    let opener = opener_without(&sealed, &removed).unwrap();
+    assert_eq!(opener.kept(0..4), Some(0..1));
+    assert_eq!(opener.kept(1..4), Some(3..4));
+    assert_eq!(opener.kept(1..3), None);
+    assert_eq!(read(&opener, 0, 1).unwrap(), plain()[..PAGE]);
+    assert_eq!(opener.unseen(0), Some((3, 1)));
+    assert_eq!(read(&opener, 3, 1).unwrap(), plain()[3 * PAGE..]);
+    opener.finish().unwrap();
+    for (first, count) in [(1, 1), (2, 2), (0, 4)] {
+        let error = read(&opener, first, count).unwrap_err().to_string();
+        assert!(error.contains("was removed"), "{error}");
+    }
+    // Those that are left have to be what they were, and no others may be missing.
+    for (pages, sum) in [(vec![1..3], [0; SUM]), (vec![1..2], sum), (vec![1..4], sum)] {
+        let opener = opener_without(&sealed, &Removed { pages, sum }).unwrap();
+        while let Some((first, _)) = opener.unseen(0) {
+            read(&opener, usize::try_from(first).unwrap(), 1).unwrap();
+        }
+        assert!(opener.finish().is_err());
+    }
+    for pages in [vec![1..2, 1..2], vec![3..5], vec![0..u64::MAX]] {
+        let error = opener_without(&sealed, &Removed { pages, sum }).unwrap_err().to_string();
+        assert!(error.contains("pages that there are not"), "{error}");
+    }
+    let tags = seal(Suite::Aes256Gcm);
+    assert_eq!(opener_without(&tags, &Removed::default()).unwrap().kept(0..4), None);
 }

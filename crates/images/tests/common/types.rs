@@ -27,7 +27,8 @@ pub fn every_kind(check: &mut impl Check) {
     }
     each! {
         INVENTORY InventoryEntry; FDINFO FdinfoEntry; PAGEMAP PagemapHead PagemapEntry;
-        SHMEM_PAGEMAP PagemapHead PagemapEntry; PAGES_INDEX PackedHead PackedEntry; REG_FILES RegFileEntry; EXT_FILES ExtFileEntry;
+        SHMEM_PAGEMAP PagemapHead PagemapEntry; PAGES_INDEX PackedHead PackedEntry;
+        PAGES_HOLES PagesHolesHead PagesHolesEntry; REG_FILES RegFileEntry; EXT_FILES ExtFileEntry;
         NS_FILES NsFileEntry; EVENTFD_FILE EventfdFileEntry; EVENTPOLL_FILE EventpollFileEntry;
         EVENTPOLL_TFD EventpollTfdEntry; SIGNALFD SignalfdEntry; INOTIFY_FILE InotifyFileEntry;
         INOTIFY_WD InotifyWdEntry; FANOTIFY_FILE FanotifyFileEntry;
