@@ -17,16 +17,19 @@
 static volatile uint64_t *counter;
 static long written;
 
-// What two threads are told and tell, in a file: when to begin, and how many pages they were
+// Threads that touch memory: as many as keep the processors busy while some of them wait.
+#define TOUCHERS 16
+
+// What they are told and tell, in a file: when to begin, and how many pages they were
 // through with in which time.
 static volatile struct {
 	uint64_t go;
 	struct {
 		uint64_t pages, ns;
-	} by[2];
+	} by[TOUCHERS];
 } *work;
 static char *touched;
-static size_t half;
+static size_t share;
 static int uffd;
 
 static void *sleeper(void *arg)
@@ -121,10 +124,10 @@ static void done(size_t self, size_t pages, uint64_t start)
 	work->by[self].ns = now() - start;
 }
 
-// Reads a word of each page of one half of the memory.
+// Reads a word of each page of its share of the memory.
 static void *toucher(void *arg)
 {
-	size_t self = (size_t)arg, pages = half >> 12, sum = 0;
+	size_t self = (size_t)arg, pages = share >> 12, sum = 0;
 	int bits = 1;
 
 	while ((size_t)1 << bits < pages)
@@ -133,14 +136,14 @@ static void *toucher(void *arg)
 	for (size_t i = 0; i < (size_t)1 << bits; i++) {
 		size_t page = shuffled(i, bits);
 		if (page < pages)
-			sum += *(volatile size_t *)(touched + self * half + (page << 12));
+			sum += *(volatile size_t *)(touched + self * share + (page << 12));
 	}
 	done(self, pages, start);
 	return (void *)sum;
 }
 
-// Makes two threads that begin when they are told to.
-static void pair(void *run(void *), char *memory, long mib)
+// Makes threads that begin when they are told to.
+static void crowd(void *run(void *), char *memory, long mib)
 {
 	int fd = open("touches", O_RDWR | O_CREAT | O_TRUNC, 0600);
 	pthread_t thread;
@@ -151,8 +154,8 @@ static void pair(void *run(void *), char *memory, long mib)
 	if (work == MAP_FAILED)
 		exit(1);
 	touched = memory;
-	half = (size_t)mib << 19;
-	for (size_t i = 0; i < 2; i++)
+	share = ((size_t)mib << 20) / TOUCHERS;
+	for (size_t i = 0; i < TOUCHERS; i++)
 		if (pthread_create(&thread, 0, run, (void *)i))
 			exit(1);
 }
@@ -207,13 +210,13 @@ static void served(long mib, int threads)
 	for (int i = 0; i < threads; i++)
 		if (pthread_create(&thread, 0, fills, 0))
 			exit(1);
-	pair(toucher, memory, mib);
+	crowd(toucher, memory, mib);
 }
 
 // The first thread brings in all that is missing.
 static void *copier(void *arg)
 {
-	size_t self = (size_t)arg, size = self ? 0 : 2 * half;
+	size_t self = (size_t)arg, size = self ? 0 : TOUCHERS * share;
 	uint64_t start = begin();
 
 	for (size_t at = 0; at < size; at += sizeof chunk)
@@ -225,7 +228,7 @@ static void *copier(void *arg)
 static void copied(long mib)
 {
 	memset(chunk, 1, sizeof chunk);
-	pair(copier, missing(mib), mib);
+	crowd(copier, missing(mib), mib);
 }
 
 static void processes(long count)
@@ -284,7 +287,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(kind, "writer"))
 		writes(n);
 	else if (!strcmp(kind, "toucher"))
-		pair(toucher, (char *)memory(n, MADV_NOHUGEPAGE), n);
+		crowd(toucher, (char *)memory(n, MADV_NOHUGEPAGE), n);
 	else if (!strcmp(kind, "served"))
 		served(n, 1);
 	else if (!strcmp(kind, "served-by-two"))

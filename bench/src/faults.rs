@@ -1,18 +1,24 @@
 //! Pages that are brought in because a program touches them, and all of them over a connection;
-//! against what the kernel needs of that, and against a copy in memory.
+//! against what the kernel needs of either, and against a copy in memory.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::bench::{Bench, Goal, median, run};
 use crate::lazy::daemon;
 use crate::process::{Running, until};
 use crate::subject::Subject;
 
+/// Threads that touch memory, see `bench/target.c`.
+const TOUCHERS: u64 = 16;
+/// Bytes that are moved at once.
+const CHUNK: usize = 256 << 10;
 /// So that only what is touched is brought in, page by page.
 const RECORD: &str = "--record-working-set=600";
 
@@ -21,7 +27,7 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
     moved(bench)
 }
 
-/// Faults of two threads at random, each served with the one page.
+/// Faults of threads at random, each served with the one page.
 fn one_by_one(bench: &mut Bench) -> Result<()> {
     let (mut served, mut by_one, mut by_two) = (vec![], vec![], vec![]);
     for _ in 0..bench.rounds {
@@ -47,21 +53,42 @@ fn one_by_one(bench: &mut Bench) -> Result<()> {
 
 /// Restores that fetch their memory over loopback.
 fn moved(bench: &mut Bench) -> Result<()> {
-    let (mut touched, mut bulk, mut floor) = (vec![], vec![], vec![]);
+    let (mut touched, mut bulk, mut floor, mut line) = (vec![], vec![], vec![], vec![]);
     for _ in 0..bench.rounds {
         let memcpy = memcpy();
         floor.push(alone(bench, "copied", bench.mib)? / memcpy);
+        line.push(loopback(bench.mib)? / memcpy);
         touched.push(fetched(bench, "toucher", touch)?.0);
         let seconds = fetched(bench, "small-pages", |_| Ok(()))?.1;
         #[allow(clippy::cast_precision_loss)] // far fewer than 2^52
         bulk.push((bench.mib << 8) as f64 / seconds / memcpy);
     }
     let what = format!("lazy restore of {} MiB over loopback", bench.mib);
-    let touches = format!("{what}: pages that two threads touch at random");
+    let touches = format!("{what}: pages that threads touch at random");
     bench.add(touches, median(&touched), "/ s", None);
     bench.add(what, median(&bulk), "× memcpy", Some(Goal::AtLeast(0.5)));
     bench.add("UFFDIO_COPY alone, 256 KiB at once", median(&floor), "× memcpy", None);
+    bench.add("TCP over loopback alone, 256 KiB at once", median(&line), "× memcpy", None);
     Ok(())
+}
+
+/// Pages a second that a connection takes, from memory to memory.
+fn loopback(mib: u64) -> Result<f64> {
+    let chunks = usize::try_from((mib << 20) / CHUNK as u64)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut to = TcpStream::connect(listener.local_addr()?)?;
+    let mut from = listener.accept()?.0;
+    let start = Instant::now();
+    let received = std::thread::spawn(move || {
+        let mut chunk = vec![0; CHUNK];
+        (0..chunks).try_for_each(|_| from.read_exact(&mut chunk))
+    });
+    let chunk = vec![1; CHUNK];
+    (0..chunks).try_for_each(|_| to.write_all(&chunk))?;
+    received.join().map_err(|_| anyhow!("the receiver has panicked"))??;
+    #[allow(clippy::cast_precision_loss)] // far fewer than 2^52
+    let pages = (mib << 8) as f64;
+    Ok(pages / start.elapsed().as_secs_f64())
 }
 
 /// Moves a process to another pid namespace, which is as good as another host. What is done when
@@ -112,10 +139,13 @@ fn touch(bench: &Bench) -> Result<f64> {
         Ok(u64::from_le_bytes(bytes))
     };
     file.write_all_at(&1_u64.to_le_bytes(), 0)?;
-    let is_done = |at: u64| word(at).is_ok_and(|time| time > 0);
-    until("threads that touch memory", || is_done(2) && is_done(4))?;
+    let (pages, times) = (|thread| word(1 + 2 * thread), |thread| word(2 + 2 * thread));
+    let is_done = |thread| times(thread).is_ok_and(|time| time > 0);
+    until("threads that touch memory", || (0..TOUCHERS).all(is_done))?;
+    let pages: u64 = (0..TOUCHERS).map(pages).sum::<Result<_>>()?;
+    let slowest = (0..TOUCHERS).map(times).collect::<Result<Vec<_>>>()?.into_iter().max();
     #[allow(clippy::cast_precision_loss)] // far fewer than 2^52
-    let rate = (word(1)? + word(3)?) as f64 * 1e9 / word(2)?.max(word(4)?) as f64;
+    let rate = pages as f64 * 1e9 / slowest.unwrap_or(1) as f64;
     Ok(rate)
 }
 

@@ -33,6 +33,8 @@ const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 /// `_IOWR(0xAA, 0x03, struct uffdio_copy)`.
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+/// `UFFDIO_COPY_MODE_DONTWAKE`: nobody who waits for the pages is woken.
+const UFFDIO_COPY_MODE_DONTWAKE: u64 = 1;
 /// `_IOWR(0xAA, 0x04, struct uffdio_zeropage)`.
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
 
@@ -125,16 +127,18 @@ pub fn unregister(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_ptr()) }).map(drop)
 }
 
-/// Puts pages in place at `to`, all in one mapping, and wakes who waits for them. Returns
-/// how many bytes went in before something was in the way, at least a page.
+/// Puts pages in place at `to`, all in one mapping, and wakes who waits for them, unless
+/// that is left to [`wake`]. Returns how many bytes went in before something was in the way, at
+/// least a page.
 ///
 /// # Errors
 /// `EAGAIN` if there are events to be read first; `EEXIST` if the first page is there
 /// already; `ENOENT` if no one mapping that is registered has all of it; `ESRCH` if the
 /// address space is gone.
-pub fn copy(uffd: BorrowedFd<'_>, to: u64, pages: &[u8]) -> Result<usize> {
+pub fn copy(uffd: BorrowedFd<'_>, to: u64, pages: &[u8], wakes: bool) -> Result<usize> {
+    let mode = if wakes { 0 } else { UFFDIO_COPY_MODE_DONTWAKE };
     let mut copy: [u64; 5] =
-        [to, pages.as_ptr().expose_provenance() as u64, pages.len() as u64, 0, 0];
+        [to, pages.as_ptr().expose_provenance() as u64, pages.len() as u64, mode, 0];
     // SAFETY: `copy` has the five words of a uffdio_copy, valid for reads and writes; the
     // source is `pages`, in its length. The target is in the address space of the
     // userfaultfd: pages that were not there before, which no reference here can be to.

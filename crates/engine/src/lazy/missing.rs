@@ -89,10 +89,15 @@ impl Missing {
             self.ranges.range(from..range.end.max(from)).map(|g| *g.0).collect();
         let mut taken = Vec::new();
         for start in touched {
-            let Some((end, source)) = self.ranges.remove(&start) else { continue };
-            self.places.remove(&source);
+            let Some(entry) = self.ranges.get_mut(&start) else { continue };
+            let (end, source) = *entry;
             let gap = Gap { range: start..end, source };
-            self.insert(&gap.within(&(0..range.start)));
+            if start < range.start {
+                entry.0 = end.min(range.start);
+            } else {
+                self.ranges.remove(&start);
+                self.places.remove(&source);
+            }
             self.insert(&gap.within(&(range.end..u64::MAX)));
             taken.push(gap.within(range));
         }

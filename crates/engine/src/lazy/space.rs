@@ -41,6 +41,8 @@ pub struct Space {
     first: VecDeque<Range<u64>>,
     /// Pages that are waited for, until events have been read.
     waiting: VecDeque<u64>,
+    /// What is in place already and whose waiters are woken later, if that is to be so.
+    late: Option<Vec<Range<u64>>>,
     /// Where pages are brought in next that nobody waits for.
     next: u64,
     /// The address space is gone.
@@ -64,7 +66,8 @@ impl Space {
             }
         }
         let (waiting, sight) = (VecDeque::new(), Some(sight));
-        Space { id, uffd, sight, pages, missing, first, waiting, next: 0, gone: false }
+        let late = None;
+        Space { id, uffd, sight, pages, missing, first, waiting, late, next: 0, gone: false }
     }
 
     /// The address space of a child, which lacks what this one does, but for what is empty there.
@@ -80,6 +83,7 @@ impl Space {
             missing,
             first: self.first.clone(),
             waiting: VecDeque::new(),
+            late: None,
             next: self.next,
             gone: false,
         }
@@ -123,6 +127,20 @@ impl Space {
     pub fn serve(
         &mut self,
         remote: &mut Option<Remote<'_>>,
+        recorder: Option<&mut Recorder<'_>>,
+        buffer: &mut [u8],
+    ) -> Result<bool> {
+        // Woken one by one each of them would fetch an idle processor back, which takes longer
+        // than to bring its page in.
+        self.late = (self.waiting.len() > 1).then(Vec::new);
+        let done = self.serve_all(remote, recorder, buffer);
+        self.late.take().into_iter().flatten().for_each(|range| self.wake(&range));
+        done
+    }
+
+    fn serve_all(
+        &mut self,
+        remote: &mut Option<Remote<'_>>,
         mut recorder: Option<&mut Recorder<'_>>,
         buffer: &mut [u8],
     ) -> Result<bool> {
@@ -149,8 +167,8 @@ impl Space {
                         recorder.note(self.id, gap.source + (page - gap.range.start));
                     }
                     // The page itself first: what lies before it may be of another mapping.
-                    let own = gap.within(&(page..near.end));
-                    self.bring(&own, buffer)? && self.rest(&gap.within(&near).range, buffer)?
+                    let (own, all) = (gap.within(&(page..near.end)), gap.within(&near));
+                    self.bring(&own, buffer)? && (own == all || self.rest(&all.range, buffer)?)
                 }
                 None => self.put_zero(page)?,
             };
@@ -259,9 +277,12 @@ impl Space {
         while at < len && !self.gone {
             let to = place + at as u64;
             let end = (at + size).min(len);
-            match uffd::copy(self.uffd.as_fd(), to, &bytes[at..end]) {
+            match uffd::copy(self.uffd.as_fd(), to, &bytes[at..end], self.late.is_none()) {
                 Ok(n) => {
                     self.settle(to, n as u64);
+                    if let Some(late) = &mut self.late {
+                        late.push(to..to + n as u64);
+                    }
                     at += n;
                 }
                 Err(e) => match e.raw_os_error() {
