@@ -20,9 +20,12 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         let subject = Subject::start(&bench.dir, "small-pages", bench.mib)?;
         let dirs = ["full", "first", "second"].map(|name| bench.dir.join(name));
         dirs.iter().try_for_each(fs::create_dir)?;
+        bench.warm_up()?;
         full.push(dump(bench, &subject, "dump", &dirs[0], &["--leave-running"])?);
+        bench.warm_up()?;
         first.push(dump(bench, &subject, "pre-dump", &dirs[1], &[])?);
         write_some(&subject)?;
+        // It takes little memory; and to give back what a warm-up has used goes on for longer than a round.
         let parent = ["--prev-images-dir", "../first"];
         round.push(dump(bench, &subject, "pre-dump", &dirs[2], &parent)?);
         freeze.push(frozen(&dirs[2])?);
@@ -49,7 +52,6 @@ fn dump(
 ) -> Result<f64> {
     let mut command = Command::new(bench.torpor());
     command.args([action, "-t", &subject.pid().to_string(), "-D"]).arg(images).args(options);
-    bench.warm_up()?;
     let start = Instant::now();
     run(&mut command)?;
     Ok(start.elapsed().as_secs_f64())
