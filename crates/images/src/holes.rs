@@ -38,7 +38,8 @@ pub(crate) fn read(dir: &ImageDir, id: u32) -> Result<Removed> {
 }
 
 /// Takes pages out of the sum of the file that they are to be punched out of, if it has one.
-/// `gone` are their places in the file, in bytes.
+/// `dir` is one that another builds on: so the sum is compared when the file is opened, and what
+/// somebody has changed is never taken out. `gone` are places in the file, in bytes.
 ///
 /// # Errors
 /// Pages that are not those that were sealed; the file's.
