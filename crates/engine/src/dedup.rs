@@ -19,7 +19,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use torpor_images::kind::{self, Kind};
 use torpor_images::packed::Index;
 use torpor_images::pagemap::Pagemap;
-use torpor_images::{ImageDir, holes};
+use torpor_images::{ImageDir, pages};
 
 use crate::error::{Context, Result};
 use crate::ranges::gaps;
@@ -49,7 +49,7 @@ pub fn dedup(images: &ImageDir) -> Result<u64> {
                 let needed = lent.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
                 let superseded = without(known, needed);
                 let gone = places(map, &superseded);
-                holes::take_out(&dir, map, &gone)?;
+                pages::take_out(&dir, map, &gone)?;
                 freed += punch(&dir, map, gone)?;
             }
         }

@@ -10,7 +10,7 @@
 pub mod compress;
 pub mod dir;
 pub mod error;
-pub mod holes;
+mod holes;
 pub mod kind;
 pub mod packed;
 pub mod pagemap;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use torpor_seal::page::{self, PageOpener, PageSealer, Place, SUM, TAG};
+use torpor_seal::page::{self, PageOpener, PageSealer, Place, TAG, xor};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::Compression;
@@ -253,29 +253,6 @@ impl PagesReader {
         }
     }
 
-    /// The first pages of some, given by their places in the file, that are not gone from it;
-    /// nothing of a file that is not sealed with a sum.
-    pub(crate) fn kept(&self, pages: Range<u64>) -> Option<Range<u64>> {
-        match &self.0 {
-            From::Plain(PlainReader { seal: Some((_, opener, _)), .. }) => opener.kept(pages),
-            From::Plain(_) | From::Packed(_) => None,
-        }
-    }
-
-    /// What such pages come to in the sum that they are sealed with.
-    pub(crate) fn share(&self, pages: &Range<u64>) -> Result<[u8; SUM]> {
-        match &self.0 {
-            From::Plain(PlainReader { seal: Some((_, opener, _)), file, path }) => {
-                let len = (pages.end - pages.start) * page_size();
-                let mut stored = vec![0; usize::try_from(len).unwrap_or(0)];
-                file.read_exact_at(&mut stored, pages.start * page_size())
-                    .map_err(|error| Error::io(path, "read", error))?;
-                Ok(opener.share(pages.start, &stored))
-            }
-            From::Plain(_) | From::Packed(_) => Ok([0; SUM]),
-        }
-    }
-
     /// Reads what stands at `offset`, or would if it were not compressed: whole pages, if
     /// the file is sealed.
     pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {
@@ -347,4 +324,44 @@ impl PlainReader {
             .measure(|| opener.open(first, data, &list))
             .map_err(|source| Error::Seal { dir: self.path.clone(), source })
     }
+}
+
+/// Takes pages out of the sum of the file that they are to be punched out of, if it has one.
+/// `dir` is one that another builds on: so the sum is compared when the file is opened, and what
+/// somebody has changed is never taken out. `gone` are places in the file, in bytes.
+///
+/// # Errors
+/// Pages that are not those that were sealed; the file's.
+pub fn take_out(dir: &ImageDir, map: &Pagemap, gone: &[Range<u64>]) -> Result<()> {
+    /// How many pages are read at once.
+    const STEP: u64 = 64;
+    if !dir.seal_ref().is_some_and(|seal| seal.header().suite.has_sum()) {
+        return Ok(());
+    }
+    let PlainReader { file, path, seal: Some((_, opener, _)) } = PlainReader::open(dir, map)?
+    else {
+        return Ok(());
+    };
+    let mut removed = holes::read(dir, map.pages_id)?;
+    let known = removed.pages.len();
+    for range in gone {
+        let (mut at, end) = (range.start / page_size(), range.end / page_size());
+        while let Some(kept) = opener.kept(at..end) {
+            let part = kept.start..kept.end.min(kept.start + STEP);
+            let len = (part.end - part.start) * page_size();
+            let mut stored = vec![0; usize::try_from(len).unwrap_or(0)];
+            file.read_exact_at(&mut stored, part.start * page_size())
+                .map_err(|error| Error::io(&path, "read", error))?;
+            xor(&mut removed.sum, &opener.share(part.start, &stored));
+            at = part.end;
+            match removed.pages[known..].last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => removed.pages.push(part),
+            }
+        }
+    }
+    if removed.pages.len() == known {
+        return Ok(());
+    }
+    holes::write(dir, map.pages_id, &removed)
 }
