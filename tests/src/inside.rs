@@ -16,7 +16,7 @@ use std::time::Duration;
 /// How long a program may take to set itself up or to verify itself.
 const PROGRAM: Duration = Duration::from_secs(30);
 /// How long a dump or a restore may take.
-pub(crate) const ENGINE: Duration = Duration::from_secs(50);
+pub(crate) const ENGINE: Duration = Duration::from_secs(25);
 /// How long tasks may take to end that have been killed or have given their verdict.
 const END: Duration = Duration::from_secs(10);
 

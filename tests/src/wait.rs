@@ -3,15 +3,22 @@
 use anyhow::{Result, bail};
 use std::time::{Duration, Instant};
 
+/// How many times as long as elsewhere everything may take: `TORPOR_SLOWNESS` says so of an emulated
+/// machine.
+fn slowness() -> u32 {
+    std::env::var("TORPOR_SLOWNESS").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// Polls until `look` finds something.
 ///
 /// # Errors
-/// What `look` reports, or that nothing was found within `limit`.
+/// What `look` reports, or that nothing was found within `limit`, on a machine of ordinary speed.
 pub fn wait_for<T>(
     what: &str,
     limit: Duration,
     mut look: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let limit = limit * slowness();
     let end = Instant::now() + limit;
     loop {
         if let Some(found) = look()? {
