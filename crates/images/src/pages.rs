@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use torpor_seal::page::{self, PageOpener, PageSealer, Place, TAG, xor};
+use torpor_seal::page::{self, PageOpener, PageSealer, Place, Removed, TAG, xor};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::Compression;
@@ -292,7 +292,10 @@ impl PlainReader {
                 tags.read_exact_at(&mut head, 0).map_err(failed)?;
                 let runs = map.runs.iter().filter(|run| run.present);
                 let runs = runs.map(|run| (run.vaddr, run.pages));
-                let removed = holes::read(dir, map.pages_id)?;
+                let removed = match checkpoint.header().suite.has_sum() {
+                    true => holes::read(dir, map.pages_id)?,
+                    false => Removed::default(),
+                };
                 let opener = checkpoint
                     .page_opener(place, runs, (&head, len), &removed)
                     .map_err(|source| dir.unsealed(source))?;
