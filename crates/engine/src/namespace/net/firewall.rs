@@ -87,9 +87,13 @@ pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
 
 /// The rules, if there are some.
 fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<String>> {
-    let Some(reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
+    let Some(mut reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
+    let name = || kind.file_name(ns_id.into());
+    if reader.remaining() > MAX_RULES {
+        return Err(Error::invalid(name(), format!("has more than {MAX_RULES} bytes of rules")));
+    }
     let mut rules = String::new();
-    reader.take(MAX_RULES).read_to_string(&mut rules).context(|| kind.file_name(ns_id.into()))?;
+    reader.read_to_string(&mut rules).context(name)?;
     let rules = lock_of_criu::without(&rules);
     Ok((!rules.trim().is_empty()).then_some(rules))
 }
