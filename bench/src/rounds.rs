@@ -25,7 +25,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         bench.warm_up()?;
         first.push(dump(bench, &subject, "pre-dump", &dirs[1], &[])?);
         write_some(&subject)?;
-        // It takes little memory; and to give back what a warm-up has used goes on for longer than a round.
+        // It takes little memory; and to give back what a warm-up has used goes on for longer
+        // than a round.
         let parent = ["--prev-images-dir", "../first"];
         round.push(dump(bench, &subject, "pre-dump", &dirs[2], &parent)?);
         freeze.push(frozen(&dirs[2])?);
