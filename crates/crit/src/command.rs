@@ -49,7 +49,7 @@ pub enum ImageCommand {
 /// How sealed images are opened.
 #[derive(Args, Debug)]
 pub struct Keys {
-    /// Open sealed images with KEY: a file with a private key, or provider:/PROGRAM[:KEY]
+    /// Open sealed images with KEY: a file with a private key, or provider:/PROGRAM or provider:/PROGRAM:KEY
     /// (default: those of the configuration files); may be given several times
     #[arg(long = "identity", value_name = "KEY")]
     identities: Vec<String>,

@@ -22,7 +22,7 @@ pub struct Rewrap {
     /// The directory of the images
     dir: PathBuf,
     /// Seal for WHO from now on, and for nobody else: age1..., a file with a certificate or
-    /// with age1... lines, or provider:/PROGRAM[:KEY]; may be given several times
+    /// with age1... lines, or provider:/PROGRAM or provider:/PROGRAM:KEY; may be given several times
     #[arg(long = "recipient", value_name = "WHO", required = true)]
     recipients: Vec<String>,
     /// Keep those who can open the images already

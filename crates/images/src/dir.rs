@@ -49,6 +49,8 @@ pub struct ImageDir {
     pub(crate) unwrap: Option<Arc<Unwrap>>,
     /// Its parents may lack their pages.
     pub(crate) pages_elsewhere: bool,
+    /// Files that are there are not replaced.
+    keeps_files: bool,
 }
 
 impl ImageDir {
@@ -83,7 +85,17 @@ impl ImageDir {
     fn new(path: PathBuf, fd: OwnedFd, parents: u32) -> Self {
         let pins = Pins::default();
         let (sums, seal, unwrap) = (None, None, None);
-        Self { path, fd, parents, pins, sums, seal, unwrap, pages_elsewhere: false }
+        Self {
+            path,
+            fd,
+            parents,
+            pins,
+            sums,
+            seal,
+            unwrap,
+            pages_elsewhere: false,
+            keeps_files: false,
+        }
     }
 
     /// The path that the directory was opened by.
@@ -199,6 +211,25 @@ impl ImageDir {
         writer.finish()
     }
 
+    /// Writes a file of entries, but none without entries: not even one that an earlier dump
+    /// has left.
+    pub fn write_unless_empty<M: Message + Name>(
+        &self,
+        kind: Kind,
+        id: u64,
+        messages: &[M],
+    ) -> Result<()> {
+        match messages {
+            [] => self.remove_kind(kind, id),
+            some => self.write_all(kind, id, some),
+        }
+    }
+
+    /// Removes a file that an earlier dump may have left.
+    pub fn remove_kind(&self, kind: Kind, id: u64) -> Result<()> {
+        self.remove(&kind.file_name(id))
+    }
+
     /// Starts a file of entries and data.
     pub fn writer(&self, kind: Kind, id: u64) -> Result<Writer> {
         let name = kind.file_name(id);
@@ -302,15 +333,22 @@ impl ImageDir {
         self.open_file(&kind.file_name(id))
     }
 
+    /// From now on a file that is there already is not replaced by a new one: who writes is
+    /// not trusted with what others have written.
+    pub fn keep_files(&mut self) {
+        self.keeps_files = true;
+    }
+
     /// Creates the file `name`, for its owner only. One that was there is
-    /// unlinked, not written to: it may be a link to something else.
+    /// unlinked, not written to: it may be a link to something else. It is an error after
+    /// [`ImageDir::keep_files`].
     pub fn create_file(&self, name: &str) -> Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         self.sums.iter().for_each(|sums| sums.forget(name));
         loop {
             match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(fd) => return Ok(File::from(fd)),
-                Err(Errno::EXIST) => self.remove(name)?,
+                Err(Errno::EXIST) if !self.keeps_files => self.remove(name)?,
                 Err(errno) => return Err(Error::io(&self.path.join(name), "create", errno.into())),
             }
         }

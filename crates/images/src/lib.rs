@@ -10,6 +10,7 @@
 pub mod compress;
 pub mod dir;
 pub mod error;
+pub mod feed;
 mod holes;
 pub mod kind;
 pub mod packed;

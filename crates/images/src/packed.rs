@@ -4,42 +4,44 @@
 //! holds clusters of at most [`CLUSTER`] pages, one behind the other in whatever order
 //! threads came to write them. `pages-index-N.img` says for stretches of pages, counted in
 //! the order of the pagemap, where their clusters are. A cluster that does not become smaller
-//! is stored as it is. If the checkpoint is sealed, clusters are sealed as they are stored,
+//! is stored as it is. An index of gathered pages has clusters in other such files, too, with
+//! their digests ([`GATHERED`]). If the checkpoint is sealed, clusters are sealed as they are stored,
 //! and each is verified before it is decompressed.
 
+mod index;
+
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use aws_lc_rs::digest::{self, SHA256};
 use torpor_seal::checkpoint::Timer;
 use torpor_seal::cluster::{Cluster as Sealing, ClusterOpener, ClusterSealer};
-use torpor_seal::page::{Place, Run as PageRun, Span as SealSpan, TAG};
+use torpor_seal::page::{Place, Run as PageRun, Span as SealSpan};
 use torpor_seal::{Checkpoint, Sum};
 
 use crate::compress::{Compression, Compressor, Decompressor, room};
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::kind;
 use crate::pagemap::{Pagemap, page_size};
 use crate::pages::Body;
 use crate::proto::{PackedEntry, PackedHead};
-use crate::reader::Reader;
 use crate::writer::Writer;
 
-/// The version of the index.
+pub use self::index::{Cluster, GATHERED, Index};
+
+/// The version of the index of a dump.
 const VERSION: u32 = 1;
 /// How many pages a cluster has, if it is not the last of its stretch: what has to be read
 /// to have one of them.
 pub const CLUSTER: usize = 16;
-/// How many pages a stretch of the index has at most.
-const MAX_STRETCH: u32 = 1024;
-/// How many pages a cluster may have that is read.
-const MAX_CLUSTER: u32 = 64;
 
 /// The size of a page in memory.
 fn page() -> usize {
@@ -187,7 +189,10 @@ impl PackedWriter {
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *index {
-            Some(index) => index.entry(&PackedEntry { first, pages, offset, sizes, tags }),
+            Some(index) => {
+                let plain = PackedEntry::default();
+                index.entry(&PackedEntry { first, pages, offset, sizes, tags, ..plain })
+            }
             None => Ok(()),
         }
     }
@@ -228,148 +233,14 @@ fn cut<'d>(
     })
 }
 
-/// Where the clusters of a pages file are.
-#[derive(Debug)]
-pub struct Index {
-    how: Compression,
-    cluster: u64,
-    salt: Vec<u8>,
-    /// In the order of their pages, without a gap.
-    stretches: Vec<PackedEntry>,
-}
-
-/// A cluster that is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cluster<'i> {
-    /// Its first page, counted in the order of the pagemap.
-    pub first: u64,
-    /// How many pages it has.
-    pub pages: u64,
-    /// Where it is stored.
-    pub offset: u64,
-    /// In how many bytes.
-    pub size: u64,
-    tag: &'i [u8],
-}
-
-impl Index {
-    /// Reads the index of the pages of `map`.
-    pub fn read(dir: &ImageDir, map: &Pagemap) -> Result<Self> {
-        let id = map.pages_id.into();
-        let path = dir.path().join(kind::PAGES_PACKED.file_name(id));
-        let stored = dir.raw_file_open(kind::PAGES_PACKED, id)?;
-        let len = stored.metadata().map_err(|error| Error::io(&path, "stat", error))?.len();
-        let file = dir.path().join(kind::PAGES_INDEX.file_name(id));
-        let mut reader = dir.reader(kind::PAGES_INDEX, id)?.ok_or(Error::Missing { file })?;
-        Self::from_reader(&mut reader, map.present_bytes() / page_size(), len)
-    }
-
-    /// Reads an index up to the end of its file. It has to have each of `pages` pages once, in
-    /// clusters that lie within the `len` bytes of what is stored.
-    pub fn from_reader(reader: &mut Reader, pages: u64, len: u64) -> Result<Self> {
-        let head: PackedHead = reader.expect()?;
-        let invalid = |reader: &Reader, at, reason: String| Err(reader.invalid(at, reason));
-        if head.version != VERSION {
-            let reason = format!("version {} of compressed pages is not known", head.version);
-            return invalid(reader, 0, reason);
-        }
-        let Some(how) = Compression::of_number(head.method) else {
-            return invalid(reader, 0, format!("compression method {} is not known", head.method));
-        };
-        if !(1..=MAX_CLUSTER).contains(&head.cluster_pages) {
-            return invalid(reader, 0, format!("clusters of {} pages", head.cluster_pages));
-        }
-        let mut stretches: Vec<PackedEntry> = Vec::new();
-        loop {
-            let offset = reader.offset();
-            let Some(entry) = reader.next::<PackedEntry>()? else { break };
-            if let Err(reason) = check(&entry, &head, len) {
-                return invalid(reader, offset, reason);
-            }
-            stretches.push(entry);
-        }
-        stretches.sort_unstable_by_key(|stretch| stretch.first);
-        let mut next = 0;
-        for stretch in &stretches {
-            if stretch.first != next {
-                let reason = format!("page {} follows page {next}", stretch.first);
-                return invalid(reader, reader.offset(), reason);
-            }
-            next += u64::from(stretch.pages);
-        }
-        if next != pages {
-            let reason = format!("it has {next} pages, the pagemap has {pages}");
-            return invalid(reader, reader.offset(), reason);
-        }
-        let salt = head.salt.unwrap_or_default();
-        Ok(Self { how, cluster: head.cluster_pages.into(), salt, stretches })
-    }
-
-    /// The cluster of page `page`, if there is such a page.
-    #[must_use]
-    pub fn at(&self, page: u64) -> Option<Cluster<'_>> {
-        let after = self.stretches.partition_point(|stretch| stretch.first <= page);
-        let stretch = self.stretches.get(after.checked_sub(1)?)?;
-        let number = usize::try_from((page - stretch.first) / self.cluster).ok()?;
-        self.clusters_of(stretch).nth(number).filter(|found| page < found.first + found.pages)
-    }
-
-    /// All clusters, in the order of their pages.
-    pub fn clusters(&self) -> impl Iterator<Item = Cluster<'_>> {
-        self.stretches.iter().flat_map(|stretch| self.clusters_of(stretch))
-    }
-
-    fn clusters_of<'i>(
-        &self,
-        stretch: &'i PackedEntry,
-    ) -> impl Iterator<Item = Cluster<'i>> + use<'i> {
-        let cluster = self.cluster;
-        let mut offset = stretch.offset;
-        (0..).zip(&stretch.sizes).map(move |(number, &size)| {
-            let skip: u64 = number * cluster;
-            let at = offset;
-            offset += u64::from(size);
-            let tag = usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(TAG);
-            Cluster {
-                first: stretch.first + skip,
-                pages: cluster.min(u64::from(stretch.pages) - skip),
-                offset: at,
-                size: size.into(),
-                tag: stretch.tags().get(tag..tag + TAG).unwrap_or_default(),
-            }
-        })
-    }
-}
-
-/// What is wrong with a stretch by itself.
-fn check(entry: &PackedEntry, head: &PackedHead, len: u64) -> Result<(), String> {
-    let PackedEntry { first, pages, offset, ref sizes, .. } = *entry;
-    if !(1..=MAX_STRETCH).contains(&pages) || first.checked_add(pages.into()).is_none() {
-        return Err(format!("{pages} pages from page {first} on"));
-    }
-    if sizes.len() as u64 != u64::from(pages.div_ceil(head.cluster_pages)) {
-        return Err(format!("{} clusters for {pages} pages", sizes.len()));
-    }
-    let mut left = pages;
-    for &size in sizes {
-        let here = left.min(head.cluster_pages);
-        left -= here;
-        if !(1..=u64::from(here) * page_size()).contains(&size.into()) {
-            return Err(format!("a cluster of {here} pages in {size} bytes"));
-        }
-    }
-    let end = offset.checked_add(sizes.iter().map(|&size| u64::from(size)).sum());
-    if end.is_none_or(|end| end > len) {
-        return Err(format!("clusters at {offset} lie behind the end of what is stored ({len})"));
-    }
-    Ok(())
-}
-
 /// A compressed pages file that is read, by any number of threads.
 #[derive(Debug)]
 pub(crate) struct PackedReader {
     index: Index,
-    file: File,
+    /// By the number of the pack, which is none for the file of the pagemap.
+    files: BTreeMap<Option<u32>, (File, PathBuf)>,
+    feed: Option<Feed>,
+    pages_id: u32,
     path: PathBuf,
     /// Tells it from all others of this process.
     number: u64,
@@ -383,8 +254,8 @@ struct Unpacker {
     decompressor: Decompressor,
     stored: Vec<u8>,
     plain: Vec<u8>,
-    /// The number of the reader that `plain` is of, and the first page in it.
-    of: Option<(u64, u64)>,
+    /// The number of the reader that `plain` is of, and where the cluster is.
+    of: Option<(u64, Option<u32>, u64)>,
 }
 
 thread_local! {
@@ -408,9 +279,22 @@ impl PackedReader {
                 Some((Arc::clone(checkpoint), opener))
             }
         };
-        let file = dir.open_file(&name)?;
+        let packs = index.packs();
+        let mut files = BTreeMap::new();
+        match dir.open_file(&name) {
+            Ok(file) => drop(files.insert(None, (file, dir.path().join(&name)))),
+            // Others have all of it.
+            Err(error) if error.is_missing() && !packs.is_empty() => {}
+            Err(error) => return Err(error),
+        }
+        for pack in packs {
+            let name = kind::PAGES_PACKED.file_name(pack.into());
+            files.insert(Some(pack), (dir.open_file(&name)?, dir.path().join(name)));
+        }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { index, file, path: dir.path().join(name), number, seal })
+        let feed = Feed::of(dir)?;
+        let pages_id = map.pages_id;
+        Ok(Self { index, files, feed, pages_id, path: dir.path().join(name), number, seal })
     }
 
     /// Reads what would stand at `offset` if nothing were compressed.
@@ -427,9 +311,10 @@ impl PackedReader {
                 let skip = usize::try_from(at - cluster.first * page_size()).unwrap_or(usize::MAX);
                 let len = cluster.len().saturating_sub(skip).min(data.len());
                 let (part, rest) = data.split_at_mut(len);
-                if len == cluster.len() {
+                if len == cluster.whole_len() {
                     self.unpack(&cluster, unpacker.parts(), part)?;
                 } else {
+                    let skip = skip + cluster.skipped();
                     part.copy_from_slice(&self.whole(&cluster, unpacker)?[skip..skip + len]);
                 }
                 data = rest;
@@ -441,11 +326,11 @@ impl PackedReader {
 
     /// All pages of a cluster.
     fn whole<'u>(&self, cluster: &Cluster<'_>, unpacker: &'u mut Unpacker) -> Result<&'u [u8]> {
-        let of = Some((self.number, cluster.first));
+        let of = Some((self.number, cluster.pack, cluster.offset));
         if unpacker.of != of {
             unpacker.of = None;
             let mut plain = std::mem::take(&mut unpacker.plain);
-            plain.resize(cluster.len(), 0);
+            plain.resize(cluster.whole_len(), 0);
             let done = self.unpack(cluster, unpacker.parts(), &mut plain);
             unpacker.plain = plain;
             done?;
@@ -469,14 +354,28 @@ impl PackedReader {
         self.fetch(cluster, stored)?;
         decompressor.decompress(self.index.how, stored, plain).map_err(|reason| {
             let reason = format!("the cluster of page {}: {reason}", cluster.first);
-            Error::Invalid { file: self.path.clone(), offset: cluster.offset, reason }
+            let file = self.file(cluster).map_or(&self.path, |(_, path)| path).clone();
+            Error::Invalid { file, offset: cluster.offset, reason }
         })
+    }
+
+    fn file(&self, cluster: &Cluster<'_>) -> Result<&(File, PathBuf)> {
+        self.files.get(&cluster.pack).ok_or_else(|| Error::Missing { file: self.path.clone() })
     }
 
     /// Reads and verifies a cluster as it is stored.
     fn fetch(&self, cluster: &Cluster<'_>, stored: &mut [u8]) -> Result<()> {
-        let failed = |error| Error::io(&self.path, "read", error);
-        self.file.read_exact_at(stored, cluster.offset).map_err(failed)?;
+        let (file, path) = self.file(cluster)?;
+        let failed = |error| Error::io(path, "read", error);
+        if let Some(feed) = &self.feed {
+            let id = cluster.pack.unwrap_or(self.pages_id);
+            feed.want(id, cluster.offset, cluster.size).map_err(failed)?;
+        }
+        file.read_exact_at(stored, cluster.offset).map_err(failed)?;
+        if !cluster.sum.is_empty() && digest::digest(&SHA256, stored).as_ref() != cluster.sum {
+            let reason = format!("the cluster of page {} is not what it was", cluster.first);
+            return Err(Error::Invalid { file: path.clone(), offset: cluster.offset, reason });
+        }
         let Some((checkpoint, opener)) = &self.seal else { return Ok(()) };
         let pages = usize::try_from(cluster.pages).unwrap_or(usize::MAX);
         let (first, offset) = (cluster.first, cluster.offset);
@@ -489,25 +388,5 @@ impl PackedReader {
 impl Unpacker {
     fn parts(&mut self) -> (&mut Decompressor, &mut Vec<u8>) {
         (&mut self.decompressor, &mut self.stored)
-    }
-}
-
-impl Cluster<'_> {
-    /// The bytes of its pages.
-    fn len(&self) -> usize {
-        usize::try_from(self.pages).unwrap_or(usize::MAX).saturating_mul(page())
-    }
-
-    /// The bytes that its pages would take in a file that is not compressed.
-    #[must_use]
-    pub fn plain(&self) -> Range<u64> {
-        let first = self.first * page_size();
-        first..first + self.pages * page_size()
-    }
-
-    /// The bytes that it is stored in.
-    #[must_use]
-    pub fn stored(&self) -> Range<u64> {
-        self.offset..self.offset + self.size
     }
 }

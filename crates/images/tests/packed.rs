@@ -140,7 +140,7 @@ proptest! {
         let mut writer = dir.writer(kind::PAGES_INDEX, 1).unwrap();
         writer.entry(&PackedHead { version: 1, method: 1, cluster_pages, salt: None }).unwrap();
         for (first, pages, offset, sizes) in entries {
-            writer.entry(&PackedEntry { first, pages, offset, sizes, tags: None }).unwrap();
+            writer.entry(&PackedEntry { first, pages, offset, sizes, ..Default::default() }).unwrap();
         }
         writer.finish().unwrap();
         let mut reader = dir.reader(kind::PAGES_INDEX, 1).unwrap().unwrap();
@@ -229,7 +229,7 @@ fn other_versions_and_methods_are_refused() {
         dir.write_one(kind::PAGES_INDEX, 1, &head).unwrap();
         Index::read(&dir, &map).unwrap_err().to_string()
     };
-    assert!(error(PackedHead { version: 2, ..head.clone() }).contains("version 2"));
+    assert!(error(PackedHead { version: 3, ..head.clone() }).contains("version 3"));
     assert!(error(PackedHead { method: 9, ..head.clone() }).contains("method 9"));
     assert!(error(PackedHead { cluster_pages: 65, ..head }).contains("clusters of 65 pages"));
 }

@@ -1,0 +1,92 @@
+//! Pages that are fetched when they are read.
+//!
+//! Where a directory of images has a socket of the name [`SOCKET`], its packed pages files may
+//! have holes still: who reads a part of one asks there first, and is answered when the part is
+//! in place. A request is 20 bytes: the number of the file (4), the offset and the length of the
+//! part (8 each). The answer is one byte, 0 if the part is there.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::fs::{AtFlags, FileType, fstat, statat};
+use rustix::io::Errno;
+
+use crate::dir::ImageDir;
+use crate::error::{Error, Result};
+
+/// The name of the socket.
+pub const SOCKET: &str = "pages.sock";
+/// The bytes of a request.
+pub const REQUEST: usize = 20;
+
+/// Who fetches the pages of a directory.
+#[derive(Debug)]
+pub struct Feed {
+    dir: OwnedFd,
+    /// Device and inode of the directory.
+    key: (u64, u64),
+}
+
+/// A connection of one thread: of the process and for the directory that it was made for.
+struct Line {
+    process: u32,
+    key: (u64, u64),
+    stream: UnixStream,
+}
+
+thread_local! {
+    static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
+}
+
+impl Feed {
+    /// Who fetches the pages of `dir`, if anybody does.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    pub fn of(dir: &ImageDir) -> Result<Option<Self>> {
+        let failed = |errno: Errno| Error::io(&dir.path().join(SOCKET), "stat", errno.into());
+        match statat(dir, SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {}
+            Ok(_) | Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        }
+        let stat = fstat(dir).map_err(failed)?;
+        let dir = dir.as_fd().try_clone_to_owned().map_err(|e| Error::io(dir.path(), "open", e))?;
+        Ok(Some(Self { dir, key: (stat.st_dev, stat.st_ino) }))
+    }
+
+    /// Waits until `len` bytes at `offset` of the packed pages file `id` are in place.
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    pub fn want(&self, id: u32, offset: u64, len: u64) -> io::Result<()> {
+        LINE.with_borrow_mut(|line| {
+            let process = std::process::id();
+            // A fork has the connection of its parent, who goes on using it.
+            let mut known = line.take().filter(|l| (l.process, l.key) == (process, self.key));
+            let mut stream = match known.take() {
+                Some(line) => line.stream,
+                None => self.connect()?,
+            };
+            let mut request = [0; REQUEST];
+            request[..4].copy_from_slice(&id.to_le_bytes());
+            request[4..12].copy_from_slice(&offset.to_le_bytes());
+            request[12..].copy_from_slice(&len.to_le_bytes());
+            stream.write_all(&request)?;
+            let mut answer = [1];
+            stream.read_exact(&mut answer)?;
+            *line = Some(Line { process, key: self.key, stream });
+            match answer {
+                [0] => Ok(()),
+                _ => Err(io::Error::other("the pages cannot be fetched from where they lie")),
+            }
+        })
+    }
+
+    fn connect(&self) -> io::Result<UnixStream> {
+        // Its path may be longer than the address of a socket can be.
+        UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", self.dir.as_raw_fd()))
+    }
+}
