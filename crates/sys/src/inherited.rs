@@ -2,7 +2,7 @@
 //!
 //! Nothing in this process owns them, so they are duplicated before they are used.
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::{Result, check};
 
@@ -23,6 +23,34 @@ pub fn duplicate(number: RawFd) -> Result<OwnedFd> {
     }
     // SAFETY: the kernel has just made `fd` for this call alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Moves `fd` to the number `number`, where [`duplicate`] finds it.
+///
+/// # Errors
+/// `EBUSY` if something is open at that number; `EBADF` if it is out of range.
+pub fn place(fd: OwnedFd, number: RawFd) -> Result<()> {
+    // SAFETY: F_GETFD reads a flag; no memory is passed.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } != -1 {
+        return Err(std::io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    // SAFETY: nothing is open at `number` (checked above), so no OwnedFd here stands for
+    // it, and none will: it stays open until the process ends.
+    check(unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) })?;
+    Ok(())
+}
+
+/// Lets no descriptor but the standard three go on to the program that this process
+/// becomes next.
+///
+/// # Errors
+/// `ENOSYS` before Linux 5.9.
+pub fn close_on_exec() -> Result<()> {
+    let flag = libc::CLOSE_RANGE_CLOEXEC;
+    // SAFETY: close_range with this flag changes a flag of open descriptors, which their
+    // owners cannot be hurt by; no memory is passed.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flag) })?;
+    Ok(())
 }
 
 /// Closes descriptor `number`, one that nothing in this process has opened.
@@ -46,7 +74,6 @@ pub fn close(number: RawFd) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     #[test]
     fn what_is_not_open_cannot_be_taken() {

@@ -11,6 +11,7 @@ pub mod fcntl;
 pub mod inherited;
 pub mod ipc;
 pub mod kcmp;
+pub mod keepalive;
 pub mod mount;
 pub mod mqueue;
 pub mod notify;

@@ -34,6 +34,15 @@ pub struct CloneArgs {
     pub cgroup: u64,
 }
 
+/// Whether the kernel has Landlock, and has it switched on.
+#[must_use]
+pub fn has_landlock() -> bool {
+    // LANDLOCK_CREATE_RULESET_VERSION
+    const VERSION: u64 = 1;
+    // SAFETY: with this flag the kernel reads no memory, it answers with its version.
+    unsafe { syscall(libc::SYS_landlock_create_ruleset, [0, 0, VERSION, 0, 0, 0]) }.is_ok()
+}
+
 /// Holds a new process back until its tracer is ready.
 #[derive(Debug)]
 pub struct Gate {

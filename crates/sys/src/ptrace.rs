@@ -169,6 +169,28 @@ pub fn set_xstate(tid: i32, state: &[u8]) -> Result<()> {
     request(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, addr(&raw mut iov)).map(drop)
 }
 
+/// Whether the tracee may use ports of devices (ioperm(2)).
+#[must_use]
+pub fn has_ports(tid: i32) -> bool {
+    /// `NT_386_IOPERM` of linux/elf.h: a bitmap of all ports, if there is one.
+    const PORTS: u64 = 0x201;
+    let mut map = [0u8; 8192];
+    let mut iov = libc::iovec { iov_base: map.as_mut_ptr().cast(), iov_len: map.len() };
+    request(libc::PTRACE_GETREGSET, tid, PORTS, addr(&raw mut iov)).is_ok() && iov.iov_len > 0
+}
+
+/// Whether system calls of the tracee come back to it (`PR_SET_SYSCALL_USER_DISPATCH`). Kernels
+/// before 6.4 do not tell.
+#[must_use]
+pub fn has_dispatch(tid: i32) -> bool {
+    /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` of linux/ptrace.h; what it fills is the mode and
+    /// three addresses.
+    const GET: u32 = 0x4211;
+    let mut config = [0u64; 4];
+    let size = size_of_val(&config) as u64;
+    request(GET, tid, size, addr(config.as_mut_ptr())).is_ok() && config[0] != 0
+}
+
 /// The siginfo of the signal that stopped the tracee.
 ///
 /// # Errors
@@ -263,6 +285,31 @@ pub fn rseq(tid: i32) -> Result<RseqConfig> {
     let size = size_of::<RseqConfig>() as u64;
     request(0x420f, tid, size, addr(&raw mut config))?;
     Ok(config)
+}
+
+/// A segment descriptor of a thread for 32-bit code: `struct user_desc` (asm/ldt.h).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SegmentDescriptor {
+    /// Its number in the global descriptor table.
+    pub entry_number: u32,
+    /// Where the segment starts.
+    pub base_addr: u32,
+    /// Its last byte or page.
+    pub limit: u32,
+    /// Bit fields: 0 32 bits, 1 and 2 contents, 3 read and execute only, 4 limit in pages,
+    /// 5 not present, 6 usable.
+    pub flags: u32,
+}
+
+/// `PTRACE_GET_THREAD_AREA`: the segment with this number of a thread.
+///
+/// # Errors
+/// `EINVAL` if there is no such number, `EIO` on kernels without 32-bit code.
+pub fn thread_area(tid: i32, number: u32) -> Result<SegmentDescriptor> {
+    let mut segment = SegmentDescriptor::default();
+    request(25, tid, u64::from(number), addr(&raw mut segment))?;
+    Ok(segment)
 }
 
 /// Reads filter `index` (0 is the newest) of a thread's seccomp filters as raw

@@ -75,6 +75,15 @@ pub fn set_affinity(tid: i32, set: &[u8]) -> Result<()> {
     unsafe { syscall(libc::SYS_sched_setaffinity, args) }.map(drop)
 }
 
+/// Whether the caller has chosen a priority for I/O (ioprio_set(2)), which children inherit.
+#[must_use]
+pub fn has_io_priority() -> bool {
+    // IOPRIO_WHO_PROCESS, the caller; the class stands above 13 bits.
+    // SAFETY: the call takes numbers only.
+    let prio = unsafe { syscall(libc::SYS_ioprio_get, [1, 0, 0, 0, 0, 0]) };
+    prio.is_ok_and(|prio| prio >> 13 != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

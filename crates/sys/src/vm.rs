@@ -75,7 +75,7 @@ pub fn read_parts(pid: i32, parts: &mut [(u64, &mut [u8])]) -> Result<usize> {
 /// Writes several places: addresses, and what goes there.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_parts(pid: i32, parts: &[(u64, &[u8])]) -> Result<usize> {
     let remote: Vec<_> = parts.iter().map(|(at, buf)| iovec(*at as *mut u8, buf.len())).collect();
     let local: Vec<_> =

@@ -62,6 +62,21 @@ impl Tracee {
         Ok(self.rseq.filter(|config| config.address != 0))
     }
 
+    /// The segments for 32-bit code that the thread has, as `set_thread_area(2)` sets them:
+    /// three, empty as a rule; none on a kernel without 32-bit code.
+    ///
+    /// # Errors
+    /// Gone; the kernel's.
+    pub fn segments(&self) -> Result<Vec<ptrace::SegmentDescriptor>> {
+        /// `GDT_ENTRY_TLS_MIN` of asm/segment.h, and how many there are.
+        const NUMBERS: std::ops::Range<u32> = 12..15;
+        NUMBERS
+            .map(|number| ptrace::thread_area(self.tid, number))
+            .collect::<std::io::Result<_>>()
+            .or_else(|e| if e.raw_os_error() == Some(libc::EIO) { Ok(Vec::new()) } else { Err(e) })
+            .map_err(Error::os(self.tid, "PTRACE_GET_THREAD_AREA"))
+    }
+
     /// The critical section that the thread is in and must be found in again, if it
     /// cannot be aborted.
     pub fn critical_section(&self) -> Option<u64> {

@@ -24,15 +24,41 @@ impl Tracee {
     /// The kernel's answer to clone3(2) in `Remote`: no room for another process or for
     /// page tables.
     pub fn spawn_twin(&mut self) -> Result<Self> {
+        self.spawn(0).map(|(twin, _)| twin)
+    }
+
+    /// Makes a *shadow* of the thread, for calls that cannot be undone: a process with credentials
+    /// like its. It is in the memory of the thread's process, so that it costs the same however
+    /// much that is, and only one of them may run in there. Returns it with its pid as the process
+    /// knows it; behind [`Tracee::end_twin`] follows [`Tracee::reap_shadow`].
+    ///
+    /// # Errors
+    /// The kernel's answer to clone3(2) in `Remote`: no room for another process.
+    pub fn spawn_shadow(&mut self) -> Result<(Self, u64)> {
+        self.spawn(libc::CLONE_VM.cast_unsigned().into())
+    }
+
+    /// Has the process reap a shadow that has ended.
+    ///
+    /// # Errors
+    /// Gone; `ECHILD` if it has reaped it already.
+    pub fn reap_shadow(&mut self, pid: u64) -> Result<()> {
+        let mut batch = self.batch();
+        let reap = batch.call(libc::SYS_wait4, [pid, 0, libc::__WALL.cast_unsigned().into(), 0]);
+        batch.run()?.expect(reap, || "wait4 for a shadow".to_owned()).map(drop)
+    }
+
+    /// A new twin, with its pid as its original knows it.
+    fn spawn(&mut self, flags: u64) -> Result<(Self, u64)> {
         self.set_options(option::TRACECLONE)?;
-        let born = self.clone_twin();
+        let born = self.clone_twin(flags);
         // A born twin must not be lost: it is looked at first.
-        let twin = born.and_then(|()| self.meet_twin());
+        let twin = born.and_then(|pid| Ok((self.meet_twin()?, pid)));
         self.set_options(0)?;
         twin
     }
 
-    fn clone_twin(&mut self) -> Result<()> {
+    fn clone_twin(&mut self, flags: u64) -> Result<u64> {
         let stub = self.stub()?;
         let at = stub.data_at().0;
         let exit = Registers {
@@ -46,9 +72,9 @@ impl Tracee {
         let mut batch = self.batch();
         let placed = batch.bytes(&exit);
         debug_assert_eq!(placed.0, at);
-        // No flags, no exit signal.
-        let call = clone3(&mut batch, [0, 0, 0, 0, 0, at - STACK, STACK, 0, 0, 0, 0]);
-        batch.run()?.expect(call, || "clone3 for a twin".to_owned()).map(drop)
+        // No exit signal.
+        let call = clone3(&mut batch, [flags, 0, 0, 0, 0, at - STACK, STACK, 0, 0, 0, 0]);
+        batch.run()?.expect(call, || "clone3 for a twin".to_owned())
     }
 
     /// Takes hold of the twin that was just born, and has it close all files: it must not
