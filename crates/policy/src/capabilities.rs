@@ -48,6 +48,15 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
+/// Numbers of some that the judging of other things refers to (linux/capability.h).
+pub(crate) mod number {
+    pub(crate) const NET_ADMIN: u32 = 12;
+    pub(crate) const NET_RAW: u32 = 13;
+    pub(crate) const SYS_ADMIN: u32 = 21;
+    pub(crate) const SYS_NICE: u32 = 23;
+    pub(crate) const SYS_RESOURCE: u32 = 24;
+}
+
 /// A set of capabilities.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities(pub u64);
@@ -63,6 +72,12 @@ impl Capabilities {
             [low, high] => Self(u64::from(low) | u64::from(high) << 32),
             _ => Self(u64::MAX),
         }
+    }
+
+    /// Whether it has the capability with that number.
+    #[must_use]
+    pub fn has(self, number: u32) -> bool {
+        self.0.checked_shr(number).is_some_and(|rest| rest & 1 != 0)
     }
 
     /// The set of the capabilities with these names, with or without `CAP_`.

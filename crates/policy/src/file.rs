@@ -5,11 +5,12 @@ use toml_edit::Value;
 use crate::capabilities::Capabilities;
 use crate::ranges::Ranges;
 use crate::request::Device;
-use crate::rules::{Limit, Need, Policy, Rules};
+use crate::rules::{Grant, Limit, Need, Policy, Rules};
 use crate::toml::{Leaf, Mistake, leaves, meant};
 
-/// The table of rules for images that were not made here.
+/// The tables of rules for images by who made them.
 const FOREIGN: &str = "foreign";
+const OWN: &str = "own";
 
 /// A rule: its name, and how its value is taken over.
 type Rule = (&'static str, fn(&mut Rules, &Leaf) -> Result<(), String>);
@@ -41,11 +42,19 @@ const RULES: &[Rule] = &[
     }),
     ("user-namespace.users", |rules, leaf| ids(leaf, true).map(|ids| rules.mapped_users = ids)),
     ("user-namespace.groups", |rules, leaf| ids(leaf, true).map(|ids| rules.mapped_groups = ids)),
-    ("files.set-uid", |rules, leaf| flag(leaf).map(|on| rules.set_uid = on)),
+    ("files.set-uid", |rules, leaf| grant(leaf).map(|on| rules.set_uid = on)),
+    ("files.fanotify", |rules, leaf| grant(leaf).map(|on| rules.fanotify = on)),
     ("files.devices", |rules, leaf| {
         rules.devices = limit(leaf, true, |texts| each(texts, Device::parse))?;
         Ok(())
     }),
+    ("cgroups.allow", |rules, leaf| {
+        rules.cgroups = limit(leaf, true, |paths| each(paths, absolute))?;
+        Ok(())
+    }),
+    ("limits.raise", |rules, leaf| grant(leaf).map(|on| rules.raise = on)),
+    ("scheduling.allow", |rules, leaf| grant(leaf).map(|on| rules.scheduling = on)),
+    ("mounts.write-read-only", |rules, leaf| grant(leaf).map(|on| rules.write_read_only = on)),
     ("mounts.sources", |rules, leaf| {
         rules.sources = limit(leaf, true, |paths| each(paths, absolute))?;
         Ok(())
@@ -53,10 +62,12 @@ const RULES: &[Rule] = &[
     ("mounts.file-systems", |rules, leaf| {
         words(leaf, true).map(|names| rules.file_systems = names)
     }),
-    ("network.firewall", |rules, leaf| flag(leaf).map(|on| rules.firewall = on)),
-    ("network.routes", |rules, leaf| flag(leaf).map(|on| rules.routes = on)),
-    ("network.links", |rules, leaf| words(leaf, false).map(|kinds| rules.links = kinds)),
-    ("network.sysctls", |rules, leaf| words(leaf, false).map(|names| rules.sysctls = names)),
+    ("network.firewall", |rules, leaf| grant(leaf).map(|on| rules.firewall = on)),
+    ("network.routes", |rules, leaf| grant(leaf).map(|on| rules.routes = on)),
+    ("network.raw-sockets", |rules, leaf| grant(leaf).map(|on| rules.raw_sockets = on)),
+    ("network.external-sockets", |rules, leaf| grant(leaf).map(|on| rules.external_sockets = on)),
+    ("network.links", |rules, leaf| words(leaf, true).map(|kinds| rules.links = kinds)),
+    ("network.sysctls", |rules, leaf| words(leaf, true).map(|names| rules.sysctls = names)),
     ("lsm.profiles", |rules, leaf| words(leaf, true).map(|names| rules.profiles = names)),
     ("signature.sealed", |rules, leaf| flag(leaf).map(|on| rules.sealed = on)),
     ("signature.signed", |rules, leaf| flag(leaf).map(|on| rules.signed = on)),
@@ -88,11 +99,16 @@ impl Policy {
     /// The first line that makes no sense.
     pub fn amend(&mut self, text: &str) -> Result<(), Mistake> {
         for leaf in leaves(text)? {
-            let foreign = leaf.path.first().is_some_and(|first| first == FOREIGN);
-            let name = leaf.path.get(usize::from(foreign)..).unwrap_or_default().join(".");
-            let rules = if foreign { &mut self.foreign } else { &mut self.all };
+            let table = leaf.path.first().map(String::as_str).unwrap_or_default();
+            let (rules, prefix) = match table {
+                FOREIGN => (&mut self.foreign, "foreign."),
+                OWN => (&mut self.own, "own."),
+                _ => (&mut self.all, ""),
+            };
+            let from = usize::from(!prefix.is_empty());
+            let name = leaf.path.get(from..).unwrap_or_default().join(".");
             let Some((_, set)) = RULES.iter().find(|(known, _)| *known == name) else {
-                return Err(leaf.mistake(unknown(&name, foreign)));
+                return Err(leaf.mistake(unknown(&name, prefix)));
             };
             set(rules, &leaf).map_err(|why| leaf.mistake(format!("{}: {why}", leaf.name())))?;
         }
@@ -100,8 +116,7 @@ impl Policy {
     }
 }
 
-fn unknown(name: &str, foreign: bool) -> String {
-    let prefix = if foreign { "foreign." } else { "" };
+fn unknown(name: &str, prefix: &str) -> String {
     let suggestion = meant(name, Policy::rule_names(), prefix);
     format!("there is no rule {prefix}{name}{suggestion}")
 }
@@ -156,6 +171,14 @@ fn flag(leaf: &Leaf) -> Result<bool, String> {
     leaf.value.as_bool().ok_or_else(|| "expected true or false".to_owned())
 }
 
+fn grant(leaf: &Leaf) -> Result<Grant, String> {
+    match &leaf.value {
+        Value::Boolean(on) => Ok(if *on.value() { Grant::Yes } else { Grant::No }),
+        value if value.as_str() == Some("runtime") => Ok(Grant::Runtime),
+        _ => Err("expected true, false or \"runtime\"".to_owned()),
+    }
+}
+
 fn need(leaf: &Leaf) -> Result<Need, String> {
     match &leaf.value {
         Value::Boolean(on) => Ok(if *on.value() { Need::Yes } else { Need::No }),
@@ -179,7 +202,7 @@ mod tests {
         .unwrap();
         let all = &policy.all;
         assert_eq!(all.capabilities, Limit::Only(Capabilities(1 | 1 << 5)));
-        assert!(all.seccomp == Need::Yes && !all.set_uid && all.firewall);
+        assert_eq!((all.seccomp, all.set_uid, all.firewall), (Need::Yes, Grant::No, Grant::Yes));
         assert_eq!(
             all.devices,
             Limit::Only(vec![

@@ -1,11 +1,13 @@
 //! Requests against rules.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
+use crate::capabilities::number;
 use crate::passed::Passed;
 use crate::ranges::Ranges;
 use crate::request::{Ask, Device, From, Mount, Request};
-use crate::rules::{Limit, Need, Policy, Rules, fits, is_below};
+use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
 use crate::runtime;
 
 /// Something that images ask for and the policy does not allow.
@@ -65,9 +67,36 @@ impl Policy {
     /// Whether no thread may get new privileges.
     #[must_use]
     pub fn requires_no_new_privileges(&self, origin: Origin, passed: &Passed) -> bool {
-        let foreign = origin == Origin::Elsewhere;
+        let besides = self.besides(origin, passed);
         self.all.requires_no_new_privileges(passed)
-            || foreign && self.foreign.requires_no_new_privileges(passed)
+            || besides.is_some_and(|(rules, _)| rules.requires_no_new_privileges(passed))
+    }
+
+    /// The rules that count besides those for all images, and what their names begin with: an
+    /// image of this host that a runtime restores for a container is compared with the
+    /// configuration of that container, too.
+    #[must_use]
+    pub fn besides(&self, origin: Origin, passed: &Passed) -> Option<(&Rules, &'static str)> {
+        match (origin, &passed.spec) {
+            (Origin::Elsewhere, _) => Some((&self.foreign, "foreign.")),
+            (Origin::Here, Some(_)) => Some((&self.own, "own.")),
+            (Origin::Here, None) => None,
+        }
+    }
+
+    /// The path that allows `path`, a path of this host that images name as the source of a
+    /// mount: one that the caller passed or that the rules name. `None` if nothing limits it.
+    #[must_use]
+    pub fn source(&self, origin: Origin, path: &Path, passed: &Passed) -> Option<PathBuf> {
+        let path = path.to_str()?;
+        let of = |rules: &Rules| match &rules.sources {
+            Limit::All => None,
+            Limit::Only(paths) => paths.iter().find(|base| is_below(path, base)).map(PathBuf::from),
+            Limit::Runtime => runtime::source(path, passed).map(PathBuf::from),
+        };
+        let besides = self.besides(origin, passed).and_then(|(rules, _)| of(rules));
+        // The narrower of two.
+        [of(&self.all), besides].into_iter().flatten().max_by_key(|base| base.components().count())
     }
 
     /// All that is asked for and not allowed.
@@ -80,8 +109,8 @@ impl Policy {
         passed: &Passed,
     ) -> Vec<Violation> {
         let mut all = self.all.judge(requests, checked, passed, "");
-        if origin == Origin::Elsewhere {
-            let more = self.foreign.judge(requests, checked, passed, "foreign.");
+        if let Some((rules, prefix)) = self.besides(origin, passed) {
+            let more = rules.judge(requests, checked, passed, prefix);
             // What both forbid is said once.
             let news: Vec<_> = more
                 .into_iter()
@@ -153,27 +182,92 @@ impl Rules {
                     .map(|why| ("user-namespace.groups", why))
             }
             Ask::SetUid { .. } => {
-                (!self.set_uid).then(|| ("files.set-uid", "none is allowed".to_owned()))
+                let wanted = passed.spec.as_ref().is_some_and(|s| s.process.no_new_privileges);
+                let why = "the calling runtime wants no new privileges";
+                denied(self.set_uid, !wanted, why).map(|why| ("files.set-uid", why))
             }
+            Ask::Namespace { .. } | Ask::Open { .. } => None,
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }
-            Ask::Obscure { .. } => match (self.set_uid, &self.devices) {
-                (true, Limit::All) => None,
-                _ => Some(("files.set-uid", "what it holds is limited".to_owned())),
-            },
+            Ask::Fanotify { plain, .. } => {
+                let granted = *plain || passed.grants_here(number::SYS_ADMIN);
+                denied(self.fanotify, granted, "CAP_SYS_ADMIN is not given")
+                    .map(|why| ("files.fanotify", why))
+            }
+            Ask::Cgroup { hierarchy, path, .. } => {
+                self.deny_cgroup(hierarchy, path, passed).map(|why| ("cgroups.allow", why))
+            }
+            Ask::Raise { .. } => denied(
+                self.raise,
+                passed.grants_here(number::SYS_RESOURCE),
+                "it is more than is given",
+            )
+            .map(|why| ("limits.raise", why)),
+            Ask::Scheduling { .. } => denied(
+                self.scheduling,
+                passed.grants_here(number::SYS_NICE),
+                "CAP_SYS_NICE is not given",
+            )
+            .map(|why| ("scheduling.allow", why)),
+            Ask::WriteReadOnly { .. } => {
+                denied(self.write_read_only, false, "the tasks cannot write there")
+                    .map(|why| ("mounts.write-read-only", why))
+            }
+            Ask::RawSocket { .. } => {
+                denied(self.raw_sockets, passed.grants(number::NET_RAW), "CAP_NET_RAW is not given")
+                    .map(|why| ("network.raw-sockets", why))
+            }
+            Ask::ExternalSocket { .. } => {
+                let why = "the caller has not said --ext-unix-sk";
+                denied(self.external_sockets, passed.external_sockets, why)
+                    .map(|why| ("network.external-sockets", why))
+            }
             Ask::Mount(mount) => self.deny_mount(mount, passed),
-            Ask::Firewall { .. } => {
-                (!self.firewall).then(|| ("network.firewall", "none are allowed".to_owned()))
-            }
-            Ask::Route { .. } => {
-                (!self.routes).then(|| ("network.routes", "none is allowed".to_owned()))
-            }
-            Ask::Link { kind, .. } => {
-                not_among(&self.links, kind, |k, kind| k == kind).map(|why| ("network.links", why))
+            Ask::Firewall { .. } => denied(self.firewall, may_manage(passed), UNMANAGED)
+                .map(|why| ("network.firewall", why)),
+            Ask::Route { .. } => denied(self.routes, may_manage(passed), UNMANAGED)
+                .map(|why| ("network.routes", why)),
+            Ask::Link { name, kind } => {
+                self.deny_link(name, kind, passed).map(|why| ("network.links", why))
             }
             Ask::Sysctl { name, .. } => {
-                not_among(&self.sysctls, name, fits).map(|why| ("network.sysctls", why))
+                self.deny_sysctl(name, passed).map(|why| ("network.sysctls", why))
+            }
+        }
+    }
+
+    fn deny_link(&self, name: &str, kind: &str, passed: &Passed) -> Option<String> {
+        let given = || passed.devices_of_network.iter().any(|device| device == name);
+        match &self.links {
+            Limit::Runtime => {
+                let own = kind == "loopback" || given() || may_manage(passed);
+                (!own).then(|| UNMANAGED.to_owned())
+            }
+            limit => not_among(limit, kind, |k, kind| k == kind),
+        }
+    }
+
+    fn deny_sysctl(&self, name: &str, passed: &Passed) -> Option<String> {
+        let wanted =
+            || passed.spec.as_ref().is_some_and(|spec| spec.linux.sysctl.contains_key(name));
+        match &self.sysctls {
+            Limit::Runtime => (!wanted() && !may_manage(passed)).then(|| UNMANAGED.to_owned()),
+            limit => not_among(limit, name, fits),
+        }
+    }
+
+    fn deny_cgroup(&self, hierarchy: &str, path: &str, passed: &Passed) -> Option<String> {
+        match &self.cgroups {
+            Limit::All => None,
+            Limit::Only(groups) => (!groups.iter().any(|base| is_below(path, base)))
+                .then(|| "it is not among those allowed".to_owned()),
+            Limit::Runtime => {
+                let given = passed.cgroups.as_ref();
+                let given = given.is_some_and(|roots| roots.contain(hierarchy, Path::new(path)));
+                (!given).then(|| {
+                    "it is not below the group that the caller gives (--cgroup-root)".to_owned()
+                })
             }
         }
     }
@@ -253,7 +347,7 @@ impl Rules {
 
     fn deny_mount(&self, mount: &Mount, passed: &Passed) -> Option<Denial> {
         match &mount.from {
-            From::Root | From::Part => None,
+            From::Root | From::Part { .. } => None,
             From::Given { path, .. } => self.deny_source(path.as_deref(), true, passed),
             From::Host(path) => self.deny_source(Some(path), false, passed),
             From::FileSystem { name, options } => self.deny_file_system(name, options, passed),
@@ -270,7 +364,7 @@ impl Rules {
         let allowed = match &self.sources {
             Limit::All => true,
             Limit::Only(paths) => paths.iter().any(|base| is_below(path, base)),
-            Limit::Runtime => given || runtime::sources(passed).any(|base| is_below(path, base)),
+            Limit::Runtime => given || runtime::source(path, passed).is_some(),
         };
         let why = match &self.sources {
             Limit::Runtime => "the caller has not passed this path",
@@ -334,6 +428,23 @@ impl Rules {
         limit("signature.signers", &self.signers, |signer| &signer.name);
         limit("signature.authorities", &self.authorities, |signer| &signer.authority);
         all
+    }
+}
+
+/// Why something of a network namespace is not granted by default.
+const UNMANAGED: &str = "CAP_NET_ADMIN is not given";
+
+/// Whether the tasks could change the settings of their network namespace themselves.
+fn may_manage(passed: &Passed) -> bool {
+    passed.grants(number::NET_ADMIN)
+}
+
+/// Why something is not granted. `granted`: whether the caller has granted it, else `why` not.
+fn denied(grant: Grant, granted: bool, why: &str) -> Option<String> {
+    match grant {
+        Grant::Yes => None,
+        Grant::No => Some("none is allowed".to_owned()),
+        Grant::Runtime => (!granted).then(|| why.to_owned()),
     }
 }
 

@@ -7,10 +7,12 @@
 
 #![forbid(unsafe_code)]
 
-mod archive;
+pub mod archive;
 mod capabilities;
 pub mod collect;
 mod file;
+mod firewall;
+pub mod groups;
 mod judge;
 mod passed;
 mod ranges;
@@ -21,10 +23,12 @@ mod toml;
 
 pub use archive::scan as scan_archive;
 pub use capabilities::Capabilities;
+pub use collect::LIMITS;
+pub use firewall::{check_iptables, check_nftables};
 pub use judge::{Checked, Origin, Signer, Violation};
 pub use passed::{Passed, Spec};
 pub use ranges::Ranges;
 pub use request::{Ask, Device, Request};
-pub use rules::{Limit, Need, Policy, Rules};
+pub use rules::{Grant, Limit, Need, Policy, Rules};
 pub use runtime::OVERLAY_LAYERS;
 pub use toml::{Leaf, Mistake, leaves, nearest};

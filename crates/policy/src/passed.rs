@@ -1,8 +1,11 @@
 //! What the caller of a restore passed: options, and the configuration of a container.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 use crate::capabilities::Capabilities;
+use crate::groups::Roots;
 
 /// No configuration is larger, in bytes.
 const MAX_SIZE: usize = 16 << 20;
@@ -26,6 +29,19 @@ pub struct Passed {
     pub empty_network: bool,
     /// A security module gives profiles here.
     pub profiles_work: bool,
+    /// Unix sockets may be connected to others outside.
+    pub external_sockets: bool,
+    /// Network devices that are handed over or connected to others outside, by their names
+    /// inside.
+    pub devices_of_network: Vec<String>,
+    /// The restoring program's own hard limits, by their numbers in the kernel.
+    pub limits: Vec<u64>,
+    /// How nice the restoring program is.
+    pub nice: i32,
+    /// Its OOM score adjustment.
+    pub oom_score_adj: i32,
+    /// What becomes of cgroups; `None` if nothing does.
+    pub cgroups: Option<Roots>,
     /// The configuration of the container, if the caller is a runtime.
     pub spec: Option<Spec>,
     /// Which of `/proc` and `/sys` there is: of the paths that the configuration hides
@@ -50,8 +66,18 @@ pub struct Spec {
 pub(crate) struct Process {
     pub(crate) capabilities: CapabilitySets,
     pub(crate) no_new_privileges: bool,
+    pub(crate) rlimits: Vec<SpecLimit>,
+    pub(crate) oom_score_adj: Option<i32>,
     pub(crate) apparmor_profile: String,
     pub(crate) selinux_label: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpecLimit {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) hard: u64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -87,6 +113,7 @@ pub(crate) struct Linux {
     pub(crate) gid_mappings: Vec<IdMapping>,
     pub(crate) namespaces: Vec<SpecNamespace>,
     pub(crate) seccomp: Option<serde::de::IgnoredAny>,
+    pub(crate) sysctl: BTreeMap<String, String>,
     pub(crate) devices: Vec<SpecDevice>,
     pub(crate) masked_paths: Vec<String>,
     pub(crate) readonly_paths: Vec<String>,
@@ -116,6 +143,24 @@ pub(crate) struct SpecDevice {
     pub(crate) kind: String,
     pub(crate) major: i64,
     pub(crate) minor: i64,
+}
+
+impl Passed {
+    /// Whether the tasks may have a capability (`CAP_*` number): the configuration of the
+    /// container gives it, or, without one, the restoring program has it.
+    pub(crate) fn grants(&self, capability: u32) -> bool {
+        let given = match &self.spec {
+            Some(spec) => spec.capabilities(),
+            None => self.capabilities,
+        };
+        given.has(capability)
+    }
+
+    /// The same, for what a capability in a user namespace of one's own is not enough for.
+    pub(crate) fn grants_here(&self, capability: u32) -> bool {
+        let nested = self.spec.as_ref().is_some_and(|spec| spec.has_namespace("user"));
+        !nested && self.grants(capability)
+    }
 }
 
 impl Spec {

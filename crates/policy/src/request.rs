@@ -46,8 +46,67 @@ pub enum Ask {
     User(u32),
     /// A group id of a thread, as this host would have it.
     Group(u32),
-    /// A task lives in this host's namespace of a kind.
+    /// A task lives in this host's namespace of a kind, or something of it belongs there.
     HostNamespace(&'static str),
+    /// A namespace that is made.
+    Namespace {
+        /// Its kind.
+        kind: &'static str,
+        /// Its number in the images.
+        number: u32,
+    },
+    /// A file that tasks have open, by its path in their mounts.
+    Open {
+        /// The path.
+        path: String,
+        /// Flags of open(2).
+        flags: u32,
+    },
+    /// A group that tasks are put into, or that is made or changed.
+    Cgroup {
+        /// The controllers of the hierarchy; none is version 2.
+        hierarchy: String,
+        /// Where it will be.
+        path: String,
+        /// How many properties it is given.
+        properties: usize,
+    },
+    /// A socket that sends and receives what it likes: packets of other programs.
+    RawSocket {
+        /// Its kind.
+        kind: &'static str,
+        /// Its number.
+        file: u32,
+    },
+    /// A socket outside of the tasks that one of theirs is connected to.
+    ExternalSocket {
+        /// Its name.
+        name: String,
+    },
+    /// A descriptor that is told of what others do to files.
+    Fanotify {
+        /// What it is, and what it watches.
+        text: String,
+        /// Whether any program may have such a descriptor.
+        plain: bool,
+    },
+    /// A file that is made or removed on a mount that is read-only for the tasks.
+    WriteReadOnly {
+        /// The path.
+        path: String,
+    },
+    /// A limit that is raised.
+    Raise {
+        /// Its name in the kernel.
+        name: &'static str,
+        /// What it is to be.
+        to: i128,
+    },
+    /// To be served before others.
+    Scheduling {
+        /// How.
+        text: String,
+    },
     /// A user namespace maps ids of its own to ids of this host.
     Map {
         /// Groups, else users.
@@ -77,11 +136,6 @@ pub enum Ask {
     },
     /// A mount.
     Mount(Mount),
-    /// An archive whose content cannot be told.
-    Obscure {
-        /// What is strange about it.
-        reason: String,
-    },
     /// Rules of packet filters or tracked connections.
     Firewall {
         /// How many lines or bytes.
@@ -137,8 +191,11 @@ pub enum From {
     },
     /// A path of this host that the images name.
     Host(String),
-    /// A part of a mount that is given.
-    Part,
+    /// A part of what mounts from outside show.
+    Part {
+        /// Where those are, and their flags.
+        of: Vec<(String, u32)>,
+    },
     /// A file system that is made, or that the kernel has only one of.
     FileSystem {
         /// Its type.
@@ -171,6 +228,13 @@ impl fmt::Display for Request {
 }
 
 impl Ask {
+    /// Whether it is part of what a restore does, but gives nothing that a policy limits by
+    /// itself.
+    #[must_use]
+    pub fn is_neutral(&self) -> bool {
+        matches!(self, Ask::Namespace { .. } | Ask::Open { .. })
+    }
+
     /// What kind of thing it is: the table of the policy file that limits it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -181,13 +245,21 @@ impl Ask {
             Ask::Profile(_) => "lsm",
             Ask::User(_) => "users",
             Ask::Group(_) => "groups",
-            Ask::HostNamespace(_) => "namespaces",
+            Ask::HostNamespace(_) | Ask::Namespace { .. } => "namespaces",
+            Ask::Cgroup { .. } => "cgroups",
+            Ask::Raise { .. } => "limits",
+            Ask::Scheduling { .. } => "scheduling",
             Ask::Map { .. } => "user-namespace",
-            Ask::SetUid { .. } | Ask::Device { .. } | Ask::Obscure { .. } => "files",
-            Ask::Mount(_) => "mounts",
-            Ask::Firewall { .. } | Ask::Route { .. } | Ask::Link { .. } | Ask::Sysctl { .. } => {
-                "network"
+            Ask::SetUid { .. } | Ask::Device { .. } | Ask::Open { .. } | Ask::Fanotify { .. } => {
+                "files"
             }
+            Ask::Mount(_) | Ask::WriteReadOnly { .. } => "mounts",
+            Ask::Firewall { .. }
+            | Ask::Route { .. }
+            | Ask::Link { .. }
+            | Ask::Sysctl { .. }
+            | Ask::RawSocket { .. }
+            | Ask::ExternalSocket { .. } => "network",
         }
     }
 }
@@ -208,6 +280,22 @@ impl fmt::Display for Ask {
             Ask::User(id) => write!(f, "user id {id}"),
             Ask::Group(id) => write!(f, "group id {id}"),
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
+            Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
+            Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
+            Ask::Cgroup { hierarchy, path, properties: 0 } => {
+                write!(f, "cgroup {path:?} of {hierarchy:?}")
+            }
+            Ask::Cgroup { hierarchy, path, properties } => {
+                write!(f, "cgroup {path:?} of {hierarchy:?}, with {properties} properties")
+            }
+            Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
+            Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),
+            Ask::Fanotify { text, .. } => write!(f, "fanotify: {text}"),
+            Ask::WriteReadOnly { path } => {
+                write!(f, "makes or removes {path:?} on a mount that is read-only")
+            }
+            Ask::Raise { name, to } => write!(f, "{name} of {to}"),
+            Ask::Scheduling { text } => write!(f, "scheduling: {text}"),
             Ask::Map { groups, first, lower, count } => {
                 let what = if *groups { "group" } else { "user" };
                 write!(f, "maps {count} {what} ids from {first} on to {lower} on")
@@ -220,7 +308,6 @@ impl fmt::Display for Ask {
             }
             Ask::Device { path, device } => write!(f, "device {device} at {path:?}"),
             Ask::Mount(mount) => mount.fmt(f),
-            Ask::Obscure { reason } => write!(f, "an archive that cannot be judged: {reason}"),
             Ask::Firewall { text } => write!(f, "firewall rules ({text})"),
             Ask::Route { text } => write!(f, "route: {text}"),
             Ask::Link { name, kind } => write!(f, "network device {name:?} ({kind})"),
@@ -237,7 +324,7 @@ impl fmt::Display for Mount {
             From::Given { path: Some(path), .. } => write!(f, "{path:?} of this host, as given"),
             From::Given { key, path: None } => write!(f, "what is given as {key:?}"),
             From::Host(path) => write!(f, "{path:?} of this host"),
-            From::Part => f.write_str("a part of a mount that is given"),
+            From::Part { .. } => f.write_str("a part of a mount that is given"),
             From::FileSystem { name, .. } => write!(f, "file system {name}"),
         }?;
         let read_only = self.flags & 1 != 0; // MS_RDONLY

@@ -30,6 +30,18 @@ pub enum Need {
     Runtime,
 }
 
+/// Whether something is granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Grant {
+    /// It is.
+    #[default]
+    Yes,
+    /// It is not.
+    No,
+    /// If the caller has granted the tasks what it takes to do it themselves.
+    Runtime,
+}
+
 /// What images may ask for. The default is everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
@@ -50,17 +62,31 @@ pub struct Rules {
     /// `user-namespace.groups`.
     pub mapped_groups: Limit<Ranges>,
     /// `files.set-uid`.
-    pub set_uid: bool,
+    pub set_uid: Grant,
     /// `files.devices`.
     pub devices: Limit<Vec<Device>>,
+    /// `files.fanotify`.
+    pub fanotify: Grant,
+    /// `cgroups.allow`: groups, and those below them.
+    pub cgroups: Limit<Vec<String>>,
+    /// `limits.raise`.
+    pub raise: Grant,
+    /// `scheduling.allow`.
+    pub scheduling: Grant,
+    /// `mounts.write-read-only`.
+    pub write_read_only: Grant,
     /// `mounts.sources`: paths of this host, and what is below them.
     pub sources: Limit<Vec<String>>,
     /// `mounts.file-systems`.
     pub file_systems: Limit<Vec<String>>,
     /// `network.firewall`.
-    pub firewall: bool,
+    pub firewall: Grant,
     /// `network.routes`.
-    pub routes: bool,
+    pub routes: Grant,
+    /// `network.raw-sockets`.
+    pub raw_sockets: Grant,
+    /// `network.external-sockets`.
+    pub external_sockets: Grant,
     /// `network.links`: kinds of devices.
     pub links: Limit<Vec<String>>,
     /// `network.sysctls`: patterns of names.
@@ -88,12 +114,19 @@ impl Default for Rules {
             namespaces: Limit::Only(vec![]),
             mapped_users: Limit::All,
             mapped_groups: Limit::All,
-            set_uid: true,
+            set_uid: Grant::Yes,
+            fanotify: Grant::Yes,
+            cgroups: Limit::All,
+            raise: Grant::Yes,
+            scheduling: Grant::Yes,
+            write_read_only: Grant::Yes,
             devices: Limit::All,
             sources: Limit::All,
             file_systems: Limit::All,
-            firewall: true,
-            routes: true,
+            firewall: Grant::Yes,
+            routes: Grant::Yes,
+            raw_sockets: Grant::Yes,
+            external_sockets: Grant::Yes,
             links: Limit::All,
             sysctls: Limit::All,
             profiles: Limit::All,
@@ -119,7 +152,26 @@ impl Rules {
             sources: Limit::Runtime,
             file_systems: Limit::Runtime,
             profiles: Limit::Runtime,
-            ..Self::default()
+            set_uid: Grant::Runtime,
+            devices: Limit::Runtime,
+            fanotify: Grant::Runtime,
+            cgroups: Limit::Runtime,
+            raise: Grant::Runtime,
+            scheduling: Grant::Runtime,
+            write_read_only: Grant::No,
+            firewall: Grant::Runtime,
+            routes: Grant::Runtime,
+            raw_sockets: Grant::Runtime,
+            external_sockets: Grant::Runtime,
+            links: Limit::Runtime,
+            sysctls: Limit::Runtime,
+            users: Limit::All,
+            groups: Limit::All,
+            // Who made and sealed images is a matter of policy, not of the container.
+            sealed: false,
+            signed: false,
+            signers: Limit::All,
+            authorities: Limit::All,
         }
     }
 }
@@ -131,12 +183,15 @@ pub struct Policy {
     pub all: Rules,
     /// For images that are not known to have been made on this host, besides.
     pub foreign: Rules,
+    /// For images of this host that a runtime restores for a container with a
+    /// configuration, besides.
+    pub own: Rules,
 }
 
 /// The policy of a machine that has none of its own.
 impl Default for Policy {
     fn default() -> Self {
-        Self { all: Rules::default(), foreign: Rules::of_runtime() }
+        Self { all: Rules::default(), foreign: Rules::of_runtime(), own: Rules::of_runtime() }
     }
 }
 

@@ -57,8 +57,14 @@ pub(crate) fn devices(passed: &Passed) -> impl Iterator<Item = Device> {
     default.chain(more)
 }
 
+/// The path that the caller passed for a mount, and that `path` is or is below.
+pub(crate) fn source<'p>(path: &str, passed: &'p Passed) -> Option<&'p str> {
+    let all = sources(passed).filter(|base| is_below(path, base));
+    all.max_by_key(|base| Path::new(base).components().count())
+}
+
 /// The paths of this host that the caller passed for mounts.
-pub(crate) fn sources(passed: &Passed) -> impl Iterator<Item = &str> {
+fn sources(passed: &Passed) -> impl Iterator<Item = &str> {
     let configured = passed.spec.iter().flat_map(|spec| &spec.mounts).filter(|m| is_bind(m));
     passed
         .mounts
@@ -112,6 +118,9 @@ fn configured<'s>(spec: &'s Spec, at: &str) -> Option<&'s SpecMount> {
 
 /// Why a mount gives more than the configuration of the container says.
 pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
+    if let Some(why) = wider_than_source(mount, passed) {
+        return Some(why);
+    }
     let spec = passed.spec.as_ref()?;
     if mount.from == From::Root {
         let missing = spec.root.readonly && mount.flags & READ_ONLY == 0;
@@ -140,6 +149,45 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// The flags that take rights away which a mount lacks, of those in `wanted`.
+fn lost(wanted: u32, mount: &Mount) -> Vec<&'static str> {
+    let lost = NARROW.iter().filter(|(flag, _)| wanted & flag != 0 && mount.flags & flag == 0);
+    lost.map(|(_, name)| *name).collect()
+}
+
+/// Why a mount gives more than what it is a part of: of several, the one that gives most
+/// counts.
+fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
+    let sources: Vec<(&str, u32)> = match &mount.from {
+        From::Part { of } => of.iter().map(|(at, flags)| (at.as_str(), *flags)).collect(),
+        From::Given { key, path } => configured_sources(passed, |wanted| {
+            plain(&wanted.destination) == plain(key)
+                || path.as_ref().is_some_and(|path| plain(&wanted.source) == plain(path))
+        }),
+        From::Host(path) => configured_sources(passed, |wanted| is_below(path, &wanted.source)),
+        From::Root | From::FileSystem { .. } => return None,
+    };
+    let each: Vec<(&str, Vec<&str>)> =
+        sources.into_iter().map(|(at, flags)| (at, lost(flags, mount))).collect();
+    if each.iter().any(|(_, lost)| lost.is_empty()) {
+        return None;
+    }
+    let (at, lost) = each.first()?;
+    Some(format!("it is a part of the mount at {at:?}, which is {}", lost.join(", ")))
+}
+
+/// The places and flags of the mounts in the configuration that fit.
+fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec<(&str, u32)> {
+    let all = passed.spec.iter().flat_map(|spec| &spec.mounts);
+    all.filter(|wanted| is_bind(wanted) && fits(wanted))
+        .map(|wanted| {
+            let named = |(_, name): &&(u32, &str)| wanted.options.iter().any(|o| o == name);
+            let flags = NARROW.iter().filter(named).fold(0, |all, (flag, _)| all | flag);
+            (wanted.destination.as_str(), flags)
+        })
+        .collect()
 }
 
 /// A mount at a place that the configuration does not name: file systems of the kernel
@@ -280,7 +328,7 @@ fn is_of_kernel(mount: &Mount) -> bool {
     match &mount.from {
         From::FileSystem { name, .. } => !HARMLESS.contains(&name.as_str()),
         From::Host(_) => true,
-        From::Root | From::Part | From::Given { .. } => false,
+        From::Root | From::Part { .. } | From::Given { .. } => false,
     }
 }
 

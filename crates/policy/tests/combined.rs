@@ -24,8 +24,19 @@ users = ['100000-165535']
 groups = ['100000-165535']
 [files]
 set-uid = false
+fanotify = false
 devices = ['c 1:*']
+[cgroups]
+allow = ['/a']
+[limits]
+raise = false
+[scheduling]
+allow = false
+[mounts]
+write-read-only = false
 [network]
+raw-sockets = false
+external-sockets = false
 firewall = false
 routes = false
 links = ['veth']
@@ -58,7 +69,18 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
             (Ask::SetUid { path, mode, capabilities }, false)
         }),
         device,
-        text().prop_map(|reason| (Ask::Obscure { reason }, false)),
+        (text(), any::<bool>()).prop_map(|(text, plain)| (Ask::Fanotify { text, plain }, false)),
+        prop_oneof![Just("/a/b"), Just("/ab"), Just("/")].prop_map(|path| {
+            let (hierarchy, path) = (String::new(), path.to_owned());
+            let fine = path == "/a/b";
+            (Ask::Cgroup { hierarchy, path, properties: 0 }, fine)
+        }),
+        any::<u32>().prop_map(|to| (Ask::Raise { name: "RLIMIT_CPU", to: to.into() }, false)),
+        text().prop_map(|text| (Ask::Scheduling { text }, false)),
+        text().prop_map(|path| (Ask::WriteReadOnly { path }, false)),
+        any::<u32>().prop_map(|file| (Ask::RawSocket { kind: "packet", file }, false)),
+        text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
+        text().prop_map(|path| (Ask::Open { path, flags: 0 }, true)),
         text().prop_map(|text| (Ask::Firewall { text }, false)),
         text().prop_map(|text| (Ask::Route { text }, false)),
         prop_oneof![Just("veth"), Just("bridge")].prop_map(|kind| {

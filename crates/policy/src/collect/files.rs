@@ -1,16 +1,15 @@
-//! Files that a restore makes: unlinked ones, memory files, and what fills a tmpfs.
-//! And the devices that its cgroups may use.
+//! Files that a restore opens, and those that it makes: unlinked ones, memory files, and
+//! what fills a tmpfs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    CgroupDirEntry, CgroupEntry, GhostFileEntry, MemfdInodeEntry, MntEntry, RemapFilePathEntry,
-    RemapType,
+    GhostFileEntry, MemfdInodeEntry, MntEntry, RegFileEntry, RemapFilePathEntry, RemapType,
 };
 
 use super::mounts::is_tmpfs;
-use super::{Checkpoint, Requests, Result};
+use super::{Checkpoint, Error, Requests, Result};
 use crate::archive::{self, SET_ID};
 use crate::request::{Ask, Device};
 
@@ -19,8 +18,10 @@ const TYPE: u32 = 0o170_000;
 const CHARACTER: u32 = 0o020_000;
 const BLOCK: u32 = 0o060_000;
 const REGULAR: u32 = 0o100_000;
+/// `MS_RDONLY` of mount(2).
+const READ_ONLY: u32 = 1;
 /// The bit that marked ghosts before `remap_type` was there.
-const OLD_GHOST: u32 = 1 << 31;
+pub(super) const OLD_GHOST: u32 = 1 << 31;
 
 pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     ghosts(checkpoint, all)?;
@@ -28,16 +29,55 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result
     for id in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
         archives(checkpoint, id, all)?;
     }
-    cgroups(checkpoint, all)
+    opened(checkpoint, all)
+}
+
+/// What tasks have open by a path, and what is made or removed for it on mounts that they
+/// cannot write to.
+fn opened(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+    let remaps: HashMap<u32, RemapFilePathEntry> = checkpoint
+        .images
+        .read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)?
+        .into_iter()
+        .map(|entry| (entry.orig_id, entry))
+        .collect();
+    let mut read_only = BTreeSet::new();
+    for space in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
+        let mounts: Vec<MntEntry> = checkpoint.images.read_all(kind::MNTS, space.into())?;
+        let narrow = mounts.iter().filter(|mount| mount.flags & READ_ONLY != 0);
+        read_only.extend(narrow.map(|mount| mount.mnt_id.cast_signed()));
+        for mount in mounts.iter().filter(|m| m.deleted() && m.flags & READ_ONLY != 0) {
+            let path = String::from_utf8_lossy(&mount.root).into_owned();
+            all.add(kind::MNTS.file_name(space.into()), None, Ask::WriteReadOnly { path });
+        }
+    }
+    let names: HashMap<u32, &RegFileEntry> =
+        checkpoint.files.iter().filter_map(|entry| Some((entry.id, entry.reg.as_ref()?))).collect();
+    for entry in &checkpoint.files {
+        let Some(reg) = &entry.reg else { continue };
+        let path = |reg: &RegFileEntry| String::from_utf8_lossy(&reg.name).into_owned();
+        let image = kind::FILES.file_name(0);
+        all.add(&*image, None, Ask::Open { path: path(reg), flags: reg.flags });
+        let Some(remap) = remaps.get(&entry.id) else { continue };
+        let changed = match (is_ghost(remap), remap.remap_type()) {
+            (true, _) => Some(reg),
+            (false, RemapType::Linked) => names.get(&remap.remap_id).copied(),
+            _ => None,
+        };
+        for file in changed.into_iter().chain([reg]) {
+            if changed.is_some() && file.mnt_id.is_some_and(|mount| read_only.contains(&mount)) {
+                all.add(&*image, None, Ask::WriteReadOnly { path: path(file) });
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     let mut seen = BTreeSet::new();
     for entry in checkpoint.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-        let is_ghost = match entry.remap_type {
-            Some(_) => entry.remap_type() == RemapType::Ghost,
-            None => entry.remap_id & OLD_GHOST != 0,
-        };
+        let is_ghost = is_ghost(&entry);
         let id = match entry.remap_type {
             Some(_) => entry.remap_id,
             None => entry.remap_id & !OLD_GHOST,
@@ -64,6 +104,14 @@ fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a file is found as a ghost.
+pub(super) fn is_ghost(entry: &RemapFilePathEntry) -> bool {
+    match entry.remap_type {
+        Some(_) => entry.remap_type() == RemapType::Ghost,
+        None => entry.remap_id & OLD_GHOST != 0,
+    }
 }
 
 fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {
@@ -97,54 +145,9 @@ fn archives(checkpoint: &Checkpoint<'_>, space: u32, all: &mut Requests) -> Resu
         let image = kind::TMPFS_DEV.file_name(device);
         let mut found = vec![];
         if let Err(reason) = archive::scan(file, &mut |ask| found.push(ask)) {
-            found.push(Ask::Obscure { reason });
+            return Err(Error::Invalid { image, reason });
         }
         found.into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
-}
-
-/// The devices that tasks may use by the rules of their cgroups.
-fn cgroups(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
-    let Some(entry) = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
-        return Ok(());
-    };
-    let mut left: Vec<&CgroupDirEntry> = entry.controllers.iter().flat_map(|c| &c.dirs).collect();
-    while let Some(dir) = left.pop() {
-        left.extend(&dir.children);
-        let lists = ["devices.list", "devices.allow"];
-        for property in dir.properties.iter().filter(|p| lists.contains(&p.name.as_str())) {
-            for device in property.value.lines().flat_map(allowed) {
-                let path = format!("{}/{}", String::from_utf8_lossy(&dir.dir_name), property.name);
-                all.add(kind::CGROUP.file_name(0), None, Ask::Device { path, device });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The devices of a line such as `c 1:3 rwm`; `a` is all of both kinds. To make a node
-/// (`m`) is no use of the device.
-fn allowed(line: &str) -> Vec<Device> {
-    let mut words = line.split_whitespace();
-    let (kind, numbers) = (words.next().unwrap_or_default(), words.next().unwrap_or("*:*"));
-    if words.next() == Some("m") {
-        return vec![];
-    }
-    let kinds: &[&str] = if kind == "a" { &["b", "c"] } else { &[kind] };
-    kinds.iter().filter_map(|kind| Device::parse(&format!("{kind} {numbers}")).ok()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_device_lists() {
-        let text = |line| allowed(line).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(text("c 1:3 rwm"), ["c 1:3"]);
-        assert_eq!(text("a *:* rwm"), ["b *:*", "c *:*"]);
-        assert_eq!(text("b *:* m"), Vec::<String>::new());
-        assert_eq!(text("a"), ["b *:*", "c *:*"]);
-    }
 }

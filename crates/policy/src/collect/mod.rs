@@ -4,8 +4,12 @@
 //! would miss would be made without having been judged.
 
 mod files;
+mod groups;
+mod limits;
 mod mounts;
 mod network;
+mod references;
+mod sockets;
 mod tasks;
 
 use std::collections::BTreeSet;
@@ -15,6 +19,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, kind};
 
+pub use self::limits::LIMITS;
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 
@@ -61,6 +66,8 @@ pub struct Settings {
     /// The value that this host has for a setting by its name below `net`, with
     /// slashes: `ipv4/conf/lo/forwarding`.
     pub here: fn(&str) -> Option<String>,
+    /// The values that a new network namespace has for settings.
+    pub fresh: fn(&[String]) -> Vec<Option<String>>,
 }
 
 /// Why images cannot be judged.
@@ -91,10 +98,15 @@ pub fn collect(
     settings: &Settings,
     passed: &Passed,
 ) -> Result<Vec<Request>> {
+    references::check(checkpoint)?;
     let mut all = Requests::default();
+    namespaces(checkpoint, &mut all);
     let maps = user_namespace(checkpoint, &mut all)?;
     tasks::collect(checkpoint, &maps, &mut all);
+    limits::collect(checkpoint, passed, &mut all);
+    groups::collect(checkpoint, passed, &mut all)?;
     files::collect(checkpoint, &mut all)?;
+    sockets::collect(checkpoint, &mut all);
     mounts::collect(checkpoint, passed, &mut all)?;
     if !passed.empty_network {
         network::collect(checkpoint, settings, &mut all)?;
@@ -162,6 +174,18 @@ impl Checkpoint<'_> {
         let mut seen = BTreeSet::new();
         let ids = self.tasks.iter().filter_map(|task| self.own(task.ids, of));
         ids.filter(|id| seen.insert(*id)).collect()
+    }
+}
+
+/// The namespaces that are made.
+fn namespaces(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+    for (kind, of) in KINDS {
+        let first = |number| checkpoint.tasks.iter().find(|task| of(task.ids) == Some(number));
+        for number in checkpoint.namespaces(of) {
+            let task = first(number).map(|task| task.pid);
+            let image = kind::CORE.file_name(task.unwrap_or(0).into());
+            all.add(image, task, Ask::Namespace { kind, number });
+        }
     }
 }
 

@@ -47,8 +47,10 @@ pub(super) fn collect(
             let from = match external(mount, passed) {
                 _ if is_root(*space, mount) => From::Root,
                 Some(from) => from,
-                None if given.iter().any(|whole| is_part(mount, whole)) => From::Part,
-                None => file_system(mount),
+                None => match parts(mount, &given) {
+                    of if of.is_empty() => file_system(mount),
+                    of => From::Part { of },
+                },
             };
             let ask = Ask::Mount(Mount {
                 space: *space,
@@ -99,6 +101,12 @@ fn is_part(mount: &MntEntry, whole: &MntEntry) -> bool {
     mount.root_dev == whole.root_dev
         && !whole.deleted()
         && Path::new(&text(&mount.root)).starts_with(text(&whole.root))
+}
+
+/// Where the mounts are, and which flags they have, that show what `mount` shows a part of.
+fn parts(mount: &MntEntry, given: &[&MntEntry]) -> Vec<(String, u32)> {
+    let whole = given.iter().filter(|whole| is_part(mount, whole));
+    whole.map(|whole| (text(&whole.mountpoint), whole.flags)).collect()
 }
 
 fn file_system(mount: &MntEntry) -> From {

@@ -6,6 +6,7 @@ use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::{Checkpoint, Error, Requests, Result, Settings};
+use crate::firewall::{check_iptables, check_nftables};
 use crate::request::Ask;
 
 /// No list of routes or rules is larger, in bytes.
@@ -56,8 +57,23 @@ fn kind_of(ty: NdType) -> String {
 fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Result<()> {
     let Some(mut rules) = images.reader(image, id)? else { return Ok(()) };
     let name = image.file_name(id);
-    let len = io::copy(&mut rules, &mut io::sink())
-        .map_err(|e| Error::Invalid { image: name.clone(), reason: e.to_string() })?;
+    let invalid = |reason: String| Error::Invalid { image: name.clone(), reason };
+    let len = match image {
+        kind::NETNF_CT | kind::NETNF_EXP => {
+            io::copy(&mut rules, &mut io::sink()).map_err(|e| invalid(e.to_string()))?
+        }
+        _ => {
+            let mut text = String::new();
+            let read = rules.take(MAX_LIST).read_to_string(&mut text);
+            read.map_err(|e| invalid(e.to_string()))?;
+            let checked = match image {
+                kind::NFTABLES => check_nftables(&text),
+                _ => check_iptables(&text),
+            };
+            checked.map_err(invalid)?;
+            text.len() as u64
+        }
+    };
     if len > 0 {
         all.add(name, None, Ask::Firewall { text: format!("{len} bytes") });
     }
@@ -71,6 +87,7 @@ fn sysctls(
     settings: &Settings,
     all: &mut Requests,
 ) {
+    let mut differing: Vec<(String, String, Ask)> = vec![];
     let mut compare =
         |image: Kind, directory: &str, base: &str, names: &[&str], values: &[SysctlEntry]| {
             for (name, entry) in names.iter().zip(values) {
@@ -79,9 +96,10 @@ fn sysctls(
                     (None, Some(text)) => text.clone(),
                     (None, None) => continue,
                 };
-                if (settings.here)(&format!("{base}/{name}")).as_deref() != Some(&value) {
+                let path = format!("{base}/{name}");
+                if (settings.here)(&path).as_deref() != Some(&value) {
                     let name = format!("net.{}.{name}", directory.replace('/', "."));
-                    all.add(image.file_name(id), None, Ask::Sysctl { name, value });
+                    differing.push((path, image.file_name(id), Ask::Sysctl { name, value }));
                 }
             }
         };
@@ -104,6 +122,16 @@ fn sysctls(
     }
     compare(kind::NETNS, "unix", "unix", settings.unix, &netns.unix_conf);
     compare(kind::NETNS, "ipv4", "ipv4", settings.ipv4, &netns.ipv4_sysctl);
+    if differing.is_empty() {
+        return;
+    }
+    // What a new namespace has by itself is not asked for either.
+    let paths: Vec<String> = differing.iter().map(|(path, ..)| path.clone()).collect();
+    for ((_, image, ask), fresh) in differing.into_iter().zip((settings.fresh)(&paths)) {
+        if !matches!(&ask, Ask::Sysctl { value, .. } if Some(value) == fresh.as_ref()) {
+            all.add(image, None, ask);
+        }
+    }
 }
 
 /// The length of `struct nlmsghdr`, and of `rtmsg` and `fib_rule_hdr` (linux/netlink.h,

@@ -1,0 +1,342 @@
+//! The content of a tmpfs, a compressed archive of tar(1): read entry by entry, for the policy,
+//! which judges what it would make, and for the restore, which makes it.
+//!
+//! There is one reader for both, and it is strict: two readers of an archive that they take
+//! for different things are an old way to have something made that nobody has seen. It reads
+//! what tar(1) writes in the formats gnu and posix; everything else is an error.
+
+mod pax;
+mod sparse;
+
+use std::io::{self, Read};
+
+use flate2::read::MultiGzDecoder;
+
+use crate::request::{Ask, Device};
+
+pub use self::sparse::Stretch;
+
+use self::pax::Extra;
+
+/// The unit of an archive, in bytes.
+const BLOCK: usize = 512;
+/// No archive holds more, in bytes.
+const MAX_CONTENT: u64 = 64 << 30;
+/// No header of names and attributes is larger, in bytes.
+const MAX_HEADER: u64 = 1 << 20;
+/// Bits of a mode: set-uid and set-gid.
+pub(crate) const SET_ID: u32 = 0o6000;
+/// The attribute that gives a program capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// Why an archive cannot be read.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// What an entry makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Make {
+    /// A file of `size` bytes: those of the stretches, which are in the archive in this
+    /// order, and holes.
+    File {
+        /// Its length.
+        size: u64,
+        /// Where its data belongs.
+        data: Vec<Stretch>,
+    },
+    /// A directory.
+    Directory,
+    /// A symbolic link to this.
+    Symlink(Vec<u8>),
+    /// A further name of the file with this path.
+    Link(Vec<u8>),
+    /// A device node.
+    Device(Device),
+    /// A named pipe.
+    Fifo,
+}
+
+/// An entry of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it is: names without empty ones, `.` and `..` between slashes; nothing for the
+    /// directory itself that is filled.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub make: Make,
+    /// Its permissions, with set-uid, set-gid and sticky bit.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// When it was changed: seconds and nanoseconds.
+    pub modified: (i64, u32),
+    /// Extended attributes.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Access control lists as text: that of itself, and that of what comes into it.
+    pub lists: [Option<String>; 2],
+}
+
+/// A reader of an archive.
+pub struct Archive<R: Read> {
+    tar: io::Take<MultiGzDecoder<R>>,
+    /// What is left of the data of the last entry, and of its last block.
+    data: u64,
+    padding: u64,
+}
+
+impl<R: Read> std::fmt::Debug for Archive<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Archive").field("data", &self.data).finish_non_exhaustive()
+    }
+}
+
+impl<R: Read> Archive<R> {
+    /// Reads the compressed archive.
+    pub fn new(archive: R) -> Self {
+        let tar = MultiGzDecoder::new(archive).take(MAX_CONTENT);
+        Self { tar, data: 0, padding: 0 }
+    }
+
+    /// The next entry; `None` at the end. Data of the last one that was not read is left out.
+    ///
+    /// # Errors
+    /// What is strange about the archive.
+    #[allow(clippy::should_implement_trait, reason = "an entry's data is read in between")]
+    pub fn next(&mut self) -> Result<Option<Entry>> {
+        self.skip(self.data)?;
+        self.data = 0;
+        let mut extra = Extra::default();
+        loop {
+            let padding = std::mem::take(&mut self.padding);
+            self.skip(padding)?;
+            let header = self.block()?.ok_or("it has no end")?;
+            if header == [0; BLOCK] {
+                if extra != Extra::default() {
+                    return Err("it ends with a header for a file".to_owned());
+                }
+                return self.end().map(|()| None);
+            }
+            check_sum(&header)?;
+            let size = number(&header[124..136])?;
+            match header[156] {
+                b'x' => extra.records(&self.text(size)?)?,
+                b'L' => pax::once(&mut extra.path, until_zero(&self.text(size)?).to_vec())?,
+                b'K' => pax::once(&mut extra.target, until_zero(&self.text(size)?).to_vec())?,
+                _ => return self.entry(&header, extra).map(Some),
+            }
+        }
+    }
+
+    /// Reads data of the last entry, in the order of its stretches.
+    ///
+    /// # Errors
+    /// If the archive ends within it.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let len = usize::try_from(self.data).unwrap_or(usize::MAX).min(buffer.len());
+        self.exactly(&mut buffer[..len])?;
+        self.data -= len as u64;
+        Ok(len)
+    }
+
+    fn entry(&mut self, header: &[u8; BLOCK], extra: Extra) -> Result<Entry> {
+        let kind = header[156];
+        let size = extra.size.unwrap_or(number(&header[124..136])?);
+        let is_file = matches!(kind, 0 | b'0' | b'S');
+        let path = plain_path(&extra.name(header), kind == b'5')?;
+        let shown = || String::from_utf8_lossy(&path).into_owned();
+        if !is_file && size != 0 {
+            return Err(format!("{:?} has data, but is no file", shown()));
+        }
+        self.data = size;
+        self.padding =
+            size.checked_next_multiple_of(BLOCK as u64).ok_or("a size out of range")? - size;
+        let target =
+            || extra.target.clone().unwrap_or_else(|| until_zero(&header[157..257]).to_vec());
+        let small = |range| {
+            u32::try_from(number(&header[range])?).map_err(|_| "a number out of range".to_owned())
+        };
+        let make = match kind {
+            0 | b'0' | b'S' => self.file(header, &extra, size)?,
+            b'1' => Make::Link(plain_path(&target(), false)?),
+            b'2' => Make::Symlink(target()),
+            b'3' | b'4' => Make::Device(Device {
+                block: kind == b'4',
+                major: Some(small(329..337)?),
+                minor: Some(small(337..345)?),
+            }),
+            b'5' => Make::Directory,
+            b'6' => Make::Fifo,
+            kind => return Err(format!("an entry of type {:?}", char::from(kind))),
+        };
+        let mode = small(100..108)?;
+        if mode & !0o7777 != 0 {
+            return Err(format!("{:?} has the mode {mode:o}", shown()));
+        }
+        if path.is_empty() && make != Make::Directory {
+            return Err("a file without a name".to_owned());
+        }
+        let seconds =
+            i64::try_from(number(&header[136..148])?).map_err(|_| "a time out of range")?;
+        Ok(Entry {
+            make,
+            mode,
+            uid: extra.uid.map_or_else(|| small(108..116), Ok)?,
+            gid: extra.gid.map_or_else(|| small(116..124), Ok)?,
+            modified: extra.modified.unwrap_or((seconds, 0)),
+            attributes: extra.attributes,
+            lists: extra.lists,
+            path,
+        })
+    }
+
+    /// A file, whose map of holes may stand in further headers or before its data.
+    fn file(&mut self, header: &[u8; BLOCK], extra: &Extra, size: u64) -> Result<Make> {
+        let whole = |size| Stretch { at: 0, len: size };
+        let (size, data) = match (header[156], extra.sparse.as_ref()) {
+            (b'S', None) => {
+                let mut map = sparse::Map::old(header)?;
+                while map.goes_on() {
+                    let more = self.block()?.ok_or("it ends within a header")?;
+                    map.more(&more)?;
+                }
+                map.finish(self.data)?
+            }
+            (b'S', Some(_)) => return Err("a file with two maps of its holes".to_owned()),
+            (_, Some(sparse)) => {
+                let map = sparse::Map::new(self, sparse)?;
+                map.finish(self.data)?
+            }
+            (_, None) => (size, vec![whole(size)]),
+        };
+        Ok(Make::File { size, data })
+    }
+
+    /// Behind the end is nothing but zeros.
+    fn end(&mut self) -> Result<()> {
+        let mut buffer = [0; 16 * BLOCK];
+        loop {
+            let len = self.tar.read(&mut buffer).map_err(|error| error.to_string())?;
+            match len {
+                0 => return Ok(()),
+                len if buffer[..len].iter().all(|&b| b == 0) => {}
+                _ => return Err("it goes on behind its end".to_owned()),
+            }
+        }
+    }
+
+    /// The next block; `None` at the end.
+    fn block(&mut self) -> Result<Option<[u8; BLOCK]>> {
+        let mut block = [0; BLOCK];
+        match self.tar.read_exact(&mut block) {
+            Ok(()) => Ok(Some(block)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn exactly(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.tar.read_exact(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => "it ends within a file".to_owned(),
+            _ => error.to_string(),
+        })
+    }
+
+    /// The data of an entry that describes the next one.
+    fn text(&mut self, size: u64) -> Result<Vec<u8>> {
+        if size > MAX_HEADER {
+            return Err(format!("a header of {size} bytes"));
+        }
+        let padded = size.next_multiple_of(BLOCK as u64);
+        let mut bytes = vec![0; usize::try_from(padded).unwrap_or(0)];
+        self.exactly(&mut bytes)?;
+        bytes.truncate(usize::try_from(size).unwrap_or(0));
+        Ok(bytes)
+    }
+
+    fn skip(&mut self, size: u64) -> Result<()> {
+        let skipped = io::copy(&mut (&mut self.tar).take(size), &mut io::sink());
+        match skipped.map_err(|e| e.to_string())? == size {
+            true => Ok(()),
+            false => Err("it ends within a file".to_owned()),
+        }
+    }
+}
+
+/// Calls `found` with what the compressed archive would make that a policy limits.
+///
+/// # Errors
+/// What is strange about it.
+pub fn scan(archive: impl Read, found: &mut impl FnMut(Ask)) -> Result<()> {
+    let mut archive = Archive::new(archive);
+    while let Some(entry) = archive.next()? {
+        let path = || format!("./{}", String::from_utf8_lossy(&entry.path));
+        let capabilities = entry.attributes.iter().any(|(name, _)| name == CAPABILITIES);
+        match entry.make {
+            Make::Device(device) => found(Ask::Device { path: path(), device }),
+            // A directory hands its group on, no right to anyone; links have no mode.
+            Make::Directory | Make::Symlink(_) => {}
+            _ if entry.mode & SET_ID != 0 || capabilities => {
+                found(Ask::SetUid { path: path(), mode: entry.mode, capabilities });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|&b| b == 0).next().unwrap_or_default()
+}
+
+/// A path without what means nothing. Only that of a directory ends with a slash: to some
+/// readers it is one then, whatever its type.
+fn plain_path(path: &[u8], directory: bool) -> Result<Vec<u8>> {
+    let shown = || format!("{:?}", String::from_utf8_lossy(path));
+    if path.first().is_none_or(|&first| first == b'/') || path.contains(&0) {
+        return Err(format!("{} is no path in a directory", shown()));
+    }
+    if path.ends_with(b"/") && !directory {
+        return Err(format!("{} ends with a slash, but is no directory", shown()));
+    }
+    let parts = path.split(|&b| b == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    let parts: Vec<&[u8]> = parts.collect();
+    match parts.contains(&&b".."[..]) {
+        true => Err(format!("{} leads upwards", shown())),
+        false => Ok(parts.join(&b'/')),
+    }
+}
+
+/// A number: octal digits between spaces and zeros, or binary behind a set bit.
+fn number(field: &[u8]) -> Result<u64> {
+    let wrong = || "a number that is none".to_owned();
+    if field[0] & 0x80 != 0 {
+        let (head, tail) = field.split_at(field.len() - 8.min(field.len() - 1));
+        if head[0] != 0x80 || head[1..].iter().any(|&b| b != 0) {
+            return Err(wrong());
+        }
+        return Ok(tail.iter().fold(0, |n, &b| n << 8 | u64::from(b)));
+    }
+    let text = std::str::from_utf8(field).map_err(|_| wrong())?;
+    let digits = text.trim_start_matches(' ').trim_end_matches([' ', '\0']);
+    if digits.is_empty() {
+        return Ok(0);
+    }
+    if !digits.bytes().all(|b| matches!(b, b'0'..=b'7')) {
+        return Err(wrong());
+    }
+    u64::from_str_radix(digits, 8).map_err(|_| wrong())
+}
+
+fn check_sum(header: &[u8; BLOCK]) -> Result<()> {
+    let bytes = header.iter().enumerate();
+    let sum: u64 =
+        bytes.map(|(i, &b)| if (148..156).contains(&i) { 32 } else { u64::from(b) }).sum();
+    match number(&header[148..156])? == sum {
+        true => Ok(()),
+        false => Err("a header with a wrong check sum".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use super::*;
+
+fn asks(archive: &[u8]) -> Result<Vec<Ask>> {
+    let mut all = vec![];
+    scan(archive, &mut |ask| all.push(ask)).map(|()| all)
+}
+
+fn compressed(tar: &[u8]) -> Vec<u8> {
+    let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    gz.write_all(tar).unwrap();
+    gz.finish().unwrap()
+}
+
+/// What tar makes of a directory in a format, with sparse files and long names.
+fn packed(format: &str, fill: impl Fn(&std::path::Path)) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let sparse = fs::File::create(dir.path().join("sparse")).unwrap();
+    for part in 0..40 {
+        std::os::unix::fs::FileExt::write_all_at(&sparse, b"x", part << 16).unwrap();
+    }
+    let long = dir.path().join("l".repeat(150)).join("m".repeat(150));
+    fs::create_dir_all(&long).unwrap();
+    fs::write(long.join("file"), [7; 1000]).unwrap();
+    fs::hard_link(long.join("file"), dir.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("/somewhere", dir.path().join("symlink")).unwrap();
+    fill(dir.path());
+    let output = Command::new("tar")
+        .args(["--create", "--gzip", "--sparse"])
+        .args(if format == "posix" {
+            &["--xattrs", "--xattrs-include=*", "--acls"][..]
+        } else {
+            &[]
+        })
+        .arg(format!("--format={format}"))
+        .arg("--directory")
+        .arg(dir.path())
+        .arg(".")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    output.stdout
+}
+
+#[test]
+fn programs_and_devices_are_found_in_both_formats() {
+    for format in ["posix", "gnu"] {
+        assert_eq!(asks(&packed(format, |_| {})).unwrap(), [], "{format}");
+        let archive = packed(format, |dir| {
+            fs::write(dir.join("su"), "#!/bin/sh").unwrap();
+            fs::set_permissions(dir.join("su"), fs::Permissions::from_mode(0o4755)).unwrap();
+            let device = dir.join("disk");
+            let made = Command::new("mknod").arg(device).args(["b", "259", "300"]).status();
+            assert!(made.unwrap().success());
+            let deep = dir.join("l".repeat(150)).join("m".repeat(150)).join("sgid");
+            fs::write(&deep, "").unwrap();
+            fs::set_permissions(&deep, fs::Permissions::from_mode(0o2711)).unwrap();
+        });
+        let found = asks(&archive).unwrap();
+        assert_eq!(found.len(), 3, "{format}: {found:?}");
+        let su =
+            |ask: &Ask| matches!(ask, Ask::SetUid { path, mode: 0o4755, .. } if path == "./su");
+        assert!(found.iter().any(su), "{format}: {found:?}");
+        let sgid = |ask: &Ask| matches!(ask, Ask::SetUid { path, mode: 0o2711, .. } if path.ends_with("/sgid"));
+        assert!(found.iter().any(sgid), "{format}: {found:?}");
+        let device = Device { block: true, major: Some(259), minor: Some(300) };
+        assert!(found.contains(&Ask::Device { path: "./disk".to_owned(), device }), "{found:?}");
+    }
+}
+
+#[test]
+fn programs_with_capabilities_are_found() {
+    let archive = packed("posix", |dir| {
+        fs::write(dir.join("ping"), "").unwrap();
+        let set = Command::new("setcap").arg("cap_net_raw+ep").arg(dir.join("ping")).status();
+        assert!(set.unwrap().success());
+    });
+    let found = asks(&archive).unwrap();
+    assert!(
+        matches!(&found[..], [Ask::SetUid { path, capabilities: true, .. }] if path == "./ping"),
+        "{found:?}"
+    );
+}
+
+/// One plain file's header, changed.
+fn header(change: impl Fn(&mut [u8; BLOCK])) -> Vec<u8> {
+    let mut header = [0; BLOCK];
+    header[..4].copy_from_slice(b"file");
+    header[100..107].copy_from_slice(b"0004755");
+    header[124..135].copy_from_slice(b"00000000000");
+    header[156] = b'0';
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    change(&mut header);
+    header[148..156].copy_from_slice(b"        ");
+    let sum: u32 = header.iter().map(|&b| u32::from(b)).sum();
+    header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    [&header[..], &[0; 1024]].concat()
+}
+
+#[test]
+fn what_is_strange_is_said() {
+    assert_eq!(asks(&compressed(&header(|_| {}))).unwrap().len(), 1);
+    let strange = |tar: &[u8], expected: &str| {
+        let error = asks(&compressed(tar)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    };
+    strange(&header(|h| h[156] = b'V'), "type 'V'");
+    strange(&header(|h| h[156] = b'g'), "type 'g'");
+    strange(&header(|h| h[130] = b'9'), "a number that is none");
+    strange(&header(|h| (h[156], h[134]) = (b'2', b'1')), "has data, but is no file");
+    let mut wrong = header(|_| {});
+    wrong[0] ^= 1;
+    strange(&wrong, "check sum");
+    strange(&header(|_| {})[..512], "it has no end");
+    strange(&[&header(|h| h[132] = b'7')[..512], &[1; 9]].concat(), "it ends within a file");
+    assert!(asks(b"no gzip").is_err());
+    // What two readers take for different things.
+    strange(&header(|h| h[4] = b'/'), "ends with a slash");
+    strange(&header(|h| h[..2].copy_from_slice(b"/x")), "no path in a directory");
+    strange(&header(|h| h[..4].copy_from_slice(b"../x")), "leads upwards");
+    strange(&header(|h| h[..4].copy_from_slice(b"./.\0")), "a file without a name");
+    strange(&header(|h| h[100..107].copy_from_slice(b"0104755")), "mode");
+    strange(&header(|h| h[156] = b'7'), "type '7'");
+    let end = [&header(|_| {})[..], &header(|_| {})[..]].concat();
+    strange(&end, "goes on behind its end");
+    // Maps of holes: more data than there is, less, in disorder, beyond the end.
+    let holes = |at: &[u8; 11], len: &[u8; 11], size: &[u8; 11], data: &[u8; 11]| {
+        header(|h| {
+            h[156] = b'S';
+            h[257..265].copy_from_slice(b"ustar  \0");
+            h[386..397].copy_from_slice(at);
+            h[398..409].copy_from_slice(len);
+            h[483..494].copy_from_slice(size);
+            h[124..135].copy_from_slice(data);
+        })
+    };
+    let (none, few, many) = (b"00000000000", b"00000000001", b"00000001000");
+    strange(&holes(none, many, many, none), "512 bytes of data, of which there are 0");
+    strange(&holes(none, none, many, few), "0 bytes of data, of which there are 1");
+    strange(&holes(many, few, few, few), "in disorder");
+}
+
+#[test]
+fn records_are_read_strictly() {
+    let read = |texts: &[&[u8]]| {
+        let mut extra = Extra::default();
+        texts.iter().try_for_each(|text| extra.records(text)).map(|()| extra)
+    };
+    for text in ["5 a=\n", "x", "22 GNU.volume.label=x\n", "99 path=x\n", "11 size=-1\n"] {
+        assert!(read(&[text.as_bytes()]).is_err(), "{text}");
+    }
+    let extra = read(&[b"11 path=/x\n21 GNU.sparse.name=y\n15 mtime=-1.25\n"]).unwrap();
+    assert_eq!(extra.name(&[0; BLOCK]), b"y");
+    assert_eq!(extra.modified, Some((-2, 750_000_000)));
+    assert!(read(&[b"11 path=/x\n", b"11 path=/y\n"]).is_err());
+}
+
+/// What tar writes comes out as it went in.
+#[test]
+fn all_of_a_file_is_read() {
+    for format in ["posix", "gnu"] {
+        let archive = packed(format, |_| {});
+        let mut archive = Archive::new(&archive[..]);
+        let mut seen = vec![];
+        while let Some(entry) = archive.next().unwrap() {
+            if let Make::File { size, data } = &entry.make
+                && entry.path == b"sparse"
+            {
+                let filled = data.iter().filter(|stretch| stretch.len > 0).count();
+                assert_eq!((*size, filled), ((39 << 16) + 1, 40), "{format}");
+                let mut byte = [0];
+                let mut read = 0;
+                while archive.read(&mut byte).unwrap() == 1 {
+                    read += usize::from(byte == *b"x");
+                }
+                assert_eq!(read, 40, "{format}");
+            }
+            seen.push((entry.path.len(), entry.make));
+        }
+        let has = |len: usize, make: &Make| seen.iter().any(|(l, m)| (*l, m) == (len, make));
+        assert!(has(0, &Make::Directory) && has(301, &Make::Directory), "{format}: {seen:?}");
+        assert!(has(7, &Make::Symlink(b"/somewhere".to_vec())), "{format}: {seen:?}");
+        let linked = |(_, make): &(usize, Make)| matches!(make, Make::Link(_));
+        assert!(seen.iter().any(linked), "{format}: {seen:?}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_archive_comes_to_an_end(bytes: Vec<u8>, at in 0_usize..512, byte: u8) {
+        let _ = asks(&bytes);
+        let _ = asks(&compressed(&bytes));
+        let mut tar = header(|h| h[at] = byte);
+        let _ = asks(&compressed(&tar));
+        tar[at] = byte;
+        let _ = asks(&compressed(&tar));
+    }
+}

@@ -1,0 +1,72 @@
+//! Limits of tasks, and how they are scheduled.
+
+use torpor_images::kind;
+
+use super::{Checkpoint, Requests};
+use crate::passed::Passed;
+use crate::request::Ask;
+
+/// The kernel's names of the limits, by number (asm-generic/resource.h).
+pub const LIMITS: [&str; 16] = [
+    "RLIMIT_CPU",
+    "RLIMIT_FSIZE",
+    "RLIMIT_DATA",
+    "RLIMIT_STACK",
+    "RLIMIT_CORE",
+    "RLIMIT_RSS",
+    "RLIMIT_NPROC",
+    "RLIMIT_NOFILE",
+    "RLIMIT_MEMLOCK",
+    "RLIMIT_AS",
+    "RLIMIT_LOCKS",
+    "RLIMIT_SIGPENDING",
+    "RLIMIT_MSGQUEUE",
+    "RLIMIT_NICE",
+    "RLIMIT_RTPRIO",
+    "RLIMIT_RTTIME",
+];
+
+/// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h), and the bit beside a policy.
+const REAL_TIME: [u32; 3] = [1, 2, 6];
+const RESET_ON_FORK: u32 = 0x4000_0000;
+
+/// Asks for what is more than the caller has and the configuration gives.
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) {
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+        let image = kind::CORE.file_name(task.pid.into());
+        let Some(tc) = task.cores.first().and_then(|core| core.tc.as_ref()) else { continue };
+        let limits = tc.rlimits.iter().flat_map(|limits| &limits.rlimits).zip(LIMITS).enumerate();
+        for (number, (limit, name)) in limits {
+            if limit.max > most(passed, number, name) {
+                let ask = Ask::Raise { name, to: limit.max.into() };
+                all.add(&*image, Some(task.pid), ask);
+            }
+        }
+        let least = passed.spec.as_ref().and_then(|spec| spec.process.oom_score_adj);
+        let least = least.unwrap_or(0).min(passed.oom_score_adj).min(0);
+        if let Some(score) = tc.oom_score_adj.filter(|&score| score < least) {
+            let ask = Ask::Raise { name: "oom_score_adj", to: score.into() };
+            all.add(&*image, Some(task.pid), ask);
+        }
+        for (&thread, core) in task.threads.iter().zip(task.cores) {
+            let Some(core) = &core.thread_core else { continue };
+            let policy = core.sched_policy.unwrap_or(0) & !RESET_ON_FORK;
+            let nice = core.sched_nice.unwrap_or(0);
+            let text = match (REAL_TIME.contains(&policy), nice < passed.nice.min(0)) {
+                (true, _) => format!("policy {policy} of priority {}", core.sched_prio()),
+                (false, true) => format!("nice {nice}"),
+                (false, false) => continue,
+            };
+            let image = kind::CORE.file_name(thread.into());
+            all.add(image, Some(thread), Ask::Scheduling { text });
+        }
+    }
+}
+
+/// The highest hard limit that needs no grant.
+fn most(passed: &Passed, number: usize, name: &str) -> u64 {
+    let own = passed.limits.get(number).copied().unwrap_or(u64::MAX);
+    let given = passed.spec.iter().flat_map(|spec| &spec.process.rlimits);
+    let given = given.filter(|limit| limit.kind == name).map(|limit| limit.hard).max();
+    given.map_or(own, |given| given.max(own))
+}

@@ -1,0 +1,308 @@
+//! Whether the numbers in the images mean one thing each.
+//!
+//! A restore finds namespaces, mounts, files and groups by their numbers. Where a number
+//! leads to nothing, or to two things, or a thing has two kinds, the images contradict
+//! themselves, and who judges them could take them for something else than who restores
+//! them. So that is an error, whatever the policy says.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use torpor_images::proto::{
+    CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType, TaskKobjIdsEntry,
+};
+use torpor_images::{Kind, kind};
+
+use super::files::{OLD_GHOST, is_ghost};
+use super::{Checkpoint, Error, KINDS, Result};
+
+/// Which kind of namespace each number is.
+#[derive(Debug, Default)]
+pub(super) struct Numbers(BTreeMap<u32, &'static str>);
+
+/// Kinds of which all tasks live in the same one.
+const SHARED: [&str; 3] = ["pid", "time", "user"];
+
+/// Image files of namespaces: their kinds of number.
+const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
+    ("uts", &[kind::UTSNS]),
+    ("ipc", &[kind::IPC_VAR, kind::IPCNS_SHM, kind::IPCNS_MSG, kind::IPCNS_SEM]),
+    ("mnt", &[kind::MNTS]),
+    (
+        "net",
+        &[
+            kind::NETNS,
+            kind::NETDEV,
+            kind::IFADDR,
+            kind::ROUTE,
+            kind::ROUTE6,
+            kind::RULE,
+            kind::RULE6,
+            kind::IPTABLES,
+            kind::IP6TABLES,
+            kind::NFTABLES,
+            kind::NETNF_CT,
+            kind::NETNF_EXP,
+        ],
+    ),
+    ("user", &[kind::USERNS]),
+    ("pid", &[kind::PIDNS]),
+    ("time", &[kind::TIMENS]),
+];
+
+fn invalid<T>(image: impl Into<String>, reason: String) -> Result<T> {
+    Err(Error::Invalid { image: image.into(), reason })
+}
+
+/// Checks all of them.
+///
+/// # Errors
+/// The image file, and which number means two things or none.
+pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let numbers = Numbers::of(checkpoint)?;
+    nested(checkpoint)?;
+    images_of_namespaces(checkpoint, &numbers)?;
+    files(checkpoint, &numbers)?;
+    remaps(checkpoint)?;
+    mounts(checkpoint)?;
+    groups(checkpoint)
+}
+
+impl Numbers {
+    fn of(checkpoint: &Checkpoint<'_>) -> Result<Self> {
+        let mut numbers = Numbers::default();
+        if let Some(host) = &checkpoint.inventory.root_ids {
+            numbers.add(host, &kind::INVENTORY.file_name(0))?;
+        }
+        for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+            numbers.add(task.ids, &kind::CORE.file_name(task.pid.into()))?;
+        }
+        Ok(numbers)
+    }
+
+    fn add(&mut self, ids: &TaskKobjIdsEntry, image: &str) -> Result<()> {
+        for (kind, of) in KINDS {
+            let Some(number) = of(ids).filter(|&number| number != 0) else { continue };
+            match self.0.insert(number, kind) {
+                Some(other) if other != kind => {
+                    let reason = format!("number {number} is a {kind} and a {other} namespace");
+                    return invalid(image, reason);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is(&self, number: u32, kind: &str) -> bool {
+        self.0.get(&number).is_some_and(|known| *known == kind)
+    }
+}
+
+/// What no restore makes for a part of the tasks only.
+fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let mut tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
+    let Some(root) = tasks.next() else { return Ok(()) };
+    for task in tasks {
+        for (kind, of) in KINDS.iter().filter(|(kind, _)| SHARED.contains(kind)) {
+            if of(task.ids).unwrap_or(0) != of(root.ids).unwrap_or(0) {
+                let reason = format!("its {kind} namespace is not that of the root task");
+                return invalid(kind::CORE.file_name(task.pid.into()), reason);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn images_of_namespaces(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
+    for name in checkpoint.images.names()? {
+        let Some((found, number)) = Kind::of_file(&name) else { continue };
+        let Some((kind, _)) = OF_NAMESPACES.iter().find(|(_, kinds)| kinds.contains(&found)) else {
+            continue;
+        };
+        // The clocks of the host have no number.
+        let known = u32::try_from(number)
+            .is_ok_and(|number| numbers.is(number, kind) || found == kind::TIMENS && number == 0);
+        if !known {
+            return invalid(&*name, format!("no task lives in {kind} namespace {number}"));
+        }
+    }
+    Ok(())
+}
+
+/// The namespaces that open files refer to.
+fn files(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
+    for entry in &checkpoint.files {
+        let wrong = |kind: &str, number: u32| {
+            let reason =
+                format!("file {} is of {kind} namespace {number}, which is none", entry.id);
+            invalid(kind::FILES.file_name(0), reason)
+        };
+        if let Some(number) = network_of(entry)
+            && !numbers.is(number, "net")
+            && (number != 0 || has_network(checkpoint))
+        {
+            return wrong("net", number);
+        }
+        let queue = entry.reg.as_ref().and_then(|reg| reg.torpor_mqueue);
+        if let Some(number) = queue.filter(|&number| !numbers.is(number, "ipc")) {
+            return wrong("ipc", number);
+        }
+        if let Some(namespace) = &entry.nsf {
+            let kind = kind_of_flag(namespace.ns_cflag);
+            if !kind.is_some_and(|kind| numbers.is(namespace.ns_id, kind)) {
+                return wrong(kind.unwrap_or("no"), namespace.ns_id);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether any task is in a network namespace that is not this host's.
+fn has_network(checkpoint: &Checkpoint<'_>) -> bool {
+    !checkpoint.namespaces(|ids| ids.net_ns_id).is_empty()
+}
+
+/// The number of the network namespace that an open file belongs to, where it says.
+pub(super) fn network_of(entry: &FileEntry) -> Option<u32> {
+    let inet = entry.isk.as_ref().and_then(|socket| socket.ns_id);
+    let unix = || entry.usk.as_ref().and_then(|socket| socket.ns_id);
+    let packet = || entry.psk.as_ref().and_then(|socket| socket.ns_id);
+    let netlink = || entry.nlsk.as_ref().and_then(|socket| socket.ns_id);
+    let tun = || entry.tunf.as_ref().and_then(|tun| tun.ns_id);
+    inet.or_else(unix).or_else(packet).or_else(netlink).or_else(tun)
+}
+
+/// The kind of a `CLONE_NEW*` flag (linux/sched.h).
+fn kind_of_flag(flag: u32) -> Option<&'static str> {
+    Some(match flag {
+        0x80 => "time",
+        0x2_0000 => "mnt",
+        0x200_0000 => "cgroup",
+        0x400_0000 => "uts",
+        0x800_0000 => "ipc",
+        0x1000_0000 => "user",
+        0x2000_0000 => "pid",
+        0x4000_0000 => "net",
+        _ => return None,
+    })
+}
+
+/// Files that are found in another way than by their paths.
+fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let image = kind::REMAP_FPATH.file_name(0);
+    let regular: HashMap<u32, &[u8]> = checkpoint
+        .files
+        .iter()
+        .filter_map(|entry| Some((entry.id, entry.reg.as_ref()?.name.as_slice())))
+        .collect();
+    let mut seen = BTreeSet::new();
+    for entry in checkpoint.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
+        let id = entry.orig_id;
+        if !regular.contains_key(&id) {
+            return invalid(image, format!("file {id} is none with a path"));
+        }
+        if !seen.insert(id) {
+            return invalid(image, format!("file {id} appears twice"));
+        }
+        if is_ghost(&entry) {
+            let ghost = u64::from(entry.remap_id & !OLD_GHOST);
+            if !checkpoint.images.has(kind::GHOST_FILE, ghost)? {
+                let missing = kind::GHOST_FILE.file_name(ghost);
+                return invalid(missing, "is missing, but remap-fpath.img refers to it".to_owned());
+            }
+        } else if entry.remap_type() == RemapType::Linked {
+            let name = regular.get(&entry.remap_id).copied().unwrap_or_default();
+            if !is_given_name(name) {
+                let name = String::from_utf8_lossy(name);
+                let reason = format!("file {id} goes by {name:?}, a name that no dump gives");
+                return invalid(image, reason);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a path is one that a dump links an unlinked file to. The restore removes it.
+fn is_given_name(path: &[u8]) -> bool {
+    let name = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
+    let number = name.strip_prefix(b"link_remap.").unwrap_or_default();
+    !number.is_empty() && number.iter().all(u8::is_ascii_digit)
+}
+
+/// Types of file systems by their names in the kernel, which images have numbers for.
+const NUMBERED: [(&str, Fstype); 20] = [
+    ("proc", Fstype::Proc),
+    ("sysfs", Fstype::Sysfs),
+    ("devtmpfs", Fstype::Devtmpfs),
+    ("binfmt_misc", Fstype::BinfmtMisc),
+    ("tmpfs", Fstype::Tmpfs),
+    ("devpts", Fstype::Devpts),
+    ("simfs", Fstype::Simfs),
+    ("pstore", Fstype::Pstore),
+    ("securityfs", Fstype::Securityfs),
+    ("fusectl", Fstype::Fusectl),
+    ("debugfs", Fstype::Debugfs),
+    ("tracefs", Fstype::Tracefs),
+    ("cgroup", Fstype::Cgroup),
+    ("cgroup2", Fstype::Cgroup2),
+    ("aufs", Fstype::Aufs),
+    ("mqueue", Fstype::Mqueue),
+    ("fuse", Fstype::Fuse),
+    ("overlay", Fstype::Overlayfs),
+    ("overlayfs", Fstype::Overlayfs),
+    ("autofs", Fstype::Autofs),
+];
+
+fn mounts(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let mut ids = BTreeSet::new();
+    let mut types: HashMap<u32, (u32, Option<String>)> = HashMap::new();
+    for space in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
+        let image = kind::MNTS.file_name(space.into());
+        for mount in checkpoint.images.read_all::<MntEntry>(kind::MNTS, space.into())? {
+            let id = mount.mnt_id;
+            if !ids.insert(id) {
+                return invalid(image, format!("mount {id} appears twice"));
+            }
+            let named = mount.fsname.clone().filter(|_| mount.fstype == Fstype::Auto as u32);
+            if let Some(name) = &named
+                && NUMBERED.iter().any(|(known, _)| known == name)
+            {
+                let reason = format!("mount {id} is of type {name}, but goes by its name");
+                return invalid(image, reason);
+            }
+            let ty = (mount.fstype, named);
+            let known = types.entry(mount.root_dev).or_insert_with(|| ty.clone());
+            if *known != ty {
+                let (major, minor) = (mount.root_dev >> 20, mount.root_dev & 0xf_ffff);
+                let reason =
+                    format!("mount {id}: device {major}:{minor} has two types of file systems");
+                return invalid(image, reason);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sets of groups, and paths of groups.
+fn groups(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let Some(entry) = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
+        return Ok(());
+    };
+    let image = kind::CGROUP.file_name(0);
+    let mut seen = BTreeSet::new();
+    for set in entry.sets.iter().chain(&entry.torpor_own_set) {
+        if !seen.insert(set.id) {
+            return invalid(image, format!("set {} appears twice", set.id));
+        }
+        let heads = entry.controllers.iter().flat_map(|controller| &controller.dirs);
+        let paths =
+            set.ctls.iter().map(|member| &member.path).chain(heads.map(|dir| &dir.dir_name));
+        for path in paths {
+            if path.split(|&b| b == b'/').any(|part| part == b".." || part == b".") {
+                let path = String::from_utf8_lossy(path);
+                return invalid(image, format!("set {}: {path:?} is no path of a group", set.id));
+            }
+        }
+    }
+    Ok(())
+}

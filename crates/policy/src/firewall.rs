@@ -1,0 +1,284 @@
+//! Rules of packet filters as text: what their programs would do with it besides.
+//!
+//! `nft` and `iptables-restore` read a language in which a file of the host can be named, so
+//! nothing reaches them but plain rules, in the form in which they print them themselves.
+
+/// Why a line is none that `nft list ruleset` prints.
+///
+/// # Errors
+/// The line, and what is wrong with it.
+pub fn check_nftables(rules: &str) -> Result<(), String> {
+    // Words with which a statement does something else than to describe a rule.
+    const FORBIDDEN: [&str; 4] = ["include", "define", "undefine", "redefine"];
+    let mut depth = 0_u32;
+    for (number, line) in rules.lines().enumerate() {
+        let wrong = |what: &str| Err(format!("line {}: {what}", number + 1));
+        let mut first = true;
+        for token in tokens(line) {
+            let token = match token {
+                Ok(token) => token,
+                Err(what) => return wrong(what),
+            };
+            match token {
+                Token::Mark('{') => depth += 1,
+                Token::Mark('}') if depth == 0 => return wrong("a brace without its beginning"),
+                Token::Mark('}') => depth -= 1,
+                Token::Mark(';') => {}
+                Token::Mark(_) if depth == 0 => return wrong("it is no table"),
+                Token::Mark(_) | Token::Text => {}
+                // nft needs no space between signs and words.
+                Token::Word(word)
+                    if word
+                        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                        .any(|part| FORBIDDEN.contains(&part)) =>
+                {
+                    return wrong(&format!("{word:?} is no part of a rule"));
+                }
+                Token::Word(word) if depth == 0 && first && word != "table" => {
+                    return wrong(&format!("{word:?} is no table"));
+                }
+                Token::Word(_) => {}
+            }
+            first = false;
+        }
+    }
+    match depth {
+        0 => Ok(()),
+        _ => Err("a table has no end".to_owned()),
+    }
+}
+
+/// A part of a line of `nft`.
+enum Token<'l> {
+    /// A keyword, a name, a number.
+    Word(&'l str),
+    /// Text between quotation marks.
+    Text,
+    /// A sign that separates.
+    Mark(char),
+}
+
+/// The parts of a line, up to a comment.
+fn tokens(line: &str) -> impl Iterator<Item = Result<Token<'_>, &'static str>> {
+    let mut rest = line;
+    std::iter::from_fn(move || {
+        rest = rest.trim_start_matches([' ', '\t']);
+        let first = rest.chars().next()?;
+        let (token, len) = match first {
+            '#' => {
+                rest = "";
+                return None;
+            }
+            '"' => match rest.get(1..).and_then(|text| text.find('"')) {
+                Some(end) => (Ok(Token::Text), end + 2),
+                None => (Err("a text has no end"), rest.len()),
+            },
+            '\\' => (Err("a backslash"), rest.len()),
+            '$' => (Err("a variable"), rest.len()),
+            '\'' | '`' => (Err("a quotation mark that nft does not print"), rest.len()),
+            c if c.is_control() => (Err("a control character"), rest.len()),
+            '{' | '}' | ';' | ',' | '=' | '(' | ')' => (Ok(Token::Mark(first)), 1),
+            _ => {
+                let ends = |c: char| c.is_whitespace() || "{};,=()\"#\\$'`".contains(c);
+                let len = rest.find(ends).unwrap_or(rest.len());
+                (rest.get(..len).map(Token::Word).ok_or("no text"), len)
+            }
+        };
+        rest = rest.get(len..).unwrap_or_default();
+        Some(token)
+    })
+}
+
+/// Why a line is none that `iptables-save` prints.
+///
+/// # Errors
+/// The line, and what is wrong with it.
+pub fn check_iptables(rules: &str) -> Result<(), String> {
+    for (number, line) in rules.lines().enumerate() {
+        iptables_line(line).map_err(|what| format!("line {}: {what}", number + 1))?;
+    }
+    Ok(())
+}
+
+fn iptables_line(line: &str) -> Result<(), String> {
+    const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+    if line.is_empty() || line.starts_with('#') || line == "COMMIT" {
+        return Ok(());
+    }
+    if let Some(table) = line.strip_prefix('*') {
+        return match TABLES.contains(&table) {
+            true => Ok(()),
+            false => Err(format!("there is no table {table:?}")),
+        };
+    }
+    let words = words(line)?;
+    let mut words = words.iter().map(String::as_str);
+    let first = match words.next() {
+        // Counters.
+        Some(word) if word.starts_with('[') => words.next(),
+        word => word,
+    };
+    match first {
+        Some(":") | None => Err("no rule".to_owned()),
+        Some(chain) if chain.starts_with(':') => {
+            match words.all(|word| !word.starts_with('-') || word == "-") {
+                true => Ok(()),
+                false => Err("a chain with an option".to_owned()),
+            }
+        }
+        Some("-A") => {
+            let chain = words.next().unwrap_or_default();
+            match chain.is_empty() || chain.starts_with('-') {
+                true => Err("a rule without a chain".to_owned()),
+                false => options(words),
+            }
+        }
+        Some(word) => Err(format!("{word:?} is no rule")),
+    }
+}
+
+/// The options of a rule: those that iptables-save prints. The program takes abbreviations.
+fn options<'w>(words: impl Iterator<Item = &'w str>) -> Result<(), String> {
+    const SHORT: [&str; 10] = ["-p", "-s", "-d", "-i", "-o", "-m", "-j", "-g", "-f", "-c"];
+    /// What makes the program run another one, read a file, or leave the table.
+    const FORBIDDEN: [&str; 3] = ["modprobe", "object-pinned", "table"];
+    let mut names_file = false;
+    for word in words {
+        if names_file && word.contains('/') {
+            return Err(format!("{word:?} is no name of an extension"));
+        }
+        names_file = matches!(word, "-m" | "-j");
+        let Some(option) = word.strip_prefix('-') else { continue };
+        match option.strip_prefix('-') {
+            Some(long) => {
+                let name = long.split('=').next().unwrap_or_default();
+                if name.is_empty() || FORBIDDEN.iter().any(|f| f.starts_with(name)) {
+                    return Err(format!("the option {word:?}"));
+                }
+            }
+            None if SHORT.contains(&word) => {}
+            None => return Err(format!("the option {word:?}")),
+        }
+    }
+    Ok(())
+}
+
+/// The words of a line, as iptables-restore takes it apart: quotation marks hold a word
+/// together, a backslash takes the next character as it is.
+fn words(line: &str) -> Result<Vec<String>, String> {
+    let (mut all, mut word, mut quoted, mut begun) = (vec![], String::new(), false, false);
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => (quoted, begun) = (!quoted, true),
+            '\\' if quoted => word.push(chars.next().ok_or("it ends with a backslash")?),
+            '\\' => return Err("a backslash".to_owned()),
+            ' ' | '\t' if !quoted => {
+                if begun {
+                    all.push(std::mem::take(&mut word));
+                }
+                begun = false;
+            }
+            c if c.is_control() => return Err("a control character".to_owned()),
+            c => {
+                word.push(c);
+                begun = true;
+            }
+        }
+    }
+    if quoted {
+        return Err("a text has no end".to_owned());
+    }
+    if begun {
+        all.push(word);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_nft_prints() {
+        let rules = "table inet t {\n\tset s {\n\t\ttype ipv4_addr\n\t\telements = { 10.0.0.1, \
+                     10.0.0.2 timeout 1h }\n\t}\n\n\tchain c {\n\t\ttype filter hook input \
+                     priority filter; policy accept;\n\t\tip saddr @s log prefix \"include \" \
+                     accept comment \"define $x\" # handle 3\n\t\tiifname \"eth*\" tcp dport \
+                     { 22, 80 } drop\n\t}\n}\n# Warning: table ip x is managed by iptables-nft\n";
+        check_nftables(rules).unwrap();
+        check_nftables("").unwrap();
+    }
+
+    #[test]
+    fn what_nft_does_not_print() {
+        for (rules, why) in [
+            ("include \"/etc/passwd\"", "line 1: \"include\""),
+            ("table ip t {\n include \"/x\"\n}", "line 2: \"include\""),
+            ("table ip t { chain c { }; include \"/x\"; }", "\"include\""),
+            ("table ip t { }; include \"/x\"", "\"include\""),
+            ("\tinclude\"/x\"", "\"include\""),
+            ("define a = 1", "\"define\""),
+            ("add rule ip t c drop", "\"add\" is no table"),
+            ("flush ruleset", "\"flush\" is no table"),
+            ("table ip t {\n ip saddr $x\n}", "a variable"),
+            ("table ip t {\n incl\\\nude \"/x\"\n}", "a backslash"),
+            ("table ip t {\n !include \"/x\"\n}", "\"!include\""),
+            ("table ip t {", "no end"),
+            ("}", "without its beginning"),
+            ("table ip t { \"}", "a text has no end"),
+        ] {
+            let found = check_nftables(rules).unwrap_err();
+            assert!(found.contains(why), "{rules:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn what_iptables_prints() {
+        check_iptables(
+            "# Generated by iptables-save v1.8.9\n*filter\n:INPUT ACCEPT [0:0]\n:MINE - [0:0]\n\
+             -A INPUT -s 10.0.0.0/8 ! -d 1.2.3.4/32 -i eth0 -p tcp -m tcp --dport 22 -m comment \
+             --comment \"a \\\"b\\\" c\" -j MINE\n[3:4] -A MINE -m conntrack --ctstate \
+             RELATED,ESTABLISHED -j LOG --log-prefix \"x: \" --log-level 7\nCOMMIT\n# Completed\n",
+        )
+        .unwrap();
+    }
+
+    #[test]
+    fn what_iptables_does_not_print() {
+        for rules in [
+            "-A INPUT -j DROP -M /tmp/evil",
+            "-A INPUT -M/tmp/evil -j DROP",
+            "-A INPUT \"-M\" /tmp/evil",
+            "-A INPUT --modprobe=/tmp/evil -j DROP",
+            "-A INPUT --modp /tmp/evil -j DROP",
+            "-A INPUT -fM /tmp/evil",
+            "-M /tmp/evil",
+            "--modprobe /tmp/evil",
+            "-A INPUT -m bpf --object-pinned /sys/fs/bpf/x -j DROP",
+            "-A INPUT -m bpf --object-p /sys/fs/bpf/x",
+            "-A INPUT -t nat -j DROP",
+            "-A INPUT -m ../../tmp/evil",
+            "-A INPUT -j ../../tmp/evil",
+            "-I INPUT -j DROP",
+            "-F",
+            "*evil",
+            ":INPUT -M",
+            "-A -M /tmp/evil",
+            "-A INPUT \\-M x",
+            "-A INPUT \"x",
+            "-A INPUT -- -M",
+        ] {
+            assert!(check_iptables(rules).is_err(), "{rules:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_comes_to_an_end(text: String) {
+            let _ = check_nftables(&text);
+            let _ = check_iptables(&text);
+        }
+    }
+}
