@@ -158,12 +158,17 @@ pub fn check(images: &ImageDir, cap: CpuCap) -> Result<()> {
     compare(&image, &own(), cap).map_err(|reason| Error::invalid("cpuinfo.img", reason))
 }
 
-/// The processor's part of a dump that was told `cap`.
+/// The processor's part of a dump that was told `cap`. Untold, the inventory has it.
 ///
 /// # Errors
 /// As [`dump`].
-pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
-    if cap == Some(CpuCap::NONE) { Ok(()) } else { dump(images) }
+pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<Option<CpuinfoEntry>> {
+    match cap {
+        None => images.remove_kind(kind::CPUINFO, 0)?,
+        Some(CpuCap::NONE) => {}
+        Some(_) => dump(images)?,
+    }
+    Ok(cap.is_none().then(own))
 }
 
 /// The processor's part of a restore that was told `cap`. Untold, it compares what the
@@ -173,10 +178,15 @@ pub fn dump_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
 /// As [`check`].
 pub fn check_for(images: &ImageDir, cap: Option<CpuCap>) -> Result<()> {
     let usual = CpuCap { fpu: true, cpu: false, ins: true };
-    match cap {
-        Some(cap) => check(images, cap),
-        None if images.has(kind::CPUINFO, 0)? => check(images, usual),
-        None => Ok(()),
+    if images.has(kind::CPUINFO, 0)? {
+        return check(images, cap.unwrap_or(usual));
+    }
+    let inventory = images.inventory()?;
+    match (&inventory.torpor_cpuinfo, cap) {
+        (_, Some(CpuCap::NONE)) | (None, None) => Ok(()),
+        (None, Some(cap)) => check(images, cap),
+        (Some(image), cap) => compare(image, &own(), cap.unwrap_or(usual))
+            .map_err(|reason| Error::invalid(kind::INVENTORY.file_name(0), reason)),
     }
 }
 

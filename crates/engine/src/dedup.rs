@@ -173,6 +173,10 @@ fn punch(dir: &ImageDir, map: &Pagemap, holes: Known) -> Result<u64> {
 /// Where the clusters are stored all of whose pages lie in `holes`.
 fn clusters(index: &Index, holes: &Known) -> Vec<Range<u64>> {
     let is_free = |plain: &Range<u64>| within(holes, plain).any(|part| part == *plain);
+    if index.is_gathered() {
+        // Others may have the same clusters.
+        return Vec::new();
+    }
     let free = index.clusters().filter(|cluster| is_free(&cluster.plain()));
     merged(free.map(|cluster| cluster.stored()).collect())
 }

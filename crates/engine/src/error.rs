@@ -71,6 +71,19 @@ pub enum Error {
     /// The caller's hooks (action scripts, RPC notifications) asked to stop.
     #[error("{0}")]
     Hook(String),
+    /// Another process that this one works with (a page server, a pager, the dump or the restore at
+    /// the other end) has ended or failed.
+    #[error("{0}")]
+    Peer(String),
+    /// Such a process says what makes no sense, or is not the one that it has to be.
+    #[error("{0}")]
+    Protocol(String),
+    /// An option is missing that another one needs, or does not fit what there is.
+    #[error("{0}")]
+    Usage(String),
+    /// A thread of this process has panicked, or was asked for what it must not be.
+    #[error("{0}; this is a bug of Torpor")]
+    Bug(String),
 }
 
 /// How many violations an error names; all are in an audit.

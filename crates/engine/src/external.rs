@@ -45,6 +45,12 @@ pub enum External {
         /// The device that its inode lies on.
         dev: u64,
     },
+    /// The console of an LXC container: `console:PATH`. It says only that there is one: what is
+    /// open on it is named by [`External::Tty`].
+    Console {
+        /// The terminal outside.
+        path: String,
+    },
     /// The inside end of a Unix socket pair: `unix[INODE]`.
     Unix {
         /// The inode of the socket.
@@ -127,6 +133,9 @@ impl FromStr for External {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("console:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Console { path: path.into() });
+        }
         let parsed = split(text).ok_or("expected TYPE[ID] or TYPE[ID]:VALUE")?;
         let Parts { kind, id, value } = parsed;
         let needed = || {
@@ -170,6 +179,7 @@ impl fmt::Display for External {
             Self::Dev { key, val } => write!(f, "dev[{key}]:{val}"),
             Self::File { mnt_id, inode } => write!(f, "file[{mnt_id:x}:{inode:x}]"),
             Self::Tty { rdev, dev } => write!(f, "tty[{rdev:x}:{dev:x}]"),
+            Self::Console { path } => write!(f, "console:{path}"),
             Self::Unix { inode } => write!(f, "unix[{inode}]"),
             Self::Net { inode, name } => write!(f, "net[{inode}]:{name}"),
             Self::Pid { inode, name } => write!(f, "pid[{inode}]:{name}"),
@@ -234,6 +244,7 @@ mod tests {
             "dev[sda1]:/dev/sda1",
             "file[1f:2a6]",
             "tty[8800:d]",
+            "console:/dev/pts/0",
             "unix[4711]",
             "net[4026531840]:outer",
             "pid[4026531836]:outer",

@@ -1,19 +1,20 @@
 //! The restore policy: judges what has been loaded before anything is made of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
 use torpor_policy::collect::{self, Settings, collect};
+use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Capabilities, Checked, Device, Origin, Passed, Policy, Request, Rules, Violation,
+    Capabilities, Checked, Device, Grant, Origin, Passed, Policy, Request, Rules, Violation,
 };
 
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::host;
 use crate::namespace::net::conf;
-use crate::options::{JoinNsKind, Options};
+use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
 use crate::restore::load::{self, Checkpoint};
 
@@ -36,7 +37,7 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     let mut images = ImageDir::open(&opts.images_dir)?;
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
-    let mut checkpoint = load::load(&images)?;
+    let mut checkpoint = load::load(&images, load::Pages::Now)?;
     judge(opts, &images, &mut checkpoint, &checked)
 }
 
@@ -44,7 +45,8 @@ pub fn audit(opts: &Options) -> Result<Audit> {
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     passed: Passed,
-    own: bool,
+    /// Nothing is limited if it is not known.
+    origin: Option<Origin>,
 }
 
 /// Ends a restore whose images ask for more than they may. What they do not say becomes what it
@@ -58,13 +60,9 @@ pub(crate) fn enforce(
     checkpoint: &mut Checkpoint,
     checked: &Checked,
 ) -> Result<Verdict> {
-    let anything = Rules::default();
-    if opts.policy.all == anything && opts.policy.foreign == anything {
-        return Ok(Verdict::default());
-    }
     let audit = judge(opts, images, checkpoint, checked)?;
     match audit.violations.is_empty() {
-        true => Ok(Verdict { passed: passed(opts)?, own: audit.origin == Origin::Here }),
+        true => Ok(Verdict { passed: passed(opts)?, origin: Some(audit.origin) }),
         false => Err(Error::Forbidden(audit.violations)),
     }
 }
@@ -81,6 +79,7 @@ fn judge(
     if opts.policy.requires_no_new_privileges(origin, &passed) {
         give_up_new_privileges(checkpoint);
     }
+    // What contradicts itself is an error whatever the policy allows.
     let view = collect::Checkpoint {
         images,
         inventory: &checkpoint.inventory,
@@ -125,7 +124,24 @@ const SETTINGS: Settings = Settings {
         let text = std::fs::read_to_string(format!("/proc/sys/net/{name}")).ok()?;
         Some(text.trim().to_owned())
     },
+    fresh: |names| fresh(names).unwrap_or_else(|_| vec![None; names.len()]),
 };
+
+/// The settings of a network namespace that is made for the purpose.
+fn fresh(names: &[String]) -> std::io::Result<Vec<Option<String>>> {
+    let read = || -> std::io::Result<Vec<Option<String>>> {
+        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET)?;
+        let value = |name: &String| {
+            let text = std::fs::read_to_string(format!("/proc/sys/net/{name}")).ok()?;
+            Some(text.trim().to_owned())
+        };
+        Ok(names.iter().map(value).collect())
+    };
+    // Only the thread is in it.
+    std::thread::scope(|scope| {
+        scope.spawn(read).join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))
+    })
+}
 
 /// What the caller of the restore has passed.
 pub(crate) fn passed(opts: &Options) -> Result<Passed> {
@@ -137,6 +153,11 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
         profile: opts.lsm_profile.clone(),
         empty_network: opts.empty_netns,
+        external_sockets: opts.ext_unix_sk,
+        limits: limits(own)?,
+        nice: rustix::process::getpriority_process(None).unwrap_or_default(),
+        oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
+        cgroups: cgroups(opts, own)?,
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
             || Path::new("/sys/fs/selinux/enforce").exists(),
         spec: opts.spec.as_deref().cloned(),
@@ -147,11 +168,35 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         match external {
             External::Mnt { key, val } => passed.mounts.push((key.clone(), val.clone())),
             External::Dev { key, val } => passed.devices.push((key.clone(), val.clone())),
+            External::Veth { inner, .. }
+            | External::Macvlan { inner, .. }
+            | External::NetDev { inner, .. } => passed.devices_of_network.push(inner.clone()),
             _ => {}
         }
     }
     passed.joined = opts.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)
+}
+
+/// The hard limits of process `pid`, in the order of the kernel's numbers: proc(5) lists them
+/// in that order.
+fn limits(pid: i32) -> Result<Vec<u64>> {
+    let text = proc::read(pid, "limits")?;
+    let hard = |line: &str| {
+        // A name of 26 characters, then the soft limit.
+        let word = line.get(26..)?.split_ascii_whitespace().nth(1)?;
+        if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() }
+    };
+    Ok(text.lines().skip(1).map(|line| hard(line).unwrap_or(u64::MAX)).collect())
+}
+
+/// What the caller says of cgroups, unless they are left alone.
+fn cgroups(opts: &Options, pid: i32) -> Result<Option<Roots>> {
+    if opts.manage_cgroups == CgroupMode::Ignore {
+        return Ok(None);
+    }
+    let own = crate::cgroup::memberships(&proc::bytes(pid, "cgroup")?);
+    Ok(Some(Roots { own: own.into_iter().collect(), ..crate::cgroup::roots(opts) }))
 }
 
 fn name_of(kind: JoinNsKind) -> &'static str {
@@ -181,17 +226,36 @@ impl Verdict {
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let device = Device { block, major: Some(major), minor: Some(minor) };
         let denied = |rules: &Rules| !rules.allows_device(device, &self.passed);
-        let rule = match (denied(&policy.all), self.own) {
-            (true, _) => "files.devices",
-            (false, false) if denied(&policy.foreign) => "foreign.files.devices",
-            _ => return Ok(()),
+        let Some(origin) = self.origin else { return Ok(()) };
+        let besides = policy.besides(origin, &self.passed).filter(|(rules, _)| denied(rules));
+        let rule = match besides {
+            _ if denied(&policy.all) => "files.devices".to_owned(),
+            Some((_, prefix)) => format!("{prefix}files.devices"),
+            None => return Ok(()),
         };
         let path = String::from_utf8_lossy(path);
         Err(Error::Forbidden(vec![Violation {
             image: "files.img".to_owned(),
             task: None,
-            rule: rule.to_owned(),
+            rule,
             text: format!("open device {device} at {path:?}: it is not among those allowed"),
         }]))
+    }
+
+    /// The path that allows `path`, which images name as the source of a mount, and what of
+    /// it is below that.
+    pub(crate) fn source_below(&self, policy: &Policy, path: &Path) -> (PathBuf, PathBuf) {
+        let base = self.origin.and_then(|origin| policy.source(origin, path, &self.passed));
+        let base = base.unwrap_or_else(|| PathBuf::from("/"));
+        let below = path.strip_prefix(&base).unwrap_or(path).to_owned();
+        (base, below)
+    }
+
+    /// Whether files may be made and removed where the tasks cannot write.
+    pub(crate) fn may_write_read_only(&self, policy: &Policy) -> bool {
+        let Some(origin) = self.origin else { return true };
+        let besides = policy.besides(origin, &self.passed).map(|(rules, _)| rules);
+        let all = std::iter::once(&policy.all).chain(besides);
+        all.into_iter().all(|rules| rules.write_read_only == Grant::Yes)
     }
 }

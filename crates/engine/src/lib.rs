@@ -32,7 +32,7 @@ mod support;
 pub mod task;
 mod tool;
 
-pub use dump::{dump, pre_dump};
+pub use dump::{Session, dump, pre_dump};
 pub use error::{Context, Error, Result};
 pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
@@ -40,11 +40,15 @@ pub use judge::{Audit, audit};
 pub use options::Options;
 pub use restore::restore;
 
+use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
+
 /// What a dump did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DumpReport {
     /// How many tasks were dumped.
     pub tasks: usize,
+    /// What `stats-dump` says.
+    pub stats: DumpStatsEntry,
 }
 
 /// What a restore made.
@@ -52,4 +56,6 @@ pub struct DumpReport {
 pub struct RestoreReport {
     /// The root task, in the caller's pid namespace.
     pub pid: i32,
+    /// What `stats-restore` says.
+    pub stats: RestoreStatsEntry,
 }

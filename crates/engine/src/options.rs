@@ -73,6 +73,8 @@ pub struct Options {
     /// Do not insist on unchanged permissions of opened files
     /// (`--skip-file-rwx-check`).
     pub skip_file_rwx_check: bool,
+    /// What would be lost without harm as a rule, and with a warning, is refused (`--strict`).
+    pub strict: bool,
     /// Dump tasks with uprobes areas (`--allow-uprobes`).
     pub allow_uprobes: bool,
 
@@ -120,6 +122,8 @@ pub struct Options {
     pub restore_sibling: bool,
     /// The caller ends while the restored tasks live on (`-d`).
     pub restore_detached: bool,
+    /// The restored tasks wait in their cgroups, frozen (`--wake-frozen`).
+    pub wake_frozen: bool,
     /// After the restore, become this program, the parent of the root task
     /// (`--exec-cmd -- …`); carried out by the caller.
     pub exec_cmd: Option<Vec<OsString>>,
@@ -214,6 +218,7 @@ impl Default for Options {
             irmap_scan_paths: Vec::new(),
             file_validation: FileValidation::BuildId,
             skip_file_rwx_check: false,
+            strict: false,
             allow_uprobes: false,
             manage_cgroups: CgroupMode::Ignore,
             cgroup_roots: Vec::new(),
@@ -235,12 +240,13 @@ impl Default for Options {
             weak_sysctls: false,
             restore_sibling: false,
             restore_detached: false,
+            wake_frozen: false,
             exec_cmd: None,
             orphan_pts_master: false,
             pidfile: None,
             status_fd: None,
             timeout: DEFAULT_TIMEOUT,
-            network_lock: NetworkLock::Iptables,
+            network_lock: NetworkLock::Any,
             cpu_cap: None,
             cow: false,
             track_mem: false,
@@ -465,6 +471,8 @@ impl FromStr for FileValidation {
 /// How the network is held still between dump and restore (`--network-lock`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkLock {
+    /// By whatever works: nftables rules leave no empty tables behind.
+    Any,
     /// By iptables rules.
     Iptables,
     /// By nftables rules.

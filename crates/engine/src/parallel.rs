@@ -38,7 +38,7 @@ pub fn spread<T: Sync, R: Send>(
         let mut all = Vec::with_capacity(items.len());
         for thread in threads {
             let part = thread.join();
-            all.extend(part.unwrap_or_else(|_| Err(Error::Hook("a thread panicked".into())))?);
+            all.extend(part.unwrap_or_else(|_| Err(Error::Bug("a thread panicked".into())))?);
         }
         Ok(all)
     })

@@ -175,7 +175,7 @@ fn all_state_comes_back() {
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();
     }
-    task::restore_stop(&mut husks, &cores).unwrap();
+    task::restore_stop(&mut husks, &cores, false).unwrap();
     let shift = pid - husks[0].pid();
     let mut filters_after = Filters::default();
     let mut after = dump(&mut husks, &mut filters_after, shift);

@@ -30,6 +30,9 @@ const DEPTH: usize = 128;
 /// How long the value of a property can be.
 const VALUE: u64 = 1 << 20;
 
+/// The number of the dumping program's set.
+pub const OWN: u32 = 1;
+
 /// The sets of groups that tasks are in.
 #[derive(Debug, Default)]
 pub struct Sets {
@@ -38,17 +41,11 @@ pub struct Sets {
 }
 
 impl Sets {
-    /// The number of the set that the thread with id `tid` here is in; `None` if cgroups
-    /// are not dumped.
+    /// The number of the set that the thread with id `tid` here is in; the dumping program's
+    /// if cgroups are not dumped.
     #[must_use]
     pub fn of(&self, tid: i32) -> Option<u32> {
-        self.of_thread.get(&tid).copied()
-    }
-
-    /// The number of the dumping program's set.
-    #[must_use]
-    pub fn own(&self) -> Option<u32> {
-        (!self.all.is_empty()).then_some(1)
+        Some(self.of_thread.get(&tid).copied().unwrap_or(OWN))
     }
 
     fn add(&mut self, members: Vec<CgMemberEntry>) -> u32 {
@@ -96,8 +93,9 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
         return Ok(());
     }
     let controllers = dump_controllers(cx, &own, &properties, &threaded)?;
-    let sets = (1..).zip(&cx.cgroups.all).map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
-    let entry = CgroupEntry { sets: sets.collect(), controllers };
+    let sets = (OWN..).zip(&cx.cgroups.all);
+    let mut sets = sets.map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
+    let entry = CgroupEntry { torpor_own_set: sets.next(), sets: sets.collect(), controllers };
     Ok(cx.images.write_one(kind::CGROUP, 0, &entry)?)
 }
 
@@ -146,8 +144,10 @@ fn dump_controllers(
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(&member.path));
         let below = chosen_root(cx, &member.name).filter(|root| path.starts_with(root));
         let path = below.map_or(path, |root| root.to_owned());
+        // Each hierarchy is named, also where there is nothing to be made.
+        let heads = heads.entry(&member.name).or_default();
         if path != Path::new("/") && own.get(&member.name) != Some(&path) {
-            heads.entry(&member.name).or_default().insert(path);
+            heads.insert(path);
         }
     }
     let mut hierarchies = Hierarchies::default();
@@ -166,10 +166,16 @@ fn dump_controllers(
             let relative = head.strip_prefix("/").unwrap_or(head);
             dirs.push(keep.group(dir.as_fd(), relative.as_os_str().as_bytes(), 0).context(what)?);
         }
+        if dirs.is_empty() {
+            let root =
+                hierarchy.open(Path::new("/")).context(|| format!("open cgroup / ({name})"))?;
+            let dir_perms = Some(keep.permissions(root.as_fd()).context(|| "fstat".to_owned())?);
+            dirs.push(CgroupDirEntry { dir_perms, ..CgroupDirEntry::default() });
+        }
         entries.push(CgControllerEntry {
             cnames: name.split(',').map(str::to_owned).collect(),
             dirs,
-            is_threaded: threaded.contains(name).then_some(true),
+            is_threaded: Some(threaded.contains(name)),
         });
     }
     Ok(entries)
@@ -247,7 +253,7 @@ impl Keep<'_> {
     fn permissions(&self, file: BorrowedFd<'_>) -> rustix::io::Result<CgroupPerms> {
         let stat = fstat(file)?;
         Ok(CgroupPerms {
-            mode: stat.st_mode & 0o7777,
+            mode: stat.st_mode,
             uid: self.maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
             gid: self.maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
         })

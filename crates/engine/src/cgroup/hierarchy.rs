@@ -1,6 +1,6 @@
 //! The cgroup hierarchies of this machine, and who is where in them (cgroups(7)).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +12,8 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen,
 };
+
+use torpor_policy::groups::same;
 
 use crate::error::{Context, Result};
 use crate::namespace::mount::{Mount, Tree};
@@ -111,12 +113,6 @@ pub fn shown_by(mount: &Mount) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Whether two names are of the same hierarchy: the order of controllers differs
-/// between the places where the kernel shows them.
-pub fn same(a: &str, b: &str) -> bool {
-    a.split(',').collect::<BTreeSet<_>>() == b.split(',').collect::<BTreeSet<_>>()
 }
 
 fn mounted(name: &str, host: &Tree) -> Result<Option<Hierarchy>> {

@@ -1,24 +1,28 @@
 //! Control groups (cgroups(7)): which there are, who is in which, and their limits.
 //!
 //! `cgroup.img` has *sets*: the group of a task in each hierarchy. Tasks refer to
-//! theirs by number. The dumping program's own set is the first: a task that shares
-//! it stays where the restoring program is. For every other group in a set the image
+//! theirs by number. The dumping program's own set has the number 1 and is not among them: a
+//! task that shares it stays where the restoring program is. For every other group in a set the image
 //! has the tree below it, with owners, modes and properties.
 
 mod cpuset;
 mod dump;
 mod hierarchy;
+mod pause;
 mod properties;
 mod restore;
 mod room;
 mod view;
 
 pub use cpuset::mirrors as mirrors_cpuset;
-pub use dump::{Sets, dump};
-pub use hierarchy::same as same_hierarchy;
-pub use hierarchy::shown_by;
-pub use restore::{Groups, finish, freeze_again, place, place_threads, prepare};
+pub use dump::{OWN, Sets, dump};
+pub use hierarchy::{parse as memberships, shown_by};
+pub use pause::freeze as freeze_tasks;
+pub use restore::{
+    Groups, finish, freeze_again, place, place_threads, prepare, roots, set_of_task, verify,
+};
 pub use room::spare_memory;
+pub use torpor_policy::groups::same as same_hierarchy;
 pub use view::View;
 
 use crate::error::{Context, Error, Result};

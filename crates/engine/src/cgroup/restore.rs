@@ -14,13 +14,16 @@ use torpor_images::proto::{
     CgControllerEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
 };
 
-use super::hierarchy::{Hierarchies, Hierarchy, parse, same};
+use torpor_policy::groups::{Places, Roots, path, same, set_of};
+
+use super::hierarchy::{Hierarchies, Hierarchy, parse};
+use super::pause;
 use super::properties::{is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
 use crate::namespace::NsKind;
 use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::user::IdMaps;
-use crate::options::{CgroupMode, CgroupRoot};
+use crate::options::{CgroupMode, Options};
 use crate::proc;
 use crate::restore::Restore;
 
@@ -36,18 +39,12 @@ pub struct Groups {
     hierarchies: Hierarchies,
     host: Tree,
     /// Which part of which hierarchy goes where.
-    moved: Vec<Moved>,
+    places: Places,
     /// The groups whose properties are to be set.
     pending: Vec<Pending>,
+    /// The groups that were frozen, with the property that says so.
+    frozen: Vec<Frozen>,
     made: Made,
-}
-
-/// A part of a hierarchy that is restored elsewhere.
-#[derive(Debug)]
-struct Moved {
-    hierarchy: String,
-    from: PathBuf,
-    to: PathBuf,
 }
 
 /// A group with properties to be set when all tasks are in their groups.
@@ -56,6 +53,29 @@ struct Pending {
     dir: OwnedFd,
     name: PathBuf,
     entry: CgroupDirEntry,
+}
+
+/// A group that is to be frozen when everything else is done.
+#[derive(Debug)]
+struct Frozen {
+    dir: OwnedFd,
+    name: PathBuf,
+    property: &'static str,
+    value: &'static str,
+}
+
+impl Frozen {
+    /// If a group was frozen, how it is frozen again.
+    fn of(dir: &OwnedFd, name: &Path, entry: &CgroupDirEntry) -> Result<Option<Self>> {
+        let how = entry.properties.iter().find_map(|p| match (p.name.as_str(), p.value.as_str()) {
+            ("freezer.state", "FROZEN" | "FREEZING") => Some(("freezer.state", "FROZEN")),
+            ("cgroup.freeze", "1") => Some(("cgroup.freeze", "1")),
+            _ => None,
+        });
+        let Some((property, value)) = how else { return Ok(None) };
+        let dir = dir.try_clone().context(|| "dup".to_owned())?;
+        Ok(Some(Frozen { dir, name: name.to_owned(), property, value }))
+    }
 }
 
 /// Directories that are removed again unless the restore succeeds.
@@ -71,11 +91,7 @@ impl Groups {
     /// Where a group of the dump is now.
     #[must_use]
     pub fn place_of(&self, hierarchy: &str, group: &Path) -> PathBuf {
-        let moved = self.moved.iter().filter(|m| same(&m.hierarchy, hierarchy));
-        let below = |m: &Moved| Some(m.to.join(group.strip_prefix(&m.from).ok()?));
-        let place = moved.filter_map(below).next().unwrap_or_else(|| group.to_owned());
-        // Without the slash that an empty rest leaves at the end.
-        place.components().collect()
+        self.places.place_of(hierarchy, group)
     }
 }
 
@@ -111,10 +127,15 @@ pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
     let Some(image) = cx.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else { return Ok(()) };
     cx.cgroups.own_set = cx.images.inventory()?.root_cg_set.unwrap_or(0);
     cx.cgroups.host = own_tree()?;
-    cx.cgroups.sets = image.sets.iter().map(|set| (set.id, set.clone())).collect();
-    cx.cgroups.moved = moves(cx, &image);
+    // Images of Torpor's old versions have the dumping program's set among the others.
+    let all = image.sets.iter().chain(&image.torpor_own_set);
+    cx.cgroups.sets = all.map(|set| (set.id, set.clone())).collect();
+    let (root, own) = (set_of_task(cx, 0), cx.cgroups.own_set);
+    cx.cgroups.places = Places::of(&image, root, own, &roots(cx.opts));
     for controller in &image.controllers {
-        for dir in &controller.dirs {
+        // The root of a hierarchy stands for nothing to be made.
+        let is_root = |dir: &&CgroupDirEntry| path(&dir.dir_name) == Path::new("/");
+        for dir in controller.dirs.iter().filter(|dir| !(is_root(dir) && dir.children.is_empty())) {
             let name = controller.cnames.join(",");
             make_head(cx, &name, controller, dir)?;
         }
@@ -122,40 +143,11 @@ pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What `--cgroup-root` moves: the group that holds all others of a hierarchy, or that
-/// of the root task if there is none.
-fn moves(cx: &Restore<'_>, image: &CgroupEntry) -> Vec<Moved> {
-    let root_set = set_of_task(cx, 0);
-    let root_set = image.sets.iter().find(|s| Some(s.id) == root_set);
-    let mut all = Vec::new();
-    for member in root_set.iter().flat_map(|set| &set.ctls) {
-        let Some(root) = chosen(&cx.opts.cgroup_roots, &member.name) else { continue };
-        let (own, to) = (path(&member.path), PathBuf::from(&root.path));
-        if own.starts_with(&to) {
-            continue;
-        }
-        let others = image.sets.iter().filter(|s| s.id != cx.cgroups.own_set);
-        let others = others.flat_map(|s| &s.ctls).filter(|m| m.name == member.name);
-        let common = others.fold(own.clone(), |common, m| shared(&common, &path(&m.path)));
-        let from = if common == Path::new("/") { own } else { common };
-        all.push(Moved { hierarchy: member.name.clone(), from, to });
-    }
-    all
-}
-
-fn chosen<'r>(roots: &'r [CgroupRoot], hierarchy: &str) -> Option<&'r CgroupRoot> {
-    let of = |c: &String| same(c, hierarchy) || hierarchy.split(',').any(|name| name == c);
-    let named = roots.iter().find(|r| r.controller.as_ref().is_some_and(of));
-    named.or_else(|| roots.iter().find(|r| r.controller.is_none()))
-}
-
-fn path(bytes: &[u8]) -> PathBuf {
-    Path::new("/").join(OsStr::from_bytes(bytes))
-}
-
-/// The longest common part of two paths.
-fn shared(a: &Path, b: &Path) -> PathBuf {
-    a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect()
+/// Where the caller wants the groups to be.
+pub fn roots(opts: &Options) -> Roots {
+    let given = opts.cgroup_roots.iter();
+    let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
+    Roots { given, own: vec![] }
 }
 
 /// Makes the groups above a head, then it and what is below.
@@ -176,6 +168,7 @@ fn make_head(
         cpuset: controller.cnames.iter().any(|name| name == "cpuset"),
         made: &mut cx.cgroups.made,
         pending: &mut cx.cgroups.pending,
+        frozen: &mut cx.cgroups.frozen,
     };
     let yard = cx.opts.cgroup_yard.as_deref();
     let root = cx.cgroups.hierarchies.get(hierarchy, &cx.cgroups.host, yard)?;
@@ -213,6 +206,7 @@ struct Making<'a> {
     cpuset: bool,
     made: &'a mut Made,
     pending: &'a mut Vec<Pending>,
+    frozen: &'a mut Vec<Frozen>,
 }
 
 impl Making<'_> {
@@ -280,6 +274,9 @@ impl Making<'_> {
             }
             self.group(dir.as_fd(), name, child, &place.join(name))?;
         }
+        // Also a group that is there: whoever paused its tasks finds them paused, see
+        // [`freeze_again`].
+        self.frozen.extend(Frozen::of(&dir, place, entry)?);
         if set {
             for property in &entry.properties {
                 // A kernel without the property has nobody to own it.
@@ -346,16 +343,15 @@ fn read(dir: BorrowedFd<'_>, file: &str) -> rustix::io::Result<String> {
     Ok(String::from_utf8_lossy(&value[..len]).trim_end().to_owned())
 }
 
-fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io::Result<()> {
+pub(super) fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, file, flags, Mode::empty())?;
     rustix::io::write(&file, value.as_bytes()).map(drop)
 }
 
 /// The number of the set that the leader of a task was in.
-fn set_of_task(cx: &Restore<'_>, task: usize) -> Option<u32> {
-    let tc = cx.tasks.get(task)?.image.cores.first()?.tc.as_ref()?;
-    tc.cg_set.filter(|&id| id != 0)
+pub fn set_of_task(cx: &Restore<'_>, task: usize) -> Option<u32> {
+    set_of(cx.tasks.get(task)?.image.cores.first()?)
 }
 
 /// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
@@ -464,8 +460,8 @@ pub fn place_threads(cx: &mut Restore<'_>) -> Result<()> {
         let threads = t.threads.iter().zip(&t.image.cores).skip(1);
         let others: Vec<(i32, u32)> = threads
             .filter_map(|(thread, core)| {
-                let set = core.thread_core.as_ref()?.cg_set?;
-                (set != 0 && set != leader).then_some((thread.tid(), set))
+                let set = set_of(core).filter(|&set| set != leader)?;
+                Some((thread.tid(), set))
             })
             .collect();
         for (tid, set) in others {
@@ -485,6 +481,37 @@ fn move_thread(cx: &mut Restore<'_>, tid: i32, leader: u32, set: u32) -> Result<
         let list = if hierarchy.is_empty() { "cgroup.threads" } else { "tasks" };
         write(dir.as_fd(), list, &tid.to_string())
             .context(|| format!("move thread {tid} to cgroup {} ({hierarchy})", group.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether every task is in the groups of its set.
+///
+/// # Errors
+/// A task that is in another group.
+pub fn verify(cx: &Restore<'_>) -> Result<()> {
+    if cx.cgroups.sets.is_empty() {
+        return Ok(());
+    }
+    let own = cx.cgroups.sets.get(&cx.cgroups.own_set);
+    let own: BTreeSet<(&str, PathBuf)> = own
+        .iter()
+        .flat_map(|set| &set.ctls)
+        .map(|m| (&*m.name, cx.cgroups.place_of(&m.name, &path(&m.path))))
+        .collect();
+    for (index, task) in cx.tasks.iter().enumerate().filter(|(_, t)| !t.threads.is_empty()) {
+        let Some(set) = set_of_task(cx, index).filter(|&set| set != cx.cgroups.own_set) else {
+            continue;
+        };
+        let now = parse(&proc::bytes(task.pid, "cgroup")?);
+        for (hierarchy, group) in groups_of(cx, set, false)? {
+            let there = now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group);
+            if !there && !own.contains(&(&*hierarchy, group.clone())) {
+                let (pid, group) = (task.vpid, group.display());
+                let reason = format!("task {pid}: it is not in cgroup {group} ({hierarchy})");
+                return Err(Error::invalid("what was restored", reason));
+            }
+        }
     }
     Ok(())
 }
@@ -523,51 +550,22 @@ fn set(group: &Pending, name: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// After the tasks have been let go: groups that were frozen are so again.
+/// The last step before the tasks are let go: groups that were frozen are so again.
 ///
 /// # Errors
 /// The kernel's.
 pub fn freeze_again(cx: &mut Restore<'_>) -> Result<()> {
-    for group in std::mem::take(&mut cx.cgroups.pending) {
-        let frozen = group.entry.properties.iter().find(|p| {
-            matches!(
-                (p.name.as_str(), p.value.as_str()),
-                ("freezer.state", "FROZEN" | "FREEZING") | ("cgroup.freeze", "1")
-            )
-        });
-        if let Some(property) = frozen {
-            let word = if property.value == "1" { "1" } else { "FROZEN" };
-            write(group.dir.as_fd(), &property.name, word)
-                .context(|| format!("freeze cgroup {}", group.name.display()))?;
+    let own = pause::own_groups()?;
+    for group in std::mem::take(&mut cx.cgroups.frozen) {
+        // A runtime that has put this program into the container's group pauses containers for
+        // their dump (containerd does), and expects what it restores to run.
+        if own.values().any(|own| own.starts_with(&group.name)) {
+            tracing::warn!("cgroup {} was frozen, and is not now", group.name.display());
+            continue;
         }
+        tracing::info!("Freezing cgroup {}", group.name.display());
+        write(group.dir.as_fd(), group.property, group.value)
+            .context(|| format!("freeze cgroup {}", group.name.display()))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn common_part_of_paths() {
-        let common = |a: &str, b: &str| shared(Path::new(a), Path::new(b));
-        assert_eq!(common("/a/b", "/a/c"), Path::new("/a"));
-        assert_eq!(common("/a/b", "/ab"), Path::new("/"));
-        assert_eq!(common("/a", "/a/b"), Path::new("/a"));
-    }
-
-    #[test]
-    fn groups_move_with_their_root() {
-        let moved = |from: &str, to: &str| Moved {
-            hierarchy: "cpu,cpuacct".into(),
-            from: from.into(),
-            to: to.into(),
-        };
-        let groups = Groups { moved: vec![moved("/a/b", "/new")], ..Groups::default() };
-        let place = |name: &str, at: &str| groups.place_of(name, Path::new(at));
-        assert_eq!(place("cpuacct,cpu", "/a/b"), Path::new("/new"));
-        assert_eq!(place("cpu,cpuacct", "/a/b/c"), Path::new("/new/c"));
-        assert_eq!(place("cpu,cpuacct", "/a/x"), Path::new("/a/x"));
-        assert_eq!(place("pids", "/a/b"), Path::new("/a/b"));
-    }
 }

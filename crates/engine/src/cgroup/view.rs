@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
-use super::hierarchy::{Membership, parse, same, shown_by};
+use torpor_policy::groups::same;
+
+use super::hierarchy::{Membership, parse, shown_by};
 use crate::error::{Error, Result};
 use crate::namespace::mount::Mount;
 use crate::namespace::{Namespaces, run_in};

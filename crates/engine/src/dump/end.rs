@@ -7,10 +7,11 @@ use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
 use crate::hooks::{Event, Hooks};
 use crate::network;
+use crate::options::Options;
 
-/// What becomes of the tasks behind a dump.
+/// What becomes of the tasks after a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub enum End {
     /// They are ended.
     Kill,
     /// They go on.
@@ -19,13 +20,25 @@ pub(super) enum End {
     Stop,
 }
 
+impl End {
+    /// What the options say.
+    #[must_use]
+    pub fn asked_for(opts: &Options) -> Self {
+        match (opts.leave_stopped, opts.leave_running) {
+            (true, _) => End::Stop,
+            (false, true) => End::GoOn,
+            (false, false) => End::Kill,
+        }
+    }
+}
+
 impl Dump<'_> {
-    /// Decides by how the work went and what was asked for. Tasks that are to be killed
+    /// Prepares the end that is `wanted`, if the work was a success. Tasks that are to be killed
     /// end from here on if the supervisor does: there is no moment at which some of them
     /// would go on alone. Without a success the images are no checkpoint.
-    pub(super) fn decide(&mut self, done: Result<()>) -> (End, Result<()>) {
+    pub(super) fn decide(&mut self, wanted: End, done: Result<()>) -> (End, Result<()>) {
         let done = done.and_then(|()| {
-            if self.opts.leave_running || self.opts.leave_stopped {
+            if wanted != End::Kill {
                 return Ok(());
             }
             network::silence(self)?;
@@ -36,11 +49,7 @@ impl Dump<'_> {
             }
             leaving
         });
-        let end = match &done {
-            Ok(()) if self.opts.leave_stopped => End::Stop,
-            Ok(()) if !self.opts.leave_running => End::Kill,
-            _ => End::GoOn,
-        };
+        let end = if done.is_ok() { wanted } else { End::GoOn };
         if done.is_ok()
             && end != End::GoOn
             && let Err(e) = self.files.remaps.keep(&mut self.guardian)

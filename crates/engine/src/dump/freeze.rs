@@ -12,7 +12,7 @@ use crate::proc;
 
 /// A task found in the tree.
 #[derive(Debug)]
-pub struct Frozen {
+pub struct Stopped {
     /// Its pid here.
     pub pid: i32,
     /// The id of its first thread that has not ended, by which the kernel shows its memory and
@@ -24,7 +24,7 @@ pub struct Frozen {
     pub threads: Vec<Tracee>,
 }
 
-impl Frozen {
+impl Stopped {
     /// The signal that job control had stopped it with, if any.
     pub fn stop_signal(&self) -> Option<i32> {
         match self.threads.first()?.state() {
@@ -52,11 +52,11 @@ pub fn freeze(
     guardian: &mut Guardian,
     deadline: Instant,
     workers: usize,
-) -> Result<Vec<Frozen>> {
+) -> Result<Vec<Stopped>> {
     let mut seized =
         if freezer.is_frozen() { seize_paused(root, workers)? } else { HashMap::new() };
     freezer.thaw(guardian)?;
-    let mut stopped: Vec<Frozen> = Vec::new();
+    let mut stopped: Vec<Stopped> = Vec::new();
     let mut found = vec![root];
     while !found.is_empty() {
         let older = stopped.len();
@@ -73,7 +73,7 @@ pub fn freeze(
 
 /// Stops processes of which some threads may be seized already. Those that have ended and
 /// are gone are left out.
-fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result<Vec<Frozen>> {
+fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result<Vec<Stopped>> {
     let unless_gone = |pid: i32, result: Result<bool>| match result {
         Err(Error::Gone { .. }) if pid != root => Ok(false),
         result => result,
@@ -97,7 +97,7 @@ fn stop_all(root: i32, bound: Vec<(i32, Vec<i32>)>, deadline: Instant) -> Result
 
 /// The children of processes that are not `known` yet, in the order of their parents.
 fn new_children<'t>(
-    parents: impl Iterator<Item = &'t Frozen>,
+    parents: impl Iterator<Item = &'t Stopped>,
     known: &HashSet<i32>,
     workers: usize,
 ) -> Result<Vec<i32>> {
@@ -181,7 +181,7 @@ impl Stopping {
     /// kernel walks the list cuts it short there, and one that has ended before it could be
     /// seized may have made another behind the end. Their number does: it counts all that are
     /// stopped, and any other, also a leader that has ended before the rest.
-    fn stop(mut self, deadline: Instant) -> Result<Frozen> {
+    fn stop(mut self, deadline: Instant) -> Result<Stopped> {
         let pid = self.pid;
         loop {
             for tid in self.seized.drain(..) {
@@ -209,14 +209,14 @@ impl Stopping {
     }
 
     /// All threads are known. `status` is the leader's.
-    fn stopped(mut self, status: proc::Status) -> Result<Frozen> {
+    fn stopped(mut self, status: proc::Status) -> Result<Stopped> {
         let pid = self.pid;
         self.threads.sort_by_key(|t| (t.tid() != pid, t.tid()));
         let others = self.threads.len() > 1;
         self.threads.iter_mut().take(1).for_each(|leader| leader.leads_others(others));
         let face = self.threads.first().map_or(pid, Tracee::tid);
         let status = if face == pid { status } else { proc::status(face)? };
-        Ok(Frozen { pid, face, status, threads: self.threads })
+        Ok(Stopped { pid, face, status, threads: self.threads })
     }
 }
 

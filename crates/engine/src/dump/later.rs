@@ -123,7 +123,7 @@ impl Writers {
         let Writers { to, threads } = self;
         drop(to);
         let ends = threads.into_iter().map(|thread| {
-            let panicked = |_| Err(Error::Hook("a thread that writes images panicked".into()));
+            let panicked = |_| Err(Error::Bug("a thread that writes images panicked".into()));
             thread.join().unwrap_or_else(panicked)
         });
         // All of them are waited for, whatever one has met.

@@ -14,8 +14,8 @@ use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
 use super::outbox::{self, Away, to_run};
-use super::{Dump, micros, twin};
-use crate::error::{Context, Error, Result};
+use super::{Dump, lost, micros, twin};
+use crate::error::{Error, Result};
 use crate::file::{lock, memfd, regular};
 use crate::hooks::Hooks;
 use crate::lazy;
@@ -27,9 +27,9 @@ use crate::page_server::Lent;
 use crate::proc;
 use crate::task::MmFlags;
 
-/// Keeps the numbers of shared anonymous memory apart from those of System V segments,
-/// which are their ids: inode numbers of the one can be ids of the other.
-const ANONYMOUS: u64 = 1 << 40;
+/// Words of an auxiliary vector that CRIU takes. Kernels have room for more since Linux 6.3, but
+/// with these it is full but for its end, which a restore adds.
+const AUXV_WORDS: usize = 44;
 
 /// What is to be copied, and the objects of shared memory met so far.
 #[derive(Debug, Default)]
@@ -55,14 +55,18 @@ pub(super) struct Memory {
 pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> Result<()> {
     let vpid = cx.tasks[task].vpid;
     let vmas = std::mem::take(&mut cx.tasks[task].vmas);
+    lost::check_policies(cx, task, &vmas)?;
     let mut entries = Vec::new();
     // Before the pages: tracking them can join mappings, and their names are gone then.
     for vma in &vmas {
-        entries.push(describe(cx, task, vma)?);
+        let entry = describe(cx, task, vma)?;
+        log_mapping(vpid, vma, &entry);
+        entries.push(entry);
     }
     for (at, guards) in plan_private(cx, task, &vmas, false)?.into_iter().enumerate().rev() {
         entries.splice(at + 1..at + 1, guards.iter().map(guard_entry));
     }
+    join_kernel_data(&mut entries);
     let aios = aio::dump(cx, task, &vmas)?;
     cx.tasks[task].vmas = vmas;
     let mm = MmEntry { aios, ..mm_entry(cx, task, entries, flags)? };
@@ -110,6 +114,7 @@ fn plan_private(
         runs.extend(pages.into_iter().map(|run| (source.clone(), run)));
     }
     track::end(cx, tracker)?;
+    tracing::debug!("task {vpid}: {} runs of pages, {} mappings", runs.len(), vmas.len());
     plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), runs)?;
     Ok(guards)
 }
@@ -131,6 +136,32 @@ fn guard_entry(run: &Found) -> VmaEntry {
     }
 }
 
+/// Says what becomes of a mapping.
+fn log_mapping(vpid: i32, vma: &Vma, entry: &VmaEntry) {
+    tracing::debug!(
+        "task {vpid}: mapping {:x}-{:x} {}: status {:#x}, flags {:#x}, prot {:#x}, object {}",
+        entry.start,
+        entry.end,
+        vma.map.name,
+        entry.status,
+        entry.flags,
+        entry.prot,
+        entry.shmid
+    );
+}
+
+/// Makes one area of the vDSO's data, which the kernel shows as several since Linux 6.13: a
+/// restore has to place them side by side.
+fn join_kernel_data(entries: &mut Vec<VmaEntry>) {
+    entries.dedup_by(|next, last| {
+        let joined = last.status & next.status & status::VVAR != 0 && last.end == next.start;
+        if joined {
+            last.end = next.end;
+        }
+        joined
+    });
+}
+
 /// Describes a mapping and, if it is the first of its shared object, plans the pages
 /// of that.
 fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
@@ -150,19 +181,20 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         let mode = if vma.has(b"mw") { libc::O_RDWR } else { libc::O_RDONLY };
         entry.fdflags = Some(mode.cast_unsigned());
     } else if vma.is(status::MEMFD) {
-        entry.shmid = u64::from(memfd::describe_mapped(cx, task, vma)?);
+        let (id, flags) = memfd::describe_mapped(cx, task, vma)?;
+        entry.shmid = u64::from(id);
+        entry.fdflags = Some(flags);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
         let (id, flags) = regular::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
         entry.torpor_flock = lock::of_mapping(cx, task, vma.map.start);
     } else if vma.is(status::ANON_SHARED) {
-        entry.shmid = ANONYMOUS | vma.map.inode;
-        let file = proc::open(cx.tasks[task].pid, &vma.map_files_name())?;
-        let len = file.metadata().context(|| "fstat of shared memory".to_owned())?.len();
-        let end = vma.map.offset + (vma.map.end - vma.map.start);
-        entry.torpor_object_len = (len != end).then_some(len);
-        dump_shared(cx, entry.shmid, file)?;
+        let (id, flags) = memfd::describe_mapped(cx, task, vma)?;
+        entry.shmid = u64::from(id);
+        entry.fdflags = Some(flags);
+        entry.flags &= !libc::MAP_ANONYMOUS.cast_unsigned();
+        entry.status = entry.status & !status::ANON_SHARED | status::FILE_SHARED | status::MEMFD;
     }
     Ok(entry)
 }
@@ -186,10 +218,10 @@ pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source
         return Ok(());
     }
     let runs: Vec<_> = runs.into_iter().map(|run| (source.clone(), run)).collect();
-    cx.stats.shpages_written = Some(
-        cx.stats.shpages_written.unwrap_or(0)
-            + runs.iter().map(|(_, r)| (r.end - r.start) / PAGE).sum::<u64>(),
-    );
+    let pages: u64 = runs.iter().map(|(_, r)| (r.end - r.start) / PAGE).sum();
+    for counter in [&mut cx.stats.shpages_scanned, &mut cx.stats.shpages_written] {
+        *counter = Some(counter.unwrap_or(0) + pages);
+    }
     plan(cx, kind::SHMEM_PAGEMAP, id, runs)
 }
 
@@ -257,6 +289,13 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
 /// Copies the planned pages; those of twins when the others have been.
 pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let start = Instant::now();
+    if cx.twins.any()
+        && !cx.released
+        && let Some(away) = &mut cx.memory.away
+        && away.keep()?
+    {
+        return Ok(());
+    }
     let total = cx.memory.bytes;
     hooks.progress(cx.memory.copied, total);
     let workers = cx.opts.workers();
@@ -346,7 +385,7 @@ fn while_working<T: Send>(
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let panicked = |_| Err(Error::Hook("a copying thread panicked".to_owned()));
+        let panicked = |_| Err(Error::Bug("a copying thread panicked".to_owned()));
         worker.join().unwrap_or_else(panicked)
     })
 }
@@ -377,13 +416,15 @@ fn mm_entry(
         mm_saved_auxv: auxv
             .chunks_exact(8)
             .map(|w| w.iter().rev().fold(0, |v, &b| v << 8 | u64::from(b)))
+            .take(AUXV_WORDS)
             .collect(),
         vmas,
         dumpable: Some(flags.dumpable),
         aios: Vec::new(),
-        thp_disabled: flags.thp_disabled.then_some(true),
+        thp_disabled: Some(flags.thp_disabled),
         torpor_thp_flags: flags.thp_flags,
         torpor_mdwe: flags.mdwe,
+        torpor_memory_merge: flags.memory_merge.then_some(true),
         torpor_coredump_filter: flags.coredump_filter,
     })
 }
@@ -392,6 +433,20 @@ fn mm_entry(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn data_of_the_kernel_is_one_area() {
+        let area = |start, end, status| VmaEntry { start, end, status, ..VmaEntry::default() };
+        let mut all = vec![
+            area(1, 4, status::REGULAR | status::VVAR),
+            area(4, 6, status::REGULAR | status::VVAR),
+            area(6, 8, status::REGULAR | status::VDSO),
+            area(9, 10, status::REGULAR | status::VVAR),
+        ];
+        join_kernel_data(&mut all);
+        let places: Vec<_> = all.iter().map(|v| (v.start, v.end)).collect();
+        assert_eq!(places, [(1, 6), (6, 8), (9, 10)]);
+    }
 
     #[test]
     fn news_are_attended_to_while_the_work_goes_on() {

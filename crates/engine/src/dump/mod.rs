@@ -1,6 +1,6 @@
 //! Dump: from running tasks to images.
 //!
-//! The steps are those of [`run`]: freeze, number what is shared, namespaces, then
+//! The steps are those of [`session`] and [`run`]: freeze, number what is shared, namespaces, then
 //! for each task its files, its mappings and its own state, then all pages at once,
 //! and the inventory last: a directory without it is not a checkpoint. Until the
 //! very end the tasks can simply be let go.
@@ -9,31 +9,33 @@ mod end;
 pub mod freeze;
 pub mod freezer;
 mod ids;
+mod landlock;
 mod later;
+mod lost;
 pub(crate) mod memory;
 mod outbox;
-mod pre_dump;
+mod session;
 mod task;
 mod twin;
 
-pub use pre_dump::pre_dump;
+pub use end::End;
+pub use session::{Frozen, Session, Written, dump, pre_dump};
 pub use twin::reap as reap_twins;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use torpor_images::dir::{EXTENDED_VERSION, IMAGE_VERSION};
-use torpor_images::packed::Packed;
 use torpor_images::proto::{
-    DumpStatsEntry, InventoryEntry, PstreeEntry, StatsEntry, TaskKobjIdsEntry,
+    CpuinfoEntry, DumpStatsEntry, InventoryEntry, PluginsEntry, PstreeEntry, StatsEntry,
+    TaskKobjIdsEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
 
-use self::end::End;
-use self::freeze::Frozen;
+use self::freeze::Stopped;
 use self::freezer::Freezer;
 use self::ids::{Inodes, Shared};
 use self::later::Later;
@@ -46,14 +48,13 @@ use crate::guardian::{Guardian, Undo};
 use crate::hooks::{Event, Hooks};
 use crate::memory::relatives::Relatives;
 use crate::memory::track::Tracking;
-use crate::memory::vma::{self, Vma};
+use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
-use crate::page_server::{Lender, Loan, Returned};
 use crate::task::{Filters, Settings};
-use crate::{DumpReport, cgroup, cpuinfo, network, parallel, proc, support};
+use crate::{cgroup, cpuinfo, network, parallel, proc};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -96,6 +97,8 @@ pub struct Dump<'a> {
     twins: Twins,
     /// Whether the freeze has ended.
     released: bool,
+    /// What the inventory says of the processor.
+    processor: Option<CpuinfoEntry>,
     /// For stats-dump.
     stats: DumpStatsEntry,
 }
@@ -140,6 +143,12 @@ impl Task {
         self.threads.is_empty()
     }
 
+    /// Whether one of its threads can have confined itself by Landlock.
+    fn may_be_confined(&self, thread: usize) -> bool {
+        let status = self.statuses.get(thread);
+        status.is_none_or(|status| status.number("NoNewPrivs", 10) != Some(0))
+    }
+
     /// Whether its first thread has ended, and others have not.
     pub fn has_lost_leader(&self) -> bool {
         self.pid != self.tgid
@@ -179,6 +188,18 @@ impl Dump<'_> {
         Ok(Tracee::inject_all(wanted)?)
     }
 
+    /// Leaves something out that a task can do without as a rule.
+    ///
+    /// # Errors
+    /// The refusal, if everything is wanted (`--strict`).
+    fn leave_out(&self, pid: i32, object: &str, reason: &str) -> Result<()> {
+        if self.opts.strict {
+            return Err(Error::refused(pid, object, reason));
+        }
+        tracing::warn!("task {pid}: {object}: {reason}");
+        Ok(())
+    }
+
     /// The id in the images of the thread with id `tid` here.
     pub fn vtid_of(&self, tid: i32) -> Option<i32> {
         self.vtids.get(&tid).copied()
@@ -198,88 +219,24 @@ impl Dump<'_> {
     }
 }
 
-/// Dumps the tree under `opts.pid`.
-///
-/// # Errors
-/// Refusals and the kernel's; the tasks go on as if nothing had happened.
-pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
-    support::check(opts)?;
-    let mut images = ImageDir::create(&opts.images_dir)?;
-    images.remove_inventory()?;
-    crate::seal::begin(&mut images, opts)?;
-    if opts.host_key.is_some() {
-        images.keep_digests();
-    }
-    hooks.notify(Event::PreDump)?;
-    let mut guardian = Guardian::start()?;
-    let runs_on = opts.leave_running || opts.leave_stopped;
-    let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
-    let lender = Lender::prepare(opts)?;
-    let away = if lender.is_none() { Away::connect(opts)? } else { None };
-    let start = Instant::now();
-    let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
-    let (deadline, workers) = (start + opts.patience(), opts.workers());
-    let frozen = freeze::freeze(opts.pid, &mut freezer, &mut guardian, deadline, workers)?;
-    let freezing = start.elapsed();
-    let mut cx = Dump::new(opts, images, frozen, guardian, vma::read)?;
-    cx.freezer = freezer;
-    cx.tracking = tracking;
-    cx.memory.away = away;
-    cx.find_relatives();
-    let done = run(&mut cx, hooks).and_then(|()| {
-        cx.stats.freezing_time = micros(freezing);
-        let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };
-        cx.stats.frozen_time = micros(start.elapsed());
-        unlocked?;
-        if cx.twins.any() {
-            memory::copy_pages(&mut cx, hooks)?;
-            twin::end(&mut cx);
-        }
-        cx.seal()?;
-        hooks.notify(Event::PostDump)?;
-        lender.map(|lender| lend(&mut cx, lender, hooks)).transpose()
-    });
-    let tasks = cx.tasks.len();
-    let mut returned = None;
-    let (end, done) = cx.decide(done.map(|restore| returned = restore));
-    let unlocked = cx.release(end, hooks);
-    if let Some(restore) = returned {
-        restore.answer(end == End::Kill);
-    }
-    twin::end(&mut cx);
-    done?;
-    cx.finish_round()?;
-    unlocked.map(|()| DumpReport { tasks })
-}
-
-/// Serves the pages that were left out, until the restore has them. The tasks stay
-/// stopped meanwhile: they go on if it fails.
-fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
-    lender.listen()?;
-    tracing::info!("Waiting for the restore, which fetches {} pages", cx.stats.pages_lazy);
-    hooks.notify(Event::StatusReady { port: lender.port() })?;
-    let id = cx.network.id()?;
-    let seal = cx.images.seal_ref().map(AsRef::as_ref);
-    let compress = cx.opts.compress;
-    let returned = lender.serve(Loan { lent: &cx.memory.lent, id, seal, compress })?;
-    if let Some(Packed { from, to, .. }) = returned.packed {
-        tracing::info!("Compressed {from} bytes of pages to {to} on their way");
-    }
-    Ok(returned)
-}
-
 /// Collects and writes everything but the inventory.
 fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    tracing::info!("Frozen: {} tasks", cx.tasks.len());
     hooks.notify(Event::NetworkLock)?;
     cx.read_statuses()?;
     cx.number_objects()?;
+    cx.log_tasks();
+    tracing::info!("Dumping namespaces");
     namespace::dump(cx)?;
     check_lazy(cx)?;
+    tracing::info!("Locking the network");
     network::lock(cx)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
+    tracing::info!("Dumping cgroups");
     cgroup::dump(cx)?;
     twin::prepare(cx)?;
+    tracing::info!("Dumping descriptors");
     cx.read_settings()?;
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].is_zombie() && cx.is_first_with(task, |ids| ids.files_id) {
@@ -287,6 +244,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         }
     }
     lock::find_mapped(cx)?;
+    tracing::info!("Dumping tasks and their mappings");
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task);
@@ -299,13 +257,17 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
         }
         cx.later.begin()?;
     }
+    landlock::check(cx)?;
+    lost::check(cx)?;
+    tracing::info!("Dumping what files are in, and file systems");
     table::finish(cx)?;
     // A file system in memory is packed with the names that unlinked files were given in it.
     mount::dump(cx)?;
     cx.filters.save(&cx.images)?;
-    cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
+    cx.processor = cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
     cx.later.finish()?;
+    tracing::info!("Copying pages");
     memory::copy_pages(cx, hooks)
 }
 
@@ -354,6 +316,23 @@ fn check_lazy(cx: &Dump<'_>) -> Result<()> {
     }
 }
 
+/// Counters that tools read whether there was anything to count or not.
+fn no_pages() -> DumpStatsEntry {
+    DumpStatsEntry {
+        irmap_resolve: Some(0),
+        page_pipes: Some(0),
+        page_pipe_bufs: Some(0),
+        shpages_scanned: Some(0),
+        shpages_skipped_parent: Some(0),
+        shpages_written: Some(0),
+        ..DumpStatsEntry::default()
+    }
+}
+
+fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(bytes)
+}
+
 fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -367,8 +346,7 @@ impl<'a> Dump<'a> {
     fn new(
         opts: &'a Options,
         images: ImageDir,
-        frozen: Vec<Frozen>,
-        guardian: Guardian,
+        frozen: Vec<Stopped>,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
         let seen = parallel::map(&frozen, opts.workers(), |task| {
@@ -378,7 +356,7 @@ impl<'a> Dump<'a> {
         let tasks = frozen.into_iter().zip(seen).map(|(task, seen)| Task::new(task, seen));
         let tasks = tasks.collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
-        Ok(Dump { tasks, id_maps, guardian, ..Dump::of(opts, images) })
+        Ok(Dump { tasks, id_maps, ..Dump::of(opts, images) })
     }
 
     /// Reads what procfs says of each thread, and so the ids of the threads as the images
@@ -426,7 +404,8 @@ impl<'a> Dump<'a> {
             tracking: Tracking::default(),
             twins: Twins::default(),
             released: false,
-            stats: DumpStatsEntry::default(),
+            processor: None,
+            stats: no_pages(),
         }
     }
 
@@ -480,6 +459,35 @@ impl<'a> Dump<'a> {
             kind.set_id_in(&mut ids, id);
         }
         Ok(ids)
+    }
+
+    /// Says what was frozen.
+    fn log_tasks(&self) {
+        for task in &self.tasks {
+            let Task { vpid, tgid, ids, stat, .. } = task;
+            if task.is_zombie() {
+                tracing::debug!("task {vpid} ({tgid} here, {}): zombie", text(&stat.comm));
+                continue;
+            }
+            tracing::debug!(
+                "task {vpid} ({tgid} here, {}): {} threads, {} mappings, address space {}, \
+                 descriptor table {}, signal handlers {}",
+                text(&stat.comm),
+                task.threads.len(),
+                task.vmas.len(),
+                ids.vm_id,
+                ids.files_id,
+                ids.sighand_id
+            );
+            for thread in &task.threads {
+                let vtid = self.vtid_of(thread.tid()).unwrap_or_default();
+                tracing::debug!("task {vpid}: thread {vtid} ({} here)", thread.tid());
+            }
+        }
+        for ns in &self.ns.all {
+            let whose = if ns.is_host { "the dumping program's, left out" } else { "dumped" };
+            tracing::debug!("{} namespace {} (inode {}): {whose}", ns.kind.name(), ns.id, ns.inode);
+        }
     }
 
     /// The number of a namespace of process `pid`; a new one is added.
@@ -588,17 +596,21 @@ impl<'a> Dump<'a> {
         let stats = StatsEntry { dump: Some(self.stats), restore: None };
         crate::stats::write_dump(self.opts, &stats)?;
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let uptime = Duration::try_from(uptime).unwrap_or_default();
+        let uptime = u64::try_from(uptime.as_micros()).unwrap_or(u64::MAX);
         let mut inventory = InventoryEntry {
             img_version: self.image_version()?,
             fdinfo_per_id: Some(true),
             root_ids: Some(self.own_ids),
             ns_per_id: Some(true),
-            root_cg_set: self.cgroups.own(),
+            root_cg_set: Some(cgroup::OWN),
+            lsmtype: Some(crate::task::lsm().into()),
+            network_lock_method: Some(self.network.method(self.opts.network_lock)),
+            plugins_entry: Some(PluginsEntry::default()),
+            torpor_cpuinfo: self.processor.take(),
             tcp_close: self.opts.tcp_close.then_some(true),
             dump_criu_run_id: Some(self.network.id()?.to_owned()),
-            dump_uptime: u64::try_from(uptime.tv_sec)
-                .ok()
-                .map(|s| s * 1_000_000 + u64::try_from(uptime.tv_nsec / 1000).unwrap_or(0)),
+            dump_uptime: self.opts.track_mem.then_some(uptime),
             ..InventoryEntry::default()
         };
         crate::host::mark(self.opts, &self.images, &mut inventory)?;
@@ -635,9 +647,9 @@ fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
 }
 
 impl Task {
-    fn new(frozen: Frozen, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
+    fn new(frozen: Stopped, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
-        let Frozen { pid: tgid, face: pid, status, threads } = frozen;
+        let Stopped { pid: tgid, face: pid, status, threads } = frozen;
         let vpid = status.numbers("NStgid", 10).last().and_then(|&id| i32::try_from(id).ok());
         let vpid = vpid.unwrap_or(tgid);
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
@@ -670,8 +682,8 @@ impl<'a> Dump<'a> {
     /// A dump of this process, which goes on running.
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
-        let frozen = Frozen { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
-        let task = Task::new(frozen, (proc::stat(pid)?, vma::read(pid)?))?;
+        let frozen = Stopped { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
+        let task = Task::new(frozen, (proc::stat(pid)?, crate::memory::vma::read(pid)?))?;
         let images = ImageDir::create(&opts.images_dir)?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
         let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;

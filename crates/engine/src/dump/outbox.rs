@@ -4,16 +4,19 @@
 //! go: object by object over one connection. Sealed or compressed pages go as they would be
 //! written into files, by whichever thread has them.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind};
 use torpor_images::packed::Packed;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::pages::Depot;
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::memory::pages::{self, CHUNK, Found, Source};
 use crate::memory::vma::PAGE;
 use crate::options::Options;
@@ -78,6 +81,17 @@ impl Away {
         }
     }
 
+    /// The tree is about to run on while its pages are sent; whether that can be.
+    ///
+    /// # Errors
+    /// Pages that cannot be read; no memory to keep those in that are not in twins.
+    pub fn keep(&mut self) -> Result<bool> {
+        match self {
+            Away::Pages(outbox) => outbox.keep().map(|()| true),
+            Away::Files(_) => Ok(false),
+        }
+    }
+
     /// Sends what is planned, and waits until the server has written everything. Returns what was
     /// compressed only on its way.
     ///
@@ -131,7 +145,7 @@ impl Depot for Store {
 }
 
 fn closed() -> Error {
-    Error::Hook("the page server has been told that everything is there".to_owned())
+    Error::Bug("the page server has been told that everything is there".to_owned())
 }
 
 impl Outbox {
@@ -169,6 +183,28 @@ impl Outbox {
         Ok(bytes)
     }
 
+    /// The tree is about to run on: keeps what would be another thing then. What is sent from
+    /// there on is what it had now, by itself or by its twins.
+    fn keep(&mut self) -> Result<()> {
+        let mut buffer = vec![0; CHUNK];
+        for (_, runs) in &mut self.objects {
+            // Pages have the same offset in it as in the memory: only what is written takes room.
+            let mut kept: Option<Arc<File>> = None;
+            for (source, run) in runs {
+                if !run.is_copied() || matches!(source, Source::Twin(..)) {
+                    continue;
+                }
+                let file = match &kept {
+                    Some(file) => Arc::clone(file),
+                    None => Arc::clone(kept.insert(Arc::new(memory_file()?))),
+                };
+                keep_run(source, run, &file, &mut buffer)?;
+                *source = Source::File(file);
+            }
+        }
+        Ok(())
+    }
+
     /// Sends everything, and waits until the server has written it. Returns what was compressed on
     /// its way.
     ///
@@ -204,6 +240,24 @@ impl Outbox {
         }
         Ok(())
     }
+}
+
+fn memory_file() -> Result<File> {
+    let file = memfd_create("torpor-pages", MemfdFlags::CLOEXEC);
+    Ok(file.context(|| "memfd_create".to_owned())?.into())
+}
+
+/// Copies the pages of a run into `file`.
+fn keep_run(source: &Source, run: &Found, file: &File, buffer: &mut [u8]) -> Result<()> {
+    let mut at = run.start;
+    while at < run.end {
+        let len = usize::try_from(run.end - at).unwrap_or(CHUNK).min(CHUNK);
+        let part = &mut buffer[..len];
+        pages::read(source, &[(at, len)], part)?;
+        file.write_all_at(part, at).context(|| "keep pages to be sent".to_owned())?;
+        at += len as u64;
+    }
+    Ok(())
 }
 
 /// What the checkpoint before has of an object, in its own images or, by its notes, at a page

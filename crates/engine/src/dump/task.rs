@@ -124,19 +124,19 @@ fn write_lost_leader(cx: &mut Dump<'_>, task: usize, first: &mut CoreEntry) -> R
     let stat = proc::stat(t.tgid)?;
     let status = proc::status(t.tgid)?;
     let mut tc = first.tc.take().unwrap_or_default();
+    if let Some(thread) = &mut first.thread_core {
+        thread.blk_sigset = Some(tc.blk_sigset);
+    }
     tc.torpor_leader_ended = Some(true);
     tc.exit_code = stat.exit_code.cast_unsigned();
-    tc.cg_set = cx.cgroups.of(t.pid);
     let core = crate::task::ended_leader(t.tgid, &status, stat.comm, tc, &cx.id_maps)?;
-    cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
+    let (vpid, set) = (t.vpid, cx.cgroups.of(t.pid));
+    write_core(&mut cx.later, vpid, core, set);
     Ok(())
 }
 
 /// Writes the image of a thread, which is in the set of cgroups with the number `set`.
 fn write_core(later: &mut Later, vtid: i32, mut core: CoreEntry, set: Option<u32>) {
-    if let Some(tc) = &mut core.tc {
-        tc.cg_set = set;
-    }
     if let Some(thread) = &mut core.thread_core {
         thread.cg_set = set;
     }

@@ -108,8 +108,9 @@ pub fn prepare(cx: &mut Dump<'_>) -> Result<()> {
         tracing::warn!("--cow has no effect without --leave-running");
         return Ok(());
     }
-    let why = if cx.opts.page_server.is_some() {
-        Some("it is sent to a page server".to_owned())
+    let stored_as_is = cx.opts.seal.is_some() || cx.opts.compress.is_some();
+    let why = if cx.opts.page_server.is_some() && stored_as_is {
+        Some("it is sent to a page server, sealed or compressed".to_owned())
     } else if cx.freezer.was_frozen() {
         Some("its cgroup stays paused in any case".to_owned())
     } else {

@@ -129,6 +129,13 @@ pub fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
     }
 }
 
+/// A device number as the kernel has it (linux/kdev_t.h), unlike stat(2): 20 bits for the minor
+/// one.
+pub fn kernel_number(dev: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    major << 20 | minor & 0xf_ffff
+}
+
 /// Whether two results of stat(2) are of the same inode.
 pub fn same_inode(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)

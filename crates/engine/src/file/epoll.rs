@@ -215,13 +215,28 @@ fn watched_file(
     let by_number = || {
         let tables = cx.tasks.iter().map(|task| &task.image.fds);
         let holders = tables.filter(|fds| fds.iter().any(|fd| fd.id == epfd.id));
-        holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id)
+        let id = holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id);
+        id.filter(|id| cx.entries.get(id).is_none_or(|file| is_watched(file, entry) != Some(false)))
     };
-    let id = entry.torpor_file_id.or_else(by_number).ok_or_else(|| {
+    // A socket that a message holds only, and so no task.
+    let by_inode = || {
+        let mut files = cx.entries.values();
+        files.find(|file| is_watched(file, entry) == Some(true)).map(|file| file.id)
+    };
+    let id = entry.torpor_file_id.or_else(by_number).or_else(by_inode).ok_or_else(|| {
         let reason = format!("epoll set {} watches fd {}, which nobody has", epfd.id, entry.tfd);
         Error::invalid("files.img", reason)
     })?;
     duplicate(cx.file(id)?)
+}
+
+/// Whether an entry watches this file, if its inode tells: those of sockets are their own.
+fn is_watched(file: &FileEntry, entry: &EventpollTfdEntry) -> Option<bool> {
+    let inode = None
+        .or_else(|| file.usk.as_ref().map(|socket| socket.ino))
+        .or_else(|| file.isk.as_ref().map(|socket| socket.ino))
+        .or_else(|| file.nlsk.as_ref().map(|socket| socket.ino));
+    Some(u64::from(inode?) == entry.inode?)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::restore::Restore;
 
-/// `EFD_SEMAPHORE`. It is kept in the lowest bit of the flags, which is free: an
-/// eventfd is always open for reading and writing, `O_RDWR` is bit 1.
+/// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags,
+/// which is free: an eventfd is always open for reading and writing, `O_RDWR` is bit 1.
 const SEMAPHORE: u32 = EventfdFlags::SEMAPHORE.bits();
 
 /// The dump half.
@@ -48,8 +48,13 @@ impl Dumper for EventfdDumper {
             .next()
             .and_then(hex)
             .ok_or_else(|| found.refuse("its fdinfo shows no count"))?;
-        let flags = found.flags() | if self.is_semaphore(found) { SEMAPHORE } else { 0 };
-        let efd = EventfdFileEntry { id: found.id, flags, fown: found.fown, counter };
+        let efd = EventfdFileEntry {
+            id: found.id,
+            flags: found.flags(),
+            fown: found.fown,
+            counter,
+            torpor_semaphore: self.is_semaphore(found).then_some(true),
+        };
         Ok(Some(FileEntry { efd: Some(efd), ..found.entry(FdTypes::Eventfd) }))
     }
 }
@@ -61,7 +66,8 @@ pub struct EventfdRestorer;
 impl Restorer for EventfdRestorer {
     fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
-        let kind = EventfdFlags::from_bits_retain(efd.flags & SEMAPHORE);
+        let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;
+        let kind = if semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
         let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context(|| "eventfd".to_owned())?;
         if efd.counter == u64::MAX {
@@ -72,7 +78,7 @@ impl Restorer for EventfdRestorer {
             rustix::io::write(&file, &efd.counter.to_ne_bytes())
                 .context(|| "write to an eventfd".to_owned())?;
         }
-        set_status_flags(&file, efd.flags)?;
+        set_status_flags(&file, efd.flags & !SEMAPHORE)?;
         Ok(file)
     }
 }

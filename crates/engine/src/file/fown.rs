@@ -125,7 +125,7 @@ fn as_user(owner: &Owner, work: impl FnOnce() -> Result<()> + Send) -> Result<()
                 .context(|| format!("setresuid to {} {}", owner.uid, owner.euid))?;
             work()
         });
-        let panicked = || Error::Hook("a thread with other users panicked".to_owned());
+        let panicked = || Error::Bug("a thread with other users panicked".to_owned());
         thread.join().unwrap_or_else(|_| Err(panicked()))
     })
 }

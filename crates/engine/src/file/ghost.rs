@@ -3,17 +3,19 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps,
+};
 use rustix::io::Errno;
 use torpor_images::payload::next_chunk;
 use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, Writer, kind};
 
 use super::Found;
-use super::description::{inside, outside, reopen};
+use super::description::{inside, kernel_number, outside, reopen};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
@@ -48,7 +50,7 @@ pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
         uid,
         gid,
         mode: stat.st_mode,
-        dev: u32::try_from(stat.st_dev).ok(),
+        dev: Some(kernel_number(stat.st_dev)),
         ino: Some(stat.st_ino),
         rdev: if is_device { u32::try_from(stat.st_rdev).ok() } else { None },
         atim: timeval(stat.st_atime, stat.st_atime_nsec),
@@ -147,32 +149,75 @@ impl Image {
         FileType::from_raw_mode(self.entry.mode)
     }
 
-    /// Makes the file as `name` in `dir`, where there must be nothing of that name.
+    /// Makes the file as `name` in `dir`, where there must be nothing of that name. Returns it
+    /// (`O_PATH`): all that is changed about it later is changed through that. Others may write to
+    /// the directory, and put something else in its place at any moment.
     ///
     /// # Errors
     /// The kernel's; the image file's.
-    pub fn create(mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    pub fn create(&mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
         let private = Mode::RUSR | Mode::WUSR;
-        match self.file_type() {
+        let file = match self.file_type() {
             FileType::RegularFile => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(dir, name, flags, private).context(what)?;
+                let kept = file.try_clone().context(what)?;
                 self.fill(File::from(file))?;
-            }
-            FileType::Directory => {
-                rustix::fs::mkdirat(dir, name, Mode::RWXU).context(what)?;
-            }
-            FileType::Symlink => {
-                let target = self.entry.symlnk_target.as_deref().unwrap_or_default();
-                rustix::fs::symlinkat(target, dir, name).context(what)?;
+                kept
             }
             kind => {
-                let device = u64::from(self.entry.rdev.unwrap_or(0));
-                rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
+                match kind {
+                    FileType::Directory => {
+                        rustix::fs::mkdirat(dir, name, Mode::RWXU).context(what)?;
+                    }
+                    FileType::Symlink => {
+                        let target = self.entry.symlnk_target.as_deref().unwrap_or_default();
+                        rustix::fs::symlinkat(target, dir, name).context(what)?;
+                    }
+                    kind => {
+                        let device = u64::from(self.entry.rdev.unwrap_or(0));
+                        rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
+                    }
+                }
+                self.find(maps, dir, name)?
+            }
+        };
+        self.set_attributes(maps, file.as_fd())?;
+        Ok(file)
+    }
+
+    /// Opens (`O_PATH`) what has just been made as `name` in `dir`.
+    ///
+    /// # Errors
+    /// If something else is there by now.
+    fn find(&self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
+        let what = || format!("open {} again", String::from_utf8_lossy(name));
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        // A symbolic link is what is looked for, and not followed.
+        let resolve =
+            if self.file_type() == FileType::Symlink { ResolveFlags::BENEATH } else { resolve };
+        let found = rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve).context(what)?;
+        let stat = rustix::fs::fstat(&found).context(what)?;
+        // As it was made: nobody else has such a file, but for its owner.
+        let fresh = match self.file_type() {
+            FileType::Directory => stat.st_mode & 0o7777 == 0o700,
+            FileType::Symlink => stat.st_nlink == 1,
+            _ => stat.st_nlink == 1 && stat.st_mode & 0o7777 == 0o600,
+        };
+        let own = maps.uid_outside(0).unwrap_or(0);
+        let is_it = FileType::from_raw_mode(stat.st_mode) == self.file_type()
+            && self.entry.rdev.is_none_or(|device| stat.st_rdev == u64::from(device))
+            && fresh
+            && stat.st_uid == own;
+        match is_it {
+            true => Ok(found),
+            false => {
+                let why = "somebody has put something else in the place of an unlinked file";
+                Err(Error::invalid(&self.name, why))
             }
         }
-        self.set_attributes(maps, dir, name)
     }
 
     fn fill(&mut self, mut file: File) -> Result<()> {
@@ -195,24 +240,46 @@ impl Image {
             .context(|| format!("ftruncate an unlinked file to {size} bytes"))
     }
 
-    /// Sets owner, mode and times of `name` in `dir`: the owner before the mode, which
-    /// a change of owner could cut, times last.
+    /// Sets owner, mode and times of the file: the owner before the mode, which a change of
+    /// owner could cut, and times last. Set-uid and set-gid come when its last name is gone.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_attributes(&self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
-        let what = || format!("set attributes of {}", String::from_utf8_lossy(name));
+    pub fn set_attributes(&self, maps: &IdMaps, file: BorrowedFd<'_>) -> Result<()> {
+        let what = || format!("set attributes of the file of {}", self.name);
         let (uid, gid) = outside(maps, self.entry.uid, self.entry.gid);
-        let no_follow = AtFlags::SYMLINK_NOFOLLOW;
-        rustix::fs::chownat(dir, name, uid, gid, no_follow).context(what)?;
+        rustix::fs::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH).context(what)?;
         if self.file_type() != FileType::Symlink {
-            let mode = Mode::from_raw_mode(self.entry.mode & 0o7777);
-            rustix::fs::chmodat(dir, name, mode, AtFlags::empty()).context(what)?;
+            let mode = Mode::from_raw_mode(self.entry.mode & 0o1777);
+            rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty()).context(what)?;
         }
         let (Some(atim), Some(mtim)) = (&self.entry.atim, &self.entry.mtim) else { return Ok(()) };
         let times = Timestamps { last_access: timespec(atim), last_modification: timespec(mtim) };
-        rustix::fs::utimensat(dir, name, &times, no_follow).context(what)
+        rustix::fs::utimensat(file, "", &times, AtFlags::EMPTY_PATH).context(what)
     }
+
+    /// The mode of a program that runs with the rights of its owner or group; `None` for all
+    /// else. As long as the file has a name, others on this host could start it by that: it
+    /// gets this mode when it has lost its name.
+    pub fn late_mode(&self) -> Option<Mode> {
+        let mode = self.entry.mode & 0o7777;
+        let set = self.file_type() != FileType::Symlink && mode & 0o6000 != 0;
+        set.then(|| Mode::from_raw_mode(mode))
+    }
+}
+
+/// A path that leads to an open file, whatever its name is.
+fn through(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Gives a file that has lost its name its mode.
+///
+/// # Errors
+/// The kernel's.
+pub fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
+    rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty())
+        .context(|| "set the mode of an unlinked file".to_owned())
 }
 
 fn timespec(time: &Timeval) -> Timespec {
@@ -225,7 +292,6 @@ fn timespec(time: &Timeval) -> Timespec {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::fd::OwnedFd;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     use std::path::PathBuf;
 

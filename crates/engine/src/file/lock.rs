@@ -23,11 +23,14 @@ use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::restore::{Restore, place_words};
 
-/// `FL_POSIX`, `FL_FLOCK`, `FL_LEASE`, `FL_OFDLCK` of linux/filelock.h: the `flag`.
+/// The `flag`: the kind of a lock.
 const POSIX: u32 = 1;
 const FLOCK: u32 = 2;
-const LEASE: u32 = 32;
-const OFD: u32 = 1024;
+const OFD: u32 = 4;
+const LEASE: u32 = 8;
+/// What Torpor wrote before it had CRIU's numbers: `FL_LEASE`, `FL_OFDLCK` of linux/filelock.h.
+const OLD_LEASE: u32 = 32;
+const OLD_OFD: u32 = 1024;
 
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK` of fcntl.h: the `type`.
 const READ: u32 = 0;
@@ -204,10 +207,7 @@ pub fn write(cx: &Dump<'_>) -> Result<()> {
     {
         return Err(Error::refused(*pid, object, "holds a lock that no task could take again"));
     }
-    if locks.entries.is_empty() {
-        return Ok(());
-    }
-    Ok(cx.images.write_all(kind::FILE_LOCKS, 0, &locks.entries)?)
+    Ok(cx.images.write_unless_empty(kind::FILE_LOCKS, 0, &locks.entries)?)
 }
 
 /// Reads and checks the image.
@@ -215,8 +215,13 @@ pub fn write(cx: &Dump<'_>) -> Result<()> {
 /// # Errors
 /// The image file's; locks of a kind that does not exist or of nobody.
 pub fn load(cx: &mut Restore<'_>) -> Result<()> {
-    let locks = cx.images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
-    for lock in &locks {
+    let mut locks = cx.images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
+    for lock in &mut locks {
+        lock.flag = match lock.flag {
+            OLD_LEASE => LEASE,
+            OLD_OFD => OFD,
+            flag => flag,
+        };
         let known = match lock.flag {
             POSIX | FLOCK | OFD => matches!(lock.r#type, READ | WRITE),
             LEASE => matches!(lock.r#type & !BREAKING, READ | WRITE | NONE),

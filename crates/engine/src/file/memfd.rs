@@ -1,7 +1,10 @@
 //! Memfds: files in memory that never had a name in a directory.
 //!
+//! In the images shared anonymous memory is one, too, named `/dev/zero`: as that it is in CRIU's.
+//! A restore makes anonymous memory of it again.
+//!
 //! The content of one goes into the images of shared memory, under a number that the
-//! anonymous objects, which are known by their inode, cannot have.
+//! segments of System V, which are known by their id, cannot have.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -26,6 +29,9 @@ use crate::restore::layers::Pages;
 /// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// The name that CRIU gives to shared anonymous memory.
+const ANONYMOUS: &[u8] = b"/dev/zero";
 
 /// Added to the numbers of memfds in the images of shared memory.
 const FIRST_SHMID: u32 = 1 << 31;
@@ -62,31 +68,32 @@ impl Dumper for MemfdDumper {
     }
 
     fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        Ok(cx.images.write_all(kind::MEMFD_INODE, 0, &cx.files.memfds.entries)?)
+        Ok(cx.images.write_unless_empty(kind::MEMFD_INODE, 0, &cx.files.memfds.entries)?)
     }
 }
 
 fn file_entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<MemfdFileEntry> {
-    let inode_id = inode(cx, found)?;
+    let inode_id = inode(cx, found, name_of(found))?;
     let pos = u64::try_from(found.info.pos).unwrap_or(0);
     Ok(MemfdFileEntry { id, flags: found.flags(), pos, fown: found.fown, inode_id })
 }
 
-/// Describes the memfd behind a mapping; the number is that of a file.
+/// Describes the memfd behind a mapping, or the anonymous memory: its number as a file, and the
+/// flags it must be opened with.
 ///
 /// # Errors
 /// As for descriptors.
-pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<u32> {
+pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32, u32)> {
     let writable = vma.map.shared && vma.has(b"mw");
     let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
-    let key = (0, vma.map.dev, vma.map.inode, vma.map.name.clone(), flags);
+    let key = (0, vma.map.dev, vma.map.inode, vma.map.name.clone(), 0);
     if let Some(&known) = cx.files.mapped.get(&key) {
-        return Ok(known);
+        return Ok((known, flags));
     }
-    let found = through_link(cx, task, &vma.map_files_name(), flags)?;
+    let found = through_link(cx, task, &vma.map_files_name(), 0)?;
     let id = describe_unopened(cx, &found)?;
     cx.files.mapped.insert(key, id);
-    Ok(id)
+    Ok((id, flags))
 }
 
 /// Describes a memfd that no descriptor refers to: mapped, or executed.
@@ -106,7 +113,7 @@ pub fn describe_unopened(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
 }
 
 /// The number of the inode, whose content is planned to be saved.
-fn inode(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+fn inode(cx: &mut Dump<'_>, found: &Found, name: Option<&[u8]>) -> Result<u32> {
     let key = (found.stat.st_dev, found.stat.st_ino);
     if let Some(&known) = cx.files.memfds.known.get(&key) {
         return Ok(known);
@@ -117,7 +124,7 @@ fn inode(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
         .context(|| format!("F_GET_SEALS of {}", found.link.display()))?;
     let (uid, gid) = inside(&cx.id_maps, &found.stat);
     let entry = MemfdInodeEntry {
-        name: name_of(found).unwrap_or_default().to_vec(),
+        name: name.unwrap_or(ANONYMOUS).to_vec(),
         uid,
         gid,
         size: found.stat.st_size.cast_unsigned(),
@@ -125,7 +132,8 @@ fn inode(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
         seals: seals.bits(),
         inode_id: u64::from(inode_id),
         hugetlb_flag: huge_pages(found, &file)?,
-        mode: Some(found.stat.st_mode & 0o7777),
+        mode: Some(found.stat.st_mode),
+        torpor_anonymous: name.is_none().then_some(true),
     };
     crate::dump::memory::dump_shared(cx, u64::from(entry.shmid), File::from(file))?;
     cx.files.memfds.known.insert(key, inode_id);
@@ -162,9 +170,12 @@ impl Restorer for MemfdRestorer {
         }
         for entry in entries {
             let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
-            if !self.inodes.contains_key(&memfd.inode_id) {
+            let Some(inode) = self.inodes.get(&memfd.inode_id) else {
                 let reason = format!("no inode {} for file {}", memfd.inode_id, memfd.id);
                 return Err(Error::invalid("memfd.img", reason));
+            };
+            if is_anonymous(cx, inode, entries) {
+                cx.files.anonymous.insert(entry.id, inode.clone());
             }
         }
         Ok(())
@@ -205,6 +216,17 @@ impl Restorer for MemfdRestorer {
         }
         Ok(())
     }
+}
+
+/// Whether an inode is of shared anonymous memory. In CRIU's images it looks as a memfd would
+/// that a program has given such a name; but nobody can have that memory open.
+fn is_anonymous(cx: &Restore<'_>, inode: &MemfdInodeEntry, files: &[FileEntry]) -> bool {
+    let of_inode = |file: &&FileEntry| {
+        file.memfd.as_ref().is_some_and(|memfd| u64::from(memfd.inode_id) == inode.inode_id)
+    };
+    let fds = || cx.tasks.iter().flat_map(|task| &task.image.fds);
+    let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.id == file.id));
+    inode.torpor_anonymous() || inode.name == ANONYMOUS && !is_open()
 }
 
 fn seals(inode: &MemfdInodeEntry) -> SealFlags {

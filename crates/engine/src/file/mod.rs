@@ -41,7 +41,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::OFlags;
-use torpor_images::proto::{FdTypes, FileEntry, FileLockEntry, FownEntry};
+use torpor_images::proto::{FdTypes, FileEntry, FileLockEntry, FownEntry, MemfdInodeEntry};
 
 use self::remap::Temporary;
 use crate::dump::Dump;
@@ -200,6 +200,8 @@ pub struct OpenFiles {
     pub sleepers: Vec<notify::Sleeper>,
     /// Locks that are still to be taken.
     pub locks: Vec<FileLockEntry>,
+    /// Files that are no memfds, but shared anonymous memory, by id.
+    pub anonymous: HashMap<u32, MemfdInodeEntry>,
     /// The masters of terminals whose slaves only are in the tree, for the caller.
     pub orphan_masters: Vec<OwnedFd>,
 }

@@ -14,6 +14,8 @@ use crate::restore::{Restore, with_process};
 
 /// `PIDFD_THREAD` of linux/pidfd.h, which is `O_EXCL`.
 const THREAD: u32 = libc::O_EXCL.cast_unsigned();
+/// What pidfd_open(2) takes: the only flags that the images have.
+const FLAGS: u32 = THREAD | PidfdFlags::NONBLOCK.bits();
 /// What fdinfo and the images say of a process that has ended and been reaped.
 const GONE: i32 = -1;
 
@@ -40,7 +42,7 @@ impl Dumper for PidfdDumper {
             id: found.id,
             // Tells those that have ended apart.
             ino: u32::try_from(found.stat.st_ino & u64::from(u32::MAX)).unwrap_or(0),
-            flags: found.flags(),
+            flags: found.flags() & FLAGS,
             nspid,
             fown: found.fown,
         };
@@ -105,6 +107,6 @@ impl PidfdRestorer {
 
 fn open(pid: i32, flags: u32) -> Result<OwnedFd> {
     let raw = Pid::from_raw(pid).ok_or(Error::Gone { pid })?;
-    let flags = PidfdFlags::from_bits_retain(flags & (THREAD | PidfdFlags::NONBLOCK.bits()));
+    let flags = PidfdFlags::from_bits_retain(flags & FLAGS);
     rustix::process::pidfd_open(raw, flags).context(|| format!("pidfd_open of {pid}"))
 }

@@ -59,14 +59,14 @@ impl Queues {
         Ok(())
     }
 
-    /// Completes the image file, which is there even if there was no pipe.
+    /// Completes the image file; there is none if there was no pipe.
     ///
     /// # Errors
     /// The image file's.
     pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
         match self.writer.take() {
             Some(writer) => Ok(writer.finish()?),
-            None => Ok(images.writer(self.kind, 0)?.finish()?),
+            None => Ok(images.remove_kind(self.kind, 0)?),
         }
     }
 }

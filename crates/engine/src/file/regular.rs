@@ -80,12 +80,23 @@ pub fn entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<RegFileEntry> 
         fown: found.fown,
         name,
         mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
-        size: regular.then_some(found.stat.st_size.cast_unsigned()),
+        size: (regular && !only_appends(found.flags()))
+            .then_some(found.stat.st_size.cast_unsigned()),
         ext: is_external.then_some(true),
         mode: Some(found.stat.st_mode),
         build_id: if build_id { build_id_of(found) } else { Vec::new() },
         ..RegFileEntry::default()
     })
+}
+
+/// Whether a description can do nothing but add to the end of its file, as those of logs: it
+/// meets neither what the file holds nor how much that is.
+fn only_appends(flags: u32) -> bool {
+    appends(flags) && access(flags) == OFlags::WRONLY
+}
+
+fn appends(flags: u32) -> bool {
+    flags & OFlags::APPEND.bits() != 0 && access(flags) != OFlags::RDONLY
 }
 
 /// Only of what can be read as it is, or is mapped: opening another task's file once
@@ -141,7 +152,7 @@ pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32
 /// # Errors
 /// As [`entry`].
 pub fn describe_path(cx: &mut Dump<'_>, task: usize, name: &str) -> Result<u32> {
-    describe_link(cx, task, name, OFlags::DIRECTORY.bits(), describe_as_path)
+    describe_link(cx, task, name, OFlags::RDONLY.bits(), describe_as_path)
 }
 
 /// Describes the executable of a task.
@@ -181,9 +192,25 @@ fn describe_link(
         return Ok(known);
     }
     let found = through_link(cx, task, name, flags)?;
-    let id = describe(cx, &found)?;
+    let id = match mapped(cx, task, &found) {
+        Some(id) => id,
+        None => describe(cx, &found)?,
+    };
     cx.files.places.insert(place, id);
     Ok(id)
+}
+
+/// The file of a mapping that `found`, which no descriptor is of, is as well: as a rule, a task
+/// maps its program.
+fn mapped(cx: &Dump<'_>, task: usize, found: &Found) -> Option<u32> {
+    let mut vmas = cx.tasks[task].vmas.iter();
+    let link = found.link.to_str()?;
+    let (dev, ino) = (found.stat.st_dev, found.stat.st_ino);
+    let same = |vma: &&Vma| (vma.map.dev, vma.map.inode, vma.map.name.as_str()) == (dev, ino, link);
+    let map = &vmas.find(same)?.map;
+    let space = cx.tasks[task].ids.mnt_ns_id.unwrap_or(0);
+    let key = (space, map.dev, map.inode, map.name.clone(), found.flags());
+    cx.files.mapped.get(&key).copied()
 }
 
 /// What one of procfs's links of a task leads to, as if a descriptor with `flags`
@@ -274,6 +301,7 @@ pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
         Some(file) => file,
         None => cx.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, flags, Mode::empty())?,
     };
+    cx.check_opened(&reg.name, &file)?;
     validate(cx, reg, &file)?;
     if reg.pos > 0 && !flags.contains(OFlags::PATH) {
         seek(&file, reg)?;
@@ -299,10 +327,17 @@ fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> 
     let differs = |what: &str, was: String, now: String| {
         Err(Error::invalid(text(reg), format!("its {what} was {was} at the dump and is {now} now")))
     };
-    if let Some(size) = reg.size.filter(|&size| size != stat.st_size.cast_unsigned()) {
-        return differs("size", size.to_string(), stat.st_size.to_string());
+    let now = stat.st_size.cast_unsigned();
+    if let Some(size) = reg.size.filter(|&size| size != now && !may_have_grown(cx, reg, size, now))
+    {
+        let back = format!("{now}; to take away what was written since: truncate -s {size}");
+        let grew = size < now && access(reg.flags) != OFlags::RDONLY;
+        return differs("size", size.to_string(), if grew { back } else { now.to_string() });
     }
     let rights = if cx.opts.skip_file_rwx_check { 0o777 } else { 0 };
+    // A ghost gets these bits when it has lost its name.
+    let late = if cx.files.temporary.is_ghost(reg.id) { 0o6000 } else { 0 };
+    let rights = rights | late;
     if let Some(mode) = reg.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
     }
@@ -316,6 +351,21 @@ fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// Whether the file of a description may have another size now, by what it is open for: to add
+/// to its end or to name it, whatever it holds; to read what the tree itself adds to (a log that
+/// is watched, a journal that is read back), if nothing is gone. What is read or overwritten in
+/// place, or mapped, must be what it was.
+fn may_have_grown(cx: &Restore<'_>, reg: &RegFileEntry, size: u64, now: u64) -> bool {
+    let same = |r: &RegFileEntry| r.name == reg.name && r.mnt_id == reg.mnt_id;
+    let added_to = || {
+        let mut all = cx.entries.values().filter_map(|e| e.reg.as_ref());
+        all.any(|r| same(r) && appends(r.flags))
+    };
+    only_appends(reg.flags)
+        || open_flags(reg.flags).contains(OFlags::PATH)
+        || (size < now && (access(reg.flags) == OFlags::RDONLY || appends(reg.flags)) && added_to())
 }
 
 fn hex(build_id: &[u32]) -> String {
@@ -403,6 +453,34 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let error = world.restore(&entries).unwrap_err().to_string();
         assert!(error.contains("/file"), "{error}");
+    }
+
+    #[test]
+    fn what_is_only_added_to_may_have_grown() {
+        let world = World::new();
+        let path = world.path("log");
+        fs::write(&path, b"old").unwrap();
+        let open = |flags| rustix::fs::open(&path, flags, Mode::empty()).unwrap();
+        let append = OFlags::WRONLY | OFlags::APPEND;
+        let sets: [(&[OFlags], bool, bool); 7] = [
+            // What is open, whether it may be longer, whether it may be shorter.
+            (&[append], true, true),
+            (&[OFlags::PATH], true, true),
+            (&[OFlags::RDWR | OFlags::APPEND], true, false),
+            (&[OFlags::RDONLY, append], true, false),
+            (&[OFlags::RDONLY | OFlags::APPEND], false, false),
+            (&[OFlags::WRONLY], false, false),
+            (&[OFlags::RDWR, append], false, false),
+        ];
+        for (flags, longer, shorter) in sets {
+            fs::write(&path, b"old").unwrap();
+            let files: Vec<_> = flags.iter().map(|flags| open(*flags)).collect();
+            let entries = world.dump(&files).unwrap();
+            fs::write(&path, b"old and new").unwrap();
+            assert_eq!(world.restore(&entries).is_ok(), longer, "{flags:?}");
+            fs::write(&path, b"").unwrap();
+            assert_eq!(world.restore(&entries).is_ok(), shorter, "{flags:?}");
+        }
     }
 
     #[test]

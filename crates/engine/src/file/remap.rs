@@ -198,7 +198,7 @@ impl Remaps {
     /// # Errors
     /// The image file's.
     pub fn write(cx: &Dump<'_>) -> Result<()> {
-        Ok(cx.images.write_all(kind::REMAP_FPATH, 0, &cx.files.remaps.entries)?)
+        Ok(cx.images.write_unless_empty(kind::REMAP_FPATH, 0, &cx.files.remaps.entries)?)
     }
 }
 
@@ -256,8 +256,10 @@ fn remove(dir: BorrowedFd<'_>, name: &[u8], flags: AtFlags) {
 #[derive(Debug, Default)]
 pub struct Temporary {
     remaps: HashMap<u32, (RemapType, u32)>,
-    /// Where each ghost can be linked from (or opened, a directory).
-    ghosts: HashMap<u32, Name>,
+    /// The ghosts that were made.
+    ghosts: HashMap<u32, Held>,
+    /// Those whose mode waits until they have lost their names.
+    late: Vec<(OwnedFd, Mode)>,
     /// What was made, in this order.
     made: Vec<(Name, AtFlags)>,
     /// Directories among them that were made for something in them only.
@@ -288,14 +290,48 @@ impl Name {
         let dir = self.dir.try_clone().context(|| "dup".to_owned())?;
         Ok(Name { dir, name: self.name.clone() })
     }
+}
+
+/// A file that goes by a name for the time being, and a descriptor of it (`O_PATH`): others may
+/// put something else there at any moment.
+#[derive(Debug)]
+struct Held {
+    name: Name,
+    file: OwnedFd,
+}
+
+impl Held {
+    fn try_clone(&self) -> Result<Self> {
+        let file = self.file.try_clone().context(|| "dup".to_owned())?;
+        Ok(Held { name: self.name.try_clone()?, file })
+    }
 
     fn is_dir(&self) -> bool {
-        rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::fstat(&self.file)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
+    /// Makes sure that `opened` is the file.
+    fn check(&self, opened: OwnedFd) -> Result<OwnedFd> {
+        let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
+        match same_inode(&stat(&self.file)?, &stat(&opened)?) {
+            true => Ok(opened),
+            false => {
+                let name = String::from_utf8_lossy(&self.name.name);
+                let why = format!("somebody has put something else in the place of {name}");
+                Err(Error::invalid("remap-fpath.img", why))
+            }
+        }
     }
 }
 
 impl Temporary {
+    /// Whether a file is a ghost.
+    #[must_use]
+    pub fn is_ghost(&self, file: u32) -> bool {
+        matches!(self.remaps.get(&file), Some((RemapType::Ghost, _)))
+    }
+
     /// Reads `remap-fpath.img`.
     ///
     /// # Errors
@@ -310,6 +346,28 @@ impl Temporary {
             cx.files.temporary.remaps.insert(entry.orig_id, known);
         }
         Ok(())
+    }
+
+    /// Whether the path of the file `id` of the images does not lead to it.
+    pub fn is_remapped(&self, id: u32) -> bool {
+        self.remaps.contains_key(&id)
+    }
+
+    /// A file of the images whose ghost had this inode number, on a device as the kernel encodes
+    /// it.
+    ///
+    /// # Errors
+    /// The image files'.
+    pub fn with_ghost_of(cx: &Restore<'_>, dev: u32, ino: u64) -> Result<Option<u32>> {
+        for (&file, &(kind, ghost)) in &cx.files.temporary.remaps {
+            if kind == RemapType::Ghost {
+                let image = ghost::load(&cx.images, ghost)?;
+                if (image.entry.dev, image.entry.ino) == (Some(dev), Some(ino)) {
+                    return Ok(Some(file));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Opens the file of `reg`, if its path alone does not lead to it.
@@ -353,11 +411,22 @@ impl Temporary {
         })
     }
 
-    /// Removes the names that the dump gave to files; call it when nothing can fail
-    /// any more.
-    pub fn succeed(&mut self) {
+    /// Removes the names that files have for the restore only, and those that the dump gave;
+    /// call it when the tasks have all their files. Files get the modes that had to wait for it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn succeed(&mut self) -> Result<()> {
         for Name { dir, name } in self.given.drain(..) {
             remove(dir.as_fd(), &name, AtFlags::empty());
+        }
+        self.remove_made();
+        self.late.drain(..).try_for_each(|(file, mode)| ghost::set_mode(file.as_fd(), mode))
+    }
+
+    fn remove_made(&mut self) {
+        while let Some((Name { dir, name }, flags)) = self.made.pop() {
+            remove(dir.as_fd(), &name, flags);
         }
     }
 }
@@ -367,9 +436,7 @@ const OLD_GHOST: u32 = 1 << 31;
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        while let Some((Name { dir, name }, flags)) = self.made.pop() {
-            remove(dir.as_fd(), &name, flags);
-        }
+        self.remove_made();
     }
 }
 
@@ -378,20 +445,24 @@ fn open_linked(cx: &mut Restore<'_>, reg: &RegFileEntry, link: u32) -> Result<Ow
         let reason = format!("file {} goes by {link}, which is no file", reg.id);
         Error::invalid("remap-fpath.img", reason)
     })?;
-    let from = Name::of(cx, &given)?;
+    let name = Name::of(cx, &given)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
+        .context(|| format!("open {}", String::from_utf8_lossy(&given.name)))?;
+    let from = Held { name, file };
     let opened = open_as(cx, reg, &from)?;
-    if !cx.files.temporary.given.iter().any(|known| known.name == from.name) {
-        cx.files.temporary.given.push(from);
+    if !cx.files.temporary.given.iter().any(|known| known.name == from.name.name) {
+        cx.files.temporary.given.push(from.name);
     }
     Ok(opened)
 }
 
 fn open_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<OwnedFd> {
     let from = match cx.files.temporary.ghosts.get(&ghost) {
-        Some(name) => name.try_clone()?,
+        Some(ghost) => ghost.try_clone()?,
         None => make_ghost(cx, reg, ghost)?,
     };
-    if from.is_dir() { open_by_path(cx, reg) } else { open_as(cx, reg, &from) }
+    if from.is_dir() { from.check(open_by_path(cx, reg)?) } else { open_as(cx, reg, &from) }
 }
 
 fn open_by_path(cx: &Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
@@ -400,35 +471,45 @@ fn open_by_path(cx: &Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
 
 /// Makes a ghost: a directory under its own name, all else under one of ours, next to
 /// the place of the first description that is met.
-fn make_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Name> {
-    let image = ghost::load(&cx.images, ghost)?;
+fn make_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Held> {
+    let mut image = ghost::load(&cx.images, ghost)?;
     let mut name = Name::of(cx, reg)?;
     let is_dir = image.file_type() == FileType::Directory;
-    if is_dir && cx.files.temporary.parents.contains(&reg.name) {
+    let file = if is_dir && cx.files.temporary.parents.contains(&reg.name) {
         // It is there already, as the directory of another unlinked file.
-        image.set_attributes(&cx.id_maps, name.dir.as_fd(), &name.name)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
+            .context(|| format!("open {}", String::from_utf8_lossy(&reg.name)))?;
+        image.set_attributes(&cx.id_maps, file.as_fd())?;
+        file
     } else {
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         if !is_dir {
             let pid = std::process::id();
             name.name = format!(".torpor.{pid}.ghost.{ghost:x}").into_bytes();
         }
-        image.create(&cx.id_maps, name.dir.as_fd(), &name.name)?;
+        let file = image.create(&cx.id_maps, name.dir.as_fd(), &name.name)?;
         cx.files.temporary.made.push((name.try_clone()?, flags));
+        file
+    };
+    if let Some(mode) = image.late_mode() {
+        let file = file.try_clone().context(|| "dup".to_owned())?;
+        cx.files.temporary.late.push((file, mode));
     }
-    cx.files.temporary.ghosts.insert(ghost, name.try_clone()?);
-    Ok(name)
+    let made = Held { name, file };
+    cx.files.temporary.ghosts.insert(ghost, made.try_clone()?);
+    Ok(made)
 }
 
 /// Opens the file `from` under the name that `reg` has, which it has only for this
 /// moment. What has the name now steps aside meanwhile.
-fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Name) -> Result<OwnedFd> {
+fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Held) -> Result<OwnedFd> {
     let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.name));
     let Name { dir, name } = Name::of(cx, reg)?;
     let aside = step_aside(cx, &dir, &name).context(what)?;
     let linked = link(from, &dir, &name);
     let opened = linked.context(what).and_then(|()| {
-        let opened = open_by_path(cx, reg);
+        let opened = open_by_path(cx, reg).and_then(|opened| from.check(opened));
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
     });
     if let Some(other) = aside {
@@ -441,12 +522,12 @@ fn open_as(cx: &mut Restore<'_>, reg: &RegFileEntry, from: &Name) -> Result<Owne
 /// Gives the file `from` a name in `dir`, which may show the same file system through
 /// another mount: links are made within one mount only, so the directory is then opened
 /// by its handle through that of the file.
-fn link(from: &Name, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
-    match rustix::fs::linkat(&from.dir, &from.name, dir, name, AtFlags::empty()) {
+fn link(from: &Held, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
+    match rustix::fs::linkat(&from.file, "", dir, name, AtFlags::EMPTY_PATH) {
         Err(Errno::XDEV) => {
             let (kind, handle) = torpor_sys::notify::handle_of(dir.as_fd())?;
-            let dir = torpor_sys::notify::open_by_handle(from.dir.as_fd(), kind, &handle)?;
-            Ok(rustix::fs::linkat(&from.dir, &from.name, &dir, name, AtFlags::empty())?)
+            let dir = torpor_sys::notify::open_by_handle(from.name.dir.as_fd(), kind, &handle)?;
+            Ok(rustix::fs::linkat(&from.file, "", &dir, name, AtFlags::EMPTY_PATH)?)
         }
         other => Ok(other?),
     }

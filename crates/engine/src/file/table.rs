@@ -153,7 +153,7 @@ pub fn dump_descriptors(cx: &mut Dump<'_>, task: usize) -> Result<()> {
         list.push(dump_descriptor(cx, task, listed)?);
     }
     let table = u64::from(cx.tasks[task].ids.files_id);
-    Ok(cx.images.write_all(kind::FDINFO, table, &list)?)
+    Ok(cx.images.write_unless_empty(kind::FDINFO, table, &list)?)
 }
 
 fn dump_descriptor(cx: &mut Dump<'_>, task: usize, listed: Listed) -> Result<FdinfoEntry> {
@@ -167,6 +167,14 @@ fn dump_descriptor(cx: &mut Dump<'_>, task: usize, listed: Listed) -> Result<Fdi
         None => describe(cx, task, fd, info)?,
     };
     lock::note(cx, task, fd, id, &locks)?;
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
+        let vpid = cx.tasks[task].vpid;
+        let name =
+            torpor_images::proto::FdTypes::try_from(kind).map_or("?", |kind| kind.as_str_name());
+        let again = if known.is_some() { ", met before" } else { "" };
+        tracing::debug!("task {vpid}: fd {fd} ({}): file {id}, {name}{again}", link.display());
+    }
     Ok(FdinfoEntry {
         id,
         flags: cloexec,

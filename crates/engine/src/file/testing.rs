@@ -53,7 +53,7 @@ impl World {
         let mut cx = Restore::into_this_process(&self.opts)?;
         let ids: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
         let files = cx.open_all(&ids)?;
-        cx.files.temporary.succeed();
+        cx.files.temporary.succeed()?;
         let sleepers = std::mem::take(&mut cx.files.sleepers);
         super::notify::wake(&cx, sleepers)?;
         Ok(files)

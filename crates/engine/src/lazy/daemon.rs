@@ -77,7 +77,7 @@ impl<'a> Daemon<'a> {
         let _ = std::fs::remove_file(&self.socket);
         let caller = peer(&line).context(|| "who restores".to_owned())?;
         if caller.uid != rustix::process::geteuid().as_raw() {
-            return Err(Error::Hook("the restore belongs to another user".to_owned()));
+            return Err(Error::Protocol("the restore belongs to another user".to_owned()));
         }
         let pages = |id: u64| Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?));
         let restorer = proc::pidfd(caller.pid)?;
@@ -94,7 +94,7 @@ impl<'a> Daemon<'a> {
         poll(&mut fds, None).context(|| "poll".to_owned())?;
         if self.borrower.as_ref().is_some_and(Borrower::is_alone) {
             let _ = std::fs::remove_file(&self.socket);
-            return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
+            return Err(Error::Peer("the dump that serves the pages has ended".to_owned()));
         }
         let line = accept_with(&self.listener, SocketFlags::CLOEXEC);
         line.context(|| "accept".to_owned())
@@ -123,7 +123,7 @@ pub fn own_pager(
     let borrower = connect_to_dump(opts, images)?;
     if borrower.is_none() && pages.values().any(|pages| pages.any_remote()) {
         let what = "the dump still has pages, and no lazy-pages command with --page-server listens";
-        return Err(Error::Hook(format!("{what} in {}", opts.work_dir().display())));
+        return Err(Error::Usage(format!("{what} in {}", opts.work_dir().display())));
     }
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -170,7 +170,7 @@ fn find_daemon(opts: &Options) -> Result<Option<Line>> {
         Err(e) => return Err(e).context(what),
     }
     if peer(&socket).context(what)?.uid != rustix::process::geteuid().as_raw() {
-        return Err(Error::Hook("the lazy-pages process belongs to another user".to_owned()));
+        return Err(Error::Protocol("the lazy-pages process belongs to another user".to_owned()));
     }
     Ok(Some(Line { socket }))
 }

@@ -57,7 +57,7 @@ pub fn run(
         Some((_, Status::Exited(0))) => started,
         _ => {
             stop(tasks);
-            Err(Error::Hook("the pager has ended; the tasks are killed".to_owned()))
+            Err(Error::Peer("the pager has ended; the tasks are killed".to_owned()))
         }
     }
 }

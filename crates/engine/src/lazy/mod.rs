@@ -130,10 +130,10 @@ impl Line {
         let received = receive(self.socket.as_fd(), &mut answer)?;
         match answer.get(..received.len) {
             Some(b"ok") => Ok(()),
-            Some(b"") | None => Err(Error::Hook("the lazy-pages process has ended".to_owned())),
+            Some(b"") | None => Err(Error::Peer("the lazy-pages process has ended".to_owned())),
             Some(reason) => {
                 let reason = String::from_utf8_lossy(reason);
-                Err(Error::Hook(format!("the lazy-pages process: {reason}")))
+                Err(Error::Peer(format!("the lazy-pages process: {reason}")))
             }
         }
     }
@@ -202,7 +202,7 @@ fn next(line: &OwnedFd, sender: &OwnedFd, data: &mut [u8]) -> Result<Received> {
         false => receive(line.as_fd(), data)?,
     };
     match received.len {
-        0 => Err(Error::Hook("the restore has failed".to_owned())),
+        0 => Err(Error::Peer("the restore has failed".to_owned())),
         _ => Ok(received),
     }
 }

@@ -155,14 +155,14 @@ fn look(
     let (spaces, ends) = fds.split_at(spaces.len());
     let is_ready = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
     if ends.first().is_some_and(is_ready) {
-        return Err(Error::Hook("the process that watches over the pager has ended".to_owned()));
+        return Err(Error::Peer("the process that watches over the pager has ended".to_owned()));
     }
     let is_loud = |fd: &PollFd<'_>| !fd.revents().is_empty();
     let read = ends.get(1).is_some_and(is_loud);
     let loud = ends.get(2).is_some_and(is_loud);
     let answer = has_answer || loud && borrower.as_ref().is_some_and(|b| !b.asked().is_empty());
     if loud && !answer && borrower.as_ref().is_some_and(|borrower| borrower.is_alone()) {
-        return Err(Error::Hook("the dump that serves the pages has ended".to_owned()));
+        return Err(Error::Peer("the dump that serves the pages has ended".to_owned()));
     }
     Ok(Ready { spaces: spaces.iter().map(is_ready).collect(), answer, read })
 }

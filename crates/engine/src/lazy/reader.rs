@@ -108,7 +108,7 @@ impl AsFd for Reader {
 }
 
 fn ended() -> Error {
-    Error::Hook("the thread that reads pages has ended".to_owned())
+    Error::Bug("the thread that reads pages has ended".to_owned())
 }
 
 #[cfg(test)]

@@ -67,7 +67,9 @@ pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
         found.pages.push(Found { start, end, ..Found::default() });
         return Ok(found);
     }
-    if vma.is_empty == Some(true) && !scan::is_quick() {
+    // What may be dropped at any time (`MAP_DROPPABLE`: state of random number generators) must not
+    // be there twice: it comes back empty, and the images do not have it either.
+    if vma.has(b"dp") || vma.is_empty == Some(true) && !scan::is_quick() {
         return Ok(found);
     }
     let means = Means::of_this_kernel().ok();
@@ -256,8 +258,7 @@ pub fn copy<'j>(jobs: &'j [Job], workers: usize, done: &(dyn Fn(&'j Job) + Sync)
         handles
             .into_iter()
             .map(|h| {
-                h.join()
-                    .unwrap_or_else(|_| Err(Error::Hook("a copying thread panicked".to_owned())))
+                h.join().unwrap_or_else(|_| Err(Error::Bug("a copying thread panicked".to_owned())))
             })
             .fold(Ok(()), Result::and)
     })

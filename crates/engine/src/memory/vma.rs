@@ -123,6 +123,10 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
             if let Some(vma) = all.last_mut() {
                 vma.page_size = kib(size).unwrap_or(4) * 1024;
             }
+        } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
+            if let Some(vma) = all.last().filter(|_| key.trim() != "0") {
+                return Err(refuse(pid, vma, "it has a protection key, which is not supported"));
+            }
         } else if let Some(there) = THERE.iter().find_map(|name| line.strip_prefix(name)) {
             if let Some(vma) = all.last_mut() {
                 vma.is_empty = Some(vma.is_empty != Some(false) && kib(there) == Some(0));
@@ -148,7 +152,7 @@ fn refuse(pid: i32, vma: &Vma, reason: &str) -> Error {
 fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     use status::*;
     match vma.map.name.as_str() {
-        "[vsyscall]" => return Ok(VSYSCALL),
+        "[vsyscall]" => return Ok(VSYSCALL | ANON_PRIVATE),
         "[vdso]" => return Ok(REGULAR | VDSO | ANON_PRIVATE),
         n if n.starts_with("[vvar") => return Ok(REGULAR | VVAR | ANON_PRIVATE),
         "[uprobes]" => {
@@ -189,7 +193,7 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     bits |= if name.starts_with("/SYSV") && vma.map.shared {
         SYSVIPC | ANON_SHARED
     } else if name.starts_with("/memfd:") {
-        MEMFD | if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
+        MEMFD | if vma.map.shared { FILE_SHARED } else { FILE_PRIVATE }
     } else if is_anonymous_file(name, vma.map.shared) {
         if vma.map.shared { ANON_SHARED } else { ANON_PRIVATE }
     } else if of_file {
@@ -259,7 +263,8 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         shmid: 0,
         prot: vma.map.prot.cast_unsigned(),
         flags,
-        status: vma.status,
+        // CRIU has no stack that is known as such.
+        status: vma.status & !status::STACK,
         fd: -1,
         madv: (madv != 0).then_some(madv),
         fdflags: None,
@@ -291,5 +296,11 @@ mod tests {
             "7f00000000-7f00001000 rw-s 00000000 00:01 1 /secretmem (deleted)\nVmFlags: rd wr sh\n";
         let text = parse(7, text).unwrap_err().to_string();
         assert!(text.contains("task 7") && text.contains("memfd_secret"), "{text}");
+        let with = |key: u32| {
+            let text = "7f00000000-7f00001000 rw-p 00000000 00:00 0 \n";
+            parse(7, &format!("{text}ProtectionKey: {key:>9}\nVmFlags: rd wr\n"))
+        };
+        assert!(with(0).is_ok());
+        assert!(with(3).unwrap_err().to_string().contains("protection key"));
     }
 }

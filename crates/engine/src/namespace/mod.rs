@@ -16,9 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use torpor_images::proto::TaskKobjIdsEntry;
 
 use crate::error::{Context, Error, Result};
+use crate::options::JoinNsKind;
 
 pub(crate) use space::send_into;
-pub use space::{Made, dump, enter, finish, restore, take_external};
+pub use space::{Made, dump, enter, finish, restore, restore_late, take_external};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,6 +75,19 @@ impl NsKind {
             NsKind::Time => 0x80, // CLONE_NEWTIME, linux/sched.h: outside of libc's int flags
         };
         u64::from(flag.cast_unsigned())
+    }
+}
+
+impl From<JoinNsKind> for NsKind {
+    fn from(kind: JoinNsKind) -> Self {
+        match kind {
+            JoinNsKind::Ipc => NsKind::Ipc,
+            JoinNsKind::Mnt => NsKind::Mnt,
+            JoinNsKind::Net => NsKind::Net,
+            JoinNsKind::Time => NsKind::Time,
+            JoinNsKind::User => NsKind::User,
+            JoinNsKind::Uts => NsKind::Uts,
+        }
     }
 }
 
@@ -181,7 +195,7 @@ pub fn run_in<T: Send>(
             work()
         });
         thread.join().unwrap_or_else(|_| {
-            Err(Error::Hook("a worker thread in another namespace panicked".to_owned()))
+            Err(Error::Bug("a worker thread in another namespace panicked".to_owned()))
         })
     })
 }

@@ -12,7 +12,7 @@ use super::{Namespace, NsKind, ipc, net, pid, time, user, uts};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::options::{JoinNs, JoinNsKind};
+use crate::options::JoinNs;
 use crate::restore::{Restore, Transport};
 
 /// Kinds that a task can have of its own although its parent lives in another one.
@@ -126,15 +126,7 @@ impl Made {
 
 /// What `--join-ns` gives for a kind.
 fn joined<'c>(cx: &'c Restore<'_>, kind: NsKind) -> Option<&'c JoinNs> {
-    let of = |join: &JoinNs| match join.kind {
-        JoinNsKind::Ipc => NsKind::Ipc,
-        JoinNsKind::Mnt => NsKind::Mnt,
-        JoinNsKind::Net => NsKind::Net,
-        JoinNsKind::Time => NsKind::Time,
-        JoinNsKind::User => NsKind::User,
-        JoinNsKind::Uts => NsKind::Uts,
-    };
-    cx.opts.join_ns.iter().find(|join| of(join) == kind)
+    cx.opts.join_ns.iter().find(|join| NsKind::from(join.kind) == kind)
 }
 
 /// The file that `--inherit-fd` brings under `key`.
@@ -171,8 +163,46 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     for (kind, id) in fresh {
         match kind {
             NsKind::Uts => uts::restore(cx, id)?,
-            NsKind::Ipc => ipc::restore(cx, id)?,
+            NsKind::Ipc if !cx.staged() => ipc::restore(cx, id)?,
             _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// When the last round is there, of a restore in rounds: what changes while the tasks run, the
+/// objects of IPC namespaces and the time that clocks show.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_late(cx: &mut Restore<'_>) -> Result<()> {
+    let new = cx.ns.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
+    for (kind, id) in new.collect::<Vec<_>>() {
+        match kind {
+            NsKind::Ipc => ipc::restore(cx, id)?,
+            NsKind::Net => net::restore_connections(cx, id)?,
+            _ => {}
+        }
+    }
+    set_clocks(cx)
+}
+
+/// Moves all husks into a time namespace whose clocks show what the images say: the offsets of
+/// one that somebody lives in cannot be changed.
+fn set_clocks(cx: &mut Restore<'_>) -> Result<()> {
+    if joined(cx, NsKind::Time).is_some() {
+        return Ok(());
+    }
+    let Some(clocks) = time::Wanted::load(cx)? else { return Ok(()) };
+    let root = cx.remote(0)?;
+    let pid = root.pid();
+    let flag = NsKind::Time.clone_flag();
+    root.call("unshare time namespace", libc::SYS_unshare, [flag])?;
+    clocks.set(pid)?;
+    let space = crate::proc::open(pid, "ns/time_for_children")?.into();
+    for task in 0..cx.tasks.len() {
+        if !cx.tasks[task].threads.is_empty() {
+            send_into(cx, task, NsKind::Time, &space)?;
         }
     }
     Ok(())

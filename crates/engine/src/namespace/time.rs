@@ -12,7 +12,7 @@ use torpor_images::proto::{TimensEntry, Timespec};
 
 use super::NsKind;
 use crate::dump::Dump;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::proc;
 use crate::restore::Restore;
 
@@ -149,12 +149,21 @@ impl Wanted {
     /// `ERANGE` for times that the kernel cannot show.
     pub fn apply(&self) -> io::Result<()> {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        let of_host = |e: Error| io::Error::other(e.to_string());
-        let here = Clocks::offsets(tid).map_err(of_host)?;
         torpor_sys::ns::unshare_time()?;
+        self.set(tid).map_err(|e| io::Error::other(e.to_string()))
+    }
+
+    /// Sets the clocks of the time namespace that the children of task `pid` will live in, and
+    /// nobody lives in yet.
+    ///
+    /// # Errors
+    /// As [`Wanted::apply`].
+    pub fn set(&self, pid: i32) -> Result<()> {
+        let here = Clocks::offsets(own_pid())?;
         // From here to the end of the restore the clocks run.
         let offsets = self.0.minus(Clocks::now()).plus(here);
-        std::fs::write(format!("/proc/{tid}/timens_offsets"), offsets.to_text())
+        let path = format!("/proc/{pid}/timens_offsets");
+        std::fs::write(&path, offsets.to_text()).context(|| format!("write {path}"))
     }
 }
 

@@ -8,13 +8,16 @@
 //! are killed the lock stays, until the restore removes it. The peers send again what was
 //! lost meanwhile: that is what TCP is for.
 
+mod iptables;
+mod nftables;
 pub mod rules;
+pub mod tracked;
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use torpor_images::proto::FileEntry;
+use torpor_images::proto::{FileEntry, InetSkEntry};
 
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
@@ -27,13 +30,15 @@ use crate::options::NetworkLock;
 use crate::proc;
 use crate::restore::Restore;
 
-use self::rules::{Scope, Script};
+use self::rules::{Scope, Script, Tool};
 
 /// What a dump does to the network.
 #[derive(Debug, Default)]
 pub struct Held {
     /// Names the locks; in the inventory, so that the restore finds them.
     id: String,
+    /// What the locks are set with.
+    tool: Option<Tool>,
     locks: Vec<Lock>,
     connections: Vec<Connection>,
 }
@@ -71,6 +76,16 @@ impl Held {
             id.trim().clone_into(&mut self.id);
         }
         Ok(&self.id)
+    }
+
+    /// How the network is locked, as the inventory has it.
+    pub fn method(&self, asked: NetworkLock) -> u32 {
+        match (self.tool, asked) {
+            (Some(tool), _) => tool.method(),
+            (None, NetworkLock::Any | NetworkLock::Iptables) => Tool::Iptables.method(),
+            (None, NetworkLock::Nftables) => Tool::Nft.method(),
+            (None, NetworkLock::Skip) => rules::SKIPPED,
+        }
     }
 
     /// Adds a connection that was dumped, with its `SO_REUSEADDR`.
@@ -170,16 +185,18 @@ fn set_lock(cx: &mut Dump<'_>, ns: usize, scope: Scope) -> Result<()> {
     if scope == Scope::All && run_in(&[netns.as_fd()], is_own)? {
         return Err(Error::Unsupported("locking the caller's own network as a whole".to_owned()));
     }
-    let tool = rules::choose(cx.opts.network_lock)?;
+    let tool = match cx.network.tool {
+        Some(tool) => tool,
+        None => rules::choose(cx.opts.network_lock)?,
+    };
+    cx.network.tool = Some(tool);
     let undo = rules::unlocking(tool, &id, &scope);
     for (argv, input) in &undo {
         cx.guardian.watch(&Undo::Run(path.clone(), argv.clone(), input.clone()))?;
     }
-    let again = cx.network.locks.iter().position(|l| l.space == space);
-    let known = again.map(|i| cx.network.locks.remove(i));
-    let before = known.as_ref().map(|l| &l.scope);
+    let more = cx.network.locks.iter().any(|lock| lock.space == space);
     let line = cx.guardian.line_for_children()?;
-    let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, before));
+    let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, more));
     drop(line);
     cx.network.locks.push(Lock { space, netns, path, scope, undo });
     set
@@ -200,17 +217,15 @@ pub fn hold_connection(
         return Ok(());
     }
     let ends = (remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local));
-    let known = cx.network.locks.iter().find(|l| l.space == about.space).map(|l| &l.scope);
-    let scope = match known {
-        Some(Scope::All) => return Ok(()),
-        Some(Scope::Connections(all)) if all.contains(&ends) => return Ok(()),
-        Some(Scope::Connections(all)) => {
-            Scope::Connections(all.iter().copied().chain([ends]).collect())
-        }
-        None => Scope::Connections(vec![ends]),
+    let is_held = |lock: &Lock| match &lock.scope {
+        Scope::All => true,
+        Scope::Connections(all) => all.contains(&ends),
     };
+    if cx.network.locks.iter().any(|lock| lock.space == about.space && is_held(lock)) {
+        return Ok(());
+    }
     match cx.ns.all.iter().position(|ns| ns.inode == about.space) {
-        Some(ns) => set_lock(cx, ns, scope),
+        Some(ns) => set_lock(cx, ns, Scope::Connections(vec![ends])),
         None => Ok(()),
     }
 }
@@ -358,15 +373,19 @@ fn lock_where(cx: &mut Restore<'_>, external: bool) -> Result<()> {
         return Ok(());
     }
     let id = lock_id(cx);
+    let by_dump = cx.images.inventory()?.network_lock_method.and_then(Tool::of_method);
     for ns in wanted {
         // One that is joined is not there yet, nor ours to lock.
         if cx.in_netns(ns, is_own)? {
             continue;
         }
+        if external && cx.in_netns(ns, || Ok(by_dump.is_some_and(|tool| tool.is_locked(&id))))? {
+            continue;
+        }
         let tool = rules::choose(cx.opts.network_lock)?;
         let set = cx.in_netns(ns, || {
             let is_new = !external || !tool.is_locked(&id);
-            is_new.then(|| rules::lock(tool, &id, &Scope::All, None)).transpose()
+            is_new.then(|| rules::lock(tool, &id, &Scope::All, false)).transpose()
         })?;
         // The lock of the dump stays if the restore fails, see `unlock_and_wake`.
         if set.is_some() {
@@ -393,12 +412,56 @@ fn is_own() -> Result<bool> {
     Ok(inode("/proc/self/ns/net")? == inode("/proc/thread-self/ns/net")?)
 }
 
-/// The name of the locks of the dump that the images are from.
+/// The name of the locks of the dump that the images are from: its id, or, in images from before
+/// there were ids, the pid of its root task.
 fn lock_id(cx: &Restore<'_>) -> String {
     let inventory = cx.images.inventory().ok();
     let id = inventory.and_then(|i| i.dump_criu_run_id).unwrap_or_default();
     // It goes into rules: nothing but what our own names are made of.
-    id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').take(64).collect()
+    let id: String = id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').take(64).collect();
+    let root = cx.tasks.first().map(|task| task.vpid.to_string());
+    if id.is_empty() { root.unwrap_or_default() } else { id }
+}
+
+/// Takes away what the dump has left to hold the network still, whichever program made it.
+fn unlock(cx: &Restore<'_>, made: &HashSet<u32>) -> Result<()> {
+    let method = cx.images.inventory()?.network_lock_method;
+    let sockets: Vec<&InetSkEntry> = cx
+        .entries
+        .values()
+        .filter_map(|e| e.isk.as_ref())
+        .filter(|isk| isk.proto == libc::IPPROTO_TCP.cast_unsigned())
+        .collect();
+    // The dump has locked the tree's own namespaces with TCP sockets of whomever.
+    let own = cx.ns.all.iter().filter(|ns| ns.kind == NsKind::Net && !ns.is_host);
+    let spaces: HashSet<u32> =
+        sockets.iter().filter_map(|isk| isk.ns_id).chain(own.map(|ns| ns.id)).collect();
+    let id = lock_id(cx);
+    // Old versions do not say.
+    let tools = match method {
+        Some(method) => Tool::of_method(method).into_iter().collect(),
+        None => vec![Tool::Iptables, Tool::Nft],
+    };
+    for &ns in spaces.difference(made) {
+        let of_space = sockets.iter().filter(|isk| isk.ns_id == Some(ns));
+        let connections = of_space.filter(|isk| tcp::is_connection(isk));
+        let ends: Vec<_> = connections.filter_map(|isk| tcp::ends(isk)).collect();
+        let is_host = cx.ns.by_id(ns).is_none_or(|ns| ns.is_host);
+        cx.in_netns(ns, || {
+            let ends = Scope::Connections(ends);
+            for &tool in &tools {
+                rules::unlock(tool, &id, &ends)?;
+                if !is_host {
+                    rules::unlock(tool, &id, &Scope::All)?;
+                }
+            }
+            if method.is_none() {
+                rules::unlock_old(&id);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// The last step of a restore before its tasks run: the network goes on, and so do the
@@ -410,21 +473,8 @@ pub fn unlock_and_wake(cx: &mut Restore<'_>) -> Result<()> {
     let locks = std::mem::take(&mut cx.network.locks);
     let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();
     locks.iter().try_for_each(|lock| lock.remove(cx))?;
-    let id = lock_id(cx);
-    if cx.opts.network_lock != NetworkLock::Skip && !id.is_empty() {
-        let has_sockets: HashSet<u32> = cx
-            .entries
-            .values()
-            .filter_map(|e| e.isk.as_ref())
-            .filter(|isk| isk.proto == libc::IPPROTO_TCP.cast_unsigned())
-            .filter_map(|isk| isk.ns_id)
-            .collect();
-        for ns in has_sockets.difference(&made) {
-            cx.in_netns(*ns, || {
-                rules::unlock(&id);
-                Ok(())
-            })?;
-        }
+    if cx.opts.network_lock != NetworkLock::Skip {
+        unlock(cx, &made)?;
     }
     cx.network.sleeping.iter().try_for_each(|s| s.wake(cx))
 }

@@ -163,7 +163,7 @@ impl Borrower {
         let mut status = [0; 4];
         match self.connection.read_exact(&mut status).map(|()| i32::from_le_bytes(status)) {
             Ok(0) => Ok(()),
-            Ok(_) => Err(Error::Hook("the tasks go on where they were dumped".to_owned())),
+            Ok(_) => Err(Error::Peer("the tasks go on where they were dumped".to_owned())),
             Err(error) => {
                 let risk = "make sure that the tasks have ended where they were dumped";
                 tracing::warn!("the dump does not say that it has ended: {error}; {risk}");

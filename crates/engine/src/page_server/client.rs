@@ -66,7 +66,7 @@ impl Sender {
     /// # Errors
     /// The connection's.
     pub fn store(&mut self, file: Object, offset: u64, bytes: &[u8]) -> Result<()> {
-        let wrong = |_| Error::Hook(format!("{} bytes are too many to be sent", bytes.len()));
+        let wrong = |_| Error::Protocol(format!("{} bytes are too many to be sent", bytes.len()));
         let pages = u32::try_from(bytes.len()).map_err(wrong)?;
         let object = Some(file);
         self.send(&Command { op: Op::Store, flags: 0, pages, vaddr: offset, object })?;
@@ -86,7 +86,7 @@ impl Sender {
         match there {
             [0] => Ok(false),
             [1] => Ok(true),
-            _ => Err(Error::Hook("the other end is no page server, or wants --tls".to_owned())),
+            _ => Err(Error::Protocol("the other end is no page server, or wants --tls".to_owned())),
         }
     }
 
@@ -108,7 +108,7 @@ impl Sender {
     /// The connection's; a run of more than 16 TiB.
     pub fn run(&mut self, run: &Run) -> Result<()> {
         let op = if run.present { Op::AddPages } else { Op::Hole };
-        let too_large = || Error::Hook(format!("{} pages are too many to be sent", run.pages));
+        let too_large = || Error::Protocol(format!("{} pages are too many to be sent", run.pages));
         let pages = u32::try_from(run.pages.min(MAX_PAGES + 1)).map_err(|_| too_large())?;
         let flags = run.flags() | if run.present { self.outgoing.flags() } else { 0 };
         // CRIU's servers want to hear again whose it is.
@@ -135,7 +135,7 @@ impl Sender {
         self.receive(&mut status)?;
         match i32::from_le_bytes(status) {
             0 => Ok(self.outgoing.packed()),
-            _ => Err(Error::Hook("the page server failed; its log says why".to_owned())),
+            _ => Err(Error::Peer("the page server failed; its log says why".to_owned())),
         }
     }
 

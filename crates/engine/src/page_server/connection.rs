@@ -1,17 +1,21 @@
 //! A connection between a page client and a page server.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::ops::DerefMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, getpeername, getsockname, listen, socket_with,
-    sockopt,
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpeername, getsockname, listen,
+    shutdown, socket_with, sockopt,
 };
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustls::{ConnectionCommon, SideData, StreamOwned};
 use torpor_sys::socket;
 
@@ -20,13 +24,14 @@ use super::tls;
 use super::wire::Manner;
 use crate::error::{Context, Error, Result};
 use crate::options::PageServer;
+use torpor_sys::keepalive::keep_alive;
 
 /// Bytes of small messages that are sent together.
 const BUFFER: usize = 64 * 1024;
 /// After so long without a word the other end is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How often, before it is taken to be gone.
-const PROBES: u32 = 3;
+/// Clients that may be connected at once before one of them asks for something.
+const PEERS: usize = 64;
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -87,12 +92,12 @@ impl Connection {
         let socket: OwnedFd = match &to.socket {
             Some(socket) => socket.try_clone().context(|| "dup".to_owned())?,
             None if to.port == 0 => {
-                return Err(Error::Hook("--page-server needs the server's --port".to_owned()));
+                return Err(Error::Usage("--page-server needs the server's --port".to_owned()));
             }
             None => {
                 let name = format!("page server {host} port {}", to.port);
                 let stream = TcpStream::connect((host, to.port)).context(|| name)?;
-                prepare(&stream).context(|| "setsockopt".to_owned())?;
+                keep_alive(&stream, SILENCE).context(|| "setsockopt".to_owned())?;
                 stream.into()
             }
         };
@@ -158,18 +163,6 @@ fn is_far(socket: &File) -> bool {
     let ends = [getsockname(socket).ok(), getpeername(socket).ok().flatten()];
     let [here, there] = ends.map(|end| SocketAddr::try_from(end?).ok().map(|end| end.ip()));
     here.is_some() && there.is_some() && here != there
-}
-
-/// Small messages go at once, and an end that is not there any more is missed: tasks may be
-/// waiting for it, stopped.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENCE)?;
-    sockopt::set_tcp_keepintvl(stream, SILENCE)?;
-    sockopt::set_tcp_keepcnt(stream, PROBES)?;
-    let patience = (SILENCE * (PROBES + 1)).as_millis();
-    Ok(sockopt::set_tcp_user_timeout(stream, u32::try_from(patience).unwrap_or(u32::MAX))?)
 }
 
 impl Read for Connection {
@@ -239,9 +232,10 @@ impl<'a> Listener<'a> {
             Some(_) => None,
             None => {
                 let address = options.address.as_deref().unwrap_or_default();
-                let any = [SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.port))];
+                // Nobody else is to reach it unless that is said.
+                let own = [SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))];
                 let addresses = match address {
-                    "" => any.to_vec(),
+                    "" => own.to_vec(),
                     host => (host, options.port)
                         .to_socket_addrs()
                         .context(|| format!("address {host}"))?
@@ -283,21 +277,107 @@ impl<'a> Listener<'a> {
     /// Waits for a client.
     ///
     /// # Errors
-    /// The kernel's; a client without a right certificate.
+    /// The kernel's; a client without a right certificate, or that says nothing of one.
     pub fn accept(&self) -> Result<Connection> {
-        let socket: OwnedFd = match (&self.bound, &self.options.socket) {
-            (Some(bound), _) => {
-                let (stream, from) = bound.accept().context(|| "accept".to_owned())?;
-                tracing::info!("accepted a connection from {from}");
-                prepare(&stream).context(|| "setsockopt".to_owned())?;
-                stream.into()
-            }
-            (None, Some(socket)) => socket.try_clone().context(|| "dup".to_owned())?,
-            (None, None) => return Err(Error::Hook("no socket to wait at".to_owned())),
+        match (&self.bound, &self.options.socket) {
+            (Some(bound), _) => self.greet(accept(bound)?),
+            (None, Some(socket)) => self.greet(socket.try_clone().context(|| "dup".to_owned())?),
+            (None, None) => Err(Error::Usage("no socket to wait at".to_owned())),
+        }
+    }
+
+    /// Waits for the first client that asks for something. Others may connect meanwhile and
+    /// show no right certificate, or say nothing: they are let go.
+    ///
+    /// # Errors
+    /// The kernel's; of a connection that is there already what the client did wrong.
+    pub fn accept_first(&self) -> Result<(Connection, Command)> {
+        let Some(bound) = &self.bound else {
+            return first_command(self.accept()?);
         };
+        let what = || "wait for a client".to_owned();
+        let (reading, writing) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
+        let first = Mutex::new(None);
+        std::thread::scope(|scope| {
+            let mut peers: VecDeque<OwnedFd> = VecDeque::new();
+            let found = loop {
+                let mut fds = [
+                    PollFd::from_borrowed_fd(bound.as_fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(reading.as_fd(), PollFlags::IN),
+                ];
+                match poll(&mut fds, None) {
+                    Err(Errno::INTR) => continue,
+                    other => drop(other.context(what)?),
+                }
+                let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(ready) = ready {
+                    break Ok(ready);
+                }
+                if !fds[0].revents().contains(PollFlags::IN) {
+                    continue;
+                }
+                let socket = match accept(bound) {
+                    Ok(socket) => socket,
+                    Err(error) => break Err(error),
+                };
+                if peers.len() >= PEERS
+                    && let Some(oldest) = peers.pop_front()
+                {
+                    // It may have gone by itself.
+                    let _ = shutdown(&oldest, Shutdown::Both);
+                }
+                peers.push_back(socket.try_clone().context(what)?);
+                let (first, writing) = (&first, &writing);
+                scope.spawn(move || {
+                    let asked = self.greet(socket).and_then(first_command);
+                    match asked {
+                        Ok(ready) => {
+                            let mut slot = first.lock().unwrap_or_else(PoisonError::into_inner);
+                            slot.get_or_insert(ready);
+                            let _ = rustix::io::write(writing, &[0]);
+                        }
+                        Err(error) => tracing::warn!("a client was let go: {error}"),
+                    }
+                });
+            };
+            // All but the one: their threads end.
+            let kept = found.as_ref().ok().and_then(|(connection, _)| address_of(connection));
+            for peer in peers.iter().filter(|peer| address_of(*peer) != kept) {
+                let _ = shutdown(peer, Shutdown::Both);
+            }
+            found
+        })
+    }
+
+    /// Lets a client show its certificate, if it has to.
+    fn greet(&self, socket: OwnedFd) -> Result<Connection> {
         match &self.options.tls {
             Some(files) => Ok(Connection::encrypted(tls::server(File::from(socket), files)?)),
             None => Ok(Connection::open(File::from(socket))),
         }
     }
+}
+
+/// The first command with which a client does something; whose server this is, it may ask before.
+fn first_command(mut connection: Connection) -> Result<(Connection, Command)> {
+    loop {
+        let command = Command::receive(&mut connection)?;
+        if command.op != Op::Parent || command.object != Some(ASK) {
+            return Ok((connection, command));
+        }
+        let said = connection.write_all(&YES.to_le_bytes()).and_then(|()| connection.flush());
+        said.context(|| "answer the page client".to_owned())?;
+    }
+}
+
+fn accept(bound: &TcpListener) -> Result<OwnedFd> {
+    let (stream, from) = bound.accept().context(|| "accept".to_owned())?;
+    tracing::info!("accepted a connection from {from}");
+    keep_alive(&stream, SILENCE).context(|| "setsockopt".to_owned())?;
+    Ok(stream.into())
+}
+
+/// The address of a socket's other end, which tells it from others.
+fn address_of(socket: impl AsFd) -> Option<SocketAddr> {
+    SocketAddr::try_from(getpeername(socket).ok().flatten()?).ok()
 }

@@ -90,7 +90,9 @@ impl Loan<'_> {
         said.and_then(|()| to.flush()).context(|| "answer the restore".to_owned())?;
         match is_ours {
             true => Ok(transit),
-            false => Err(Error::Hook("the restore on the other end has other images".to_owned())),
+            false => {
+                Err(Error::Protocol("the restore on the other end has other images".to_owned()))
+            }
         }
     }
 }
@@ -122,7 +124,7 @@ impl<'a> Lender<'a> {
         }
         let Some(server) = &opts.page_server else {
             let what = "--lazy-pages needs a --port, for the restore to fetch the pages from";
-            return Err(Error::Hook(what.to_owned()));
+            return Err(Error::Usage(what.to_owned()));
         };
         Ok(Some(Lender { listener: Listener::bind(server)? }))
     }
@@ -170,7 +172,7 @@ impl<'a> Lender<'a> {
                 }
                 Op::Close => return Ok(Returned { packed: outgoing.packed(), connection }),
                 Op::Abandon => {
-                    return Err(Error::Hook("the restore on the other end has failed".to_owned()));
+                    return Err(Error::Peer("the restore on the other end has failed".to_owned()));
                 }
                 _ => return Err(wrong("what only a dump sends")),
             }

@@ -23,18 +23,20 @@ const MAX_OPEN: usize = 64;
 
 /// Receives what one client sends and writes it to the images directory, on top of
 /// `opts.parent_img` if there is one. What a client sent that did not come to its end
-/// is removed.
+/// is removed, and files that were there before are neither replaced nor removed.
 ///
 /// # Errors
 /// The connection's, the files'; a client that breaks the protocol.
 pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
-    let images = ImageDir::open(&opts.images_dir)?;
+    let mut images = ImageDir::open(&opts.images_dir)?;
+    images.keep_files();
     if let Some(parent) = &opts.parent_img {
         images.set_parent(parent)?;
     }
-    let mut connection = listener.accept()?;
+    let (mut connection, first) = listener.accept_first()?;
+    drop(listener);
     let mut receiver = Receiver::new(&images)?;
-    let done = receiver.all(&mut connection);
+    let done = receiver.all(first, &mut connection);
     if done.is_err() {
         receiver.remove()?;
     }
@@ -60,6 +62,8 @@ struct Receiver<'a> {
     current: Option<Current>,
     /// What has been begun, in order: the N of the N-th one's pages file.
     objects: Vec<Object>,
+    /// The files that were made for them.
+    made: Vec<String>,
     stored: Stored,
     hands: Hands,
 }
@@ -110,14 +114,19 @@ impl<'a> Receiver<'a> {
             parent,
             current: None,
             objects: Vec::new(),
+            made: Vec::new(),
             stored: Stored::default(),
             hands: Hands { incoming: Incoming::default(), buffer: vec![0; CHUNK] },
         })
     }
 
-    fn all(&mut self, connection: &mut Connection) -> Result<()> {
+    fn all(&mut self, first: Command, connection: &mut Connection) -> Result<()> {
+        let mut next = Some(first);
         loop {
-            let command = Command::receive(connection)?;
+            let command = match next.take() {
+                Some(command) => command,
+                None => Command::receive(connection)?,
+            };
             match command.op {
                 Op::Open => self.open(&command, connection)?,
                 Op::Parent => {
@@ -135,7 +144,7 @@ impl<'a> Receiver<'a> {
                 }
                 Op::Close => return self.finish_current(),
                 Op::Abandon => {
-                    return Err(Error::Hook("the dump on the other end has failed".to_owned()));
+                    return Err(Error::Peer("the dump on the other end has failed".to_owned()));
                 }
             }
         }
@@ -177,11 +186,11 @@ impl<'a> Receiver<'a> {
         let number = self.objects.len();
         let pages_id = u32::try_from(number)
             .map_err(|_| Error::invalid("page server", "the client sent too many objects"))?;
-        self.current = Some(Current {
-            pagemap: PagemapWriter::create(self.images, object.kind, object.id, pages_id)?,
-            pages: self.images.raw_file_create(kind::PAGES, number as u64)?,
-            end: 0,
-        });
+        let pagemap = PagemapWriter::create(self.images, object.kind, object.id, pages_id)?;
+        self.made.push(object.kind.file_name(object.id));
+        let pages = self.images.raw_file_create(kind::PAGES, number as u64)?;
+        self.made.push(kind::PAGES.file_name(number as u64));
+        self.current = Some(Current { pagemap, pages, end: 0 });
         let there = self.in_parent(command)?;
         answer(connection, &[u8::from(there)])
     }
@@ -221,12 +230,8 @@ impl<'a> Receiver<'a> {
     /// Removes what has been received.
     fn remove(&mut self) -> Result<()> {
         self.current = None;
-        for (number, object) in (1..).zip(&self.objects) {
-            self.images.remove(&object.kind.file_name(object.id))?;
-            self.images.remove(&kind::PAGES.file_name(number))?;
-        }
-        self.stored.names.iter().try_for_each(|name| self.images.remove(name))?;
-        Ok(())
+        let all = self.made.iter().chain(&self.stored.names);
+        Ok(all.into_iter().try_for_each(|name| self.images.remove(name))?)
     }
 }
 

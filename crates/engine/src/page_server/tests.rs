@@ -1,5 +1,7 @@
 //! Both ends, over a pair of sockets.
 
+mod strangers;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

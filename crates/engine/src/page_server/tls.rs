@@ -1,9 +1,12 @@
 //! Encryption of the connection: both ends show certificates.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -17,7 +20,7 @@ use rustls::{
     ServerConfig, ServerConnection, SignatureScheme, StreamOwned,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::options::Tls;
 
 // Where CRIU looks when it is not told.
@@ -25,6 +28,9 @@ const CA_CERT: &str = "/etc/pki/CA/cacert.pem";
 const CA_CRL: &str = "/etc/pki/CA/cacrl.pem";
 const CERT: &str = "/etc/pki/criu/cert.pem";
 const KEY: &str = "/etc/pki/criu/private/key.pem";
+
+/// How long a client has to show its certificate.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The client's end of an encrypted connection to `host`.
 ///
@@ -82,10 +88,49 @@ pub fn server(socket: File, files: &Tls) -> Result<StreamOwned<ServerConnection,
     config.send_tls13_tickets = 0;
     let mut end = ServerConnection::new(Arc::new(config)).map_err(|error| failed("TLS", &error))?;
     let mut socket = socket;
+    let failure = |error: &dyn std::error::Error| failed("TLS with the page client", error);
+    let deadline = Instant::now() + HANDSHAKE;
     while end.is_handshaking() {
-        end.complete_io(&mut socket).map_err(|error| failed("TLS with the page client", &error))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let late = || failure(&io::Error::from(io::ErrorKind::TimedOut));
+        set_patience(&socket, Some(left).filter(|left| !left.is_zero()).ok_or_else(late)?)?;
+        // A few bytes at a time are one step each: the deadline counts for all.
+        let step = if end.wants_write() {
+            end.write_tls(&mut socket)
+        } else {
+            read(&mut end, &mut socket)
+        };
+        match step {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(late()),
+            Err(error) => return Err(failure(&error)),
+            Ok(0) => return Err(failure(&io::Error::from(io::ErrorKind::UnexpectedEof))),
+            Ok(_) => {}
+        }
     }
+    while end.wants_write() {
+        end.write_tls(&mut socket).map_err(|error| failure(&error))?;
+    }
+    set_patience(&socket, Duration::ZERO)?;
     Ok(StreamOwned::new(end, socket))
+}
+
+/// Takes in what has come. What is wrong with it is said to the other end.
+fn read(end: &mut ServerConnection, socket: &mut File) -> io::Result<usize> {
+    let len = end.read_tls(socket)?;
+    if let Err(error) = end.process_new_packets() {
+        let _ = end.write_tls(socket);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+    }
+    Ok(len)
+}
+
+/// For how long a read or write may wait; zero is for ever.
+fn set_patience(socket: &File, patience: Duration) -> Result<()> {
+    let patience = Some(patience).filter(|patience| !patience.is_zero());
+    for way in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(socket, way, patience).context(|| "setsockopt".to_owned())?;
+    }
+    Ok(())
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -93,7 +138,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 fn failed(what: &str, error: &dyn std::error::Error) -> Error {
-    Error::Hook(format!("{what}: {error}"))
+    Error::Protocol(format!("{what}: {error}"))
 }
 
 /// What one end has and trusts.
@@ -131,7 +176,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let all = CertificateDer::pem_file_iter(file).map_err(unreadable)?;
     let all: Vec<_> = all.collect::<std::result::Result<_, _>>().map_err(unreadable)?;
     if all.is_empty() {
-        return Err(Error::Hook(format!("{}: holds no certificate", file.display())));
+        return Err(Error::Usage(format!("{}: holds no certificate", file.display())));
     }
     Ok(all)
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use torpor_images::ImageDir;
@@ -11,8 +12,8 @@ use torpor_images::kind::{self, Kind};
 use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::pages::PagesReader;
 
-use crate::error::{Error, Result};
-use crate::ranges::gaps;
+use crate::error::{Context, Error, Result};
+use crate::ranges::{Ranges, gaps};
 
 /// Adjacent pages from one place.
 #[derive(Debug, Clone)]
@@ -102,15 +103,39 @@ impl Pages {
     /// # Errors
     /// Damaged images; pages that no parent has.
     pub fn load(images: &ImageDir, kind: Kind, id: u64) -> Result<Self> {
+        Ok(Self::find(images, kind, id, &Search::default())?.0)
+    }
+
+    /// As [`Pages::load`], but only those that the search asks for. The ranges are those that are
+    /// as the checkpoint `search.above` has them.
+    ///
+    /// # Errors
+    /// See [`Pages::load`].
+    pub fn find(
+        images: &ImageDir,
+        kind: Kind,
+        id: u64,
+        search: &Search<'_>,
+    ) -> Result<(Self, Ranges)> {
         let map = Pagemap::read(images, kind, id)?;
-        let everything: Vec<Range<u64>> = map.runs.iter().map(Run::range).collect();
+        let all: Ranges = map.runs.iter().map(Run::range).collect();
+        if search.above.is_some() && search.above == Some(Identity::of(images)?) {
+            return Ok((Pages::default(), all));
+        }
+        let everything = match search.within {
+            Some(within) => all.and(within),
+            None => all,
+        };
         let mut stretches = Vec::new();
         let newest = Layer { images, kind, id, depth: 0 };
-        let mut wanted = newest.take(&map, &everything, &mut stretches)?;
+        let mut wanted = newest.take(&map, everything.as_slice(), &mut stretches)?;
         let (mut parent, mut depth) = (None, 0);
         while !wanted.is_empty() {
             let lower = parent.as_ref().unwrap_or(images).parent()?;
             let lower = lower.ok_or_else(|| nowhere(images, kind, id, &wanted[0]))?;
+            if search.above.is_some() && search.above == Some(Identity::of(&lower)?) {
+                break;
+            }
             if !lower.has(kind, id)? {
                 return Err(nowhere(&lower, kind, id, &wanted[0]));
             }
@@ -124,7 +149,12 @@ impl Pages {
             parent = Some(lower);
         }
         stretches.sort_unstable_by_key(|stretch| stretch.range.start);
-        Ok(Pages { stretches })
+        Ok((Pages { stretches }, wanted.into_iter().collect()))
+    }
+
+    /// Where there are pages.
+    pub fn ranges(&self) -> Ranges {
+        self.stretches.iter().map(|stretch| stretch.range.clone()).collect()
     }
 
     /// The same pages with others in their place, which are disjoint.
@@ -184,6 +214,34 @@ impl Pages {
             move |stretch| (stretch, stretch.range.start.max(start)..stretch.range.end.min(end)),
         )
     }
+}
+
+/// A checkpoint, by the directory that it is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// That of images.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(images: &ImageDir) -> Result<Self> {
+        let stat = rustix::fs::fstat(images.as_fd())
+            .context(|| format!("fstat of {}", images.path().display()))?;
+        Ok(Identity { device: stat.st_dev, inode: stat.st_ino })
+    }
+}
+
+/// Which pages are looked for; all of them by default.
+#[derive(Debug, Default)]
+pub struct Search<'a> {
+    /// Only those that lie here.
+    pub within: Option<&'a Ranges>,
+    /// Only those that are not as this checkpoint has them, which is one of the parents.
+    pub above: Option<Identity>,
 }
 
 /// One checkpoint of a chain, and whose pages are looked for in it.

@@ -24,7 +24,7 @@ pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
     if let Some(why) = why {
         if cx.tasks.iter().any(|task| task.image.pages.any_remote()) {
             let what = "the dump still has pages, which only a lazy restore can fetch";
-            return Err(Error::Hook(format!("{what}: {why}")));
+            return Err(Error::Usage(format!("{what}: {why}")));
         }
         if !cx.opts.lazy_pages {
             return Ok(());

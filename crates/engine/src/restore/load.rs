@@ -9,7 +9,7 @@ use torpor_images::proto::{
 };
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::layers::Pages;
+use super::layers;
 use crate::error::{Error, Result};
 use crate::memory::vma::{PAGE, status};
 use crate::task::{self, state};
@@ -31,7 +31,7 @@ pub struct TaskImage {
     /// Its address space; `None` for a zombie.
     pub mm: Option<MmEntry>,
     /// Its pages.
-    pub pages: Arc<Pages>,
+    pub pages: Arc<layers::Pages>,
     /// Its descriptors, by number; empty if a task before it has the same table.
     pub fds: Vec<FdinfoEntry>,
     /// Working directory, root, umask.
@@ -71,11 +71,20 @@ pub struct Checkpoint {
     pub files: HashMap<u32, FileEntry>,
 }
 
+/// Whether the pages of a checkpoint are looked for when it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// At once, with the rest.
+    Now,
+    /// When it is known which of them are there already ([`find_pages`]).
+    Later,
+}
+
 /// Reads a checkpoint.
 ///
 /// # Errors
 /// An image that is missing or damaged, or contradicts another, by name.
-pub fn load(images: &ImageDir) -> Result<Checkpoint> {
+pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
     let mut tables = HashSet::new();
@@ -89,6 +98,9 @@ pub fn load(images: &ImageDir) -> Result<Checkpoint> {
         }
         known.add(&entry)?;
         let mut task = load_task(images, entry, leader, &mut tables)?;
+        if pages == Pages::Now {
+            find_pages(images, &mut task)?;
+        }
         if task.is_zombie() {
             // Nothing is known of its namespaces: those of its parent will do.
             let parent = tasks.iter().find(|t| t.tree.pid == task.tree.ppid);
@@ -111,6 +123,18 @@ pub fn load(images: &ImageDir) -> Result<Checkpoint> {
     let checkpoint = Checkpoint { inventory, tasks, files };
     check_references(&checkpoint)?;
     Ok(checkpoint)
+}
+
+/// Finds the pages of a task.
+///
+/// # Errors
+/// Damaged images.
+pub fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
+    if !task.is_zombie() {
+        let pid = u64::from(task.tree.pid);
+        task.pages = Arc::new(layers::Pages::load(images, kind::PAGEMAP, pid)?);
+    }
+    Ok(())
 }
 
 /// Whether [`load`] has read all of the image file `name`, so that nobody reads it again.
@@ -182,14 +206,16 @@ fn load_task(
     let mm: MmEntry = images.read_one(kind::MM, pid)?;
     check_vmas(&kind::MM.file_name(pid), &mm.vmas)?;
     let fds = if tables.insert(ids.files_id) {
-        let mut fds: Vec<FdinfoEntry> = images.read_all(kind::FDINFO, u64::from(ids.files_id))?;
+        // A table without descriptors has no image.
+        let table = u64::from(ids.files_id);
+        let mut fds: Vec<FdinfoEntry> = images.read_all_or_empty(kind::FDINFO, table)?;
         fds.sort_by_key(|f| f.fd);
         fds
     } else {
         Vec::new()
     };
     Ok(TaskImage {
-        pages: Arc::new(Pages::load(images, kind::PAGEMAP, pid)?),
+        pages: Arc::default(),
         fs: Some(images.read_one(kind::FS, pid)?),
         tree,
         ids,

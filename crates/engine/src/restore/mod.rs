@@ -1,45 +1,50 @@
 //! Restore: from images to running tasks.
 //!
-//! The steps are those of [`run`]: read and judge everything, make the root husk with
+//! The steps are those of [`stages`]: read and judge everything, make the root husk with
 //! its namespaces, fill those, grow the tree with its memory, open all files and hand
 //! them out, give every thread the rest of its state, and wake all at once. Whatever
 //! fails, dropping the husks kills all that was made.
 
+mod births;
+mod compare;
 mod descriptors;
 pub mod layers;
 mod lazy;
 pub mod load;
 pub mod memory;
+mod rounds;
+pub mod stages;
 mod task;
 mod transport;
 mod tree;
+mod verify;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use torpor_images::ImageDir;
-use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry, StatsEntry};
+use torpor_images::proto::{FdTypes, FileEntry, RestoreStatsEntry};
 use torpor_policy::Checked;
-use torpor_seal::checkpoint::Timer;
 use torpor_tracee::{Birth, Tracee};
 
 use self::layers::Pages;
 use self::load::{Checkpoint, TaskImage};
 use crate::error::{Context, Error, Result};
 use crate::file::description::open_in;
-use crate::file::{OpenFiles, Restorer, fown, lock, notify};
-use crate::hooks::{Event, Hooks};
+use crate::file::{OpenFiles, Restorer, lock, notify};
 use crate::lazy::Line;
-use crate::namespace::mount::{self, Restored};
+use crate::namespace::mount::Restored;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind, run_in};
 use crate::options::Options;
 use crate::task::Filters;
-use crate::{RestoreReport, cgroup, cpuinfo, judge, network, support};
+use crate::{cgroup, cpuinfo, judge, network};
 
+pub use self::rounds::Applied;
+pub use self::stages::{Complete, Plan, Ready, Skeleton, restore};
 pub use self::transport::{Transport, place_words};
 pub use self::tree::with_process;
 
@@ -83,6 +88,7 @@ pub struct Restore<'a> {
     is_lazy: bool,
     /// Whether that goes for stacks, too.
     stacks_wait: bool,
+    staged: bool,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -117,101 +123,15 @@ impl Drop for Restore<'_> {
     }
 }
 
-/// Makes the tree of tasks that the images in `opts.images_dir` hold.
-///
-/// # Errors
-/// The images', the kernel's; nothing that was made then remains.
-pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
-    let start = Instant::now();
-    support::check(opts)?;
-    let mut images = ImageDir::open(&opts.images_dir)?;
-    // From here to the verdict, what is read stays as it is.
-    images.start_pinning();
-    let checked = crate::seal::open(&mut images, opts)?;
-    let mut cx = Restore::new(opts, images, &checked)?;
-    lazy::prepare(&mut cx)?;
-    network::guard(&mut cx)?;
-    hooks.notify(Event::PreRestore)?;
-    run(&mut cx, hooks)?;
-    cx.images.verify_pages()?;
-    let pid = cx.tasks[0].pid;
-    hooks.notify(Event::PostRestore { pid })?;
-    cx.stats.restore_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-    if let Some(times) = crate::seal::times(&cx.images) {
-        let micros = |t: &Timer| u64::try_from(t.total().as_micros()).unwrap_or(u64::MAX);
-        cx.stats.torpor_open_records_time = Some(micros(&times.records));
-        cx.stats.torpor_open_pages_time = Some(micros(&times.pages));
-        cx.stats.torpor_verify_time = Some(micros(&times.verifying));
-    }
-    crate::stats::write_restore(opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
-    hooks.notify(Event::NetworkUnlock)?;
-    // As long as somebody can still say no, the other ends of connections hear nothing.
-    hooks.notify(Event::PreResume { pid })?;
-    cx.let_files_go()?;
-    task::complete(&mut cx)?;
-    network::unlock_and_wake(&mut cx)?;
-    task::wake(&mut cx);
-    if let Some(pager) = cx.pager.take() {
-        pager.restored();
-    }
-    network::let_go(&mut cx);
-    cx.cgroups.keep();
-    // The tasks run: there is nothing left that an error could undo.
-    if let Err(error) = hooks.notify(Event::PostResume { pid }) {
-        tracing::warn!("{error}");
-    }
-    cgroup::freeze_again(&mut cx)?;
-    cx.free_pages();
-    Ok(RestoreReport { pid })
-}
-
-/// Makes everything; the tasks are still stopped afterwards.
-fn run(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
-    let start = Instant::now();
-    cx.load_files()?;
-    namespace::take_external(cx)?;
-    network::lock_external(cx)?;
-    let pid = cx.make_root()?;
-    cgroup::prepare(cx)?;
-    cgroup::place(cx, 0, None)?;
-    network::lock_new(cx)?;
-    hooks.notify(Event::SetupNamespaces { pid })?;
-    namespace::restore(cx)?;
-    mount::restore(cx)?;
-    hooks.notify(Event::PostSetupNamespaces)?;
-    let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
-    tree::build(cx)?;
-    cx.stats.forking_time = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-    tree::join_groups(cx)?;
-    for task in 0..cx.tasks.len() {
-        task::restore_paths(cx, task)?;
-    }
-    descriptors::restore(cx)?;
-    for master in std::mem::take(&mut cx.files.orphan_masters) {
-        hooks.notify(Event::OrphanPtsMaster(master))?;
-    }
-    descriptors::attach(cx)?;
-    for task in 0..cx.tasks.len() {
-        memory::finish(cx, task)?;
-    }
-    lazy::hand_over(cx)?;
-    drop(files);
-    tree::make_threads(cx)?;
-    cgroup::place_threads(cx)?;
-    lock::restore(cx)?;
-    fown::restore(cx)?;
-    tree::bury(cx)?;
-    for task in 0..cx.tasks.len() {
-        task::restore(cx, task)?;
-    }
-    namespace::finish(cx)?;
-    mount::finish(cx)?;
-    cgroup::finish(cx)
-}
-
 impl<'a> Restore<'a> {
-    fn new(opts: &'a Options, images: ImageDir, checked: &Checked) -> Result<Self> {
-        let mut checkpoint = load::load(&images)?;
+    /// Judges the images. The pages of `held` are not looked for: see [`rounds`].
+    fn new(
+        opts: &'a Options,
+        images: ImageDir,
+        checked: &Checked,
+        held: load::Pages,
+    ) -> Result<Self> {
+        let mut checkpoint = load::load(&images, held)?;
         let verdict = judge::enforce(opts, &images, &mut checkpoint, checked)?;
         images.stop_pinning(|name| !load::is_loaded(name));
         let Checkpoint { inventory, tasks, files } = checkpoint;
@@ -261,6 +181,7 @@ impl<'a> Restore<'a> {
             pager: None,
             is_lazy: false,
             stacks_wait: false,
+            staged: false,
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -275,7 +196,8 @@ impl<'a> Restore<'a> {
             let ids = self.tasks[index].image.ids;
             for kind in NsKind::ALL {
                 let id = kind.id_in(&ids).unwrap_or(0);
-                if id == 0 || self.ns.by_id(id).is_some() {
+                let known = self.ns.by_id(id).is_some_and(|ns| ns.kind == kind);
+                if id == 0 || known {
                     continue;
                 }
                 let is_host = kind.id_in(&host) == Some(id);
@@ -338,7 +260,7 @@ impl<'a> Restore<'a> {
     /// for them any more.
     fn let_files_go(&mut self) -> Result<()> {
         let sleepers = std::mem::take(&mut self.files.sleepers);
-        self.files.temporary.succeed();
+        self.files.temporary.succeed()?;
         self.files = OpenFiles::default();
         self.restorers.clear();
         // Nothing that happens to a file from now on is the restore's doing.
@@ -358,9 +280,60 @@ impl<'a> Restore<'a> {
         }
     }
 
+    /// Whether later rounds follow the one that this is built by: what they can change in other
+    /// ways than by pages waits for the last one.
+    pub fn staged(&self) -> bool {
+        self.staged
+    }
+
+    /// Finds the pages that were not looked for when the images were read.
+    fn find_pages(&mut self, searched: load::Pages) -> Result<()> {
+        if searched == load::Pages::Later {
+            for task in &mut self.tasks {
+                load::find_pages(&self.images, &mut task.image)?;
+                task.bequest = Arc::clone(&task.image.pages);
+            }
+            memory::plan(&mut self.tasks);
+        }
+        Ok(())
+    }
+
+    /// `last` is what the tasks are to be in the end, by later images; what this one has made
+    /// stays, and is to become that.
+    fn take_over(&mut self, mut last: Restore<'a>) {
+        let mut made: HashMap<i32, Task> =
+            self.tasks.drain(..).map(|task| (task.vpid, task)).collect();
+        for task in &mut last.tasks {
+            if let Some(mut was) = made.remove(&task.vpid) {
+                task.pid = was.pid;
+                task.threads = std::mem::take(&mut was.threads);
+                task.mapped = std::mem::take(&mut was.mapped);
+            }
+        }
+        self.tasks = std::mem::take(&mut last.tasks);
+        for ns in &mut last.ns.all {
+            let known = self.ns.all.iter_mut().find(|known| known.id == ns.id);
+            ns.file = known.and_then(|known| known.file.take());
+        }
+        std::mem::swap(&mut self.ns, &mut last.ns);
+        self.opts = last.opts;
+        std::mem::swap(&mut self.images, &mut last.images);
+        std::mem::swap(&mut self.entries, &mut last.entries);
+        std::mem::swap(&mut self.files, &mut last.files);
+        std::mem::swap(&mut self.restorers, &mut last.restorers);
+        std::mem::swap(&mut self.filters, &mut last.filters);
+        std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
+        self.verdict = std::mem::take(&mut last.verdict);
+        self.pager = last.pager.take();
+        (self.is_lazy, self.stacks_wait) = (last.is_lazy, last.stacks_wait);
+        self.in_flight.clear();
+    }
+
     /// The husk of `task` has been made.
     fn adopt(&mut self, task: usize, husk: Tracee) -> Result<()> {
-        self.tasks[task].pid = husk.pid();
+        let (pid, vpid) = (husk.pid(), self.tasks[task].vpid);
+        tracing::debug!("task {vpid} is {pid} here");
+        self.tasks[task].pid = pid;
         self.tasks[task].threads = vec![husk];
         Ok(())
     }
@@ -446,12 +419,29 @@ impl Restore<'_> {
             .get(&id)
             .cloned()
             .ok_or_else(|| Error::invalid("files.img", format!("no file with id {id}")))?;
-        let file = self.with_restorer(entry.r#type(), |cx, r| r.open(cx, &entry))?;
-        if let Some(reg) = &entry.reg {
-            let stat = rustix::fs::fstat(&file).context(|| "fstat".to_owned())?;
-            self.verdict.check_opened(&self.opts.policy, &reg.name, &stat)?;
-        }
-        Ok(file)
+        tracing::debug!("file {id}: {}", entry.r#type().as_str_name());
+        self.with_restorer(entry.r#type(), |cx, r| r.open(cx, &entry))
+    }
+
+    /// Ends the restore if a path has led to a device that the tasks may not have.
+    ///
+    /// # Errors
+    /// If it is such a device.
+    pub fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
+        let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
+        self.verdict.check_opened(&self.opts.policy, path, &stat)
+    }
+
+    /// The path that allows the source of a mount, and what of it is below that.
+    #[must_use]
+    pub fn source_below(&self, path: &Path) -> (PathBuf, PathBuf) {
+        self.verdict.source_below(&self.opts.policy, path)
+    }
+
+    /// Whether files may be made and removed where the tasks cannot write.
+    #[must_use]
+    pub fn may_write_read_only(&self) -> bool {
+        self.verdict.may_write_read_only(&self.opts.policy)
     }
 
     /// Opens a path as the tasks of a mount namespace see it. `mnt_id` is the
@@ -487,13 +477,24 @@ impl Restore<'_> {
             .ok_or_else(|| Error::invalid("mountpoints", format!("no root for mount {mnt_id}")))
     }
 
-    /// Runs `work` inside the network namespace with image number `id` (0, or one
-    /// that is not known: the caller's own), on a thread of its own.
+    /// Runs `work` inside the network namespace with image number `id` (0 is the caller's
+    /// own, if the tasks have no other), on a thread of its own.
     ///
     /// # Errors
-    /// What `work` returns; setns(2).
+    /// What `work` returns; setns(2); a number that is none of such a namespace.
     pub fn in_netns<T: Send>(&self, id: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let Some(ns) = self.ns.by_id(id).filter(|ns| !ns.is_host) else { return work() };
+        let others = || self.ns.of_kind(NsKind::Net).any(|ns| !ns.is_host);
+        let ns = match self.ns.by_id(id) {
+            Some(ns) if ns.kind == NsKind::Net => ns,
+            None if !others() => return work(),
+            _ => {
+                let reason = format!("{id} is no network namespace of the tasks");
+                return Err(Error::invalid("files.img", reason));
+            }
+        };
+        if ns.is_host {
+            return work();
+        }
         if let Some(file) = &ns.file {
             return run_in(&[file.as_fd()], work);
         }

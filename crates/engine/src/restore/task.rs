@@ -135,7 +135,7 @@ pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
         for (thread, core) in task.threads.iter_mut().zip(&task.image.cores) {
             task::dress(thread, core)?;
         }
-        task::restore_stop(&mut task.threads, &task.image.cores)?;
+        task::restore_stop(&mut task.threads, &task.image.cores, cx.opts.leave_stopped)?;
         report_stop(cx, index)?;
     }
     Ok(())
@@ -145,12 +145,18 @@ pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
 /// thread that is gone by then was ended by one that runs already, which is their affair.
 pub fn wake(cx: &mut Restore<'_>) {
     for task in cx.tasks.iter_mut().rev() {
+        task.threads.drain(..).rev().for_each(release);
+    }
+}
+
+/// Lets those leaders go that only have to end.
+pub fn end_leaders(cx: &mut Restore<'_>) {
+    for task in cx.tasks.iter_mut().rev() {
         let lost_leader = task.image.cores.first().is_some_and(task::has_ended);
         if lost_leader && !task.threads.is_empty() {
             release(task.threads.remove(0));
             await_end(task.pid);
         }
-        task.threads.drain(..).rev().for_each(release);
     }
 }
 

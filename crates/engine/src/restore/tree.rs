@@ -11,14 +11,14 @@ use torpor_images::proto::FdTypes;
 use torpor_tracee::Tracee;
 
 use super::transport::place_words;
-use super::{Restore, memory};
+use super::{Restore, Task, memory};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{self, mount};
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     /// `task` is born from its parent (`None`: from the supervisor).
     Birth { task: usize, from: Option<usize> },
     /// `task` becomes a session leader.
@@ -153,10 +153,10 @@ pub struct Substitute {
 /// # Errors
 /// The kernel's; a pid that is taken.
 pub fn build(cx: &mut Restore<'_>) -> Result<()> {
-    let nodes = nodes(cx);
-    let root_session = if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid };
+    let (nodes, substitutes) = nodes(&cx.tasks);
+    cx.substitutes = substitutes;
     let tasks = cx.tasks.len();
-    for step in plan(&nodes, root_session)? {
+    for step in plan(&nodes, root_session(&nodes))? {
         match step {
             // The root husk was made with the namespaces.
             Step::Birth { task, from: None } => memory_of(cx, task, None)?,
@@ -193,11 +193,49 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The session that the root task is born into.
+fn root_session(nodes: &[Node]) -> u32 {
+    if nodes[0].sid == nodes[0].pid { 0 } else { nodes[0].sid }
+}
+
+/// All steps of building the tree of `tasks`; behind these are numbered substitutes.
+///
+/// # Errors
+/// See [`plan`].
+pub(super) fn steps(tasks: &[Task]) -> Result<Vec<Step>> {
+    let (nodes, _) = nodes(tasks);
+    plan(&nodes, root_session(&nodes))
+}
+
+/// Takes one step of a tree without substitutes: a birth.
+///
+/// # Errors
+/// The kernel's; a pid that is taken.
+pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
+    match step {
+        Step::Birth { task, from: Some(parent) } => {
+            let flags = shared_with(cx, task, parent);
+            bear(cx, task, parent, flags)
+        }
+        Step::SiblingBirth { task, leader } => bear(cx, task, leader, libc::CLONE_PARENT as u64),
+        Step::OrphanBirth { task, leader } => bear_orphan(cx, task, leader),
+        Step::Birth { from: None, .. } | Step::Setsid { .. } => Ok(()),
+    }
+}
+
+/// Has a husk wait for a child of it that has ended, of which the task is told nothing.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, vpid: u32) -> Result<()> {
+    cx.remote(parent)?.call("wait4", libc::SYS_wait4, [u64::from(vpid), 0, 0, 0])?;
+    forget_child_signals(cx, parent)
+}
+
 /// The tasks, and behind them substitutes for the leaders that are missing.
-fn nodes(cx: &mut Restore<'_>) -> Vec<Node> {
-    let index_of = |pid: u32| cx.tasks.iter().position(|t| t.image.tree.pid == pid);
-    let mut nodes: Vec<Node> = cx
-        .tasks
+fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
+    let index_of = |pid: u32| tasks.iter().position(|t| t.image.tree.pid == pid);
+    let mut nodes: Vec<Node> = tasks
         .iter()
         .enumerate()
         .map(|(i, t)| Node {
@@ -206,13 +244,13 @@ fn nodes(cx: &mut Restore<'_>) -> Vec<Node> {
             parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
         })
         .collect();
-    let root = &cx.tasks[0].image.tree;
+    let root = &tasks[0].image.tree;
     let outside = [0, root.sid, root.pgid];
     let missing = |leader: u32, nodes: &[Node]| {
         !outside.contains(&leader) && !nodes.iter().any(|n| n.pid == leader)
     };
     let mut substitutes = Vec::new();
-    for task in &cx.tasks {
+    for task in tasks {
         let Some(parent) = index_of(task.image.tree.ppid) else { continue };
         let (sid, pgid) = (task.image.tree.sid, task.image.tree.pgid);
         if missing(sid, &nodes) {
@@ -224,8 +262,17 @@ fn nodes(cx: &mut Restore<'_>) -> Vec<Node> {
             substitutes.push(Substitute { vpid: pgid, parent, of_group: true, husk: None });
         }
     }
-    cx.substitutes = substitutes;
-    nodes
+    (nodes, substitutes)
+}
+
+/// What the births of the tasks go by, apart from what they share: if it is the same in two
+/// checkpoints, then so are the births.
+pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
+    let (nodes, _) = nodes(tasks);
+    let parent = |node: &Node| node.parent.map(|parent| nodes[parent].pid);
+    let mut outline: Vec<_> = nodes.iter().map(|n| (n.pid, n.sid, parent(n))).collect();
+    outline.sort_unstable();
+    outline
 }
 
 /// A task's or a substitute's husk.
@@ -260,8 +307,7 @@ fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
     for Substitute { vpid, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
         let Some(husk) = husk else { continue };
         husk.exit_with(0)?;
-        cx.remote(parent)?.call("wait4", libc::SYS_wait4, [u64::from(vpid), 0, 0, 0])?;
-        forget_child_signals(cx, parent)?;
+        wait_for(cx, parent, vpid)?;
     }
     Ok(())
 }
@@ -299,7 +345,7 @@ fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
 }
 
 /// What a child shares with its parent for ever: descriptor table, directories.
-fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
+pub(super) fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
     let (a, b) = (&cx.tasks[task].image.ids, &cx.tasks[parent].image.ids);
     let mut flags = 0;
     if a.files_id != 0 && a.files_id == b.files_id {

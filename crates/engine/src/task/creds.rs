@@ -3,9 +3,10 @@
 //! Images hold ids as the root task's user namespace has them; `/proc` shows them as
 //! the supervisor's has them.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
-use torpor_images::proto::CredsEntry;
+use torpor_images::proto::{CredsEntry, Lsmtype};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use super::script::{Script, write_own};
@@ -87,6 +88,18 @@ fn parse(status: &proc::Status) -> Option<CredsEntry> {
         no_new_privs: status.number("NoNewPrivs", 10).and_then(|n| u32::try_from(n).ok()),
         ..CredsEntry::default()
     })
+}
+
+/// The security module of this machine that profiles are from.
+pub fn lsm() -> Lsmtype {
+    let apparmor = std::fs::read("/sys/module/apparmor/parameters/enabled");
+    if Path::new("/sys/fs/selinux/enforce").exists() {
+        Lsmtype::Selinux
+    } else if apparmor.is_ok_and(|enabled| enabled.starts_with(b"Y")) {
+        Lsmtype::Apparmor
+    } else {
+        Lsmtype::NoLsm
+    }
 }
 
 /// The security profile of a thread, `None` without a security module or profile.

@@ -2,31 +2,12 @@
 //! limits, OOM score, login uid.
 
 use torpor_images::proto::{RlimitEntry, TaskRlimitsEntry};
+use torpor_policy::LIMITS;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
 use crate::error::{Context, Error, Result};
 use crate::proc;
-
-/// The kernel's names of the limits, by number (asm-generic/resource.h).
-const NAMES: [&str; 16] = [
-    "RLIMIT_CPU",
-    "RLIMIT_FSIZE",
-    "RLIMIT_DATA",
-    "RLIMIT_STACK",
-    "RLIMIT_CORE",
-    "RLIMIT_RSS",
-    "RLIMIT_NPROC",
-    "RLIMIT_NOFILE",
-    "RLIMIT_MEMLOCK",
-    "RLIMIT_AS",
-    "RLIMIT_LOCKS",
-    "RLIMIT_SIGPENDING",
-    "RLIMIT_MSGQUEUE",
-    "RLIMIT_NICE",
-    "RLIMIT_RTPRIO",
-    "RLIMIT_RTTIME",
-];
 
 /// The questions to a process. `prlimit` from outside would need
 /// `CAP_SYS_RESOURCE` over tasks of another user.
@@ -36,7 +17,7 @@ pub(crate) struct Questions(Vec<(Call, Slot)>);
 /// Asks for all limits.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     Questions(
-        (0..NAMES.len() as u64)
+        (0..LIMITS.len() as u64)
             .map(|resource| {
                 let slot = batch.space(16);
                 (batch.call(libc::SYS_prlimit64, [0, resource, 0, slot.addr.0]), slot)
@@ -49,7 +30,7 @@ impl Questions {
     /// The limits.
     pub(crate) fn answer(self, out: &Outcome) -> Result<TaskRlimitsEntry> {
         let mut rlimits = Vec::new();
-        for ((call, slot), name) in self.0.into_iter().zip(NAMES) {
+        for ((call, slot), name) in self.0.into_iter().zip(LIMITS) {
             out.expect(call, || format!("prlimit of {name}"))?;
             rlimits.push(RlimitEntry { cur: out.u64_at(slot, 0), max: out.u64_at(slot, 8) });
         }
@@ -62,7 +43,7 @@ impl Questions {
 /// # Errors
 /// `EPERM` for a hard limit above the supervisor's, without `CAP_SYS_RESOURCE`.
 pub(crate) fn restore(husk: &mut Tracee, wanted: &TaskRlimitsEntry) -> Result<()> {
-    if wanted.rlimits.len() > NAMES.len() {
+    if wanted.rlimits.len() > LIMITS.len() {
         return Err(Error::invalid("core", format!("{} limits", wanted.rlimits.len())));
     }
     let mut batch = husk.batch();
@@ -73,7 +54,7 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &TaskRlimitsEntry) -> Result<()
         if new == old {
             continue;
         }
-        let name = NAMES[resource];
+        let name = LIMITS[resource];
         let what = match new.max > old.max {
             true => format!("raising the hard limit of {name} from {} to {}", old.max, new.max),
             false => format!("setting {name} to {}, {}", new.cur, new.max),

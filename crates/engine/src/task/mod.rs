@@ -11,6 +11,7 @@ mod creds;
 mod limits;
 mod process;
 mod registers;
+mod resources;
 mod sched;
 mod script;
 mod seccomp;
@@ -19,9 +20,12 @@ mod thread;
 mod timers;
 
 use torpor_images::proto::core_entry::March;
-use torpor_images::proto::{CoreEntry, MmEntry, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86};
+use torpor_images::proto::{
+    CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
+};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
+pub use creds::lsm;
 pub use process::MmFlags;
 pub use seccomp::Filters;
 pub use signals::{has_pending, restore_stop, take_signal};
@@ -228,6 +232,10 @@ impl ProcessQuestions {
         tc.rlimits = Some(self.limits.answer(out)?);
         let mm = self.process.answer(out, settings.coredump_filter, &mut tc)?;
         let mut core = self.inside.answer(tracee, out, self.outside)?;
+        // It is the process' one.
+        if let Some(thread) = &mut core.thread_core {
+            thread.blk_sigset = None;
+        }
         core.tc = Some(tc);
         Ok(ProcessState { core, mm })
     }
@@ -294,7 +302,7 @@ fn seen_from_outside(
         blk_sigset: Some(tracee.signal_mask()),
         signals_p: Some(signals::pending(tracee, false)?),
         creds: Some(creds::dump(pid, tid, status, tree.maps)?),
-        seccomp_mode: Some(mode.into()),
+        seccomp_mode: (mode != SeccompMode::Disabled).then_some(mode.into()),
         seccomp_filter: filter,
         ..ThreadCoreEntry::default()
     };

@@ -13,6 +13,8 @@ use crate::proc;
 // linux/prctl.h, linux/membarrier.h.
 const PR_SET_MDWE: i32 = 65;
 const PR_GET_MDWE: u64 = 66;
+const PR_SET_MEMORY_MERGE: i32 = 67;
+const PR_GET_MEMORY_MERGE: u64 = 68;
 /// Linux 6.3.
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
 /// Commands that fail for who is not registered for them: private, private with a synchronized core,
@@ -34,6 +36,7 @@ pub(crate) struct Questions {
     thp: Call,
     membarrier: Membarrier,
     mdwe: Call,
+    memory_merge: Call,
     brk: Call,
 }
 
@@ -68,6 +71,7 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         dumpable: get(of(libc::PR_GET_DUMPABLE), 0),
         thp: get(of(libc::PR_GET_THP_DISABLE), 0),
         mdwe: get(PR_GET_MDWE, 0),
+        memory_merge: get(PR_GET_MEMORY_MERGE, 0),
         brk: batch.call(libc::SYS_brk, [0]),
         membarrier: ask_membarrier(batch),
     }
@@ -99,6 +103,8 @@ pub struct MmFlags {
     pub thp_flags: Option<u32>,
     /// `PR_GET_MDWE`, if any bit is set.
     pub mdwe: Option<u32>,
+    /// `PR_GET_MEMORY_MERGE`: equal pages of all of it may be one (KSM).
+    pub memory_merge: bool,
     /// What goes into core dumps, if it is not the default.
     pub coredump_filter: Option<u32>,
 }
@@ -117,7 +123,8 @@ impl Questions {
         out.expect(self.subreaper.0, || "PR_GET_CHILD_SUBREAPER".to_owned())?;
         tc.child_subreaper = Some(out.u32_at(self.subreaper.1, 0) != 0);
         let membarrier = self.membarrier.answer(out);
-        tc.membarrier_registration_mask = membarrier.and_then(|mask| u32::try_from(mask).ok());
+        let mask = membarrier.and_then(|mask| u32::try_from(mask).ok());
+        tc.membarrier_registration_mask = mask.filter(|&mask| mask != 0);
         let dumpable = out.expect(self.dumpable, || "PR_GET_DUMPABLE".to_owned())?;
         let thp = out.expect(self.thp, || "PR_GET_THP_DISABLE".to_owned())?;
         let bits = |value: u64| u32::try_from(value).ok().filter(|&bits| bits != 0);
@@ -128,6 +135,7 @@ impl Questions {
             thp_flags: bits(thp & !THP_DISABLED),
             // Kernels before 6.3 have none.
             mdwe: out.result(self.mdwe).ok().and_then(bits),
+            memory_merge: out.result(self.memory_merge).is_ok_and(|on| on != 0),
             coredump_filter: coredump_filter.filter(|&f| f != DEFAULT_COREDUMP_FILTER),
         })
     }
@@ -184,6 +192,9 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
         let flags = u64::from(mm.torpor_thp_flags.unwrap_or_default());
         let option = u64::from(libc::PR_SET_THP_DISABLE.cast_unsigned());
         script.step("PR_SET_THP_DISABLE", libc::SYS_prctl, [option, 1, flags, 0, 0]);
+    }
+    if mm.torpor_memory_merge == Some(true) {
+        script.prctl("PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 1);
     }
     let mask = tc.membarrier_registration_mask.unwrap_or_default();
     for command in (0..u32::BITS).map(|bit| 1u64 << bit).filter(|c| u64::from(mask) & c != 0) {

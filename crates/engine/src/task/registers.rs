@@ -7,9 +7,10 @@
 //! processor whose offsets differ.
 
 use torpor_images::proto::{
-    ThreadInfoX86, UserX86FpregsEntry, UserX86RegsEntry, UserX86RegsMode, UserX86XsaveEntry,
+    ThreadInfoX86, UserDescT, UserX86CetEntry, UserX86FpregsEntry, UserX86RegsEntry,
+    UserX86RegsMode, UserX86XsaveEntry,
 };
-use torpor_sys::ptrace::Registers;
+use torpor_sys::ptrace::{Registers, SegmentDescriptor};
 use torpor_sys::xsave::{HEADER, LEGACY, component};
 use torpor_tracee::Tracee;
 
@@ -54,7 +55,28 @@ pub(crate) fn dump(tracee: &mut Tracee, tid_address: u64) -> Result<ThreadInfoX8
     let fpregs = unpack(tracee.xstate()?, component).map_err(|what| {
         Error::refused(pid, format!("processor state ({what})"), "the image has no place for it")
     })?;
-    Ok(ThreadInfoX86 { clear_tid_addr: tid_address, gpregs: general(&r), fpregs, tls: vec![] })
+    let tls: Vec<UserDescT> = tracee.segments()?.into_iter().map(segment).collect();
+    if tls.iter().any(|entry| !entry.seg_not_present) {
+        let reason = "is not supported";
+        return Err(Error::refused(pid, "a segment for 32-bit code (set_thread_area)", reason));
+    }
+    Ok(ThreadInfoX86 { clear_tid_addr: tid_address, gpregs: general(&r), fpregs, tls })
+}
+
+fn segment(segment: SegmentDescriptor) -> UserDescT {
+    let bit = |n: u32| segment.flags >> n & 1 != 0;
+    UserDescT {
+        entry_number: segment.entry_number,
+        base_addr: segment.base_addr,
+        limit: segment.limit,
+        seg_32bit: bit(0),
+        contents_l: bit(1),
+        contents_h: bit(2),
+        read_exec_only: bit(3),
+        limit_in_pages: bit(4),
+        seg_not_present: bit(5),
+        usable: bit(6),
+    }
 }
 
 fn general(r: &Registers) -> UserX86RegsEntry {
@@ -168,10 +190,10 @@ fn unpack(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<UserX8
     if in_use & !KNOWN != 0 {
         return Err(format!("XSAVE components {:#x}", in_use & !KNOWN));
     }
-    // A component that this processor does not have shows as zeroes.
+    // Of a component that this processor does not have there is nothing to say.
     let part = |number: u32, len: usize| {
         let (size, offset) = layout(number);
-        let mut bytes = vec![0u8; len];
+        let mut bytes = vec![0u8; if size == 0 { 0 } else { len }];
         if size != 0 && offset >= LEGACY + HEADER && offset + len.min(size) <= state.len() {
             let len = len.min(size);
             bytes[..len].copy_from_slice(&state[offset..offset + len]);
@@ -187,7 +209,8 @@ fn unpack(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Parsed<UserX8
         zmm_upper: words64(&part(ZMM_UPPER, 512)),
         hi16_zmm: words64(&part(HI16_ZMM, 1024)),
         pkru: words32(&part(PKRU, 8)),
-        cet: None,
+        // Dumps of threads with a shadow stack are refused.
+        cet: Some(UserX86CetEntry::default()),
     };
     // Intel SDM 10.5.1, layout of the x87 FPU and SSE state in 64-bit mode.
     let low = word32(state, 0);

@@ -50,7 +50,7 @@ pub(crate) fn dump(tracee: &Tracee, entry: &mut ThreadCoreEntry) -> Result<()> {
             .context(|| format!("task {tid}: getpriority"))?,
         _ => now.nice,
     });
-    entry.sched_prio = Some(now.priority);
+    entry.sched_prio = (now.priority != 0).then_some(now.priority);
     let set = affinity(tid).context(|| format!("task {tid}: sched_getaffinity"))?;
     let pinned = set.iter().map(|byte| byte.count_ones()).sum::<u32>() < *PROCESSORS;
     // What its cpuset gives it is the cpuset's matter, here and on the next host.

@@ -46,16 +46,13 @@ impl Filters {
         Ok(Filters { all: entry.seccomp_filters })
     }
 
-    /// Writes them; no file without a filter.
+    /// Writes them.
     ///
     /// # Errors
     /// The kernel's.
     pub fn save(&self, images: &ImageDir) -> Result<()> {
-        if !self.all.is_empty() {
-            let entry = SeccompEntry { seccomp_filters: self.all.clone() };
-            images.write_one(kind::SECCOMP, 0, &entry)?;
-        }
-        Ok(())
+        let entry = SeccompEntry { seccomp_filters: self.all.clone() };
+        Ok(images.write_one(kind::SECCOMP, 0, &entry)?)
     }
 
     /// Adds a filter on top of `prev`; one that is there already is shared.

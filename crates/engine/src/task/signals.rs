@@ -57,6 +57,7 @@ impl ActionQuestions {
                 flags: out.u64_at(slot, 8),
                 restorer: out.u64_at(slot, 16),
                 mask: out.u64_at(slot, 24),
+                compat_sigaction: Some(false),
                 ..SaEntry::default()
             });
         }
@@ -233,18 +234,18 @@ pub(crate) fn stop_state(tracee: &Tracee) -> (u32, Option<u32>) {
 /// Puts a process back into a job control stop, if it was in one, and sends the
 /// stop signals that were pending in spite of it. Its threads (leader first, with
 /// their cores) must have been dressed; all they can do is to be let go. A leader that
-/// has ended takes no part.
+/// has ended takes no part. `leave` stops also a process that ran.
 ///
 /// # Errors
 /// Gone.
-pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry]) -> Result<()> {
+pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry], leave: bool) -> Result<()> {
     let Some(tc) = cores.first().and_then(|c| c.tc.as_ref()) else { return Ok(()) };
     let ended = usize::from(cores.first().is_some_and(super::has_ended));
     let (Some(threads), Some(cores)) = (threads.get_mut(ended..), cores.get(ended..)) else {
         return Ok(());
     };
     let Some((leader, others)) = threads.split_first_mut() else { return Ok(()) };
-    if tc.task_state == state::STOPPED {
+    if tc.task_state == state::STOPPED || leave {
         // The kernel stops a process by another signal than SIGSTOP only where that
         // has its default action; the difference shows in its parent's wait status.
         let signal = tc.stop_signo.map_or(libc::SIGSTOP, u32::cast_signed);

@@ -6,6 +6,7 @@ use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
+use super::resources;
 use super::script::Script;
 use crate::error::{Context, Error, Result};
 
@@ -37,6 +38,7 @@ pub(crate) struct Questions {
     slack: Call,
     mce_kill: Call,
     flusher: Call,
+    resources: resources::Questions,
 }
 
 /// Asks a thread.
@@ -54,7 +56,8 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let slack = value(of(libc::PR_GET_TIMERSLACK));
     let mce_kill = value(of(libc::PR_MCE_KILL_GET));
     let flusher = value(PR_GET_IO_FLUSHER);
-    Questions { tid_address, pdeath, tsc, name, slack, mce_kill, flusher }
+    let resources = resources::ask(batch);
+    Questions { tid_address, pdeath, tsc, name, slack, mce_kill, flusher, resources }
 }
 
 impl Questions {
@@ -74,6 +77,7 @@ impl Questions {
         entry.torpor_mce_kill =
             set(self.mce_kill, DEFAULT_MCE_KILL).and_then(|policy| u32::try_from(policy).ok());
         entry.torpor_io_flusher = set(self.flusher, 0).map(|_| true);
+        self.resources.answer(out, entry);
         let tsc = out.u32_at(self.tsc.1, 0);
         entry.torpor_tsc = (out.result(self.tsc.0).is_ok() && tsc != DEFAULT_TSC).then_some(tsc);
         Ok(out.u64_at(self.tid_address.1, 0))
@@ -156,6 +160,7 @@ pub(crate) fn restore(
         script.step("rseq", libc::SYS_rseq, args);
     }
     restore_settings(script, entry);
+    resources::restore(script, entry);
 }
 
 /// A husk may have inherited other settings from the supervisor than the default ones.

@@ -33,9 +33,8 @@ use torpor_images::compress::Compression;
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
 
-/// Crowds of an ordinary run, and players of each.
+/// Crowds of an ordinary run.
 const CROWDS: u64 = 40;
-const PLAYERS: u64 = 50;
 const ROUNDS: usize = 3;
 /// Processes that play crowds.
 const WORKERS: u64 = 2;
@@ -155,6 +154,11 @@ fn keys(file: &Path) -> (SealOptions, OpenOptions) {
     (seal, OpenOptions { identities, ..OpenOptions::default() })
 }
 
+/// Players of each crowd: `TORPOR_LONG` says that there is time for thousands of histories.
+fn crowd_size() -> u64 {
+    if std::env::var_os("TORPOR_LONG").is_some() { 50 } else { 15 }
+}
+
 fn main() {
     // `cargo test NAME` with the name of a test elsewhere.
     if std::env::args().skip(1).any(|a| !a.starts_with('-') && !"history".contains(a.as_str())) {
@@ -182,7 +186,7 @@ fn main() {
         let status = torpor_sys::process::wait(worker, true).unwrap().unwrap().1;
         assert_eq!(status, torpor_sys::process::Status::Exited(0), "see above");
     }
-    let histories = (crowds.end - crowds.start) * if player.is_some() { 1 } else { PLAYERS };
+    let histories = (crowds.end - crowds.start) * if player.is_some() { 1 } else { crowd_size() };
     println!("test result: ok. {histories} histories");
 }
 
@@ -194,7 +198,7 @@ fn play_all(ground: &Ground, crowds: impl Iterator<Item = u64>, player: Option<u
         let area = ground.images.join(number.to_string());
         std::fs::create_dir(&area).unwrap();
         let kind = &KINDS[usize::try_from(number).unwrap() % KINDS.len()];
-        let players = player.map_or(0..PLAYERS, |player| player..player + 1);
+        let players = player.map_or(0..crowd_size(), |player| player..player + 1);
         let mut game = Game { ground, area, kind, players, number, tally: Tally::default() };
         let told = catch_unwind(AssertUnwindSafe(|| game.play()));
         let failures = match told {

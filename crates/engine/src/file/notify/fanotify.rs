@@ -149,7 +149,9 @@ impl Restorer for FanotifyRestorer {
 
 fn target(cx: &mut Restore<'_>, mark: &FanotifyMarkEntry) -> Result<OwnedFd> {
     let Some(mount) = mark.me.as_ref().filter(|_| mark.r#type() == MarkType::Mount) else {
-        return open_target(cx, mark.torpor_file_id, mark.ie.as_ref().map(|ie| &ie.f_handle));
+        let inode = (mark.s_dev, mark.ie.as_ref().map_or(0, |ie| ie.i_ino));
+        let handle = mark.ie.as_ref().map(|ie| &ie.f_handle);
+        return open_target(cx, mark.torpor_file_id, inode, handle);
     };
     let path = mount.path.as_deref().ok_or_else(|| {
         Error::invalid("files.img", format!("mount {} is marked, but has no path", mount.mnt_id))

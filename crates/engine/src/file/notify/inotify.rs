@@ -123,7 +123,8 @@ impl Restorer for InotifyRestorer {
         for ify in self.made.drain(..) {
             let file = duplicate(cx.file(ify.id)?)?;
             let open = |watch: &InotifyWdEntry| {
-                let target = open_target(cx, watch.torpor_file_id, Some(&watch.f_handle))?;
+                let inode = (watch.s_dev, watch.i_ino);
+                let target = open_target(cx, watch.torpor_file_id, inode, Some(&watch.f_handle))?;
                 Ok((watch.wd.cast_signed(), watch.mask & MASK, target))
             };
             let watches = ify.wd.iter().map(open).collect::<Result<Vec<_>>>()?;

@@ -10,7 +10,7 @@ pub mod inotify;
 mod search;
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use torpor_images::proto::FhEntry;
@@ -18,9 +18,10 @@ use torpor_images::proto::FhEntry;
 use super::Found;
 use super::description::{duplicate, lookup, open_in, same_inode};
 use super::regular::{describe_as_path, of_path};
-use super::remap::DELETED;
+use super::remap::{DELETED, Temporary};
 use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
+use crate::namespace::run_in;
 use crate::restore::Restore;
 
 pub use self::fanotify::{FanotifyDumper, FanotifyRestorer};
@@ -143,8 +144,10 @@ impl Target {
         })?;
         let id = describe_as_path(cx, &file)?;
         let reg = cx.files.entry_mut(id).and_then(|entry| entry.reg.as_ref());
-        let path = reg.map(|reg| reg.name.clone());
-        let mnt_id = u32::try_from(file.info.mnt_id).ok();
+        // Of a file without a name there is the ghost of the same number.
+        let path = reg.filter(|_| file.stat.st_nlink > 0).map(|reg| reg.name.clone());
+        let mnt_id = cx.mounts.number_in_images(file.info.mnt_id);
+        let mnt_id = mnt_id.and_then(|id| u32::try_from(id).ok());
         Ok((id, FhEntry { path, mnt_id, ..self.entry() }))
     }
 }
@@ -184,10 +187,17 @@ fn has_path(cx: &Dump<'_>, found: &Found) -> Result<bool> {
     Ok(now.is_some_and(|now| same_inode(&now, &found.stat)))
 }
 
-/// Opens what is to be watched: the file of the images; else, in images of CRIU, the path
-/// that goes with the handle, or what the handle itself leads to.
-fn open_target(cx: &mut Restore<'_>, id: Option<u32>, handle: Option<&FhEntry>) -> Result<OwnedFd> {
-    if let Some(id) = id {
+/// Opens what is to be watched, on a device (as the kernel encodes it), with an inode number: the
+/// file of the images; else, in images of CRIU, the ghost of that number, the path that goes with
+/// the handle, or what the handle itself leads to.
+fn open_target(
+    cx: &mut Restore<'_>,
+    id: Option<u32>,
+    (dev, ino): (u32, u64),
+    handle: Option<&FhEntry>,
+) -> Result<OwnedFd> {
+    let ghost = |cx: &Restore<'_>| Temporary::with_ghost_of(cx, dev, ino);
+    if let Some(id) = id.map_or_else(|| ghost(cx), |id| Ok(Some(id)))? {
         return duplicate(cx.file(id)?);
     }
     let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;
@@ -199,12 +209,34 @@ fn open_target(cx: &mut Restore<'_>, id: Option<u32>, handle: Option<&FhEntry>) 
     let bytes = usize::try_from(handle.bytes).ok().and_then(|len| bytes.get(..len));
     let bytes =
         bytes.ok_or_else(|| Error::invalid("files.img", "a file handle that is too short"))?;
-    torpor_sys::notify::open_by_handle(
-        cx.root_of_mount(mnt_id)?,
-        handle.r#type.cast_signed(),
-        bytes,
-    )
-    .context(|| "open a watched file by its handle".to_owned())
+    let root = cx.root_of_mount(mnt_id)?;
+    let file = torpor_sys::notify::open_by_handle(root, handle.r#type.cast_signed(), bytes)
+        .context(|| "open a watched file by its handle".to_owned())?;
+    by_path(root, &file)
+}
+
+/// The file that a handle has led to, opened by its path below `root`. A handle leads to any
+/// file of the file system, also to those that the tasks have no path to.
+fn by_path(root: BorrowedFd<'_>, file: &OwnedFd) -> Result<OwnedFd> {
+    let what = || "look for a path to a file that a handle leads to".to_owned();
+    let stat = rustix::fs::fstat(file).context(what)?;
+    let links = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let links = rustix::fs::open("/proc/self/fd", links, Mode::empty()).context(what)?;
+    // The path begins at the root of who asks.
+    let link = run_in(&[], || {
+        rustix::process::fchdir(root).context(what)?;
+        rustix::process::chroot(".").context(what)?;
+        let number = file.as_raw_fd().to_string();
+        rustix::fs::readlinkat(&links, number, Vec::new()).context(what)
+    })?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    match open_in(root, link.as_bytes(), flags, Mode::empty()) {
+        Ok(found) if same_inode(&rustix::fs::fstat(&found).context(what)?, &stat) => Ok(found),
+        _ => {
+            let reason = "a watched file's handle leads out of the tasks' mounts";
+            Err(Error::invalid("files.img", reason))
+        }
+    }
 }
 
 /// A path that leads to an open file, whatever its name is.

@@ -93,11 +93,10 @@ pub(super) fn dump(
 
 fn check_kind(found: &Found, about: &Socket) -> Result<()> {
     match (about.kind, about.protocol) {
-        (libc::SOCK_STREAM, libc::IPPROTO_TCP)
+        (libc::SOCK_STREAM, libc::IPPROTO_TCP | libc::IPPROTO_MPTCP)
         | (libc::SOCK_DGRAM, libc::IPPROTO_UDP | libc::IPPROTO_UDPLITE | libc::IPPROTO_ICMP)
         | (libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6)
         | (libc::SOCK_RAW, _) => Ok(()),
-        (_, libc::IPPROTO_MPTCP) => Err(found.refuse("Multipath TCP is not supported")),
         (_, libc::IPPROTO_SCTP) => Err(found.refuse("SCTP is not supported")),
         (kind, protocol) => Err(found.refuse(format!(
             "Internet sockets of type {kind} and protocol {protocol} are not supported"
@@ -198,6 +197,10 @@ fn dump_tcp(
     let word = |at: usize| word(at).map_or(0, u32::from_ne_bytes);
     isk.state = u32::from(info[0]);
     isk.tcp_opts = Some(dump_tcp_options(fd));
+    // What a listener of Multipath TCP accepts from peers that know only TCP is plain TCP.
+    if about.protocol == libc::IPPROTO_MPTCP && !is_idle(isk.state, fd) {
+        return Err(found.refuse("it is a connection of Multipath TCP, which is not supported"));
+    }
     match isk.state {
         state::LISTEN => {
             // In this state tcpi_unacked and tcpi_sacked are the accept queue's.
@@ -236,6 +239,12 @@ fn dump_tcp(
     }
 }
 
+/// Whether a TCP socket has neither a peer nor anything of one.
+fn is_idle(state: u32, fd: BorrowedFd<'_>) -> bool {
+    let Polled { readable, error, .. } = polled(fd);
+    state == state::LISTEN || state == state::CLOSE && !readable && !error
+}
+
 /// A closed TCP socket is just that, unless there is something left to be read: then it
 /// is kept as the connection that it was. Its peer is not known any more.
 fn dump_closed(
@@ -245,10 +254,11 @@ fn dump_closed(
     isk: &mut InetSkEntry,
 ) -> Result<()> {
     let fd = found.file.as_fd();
-    let Polled { ended, error, .. } = polled(fd);
+    let Polled { ended, error, readable, .. } = polled(fd);
     // Whether it can write makes no difference: it cannot.
     isk.shutdown = in_images(if ended { SkShutdown::Both } else { SkShutdown::None });
-    let unread = socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
+    // Multipath TCP counts a byte where there is none.
+    let unread = readable && socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
     if isk.src_port == 0 || !(unread || error) {
         return Ok(());
     }
@@ -259,8 +269,8 @@ fn dump_closed(
 fn dump_tcp_options(fd: BorrowedFd<'_>) -> TcpOptsEntry {
     let int = |name| socket::get_int(fd, libc::IPPROTO_TCP, name).ok();
     TcpOptsEntry {
-        cork: int(libc::TCP_CORK).map(|v| v != 0),
-        nodelay: int(libc::TCP_NODELAY).map(|v| v != 0),
+        cork: int(libc::TCP_CORK).is_some_and(|v| v != 0).then_some(true),
+        nodelay: int(libc::TCP_NODELAY).is_some_and(|v| v != 0).then_some(true),
         keepcnt: int(libc::TCP_KEEPCNT).map(i32::cast_unsigned),
         keepidle: int(libc::TCP_KEEPIDLE).map(i32::cast_unsigned),
         keepintvl: int(libc::TCP_KEEPINTVL).map(i32::cast_unsigned),
@@ -288,9 +298,9 @@ fn dump_ip(fd: BorrowedFd<'_>, about: &Socket) -> IpOptsEntry {
     let int = |(level, name): (i32, i32)| socket::get_int(fd, level, name).ok();
     let flag = |option| int(option).map(|v| v != 0);
     IpOptsEntry {
-        freebind: flag(freebind(about.domain)),
-        pktinfo: flag(pktinfo(about.domain)),
-        tos: int((libc::IPPROTO_IP, libc::IP_TOS)).map(i32::cast_unsigned),
+        freebind: flag(freebind(about.domain)).filter(|&on| on),
+        pktinfo: flag(pktinfo(about.domain)).filter(|&on| on),
+        tos: int((libc::IPPROTO_IP, libc::IP_TOS)).filter(|&v| v != 0).map(i32::cast_unsigned),
         ttl: int((libc::IPPROTO_IP, libc::IP_TTL)).map(i32::cast_unsigned),
         raw: (about.kind == libc::SOCK_RAW).then(|| IpOptsRawEntry {
             hdrincl: flag((libc::IPPROTO_IP, libc::IP_HDRINCL)),
@@ -430,6 +440,9 @@ pub(super) fn addresses(isk: &InetSkEntry) -> Result<(Address, Address)> {
 
 fn check_entry(isk: &InetSkEntry) -> Result<()> {
     let known = match isk.r#type.cast_signed() {
+        libc::SOCK_STREAM if isk.proto == libc::IPPROTO_MPTCP.cast_unsigned() => {
+            !tcp::is_connection(isk)
+        }
         libc::SOCK_STREAM => isk.proto == libc::IPPROTO_TCP.cast_unsigned(),
         libc::SOCK_DGRAM | libc::SOCK_RAW => true,
         _ => false,
@@ -569,8 +582,8 @@ fn restore_tcp_options(fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
         (libc::TCP_KEEPCNT, tcp.keepcnt.or(isk.opts.tcp_keepcnt)),
         (libc::TCP_KEEPIDLE, tcp.keepidle.or(isk.opts.tcp_keepidle)),
         (libc::TCP_KEEPINTVL, tcp.keepintvl.or(isk.opts.tcp_keepintvl)),
-        (libc::TCP_NODELAY, tcp.nodelay.map(u32::from)),
-        (libc::TCP_CORK, tcp.cork.map(u32::from)),
+        (libc::TCP_NODELAY, isk.tcp_opts.map(|tcp| tcp.nodelay().into())),
+        (libc::TCP_CORK, isk.tcp_opts.map(|tcp| tcp.cork().into())),
     ];
     for (name, value) in values {
         let Some(value) = value.map(u32::cast_signed) else { continue };

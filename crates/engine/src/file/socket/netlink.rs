@@ -48,7 +48,7 @@ pub(super) fn dump(
         state: seen.state.into(),
         flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
         portid: seen.portid,
-        groups: seen.groups,
+        groups: one_word(seen.groups),
         dst_portid: seen.destination_portid,
         dst_group: seen.destination_group,
         fown: found.fown,
@@ -57,6 +57,14 @@ pub(super) fn dump(
         torpor_type: Some(about.kind.cast_unsigned()),
     };
     Ok(FileEntry { nlsk: Some(nlsk), ..found.entry(FdTypes::Netlinksk) })
+}
+
+/// Groups as CRIU has them: it takes no second word, not even one without a group.
+fn one_word(mut groups: Vec<u32>) -> Vec<u32> {
+    if groups.iter().skip(1).all(|&word| word == 0) {
+        groups.truncate(1);
+    }
+    groups
 }
 
 /// What the kernel knows a socket as, apart from itself.

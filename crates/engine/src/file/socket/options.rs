@@ -242,7 +242,7 @@ pub fn dump(
         reuseaddr: flag(libc::SO_REUSEADDR),
         so_priority: int(libc::SO_PRIORITY).ok(),
         so_rcvlowat: int(libc::SO_RCVLOWAT).ok(),
-        so_mark: int(libc::SO_MARK).ok(),
+        so_mark: int(libc::SO_MARK).ok().filter(|&mark| mark != 0),
         so_passcred: flag(libc::SO_PASSCRED),
         so_passsec: flag(libc::SO_PASSSEC),
         so_dontroute: flag(libc::SO_DONTROUTE),
@@ -444,16 +444,13 @@ pub fn restore_buffers(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
             .context(|| format!("set the size of a socket buffer to {value}"))?;
     }
     // To have set a size switches the kernel's own tuning off.
-    if let Some(locks) = opts.so_buf_lock {
-        socket::set_int(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_BUF_LOCK,
-            (locks & SOCK_BUF_LOCK).cast_signed(),
-        )
-        .context(|| "SO_BUF_LOCK".to_owned())?;
+    let Some(locks) = opts.so_buf_lock else { return Ok(()) };
+    let (level, locks) = (libc::SOL_SOCKET, (locks & SOCK_BUF_LOCK).cast_signed());
+    // Multipath TCP shows it and does not take it.
+    if socket::get_int(fd, level, libc::SO_BUF_LOCK).is_ok_and(|now| now == locks) {
+        return Ok(());
     }
-    Ok(())
+    socket::set_int(fd, level, libc::SO_BUF_LOCK, locks).context(|| "SO_BUF_LOCK".to_owned())
 }
 
 fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<()> {

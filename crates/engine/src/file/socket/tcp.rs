@@ -26,6 +26,7 @@ use crate::file::Found;
 use crate::guardian::{Guardian, Undo};
 use crate::network;
 use crate::network::rules::MARK;
+use crate::network::tracked;
 use crate::restore::Restore;
 
 /// linux/tcp.h
@@ -34,7 +35,9 @@ const TCP_REPAIR_QUEUE: i32 = 20;
 const TCP_QUEUE_SEQ: i32 = 21;
 const TCP_TIMESTAMP: i32 = 24;
 const REPAIR_ON: i32 = 1;
-/// Off, with a probe that makes the peer say what it has.
+/// Off, with a probe that makes the peer say what it has. A firewall that meets the connection for
+/// the first time takes the probe's number, which is one too low, for that of the stream, and what
+/// the other end then acknowledges for invalid: no more than needed.
 const REPAIR_OFF: i32 = 0;
 /// Off, without a packet.
 const REPAIR_OFF_SILENT: i32 = -1;
@@ -50,6 +53,10 @@ const KIND_MSS: u32 = 2;
 const KIND_WINDOW: u32 = 3;
 const KIND_SACK_PERMITTED: u32 = 4;
 const KIND_TIMESTAMP: u32 = 8;
+
+/// How many milliseconds a segment in the name of a peer may take to arrive, and the last one.
+const TRIES: u32 = 50;
+const LAST_TRIES: u32 = 1000;
 
 /// How much of a queue is set at once.
 const CHUNK: usize = 64 * 1024;
@@ -69,6 +76,13 @@ pub fn is_connection(isk: &InetSkEntry) -> bool {
     isk.r#type == libc::SOCK_STREAM.cast_unsigned()
         && isk.dst_port != 0
         && isk.state != state::LISTEN
+}
+
+/// The ends of a connection as packets have them, the remote one first: IPv4 even if the socket
+/// is IPv6.
+pub fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
+    let (local, remote) = addresses(isk).ok()?;
+    Some((remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local)))
 }
 
 fn get(fd: BorrowedFd<'_>, name: i32) -> std::io::Result<u32> {
@@ -198,7 +212,6 @@ fn read_stream(found: &Found, isk: &InetSkEntry) -> Result<(TcpStreamEntry, [Vec
     let mask = OPT_TIMESTAMPS | OPT_SACK | OPT_WSCALE;
     let (inq_seq, received) = read_queue(fd, RECV_QUEUE, inq).context(what)?;
     let (outq_seq, queued) = read_queue(fd, SEND_QUEUE, outq).context(what)?;
-    let opts = isk.tcp_opts.unwrap_or_default();
     let stream = TcpStreamEntry {
         inq_len: inq,
         inq_seq,
@@ -209,8 +222,6 @@ fn read_stream(found: &Found, isk: &InetSkEntry) -> Result<(TcpStreamEntry, [Vec
         mss_clamp: get(fd, libc::TCP_MAXSEG).context(what)?,
         rcv_wscale: Some(u32::from(scales >> 4)),
         timestamp: get(fd, TCP_TIMESTAMP).ok(),
-        cork: opts.cork,
-        nodelay: opts.nodelay,
         unsq_len: Some(unsent.saturating_sub(fin).min(outq)),
         snd_wl1: window(0),
         snd_wnd: window(1),
@@ -218,6 +229,7 @@ fn read_stream(found: &Found, isk: &InetSkEntry) -> Result<(TcpStreamEntry, [Vec
         rcv_wnd: window(3),
         rcv_wup: window(4),
         torpor_reset: (isk.state == state::CLOSE && polled(fd).error).then_some(true),
+        ..TcpStreamEntry::default()
     };
     Ok((stream, [received, queued]))
 }
@@ -291,6 +303,11 @@ pub(super) fn open(cx: &Restore<'_>, isk: &InetSkEntry, socket: &OwnedFd) -> Res
     options::raise_buffers(fd);
     only_marked(fd)?;
     restore_negotiated(fd, &stream)?;
+    for (option, on) in [(libc::TCP_NODELAY, stream.nodelay()), (libc::TCP_CORK, stream.cork())] {
+        if on {
+            set(fd, option, 1)?;
+        }
+    }
     let sent = queued.len().saturating_sub(usize::try_from(unsent_len(isk, &stream)).unwrap_or(0));
     let unsent = queued.split_off(sent);
     fill(fd, RECV_QUEUE, &received)?;
@@ -398,42 +415,35 @@ impl Sleeping {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
                 .context(|| "shutdown of a TCP socket".to_owned())
         };
-        let inject = |flags| self.inject(cx, flags);
+        let reach = |flags, wanted| self.reach(cx, flags, wanted);
         match self.isk.state {
-            state::CLOSE_WAIT | state::LAST_ACK => {
-                inject(FIN | ACK)?;
-                self.await_state(state::CLOSE_WAIT)?;
-            }
+            state::CLOSE_WAIT | state::LAST_ACK => reach(FIN | ACK, state::CLOSE_WAIT)?,
             state::FIN_WAIT2 => {
                 shut()?;
-                inject(ACK)?;
-                self.await_state(state::FIN_WAIT2)?;
+                reach(ACK, state::FIN_WAIT2)?;
             }
             state::CLOSING => {
                 shut()?;
-                self.inject_with(cx, FIN | ACK, self.first_unacknowledged())?;
-                self.await_state(state::CLOSING)?;
+                reach(FIN | ACK, state::CLOSING)?;
             }
-            state::CLOSE if self.stream.torpor_reset() => {
-                inject(RST)?;
-                self.await_state(state::CLOSE)?;
-            }
+            state::CLOSE if self.stream.torpor_reset() => reach(RST, state::CLOSE)?,
             state::CLOSE => {
-                inject(FIN | ACK)?;
-                self.await_state(state::CLOSE_WAIT)?;
+                reach(FIN | ACK, state::CLOSE_WAIT)?;
                 shut()?;
-                inject(ACK)?;
-                self.await_state(state::CLOSE)?;
+                reach(ACK, state::CLOSE)?;
             }
             _ => {}
         }
         options::restore_buffers(fd, &self.isk.opts)?;
-        let known = self.stream.snd_wl1.is_some() && self.stream.max_window.is_some();
-        if self.isk.state == state::CLOSE || !known {
+        if self.isk.state == state::CLOSE || !self.window_is_known() {
             return Ok(());
         }
         self.set_window(&self.stream)?;
         self.fit_segments()
+    }
+
+    fn window_is_known(&self) -> bool {
+        self.stream.snd_wl1.is_some() && self.stream.max_window.is_some()
     }
 
     /// The size of segments depends on the window, but is computed only when something
@@ -466,12 +476,40 @@ impl Sleeping {
         self.stream.outq_seq.wrapping_sub(fin).wrapping_sub(self.stream.outq_len)
     }
 
-    /// Sends a segment from the peer that acknowledges everything.
-    fn inject(&self, cx: &Restore<'_>, flags: u8) -> Result<()> {
-        let fd = self.socket.as_fd();
-        let ack = get(fd, TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())?;
-        let ack = if flags & FIN != 0 { self.first_unacknowledged() } else { ack };
-        self.inject_with(cx, flags, ack)
+    /// Brings the socket into a state by a segment from the peer that acknowledges everything;
+    /// one that closes, all that was sent before that.
+    fn reach(&self, cx: &Restore<'_>, flags: u8, wanted: u32) -> Result<()> {
+        let ack = match flags & FIN {
+            0 => get(self.socket.as_fd(), TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())?,
+            _ => self.first_unacknowledged(),
+        };
+        self.inject_with(cx, flags, ack)?;
+        if self.is_in_state(wanted, TRIES)? {
+            return Ok(());
+        }
+        // A firewall may know nothing of the connection.
+        let (from, to) = self.ends();
+        cx.in_netns(netns_of(cx, self.isk.ns_id), || tracked::enter(from, to))?;
+        self.inject_with(cx, flags, ack)?;
+        if self.is_in_state(wanted, LAST_TRIES)? {
+            return Ok(());
+        }
+        Err(Error::Os {
+            what: format!(
+                "TCP socket {} does not get to state {wanted}; is there a firewall that drops \
+                 packets with mark {MARK:#x}?",
+                self.isk.id
+            ),
+            source: std::io::ErrorKind::TimedOut.into(),
+        })
+    }
+
+    /// The addresses of the two ends as packets have them: the peer's and ours.
+    fn ends(&self) -> (Address, Address) {
+        match (self.remote.as_v4(), self.local.as_v4()) {
+            (Some(from), Some(to)) => (from, to),
+            _ => (self.remote, self.local),
+        }
     }
 
     fn inject_with(&self, cx: &Restore<'_>, flags: u8, ack: u32) -> Result<()> {
@@ -480,10 +518,7 @@ impl Sleeping {
         if self.isk.opts.so_bound_dev.is_some() {
             socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
         }
-        let (from, to) = match (self.remote.as_v4(), self.local.as_v4()) {
-            (Some(from), Some(to)) => (from, to),
-            _ => (self.remote, self.local),
-        };
+        let (from, to) = self.ends();
         let seq = self.receive_seq()?;
         let segment = Segment { from, to, seq, ack, flags };
         cx.in_netns(netns_of(cx, self.isk.ns_id), || segment.send())?;
@@ -491,25 +526,17 @@ impl Sleeping {
     }
 
     /// Packets over the loopback device arrive at once, as a rule.
-    fn await_state(&self, wanted: u32) -> Result<()> {
-        const ATTEMPTS: u32 = 1000;
+    fn is_in_state(&self, wanted: u32, tries: u32) -> Result<bool> {
         let mut info = [0; 4];
-        for _ in 0..ATTEMPTS {
+        for _ in 0..tries {
             socket::get(self.socket.as_fd(), Opt::TCP_INFO, &mut info)
                 .context(|| "TCP_INFO".to_owned())?;
             if u32::from(info[0]) == wanted {
-                return Ok(());
+                return Ok(true);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(Error::Os {
-            what: format!(
-                "TCP socket {} stays in state {} instead of {wanted}; is there a firewall that \
-                 drops packets with mark {MARK:#x}?",
-                self.isk.id, info[0]
-            ),
-            source: std::io::ErrorKind::TimedOut.into(),
-        })
+        Ok(false)
     }
 
     fn set_window(&self, w: &TcpStreamEntry) -> Result<()> {
@@ -545,7 +572,8 @@ impl Sleeping {
             socket::set_int(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
                 .context(|| "SO_DETACH_FILTER".to_owned())?;
         }
-        let quiet = self.isk.state != state::ESTABLISHED;
+        // Only images of engines that did not know the window leave anything to be asked for.
+        let quiet = self.isk.state != state::ESTABLISHED || self.window_is_known();
         set(fd, TCP_REPAIR, if quiet { REPAIR_OFF_SILENT } else { REPAIR_OFF })?;
         super::inet::restore_options(cx, fd, &self.isk)?;
         if !self.unsent.is_empty() {

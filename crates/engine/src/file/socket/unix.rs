@@ -81,7 +81,7 @@ pub(super) fn dump(
         fown: found.fown,
         opts: options::dump(cx, found, about, &mut sockets.defaults)?,
         name: seen.name.clone(),
-        shutdown: Some(shutdown(seen.shutdown).into()),
+        shutdown: (seen.shutdown != 0).then(|| shutdown(seen.shutdown).into()),
         ns_id: Some(about.ns_id),
         torpor_pending: seen.pending.clone(),
         torpor_reset: (about.kind != libc::SOCK_DGRAM && polled(fd).error).then_some(true),

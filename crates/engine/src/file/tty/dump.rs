@@ -66,9 +66,9 @@ impl Dumper for TtyDumper {
             let slave = self.met.iter().find(|met| master.is_paired_with(met));
             data.extend(queued(master, slave)?);
         }
-        let infos = self.met.iter().map(|met| &met.info);
-        cx.images.write_all(kind::TTY_INFO, 0, infos)?;
-        Ok(cx.images.write_all(kind::TTY_DATA, 0, &data)?)
+        let infos: Vec<_> = self.met.iter().map(|met| met.info.clone()).collect();
+        cx.images.write_unless_empty(kind::TTY_INFO, 0, &infos)?;
+        Ok(cx.images.write_unless_empty(kind::TTY_DATA, 0, &data)?)
     }
 }
 

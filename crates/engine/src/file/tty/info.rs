@@ -46,6 +46,10 @@ pub fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
 fn entry(termios: &Termios) -> TermiosEntry {
     let mut bytes = [0; 4 * 19];
     bytes[..termios.cc.len()].copy_from_slice(&termios.cc);
+    /// `BOTHER` of asm/termbits.h, for output and, 16 bits up, for input.
+    const BOTHER: u32 = 0o10000;
+    let speeds = [termios.cflag, termios.cflag >> 16];
+    let any_speed = speeds.iter().any(|bits| bits & (BOTHER | 0o17) == BOTHER);
     let words = bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word));
     TermiosEntry {
         c_iflag: termios.iflag,
@@ -53,8 +57,9 @@ fn entry(termios: &Termios) -> TermiosEntry {
         c_cflag: termios.cflag,
         c_lflag: termios.lflag,
         c_line: termios.line.into(),
-        c_ispeed: termios.ispeed,
-        c_ospeed: termios.ospeed,
+        // Also a part of `c_cflag`, unless they are of no usual value.
+        c_ispeed: if any_speed { termios.ispeed } else { 0 },
+        c_ospeed: if any_speed { termios.ospeed } else { 0 },
         c_cc: words.collect(),
     }
 }

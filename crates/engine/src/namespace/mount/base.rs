@@ -14,10 +14,9 @@ use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{content, superblock};
+use super::{superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
-use crate::namespace::NsKind;
 use crate::restore::Restore;
 
 /// A directory or file that mounts can be copies of.
@@ -33,6 +32,8 @@ pub(super) struct Open {
 #[derive(Debug, Default)]
 pub(super) struct Bases {
     open: HashMap<Base, Open>,
+    /// Whether files may be made where the tasks cannot write.
+    write_read_only: bool,
 }
 
 /// What a mount is a copy of, and its root below the root of that.
@@ -54,7 +55,8 @@ impl Bases {
     /// # Errors
     /// What is missing, by the name of the mount.
     pub(super) fn open(cx: &mut Restore<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
-        let mut all = Bases::default();
+        let write_read_only = cx.may_write_read_only();
+        let mut all = Bases { write_read_only, ..Bases::default() };
         for node in forest.nodes().filter(|&n| !is_layered(forest, n)) {
             let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
             if all.open.contains_key(&base) {
@@ -117,7 +119,10 @@ impl Bases {
         let mounted =
             copy(torpor_sys::mount::Attributes { propagation, ..attributes(mount.flags) })?;
         let bare = libc::MS_PRIVATE;
-        let alone = copy(torpor_sys::mount::Attributes { propagation: bare, ..attributes(0) })?;
+        // Nobody writes to this host's files where the tasks cannot.
+        let kept = if open.made || self.write_read_only { 0 } else { libc::MS_RDONLY };
+        let flags = attributes(mount.flags & kept);
+        let alone = copy(torpor_sys::mount::Attributes { propagation: bare, ..flags })?;
         Ok(Copy { mounted, alone, revived })
     }
 
@@ -166,14 +171,28 @@ fn given(cx: &Restore<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<O
     }
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
-    let at =
-        rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?;
+    let at = match &mount.external {
+        Some(External::Auto(_)) if !forest.is_root(node) => open_named(cx, &path).context(what)?,
+        _ => {
+            rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).context(what)?
+        }
+    };
     if matches!(mount.fs.as_str(), "cgroup" | "cgroup2")
         && let Some(at) = own_group(at.as_fd(), &path, mount, host)
     {
         return Ok(Open { at, made: false });
     }
     Ok(Open { at, made: false })
+}
+
+/// Opens a path of this host that the images name: below the one that allows it, which the
+/// caller or the policy names, and through no symbolic link. Who may write there could
+/// otherwise lead elsewhere.
+fn open_named(cx: &Restore<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+    let (base, below) = cx.source_below(path);
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let base = rustix::fs::open(base, flags, Mode::empty())?;
+    open_beneath(base.as_fd(), &below, true)
 }
 
 fn given_path(cx: &Restore<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
@@ -192,7 +211,8 @@ fn given_path(cx: &Restore<'_>, forest: &Forest, node: Node) -> Result<PathBuf> 
         }
         Some(External::Auto(path)) => {
             let asked = |e: &external::External| matches!(e, external::External::MntAuto { .. });
-            if mount.fs != "devpts" && !cx.opts.external.iter().any(asked) {
+            let own = mount.fs == "devpts" && path == Path::new("/dev/pts");
+            if !own && !cx.opts.external.iter().any(asked) {
                 let why =
                     format!("{} of the host is not given; use --external mnt[]", path.display());
                 return Err(unfit(mount, &why));
@@ -225,7 +245,8 @@ fn make(cx: &mut Restore<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
             let at = superblock::make_in(cx.remote(0)?, mount)?;
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
-            content::load(at.as_fd(), archive, user_namespace(cx)?)?;
+            let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
+            unpack::unpack(at.as_fd(), archive, &name, &cx.id_maps)?;
             Ok(Open { at, made: true })
         }
         // To make it again would change the options that the host has given it.
@@ -257,13 +278,6 @@ fn on_host<'h>(mount: &Mount, host: &'h Tree) -> Option<&'h Path> {
             && host.is_visible(*i, &h.mountpoint)
     });
     candidates.map(|(_, h)| h.mountpoint.as_path()).next()
-}
-
-/// The user namespace whose ids the images hold.
-fn user_namespace(cx: &Restore<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host);
-    let file = ns.and_then(|ns| ns.file.as_ref());
-    file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }
 
 /// Detached copies of a mount.

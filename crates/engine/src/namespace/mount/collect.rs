@@ -216,6 +216,15 @@ pub fn own_tree() -> Result<Tree> {
     read_own(open_proc()?.as_fd())
 }
 
+/// The mounts of a namespace.
+///
+/// # Errors
+/// The kernel's.
+pub fn tree_of(space: BorrowedFd<'_>) -> Result<Tree> {
+    let proc = open_proc()?;
+    run_in(&[space], || read_own(proc.as_fd()))
+}
+
 /// The caller's procfs.
 pub(super) fn open_proc() -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

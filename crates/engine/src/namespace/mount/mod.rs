@@ -16,8 +16,9 @@ mod restored;
 mod sharing;
 mod superblock;
 mod tree;
+mod unpack;
 
-pub use collect::{Mounts, Space, own_tree};
+pub use collect::{Mounts, Space, own_tree, tree_of};
 pub use dump::dump;
 pub use mountinfo::{External, Malformed, Mount};
 pub use restore::{enter, finish, restore};

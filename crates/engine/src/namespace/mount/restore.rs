@@ -71,6 +71,7 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
         cx.roots.insert(ns, root);
     }
     hand_over(cx, &forest, &bases, copies);
+    cx.mounts.wanted = forest.spaces.into_iter().collect();
     Ok(())
 }
 

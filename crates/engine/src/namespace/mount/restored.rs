@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
+use super::tree::Tree;
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
 
@@ -19,6 +20,8 @@ pub struct Restored {
     pub(super) late: Vec<Late>,
     /// File systems that become read-only in the end.
     pub(super) read_only: Vec<OwnedFd>,
+    /// What each namespace is to have, by its number in the images.
+    pub(super) wanted: HashMap<u32, Tree>,
 }
 
 /// A mount that shows a terminal of a devpts.
@@ -62,6 +65,12 @@ struct Alone {
 }
 
 impl Restored {
+    /// The mounts that a namespace is to have; `None` if it was not made here.
+    #[must_use]
+    pub fn wanted(&self, space: u32) -> Option<&Tree> {
+        self.wanted.get(&space)
+    }
+
     /// Adds a mount.
     pub(super) fn insert(&mut self, mnt_id: i32, mountpoint: PathBuf, root: OwnedFd) {
         self.alone.insert(mnt_id, Alone { root, mountpoint });

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::process::Command;
 
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_policy::{check_iptables, check_nftables};
 
 use super::lock_of_criu;
 use super::netlink::{NETFILTER, Socket};
@@ -75,18 +76,24 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 /// A program that is missing, or fails.
 pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
-        if let Some(rules) = rules(images, legacy.image, ns_id)? {
+        if let Some(rules) = rules(images, legacy.image, ns_id, check_iptables)? {
             run(&legacy.restore, &[], Some(&rules), "iptables")?;
         }
     }
-    if let Some(rules) = rules(images, kind::NFTABLES, ns_id)? {
+    if let Some(rules) = rules(images, kind::NFTABLES, ns_id, check_nftables)? {
         run(&["nft"], &["-f", "-"], Some(&rules), "nftables")?;
     }
     Ok(())
 }
 
-/// The rules, if there are some.
-fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<String>> {
+/// The rules, if there are some: nothing but rules, since their programs would read files, and
+/// run programs, that are named among them.
+fn rules(
+    images: &ImageDir,
+    kind: Kind,
+    ns_id: u32,
+    check: fn(&str) -> std::result::Result<(), String>,
+) -> Result<Option<String>> {
     let Some(mut reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
     let name = || kind.file_name(ns_id.into());
     if reader.remaining() > MAX_RULES {
@@ -95,6 +102,7 @@ fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<String>> {
     let mut rules = String::new();
     reader.read_to_string(&mut rules).context(name)?;
     let rules = lock_of_criu::without(&rules);
+    check(&rules).map_err(|why| Error::invalid(name(), why))?;
     Ok((!rules.trim().is_empty()).then_some(rules))
 }
 

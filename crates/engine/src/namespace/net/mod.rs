@@ -8,7 +8,7 @@ pub(crate) mod conf;
 mod firewall;
 mod link;
 mod lock_of_criu;
-mod netlink;
+pub(crate) mod netlink;
 mod restore;
 mod tables;
 #[cfg(test)]
@@ -27,7 +27,8 @@ use crate::dump::Dump;
 use crate::error::Result;
 use crate::external::External;
 
-pub use restore::{external_key, restore};
+pub use restore::{external_key, restore, restore_connections};
+pub use tables::forget_requests;
 
 // linux/rtnetlink.h, linux/net_namespace.h.
 const RTM_NEWNSID: u16 = 88;

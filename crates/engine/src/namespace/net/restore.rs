@@ -47,7 +47,7 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
         return ids.iter().try_for_each(|&id| loopback_up(cx.ns.open_file(id)?));
     }
     let weak = cx.opts.weak_sysctls;
-    let images = &cx.images;
+    let (images, staged) = (&cx.images, cx.staged());
     let mut spaces = ids.iter().map(|&id| load(cx, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
         run_in(&[space.file], || settings(&space.entry, weak))?;
@@ -78,7 +78,9 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
             tables::restore_addresses(images, *id)?;
             tables::restore_routes(images, *id)?;
             tables::restore_rules(images, *id)?;
-            tables::restore_connections(images, *id)?;
+            if !staged {
+                tables::restore_connections(images, *id)?;
+            }
             // Coming up has changed some of them.
             devices
                 .iter()
@@ -86,6 +88,18 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Adds the connections that were tracked in a namespace, which come and go while its tasks run.
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn restore_connections(cx: &Restore<'_>, id: u32) -> Result<()> {
+    if cx.opts.empty_netns || external_key(&cx.images, id)?.is_some() {
+        return Ok(());
+    }
+    let images = &cx.images;
+    run_in(&[cx.ns.open_file(id)?], || tables::restore_connections(images, id))
 }
 
 /// Brings the loopback device up: all that an otherwise empty namespace has.

@@ -288,6 +288,22 @@ pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
     Ok(())
 }
 
+/// Takes out of an image of messages what only says when they were asked for: the numbers of the
+/// request and of the socket.
+pub fn forget_requests(kind: Kind, bytes: &mut [u8]) {
+    /// Where `struct nlmsghdr` has the two numbers.
+    const NUMBERS: std::ops::Range<usize> = 8..16;
+    let lists = [&ADDRESSES, &ROUTES4, &ROUTES6, &RULES4, &RULES6];
+    let Some(list) = lists.into_iter().find(|list| list.image == kind) else { return };
+    let mut rest = bytes.get_mut(list.magic.map_or(0, |_| 4)..).unwrap_or_default();
+    while let Some(message) = Message::first(rest) {
+        let len = message.bytes.len().next_multiple_of(4).min(rest.len());
+        let (this, others) = rest.split_at_mut(len);
+        this.iter_mut().take(NUMBERS.end).skip(NUMBERS.start).for_each(|byte| *byte = 0);
+        rest = others;
+    }
+}
+
 /// Adds the tracked connections.
 ///
 /// # Errors

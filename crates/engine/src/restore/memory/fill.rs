@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use torpor_images::proto::VmaEntry;
 use torpor_sys::vm;
@@ -23,6 +23,17 @@ pub(super) struct Inherited<'a> {
     pub pages: &'a Pages,
     /// Mappings, in order.
     pub kept: &'a [VmaEntry],
+}
+
+/// What a husk has where pages are to be filled in.
+#[derive(Clone, Copy)]
+pub(super) enum There<'a> {
+    /// Nothing, or other pages.
+    Others,
+    /// Pages of others, many of which may be the same.
+    Inherited(Inherited<'a>),
+    /// A copy of what another task has, most of which may be the same. It is not known what it is.
+    Alike,
 }
 
 /// Drops the inherited pages that the task is not to have: they read as zeroes, or as
@@ -56,8 +67,9 @@ pub(super) fn drop_absent(
     }
 }
 
-/// Fills the private mappings with the `wanted` pages. Pages with the same content as what was
-/// inherited stay shared, and those that the task is not to have have been dropped.
+/// Fills those of the mappings `vmas` that are private with the `wanted` pages. Pages that are the
+/// same as what was inherited stay shared, and those that the task is not to have have been dropped.
+/// Returns how many bytes were written.
 ///
 /// # Errors
 /// The kernel's; the image files'.
@@ -65,18 +77,24 @@ pub(super) fn fill(
     cx: &Restore<'_>,
     task: usize,
     wanted: &Pages,
-    inherited: Option<Inherited<'_>>,
-) -> Result<()> {
+    vmas: &[VmaEntry],
+    there: There<'_>,
+) -> Result<u64> {
     let image = &cx.tasks[task].image;
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
     let own = status::VDSO | status::VVAR | status::AIO_RING;
-    let writable = |vma: &VmaEntry| vma.status & own == 0 && !cx.leaves(vma);
-    let vmas = image.vmas().filter(|v| writable(v));
-    let inherited = inherited.filter(|inherited| !inherited.kept.is_empty());
+    let writable = |vma: &VmaEntry| is_private(vma) && vma.status & own == 0 && !cx.leaves(vma);
+    let vmas = vmas.iter().filter(|v| writable(v));
+    let there = match there {
+        There::Inherited(inherited) if inherited.kept.is_empty() => There::Others,
+        there => there,
+    };
     let pieces = cut(wanted, vmas);
     let workers = cx.opts.workers();
     tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
-    Filler { pid: husk.pid(), inherited }.run(&pieces, workers)
+    let filler = Filler { pid: husk.pid(), there, written: AtomicU64::new(0) };
+    filler.run(&pieces, workers)?;
+    Ok(filler.written.into_inner())
 }
 
 /// A part of a stretch of pages.
@@ -132,7 +150,9 @@ impl Piece<'_> {
 /// Copies pages into a husk, on all cores.
 struct Filler<'a> {
     pid: i32,
-    inherited: Option<Inherited<'a>>,
+    there: There<'a>,
+    /// Bytes.
+    written: AtomicU64,
 }
 
 impl Filler<'_> {
@@ -162,26 +182,42 @@ impl Filler<'_> {
     /// Takes pieces, several small ones at a time, until there are no more.
     fn work(&self, pieces: &[Piece<'_>], next: &AtomicUsize) -> Result<()> {
         let mut buffer = vec![0u8; CHUNK];
-        let mut other = vec![0u8; if self.inherited.is_some() { CHUNK } else { 0 }];
+        let compares = !matches!(self.there, There::Others);
+        let mut other = vec![0u8; if compares { CHUNK } else { 0 }];
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if self.inherited.as_ref().is_some_and(|inherited| inherited.has(piece)) {
-                continue;
-            }
             let bytes = &mut buffer[..piece.len];
-            piece.stretch.read(piece.vaddr, bytes)?;
-            match &self.inherited {
-                None => self.put(piece.vaddr, bytes)?,
-                Some(inherited) => {
-                    self.put_changed(inherited, piece.vaddr, bytes, &mut other[..piece.len])?;
+            match &self.there {
+                There::Inherited(inherited) if inherited.has(piece) => continue,
+                _ => piece.stretch.read(piece.vaddr, bytes)?,
+            }
+            match &self.there {
+                There::Others => self.put(piece.vaddr, bytes)?,
+                There::Inherited(inherited) => {
+                    let other = &mut other[..piece.len];
+                    let known = inherited.read(piece.vaddr, other)?;
+                    self.put_changed(piece.vaddr, bytes, (other, &known))?;
+                }
+                There::Alike => {
+                    let other = &mut other[..piece.len];
+                    let known = self.look(piece.vaddr, other);
+                    self.put_changed(piece.vaddr, bytes, (other, &known))?;
                 }
             }
         }
         Ok(())
     }
 
+    /// Reads what the husk has at `vaddr`; says for each page whether it could be read.
+    fn look(&self, vaddr: u64, out: &mut [u8]) -> Vec<bool> {
+        let page = usize::try_from(PAGE).unwrap_or(4096);
+        let read = vm::read(self.pid, vaddr, out).unwrap_or(0);
+        (0..out.len() / page).map(|at| (at + 1) * page <= read).collect()
+    }
+
     fn put(&self, vaddr: u64, bytes: &[u8]) -> Result<()> {
         let n = vm::write(self.pid, vaddr, bytes)
             .context(|| format!("write memory of task {} at {vaddr:x}", self.pid))?;
+        self.written.fetch_add(n as u64, Ordering::Relaxed);
         if n == bytes.len() {
             return Ok(());
         }
@@ -191,16 +227,14 @@ impl Filler<'_> {
         })
     }
 
-    /// Writes the pages that differ from those that were inherited.
+    /// Writes the pages that differ from those that are there, as far as these are known.
     fn put_changed(
         &self,
-        inherited: &Inherited<'_>,
         vaddr: u64,
         bytes: &[u8],
-        other: &mut [u8],
+        (other, known): (&[u8], &[bool]),
     ) -> Result<()> {
         let page = usize::try_from(PAGE).unwrap_or(4096);
-        let known = inherited.read(vaddr, other)?;
         let mut start = 0;
         let mut at = 0;
         while at < bytes.len() {

@@ -8,7 +8,9 @@
 
 mod bequest;
 mod fill;
+mod refit;
 pub mod shared;
+pub mod unfilled;
 mod vdso;
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +22,8 @@ use torpor_images::proto::VmaEntry;
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 pub use self::bequest::plan;
-use self::fill::Inherited;
+use self::fill::{Inherited, There};
+pub(super) use self::refit::{forget, mapped, put, refit};
 use super::Restore;
 use super::layers::Pages;
 use super::transport::Transport;
@@ -30,6 +33,7 @@ use crate::memory::aio;
 use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_wiped_on_fork, status};
 use crate::namespace::ipc;
 use crate::proc;
+use crate::ranges::Ranges;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// What the kernel maps into every task.
@@ -104,7 +108,7 @@ fn open_inherited(
 /// # Errors
 /// The kernel's; contradictions in the images.
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
-    let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().cloned().collect();
+    let wanted = early(cx, task);
     let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
     let filled = Arc::clone(&cx.tasks[task].bequest);
     let theirs = parent.map(|p| Arc::clone(&cx.tasks[p].bequest));
@@ -114,7 +118,18 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     cx.remote(task)?.move_stub(base)?;
     let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
         wanted.iter().cloned().partition(|v| survives(v, &inherited));
-    clear(cx, task, &here, &kept, old_stub)?;
+    let vpid = cx.tasks[task].image.vpid();
+    for (vmas, how) in [(&kept, "its parent's"), (&fresh, "made")] {
+        for vma in vmas {
+            let VmaEntry { start, end, status, flags, shmid, .. } = vma;
+            tracing::debug!(
+                "task {vpid}: mapping {start:x}-{end:x} status {status:#x}, flags {flags:#x}, \
+                 object {shmid}: {how}"
+            );
+        }
+    }
+    let staying = kept.iter().map(|vma| vma.start..vma.end).collect();
+    clear(cx, task, &here, &staying, old_stub)?;
     vdso::relocate(cx, task, &wanted, &here)?;
     let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
@@ -124,10 +139,20 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     if let Some(theirs) = theirs {
         fill::drop_absent(cx, task, &filled, theirs)?;
     }
-    fill::fill(cx, task, &filled, theirs)?;
-    aio::restore(cx, task, &kept)?;
-    cx.tasks[task].mapped = fresh.into_iter().chain(kept_open).collect();
+    fill::fill(cx, task, &filled, &wanted, theirs.map_or(There::Others, There::Inherited))?;
+    if !cx.staged {
+        aio::restore(cx, task, &kept)?;
+    }
+    let mut mapped: Vec<Mapped> = fresh.into_iter().chain(kept_open).collect();
+    mapped.sort_unstable_by_key(|place| place.vma.start);
+    cx.tasks[task].mapped = mapped;
     Ok(())
+}
+
+/// The mappings that a husk is built with: all, unless later rounds follow.
+fn early(cx: &Restore<'_>, task: usize) -> Vec<VmaEntry> {
+    let vmas = cx.tasks[task].image.vmas();
+    vmas.filter(|vma| !cx.staged || refit::is_early(cx, vma)).copied().collect()
 }
 
 /// The mappings that the husk has now.
@@ -181,10 +206,10 @@ fn clear(
     cx: &mut Restore<'_>,
     task: usize,
     here: &[Mapping],
-    kept: &[VmaEntry],
+    kept: &Ranges,
     old_stub: Option<(u64, u64)>,
 ) -> Result<()> {
-    let mut keep: Vec<(u64, u64)> = kept.iter().map(|v| (v.start, v.end)).collect();
+    let mut keep: Vec<(u64, u64)> = kept.as_slice().iter().map(|v| (v.start, v.end)).collect();
     keep.extend(here.iter().filter(|m| is_special(&m.name)).map(|m| (m.start, m.end)));
     if let Some((base, len)) = cx.remote(task)?.stub_range() {
         keep.push((base, base + len));
@@ -366,7 +391,10 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
     // In CRIU's images a memfd is a file besides.
     if vma.status & status::MEMFD != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return memfd::open_for_mapping(cx, id, vma);
+        return match cx.files.anonymous.get(&id).cloned() {
+            Some(inode) => shared::open(cx, task, vma, &inode),
+            None => memfd::open_for_mapping(cx, id, vma),
+        };
     }
     if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
@@ -376,7 +404,7 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
             None => regular::open_for_mapping(cx, id, vma.fdflags),
         };
     }
-    shared::open(cx, task, vma)
+    shared::open_old(cx, task, vma)
 }
 
 /// The children have been made: the husk gets its own pages in place of those that it has held
@@ -384,25 +412,24 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
 ///
 /// # Errors
 /// The kernel's; the image files'.
-fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
+pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let own = Arc::clone(&cx.tasks[task].image.pages);
     let held = Arc::clone(&cx.tasks[task].bequest);
     if Arc::ptr_eq(&own, &held) {
         return Ok(());
     }
-    let kept: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+    let kept = early(cx, task);
     let held = Inherited { pages: &held, kept: &kept };
     fill::drop_absent(cx, task, &own, held)?;
-    fill::fill(cx, task, &own, Some(held))
+    fill::fill(cx, task, &own, &kept, There::Inherited(held)).map(drop)
 }
 
-/// What only the finished address space can have: its own pages, real protections, advice,
-/// locks, guard pages. After the children have been made.
+/// What only the finished address space can have: real protections, advice, locks, guard pages.
+/// After the children have been made.
 ///
 /// # Errors
 /// The kernel's.
 pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
-    settle(cx, task)?;
     const MADV_GUARD_INSTALL: u64 = 102;
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use torpor_images::kind;
-use torpor_images::proto::VmaEntry;
+use torpor_images::proto::{MemfdInodeEntry, VmaEntry};
 use torpor_sys::vm;
 
 use super::Restore;
@@ -14,18 +14,48 @@ use crate::error::{Context, Result};
 use crate::memory::vma::status;
 use crate::restore::layers::Pages;
 
-/// The object of shared anonymous memory with number `vma.shmid`. The first task that
+/// Numbers of objects that images of Torpor's old versions have, which are not files there.
+const OLD: u64 = 1 << 40;
+
+/// The object of shared anonymous memory that `inode` describes. The first task that
 /// maps it makes it, so that the kernel names it as it did; the supervisor takes a
 /// descriptor of it and fills it.
 ///
 /// # Errors
 /// The kernel's; the image files'.
-pub(super) fn open(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
-    if let Some(file) = cx.shared.get(&vma.shmid) {
+pub(super) fn open(
+    cx: &mut Restore<'_>,
+    task: usize,
+    vma: &VmaEntry,
+    inode: &MemfdInodeEntry,
+) -> Result<OwnedFd> {
+    let huge = inode.hugetlb_flag.map_or(0, |flags| {
+        libc::MAP_HUGETLB.cast_unsigned() | flags & 0x3f << libc::MAP_HUGE_SHIFT
+    });
+    let vma = VmaEntry { flags: vma.flags | huge, ..*vma };
+    make(cx, task, &vma, (inode.shmid.into(), inode.inode_id), Some(inode.size))
+}
+
+/// As [`open`], of images that say with the mapping what there is to say.
+///
+/// # Errors
+/// As [`open`].
+pub(super) fn open_old(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
+    make(cx, task, vma, (vma.shmid, vma.shmid | OLD), None)
+}
+
+fn make(
+    cx: &mut Restore<'_>,
+    task: usize,
+    vma: &VmaEntry,
+    (shmid, object): (u64, u64),
+    size: Option<u64>,
+) -> Result<OwnedFd> {
+    if let Some(file) = cx.shared.get(&object) {
         return file.try_clone().context(|| "dup".to_owned());
     }
-    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, vma.shmid)?;
-    let size = length(cx, vma).max(pages.end());
+    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, shmid)?;
+    let size = size.unwrap_or_else(|| length(cx, vma)).max(pages.end());
     let husk = cx.remote(task)?;
     let keep =
         (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
@@ -42,7 +72,7 @@ pub(super) fn open(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<
     fill(&pages, &file, 0)?;
     cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
-    cx.shared.insert(vma.shmid, file.into());
+    cx.shared.insert(object, file.into());
     Ok(clone.into())
 }
 

@@ -389,6 +389,12 @@ impl UnixRestorer {
                 Ok(())
             }
             Some(peer) if peer.uflags & EXTERN != 0 => {
+                if !cx.opts.ext_unix_sk {
+                    let name = String::from_utf8_lossy(&peer.name);
+                    let name = name.trim_end_matches('\0');
+                    let why = format!("its peer {name:?} is outside: --ext-unix-sk allows it");
+                    return Err(bad_entry(usk.id, why));
+                }
                 let address = name::address(&peer.name);
                 socket::connect(fd, &address).context(what)
             }

@@ -1,0 +1,183 @@
+//! Landlock domains: rules that a thread has put on itself (`landlock_restrict_self`), for good.
+//!
+//! The kernel shows nowhere that a thread is in a domain, let alone the rules of it, so a domain
+//! cannot be kept; a restored task would come back without its confinement. So it is refused.
+//!
+//! That there is one shows when more are stacked on it: there are 16 layers, and a thread without a
+//! domain can add them all. A *shadow* of the thread tries it, which has its credentials and ends.
+//! The others need none as a rule: whoever may look into the shadow (`get_robust_list`) is in no
+//! domain either, since out of one the kernel lets nobody look.
+//!
+//! Only threads with `no_new_privs` are asked, which `landlock_restrict_self` wants of all but
+//! those with `CAP_SYS_ADMIN`. A dumper that is killed while a shadow is there can leave it
+//! behind, so none is made where nobody confines himself.
+
+use std::sync::LazyLock;
+
+use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
+
+use super::Dump;
+use crate::error::{Error, Result};
+use crate::guardian::Undo;
+use crate::proc;
+
+/// `LANDLOCK_MAX_NUM_LAYERS` of the kernel, since domains can be stacked at all.
+const LAYERS: usize = 16;
+/// `LANDLOCK_ACCESS_FS_EXECUTE`: a right that all versions know.
+const HANDLED: u64 = 1;
+
+/// Whether this kernel has Landlock, and has it switched on.
+static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
+
+/// A shadow of a thread that is in no domain.
+struct Witness {
+    shadow: Tracee,
+    /// Its pid as the tree knows it.
+    pid: u64,
+    /// The task that it is a child of.
+    task: usize,
+}
+
+/// Refuses threads that are in a domain. All tasks have been asked for everything else.
+///
+/// # Errors
+/// The refusal; Gone.
+pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
+    if !*EXISTS {
+        return Ok(());
+    }
+    let since = proc::stat(cx.guardian.pid())?.start_time;
+    let (mut witness, mut checked) = (None, Ok(()));
+    for task in cx.live_tasks() {
+        checked = checked.and_then(|()| check_task(cx, task, since, &mut witness));
+    }
+    checked.and(dismiss(cx, since, witness))
+}
+
+fn check_task(
+    cx: &mut Dump<'_>,
+    task: usize,
+    since: u64,
+    witness: &mut Option<Witness>,
+) -> Result<()> {
+    let mut open: Vec<usize> = (0..cx.tasks[task].threads.len()).collect();
+    open.retain(|&thread| cx.tasks[task].may_be_confined(thread));
+    // A witness of another user may be none for any of them, and so may one of the process itself
+    // be if that is not dumpable.
+    let mut helps = true;
+    while !open.is_empty() {
+        if helps && let Some(witness) = witness {
+            let before = open.len();
+            vouch(&mut cx.tasks[task].threads, &mut open, witness.pid)?;
+            helps = open.len() < before || witness.task != task;
+        }
+        let Some(thread) = open.pop() else { break };
+        dismiss(cx, since, witness.take())?;
+        *witness = testify(cx, task, thread, since)?;
+    }
+    Ok(())
+}
+
+/// Takes out of `open` the threads that may look into the process with this pid.
+fn vouch(threads: &mut [Tracee], open: &mut Vec<usize>, pid: u64) -> Result<()> {
+    for from in (0..threads.len()).step_by(SIDE_BY_SIDE) {
+        let some = threads.iter_mut().enumerate().skip(from).take(SIDE_BY_SIDE);
+        let (mut numbers, mut batches, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, thread) in some.filter(|(number, _)| open.contains(number)) {
+            let mut batch = thread.batch();
+            let (head, len) = (batch.space(8).addr, batch.space(8).addr);
+            calls.push(batch.call(libc::SYS_get_robust_list, [pid, head.0, len.0]));
+            batches.push(batch);
+            numbers.push(number);
+        }
+        let answers = Batch::run_all(batches)?;
+        for ((number, call), out) in numbers.into_iter().zip(calls).zip(answers) {
+            if out.result(call).is_ok() {
+                open.retain(|&o| o != number);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes a shadow of a thread, which is refused if that is in a domain. `None` if there is no room
+/// for one.
+fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<Option<Witness>> {
+    cx.guardian.watch(&Undo::Twin(cx.tasks[task].pid, since))?;
+    let threads = &mut cx.tasks[task].threads;
+    // The room of the first thread is the largest.
+    if let (Some((first, others)), Some(other)) = (threads.split_first_mut(), thread.checked_sub(1))
+        && let Some(other) = others.get_mut(other)
+    {
+        other.share_stub(first, 0);
+    }
+    let own = &mut threads[thread];
+    let tid = own.tid();
+    let born = own.spawn_shadow();
+    if let (Some((first, others)), Some(other)) = (threads.split_first_mut(), thread.checked_sub(1))
+        && let Some(other) = others.get_mut(other)
+    {
+        other.share_stub(first, thread);
+    }
+    let found = match born {
+        Ok((shadow, pid)) => {
+            let mut witness = Witness { shadow, pid, task };
+            let found = layers(&mut witness.shadow);
+            if !matches!(found, Ok(0)) {
+                dismiss(cx, since, Some(witness))?;
+                found
+            } else {
+                return Ok(Some(witness));
+            }
+        }
+        Err(e) => Err(e),
+    };
+    match found {
+        Ok(layers) => {
+            let object = format!("its Landlock domain ({layers} of {LAYERS} layers)");
+            let reason = "cannot be kept: the kernel does not tell its rules, and without them the \
+                          task would come back unconfined";
+            Err(Error::refused(tid, object, reason))
+        }
+        // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
+        Err(e @ torpor_tracee::Error::Remote { .. }) => {
+            let reason = format!("cannot be told: {e}");
+            cx.leave_out(tid, "whether it is confined by Landlock", &reason)?;
+            Ok(None)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// How many layers the domain of a shadow has; 0 if it has none.
+fn layers(shadow: &mut Tracee) -> torpor_tracee::Result<usize> {
+    let mut batch = shadow.batch();
+    let rules = batch.bytes(&HANDLED.to_le_bytes()).0;
+    let size = size_of_val(&HANDLED) as u64;
+    let created = batch.must(libc::SYS_landlock_create_ruleset, [rules, size, 0]);
+    let option = u64::from(libc::PR_SET_NO_NEW_PRIVS.cast_unsigned());
+    let unprivileged = batch.must(libc::SYS_prctl, [option, 1, 0, 0, 0]);
+    // All files are closed in a shadow: the set of rules is number 0.
+    let added = [(); LAYERS].map(|()| batch.call(libc::SYS_landlock_restrict_self, [0, 0]));
+    let out = batch.run()?;
+    out.expect(created, || "landlock_create_ruleset".to_owned())?;
+    out.expect(unprivileged, || "PR_SET_NO_NEW_PRIVS".to_owned())?;
+    let too_many = |e: std::io::Error| e.raw_os_error() == Some(libc::E2BIG);
+    let missing = added.iter().filter(|&&layer| out.result(layer).is_err_and(too_many)).count();
+    // Any other error is no sign of a domain.
+    for layer in added.into_iter().take(LAYERS - missing) {
+        out.expect(layer, || "landlock_restrict_self".to_owned())?;
+    }
+    Ok(missing)
+}
+
+/// Ends a shadow.
+fn dismiss(cx: &mut Dump<'_>, since: u64, witness: Option<Witness>) -> Result<()> {
+    let Some(Witness { shadow, pid, task }) = witness else { return Ok(()) };
+    shadow.end_twin();
+    let original = cx.tasks[task].pid;
+    if let Some(first) = cx.tasks[task].threads.first_mut() {
+        first.reap_shadow(pid)?;
+    }
+    cx.guardian.forget(&Undo::Twin(original, since))
+}

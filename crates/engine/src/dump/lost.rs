@@ -1,0 +1,194 @@
+//! What is not kept, and can be done without as a rule: it is named in a warning, and refused if
+//! everything is wanted (`--strict`).
+
+use std::collections::HashSet;
+
+use torpor_sys::ptrace;
+use torpor_tracee::{Batch, Call, Outcome, SIDE_BY_SIDE, Slot, Tracee};
+
+use super::{Dump, Task};
+use crate::error::Result;
+use crate::memory::vma::{Vma, status};
+use crate::proc;
+
+/// `MPOL_F_ADDR`: the policy of the mapping at an address.
+const OF_ADDRESS: u64 = 2;
+/// How many mappings are asked for at once: their answers must find room.
+const AT_ONCE: usize = 4096;
+/// Operations of keyctl(2).
+const GET_KEYRING_ID: u64 = 0;
+const DESCRIBE: u64 = 6;
+const READ: u64 = 11;
+/// The keyrings of a thread, of its process, of its session, as keyctl(2) names them.
+const OF_THREAD: u64 = (-1i64).cast_unsigned();
+const OF_PROCESS: u64 = (-2i64).cast_unsigned();
+const OF_SESSION: u64 = (-3i64).cast_unsigned();
+/// `ARCH_GET_CPUID` and `ARCH_GET_UNTAG_MASK` of arch_prctl(2).
+const GET_CPUID: u64 = 0x1011;
+const GET_UNTAG_MASK: u64 = 0x4001;
+/// `PR_SPEC_PRCTL` (it can be chosen), `PR_SPEC_ENABLE`, and that it is off in any way.
+const SPEC_OWN: u64 = 1;
+const SPEC_ENABLED: u64 = 1 << 1;
+const SPEC_DISABLED: u64 = 1 << 2 | 1 << 3 | 1 << 4;
+/// How many keys of a keyring are looked at, and how much of a description.
+const KEYS: usize = 64;
+const TEXT: usize = 128;
+
+/// Mappings that take their pages from chosen nodes of memory (mbind(2)).
+pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<()> {
+    let own = |vma: &&Vma| !vma.is(status::VDSO | status::VVAR | status::VSYSCALL);
+    let starts: Vec<u64> = vmas.iter().filter(own).map(|vma| vma.map.start).collect();
+    let mut chosen = 0;
+    for starts in starts.chunks(AT_ONCE) {
+        let mut batch = cx.remote(task)?.batch();
+        let asked: Vec<_> = starts
+            .iter()
+            .map(|&start| {
+                let mode = batch.space(4);
+                (batch.call(libc::SYS_get_mempolicy, [mode.addr.0, 0, 0, start, OF_ADDRESS]), mode)
+            })
+            .collect();
+        let out = batch.run()?;
+        let has = |(call, mode): &&(_, _)| out.result(*call).is_ok() && out.u32_at(*mode, 0) != 0;
+        chosen += asked.iter().filter(has).count();
+    }
+    if chosen == 0 {
+        return Ok(());
+    }
+    let reason = format!("is not kept for {chosen} of them");
+    cx.leave_out(cx.tasks[task].pid, "the NUMA policy of its mappings (mbind)", &reason)
+}
+
+/// What processes have asked the kernel for, each by its leader.
+///
+/// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
+/// keys are searched for in any case.
+pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
+    let live = cx.live_tasks();
+    let mut leaders: Vec<&mut Tracee> =
+        cx.tasks.iter_mut().filter_map(|task| task.threads.first_mut()).collect();
+    let mut found = Vec::with_capacity(live.len());
+    for some in leaders.chunks_mut(SIDE_BY_SIDE) {
+        let asked = some.iter_mut().map(|leader| {
+            let mut batch = leader.batch();
+            let questions = Questions::ask(&mut batch);
+            (batch, questions)
+        });
+        let (batches, questions): (Vec<_>, Vec<_>) = asked.unzip();
+        let answers = questions.into_iter().zip(Batch::run_all(batches)?);
+        found.extend(answers.map(|(questions, out)| questions.answer(&out)));
+    }
+    for task in &cx.tasks {
+        check_threads(cx, task)?;
+    }
+    let mut sessions = HashSet::new();
+    for (task, (session, lost)) in live.into_iter().zip(found) {
+        let pid = cx.tasks[task].pid;
+        lost.into_iter().try_for_each(|object| cx.leave_out(pid, object, "is not kept"))?;
+        if let Some(ring) = session.filter(|&ring| sessions.insert(ring)) {
+            check_session(cx, task, ring)?;
+        }
+        let leads = cx.tasks[task].stat.sid == pid;
+        if leads && proc::read(pid, "autogroup").is_ok_and(|text| !text.trim().ends_with(" 0")) {
+            cx.leave_out(pid, "the nice value of its session (autogroup)", "is not kept")?;
+        }
+    }
+    Ok(())
+}
+
+/// What a tracer sees of each thread.
+fn check_threads(cx: &Dump<'_>, task: &Task) -> Result<()> {
+    for tid in task.threads.iter().map(Tracee::tid) {
+        let lost = [
+            (
+                ptrace::has_dispatch(tid),
+                "its system calls that come back (PR_SET_SYSCALL_USER_DISPATCH)",
+            ),
+            (ptrace::has_ports(tid), "its ports of devices (ioperm)"),
+        ];
+        let mut lost = lost.into_iter().filter(|(is, _)| *is);
+        lost.try_for_each(|(_, object)| cx.leave_out(tid, object, "is not kept"))?;
+    }
+    Ok(())
+}
+
+/// The questions to a process.
+struct Questions {
+    keyrings: [Call; 3],
+    speculation: [Call; 3],
+    cpuid: Call,
+    segments: Call,
+    tags: (Call, Slot),
+}
+
+impl Questions {
+    fn ask(batch: &mut Batch<'_>) -> Self {
+        let descriptor = batch.space(8).addr.0;
+        let mask = batch.space(8);
+        let spec = u64::from(libc::PR_GET_SPECULATION_CTRL.cast_unsigned());
+        Questions {
+            keyrings: [OF_THREAD, OF_PROCESS, OF_SESSION]
+                .map(|ring| batch.call(libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0])),
+            speculation: [0, 1, 2].map(|what| batch.call(libc::SYS_prctl, [spec, what, 0, 0, 0])),
+            cpuid: batch.call(libc::SYS_arch_prctl, [GET_CPUID, 0]),
+            segments: batch.call(libc::SYS_modify_ldt, [0, descriptor, 8]),
+            tags: (batch.call(libc::SYS_arch_prctl, [GET_UNTAG_MASK, mask.addr.0]), mask),
+        }
+    }
+
+    /// The keyring of its session, and what is there and is not kept.
+    fn answer(self, out: &Outcome) -> (Option<u64>, Vec<&'static str>) {
+        let is = |call, test: fn(u64) -> bool| out.result(call).is_ok_and(test);
+        let [thread, process, session] = self.keyrings;
+        let [store, branch, flush] = self.speculation;
+        let disabled = |call| is(call, |v| v & SPEC_OWN != 0 && v & SPEC_DISABLED != 0);
+        let flushed = is(flush, |v| v & SPEC_OWN != 0 && v & SPEC_ENABLED != 0);
+        let (tags, mask) = self.tags;
+        let tagged = out.result(tags).is_ok() && out.u64_at(mask, 0) != u64::MAX;
+        let lost = [
+            (is(thread, |_| true) || is(process, |_| true), "its own keyring"),
+            (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
+            (is(self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
+            (is(self.segments, |v| v > 0), "its table of segments (modify_ldt)"),
+            (tagged, "its tagged addresses (ARCH_ENABLE_TAGGED_ADDR)"),
+        ];
+        let lost = lost.into_iter().filter(|(is, _)| *is).map(|(_, what)| what);
+        (out.result(session).ok(), lost.collect())
+    }
+}
+
+/// The keys in the keyring of a session that a task is in.
+fn check_session(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
+    let leader = cx.remote(task)?;
+    let mut batch = leader.batch();
+    let ids = batch.space(KEYS * 4);
+    let read = batch.call(libc::SYS_keyctl, [READ, ring, ids.addr.0, (KEYS * 4) as u64]);
+    let out = batch.run()?;
+    let len = out.result(read).unwrap_or(0);
+    let count = usize::try_from(len / 4).unwrap_or(0).min(KEYS);
+    let keys = (0..count).map(|n| u64::from(out.u32_at(ids, n * 4)));
+    let mut batch = leader.batch();
+    let asked: Vec<_> = std::iter::once(ring)
+        .chain(keys)
+        .map(|key| {
+            let text = batch.space(TEXT);
+            let args = [DESCRIBE, key, text.addr.0, TEXT as u64];
+            (batch.call(libc::SYS_keyctl, args), text)
+        })
+        .collect();
+    let out = batch.run()?;
+    // Type, owner, rights, and last the name.
+    let name = |&(call, text): &(Call, Slot)| {
+        out.result(call).ok()?;
+        let text = out.bytes(text).split(|&byte| byte == 0).next()?;
+        String::from_utf8_lossy(text).splitn(5, ';').last().map(str::to_owned)
+    };
+    let names: Vec<String> = asked.iter().map(|key| name(key).unwrap_or_default()).collect();
+    // Everybody has the user's keyrings, by name.
+    let own = names.iter().skip(1).filter(|name| !name.starts_with("_uid")).count();
+    if own == 0 || names.first().is_some_and(|ring| ring.starts_with("_uid_ses.")) {
+        return Ok(());
+    }
+    let object = format!("the keyring of its session ({})", names[0]);
+    cx.leave_out(cx.tasks[task].pid, &object, &format!("is not kept, with its keys ({own})"))
+}

@@ -1,0 +1,344 @@
+//! A dump as a session.
+//!
+//! [`Session::open`] finds the tree. [`Session::round`] saves the memory that has changed while
+//! the tasks run on, any number of times. [`Session::freeze`] stops them, [`Frozen::write`]
+//! writes the checkpoint, and what becomes of the tasks is the caller's word ([`Written::end`]):
+//! the engine never kills on its own. Until the word is given the tasks are held. Whatever is
+//! dropped lets them go on as if nothing had happened.
+//!
+//! [`dump`] and [`pre_dump`] are short sequences of these steps. A session can be frozen again
+//! after its tasks went on.
+
+use std::time::{Duration, Instant};
+
+use torpor_images::ImageDir;
+use torpor_images::packed::Packed;
+
+use super::outbox::Away;
+use super::{Dump, End, freeze, memory, micros, run, twin};
+use crate::dump::freezer::Freezer;
+use crate::error::{Error, Result};
+use crate::guardian::Guardian;
+use crate::hooks::{Event, Hooks, NoHooks};
+use crate::memory::changes::Means;
+use crate::memory::keeper;
+use crate::memory::track::Tracking;
+use crate::memory::vma::{self, Vma};
+use crate::options::Options;
+use crate::page_server::{Lender, Loan, Returned};
+use crate::{DumpReport, support};
+
+/// Dumps the tree under `opts.pid`.
+///
+/// # Errors
+/// Refusals and the kernel's; the tasks go on as if nothing had happened.
+pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    let mut session = Session::open(opts)?;
+    let written = session.freeze(opts, hooks)?.write(hooks)?;
+    let report = written.end(End::asked_for(opts), hooks)?;
+    session.leave();
+    Ok(report)
+}
+
+/// Saves the memory of the tree under `opts.pid` as far as it changed since the round
+/// before (`opts.parent_img`), and lets the tree go on.
+///
+/// # Errors
+/// As [`dump`].
+pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+    let mut session = Session::open(opts)?;
+    let report = session.round(opts, hooks)?;
+    session.leave();
+    Ok(report)
+}
+
+/// A tree that is dumped, perhaps in rounds.
+#[derive(Debug)]
+pub struct Session {
+    pid: i32,
+    /// Cleans up if this process is killed.
+    guardian: Guardian,
+    /// Whether changes of memory are counted by a round of this session.
+    tracks: bool,
+}
+
+impl Session {
+    /// Opens a session for the tree under `opts.pid`. Forks a helper, so this process must not
+    /// have a second thread yet.
+    ///
+    /// # Errors
+    /// An option that is not supported; the kernel's.
+    pub fn open(opts: &Options) -> Result<Self> {
+        support::check(opts)?;
+        Ok(Session { pid: opts.pid, guardian: Guardian::start()?, tracks: false })
+    }
+
+    /// Saves the memory of the tree as far as it changed since the round before
+    /// (`opts.parent_img`), and lets it go on.
+    ///
+    /// The tree is stopped only to take stock: which pages have changed since the round before,
+    /// and from now on count changes again. The pages are copied when it runs, and what it writes
+    /// meanwhile is of the next round anyway. A copy may hold a page from after the stop, or half
+    /// of a change; it does not matter, since such a page is not protected any more and will be
+    /// copied again.
+    ///
+    /// # Errors
+    /// As [`dump`].
+    pub fn round(&mut self, opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+        support::check(opts)?;
+        if opts.lazy_pages {
+            return Err(Error::Unsupported("--lazy-pages of a pre-dump".to_owned()));
+        }
+        let images = begin(opts)?;
+        let tracking = Tracking::prepare(opts, &images, true)?;
+        let away = Away::connect(opts)?;
+        // Soft-dirty bits count only where the flags of a mapping say that it has been there since.
+        let by_flags = Means::of_this_kernel() == Ok(Means::SoftDirty);
+        let mappings = if by_flags { vma::read } else { vma::read_quickly };
+        let mut tree = self.stop(opts, images, (tracking, away), mappings)?;
+        let stock = tree.take_stock();
+        tree.cx.let_go(End::GoOn);
+        tree.ended = true;
+        tree.cx.stats.frozen_time = micros(tree.start.elapsed());
+        stock?;
+        memory::copy_pages(&mut tree.cx, hooks)?;
+        tree.cx.seal()?;
+        tree.cx.finish_round()?;
+        let report = tree.report();
+        drop(tree);
+        self.tracks = true;
+        Ok(report)
+    }
+
+    /// Stops the tree, to be written to `opts.images_dir`.
+    ///
+    /// # Errors
+    /// A tree that does not stop, or is traced; the caller's no. It goes on then.
+    pub fn freeze<'s>(
+        &'s mut self,
+        opts: &'s Options,
+        hooks: &mut dyn Hooks,
+    ) -> Result<Frozen<'s>> {
+        support::check(opts)?;
+        let images = begin(opts)?;
+        hooks.notify(Event::PreDump)?;
+        let runs_on = opts.leave_running || opts.leave_stopped;
+        let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
+        let lender = Lender::prepare(opts)?;
+        let away = if lender.is_none() { Away::connect(opts)? } else { None };
+        self.tracks = opts.track_mem && runs_on;
+        let mut tree = self.stop(opts, images, (tracking, away), vma::read)?;
+        tree.lender = lender;
+        tree.cx.find_relatives();
+        Ok(Frozen { tree })
+    }
+
+    /// Ends the session. If changes of memory are counted they go on to be, for the next command
+    /// that asks for them: dropped, it ends that as well.
+    pub fn leave(mut self) {
+        self.tracks = false;
+    }
+
+    fn stop<'s>(
+        &'s mut self,
+        opts: &'s Options,
+        images: ImageDir,
+        (tracking, away): (Tracking, Option<Away>),
+        mappings: fn(i32) -> Result<Vec<Vma>>,
+    ) -> Result<Tree<'s>> {
+        let start = Instant::now();
+        let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
+        let (deadline, workers) = (start + opts.patience(), opts.workers());
+        let guardian = &mut self.guardian;
+        let frozen = freeze::freeze(opts.pid, &mut freezer, guardian, deadline, workers)?;
+        let freezing = start.elapsed();
+        let mut cx = Dump::new(opts, images, frozen, mappings)?;
+        cx.guardian = std::mem::take(guardian);
+        cx.freezer = freezer;
+        cx.tracking = tracking;
+        cx.memory.away = away;
+        cx.stats.freezing_time = micros(freezing);
+        Ok(Tree { cx, guardian, start, lender: None, ended: false })
+    }
+}
+
+/// The tracking that a round has begun costs the tasks a little for each page that they write.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.tracks
+            && let Err(e) = keeper::take(self.pid)
+        {
+            tracing::debug!("{e}");
+        }
+    }
+}
+
+/// Starts a checkpoint: from here on the directory holds no older one.
+fn begin(opts: &Options) -> Result<ImageDir> {
+    let mut images = ImageDir::create(&opts.images_dir)?;
+    images.remove_inventory()?;
+    crate::seal::begin(&mut images, opts)?;
+    if opts.host_key.is_some() {
+        images.keep_digests();
+    }
+    Ok(images)
+}
+
+/// The stopped tree, which goes on when this is dropped.
+#[derive(Debug)]
+struct Tree<'s> {
+    cx: Dump<'s>,
+    /// Where the session has its guardian.
+    guardian: &'s mut Guardian,
+    start: Instant,
+    /// Serves pages that the images do not get.
+    lender: Option<Lender<'s>>,
+    /// Whether it is known what became of the tasks.
+    ended: bool,
+}
+
+impl Tree<'_> {
+    fn take_stock(&mut self) -> Result<()> {
+        for task in 0..self.cx.tasks.len() {
+            if !self.cx.tasks[task].is_zombie() {
+                memory::pre_dump_pages(&mut self.cx, task)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the checkpoint; serves the pages that it does not have.
+    fn write(&mut self, hooks: &mut dyn Hooks) -> Result<Option<Returned>> {
+        let cx = &mut self.cx;
+        run(cx, hooks)?;
+        let unlocked = if cx.twins.any() { cx.release(End::GoOn, hooks) } else { Ok(()) };
+        cx.stats.frozen_time = micros(self.start.elapsed());
+        unlocked?;
+        if cx.twins.any() {
+            memory::copy_pages(cx, hooks)?;
+            twin::end(cx);
+        }
+        cx.seal()?;
+        hooks.notify(Event::PostDump)?;
+        self.lender.take().map(|lender| lend(cx, lender, hooks)).transpose()
+    }
+
+    /// The tasks go on. Without a success the images are no checkpoint.
+    fn fail(&mut self, error: Error, hooks: &mut dyn Hooks) -> Error {
+        self.ended = true;
+        let (end, done) = self.cx.decide(End::GoOn, Err(error));
+        // What has failed first is what there is to say.
+        if let Err(e) = self.cx.release(end, hooks) {
+            tracing::warn!("{e}");
+        }
+        twin::end(&mut self.cx);
+        done.err().unwrap_or_else(|| Error::Hook("the dump was given up".to_owned()))
+    }
+
+    fn report(&self) -> DumpReport {
+        DumpReport { tasks: self.cx.tasks.len(), stats: self.cx.stats }
+    }
+}
+
+impl Drop for Tree<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let error = Error::Hook("the dump was given up".to_owned());
+            let error = self.fail(error, &mut NoHooks);
+            tracing::debug!("{error}");
+        }
+        *self.guardian = std::mem::take(&mut self.cx.guardian);
+    }
+}
+
+/// Serves the pages that were left out, until the restore has them. The tasks stay
+/// stopped meanwhile: they go on if it fails.
+fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<Returned> {
+    lender.listen()?;
+    tracing::info!("Waiting for the restore, which fetches {} pages", cx.stats.pages_lazy);
+    hooks.notify(Event::StatusReady { port: lender.port() })?;
+    let id = cx.network.id()?;
+    let seal = cx.images.seal_ref().map(AsRef::as_ref);
+    let compress = cx.opts.compress;
+    let returned = lender.serve(Loan { lent: &cx.memory.lent, id, seal, compress })?;
+    if let Some(Packed { from, to, .. }) = returned.packed {
+        tracing::info!("Compressed {from} bytes of pages to {to} on their way");
+    }
+    Ok(returned)
+}
+
+/// A tree that is stopped. Dropped, it goes on; what the hooks did at `network-lock` they do not
+/// hear of then.
+#[derive(Debug)]
+pub struct Frozen<'s> {
+    tree: Tree<'s>,
+}
+
+impl<'s> Frozen<'s> {
+    /// Writes the checkpoint. With [`Options::cow`] the tasks run again before it is complete.
+    ///
+    /// # Errors
+    /// Refusals, the kernel's, the caller's no. The tasks go on, and there is no checkpoint.
+    pub fn write(mut self, hooks: &mut dyn Hooks) -> Result<Written<'s>> {
+        match self.tree.write(hooks) {
+            Ok(returned) => Ok(Written { tree: self.tree, returned }),
+            Err(e) => Err(self.tree.fail(e, hooks)),
+        }
+    }
+
+    /// For how long the tasks have been stopped, or asked to.
+    #[must_use]
+    pub fn since(&self) -> Duration {
+        self.tree.start.elapsed()
+    }
+}
+
+/// A checkpoint that is complete, of tasks that are held still (unless they were copied on write).
+/// Dropped, they go on, and the images are no checkpoint any more: nobody has said that it counts.
+#[derive(Debug)]
+pub struct Written<'s> {
+    tree: Tree<'s>,
+    returned: Option<Returned>,
+}
+
+impl Written<'_> {
+    /// What was dumped.
+    #[must_use]
+    pub fn report(&self) -> DumpReport {
+        self.tree.report()
+    }
+
+    /// Ends the tasks: from here on they are in the checkpoint only.
+    ///
+    /// # Errors
+    /// What keeps their connections from ending in silence; they go on then.
+    pub fn kill(self, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+        self.end(End::Kill, hooks)
+    }
+
+    /// Lets the tasks go on.
+    ///
+    /// # Errors
+    /// What a hook says to that; they go on in any case.
+    pub fn resume(self, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+        self.end(End::GoOn, hooks)
+    }
+
+    /// Does with the tasks what the caller says.
+    ///
+    /// # Errors
+    /// See [`Written::kill`] and [`Written::resume`].
+    pub fn end(mut self, end: End, hooks: &mut dyn Hooks) -> Result<DumpReport> {
+        self.tree.ended = true;
+        let cx = &mut self.tree.cx;
+        let (end, done) = cx.decide(end, Ok(()));
+        let unlocked = cx.release(end, hooks);
+        if let Some(restore) = self.returned.take() {
+            restore.answer(end == End::Kill);
+        }
+        twin::end(cx);
+        done?;
+        cx.finish_round()?;
+        unlocked.map(|()| self.tree.report())
+    }
+}

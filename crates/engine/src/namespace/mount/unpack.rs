@@ -1,0 +1,230 @@
+//! Makes the content of a tmpfs again: what the policy has read in its archive, by the same
+//! reader.
+//!
+//! Everything is made below the root of the new file system, which nobody else has open yet,
+//! and by names that nothing has: what an archive says twice is an error.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+use torpor_policy::archive::{Archive, Entry, Make, Stretch};
+
+use super::collect::open_beneath;
+use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
+
+/// Bytes copied at once.
+const CHUNK: usize = 1 << 18;
+
+/// Unpacks `archive`, the image file `name`, below `root`. Its ids are those of the user
+/// namespace that `maps` describes.
+///
+/// # Errors
+/// The archive's; the kernel's, when the file system is full.
+pub fn unpack(root: BorrowedFd<'_>, archive: impl Read, name: &str, maps: &IdMaps) -> Result<()> {
+    let mut archive = Archive::new(archive);
+    let invalid = |reason: String| Error::invalid(name, reason);
+    let _owner = maps.own_files().context(|| "become the owner of files".to_owned())?;
+    // Directories change when something comes into them.
+    let mut directories: Vec<(Entry, OwnedFd)> = vec![];
+    while let Some(entry) = archive.next().map_err(invalid)? {
+        let place = Place::of(root, &entry.path)?;
+        let what = || format!("{name}: make {}", String::from_utf8_lossy(&entry.path));
+        match &entry.make {
+            Make::Link(target) => {
+                let target = Place::of(root, target)?;
+                let (from, to) = (target.dir.as_fd(), place.dir.as_fd());
+                rustix::fs::linkat(from, &target.name, to, &place.name, AtFlags::empty())
+                    .context(what)?;
+                continue;
+            }
+            Make::Directory => {
+                if !entry.path.is_empty() {
+                    rustix::fs::mkdirat(&place.dir, &place.name, Mode::RWXU).context(what)?;
+                }
+                let dir = open_beneath(root, Path::new(OsStr::from_bytes(&entry.path)), false);
+                directories.push((entry.clone(), dir.context(what)?));
+                continue;
+            }
+            Make::File { size, data } => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                let private = Mode::RUSR | Mode::WUSR;
+                let file = rustix::fs::openat(&place.dir, &place.name, flags, private);
+                let file = File::from(file.context(what)?);
+                fill(&file, *size, data, &mut archive).map_err(|error| match error {
+                    Failed::Archive(reason) => invalid(reason),
+                    Failed::File(source) => Error::Os { what: what(), source },
+                })?;
+            }
+            Make::Symlink(target) => {
+                rustix::fs::symlinkat(&target[..], &place.dir, &place.name).context(what)?;
+            }
+            Make::Device(device) => {
+                let kind =
+                    if device.block { FileType::BlockDevice } else { FileType::CharacterDevice };
+                let (major, minor) = device.major.zip(device.minor).unwrap_or_default();
+                let number = rustix::fs::makedev(major, minor);
+                rustix::fs::mknodat(&place.dir, &place.name, kind, Mode::RUSR, number)
+                    .context(what)?;
+            }
+            Make::Fifo => {
+                rustix::fs::mknodat(&place.dir, &place.name, FileType::Fifo, Mode::RUSR, 0)
+                    .context(what)?;
+            }
+        }
+        set_attributes(&entry, place.path(), maps).context(what)?;
+    }
+    while let Some((entry, dir)) = directories.pop() {
+        let what = || format!("{name}: set up {}", String::from_utf8_lossy(&entry.path));
+        let path = PathBuf::from(format!("/proc/self/fd/{}/.", dir.as_raw_fd()));
+        set_attributes(&entry, path, maps).context(what)?;
+    }
+    Ok(())
+}
+
+/// A name in a directory.
+struct Place {
+    dir: OwnedFd,
+    name: PathBuf,
+}
+
+impl Place {
+    fn of(root: BorrowedFd<'_>, path: &[u8]) -> Result<Self> {
+        let path = Path::new(OsStr::from_bytes(path));
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let dir = open_beneath(root, parent, false)
+            .context(|| format!("open {} of a tmpfs", parent.display()))?;
+        Ok(Place { dir, name: path.file_name().unwrap_or_default().into() })
+    }
+
+    /// A path that leads there, and no further if it is a symbolic link that is not followed.
+    fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.dir.as_raw_fd().to_string()).join(&self.name)
+    }
+}
+
+enum Failed {
+    Archive(String),
+    File(std::io::Error),
+}
+
+/// Writes the data of a file.
+fn fill<R: Read>(
+    file: &File,
+    size: u64,
+    data: &[Stretch],
+    archive: &mut Archive<R>,
+) -> std::result::Result<(), Failed> {
+    let mut buffer = vec![0; CHUNK];
+    for stretch in data {
+        let (mut at, end) = (stretch.at, stretch.at.saturating_add(stretch.len));
+        while at < end {
+            let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let read = archive.read(&mut buffer[..len]).map_err(Failed::Archive)?;
+            if read == 0 {
+                return Err(Failed::Archive("it has less data than it says".to_owned()));
+            }
+            file.write_all_at(&buffer[..read], at).map_err(Failed::File)?;
+            at += read as u64;
+        }
+    }
+    file.set_len(size).map_err(Failed::File)
+}
+
+/// Sets owner, mode, attributes and times of what is at `path`, whose last part is not
+/// followed: the owner first, which takes set-uid bits and capabilities away, times last.
+fn set_attributes(entry: &Entry, path: PathBuf, maps: &IdMaps) -> rustix::io::Result<()> {
+    let uid = Uid::from_raw(maps.uid_outside(entry.uid).ok_or(Errno::INVAL)?);
+    let gid = Gid::from_raw(maps.gid_outside(entry.gid).ok_or(Errno::INVAL)?);
+    let here = rustix::fs::CWD;
+    let link = matches!(entry.make, Make::Symlink(_));
+    rustix::fs::chownat(here, &path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    if !link {
+        rustix::fs::chmodat(here, &path, Mode::from_raw_mode(entry.mode), AtFlags::empty())?;
+    }
+    for (name, value) in &entry.attributes {
+        match rustix::fs::lsetxattr(&path, &name[..], value, XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => {
+                let (name, path) = (String::from_utf8_lossy(name), path.display());
+                tracing::warn!(%name, %path, "this kernel has no such attribute here");
+            }
+            other => other?,
+        }
+    }
+    let names = ["system.posix_acl_access", "system.posix_acl_default"];
+    for (name, text) in names.iter().zip(&entry.lists) {
+        let Some(text) = text else { continue };
+        let list = access_list(text, maps).ok_or(Errno::INVAL)?;
+        rustix::fs::lsetxattr(&path, *name, &list, XattrFlags::empty())?;
+    }
+    let (seconds, nanos) = entry.modified;
+    let time = Timespec { tv_sec: seconds, tv_nsec: nanos.into() };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(here, &path, &times, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// An access control list as the kernel takes it (linux/posix_acl_xattr.h), from its text with
+/// numeric ids (acl(5)).
+fn access_list(text: &str, maps: &IdMaps) -> Option<Vec<u8>> {
+    const VERSION: u32 = 2;
+    const NO_ID: u32 = u32::MAX;
+    let mut list = VERSION.to_le_bytes().to_vec();
+    for entry in text.split([',', '\n']).filter(|entry| !entry.trim().is_empty()) {
+        // What follows is a comment on the mask.
+        let entry = entry.split(['\t', '#']).next()?.trim();
+        let mut parts = entry.split(':');
+        let (tag, id, rights) = (parts.next()?, parts.next()?, parts.next()?);
+        let (tag, id): (u16, u32) = match (tag, id) {
+            ("user" | "u", "") => (0x01, NO_ID),
+            ("user" | "u", id) => (0x02, maps.uid_outside(id.parse().ok()?)?),
+            ("group" | "g", "") => (0x04, NO_ID),
+            ("group" | "g", id) => (0x08, maps.gid_outside(id.parse().ok()?)?),
+            ("mask" | "m", "") => (0x10, NO_ID),
+            ("other" | "o", "") => (0x20, NO_ID),
+            _ => return None,
+        };
+        let mut bits = 0_u16;
+        for right in rights.chars() {
+            bits |= match right {
+                'r' => 4,
+                'w' => 2,
+                'x' => 1,
+                '-' => 0,
+                _ => return None,
+            };
+        }
+        if parts.next().is_some() {
+            return None;
+        }
+        list.extend(tag.to_le_bytes());
+        list.extend(bits.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    Some(list)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn access_lists() {
+        let of = |text| access_list(text, &IdMaps::identity());
+        let list = of("user::rwx,user:1000:r--,group::r-x,mask::r-x,other::---\n").unwrap();
+        assert_eq!(list.len(), 4 + 5 * 8);
+        assert_eq!(list[12..20], [2, 0, 4, 0, 0xe8, 3, 0, 0]);
+        assert_eq!(of("user:1:rwx\t#effective:r--"), of("u:1:rwx"));
+        for wrong in ["user:name:rwx", "user", "user::rwz", "mask:1:r--", "user::r:x"] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Clients that nobody has invited.
+
+use super::super::connection::Connection;
+use super::*;
+
+/// Serves at a port of this host, and hands the port to `client`.
+fn serve_at_port(
+    dir: &Path,
+    tls: Option<Tls>,
+    client: impl FnOnce(u16) -> Result<()>,
+) -> (Result<()>, Result<()>) {
+    let server = PageServer { tls, ..PageServer::default() };
+    let listener = Listener::new(&server).unwrap();
+    let port = listener.port().unwrap();
+    std::thread::scope(|scope| {
+        let served = scope.spawn(|| {
+            let opts = Options { images_dir: dir.to_owned(), ..Options::default() };
+            serve(&opts, listener)
+        });
+        (client(port), served.join().unwrap())
+    })
+}
+
+#[test]
+fn only_this_host_reaches_a_server_without_an_address() {
+    let server = PageServer::default();
+    let listener = Listener::new(&server).unwrap();
+    let port = listener.port().unwrap();
+    // Another address of this host stands for one of a network.
+    let refused = TcpStream::connect(("127.0.0.2", port)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    TcpStream::connect(("127.0.0.1", port)).unwrap();
+}
+
+#[test]
+fn files_that_are_there_stay_as_they_are() {
+    for name in ["pagemap-7.img", "pages-1.img", "pages-2.img", "pagemap-shmem-7.img"] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(name);
+        std::fs::write(&file, "precious").unwrap();
+        let (_, served) = session(dir.path(), [None, None], send_two);
+        let served = served.unwrap_err().to_string();
+        assert!(served.contains(name) && served.contains("File exists"), "{served}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+        // What was made beside it is gone again.
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn files_that_come_as_they_are_stored_replace_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pages-1.img");
+    std::fs::write(&file, "precious").unwrap();
+    let (_, served) = session(dir.path(), [None, None], |to| {
+        let object = Object { kind: kind::PAGES, id: 1 };
+        let mut connection = Connection::connect(to)?;
+        let store = Command { pages: 4, ..Command::bare(Op::Store, Some(object)) };
+        store.send(&mut connection).unwrap();
+        let _ = connection.write_all(b"evil").and_then(|()| connection.flush());
+        let mut end = vec![];
+        let _ = connection.read_to_end(&mut end);
+        Ok(())
+    });
+    assert!(served.unwrap_err().to_string().contains("File exists"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
+
+/// Those who say nothing, and those who say nonsense, keep nobody from being served.
+#[test]
+fn strangers_do_not_keep_others_waiting() {
+    let authority = Authority::new();
+    let server = authority.certify("localhost", 2);
+    let client = authority.certify("client", 1);
+    for tls in [None, Some((client, server))] {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = tls.unzip();
+        let (asked, served) = serve_at_port(dir.path(), theirs, |port| {
+            let mut strangers: Vec<TcpStream> =
+                (0..5).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+            strangers[1].write_all(&[0xff; 100]).unwrap();
+            // As much as the number of those that may be connected at once.
+            strangers.extend((0..64).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
+            let to = PageServer {
+                port,
+                address: Some("localhost".into()),
+                tls: ours.clone(),
+                ..PageServer::default()
+            };
+            send_two(&to)
+        });
+        asked.unwrap();
+        served.unwrap();
+        expect_two(dir.path());
+    }
+}

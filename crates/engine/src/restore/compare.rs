@@ -1,0 +1,131 @@
+//! Whether a skeleton that was built by one checkpoint can become the tasks of a later one.
+//!
+//! Memory can, and all that is made when the memory is there: threads, descriptors, groups,
+//! credentials. What a husk is born with or into cannot: its place in the tree, its session, what
+//! it shares with its parent, its namespaces, mounts and groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use torpor_images::ImageDir;
+use torpor_images::kind::{self, Kind, Layout};
+use torpor_images::proto::{FdTypes, FileEntry};
+
+use super::{Restore, Task, births, tree};
+use crate::cgroup;
+use crate::error::{Context, Result};
+use crate::namespace::{NsKind, net};
+
+/// Images of what is made with the skeleton, and is not looked at again.
+const MADE_EARLY: [Kind; 17] = [
+    kind::UTSNS,
+    kind::USERNS,
+    kind::PIDNS,
+    kind::MNTS,
+    kind::NETNS,
+    kind::NETDEV,
+    kind::IFADDR,
+    kind::ROUTE,
+    kind::ROUTE6,
+    kind::RULE,
+    kind::RULE6,
+    kind::IPTABLES,
+    kind::IP6TABLES,
+    kind::NFTABLES,
+    kind::TMPFS_DEV,
+    kind::TMPFS_IMG,
+    kind::CGROUP,
+];
+
+/// Why the skeleton `built` cannot become the tasks of `last`, if so.
+///
+/// # Errors
+/// Images that cannot be read.
+pub(super) fn obstacle(built: &Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> {
+    if let Some(why) = terminals(built).or_else(|| terminals(last)) {
+        return Ok(Some(why));
+    }
+    match tasks(built, last)? {
+        Some(why) => Ok(Some(why)),
+        None => images(&built.images, &last.images),
+    }
+}
+
+/// A session gets its terminal when it begins, from a file that the last images describe.
+fn terminals(cx: &Restore<'_>) -> Option<String> {
+    let is_terminal = |entry: &FileEntry| entry.r#type() == FdTypes::Tty;
+    cx.entries.values().any(is_terminal).then(|| "there are terminals".to_owned())
+}
+
+fn tasks(built: &Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> {
+    if let Some(why) = births::obstacle(&built.tasks, &last.tasks)? {
+        return Ok(Some(why));
+    }
+    // One that has ended meanwhile, and was not waited for, is nowhere any more.
+    let (before, now) = (by_pid(built), by_pid(last));
+    let is_new_place = |birth: &Birth| {
+        let known = |id: &Option<u32>| id.is_none_or(|id| id == 0 || built.ns.by_id(id).is_some());
+        !birth.namespaces.iter().all(known)
+    };
+    let changed = |(pid, birth): &(&i32, &Birth)| match before.get(pid) {
+        Some(before) => before != *birth,
+        None => is_new_place(birth),
+    };
+    let changed = now.iter().find(changed);
+    Ok(changed.map(|(pid, _)| format!("task {pid} lives elsewhere, or shares something else")))
+}
+
+/// What a husk is born into.
+#[derive(Debug, PartialEq, Eq)]
+struct Birth {
+    namespaces: Vec<Option<u32>>,
+    group: Option<u32>,
+    shared: u64,
+}
+
+fn by_pid(cx: &Restore<'_>) -> BTreeMap<i32, Birth> {
+    let of = |(index, task): (usize, &Task)| {
+        let ids = &task.image.ids;
+        let parent = cx.tasks.iter().position(|t| t.image.tree.pid == task.image.tree.ppid);
+        let birth = Birth {
+            namespaces: NsKind::ALL.iter().map(|kind| kind.id_in(ids)).collect(),
+            group: cgroup::set_of_task(cx, index),
+            shared: parent.map_or(0, |parent| tree::shared_with(cx, index, parent)),
+        };
+        (task.vpid, birth)
+    };
+    let live = cx.tasks.iter().enumerate().filter(|(_, task)| !task.image.is_zombie());
+    live.map(of).collect()
+}
+
+fn images(built: &ImageDir, last: &ImageDir) -> Result<Option<String>> {
+    let names = |images: &ImageDir| -> Result<BTreeSet<String>> {
+        let is_meant =
+            |name: &String| Kind::of_file(name).is_some_and(|(kind, _)| MADE_EARLY.contains(&kind));
+        Ok(images.names()?.into_iter().filter(is_meant).collect())
+    };
+    let (before, now) = (names(built)?, names(last)?);
+    if let Some(name) = before.symmetric_difference(&now).next() {
+        return Ok(Some(format!("{name} is not there in both")));
+    }
+    for name in now {
+        let Some((kind, id)) = Kind::of_file(&name) else { continue };
+        if content(built, kind, id)? != content(last, kind, id)? {
+            return Ok(Some(format!("{name} has changed")));
+        }
+    }
+    Ok(None)
+}
+
+/// All that an image says, but for what is different each time.
+fn content(images: &ImageDir, kind: Kind, id: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if let Some(mut reader) = images.reader(kind, id)? {
+        let what = || format!("read {}", kind.file_name(id));
+        reader.read_to_end(&mut bytes).context(what)?;
+    }
+    if kind.layout == Layout::Raw {
+        net::forget_requests(kind, &mut bytes);
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,278 @@
+//! An address space that was built by an earlier checkpoint becomes that of the last one.
+//!
+//! What both have alike stays, with the pages in it: a part of a mapping stays if a mapping of
+//! the same kind is to be there, whatever its protection, its advice and its ends are. The rest
+//! is unmapped, and what is missing is mapped. Then those pages are filled in that differ.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use torpor_images::kind;
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::Mapping;
+
+use super::{Mapped, PROT_WRITE, Restore, clear, current, fill, free_place, is_private, map, vdso};
+use crate::error::{Context, Result};
+use crate::memory::aio;
+use crate::memory::vma::{PAGE, status};
+use crate::ranges::Ranges;
+use crate::restore::Applied;
+use crate::restore::layers::{Pages, Search};
+use crate::restore::rounds::Start;
+
+/// What tells mappings apart that cannot become each other; the rest of their status says what
+/// they are used for.
+const KINDS: u32 = !(status::REGULAR | status::STACK | status::HEAP);
+
+/// Whether a mapping is made before the last round: it is the task's alone, and what it shows
+/// will be the same.
+pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
+    let late = status::MEMFD | status::SYSVIPC | status::AIO_RING;
+    let of_file = vma.status & status::FILE_PRIVATE != 0;
+    let file = u32::try_from(vma.shmid).unwrap_or(u32::MAX);
+    is_private(vma)
+        && vma.status & late == 0
+        && vma.torpor_flock.is_none()
+        && !(of_file && cx.files.temporary.is_remapped(file))
+}
+
+/// Makes the address space of `task`, whose husk has what `start` says, what its image says.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub(in crate::restore) fn refit(
+    cx: &mut Restore<'_>,
+    task: usize,
+    start: Start,
+) -> Result<Applied> {
+    let wanted: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+    let before = std::mem::take(&mut cx.tasks[task].mapped);
+    let here = current(cx, task)?;
+    let kept = kept(&before, &wanted, &here);
+    let old_stub = cx.remote(task)?.stub_range();
+    if old_stub.is_none_or(|(base, len)| is_in_the_way(base, len, &wanted)) {
+        let base = free_place(&wanted, &here)?;
+        cx.remote(task)?.move_stub(base)?;
+        clear(cx, task, &here, &kept, old_stub)?;
+    } else {
+        clear(cx, task, &here, &kept, None)?;
+    }
+    vdso::relocate(cx, task, &wanted, &here)?;
+
+    let id = u64::from(cx.tasks[task].image.tree.pid);
+    let is_born = matches!(start, Start::Born);
+    let (above, pages) = match start {
+        Start::Held(held) => (Some(held.of), held.pages),
+        Start::Nothing => (None, Ranges::default()),
+        // Whatever its parent has there may be there.
+        Start::Born => (None, kept.clone()),
+    };
+    let search = Search { above, ..Search::default() };
+    let (new, same) = Pages::find(&cx.images, kind::PAGEMAP, id, &search)?;
+    let writes = new.ranges().or(&same.without(&pages.and(&kept)));
+    let kept = remap(cx, task, (&before, kept), &wanted, &writes)?;
+    // Those that have lost their mapping, or never had one.
+    let valid = pages.and(&kept);
+    let lost = same.without(&valid);
+    let again = Search { within: Some(&lost), ..Search::default() };
+    let (again, _) = Pages::find(&cx.images, kind::PAGEMAP, id, &again)?;
+    let new = new.with(again.stretches().to_vec());
+
+    let written = new.ranges();
+    let left: Ranges = wanted.iter().filter(|v| cx.leaves(v)).map(|v| v.start..v.end).collect();
+    // What the pager is to bring in must not be there.
+    let gone = valid.without(&written).without(&same).or(&valid.and(&written).and(&left));
+    forget(cx, task, &gone)?;
+    let there = if is_born { fill::There::Alike } else { fill::There::Others };
+    let filled = fill::fill(cx, task, &new, &wanted, there)?;
+    cx.tasks[task].image.pages = Arc::new(new);
+    cx.tasks[task].bequest = Arc::clone(&cx.tasks[task].image.pages);
+    aio::restore(cx, task, &[])?;
+    Ok(Applied { written: filled / PAGE, dropped: gone.len() / PAGE })
+}
+
+/// The parts of mappings that can stay. Of each mapping it is a part of what is one for the kernel:
+/// pages of mappings that came into being apart stay so for ever, and cannot be moved together
+/// by mremap(2), as the task could. The largest one stays.
+fn kept(before: &[Mapped], wanted: &[VmaEntry], here: &[Mapping]) -> Ranges {
+    let mut all = Vec::new();
+    for vma in wanted {
+        let alike = parts(before, vma.start..vma.end)
+            .filter(|(_, old)| are_alike(&old.vma, vma))
+            .map(|(range, _)| range)
+            .collect::<Ranges>();
+        let first = here.partition_point(|line| line.end <= vma.start);
+        let lines = here[first..].iter().take_while(|line| line.start < vma.end);
+        let in_line = |line: &Mapping| alike.within(&(line.start..line.end)).collect::<Vec<_>>();
+        let ranges = lines.flat_map(in_line);
+        all.extend(ranges.max_by_key(|range| range.end - range.start));
+    }
+    all.into_iter().collect()
+}
+
+/// Whether a part of one mapping can be a part of the other.
+fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
+    // These come when the address space is finished.
+    let late = (libc::MAP_LOCKED | libc::MAP_NONBLOCK).cast_unsigned();
+    let kind = |v: &VmaEntry| (v.flags & !late, v.status & KINDS, v.shmid, v.fdflags);
+    let file = |v: &VmaEntry| {
+        (v.status & status::FILE_PRIVATE != 0).then(|| v.start.wrapping_sub(v.pgoff))
+    };
+    let special = super::KERNELS | status::AIO_RING;
+    old.status & special == 0 && kind(old) == kind(new) && file(old) == file(new)
+}
+
+/// Whether the stub is where a mapping is to be, or too close below a stack.
+fn is_in_the_way(base: u64, len: u64, wanted: &[VmaEntry]) -> bool {
+    const GAP: u64 = 320 * PAGE;
+    wanted.iter().any(|vma| vma.start.saturating_sub(GAP) < base + len && vma.end + PAGE > base)
+}
+
+/// Maps what is missing, and gives to what was kept the protection that it is to have while the
+/// pages in `writes` are written. Returns what was kept in the end.
+fn remap(
+    cx: &mut Restore<'_>,
+    task: usize,
+    (before, mut kept): (&[Mapped], Ranges),
+    wanted: &[VmaEntry],
+    writes: &Ranges,
+) -> Result<Ranges> {
+    let mut mapped = Vec::with_capacity(wanted.len());
+    let mut batch = cx.remote(task)?.batch();
+    for vma in wanted {
+        let range = vma.start..vma.end;
+        let stays: Vec<_> = kept.within(&range).flat_map(|kept| parts(before, kept)).collect();
+        // What was writable once counts as memory of the task for ever: what joins it has to.
+        let was_open = stays.iter().any(|(_, old)| old.prot() & u64::from(PROT_WRITE) != 0);
+        let opened = is_private(vma)
+            && vma.prot & PROT_WRITE == 0
+            && (was_open || writes.within(&range).next().is_some());
+        let place = Mapped { vma: *vma, opened };
+        for (part, _) in stays.iter().filter(|(_, old)| old.prot() != place.prot()) {
+            batch.must(libc::SYS_mprotect, [part.start, part.end - part.start, place.prot()]);
+        }
+        mapped.push(place);
+    }
+    if let Some((_, e)) = batch.run()?.first_error() {
+        return Err(e).context(|| "protecting memory that stays".to_owned());
+    }
+    map_missing(cx, task, &mapped, &kept)?;
+    let broken = broken(&mapped, &kept, &current(cx, task)?);
+    if !broken.is_empty() {
+        tracing::debug!("made anew since they do not join: {broken:x?}");
+        let mut batch = cx.remote(task)?.batch();
+        for range in broken.as_slice() {
+            batch.must(libc::SYS_munmap, [range.start, range.end - range.start]);
+        }
+        if let Some((_, e)) = batch.run()?.first_error() {
+            return Err(e).context(|| "unmapping memory that does not join".to_owned());
+        }
+        let all: Ranges = mapped.iter().map(|place| place.vma.start..place.vma.end).collect();
+        map_missing(cx, task, &mapped, &all.without(&broken))?;
+        kept = kept.without(&broken);
+    }
+    cx.tasks[task].mapped = mapped;
+    Ok(kept)
+}
+
+/// Maps what is to be there and is not in `there`.
+fn map_missing(cx: &mut Restore<'_>, task: usize, mapped: &[Mapped], there: &Ranges) -> Result<()> {
+    let mut missing = Vec::new();
+    for place in mapped {
+        let whole: Ranges = std::iter::once(place.vma.start..place.vma.end).collect();
+        let gaps = whole.without(there);
+        missing.extend(gaps.as_slice().iter().map(|gap| place.part(gap)));
+    }
+    map(cx, task, &missing)
+}
+
+/// Those mappings with a part that was kept that are several for the kernel.
+fn broken(mapped: &[Mapped], kept: &Ranges, here: &[Mapping]) -> Ranges {
+    let is_broken = |place: &&Mapped| {
+        let Range { start, end } = place.vma.start..place.vma.end;
+        let next = here.partition_point(|line| line.end <= start);
+        let is_one = here.get(next).is_some_and(|line| line.start <= start && line.end >= end);
+        !is_one && kept.within(&(start..end)).next().is_some()
+    };
+    let broken = mapped.iter().filter(is_broken);
+    broken.map(|place| place.vma.start..place.vma.end).collect()
+}
+
+/// The parts of the mappings in a range.
+fn parts<'m>(
+    mapped: &'m [Mapped],
+    range: Range<u64>,
+) -> impl Iterator<Item = (Range<u64>, &'m Mapped)> + use<'m> {
+    let first = mapped.partition_point(|place| place.vma.end <= range.start);
+    let Range { start, end } = range;
+    let over = mapped[first..].iter().take_while(move |place| place.vma.start < end);
+    over.map(move |place| (place.vma.start.max(start)..place.vma.end.min(end), place))
+}
+
+impl Mapped {
+    /// A part of the mapping.
+    fn part(&self, range: &Range<u64>) -> Mapped {
+        let vma = VmaEntry {
+            start: range.start,
+            end: range.end,
+            pgoff: if self.vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
+                self.vma.pgoff + (range.start - self.vma.start)
+            } else {
+                self.vma.pgoff
+            },
+            ..self.vma
+        };
+        Mapped { vma, opened: self.opened }
+    }
+}
+
+/// What the husk of a task has mapped so far.
+pub(in crate::restore) fn mapped(task: &crate::restore::Task) -> Ranges {
+    let ours = task.mapped.iter().filter(|m| m.vma.status & super::KERNELS == 0);
+    ours.map(|m| m.vma.start..m.vma.end).collect()
+}
+
+/// Drops pages.
+///
+/// # Errors
+/// If the husk is gone, or the kernel refuses.
+pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Ranges) -> Result<()> {
+    if gone.is_empty() {
+        return Ok(());
+    }
+    let mut batch = cx.remote(task)?.batch();
+    for range in gone.as_slice() {
+        let len = range.end - range.start;
+        batch.call(libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as u64]);
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "dropping pages that are no more".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// Writes pages into the mappings that the husk has, as far as it has any for them.
+///
+/// # Errors
+/// The image files'; the kernel's.
+pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) -> Result<()> {
+    let mut open = Vec::new();
+    for place in &mut cx.tasks[task].mapped {
+        let special = place.vma.status & super::KERNELS != 0;
+        if !special && !place.opened && super::needs_opening(&place.vma, pages) {
+            place.opened = true;
+            open.push((place.vma.start, place.vma.end - place.vma.start, place.prot()));
+        }
+    }
+    if !open.is_empty() {
+        let mut batch = cx.remote(task)?.batch();
+        for (start, len, prot) in open {
+            batch.must(libc::SYS_mprotect, [start, len, prot]);
+        }
+        if let Some((_, e)) = batch.run()?.first_error() {
+            return Err(e).context(|| "opening memory for a round".to_owned());
+        }
+    }
+    let vmas: Vec<VmaEntry> = cx.tasks[task].mapped.iter().map(|place| place.vma).collect();
+    fill::fill(cx, task, pages, &vmas, fill::There::Others).map(drop)
+}

@@ -1,0 +1,315 @@
+//! The vDSO, which is the kernel's, at the addresses that it had.
+//!
+//! If it is another one than the task had, the task keeps its own, which leads to the kernel's:
+//! see [`bridge`].
+
+mod bridge;
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use torpor_images::proto::VmaEntry;
+use torpor_sys::vm;
+use torpor_tracee::{Mapping, RemoteAddr, STUB_SIZE, parse_maps};
+
+use super::{Restore, STUB_FROM, is_special};
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::{PAGE, status};
+use crate::restore::layers::Pages;
+
+/// Room for one part of the vDSO while the others move.
+const PARKING: u64 = 1 << 20;
+/// How far apart the old and the new vDSO are at most: jumps reach twice as far.
+const REACH: u64 = 1 << 30;
+/// What is left free next to other mappings.
+const MARGIN: u64 = 16 << 20;
+/// Behind the addresses that a task gets without asking for higher ones.
+const END: u64 = 1 << 47;
+/// More than any vDSO has, in bytes.
+const MAX_CODE: u64 = 64 * PAGE;
+
+/// The code of a vDSO and where it is.
+#[derive(Debug, Clone, Copy)]
+struct Parts<'a> {
+    base: u64,
+    code: &'a [u8],
+}
+
+/// The code of this kernel's vDSO, if there is one.
+fn own_code() -> Option<&'static [u8]> {
+    static OWN: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        let vdso = parse_maps(&maps).into_iter().find(|map| map.name == "[vdso]")?;
+        let mut code = vec![0; usize::try_from(vdso.end - vdso.start).ok()?];
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        let read = vm::read(own, vdso.start, &mut code).ok()?;
+        (read == code.len()).then_some(code)
+    });
+    OWN.as_deref()
+}
+
+/// The code of the vDSO that the images have, if they have all of it.
+fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
+    let range = vdso.start..vdso.end;
+    let there: u64 = pages.within(range.clone()).map(|(_, part)| part.end - part.start).sum();
+    if there != range.end - range.start || there > MAX_CODE {
+        return None;
+    }
+    let mut code = vec![0; usize::try_from(there).ok()?];
+    // Those of a lazy dump may be elsewhere.
+    pages.read(range.start, &mut code).ok().map(|()| code)
+}
+
+/// Moves the kernel's vDSO and its data to where the task had them, or away.
+///
+/// # Errors
+/// One that differs from the task's and cannot be led to; the kernel's.
+pub(super) fn relocate(
+    cx: &mut Restore<'_>,
+    task: usize,
+    wanted: &[VmaEntry],
+    here: &[Mapping],
+) -> Result<()> {
+    let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
+    let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
+    let sources: Vec<&Mapping> =
+        here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
+    let code = targets.iter().find(|v| v.status & status::VDSO != 0);
+    let old = code.and_then(|vdso| old_code(&cx.tasks[task].image.pages, vdso));
+    let is_same = |old| own_code().is_some_and(|own| bridge::is_same(old, own));
+    let is_same = old.as_deref().is_none_or(is_same);
+    match pair(&sources, &targets).filter(|_| is_same) {
+        Some(moves) => place(cx, task, wanted, here, &moves),
+        None => lead_there(cx, task, (wanted, here), &targets, &sources),
+    }
+}
+
+/// Leaves the task the vDSO that it had, which leads to the kernel's at another place.
+fn lead_there(
+    cx: &mut Restore<'_>,
+    task: usize,
+    (wanted, here): (&[VmaEntry], &[Mapping]),
+    targets: &[&VmaEntry],
+    sources: &[&Mapping],
+) -> Result<()> {
+    let pid = cx.tasks[task].image.vpid();
+    let differs = |why: &str| {
+        let what = "the vDSO differs from that of this kernel, and does not lead there";
+        Error::invalid(format!("mm-{pid}.img"), format!("{what}: {why}"))
+    };
+    let first = sources.iter().map(|m| m.start).min().unwrap_or(0);
+    let size = sources.iter().map(|m| m.end).max().unwrap_or(0) - first;
+    let old = targets.iter().find(|v| v.status & status::VDSO != 0);
+    let near = old.or(targets.first()).map_or(STUB_FROM, |v| v.start);
+    let place = near_place(wanted, here, near, size)
+        .ok_or_else(|| differs("there is no room near its place"))?;
+    tracing::info!(
+        "task {pid}: its vDSO is of another kernel and leads to this one's at {place:x}"
+    );
+    let code = match (old, sources.iter().find(|m| m.name == "[vdso]").zip(own_code())) {
+        (None, _) => None,
+        (Some(vdso), own) => {
+            let image = &mut cx.tasks[task].image;
+            let code = old_code(&image.pages, vdso)
+                .ok_or_else(|| differs("the images do not have all of it"))?;
+            let old = Parts { base: vdso.start, code: &code };
+            let (from, code) = own.ok_or_else(|| differs("this kernel has none"))?;
+            let new = Parts { base: place + (from.start - first), code };
+            let built = bridge::build(old, new).map_err(|why| differs(&why))?;
+            let pages = std::sync::Arc::clone(&image.pages);
+            let word = |at: u64| {
+                let mut word = [0; 8];
+                let there = pages.within(at..at + 8).map(|(_, part)| part.end - part.start);
+                (there.sum::<u64>() == 8).then(|| pages.read(at, &mut word).ok())??;
+                Some(u64::from_le_bytes(word))
+            };
+            for core in &mut image.cores {
+                if let Some(info) = &mut core.thread_info {
+                    bridge::take_back(&mut info.gpregs, old, word).map_err(|why| differs(&why))?;
+                }
+            }
+            Some((*vdso, built))
+        }
+    };
+    build(cx, task, targets, code, sources.iter().map(|m| (*m, place + (m.start - first))))
+}
+
+/// Moves the kernel's parts away, and fills the places that the task had for its own.
+fn build<'m>(
+    cx: &mut Restore<'_>,
+    task: usize,
+    targets: &[&VmaEntry],
+    code: Option<(&VmaEntry, Vec<u8>)>,
+    moves: impl Iterator<Item = (&'m Mapping, u64)>,
+) -> Result<()> {
+    let failed = |e: Option<(usize, std::io::Error)>| match e {
+        Some((_, e)) => Err(e).context(|| "building the old vDSO again".to_owned()),
+        None => Ok(()),
+    };
+    let husk = cx.remote(task)?;
+    let mut batch = husk.batch();
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    for (from, to) in moves {
+        let len = from.end - from.start;
+        batch.must(libc::SYS_mremap, [from.start, len, len, flags, to]);
+    }
+    let fresh = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    for area in targets {
+        let is_code = area.status & status::VDSO != 0;
+        let prot = if is_code { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let prot = prot.cast_unsigned();
+        let len = area.end - area.start;
+        batch.must(libc::SYS_mmap, [area.start, len, u64::from(prot), fresh, u64::MAX, 0]);
+    }
+    failed(batch.run()?.first_error())?;
+    let Some((area, code)) = code else { return Ok(()) };
+    husk.write(RemoteAddr(area.start), &code)?;
+    let mut batch = husk.batch();
+    batch.must(libc::SYS_mprotect, [area.start, area.end - area.start, u64::from(area.prot)]);
+    failed(batch.run()?.first_error())
+}
+
+/// Moves the parts to their places, by way of others.
+fn place(
+    cx: &mut Restore<'_>,
+    task: usize,
+    wanted: &[VmaEntry],
+    here: &[Mapping],
+    moves: &[(&Mapping, Option<u64>)],
+) -> Result<()> {
+    let Some(parking) = parking_place(wanted, here, moves.len()) else {
+        return Err(Error::invalid("mm", "the address space has no room to move the vDSO"));
+    };
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    let mut batch = cx.remote(task)?.batch();
+    let mut second = Vec::new();
+    for (i, (from, to)) in moves.iter().enumerate() {
+        let len = from.end - from.start;
+        match to {
+            Some(to) if *to == from.start => {}
+            Some(to) => {
+                let park = parking + i as u64 * PARKING;
+                batch.call(libc::SYS_mremap, [from.start, len, len, flags, park]);
+                second.push([park, len, len, flags, *to]);
+            }
+            None => {
+                batch.call(libc::SYS_munmap, [from.start, len]);
+            }
+        }
+    }
+    for args in second {
+        batch.call(libc::SYS_mremap, args);
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "moving the vDSO".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// The addresses that are in use, or will be.
+fn taken(wanted: &[VmaEntry], here: &[Mapping]) -> Vec<(u64, u64)> {
+    let wanted = wanted.iter().map(|v| (v.start, v.end));
+    let all = wanted.chain(here.iter().map(|m| (m.start, m.end)));
+    let mut taken: Vec<_> = all.filter(|(start, _)| *start < END).collect();
+    taken.sort_unstable();
+    taken
+}
+
+/// A free place of `size` bytes within [`REACH`] of an address, and away from heaps and stacks,
+/// which grow.
+fn near_place(wanted: &[VmaEntry], here: &[Mapping], near: u64, size: u64) -> Option<u64> {
+    let mut found = None;
+    let mut end = STUB_FROM;
+    for (start, next) in taken(wanted, here).into_iter().chain([(END, END)]) {
+        let room = size + 2 * MARGIN;
+        if start >= end + room {
+            let candidates = [end + MARGIN, start - MARGIN - size];
+            let closest = candidates.into_iter().map(|at| at / PAGE * PAGE);
+            found = found.into_iter().chain(closest).min_by_key(|at| at.abs_diff(near));
+        }
+        end = end.max(next);
+    }
+    found.filter(|at| at.abs_diff(near) <= REACH)
+}
+
+fn parking_place(wanted: &[VmaEntry], here: &[Mapping], parts: usize) -> Option<u64> {
+    let taken = taken(wanted, here);
+    let size = PARKING * (parts as u64 + 1);
+    // Above the stub, which was placed by the same rule.
+    let mut at = STUB_FROM + 4 * STUB_SIZE;
+    for (start, end) in taken {
+        if start >= at + size {
+            return Some(at);
+        }
+        at = at.max(end + 2 * STUB_SIZE).next_multiple_of(PAGE);
+    }
+    (at + size < END).then_some(at)
+}
+
+/// Says which part of the kernel's vDSO goes where, unless the task had none of its kind:
+/// the task's areas must be what these parts fill one after the other. The images have one
+/// area for what the kernel shows as several parts side by side; those of Torpor's old
+/// versions have one for each. `None` if the parts do not fit.
+fn pair<'m>(
+    sources: &[&'m Mapping],
+    targets: &[&VmaEntry],
+) -> Option<Vec<(&'m Mapping, Option<u64>)>> {
+    let mut out = Vec::new();
+    for (bit, is_code) in [(status::VDSO, true), (status::VVAR, false)] {
+        let parts = sources.iter().filter(|m| (m.name == "[vdso]") == is_code);
+        let areas = targets.iter().filter(|v| v.status & bit != 0);
+        out.extend(fill(parts.copied(), areas.map(|v| v.start..v.end))?);
+    }
+    Some(out)
+}
+
+/// Fills `areas` with `parts`; `None` if they do not fit.
+fn fill<'m>(
+    parts: impl Iterator<Item = &'m Mapping>,
+    areas: impl Iterator<Item = Range<u64>>,
+) -> Option<Vec<(&'m Mapping, Option<u64>)>> {
+    let mut areas = areas.peekable();
+    if areas.peek().is_none() {
+        return Some(parts.map(|part| (part, None)).collect());
+    }
+    let mut room = 0..0;
+    let mut out = Vec::new();
+    for part in parts {
+        if room.is_empty() {
+            room = areas.next()?;
+        }
+        let len = part.end - part.start;
+        if len > room.end - room.start {
+            return None;
+        }
+        out.push((part, Some(room.start)));
+        room.start += len;
+    }
+    (room.is_empty() && areas.next().is_none()).then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(start: u64, end: u64) -> Mapping {
+        let line = format!("{start:x}-{end:x} r--p 00000000 00:00 0 [vvar]\n");
+        torpor_tracee::parse_maps(&line).pop().unwrap()
+    }
+
+    #[test]
+    fn areas_are_one_or_several_and_hold_all_parts() {
+        let parts = [part(0x1000, 0x5000), part(0x5000, 0x7000)];
+        let places = |areas: &[(u64, u64)]| {
+            let filled = fill(parts.iter(), areas.iter().map(|area| area.0..area.1))?;
+            Some(filled.into_iter().map(|(_, to)| to).collect::<Vec<_>>())
+        };
+        assert_eq!(places(&[(0x10000, 0x16000)]), Some(vec![Some(0x10000), Some(0x14000)]));
+        let apart = [(0x10000, 0x14000), (0x20000, 0x22000)];
+        assert_eq!(places(&apart), Some(vec![Some(0x10000), Some(0x20000)]));
+        assert_eq!(places(&[]), Some(vec![None, None]));
+        assert_eq!(places(&[(0x10000, 0x14000)]), None);
+        assert_eq!(places(&[(0x10000, 0x17000)]), None);
+        assert_eq!(places(&[(0x10000, 0x15000), (0x20000, 0x21000)]), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! Rounds: the memory of a skeleton follows that of tasks which still run elsewhere.
+//!
+//! Of each task it is known what its husk holds: the pages of one checkpoint of the chain, as
+//! far as it had a mapping for them. A further round is a checkpoint on top of it, so that only
+//! those pages are read that some checkpoint in between has itself. Pages that it does not know
+//! any more are dropped: the task has given them back.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use torpor_images::{ImageDir, kind};
+
+use super::layers::{Identity, Pages, Search};
+use super::{Restore, births, memory};
+use crate::error::Result;
+use crate::memory::vma::PAGE;
+use crate::ranges::Ranges;
+
+/// What a round has changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Pages that were written.
+    pub written: u64,
+    /// Pages that were dropped.
+    pub dropped: u64,
+}
+
+/// What a husk holds.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// The checkpoint that it is from.
+    pub of: Identity,
+    /// The pages.
+    pub pages: Ranges,
+}
+
+/// What the memory of a husk is before the last round.
+#[derive(Debug)]
+pub(super) enum Start {
+    /// None that is known.
+    Nothing,
+    /// That of an earlier round.
+    Held(Held),
+    /// A copy of what its parent has in the end: it was born from that just now.
+    Born,
+}
+
+/// What the husks hold, by the pids of the images.
+#[derive(Debug, Default)]
+pub(super) struct Rounds(HashMap<i32, Held>);
+
+impl Rounds {
+    /// What they hold when they have just been built.
+    pub(super) fn begin(cx: &Restore<'_>) -> Result<Self> {
+        if !cx.staged {
+            return Ok(Rounds::default());
+        }
+        let of = Identity::of(&cx.images)?;
+        let live = cx.tasks.iter().filter(|task| !task.image.is_zombie());
+        let held = live.map(|task| {
+            let pages = task.image.pages.ranges().and(&memory::mapped(task));
+            (task.vpid, Held { of, pages })
+        });
+        Ok(Rounds(held.collect()))
+    }
+
+    /// Brings all husks to the state of the checkpoint in `dir`.
+    pub(super) fn apply(&mut self, cx: &mut Restore<'_>, dir: &Path) -> Result<Applied> {
+        let mut images = ImageDir::open(dir)?;
+        crate::seal::open(&mut images, cx.opts)?;
+        // Without an inventory it is not complete.
+        images.inventory()?;
+        let of = Identity::of(&images)?;
+        let mut done = Applied::default();
+        for task in 0..cx.tasks.len() {
+            let vpid = cx.tasks[task].vpid;
+            let id = u64::from(vpid.cast_unsigned());
+            let Some(held) = self.0.get_mut(&vpid) else { continue };
+            if !images.has(kind::PAGEMAP, id)? {
+                continue;
+            }
+            let search = Search { above: Some(held.of), ..Search::default() };
+            let (new, same) = Pages::find(&images, kind::PAGEMAP, id, &search)?;
+            let mapped = memory::mapped(&cx.tasks[task]);
+            let here = new.ranges().and(&mapped);
+            let gone = held.pages.without(&here).without(&same);
+            memory::forget(cx, task, &gone)?;
+            memory::put(cx, task, &new)?;
+            held.pages = here.or(&same.and(&held.pages));
+            held.of = of;
+            done.written += here.len() / PAGE;
+            done.dropped += gone.len() / PAGE;
+        }
+        images.verify_pages()?;
+        tracing::debug!("round {}: {done:?}", dir.display());
+        Ok(done)
+    }
+
+    /// The images of `cx` are the last ones now: makes the memory of all tasks what they say, and
+    /// the tasks that were born meanwhile.
+    pub(super) fn complete(&mut self, cx: &mut Restore<'_>) -> Result<Applied> {
+        let mut done = Applied::default();
+        let mut fitted = HashSet::new();
+        let mut fit = |cx: &mut Restore<'_>, task: usize, from: Option<usize>| {
+            if cx.tasks[task].image.is_zombie() || !fitted.insert(task) {
+                return Ok(());
+            }
+            let start = match from {
+                Some(parent) => {
+                    cx.tasks[task].mapped = cx.tasks[parent].mapped.clone();
+                    Start::Born
+                }
+                None => self.0.remove(&cx.tasks[task].vpid).map_or(Start::Nothing, Start::Held),
+            };
+            let applied = memory::refit(cx, task, start)?;
+            done.written += applied.written;
+            done.dropped += applied.dropped;
+            Ok(())
+        };
+        births::bear(cx, &mut fit)?;
+        for task in 0..cx.tasks.len() {
+            fit(cx, task, None)?;
+        }
+        tracing::debug!("last round: {done:?}");
+        Ok(done)
+    }
+}

@@ -1,0 +1,326 @@
+//! A restore in stages.
+//!
+//! [`Plan`]: the images are read and judged, and nothing is made. [`Skeleton`]: namespaces,
+//! mounts, groups, a husk for each task and its memory. [`Complete`]: everything is there.
+//! [`Ready`]: verified, and the caller has agreed; the tasks are stopped still. A stage that is
+//! dropped is undone: the husks end, and with them goes what was made.
+//!
+//! [`restore`] is this sequence. A migration goes through it more slowly: it plans by the images
+//! of a complete dump whose tasks run on ([`Plan::for_rounds`]), builds, applies the pages of
+//! later rounds while these tasks still run ([`Skeleton::apply`]), and completes with the images
+//! of the last dump ([`Skeleton::complete`]), which say what the tasks are. What has changed
+//! since is changed here as well; see `docs/stages.md`.
+
+use std::path::Path;
+use std::time::Instant;
+
+use torpor_images::ImageDir;
+use torpor_images::proto::StatsEntry;
+use torpor_seal::checkpoint::Timer;
+
+use super::rounds::{Applied, Rounds};
+use super::{Restore, births, compare, descriptors, lazy, load, memory, task, tree, verify};
+use crate::error::{Context, Error, Result};
+use crate::file::{fown, lock};
+use crate::hooks::{Event, Hooks};
+use crate::namespace::{self, mount};
+use crate::options::Options;
+use crate::{RestoreReport, cgroup, network, support};
+
+/// Makes the tree of tasks that the images in `opts.images_dir` hold.
+///
+/// # Errors
+/// The images', the kernel's; nothing that was made then remains.
+pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+    Plan::read(opts)?.build(hooks)?.finish(hooks)?.verify(hooks)?.wake(hooks)
+}
+
+/// What a restore will make: images that were read and judged.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    cx: Restore<'a>,
+    start: Instant,
+}
+
+impl<'a> Plan<'a> {
+    /// Reads the images in `opts.images_dir` and judges them by the policy. Forks helpers if any
+    /// are needed, so this process must not have a second thread yet.
+    ///
+    /// # Errors
+    /// Images that are missing, damaged or contradictory; what the policy does not allow; an
+    /// option that is not supported.
+    pub fn read(opts: &'a Options) -> Result<Self> {
+        let mut plan = Plan::load(opts, load::Pages::Now)?;
+        plan.prepare()?;
+        Ok(plan)
+    }
+
+    fn load(opts: &'a Options, pages: load::Pages) -> Result<Self> {
+        let start = Instant::now();
+        support::check(opts)?;
+        let mut images = ImageDir::open(&opts.images_dir)?;
+        // From here to the verdict, what is read stays as it is.
+        images.start_pinning();
+        let checked = crate::seal::open(&mut images, opts)?;
+        Ok(Plan { cx: Restore::new(opts, images, &checked, pages)?, start })
+    }
+
+    /// Starts the helpers that are needed.
+    fn prepare(&mut self) -> Result<()> {
+        lazy::prepare(&mut self.cx)?;
+        network::guard(&mut self.cx)
+    }
+
+    /// More rounds follow: the skeleton is to have only what stays the same whatever they bring.
+    ///
+    /// # Errors
+    /// If the restore is a lazy one: only the last round can be.
+    pub fn for_rounds(mut self) -> Result<Self> {
+        if self.cx.opts.lazy_pages {
+            return Err(Error::Unsupported("--lazy-pages before the last round".to_owned()));
+        }
+        self.cx.staged = true;
+        Ok(self)
+    }
+
+    /// Makes namespaces, mounts, groups, husks and their memory.
+    ///
+    /// # Errors
+    /// The kernel's; the image files'. Nothing that was made then remains.
+    pub fn build(self, hooks: &mut dyn Hooks) -> Result<Skeleton<'a>> {
+        let Plan { mut cx, start } = self;
+        hooks.notify(Event::PreRestore)?;
+        let begun = Instant::now();
+        build(&mut cx, hooks)?;
+        cx.stats.forking_time = micros(begun);
+        let rounds = Rounds::begin(&cx)?;
+        Ok(Skeleton { cx, start, rounds })
+    }
+}
+
+/// Tasks that have nothing yet but their memory and the namespaces that they live in.
+#[derive(Debug)]
+pub struct Skeleton<'a> {
+    cx: Restore<'a>,
+    start: Instant,
+    rounds: Rounds,
+}
+
+impl<'a> Skeleton<'a> {
+    /// The husk of the root task, in the caller's pid namespace.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.cx.tasks[0].pid
+    }
+
+    /// Brings the memory to the state of a further round, whose images (of a dump or a pre-dump)
+    /// are in `dir` and build on those that came before.
+    ///
+    /// # Errors
+    /// The images'; a husk that was killed. The skeleton can only be dropped then.
+    pub fn apply(&mut self, dir: &Path) -> Result<Applied> {
+        if !self.cx.staged {
+            let what = "a round on top of a restore that was not planned for rounds";
+            return Err(Error::Unsupported(what.to_owned()));
+        }
+        self.rounds.apply(&mut self.cx, dir)
+    }
+
+    /// Makes everything else that the planned images say. They are the last ones.
+    ///
+    /// # Errors
+    /// The kernel's; contradictions in the images.
+    pub fn finish(self, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
+        if self.cx.staged {
+            let last = self.cx.opts;
+            return self.complete(last, hooks);
+        }
+        let Skeleton { mut cx, start, .. } = self;
+        finish(&mut cx, hooks)?;
+        Ok(Complete { cx, start, rebuilt: None, applied: Applied::default() })
+    }
+
+    /// Makes everything that the images in `last.images_dir` say: these are the last ones, of a
+    /// dump whose parents are the rounds that were applied. What is there and has not changed
+    /// stays. If something has changed that cannot be changed here, all is made anew.
+    ///
+    /// # Errors
+    /// As those of a restore of the last images alone.
+    pub fn complete(self, last: &'a Options, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
+        let Skeleton { mut cx, start, mut rounds } = self;
+        // Those that are there already need not be looked for, unless a pager has to know them.
+        let pages = if last.lazy_pages { load::Pages::Now } else { load::Pages::Later };
+        let mut next = Plan::load(last, pages)?;
+        if let Some(why) = compare::obstacle(&cx, &next.cx)? {
+            tracing::info!("the tree is built anew: {why}");
+            drop(cx);
+            next.cx.find_pages(pages)?;
+            next.prepare()?;
+            let Skeleton { mut cx, .. } = next.build(hooks)?;
+            finish(&mut cx, hooks)?;
+            let applied = Applied::default();
+            return Ok(Complete { cx, start, rebuilt: Some(why), applied });
+        }
+        next.prepare()?;
+        births::end(&mut cx, &next.cx.tasks)?;
+        cx.take_over(next.cx);
+        cx.load_files()?;
+        network::lock_external(&mut cx)?;
+        network::lock_new(&mut cx)?;
+        let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
+        namespace::restore_late(&mut cx)?;
+        let applied = rounds.complete(&mut cx)?;
+        drop(files);
+        finish(&mut cx, hooks)?;
+        Ok(Complete { cx, start, rebuilt: None, applied })
+    }
+}
+
+/// Everything is there; the tasks are stopped.
+#[derive(Debug)]
+pub struct Complete<'a> {
+    cx: Restore<'a>,
+    start: Instant,
+    rebuilt: Option<String>,
+    applied: Applied,
+}
+
+impl<'a> Complete<'a> {
+    /// Why the skeleton could not be used, if so.
+    #[must_use]
+    pub fn rebuilt(&self) -> Option<&str> {
+        self.rebuilt.as_deref()
+    }
+
+    /// What the last round has changed in the memory of a skeleton that could be used.
+    #[must_use]
+    pub fn applied(&self) -> Applied {
+        self.applied
+    }
+
+    /// Checks what can only be checked when all has been read, and asks the caller.
+    ///
+    /// # Errors
+    /// Pages that were changed since they were sealed; the caller's no.
+    pub fn verify(self, hooks: &mut dyn Hooks) -> Result<Ready<'a>> {
+        let Complete { mut cx, start, .. } = self;
+        memory::unfilled::verify(&cx)?;
+        cx.images.verify_pages()?;
+        verify::check(&cx)?;
+        let pid = cx.tasks[0].pid;
+        hooks.notify(Event::PostRestore { pid })?;
+        cx.stats.restore_time = micros(start);
+        if let Some(times) = crate::seal::times(&cx.images) {
+            let micros = |t: &Timer| u64::try_from(t.total().as_micros()).unwrap_or(u64::MAX);
+            cx.stats.torpor_open_records_time = Some(micros(&times.records));
+            cx.stats.torpor_open_pages_time = Some(micros(&times.pages));
+            cx.stats.torpor_verify_time = Some(micros(&times.verifying));
+        }
+        crate::stats::write_restore(cx.opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
+        Ok(Ready { cx })
+    }
+}
+
+/// A tree that only has to be woken.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    cx: Restore<'a>,
+}
+
+impl Ready<'_> {
+    /// The root task, in the caller's pid namespace.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.cx.tasks[0].pid
+    }
+
+    /// Lets the network and the tasks go.
+    ///
+    /// # Errors
+    /// The caller's no, the kernel's; nothing that was made then remains.
+    pub fn wake(self, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+        let Ready { mut cx } = self;
+        let pid = cx.tasks[0].pid;
+        hooks.notify(Event::NetworkUnlock)?;
+        // Whoever is asked may freeze the tasks: nothing that takes a step of theirs comes behind.
+        task::complete(&mut cx)?;
+        // As long as somebody can still say no, the other ends of connections hear nothing.
+        hooks.notify(Event::PreResume { pid })?;
+        cx.let_files_go()?;
+        network::unlock_and_wake(&mut cx)?;
+        task::end_leaders(&mut cx);
+        cgroup::freeze_again(&mut cx)?;
+        if cx.opts.wake_frozen {
+            cgroup::freeze_tasks(&cx)?;
+        }
+        task::wake(&mut cx);
+        if let Some(pager) = cx.pager.take() {
+            pager.restored();
+        }
+        network::let_go(&mut cx);
+        cx.cgroups.keep();
+        // The tasks run: there is nothing left that an error could undo.
+        if let Err(error) = hooks.notify(Event::PostResume { pid }) {
+            tracing::warn!("{error}");
+        }
+        cx.free_pages();
+        Ok(RestoreReport { pid, stats: cx.stats })
+    }
+}
+
+/// Makes the skeleton: everything up to the memory of the tasks.
+fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    tracing::info!("Restoring {} tasks, {} files", cx.tasks.len(), cx.entries.len());
+    cx.load_files()?;
+    namespace::take_external(cx)?;
+    network::lock_external(cx)?;
+    let pid = cx.make_root()?;
+    cgroup::prepare(cx)?;
+    cgroup::place(cx, 0, None)?;
+    network::lock_new(cx)?;
+    hooks.notify(Event::SetupNamespaces { pid })?;
+    tracing::info!("Restoring namespaces");
+    namespace::restore(cx)?;
+    mount::restore(cx)?;
+    hooks.notify(Event::PostSetupNamespaces)?;
+    let _files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
+    tracing::info!("Restoring processes and their memory");
+    tree::build(cx)?;
+    (0..cx.tasks.len()).try_for_each(|task| memory::settle(cx, task))
+}
+
+/// Makes all the rest; the tasks are still stopped afterwards.
+fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
+    let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
+    tree::join_groups(cx)?;
+    for task in 0..cx.tasks.len() {
+        task::restore_paths(cx, task)?;
+    }
+    tracing::info!("Restoring descriptors");
+    descriptors::restore(cx)?;
+    for master in std::mem::take(&mut cx.files.orphan_masters) {
+        hooks.notify(Event::OrphanPtsMaster(master))?;
+    }
+    descriptors::attach(cx)?;
+    for task in 0..cx.tasks.len() {
+        memory::finish(cx, task)?;
+    }
+    lazy::hand_over(cx)?;
+    drop(files);
+    tracing::info!("Restoring threads, locks and the rest of each task");
+    tree::make_threads(cx)?;
+    cgroup::place_threads(cx)?;
+    lock::restore(cx)?;
+    fown::restore(cx)?;
+    tree::bury(cx)?;
+    for task in 0..cx.tasks.len() {
+        task::restore(cx, task)?;
+    }
+    namespace::finish(cx)?;
+    mount::finish(cx)?;
+    cgroup::finish(cx)
+}
+
+fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
+}

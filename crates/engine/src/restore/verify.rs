@@ -1,0 +1,267 @@
+//! Before anything wakes: whether what was made is what was judged.
+//!
+//! Everything is made and still stopped, and the kernel says what there is: namespaces, rights,
+//! cgroups, mounts, open files. A difference is a mistake of ours or somebody's doing, and
+//! ends the restore; what was made goes with it.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{FileType, OFlags};
+use torpor_images::proto::{CredsEntry, SeccompMode};
+use torpor_policy::Capabilities;
+use torpor_sys::socket;
+
+use super::Restore;
+use crate::cgroup;
+use crate::error::{Context, Error, Result};
+use crate::file::description::same_inode;
+use crate::namespace::mount::{self, Tree};
+use crate::namespace::{Namespace, NsKind};
+use crate::proc::{self, Status};
+use crate::task;
+
+/// Flags of a mount that take rights away (`MS_*` of mount(2)).
+const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+
+/// Compares all of it.
+///
+/// # Errors
+/// What differs, by task and kind.
+pub fn check(cx: &Restore<'_>) -> Result<()> {
+    let spaces = Spaces::open(cx)?;
+    for index in 0..cx.tasks.len() {
+        if cx.tasks[index].threads.is_empty() {
+            continue;
+        }
+        spaces.check(cx, index)?;
+        rights(cx, index)?;
+        descriptors(cx, index)?;
+    }
+    sockets(cx)?;
+    mounts(cx)?;
+    cgroup::verify(cx)
+}
+
+/// What was made is not what was judged.
+fn wrong(reason: String) -> Error {
+    Error::invalid("what was restored", reason)
+}
+
+fn differs(pid: i32, what: &str, wanted: impl Display, is: impl Display) -> Error {
+    wrong(format!("task {pid}: {what} is {is} and was to be {wanted}"))
+}
+
+/// The inode numbers of namespaces.
+struct Spaces {
+    /// The restoring program's, by kind.
+    own: HashMap<NsKind, u64>,
+    /// Those of the images, by number.
+    made: HashMap<u32, u64>,
+}
+
+impl Spaces {
+    fn open(cx: &Restore<'_>) -> Result<Self> {
+        let pid = i32::try_from(std::process::id()).unwrap_or_default();
+        let inode = |kind: NsKind| Ok((kind, proc::ns_inode(pid, kind.name())?));
+        let own = NsKind::ALL.into_iter().map(inode).collect::<Result<_>>()?;
+        let mut made = HashMap::new();
+        for ns in &cx.ns.all {
+            if let Some(file) = &ns.file {
+                let stat = rustix::fs::fstat(file).context(|| "fstat of a namespace".to_owned())?;
+                made.insert(ns.id, stat.st_ino);
+            }
+        }
+        Ok(Spaces { own, made })
+    }
+
+    /// Each task is in the namespaces that it was to be in: the restoring program's own where
+    /// the images say so, and only there.
+    fn check(&self, cx: &Restore<'_>, index: usize) -> Result<()> {
+        let task = &cx.tasks[index];
+        let given = |ns: &Namespace| {
+            let joined = cx.opts.join_ns.iter().any(|join| NsKind::from(join.kind) == ns.kind);
+            joined || !cx.opts.inherit_fd.is_empty()
+        };
+        for kind in NsKind::ALL {
+            let Some(ns) = kind.id_in(&task.image.ids).and_then(|id| cx.ns.by_id(id)) else {
+                continue;
+            };
+            let (now, own) = (proc::ns_inode(task.pid, kind.name())?, self.own.get(&kind).copied());
+            let right = match ns.is_host {
+                // Clocks that went on elsewhere are kept by a namespace of their own.
+                true => Some(now) == own || kind == NsKind::Time,
+                false => {
+                    (Some(now) != own || given(ns))
+                        && self.made.get(&ns.id).is_none_or(|made| *made == now)
+                }
+            };
+            if !right {
+                let wanted = if ns.is_host { "this host's" } else { "its own" };
+                let what = format!("the {} namespace", kind.name());
+                return Err(differs(task.vpid, &what, wanted, format!("inode {now}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the threads of a task may do.
+fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
+    let task = &cx.tasks[index];
+    let process = task.image.cores.first().and_then(|leader| leader.tc.as_ref()?.old_seccomp_mode);
+    for (thread, core) in task.threads.iter().zip(&task.image.cores) {
+        if task::has_ended(core) {
+            continue;
+        }
+        let status = proc::thread_status(task.pid, thread.tid())?;
+        if let Some(creds) = core.thread_core.as_ref().and_then(|core| core.creds.as_ref()) {
+            credentials(cx, task.vpid, creds, &status)?;
+        }
+        let wanted = core.thread_core.as_ref().and_then(|core| core.seccomp_mode).or(process);
+        let wanted = wanted.unwrap_or_default();
+        let now = status.number("Seccomp", 10).and_then(|mode| i32::try_from(mode).ok());
+        if wanted == i32::from(SeccompMode::Filter) && now != Some(wanted) {
+            return Err(differs(task.vpid, "the seccomp mode", wanted, now.unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
+fn credentials(cx: &Restore<'_>, pid: i32, creds: &CredsEntry, status: &Status) -> Result<()> {
+    let list = |ids: &[u64]| format!("{ids:?}");
+    let users = [creds.uid, creds.euid, creds.suid, creds.fsuid];
+    let users = users.map(|id| u64::from(cx.id_maps.uid_outside(id).unwrap_or(id)));
+    let groups = [creds.gid, creds.egid, creds.sgid, creds.fsgid];
+    let groups = groups.map(|id| u64::from(cx.id_maps.gid_outside(id).unwrap_or(id)));
+    for (key, wanted) in [("Uid", users), ("Gid", groups)] {
+        let now = status.numbers(key, 10);
+        if now != wanted {
+            return Err(differs(pid, key, list(&wanted), list(&now)));
+        }
+    }
+    let mut wanted: Vec<u64> =
+        creds.groups.iter().map(|&id| cx.id_maps.gid_outside(id).unwrap_or(id).into()).collect();
+    let mut now = status.numbers("Groups", 10);
+    wanted.sort_unstable();
+    now.sort_unstable();
+    if now != wanted {
+        return Err(differs(pid, "Groups", list(&wanted), list(&now)));
+    }
+    for (key, words) in [
+        ("CapInh", &creds.cap_inh),
+        ("CapPrm", &creds.cap_prm),
+        ("CapEff", &creds.cap_eff),
+        ("CapBnd", &creds.cap_bnd),
+        ("CapAmb", &creds.cap_amb),
+    ] {
+        // A kernel with fewer capabilities has less to give.
+        let wanted = Capabilities::from_words(words);
+        let now = Capabilities(status.number(key, 16).unwrap_or_default());
+        if !now.without(wanted).is_empty() {
+            return Err(differs(pid, key, wanted, now));
+        }
+    }
+    let gives_up = creds.no_new_privs.is_some_and(|on| on != 0);
+    if gives_up && status.number("NoNewPrivs", 10) != Some(1) {
+        return Err(differs(pid, "NoNewPrivs", 1, 0));
+    }
+    Ok(())
+}
+
+/// The descriptors of a task: each is of the file that was opened for it, and no wider.
+fn descriptors(cx: &Restore<'_>, index: usize) -> Result<()> {
+    let task = &cx.tasks[index];
+    for fd in &task.image.fds {
+        let Some(file) = cx.files.get(fd.id) else { continue };
+        let path = format!("/proc/{}/fd/{}", task.pid, fd.fd);
+        let what = || format!("look at {path}");
+        let now = rustix::fs::stat(&path).context(what)?;
+        let wanted = rustix::fs::fstat(file).context(what)?;
+        if !same_inode(&now, &wanted) {
+            let what = format!("descriptor {}", fd.fd);
+            return Err(differs(task.vpid, &what, wanted.st_ino, now.st_ino));
+        }
+        let Some(flags) = cx.entries.get(&fd.id).and_then(|entry| Some(entry.reg.as_ref()?.flags))
+        else {
+            continue;
+        };
+        let access = |flags: u32| flags & OFlags::ACCMODE.bits();
+        let real = rustix::fs::fcntl_getfl(file).context(what)?;
+        if access(real.bits()) != access(flags) && !real.contains(OFlags::PATH) {
+            let what = format!("the access mode of descriptor {}", fd.fd);
+            return Err(differs(task.vpid, &what, access(flags), access(real.bits())));
+        }
+    }
+    Ok(())
+}
+
+/// The network namespaces of sockets.
+fn sockets(cx: &Restore<'_>) -> Result<()> {
+    let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
+    for (id, entry) in &cx.entries {
+        let number = [
+            entry.isk.as_ref().and_then(|socket| socket.ns_id),
+            entry.usk.as_ref().and_then(|socket| socket.ns_id),
+            entry.psk.as_ref().and_then(|socket| socket.ns_id),
+            entry.nlsk.as_ref().and_then(|socket| socket.ns_id),
+        ];
+        let number = number.into_iter().flatten().next();
+        let Some(ns) = number.and_then(|number| cx.ns.by_id(number)) else { continue };
+        let Some(file) = cx.files.get(*id).filter(|file| is_socket(*file)) else { continue };
+        let what = || format!("network namespace of socket {id}");
+        let now = socket::network_namespace(file).context(what)?;
+        let now = rustix::fs::fstat(now).context(what)?.st_ino;
+        let wanted = match &ns.file {
+            _ if ns.is_host => own,
+            Some(file) => rustix::fs::fstat(file).context(what)?.st_ino,
+            None => continue,
+        };
+        // One that the caller has handed over is where the caller has it.
+        if now != wanted && cx.opts.inherit_fd.is_empty() {
+            let text = format!("socket {id}: its network namespace is inode {now}, not {wanted}");
+            return Err(wrong(text));
+        }
+    }
+    Ok(())
+}
+
+fn is_socket(file: BorrowedFd<'_>) -> bool {
+    let stat = rustix::fs::fstat(file);
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
+}
+
+/// The mounts of each namespace that was made: those of the images, with no fewer of the flags
+/// that take rights away.
+fn mounts(cx: &Restore<'_>) -> Result<()> {
+    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        let (Some(file), Some(wanted)) = (&ns.file, cx.mounts.wanted(ns.id)) else { continue };
+        let now = mount::tree_of(file.as_fd())?;
+        let (wanted, now) = (listed(wanted), listed(&now));
+        if wanted != now {
+            let other = |a: &[(String, u64)], b: &[(String, u64)]| {
+                a.iter()
+                    .find(|mount| !b.contains(mount))
+                    .map(|(at, flags)| format!("{at} ({flags:#x})"))
+            };
+            let missing = other(&wanted, &now).unwrap_or_else(|| "nothing".to_owned());
+            let more = other(&now, &wanted).unwrap_or_else(|| "nothing".to_owned());
+            return Err(wrong(format!(
+                "mount namespace {}: {missing} is missing, {more} is there instead",
+                ns.id
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Places and flags of all mounts.
+fn listed(tree: &Tree) -> Vec<(String, u64)> {
+    let mounts = tree.mounts().iter();
+    let mut all: Vec<(String, u64)> = mounts
+        .map(|mount| (mount.mountpoint.display().to_string(), mount.flags & NARROW))
+        .collect();
+    all.sort();
+    all
+}

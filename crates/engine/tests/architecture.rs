@@ -1,0 +1,76 @@
+//! `docs/architecture.md` names what there is.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn page() -> String {
+    std::fs::read_to_string(root().join("docs/architecture.md")).unwrap()
+}
+
+/// What stands between backquotes.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+/// All text of files with source code below a directory.
+fn sources(dir: &Path) -> String {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path: PathBuf| match path.extension().and_then(|e| e.to_str()) {
+        _ if path.is_dir() => sources(&path),
+        Some("rs") => std::fs::read_to_string(path).unwrap(),
+        _ => String::new(),
+    };
+    entries.map(text).collect()
+}
+
+#[test]
+fn every_crate_is_on_the_map_and_none_besides() {
+    let page = page();
+    let map = page.split("## Crates").nth(1).unwrap().split("Two shapes").next().unwrap();
+    let named = |line: &str| {
+        let word = line.trim_start_matches([' ', '|', '+', '-']).split_whitespace().next()?;
+        Some(word.to_owned())
+    };
+    let drawn = map.lines().filter(|line| line.starts_with("    "));
+    let mut named: Vec<String> = drawn.filter_map(named).collect();
+    named.sort();
+    let crates = std::fs::read_dir(root().join("crates")).unwrap();
+    let crates = crates.map(|entry| entry.unwrap()).filter(|entry| entry.path().is_dir());
+    let mut there: Vec<String> =
+        crates.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    there.sort();
+    assert_eq!(named, there);
+}
+
+#[test]
+fn files_that_are_named_exist() {
+    let page = page();
+    let source = root().join("crates/engine/src");
+    let files: Vec<&str> = quoted(&page).into_iter().filter(|name| name.ends_with(".rs")).collect();
+    assert!(files.len() > 10, "{files:?}");
+    for file in files {
+        let path = if file.starts_with("crates/") { root().join(file) } else { source.join(file) };
+        assert!(path.is_file(), "{file}");
+    }
+}
+
+#[test]
+fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
+    let page = page();
+    let code = sources(&root().join("crates/engine/src"));
+    let table = page.split("## Processes").nth(1).unwrap().split("## The way").next().unwrap();
+    let names: Vec<&str> =
+        quoted(table).into_iter().filter(|name| name.starts_with("torpor-")).collect();
+    assert_eq!(names, ["torpor-guard", "torpor-keeper", "torpor-lazy", "torpor-pager"]);
+    for name in names {
+        assert!(code.contains(&format!("set_name(c\"{name}\")")), "{name}");
+    }
+    for stage in ["Session", "Frozen", "Written", "Plan", "Skeleton", "Complete", "Ready"] {
+        assert!(page.contains(stage), "{stage}");
+        assert!(code.contains(&format!("pub struct {stage}")), "{stage}");
+    }
+}

@@ -1,0 +1,252 @@
+/* A family that changes its memory all the time, and knows at any moment what is in it.
+ *
+ * usage: subject LOG MODE
+ *
+ * Each process has regions of memory, and a number for each page of them that stands at its
+ * beginning and at its end. It writes pages, gives them back, protects them, and replaces,
+ * grows and moves whole regions, and compares everything every now and then. How often it did
+ * is in LOG, 16 bytes for each process: that number, and that of what was wrong.
+ *
+ * MODE is a list of letters: `f` children that share pages with their parent, `t` threads that
+ * begin late, `s` shared memory, `b` children that are born and end all the time, `q` much memory
+ * that is written once.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, REGIONS = 12, MOST = 512, FILED = 16, QUIET = 16 << 10 };
+
+struct region {
+    char *at;
+    int pages;
+    int prot;
+    uint64_t known[MOST];
+};
+
+static struct region regions[REGIONS];
+static uint64_t random_state, written;
+static int log_file, slot;
+static struct { uint64_t checks, wrong; } result;
+static uint64_t *shared, shared_known;
+static volatile int threads_run;
+
+static uint64_t below(uint64_t limit)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (random_state >> 11) % limit;
+}
+
+static void die(const char *what)
+{
+    perror(what);
+    result.wrong++;
+    pwrite(log_file, &result, sizeof result, slot * sizeof result);
+    _exit(1);
+}
+
+static void make(struct region *r, int pages)
+{
+    r->pages = pages;
+    r->prot = PROT_READ | PROT_WRITE;
+    r->at = mmap(NULL, (size_t)pages * PAGE, r->prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r->at == MAP_FAILED)
+        die("mmap");
+    memset(r->known, 0, sizeof r->known);
+}
+
+static void protect(struct region *r, int prot)
+{
+    if (r->prot != prot && mprotect(r->at, (size_t)r->pages * PAGE, prot))
+        die("mprotect");
+    r->prot = prot;
+}
+
+static void put(struct region *r, int page)
+{
+    uint64_t *words = (uint64_t *)(r->at + (size_t)page * PAGE);
+    protect(r, PROT_READ | PROT_WRITE);
+    r->known[page] = ++written;
+    words[0] = written;
+    words[PAGE / 8 - 1] = written;
+}
+
+static void step(void)
+{
+    struct region *r = &regions[below(REGIONS)];
+    int page = (int)below((uint64_t)r->pages);
+    switch (below(400)) {
+    case 0: /* replaced */
+        munmap(r->at, (size_t)r->pages * PAGE);
+        make(r, 1 + (int)below(MOST));
+        break;
+    case 1: /* grown or shrunk, perhaps moved */
+    case 2: {
+        int pages = 1 + (int)below(MOST);
+        protect(r, PROT_READ | PROT_WRITE);
+        r->at = mremap(r->at, (size_t)r->pages * PAGE, (size_t)pages * PAGE, MREMAP_MAYMOVE);
+        if (r->at == MAP_FAILED)
+            die("mremap");
+        for (int i = r->pages; i < pages; i++)
+            r->known[i] = 0;
+        r->pages = pages;
+        break;
+    }
+    case 3:
+    case 4: /* pages are given back */
+    case 5: {
+        int count = 1 + (int)below((uint64_t)(r->pages - page));
+        madvise(r->at + (size_t)page * PAGE, (size_t)count * PAGE, MADV_DONTNEED);
+        for (int i = page; i < page + count; i++)
+            r->known[i] = 0;
+        break;
+    }
+    case 6:
+        protect(r, PROT_READ);
+        break;
+    case 7: /* half of it cannot be written for a while: the mapping is split */
+        protect(r, PROT_READ | PROT_WRITE);
+        mprotect(r->at, (size_t)(r->pages / 2) * PAGE, PROT_READ);
+        r->prot = -1;
+        break;
+    case 8:
+        if (shared)
+            shared[below(FILED) * (PAGE / 8)]++, shared_known++;
+        break;
+    default:
+        put(r, page);
+    }
+}
+
+static void check(void)
+{
+    for (int i = 0; i < REGIONS; i++) {
+        struct region *r = &regions[i];
+        for (int page = 0; page < r->pages; page++) {
+            uint64_t *words = (uint64_t *)(r->at + (size_t)page * PAGE);
+            if (words[0] != r->known[page] || words[PAGE / 8 - 1] != r->known[page]
+                || words[PAGE / 16] != 0) {
+                fprintf(stderr, "process %d, region %d at %p, page %d: %llu and %llu, not %llu\n",
+                        slot, i, (void *)r->at, page, (unsigned long long)words[0],
+                        (unsigned long long)words[PAGE / 8 - 1],
+                        (unsigned long long)r->known[page]);
+                result.wrong++;
+            }
+        }
+    }
+    if (shared) {
+        uint64_t sum = 0;
+        for (int i = 0; i < FILED; i++)
+            sum += shared[i * (PAGE / 8)];
+        if (sum != shared_known) {
+            fprintf(stderr, "process %d: shared memory\n", slot);
+            result.wrong++;
+        }
+    }
+    result.checks++;
+    pwrite(log_file, &result, sizeof result, slot * sizeof result);
+}
+
+static void *thread(void *unused)
+{
+    (void)unused;
+    threads_run++;
+    for (;;)
+        usleep(1000);
+    return NULL;
+}
+
+static void live(const char *mode)
+{
+    struct timespec before, now;
+    random_state = 0x9e3779b97f4a7c15ull * (uint64_t)(slot + 1);
+    if (strchr(mode, 's')) {
+        shared = mmap(NULL, FILED * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (shared == MAP_FAILED)
+            die("mmap");
+    }
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    for (unsigned round = 0;; round++) {
+        for (int i = 0; i < 300; i++)
+            step();
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec < before.tv_sec || (now.tv_sec == before.tv_sec && now.tv_nsec < before.tv_nsec)) {
+            fprintf(stderr, "process %d: the clock went back\n", slot);
+            result.wrong++;
+        }
+        before = now;
+        check();
+        usleep(2000);
+        if (strchr(mode, 't') && round % 8 == 7 && threads_run < 6) {
+            pthread_t id;
+            if (pthread_create(&id, NULL, thread, NULL))
+                die("pthread_create");
+        }
+        if (strchr(mode, 'b') && slot == 0) {
+            static pid_t child;
+            if (child && round % 4 == 0) {
+                waitpid(child, NULL, 0);
+                child = 0;
+            } else if (!child) {
+                child = fork();
+                if (child == 0) {
+                    for (int i = 0; i < 8; i++) {
+                        slot = 9;
+                        check();
+                        usleep(3000);
+                    }
+                    _exit(0);
+                }
+            }
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3)
+        return 2;
+    /* All files are its own namespaces'. */
+    close_range(0, 1, 0);
+    open("/dev/null", O_RDONLY);
+    open("/dev/null", O_WRONLY);
+    log_file = open(argv[1], O_WRONLY);
+    if (log_file < 0)
+        die(argv[1]);
+    char name[4096];
+    snprintf(name, sizeof name, "%s.errors", argv[1]);
+    if (dup2(open(name, O_WRONLY | O_CREAT | O_APPEND, 0600), 2) < 0)
+        die(name);
+    close_range(4, ~0u, 0);
+    random_state = 1;
+    for (int i = 0; i < REGIONS; i++) {
+        make(&regions[i], 64 + (int)below(MOST - 64));
+        for (int page = 0; page < regions[i].pages; page += 2)
+            put(&regions[i], page);
+    }
+    if (strchr(argv[2], 'q')) {
+        char *quiet = mmap(NULL, QUIET * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (quiet == MAP_FAILED)
+            die("mmap");
+        for (size_t page = 0; page < QUIET; page++)
+            quiet[page * PAGE] = 1;
+    }
+    if (strchr(argv[2], 'f'))
+        for (int i = 1; i <= 3; i++)
+            if (fork() == 0) {
+                slot = i;
+                break;
+            }
+    live(argv[2]);
+}
