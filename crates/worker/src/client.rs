@@ -1,0 +1,175 @@
+//! The daemon's side.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::channel::{Channel, MAX_DESCRIPTORS};
+use crate::message::{Answer, Class, Event, Job, Outcome, Report};
+
+/// Why a worker cannot be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be started.
+    #[error("start a worker ({}): {source}", program.display())]
+    Start {
+        /// The program that was to become the worker.
+        program: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A job with more descriptors than a message carries, or not as many as numbers.
+    #[error("a job with {given} descriptors for {named} numbers (at most {MAX_DESCRIPTORS})")]
+    Descriptors {
+        /// How many came along.
+        given: usize,
+        /// How many the job names.
+        named: usize,
+    },
+    /// It cannot be told, or what it said is no message.
+    #[error("speak to the worker: {0}")]
+    Channel(#[from] io::Error),
+}
+
+/// A job that runs in a process of its own. Dropped before its end, it is cancelled.
+#[derive(Debug)]
+pub struct Worker {
+    channel: Channel,
+    child: Child,
+    ended: bool,
+}
+
+impl Worker {
+    /// Starts a worker: this program again, or the one that lies in its place.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(job: &Job) -> Result<Self, Error> {
+        Self::start_with(Path::new("/proc/self/exe"), job, &[])
+    }
+
+    /// Starts `program` as a worker, and hands it descriptors, one for each number that
+    /// the job names. Restored tasks become children of this process if it is a
+    /// subreaper (`PR_SET_CHILD_SUBREAPER`), or with `--restore-sibling`.
+    ///
+    /// # Errors
+    /// If it cannot be started, or the descriptors are not those that the job names.
+    pub fn start_with(program: &Path, job: &Job, fds: &[BorrowedFd<'_>]) -> Result<Self, Error> {
+        Self::start_as(Command::new(program).arg(crate::COMMAND), job, fds)
+    }
+
+    /// Starts `command`, which becomes a worker in the end: it leaves its standard input to
+    /// it, and ends after it in the same way.
+    ///
+    /// # Errors
+    /// As [`start_with`](Self::start_with).
+    pub fn start_as(
+        command: &mut Command,
+        job: &Job,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Self, Error> {
+        if fds.len() != job.descriptors.len() || fds.len() > MAX_DESCRIPTORS {
+            return Err(Error::Descriptors { given: fds.len(), named: job.descriptors.len() });
+        }
+        let (ours, theirs) = Channel::pair()?;
+        let program = PathBuf::from(command.get_program());
+        let child = command
+            .stdin(Stdio::from(theirs.into_socket()))
+            .spawn()
+            .map_err(|source| Error::Start { program, source })?;
+        let worker = Self { channel: ours, child, ended: false };
+        worker.channel.send(job, fds)?;
+        Ok(worker)
+    }
+
+    /// The worker's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for what the worker tells next. Not to be called after [`Event::Ended`].
+    ///
+    /// A worker that ends without a word yields [`Class::Died`]; what it had made has
+    /// been or is being undone by the engine's guardian.
+    ///
+    /// # Errors
+    /// If what it says is no message.
+    pub fn next_event(&mut self) -> Result<Event, Error> {
+        match self.channel.receive()? {
+            Some((event, _)) => {
+                if let Event::Ended(_) = event {
+                    self.ended = true;
+                    self.child.wait()?;
+                }
+                Ok(event)
+            }
+            None => {
+                self.ended = true;
+                let status = self.child.wait()?;
+                Ok(Event::Ended(Outcome {
+                    class: Class::Died,
+                    errno: 0,
+                    text: format!("the worker ended without a word ({status})"),
+                    hint: None,
+                    report: Report::default(),
+                }))
+            }
+        }
+    }
+
+    /// Answers at a point at which the worker waits.
+    ///
+    /// # Errors
+    /// If the worker is gone: [`next_event`](Self::next_event) tells how.
+    pub fn answer(&self, go_on: bool) -> Result<(), Error> {
+        Ok(self.channel.send(&Answer { go_on }, &[])?)
+    }
+
+    /// Goes on at all points, ignores all else, and returns how it ended.
+    ///
+    /// # Errors
+    /// As [`next_event`](Self::next_event).
+    pub fn finish(mut self) -> Result<Outcome, Error> {
+        loop {
+            match self.next_event()? {
+                Event::Ended(outcome) => return Ok(outcome),
+                Event::Point { held: true, .. } => self.answer(true)?,
+                _ => {}
+            }
+        }
+    }
+
+    /// Kills the worker. The tasks of a dump go on, those of a restore end: the engine's
+    /// guardian sees to it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cancel(mut self) -> Result<(), Error> {
+        self.end()?;
+        Ok(())
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.child.kill()?;
+            self.child.wait()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // There is nobody to tell; the kernel refuses neither to the parent of a child.
+        let _ = self.end();
+    }
+}
+
+impl AsFd for Worker {
+    /// Readable when [`next_event`](Worker::next_event) does not block.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}

@@ -1,0 +1,136 @@
+//! What a daemon and its worker say to each other.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What a worker is to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The command line, without the program's name: `dump --tree 7 --images-dir x`.
+    /// Commands are those that work on images: dump, pre-dump, restore, page-server,
+    /// lazy-pages, dedup.
+    pub args: Vec<String>,
+    /// The directory that paths are relative to.
+    pub dir: PathBuf,
+    /// The points at which the worker waits for an [`Answer`]; it only tells of the
+    /// others. Names as in `CRTOOLS_SCRIPT_ACTION`: `post-dump`, `post-restore`, …
+    #[serde(default)]
+    pub holds: Vec<String>,
+    /// The numbers under which the worker finds the descriptors that come along, in
+    /// their order (`--inherit-fd fd[5]:key`).
+    #[serde(default)]
+    pub descriptors: Vec<i32>,
+}
+
+/// What the daemon says at a point where the worker waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Whether the work goes on. If not, it is undone: the tasks of a dump go on, those
+    /// of a restore end.
+    pub go_on: bool,
+}
+
+/// What a worker tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A record of the log.
+    Log {
+        /// How much it matters.
+        level: Level,
+        /// What it says.
+        text: String,
+    },
+    /// How much of the memory has been worked on, in bytes.
+    Progress {
+        /// So far.
+        done: u64,
+        /// In the end.
+        total: u64,
+    },
+    /// The work has come to a point at which others may want to do something.
+    Point {
+        /// Its name in CRIU's interfaces.
+        name: String,
+        /// The root task, in the worker's pid namespace, where there is one.
+        pid: Option<i32>,
+        /// The port that a lazy dump listens on, at `status-ready`.
+        port: Option<u16>,
+        /// Whether the worker waits for an answer.
+        held: bool,
+    },
+    /// The work is over; nothing comes after this.
+    Ended(Outcome),
+}
+
+/// How much a record of the log matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Why something failed.
+    Error,
+    /// What may be a surprise.
+    Warn,
+    /// What is done.
+    Info,
+    /// Each object.
+    Debug,
+    /// Each step.
+    Trace,
+}
+
+/// How a job went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// In which way.
+    pub class: Class,
+    /// The kernel's number nearest to it, 0 for [`Class::Done`]; CRIU's `cr_errno`.
+    pub errno: i32,
+    /// What happened, in a sentence.
+    pub text: String,
+    /// What to try.
+    pub hint: Option<String>,
+    /// What was done.
+    pub report: Report,
+}
+
+/// The ways in which a job ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// All was done.
+    Done,
+    /// The caller, or a script of its, said no.
+    Vetoed,
+    /// The other end of a connection went away.
+    PeerLost,
+    /// The other end said what it must not.
+    Protocol,
+    /// Something cannot be kept; the text names the task, the object and what to do.
+    Refused,
+    /// The images are damaged, or contradict each other or this host.
+    BadImage,
+    /// The policy forbids what the images ask for, or a key is missing or wrong.
+    Forbidden,
+    /// The kernel refused an operation.
+    Kernel,
+    /// The command line makes no sense.
+    Usage,
+    /// The worker ended without a word: it was killed, or has a bug.
+    Died,
+}
+
+/// What a job did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The root task of a restore, in the worker's pid namespace.
+    pub pid: Option<i32>,
+    /// How many tasks were dumped.
+    pub tasks: Option<u64>,
+    /// The statistics of a dump or restore, by the names of their fields
+    /// (`frozen_time`, `pages_written`, …); times in microseconds.
+    #[serde(default)]
+    pub statistics: BTreeMap<String, u64>,
+}
