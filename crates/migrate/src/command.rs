@@ -1,0 +1,351 @@
+//! The command lines of `torpor migrate` and `torpor agent`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use rustix::mount::{MountFlags, mount};
+
+use crate::destination::{Agent, Settings};
+use crate::error::{Context, Error, Result};
+use crate::mode::Mode;
+use crate::nest;
+use crate::record::{STATE_DIR, make_private};
+use crate::source::{self, Plan};
+use crate::wire::Peer;
+use crate::wire::address::{Address, Listener};
+use crate::wire::frame::Line;
+use crate::wire::message::{Reply, Request};
+use crate::wire::tls::Keys;
+
+/// Where images are kept while they are needed.
+const WORK_DIR: &str = "/var/lib/torpor/work";
+
+/// How long `--resolve` asks the destination.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The command line of `torpor migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateCommand {
+    /// What to move, unless --pid names it, and the agent to move it to: unix:PATH or HOST:PORT
+    #[arg(value_name = "[CONTAINER] DESTINATION", num_args = 0..=2)]
+    words: Vec<String>,
+    /// Move the tree of processes under PID
+    #[arg(long, value_name = "PID")]
+    pid: Option<i32>,
+    /// How to move it
+    #[arg(long, value_name = "MODE", value_enum, default_value = "pipelined")]
+    mode: Mode,
+    /// The number of the migration, for --cancel and --resolve (default: a random one)
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+    /// End migration ID, if it has not come too far; it goes on here
+    #[arg(long, value_name = "ID", conflicts_with_all = ["pid", "resolve"])]
+    cancel: Option<String>,
+    /// Find out what has become of migration ID, whose command has ended too early
+    #[arg(long, value_name = "ID", conflicts_with = "pid")]
+    resolve: Option<String>,
+    /// With --resolve: the destination is lost for good; let it go on here without asking
+    #[arg(long, requires = "resolve")]
+    keep_here: bool,
+    /// Look on while a migration is in progress.
+    #[arg(long, hide = true)]
+    watch: Option<String>,
+    /// Print one JSON object with what it took
+    #[arg(long)]
+    json: bool,
+    /// Build the tree at the destination after this round
+    #[arg(long, value_name = "ROUND", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    start_restore_after: u32,
+    /// What rounds bring of the tasks other than pages, before the last one: their structure as it
+    /// was in the first round, or all of it each time
+    #[arg(long, value_name = "STATE", value_enum, default_value = "global")]
+    state: State,
+    /// Take rounds until the pause is expected to be this short
+    #[arg(long, value_name = "MS", default_value_t = 50)]
+    max_downtime: u64,
+    /// Take no more rounds than this while the tasks run
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    max_rounds: u32,
+    /// While the tasks run, send no more bytes a second than this (K, M and G are understood)
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    bandwidth: Option<u64>,
+    /// Move also to a processor that lacks instructions of this one
+    #[arg(long)]
+    ignore_cpu: bool,
+    /// A shell command to run when the tasks are stopped (TORPOR_STAGE=stopped: addresses may
+    /// leave), and when they have moved (moved) or go on here (stayed)
+    #[arg(long, value_name = "COMMAND")]
+    script: Option<String>,
+    /// An option for the dumps, as `torpor dump` has it; may be given several times
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    dump_option: Vec<String>,
+    #[command(flatten)]
+    keys: KeyFiles,
+    /// Where it is recorded which host has the tasks
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    state_dir: PathBuf,
+    /// Where images are made
+    #[arg(long, value_name = "DIR", default_value = WORK_DIR)]
+    work_dir: PathBuf,
+}
+
+/// Certificates: with them a connection over TCP is encrypted, and each end knows the other.
+#[derive(Debug, Args)]
+struct KeyFiles {
+    /// The certificate of this host
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// The certificates of the authorities that the other host's is of
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+impl KeyFiles {
+    fn read(&self) -> Result<Option<Keys>> {
+        Keys::read([&self.cert, &self.key, &self.ca])
+    }
+
+    /// As options.
+    fn options(&self) -> Vec<String> {
+        let all = [("--cert", &self.cert), ("--key", &self.key), ("--ca", &self.ca)];
+        let given = all.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?)));
+        given.flat_map(|(name, file)| [name.to_owned(), file.display().to_string()]).collect()
+    }
+}
+
+/// What rounds bring of the tasks other than pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum State {
+    /// Nothing after the first round.
+    Global,
+    /// All of it.
+    Full,
+}
+
+/// The command line of `torpor agent`.
+#[derive(Debug, Args)]
+pub struct AgentCommand {
+    /// Where to listen: unix:PATH or HOST:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Address>,
+    /// A shell command to run when tasks are stopped at their source (TORPOR_STAGE=arriving: their
+    /// addresses may come), and when they run here (moved) or do not come (stayed)
+    #[arg(long, value_name = "COMMAND")]
+    script: Option<String>,
+    /// An option for the restores, as `torpor restore` has it; may be given several times
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    restore_option: Vec<String>,
+    #[command(flatten)]
+    keys: KeyFiles,
+    /// Where it is recorded which host has the tasks
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    state_dir: PathBuf,
+    /// Where images are kept until their tasks run (default: a tmpfs in /var/lib/torpor/work)
+    #[arg(long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+    /// What to do other than serve.
+    #[command(subcommand)]
+    pub command: Option<AgentSubcommand>,
+}
+
+/// The subcommands of `torpor agent`.
+#[derive(Debug, Subcommand)]
+pub enum AgentSubcommand {
+    /// List the migrations that have come to an agent, and do
+    Status {
+        /// The agent: unix:PATH or HOST:PORT
+        agent: Address,
+        /// Print a JSON list
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a job of the engine in a pid namespace of its own.
+    #[command(hide = true)]
+    Nest {
+        /// Process ids up to this one are needed.
+        above: i32,
+    },
+    /// Be the first process of a pid namespace.
+    #[command(hide = true)]
+    Init {
+        /// Process ids up to this one are needed.
+        above: i32,
+    },
+}
+
+/// Carries `torpor migrate` out.
+#[must_use]
+pub fn migrate(command: MigrateCommand) -> ExitCode {
+    finish(try_migrate(command))
+}
+
+/// Carries `torpor agent` out.
+#[must_use]
+pub fn agent(command: AgentCommand) -> ExitCode {
+    match command.command {
+        Some(AgentSubcommand::Status { ref agent, json }) => {
+            finish(command.keys.read().and_then(|keys| status(agent.clone(), keys, json)))
+        }
+        Some(AgentSubcommand::Nest { above }) => nest::enter(above),
+        Some(AgentSubcommand::Init { above }) => nest::run_first(above),
+        None if std::process::id() == 1 => nest::stand_in(),
+        None => finish(try_agent(command)),
+    }
+}
+
+fn finish(done: Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            if let Some(hint) = error.hint() {
+                eprintln!("Hint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_migrate(command: MigrateCommand) -> Result<()> {
+    let dir = &command.state_dir;
+    if let Some(id) = &command.watch {
+        return source::watch(dir, id, command.keys.read()?);
+    }
+    if let Some(id) = &command.cancel {
+        return source::cancel(dir, id).map(|done| println!("{id}: {done}"));
+    }
+    if let Some(id) = &command.resolve {
+        let done = source::resolve(dir, id, command.keep_here, command.keys.read()?, PATIENCE)?;
+        println!("{id}: {done}");
+        return Ok(());
+    }
+    start(command)
+}
+
+fn start(command: MigrateCommand) -> Result<()> {
+    let (pid, to) = match (command.pid, command.words.as_slice()) {
+        (Some(pid), [to]) => (pid, to),
+        (None, [_]) => {
+            return Err(Error::refused_with(
+                "nothing to move is named",
+                "torpor migrate --pid PID DESTINATION",
+            ));
+        }
+        _ => return Err(Error::refused("--pid and a container exclude each other")),
+    };
+    let address: Address =
+        to.parse().map_err(|why| Error::refused(format!("destination {to:?}: {why}")))?;
+    let to = Peer { address, keys: command.keys.read()? };
+    let plan = Plan {
+        id: command.id,
+        pid,
+        to,
+        key_files: command.keys.options(),
+        mode: command.mode,
+        build_after: command.start_restore_after,
+        full_state: command.state == State::Full,
+        max_downtime: Duration::from_millis(command.max_downtime),
+        max_rounds: command.max_rounds,
+        bandwidth: command.bandwidth,
+        state_dir: command.state_dir,
+        work_dir: command.work_dir,
+        script: command.script,
+        dump_options: command.dump_option,
+        ignore_cpu: command.ignore_cpu,
+    };
+    let report = source::run(&plan)?;
+    if command.json {
+        println!("{}", report.json());
+    } else {
+        println!("{}", report.text());
+    }
+    Ok(())
+}
+
+fn try_agent(command: AgentCommand) -> Result<()> {
+    let address = command.listen.ok_or_else(|| {
+        Error::refused_with(
+            "no address to listen at is given",
+            "torpor agent --listen unix:/run/torpor-agent.socket",
+        )
+    })?;
+    let work_dir = match command.work_dir {
+        Some(dir) => dir,
+        None => memory_dir(Path::new(WORK_DIR).join("destination"))?,
+    };
+    let settings = Settings {
+        state_dir: command.state_dir,
+        work_dir,
+        // Who may open a Unix socket is known already.
+        keys: if matches!(address, Address::Unix(_)) { None } else { command.keys.read()? },
+        script: command.script,
+        restore_options: command.restore_option,
+    };
+    let has_keys = settings.keys.is_some();
+    let agent = Agent::new(settings)?;
+    let listener = Listener::bind(&address)?;
+    if !has_keys && !listener.is_local()? {
+        return Err(Error::refused_with(
+            format!("whoever reaches {address} could run anything here"),
+            "give --cert, --key and --ca, or listen at a loopback address or a Unix socket",
+        ));
+    }
+    println!("Listening at {}", listener.address()?);
+    agent.serve(&listener);
+    Ok(())
+}
+
+fn status(address: Address, keys: Option<Keys>, json: bool) -> Result<()> {
+    let mut line = Line::open(Peer { address, keys }.connect()?)?;
+    line.say(&Request::Status)?;
+    let all = match line.hear()? {
+        Reply::Migrations { all } => all,
+        reply => return Err(Error::Protocol(format!("it says {reply:?} out of turn"))),
+    };
+    if json {
+        println!("{}", serde_json::json!(all));
+        return Ok(());
+    }
+    println!("{:26} {:10} {:>8}  {:20} FROM", "MIGRATION", "PHASE", "PID", "WHAT");
+    for it in all {
+        let pid = it.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        println!("{:26} {:10} {pid:>8}  {:20} {}", it.id, it.phase.name(), it.subject, it.peer);
+    }
+    Ok(())
+}
+
+/// A directory in memory. One of the system's own, such as /dev/shm, would be saved with trees that
+/// have it among their mounts.
+fn memory_dir(dir: PathBuf) -> Result<PathBuf> {
+    const TMPFS: i64 = 0x0102_1994;
+    make_private(&dir)?;
+    let there = rustix::fs::statfs(&dir).context(|| dir.display().to_string())?;
+    if there.f_type != TMPFS {
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        if let Err(error) = mount("torpor", &dir, "tmpfs", flags, Some(c"mode=0700")) {
+            tracing::warn!("images are kept on disk: mount a tmpfs at {}: {error}", dir.display());
+        }
+    }
+    Ok(dir)
+}
+
+/// Bytes, with K, M or G behind.
+fn rate(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) => (digits, text.chars().last()),
+        None => (text, None),
+    };
+    let factor = match unit {
+        Some('K') => 1_000,
+        Some('M') => 1_000_000,
+        Some('G') => 1_000_000_000,
+        _ => 1,
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a number of bytes".to_owned())?;
+    number.checked_mul(factor).filter(|&n| n > 0).ok_or_else(|| "is no rate".to_owned())
+}

@@ -1,0 +1,92 @@
+//! Tells a restore in rounds (`torpor restore --rounds`) which rounds there are.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Context, Error, Result};
+
+/// What the restore says when it has done what it was told.
+const READY: &str = "ready\n";
+
+/// The connection to a restore in rounds.
+#[derive(Debug)]
+pub(super) struct Director {
+    /// Where it connects.
+    pub socket: PathBuf,
+    listener: UnixListener,
+    stream: Option<BufReader<UnixStream>>,
+    /// What is to be said when it has connected.
+    unsaid: String,
+    /// Rounds that it has not got yet, in order.
+    rounds: VecDeque<u32>,
+}
+
+impl Director {
+    /// One whose socket is in `dir`. The restore builds the first round.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(dir: &Path) -> Result<Self> {
+        let socket = dir.join("rounds.socket");
+        let listener = UnixListener::bind(&socket).context(|| socket.display().to_string())?;
+        let rounds = VecDeque::from([1]);
+        Ok(Self { socket, listener, stream: None, unsaid: String::new(), rounds })
+    }
+
+    /// A further round is in `dir`.
+    ///
+    /// # Errors
+    /// If the restore is gone.
+    pub fn round(&mut self, number: u32, dir: &Path) -> Result<()> {
+        self.rounds.push_back(number);
+        self.say("round", dir)
+    }
+
+    /// The last round is in `dir`.
+    ///
+    /// # Errors
+    /// If the restore is gone.
+    pub fn last(&mut self, dir: &Path) -> Result<()> {
+        self.say("last", dir)
+    }
+
+    fn say(&mut self, word: &str, dir: &Path) -> Result<()> {
+        self.unsaid.push_str(&format!("{word} {}\n", dir.display()));
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let words = std::mem::take(&mut self.unsaid);
+        stream.get_mut().write_all(words.as_bytes()).context(|| "speak to the restore".to_owned())
+    }
+
+    /// Readable when the restore says something.
+    pub fn voice(&self) -> BorrowedFd<'_> {
+        self.stream
+            .as_ref()
+            .map_or_else(|| self.listener.as_fd(), |stream| stream.get_ref().as_fd())
+    }
+
+    /// What the restore says: the round that it has got; `None` if it has only connected.
+    ///
+    /// # Errors
+    /// If it is gone: it has said why.
+    pub fn listen(&mut self) -> Result<Option<u32>> {
+        let Some(stream) = &mut self.stream else {
+            let (stream, _) = self.listener.accept().context(|| "accept".to_owned())?;
+            self.stream = Some(BufReader::new(stream));
+            return self.flush().map(|()| None);
+        };
+        let mut line = String::new();
+        let read = stream.take(READY.len() as u64).read_line(&mut line);
+        read.context(|| "listen to the restore".to_owned())?;
+        match self.rounds.pop_front() {
+            Some(number) if line == READY => Ok(Some(number)),
+            _ => Err(Error::refused("restore: it has gone away")),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The destination: an agent that takes in what other hosts send.
+//!
+//! It is a daemon with a thread for each connection. Whatever traces tasks, forks or changes
+//! namespaces is a job of the engine in a process of its own.
+
+mod director;
+mod restore;
+mod round;
+mod session;
+mod settle;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::record::{Side, all, make_private};
+use crate::wire::address::Listener;
+use crate::wire::frame::Line;
+use crate::wire::message::{Reply, Request, Summary};
+use crate::wire::tls::Keys;
+
+/// Connections at a time: more wait to be accepted.
+const MAX_CONNECTIONS: usize = 256;
+/// Migrations that are listed: as many as a message has room for.
+const MAX_LISTED: usize = 200;
+
+/// What an agent is told.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where records are kept.
+    pub state_dir: PathBuf,
+    /// Where images are kept until their tasks run.
+    pub work_dir: PathBuf,
+    /// Certificates, if connections are encrypted.
+    pub keys: Option<Keys>,
+    /// What the user wants to do when addresses move.
+    pub script: Option<String>,
+    /// More options for restores.
+    pub restore_options: Vec<String>,
+}
+
+/// A connection for pages, and the round that it is for.
+type Joined = (u32, OwnedFd);
+
+/// The daemon.
+#[derive(Debug)]
+pub struct Agent {
+    settings: Settings,
+    /// Who waits for connections for pages, by the token that these show.
+    joining: Mutex<HashMap<String, Sender<Joined>>>,
+    connections: AtomicUsize,
+}
+
+impl Agent {
+    /// One that has settled what an agent before it has left undecided.
+    ///
+    /// # Errors
+    /// If its directories cannot be made.
+    pub fn new(settings: Settings) -> Result<Arc<Self>> {
+        make_private(&settings.state_dir)?;
+        make_private(&settings.work_dir)?;
+        settle::leftovers(&settings);
+        Ok(Arc::new(Self { settings, joining: Mutex::default(), connections: AtomicUsize::new(0) }))
+    }
+
+    /// Serves whoever connects, for ever.
+    pub fn serve(self: &Arc<Self>, listener: &Listener) {
+        loop {
+            if self.connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            match listener.accept() {
+                Ok(socket) => self.start(socket),
+                Err(error) => {
+                    tracing::warn!("accept: {error}");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn start(self: &Arc<Self>, socket: OwnedFd) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        let agent = Arc::clone(self);
+        thread::spawn(move || {
+            if let Err(error) = agent.handle(socket) {
+                tracing::warn!("{error}");
+            }
+            agent.connections.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+
+    fn handle(&self, socket: OwnedFd) -> Result<()> {
+        let socket = match &self.settings.keys {
+            Some(keys) => keys.accept(socket)?,
+            None => socket,
+        };
+        let mut line = Line::open(socket)?;
+        match line.hear()? {
+            Request::Begin(begin) => session::run(self, line, *begin),
+            Request::Join { token, round } => self.join(line, &token, round),
+            Request::Query { id } => {
+                let reply = settle::answer(&self.settings, &id);
+                line.say(&reply.unwrap_or_else(|error| refusal(&error)))
+            }
+            Request::Status => line.say(&Reply::Migrations { all: self.migrations()? }),
+            request => Err(Error::Protocol(format!("it begins with {request:?}"))),
+        }
+    }
+
+    fn join(&self, mut line: Line, token: &str, round: u32) -> Result<()> {
+        let Some(waiting) = self.joining().get(token).cloned() else {
+            let text = "no migration waits for this connection".to_owned();
+            return line.say(&Reply::Refused { text, hint: None });
+        };
+        line.say(&Reply::Joined)?;
+        waiting
+            .send((round, line.into_socket()))
+            .map_err(|_| Error::Protocol("a connection joined too late".to_owned()))
+    }
+
+    fn joining(&self) -> MutexGuard<'_, HashMap<String, Sender<Joined>>> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn migrations(&self) -> Result<Vec<Summary>> {
+        let records = all(&self.settings.state_dir, Side::Destination)?;
+        let newest = records.into_iter().rev().take(MAX_LISTED);
+        let listed = newest.map(|record| Summary {
+            id: record.id,
+            subject: record.subject,
+            peer: record.peer,
+            phase: record.phase,
+            pid: record.tasks.first().map(|root| root.pid),
+        });
+        Ok(listed.collect())
+    }
+}
+
+/// An error, for the other end.
+fn refusal(error: &Error) -> Reply {
+    Reply::Refused { text: error.to_string(), hint: error.hint().map(str::to_owned) }
+}

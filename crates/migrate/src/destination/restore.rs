@@ -1,0 +1,196 @@
+//! The job that makes the tasks here.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use torpor_images::proto::PstreeEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_worker::{Event, Outcome, Worker};
+
+use super::director::Director;
+use crate::engine::{self, POST_RESTORE, judge, over_pages, repeat, wait_readable};
+use crate::error::{Error, Result};
+use crate::host::pid_namespace;
+use crate::task::{self, Task};
+use crate::wire::message::Subject;
+
+/// What a restore is to begin with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Beginning<'a> {
+    /// What is to be made.
+    pub subject: &'a Subject,
+    /// Where the rounds are.
+    pub dir: &'a Path,
+    /// The round to begin with.
+    pub round: u32,
+    /// Whether pages are fetched when the tasks run.
+    pub is_lazy: bool,
+    /// More options.
+    pub options: &'a [String],
+}
+
+/// Tasks that are being made, and wait when they are.
+#[derive(Debug)]
+pub(super) struct Restore {
+    worker: Worker,
+    /// Whether it has a pid namespace of its own.
+    is_nested: bool,
+    /// Tells it of rounds that are still to come.
+    pub director: Option<Director>,
+    /// The root, once everything is made.
+    pub root: Option<Task>,
+}
+
+impl Restore {
+    /// Begins to make them; with a director, the round to begin with is of tasks that run.
+    ///
+    /// # Errors
+    /// If no process can be started.
+    pub fn start(from: Beginning<'_>, director: Option<Director>) -> Result<Self> {
+        let Subject::Tree { shell_job, own_pids, .. } = *from.subject;
+        let round = from.round.to_string();
+        let words = ["restore", "--restore-detached", "--work-dir", ".", "--images-dir", &round];
+        let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        if let Some(director) = &director {
+            args.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
+        }
+        if from.is_lazy {
+            args.push("--lazy-pages".to_owned());
+        }
+        args.extend(["--tcp-established", "--file-locks"].map(str::to_owned));
+        if shell_job {
+            args.push("--shell-job".to_owned());
+        }
+        args.extend(from.options.iter().cloned());
+        let images = from.dir.join(&round);
+        let needed = if own_pids { Vec::new() } else { process_ids(&images)? };
+        let is_nested = needed.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        let worker = if is_nested {
+            let above = needed.into_iter().max().unwrap_or(0);
+            tracing::info!("{} gets a pid namespace: a process id is taken", from.subject);
+            engine::start_nested(args, from.dir, &[POST_RESTORE], above)?
+        } else {
+            engine::start(args, from.dir, &[POST_RESTORE], None)?
+        };
+        Ok(Self { worker, is_nested, director, root: None })
+    }
+
+    /// The job's process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn task(&self) -> Result<Task> {
+        Task::find(i32::try_from(self.worker.pid()).unwrap_or(0))
+    }
+
+    /// What the job says; its outcome if that was the last of it.
+    ///
+    /// # Errors
+    /// If it does not say what it should.
+    pub fn listen(&mut self) -> Result<Option<Outcome>> {
+        match self.worker.next_event()? {
+            Event::Ended(outcome) => return Ok(Some(outcome)),
+            Event::Point { pid, held: true, .. } => {
+                let pid = pid.ok_or_else(|| Error::refused("restore: it names no process"))?;
+                let pid = if self.is_nested { self.outer_pid(pid)? } else { pid };
+                self.root = Some(Task::find(pid)?);
+            }
+            event => repeat(&event),
+        }
+        Ok(None)
+    }
+
+    /// What the process that is `pid` in the namespace of the job is here.
+    fn outer_pid(&self, pid: i32) -> Result<i32> {
+        let gone = || Error::refused(format!("restore: process {pid} is not to be found"));
+        let init = task::children(self.task()?.pid).first().copied().ok_or_else(gone)?;
+        let space = pid_namespace(&init.to_string()).ok_or_else(gone)?;
+        let is_it = |outer: &i32| {
+            task::ids(*outer).last() == Some(&pid)
+                && pid_namespace(&outer.to_string()) == Some(space)
+        };
+        task::all().find(is_it).ok_or_else(gone)
+    }
+
+    /// Lets the tasks run.
+    ///
+    /// # Errors
+    /// If something goes wrong on the way, before or after they do.
+    pub fn wake(self) -> Result<()> {
+        self.worker.answer(true)?;
+        engine::finish("restore", self.worker).map(drop)
+    }
+}
+
+impl AsFd for Restore {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.worker.as_fd()
+    }
+}
+
+/// Brings pages in while the tasks run.
+#[derive(Debug)]
+pub(super) struct Pager {
+    worker: Worker,
+}
+
+impl Pager {
+    /// Starts it; when this returns, the restore finds it.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn start(dir: &Path, round: u32, pages: &OwnedFd) -> Result<Self> {
+        const SOON: Duration = Duration::from_secs(20);
+        let round = round.to_string();
+        let words = ["lazy-pages", "--page-server", "--work-dir", ".", "--images-dir", &round];
+        let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        args.extend(over_pages());
+        let mut worker = engine::start(args, dir, &[], Some(pages.as_fd()))?;
+        let (start, socket) = (Instant::now(), dir.join("lazy-pages.socket"));
+        while !socket.exists() {
+            let ready = wait_readable(&[worker.as_fd()], Some(Duration::from_millis(1)))?;
+            if ready == [true] {
+                match worker.next_event()? {
+                    Event::Ended(outcome) => {
+                        judge("lazy-pages", outcome)?;
+                        return Err(Error::refused("lazy-pages: it ended too early"));
+                    }
+                    event => repeat(&event),
+                }
+            }
+            if start.elapsed() > SOON {
+                return Err(Error::refused("lazy-pages: it does not come up"));
+            }
+        }
+        Ok(Self { worker })
+    }
+
+    /// Its process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn task(&self) -> Result<Task> {
+        Task::find(i32::try_from(self.worker.pid()).unwrap_or(0))
+    }
+
+    /// Waits until all pages are there, and the source has given the tasks up.
+    ///
+    /// # Errors
+    /// If the source went away before: the tasks have ended.
+    pub fn finish(self) -> Result<()> {
+        engine::finish("lazy-pages", self.worker).map(drop)
+    }
+}
+
+/// The process and thread ids that tasks of these images have.
+fn process_ids(images: &Path) -> Result<Vec<i32>> {
+    let read = || -> torpor_images::Result<Vec<PstreeEntry>> {
+        ImageDir::open(images)?.read_all(kind::PSTREE, 0)
+    };
+    let tree = read().map_err(|error| Error::refused(error.to_string()))?;
+    let ids = tree.into_iter().flat_map(|entry| {
+        [entry.pid].into_iter().chain(entry.threads).filter_map(|id| i32::try_from(id).ok())
+    });
+    Ok(ids.collect())
+}

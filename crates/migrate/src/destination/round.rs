@@ -1,0 +1,163 @@
+//! One round that comes in: pages through a page server, all other images as they are.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use torpor_worker::{Event, Worker};
+
+use crate::engine::{self, judge, over_pages, repeat};
+use crate::error::{Context, Error, Result};
+use crate::record::make_private;
+use crate::wire::frame::Line;
+use crate::wire::message::Kind;
+
+/// Images of one round.
+const MAX_FILES: usize = 1 << 20;
+/// Bytes of one image that holds no pages.
+const MAX_LEN: u64 = 1 << 40;
+
+/// The pages of a round.
+#[derive(Debug)]
+enum Pages {
+    /// The page server writes them.
+    Coming(Worker),
+    /// It has written all of them.
+    There,
+    /// They are fetched over this when the tasks run.
+    Later(OwnedFd),
+}
+
+/// A round that is coming in.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// Its number.
+    pub number: u32,
+    /// What it is of.
+    pub kind: Kind,
+    dir: PathBuf,
+    pages: Pages,
+    files: usize,
+}
+
+impl Incoming {
+    /// Starts to receive pages over `pages`.
+    ///
+    /// # Errors
+    /// If that cannot be.
+    pub fn start(parent: &Path, number: u32, kind: Kind, pages: OwnedFd) -> Result<Self> {
+        let dir = parent.join(number.to_string());
+        make_private(&dir)?;
+        let before = format!("../{}", number - 1);
+        if kind == Kind::Lazy {
+            if number > 1 {
+                symlink(before, dir.join("parent")).context(|| dir.display().to_string())?;
+            }
+            return Ok(Self { number, kind, dir, pages: Pages::Later(pages), files: 0 });
+        }
+        let mut args =
+            ["page-server", "--images-dir", &number.to_string()].map(str::to_owned).to_vec();
+        args.extend(over_pages());
+        if number > 1 {
+            args.extend(["--prev-images-dir".to_owned(), before]);
+        }
+        let server = engine::start(args, parent, &[], Some(pages.as_fd()))?;
+        Ok(Self { number, kind, dir, pages: Pages::Coming(server), files: 0 })
+    }
+
+    /// Readable when the page server says something; it says nothing after its end, which
+    /// comes before that of the round.
+    pub fn voice(&self) -> Option<BorrowedFd<'_>> {
+        match &self.pages {
+            Pages::Coming(server) => Some(server.as_fd()),
+            Pages::There | Pages::Later(_) => None,
+        }
+    }
+
+    /// What the page server says.
+    ///
+    /// # Errors
+    /// If it has failed.
+    pub fn listen(&mut self) -> Result<()> {
+        let Pages::Coming(server) = &mut self.pages else { return Ok(()) };
+        match server.next_event()? {
+            Event::Ended(outcome) => {
+                judge("page server", outcome)?;
+                self.pages = Pages::There;
+            }
+            event => repeat(&event),
+        }
+        Ok(())
+    }
+
+    /// An image.
+    ///
+    /// # Errors
+    /// If it is none that a round may hold; the connection's, the disk's.
+    pub fn receive(&mut self, line: &mut Line, name: &str, len: u64) -> Result<()> {
+        self.files += 1;
+        if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {
+            return Err(Error::Protocol(format!("image {name:?} of {len} bytes")));
+        }
+        let path = self.dir.join(name);
+        let failed = || path.display().to_string();
+        let mut file: File = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .context(failed)?;
+        let mut left = len;
+        while left > 0 {
+            let data = line.receive_data()?;
+            let piece = data.len() as u64;
+            if piece == 0 || piece > left {
+                return Err(Error::Protocol(format!("image {name:?} is longer than {len} bytes")));
+            }
+            file.write_all(&data).context(failed)?;
+            left -= piece;
+        }
+        Ok(())
+    }
+
+    /// The round has all its images: where they are, and the connection that pages are to be
+    /// fetched over.
+    ///
+    /// # Errors
+    /// If the page server has failed.
+    pub fn finish(self) -> Result<(PathBuf, Option<OwnedFd>)> {
+        match self.pages {
+            Pages::Coming(server) => {
+                engine::finish("page server", server)?;
+                Ok((self.dir, None))
+            }
+            Pages::There => Ok((self.dir, None)),
+            Pages::Later(connection) => Ok((self.dir, Some(connection))),
+        }
+    }
+}
+
+/// Whether `name` is one that the images of a dump can have.
+fn is_image(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    name.len() <= 200 && name.ends_with(".img") && !name.starts_with('.') && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for name in ["pages-1.img", "tmpfs-dev-62.tar.gz.img", "core-1.img"] {
+            assert!(is_image(name), "{name}");
+        }
+        for name in
+            ["", ".img", "../x.img", "a/b.img", "/x.img", "parent", "x.img\0", "restore.log"]
+        {
+            assert!(!is_image(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! One migration that comes in.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use super::director::Director;
+use super::restore::{Beginning, Pager, Restore};
+use super::round::Incoming;
+use super::{Agent, Joined, refusal, settle};
+use crate::address::{self, Stage};
+use crate::engine::{judge, wait_readable};
+use crate::error::{Error, Result};
+use crate::host::{self, Host};
+use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::task::Task;
+use crate::wire::frame::Line;
+use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
+
+/// How long a source may be silent.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long the connection for a round's pages may take.
+const SOON: Duration = Duration::from_secs(20);
+/// No migration takes more rounds.
+const MAX_ROUNDS: u32 = 1000;
+
+/// What is made for a migration before it is told that it may come.
+struct Place<'a> {
+    agent: &'a Agent,
+    begin: Begin,
+    token: String,
+    joined: Receiver<Joined>,
+    ledger: Ledger,
+    dir: PathBuf,
+}
+
+impl<'a> Place<'a> {
+    fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
+        let here = Host::this();
+        let record = Record {
+            id: begin.id.clone(),
+            epoch: 0,
+            phase: Phase::Preparing,
+            subject: begin.subject.to_string(),
+            peer: begin.host.name.clone(),
+            boot: host::boot(),
+            pids: here.pids,
+            owner: Some(Task::this()?),
+            worker: None,
+            tasks: Vec::new(),
+        };
+        if !begin.ignore_cpu {
+            begin.host.can_move_to(&here)?;
+        }
+        let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
+        let (token, dir) = (new_id()?, agent.settings.work_dir.join(&begin.id));
+        make_private(&dir)?;
+        let (sender, joined) = mpsc::channel();
+        agent.joining().insert(token.clone(), sender);
+        Ok(Self { agent, begin, token, joined, ledger, dir })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.agent.joining().remove(&self.token);
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!("{}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// One migration that comes in. Dropped before the tasks run, nothing of it is left.
+struct Session<'a> {
+    line: Line,
+    round: Option<Incoming>,
+    rounds: u32,
+    restore: Option<Restore>,
+    pager: Option<Pager>,
+    /// The round that the tree is to have before the source takes the next one.
+    waiting: Option<u32>,
+    /// Whether addresses may have come for the tasks.
+    is_arriving: bool,
+    place: Place<'a>,
+}
+
+/// Who may have something to say.
+#[derive(Debug, Clone, Copy)]
+enum Speaker {
+    Source,
+    Pages,
+    Restore,
+    Director,
+}
+
+/// Takes a migration in, to its end.
+///
+/// # Errors
+/// Whatever keeps it from coming; the other end has been told.
+pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
+    let place = match Place::new(agent, begin) {
+        Ok(place) => place,
+        Err(error) => {
+            line.say(&refusal(&error))?;
+            return Err(error);
+        }
+    };
+    line.say(&Reply::Ready { token: place.token.clone(), host: Host::this() })?;
+    let mut session = Session {
+        line,
+        round: None,
+        rounds: 0,
+        restore: None,
+        pager: None,
+        waiting: None,
+        is_arriving: false,
+        place,
+    };
+    let done = session.carry_out();
+    if let Err(error) = &done {
+        session.undo(error);
+    }
+    done
+}
+
+impl Session<'_> {
+    fn carry_out(&mut self) -> Result<()> {
+        loop {
+            match self.next()? {
+                // What a job says explains what the source says.
+                Speaker::Restore => self.restoring()?,
+                Speaker::Director => self.following()?,
+                Speaker::Pages => self.receiving()?,
+                Speaker::Source => {
+                    let request = self.line.hear()?;
+                    if self.obey(request)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Who has something to say.
+    fn next(&self) -> Result<Speaker> {
+        let mut fds = Vec::new();
+        if let Some(restore) = &self.restore {
+            fds.push((Speaker::Restore, restore.as_fd()));
+            fds.extend(restore.director.as_ref().map(|them| (Speaker::Director, them.voice())));
+        }
+        fds.extend(self.round.as_ref().and_then(Incoming::voice).map(|fd| (Speaker::Pages, fd)));
+        fds.push((Speaker::Source, self.line.as_fd()));
+        let (speakers, fds): (Vec<Speaker>, Vec<_>) = fds.into_iter().unzip();
+        let ready = wait_readable(&fds, Some(PATIENCE))?;
+        let first = speakers.into_iter().zip(ready).find(|&(_, ready)| ready);
+        first
+            .map(|(speaker, _)| speaker)
+            .ok_or_else(|| Error::Link("the source says nothing any more".to_owned()))
+    }
+
+    /// Does what the source says; whether that was the last of it.
+    fn obey(&mut self, request: Request) -> Result<bool> {
+        let takes_rounds = match &self.restore {
+            None => true,
+            Some(restore) => restore.director.is_some() && self.waiting.is_none(),
+        };
+        match (request, &mut self.round, &mut self.restore) {
+            (Request::Round { number, kind }, None, _) if takes_rounds => {
+                self.begin_round(number, kind)?;
+            }
+            (Request::File { name, len }, Some(round), _) => {
+                round.receive(&mut self.line, &name, len)?;
+            }
+            (Request::End { number }, Some(round), _) if round.number == number => {
+                self.end_round()?;
+            }
+            (Request::Go, None, Some(restore)) if restore.root.is_some() => self.go()?,
+            (Request::Over, ..) if self.place.ledger.record().phase == Phase::Moved => {
+                return Ok(true);
+            }
+            (Request::Abort { reason }, ..) => {
+                return Err(Error::refused(format!("the source gave up: {reason}")));
+            }
+            (request, ..) => {
+                return Err(Error::Protocol(format!("it says {request:?} out of turn")));
+            }
+        }
+        Ok(false)
+    }
+
+    fn begin_round(&mut self, number: u32, kind: Kind) -> Result<()> {
+        if number != self.rounds + 1 || number > MAX_ROUNDS {
+            return Err(Error::Protocol(format!("round {number} after {}", self.rounds)));
+        }
+        let joined = self.place.joined.recv_timeout(SOON);
+        let pages = match joined {
+            Ok((round, pages)) if round == number => pages,
+            Ok((round, _)) => {
+                return Err(Error::Protocol(format!("pages of round {round} in round {number}")));
+            }
+            Err(_) => return Err(Error::Link("no connection for pages comes".to_owned())),
+        };
+        self.rounds = number;
+        self.round = Some(Incoming::start(&self.place.dir, number, kind, pages)?);
+        Ok(())
+    }
+
+    /// The job that receives pages says something.
+    fn receiving(&mut self) -> Result<()> {
+        match &mut self.round {
+            Some(round) => round.listen(),
+            None => Ok(()),
+        }
+    }
+
+    fn end_round(&mut self) -> Result<()> {
+        let Some(round) = self.round.take() else { return Ok(()) };
+        let (number, kind) = (round.number, round.kind);
+        let (dir, pages) = round.finish()?;
+        let after = self.place.begin.build_after;
+        if kind == Kind::Running {
+            return match &mut self.restore {
+                Some(Restore { director: Some(director), .. }) => {
+                    director.round(number, &dir)?;
+                    self.waiting = Some(number);
+                    Ok(())
+                }
+                _ if after > 0 && number >= after => self.build_early(number),
+                _ => self.line.say(&Reply::Arrived { number }),
+            };
+        }
+        self.line.say(&Reply::Arrived { number })?;
+        self.script(Stage::Arriving)?;
+        self.is_arriving = true;
+        if let Some(pages) = pages {
+            self.pager = Some(Pager::start(&self.place.dir, number, &pages)?);
+        }
+        match &mut self.restore {
+            Some(Restore { director: Some(director), .. }) => director.last(&dir)?,
+            _ => self.restore = Some(Restore::start(self.beginning(number), None)?),
+        }
+        self.record_worker()
+    }
+
+    /// The tree is built while its tasks still run at the source.
+    fn build_early(&mut self, number: u32) -> Result<()> {
+        let mut director = Director::new(&self.place.dir)?;
+        for round in 2..=number {
+            director.round(round, &self.place.dir.join(round.to_string()))?;
+        }
+        self.restore = Some(Restore::start(self.beginning(1), Some(director))?);
+        self.waiting = Some(number);
+        self.record_worker()
+    }
+
+    fn beginning(&self, round: u32) -> Beginning<'_> {
+        Beginning {
+            subject: &self.place.begin.subject,
+            dir: &self.place.dir,
+            round,
+            is_lazy: self.place.begin.is_lazy,
+            options: &self.place.agent.settings.restore_options,
+        }
+    }
+
+    /// Writes down the last process that may end the tasks again.
+    fn record_worker(&mut self) -> Result<()> {
+        let worker = match (&self.pager, &self.restore) {
+            (Some(pager), _) => pager.task()?,
+            (None, Some(restore)) => restore.task()?,
+            (None, None) => return Ok(()),
+        };
+        self.place.ledger.advance(Phase::Preparing, |record| record.worker = Some(worker))
+    }
+
+    /// The tree that is built early has got a round.
+    fn following(&mut self) -> Result<()> {
+        let Some(Restore { director: Some(director), .. }) = &mut self.restore else {
+            return Ok(());
+        };
+        match director.listen() {
+            Ok(Some(number)) if self.waiting == Some(number) => {
+                self.waiting = None;
+                self.line.say(&Reply::Arrived { number })
+            }
+            Ok(_) => Ok(()),
+            // The job says why.
+            Err(error) => match self.restoring() {
+                Ok(()) => Err(error),
+                said => said,
+            },
+        }
+    }
+
+    /// The job that makes the tasks says something.
+    fn restoring(&mut self) -> Result<()> {
+        let Some(restore) = &mut self.restore else { return Ok(()) };
+        let had_root = restore.root.is_some();
+        match restore.listen()? {
+            Some(outcome) => {
+                judge("restore", outcome)?;
+                Err(Error::refused("restore: it did not wait"))
+            }
+            None if !had_root && restore.root.is_some() => self.line.say(&Reply::Prepared),
+            None => Ok(()),
+        }
+    }
+
+    /// The point of no return.
+    fn go(&mut self) -> Result<()> {
+        let Some(restore) = self.restore.take() else { return Ok(()) };
+        let root = restore.root;
+        self.place.ledger.advance(Phase::Deciding, |record| record.tasks.extend(root))?;
+        let done = restore.wake();
+        if let (Ok(()), Some(pager), Some(root)) = (&done, self.pager.take(), root) {
+            // They run, and end again if the source goes away: the pager tells, not the link.
+            let said = self.line.say(&Reply::Running { pid: root.pid });
+            self.announce();
+            if let Err(error) = pager.finish() {
+                root.end();
+                return Err(error);
+            }
+            settle::decide(&mut self.place.ledger)?;
+            return said;
+        }
+        // However it ended: what counts is whether the tasks run.
+        match settle::decide(&mut self.place.ledger)? {
+            Some(pid) => {
+                if let Err(error) = done {
+                    tracing::warn!("{error}");
+                }
+                let said = self.line.say(&Reply::Running { pid });
+                self.announce();
+                said
+            }
+            None => Err(done.err().unwrap_or_else(|| Error::refused("the tasks have ended"))),
+        }
+    }
+
+    fn script(&self, stage: Stage) -> Result<()> {
+        let script = self.place.agent.settings.script.as_deref();
+        address::run(script, stage, &self.place.begin.id)
+    }
+
+    /// The tasks run here: who sends to their addresses is to send here.
+    fn announce(&self) {
+        if let Err(error) = self.script(Stage::Moved) {
+            tracing::warn!("{error}");
+        }
+        if self.place.agent.settings.script.is_some() {
+            address::announce();
+        }
+    }
+
+    /// Nothing of it is to be left, and the source is told.
+    fn undo(&mut self, error: &Error) {
+        self.round = None;
+        self.restore = None;
+        self.pager = None;
+        if self.place.ledger.record().phase == Phase::Deciding
+            && let Err(error) = settle::decide(&mut self.place.ledger)
+        {
+            tracing::warn!("{error}");
+        }
+        if self.place.ledger.record().phase == Phase::Preparing
+            && let Err(error) = self.place.ledger.advance(Phase::Stayed, |_| {})
+        {
+            tracing::warn!("{error}");
+        }
+        if self.place.ledger.record().phase == Phase::Stayed
+            && self.is_arriving
+            && let Err(error) = self.script(Stage::Stayed)
+        {
+            tracing::warn!("{error}");
+        }
+        if self.place.ledger.record().phase == Phase::Stayed
+            && let Err(error) = self.line.say(&refusal(error))
+        {
+            tracing::debug!("{error}");
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tree { pid, .. } => write!(f, "process {pid}"),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Which of the two hosts has the tasks, found out from what is there.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Settings;
+use crate::error::{Error, Result};
+use crate::host::{boot, pid_namespace};
+use crate::record::{Ledger, Phase, Record, Side, all, look};
+use crate::wire::message::Reply;
+
+/// How long whoever works on a migration may take to notice that its source asks.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A pager that ended too early has another process kill the tasks: until that is done.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Settles a migration whose tasks were told to run, or were about to be: the root's process
+/// id if they do.
+///
+/// # Errors
+/// If it cannot be written down; if only another agent can tell.
+pub(super) fn decide(ledger: &mut Ledger) -> Result<Option<i32>> {
+    let record = ledger.record();
+    match record.phase {
+        Phase::Preparing => ledger.advance(Phase::Stayed, |_| {}).map(|()| None),
+        Phase::Stayed => Ok(None),
+        Phase::Moved => Ok(record.tasks.first().map(|root| root.pid)),
+        Phase::Deciding => {
+            let running = running(record)?;
+            let phase = if running.is_some() { Phase::Moved } else { Phase::Stayed };
+            ledger.advance(phase, |_| {})?;
+            Ok(running)
+        }
+    }
+}
+
+/// As [`decide`], for what somebody has left who ended too early.
+fn decide_later(ledger: &mut Ledger) -> Result<Option<i32>> {
+    if ledger.record().phase == Phase::Deciding {
+        running(ledger.record())?;
+        thread::sleep(GRACE);
+    }
+    decide(ledger)
+}
+
+/// The root of the tasks, if they run. The job that made them lets them run, or ends them.
+fn running(record: &Record) -> Result<Option<i32>> {
+    if record.boot != boot() {
+        return Ok(None);
+    }
+    if Some(record.pids) != pid_namespace("self") {
+        return Err(Error::refused(format!(
+            "migration {} came to another pid namespace: ask an agent there",
+            record.id
+        )));
+    }
+    let start = Instant::now();
+    while record.worker.is_some_and(|worker| worker.lives()) {
+        if start.elapsed() > PATIENCE {
+            return Err(Error::refused("the restore has not ended yet"));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(record.tasks.first().filter(|root| root.goes_on()).map(|root| root.pid))
+}
+
+/// What has become of a migration. One that has not come to its decision never will.
+///
+/// # Errors
+/// If that cannot be told now.
+pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
+    let start = Instant::now();
+    loop {
+        if look(&settings.state_dir, Side::Destination, id)?.is_none() {
+            // It never came here, or its record is lost with its disk.
+            return Ok(Reply::State { phase: Phase::Stayed, pid: None });
+        }
+        if let Some(mut ledger) = Ledger::take_over(&settings.state_dir, Side::Destination, id)? {
+            let pid = decide_later(&mut ledger)?;
+            return Ok(Reply::State { phase: ledger.record().phase, pid });
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Error::refused(format!("migration {id} is in progress")));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Settles what an agent that ended too early has left.
+pub(super) fn leftovers(settings: &Settings) {
+    let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
+    for record in undecided.into_iter().filter(|record| !record.phase.is_over()) {
+        match Ledger::take_over(&settings.state_dir, Side::Destination, &record.id) {
+            // Another agent of this host works on it.
+            Ok(None) => continue,
+            Ok(Some(mut ledger)) => match decide_later(&mut ledger) {
+                Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
+                Ok(None) => tracing::info!("{} has not come", record.subject),
+                Err(error) => tracing::warn!("{}: {error}", record.subject),
+            },
+            Err(error) => tracing::warn!("{}: {error}", record.subject),
+        }
+    }
+    let entries = std::fs::read_dir(&settings.work_dir).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let Some(id) = name.to_str() else { continue };
+        // Nobody works on it.
+        if let Ok(Some(_ledger)) = Ledger::take_over(&settings.state_dir, Side::Destination, id)
+            && let Err(error) = std::fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!("{}: {error}", entry.path().display());
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The engine's jobs that a migration is made of, each in a process of its own.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use torpor_worker::{Class, Event, Job, Level, Outcome, Worker};
+
+use crate::error::{Error, Result};
+
+/// This program.
+pub const SELF: &str = "/proc/self/exe";
+
+/// The number that a job finds the connection for pages under.
+pub const PAGES: i32 = 40;
+
+/// The point at which the images are complete and the tasks still stopped.
+pub const POST_DUMP: &str = "post-dump";
+/// The point at which everything is made and nothing runs yet.
+pub const POST_RESTORE: &str = "post-restore";
+
+/// Starts a job whose connection for pages is `pages`; it waits at the points `holds`.
+///
+/// # Errors
+/// If no process can be started.
+pub fn start(
+    args: Vec<String>,
+    dir: &Path,
+    holds: &[&str],
+    pages: Option<BorrowedFd<'_>>,
+) -> Result<Worker> {
+    tracing::debug!("torpor {}", args.join(" "));
+    let job = Job {
+        args,
+        dir: dir.to_owned(),
+        holds: holds.iter().map(|&point| point.to_owned()).collect(),
+        descriptors: pages.iter().map(|_| PAGES).collect(),
+    };
+    let fds: Vec<BorrowedFd<'_>> = pages.into_iter().collect();
+    // Ctrl-C is for this process to deal with.
+    let mut command = Command::new(SELF);
+    Ok(Worker::start_as(command.arg(torpor_worker::COMMAND).process_group(0), &job, &fds)?)
+}
+
+/// As [`start`], in a pid namespace of its own with a first process that outlives the job.
+/// The job's process id there is above `above`.
+///
+/// # Errors
+/// If no process can be started.
+pub fn start_nested(args: Vec<String>, dir: &Path, holds: &[&str], above: i32) -> Result<Worker> {
+    let holds = holds.iter().map(|&point| point.to_owned()).collect();
+    let job = Job { args, dir: dir.to_owned(), holds, descriptors: Vec::new() };
+    let mut command = Command::new(SELF);
+    command.args(["agent", "nest", &above.to_string()]).process_group(0);
+    Ok(Worker::start_as(&mut command, &job, &[])?)
+}
+
+/// The options that let a job speak over its connection for pages.
+#[must_use]
+pub fn over_pages() -> [String; 2] {
+    ["--ps-socket".to_owned(), PAGES.to_string()]
+}
+
+/// Repeats what a job logs, as far as it matters to a person.
+pub fn repeat(event: &Event) {
+    match event {
+        Event::Log { level: Level::Error, text } => tracing::debug!("{text}"),
+        Event::Log { level: Level::Warn, text } => tracing::warn!("{text}"),
+        Event::Log { text, .. } => tracing::trace!("{text}"),
+        _ => {}
+    }
+}
+
+/// What has become of a job.
+///
+/// # Errors
+/// If it has failed.
+pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
+    match outcome.class {
+        Class::Done => Ok(outcome),
+        Class::PeerLost => Err(Error::Link(format!("{what}: {}", outcome.text))),
+        _ => Err(Error::Refused { text: format!("{what}: {}", outcome.text), hint: outcome.hint }),
+    }
+}
+
+/// Waits for the end of a job that has nothing to wait for any more.
+///
+/// # Errors
+/// If it has failed.
+pub fn finish(what: &str, worker: Worker) -> Result<Outcome> {
+    finish_within(what, worker, None)
+}
+
+/// As [`finish`]; a job that says nothing for `patience` is killed.
+///
+/// # Errors
+/// If it has failed, or was killed.
+pub fn finish_within(
+    what: &str,
+    mut worker: Worker,
+    patience: Option<std::time::Duration>,
+) -> Result<Outcome> {
+    loop {
+        if !wait_readable(&[worker.as_fd()], patience)?.contains(&true) {
+            return Err(Error::Link(format!("{what}: it says nothing any more")));
+        }
+        match worker.next_event()? {
+            Event::Ended(outcome) => return judge(what, outcome),
+            event => repeat(&event),
+        }
+    }
+}
+
+/// Whether something can be read, of several; waits until then, or for `patience`.
+///
+/// # Errors
+/// The kernel's.
+pub fn wait_readable(
+    fds: &[BorrowedFd<'_>],
+    patience: Option<std::time::Duration>,
+) -> Result<Vec<bool>> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut polled: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+    let timeout = patience.map(|time| rustix::time::Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    });
+    loop {
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Error::Io { what: "poll".to_owned(), source: e.into() }),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What can go wrong, in sentences for whoever asked.
+
+use std::io;
+
+/// The result of what can fail here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel, or a file, said no.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What came back.
+        source: io::Error,
+    },
+    /// The link is down, or the other end has gone.
+    #[error("the link to the other host: {0}")]
+    Link(String),
+    /// The other end broke the protocol.
+    #[error("the other end broke the protocol: {0}")]
+    Protocol(String),
+    /// It cannot be done, and this is why; perhaps with what to do about it.
+    #[error("{text}")]
+    Refused {
+        /// Why.
+        text: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// Somebody asked for the end of it.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl Error {
+    /// A refusal.
+    pub fn refused(text: impl Into<String>) -> Self {
+        Self::Refused { text: text.into(), hint: None }
+    }
+
+    /// A refusal, and what to do about it.
+    pub fn refused_with(text: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Refused { text: text.into(), hint: Some(hint.into()) }
+    }
+
+    /// What to do about it, if anything is known.
+    #[must_use]
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Refused { hint, .. } => hint.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// Says what was tried when something fails.
+pub trait Context<T> {
+    /// Names it.
+    ///
+    /// # Errors
+    /// That of the result itself.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|source| Error::Io { what: what(), source: source.into() })
+    }
+}
+
+impl From<torpor_worker::Error> for Error {
+    fn from(error: torpor_worker::Error) -> Self {
+        Self::refused(error.to_string())
+    }
+}

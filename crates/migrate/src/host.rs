@@ -1,0 +1,154 @@
+//! What one host tells the other of itself, so that a mismatch is found before anything is
+//! stopped.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// A host, as far as it matters to what comes from another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// The kernel's version.
+    pub kernel: String,
+    /// The architecture.
+    pub machine: String,
+    /// What this boot of it is called.
+    pub boot: String,
+    /// The pid namespace that commands are carried out in.
+    pub pids: u64,
+    /// What the processor can do.
+    pub cpu: Vec<String>,
+}
+
+impl Host {
+    /// This one.
+    #[must_use]
+    pub fn this() -> Self {
+        let system = rustix::system::uname();
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        Self {
+            name: text(system.nodename()),
+            kernel: text(system.release()),
+            machine: text(system.machine()),
+            boot: boot(),
+            pids: pid_namespace("self").unwrap_or(0),
+            cpu: cpu_features(),
+        }
+    }
+
+    /// Refuses to go from `self` to `there` where programs would miss something.
+    ///
+    /// # Errors
+    /// What is missing, by name.
+    pub fn can_move_to(&self, there: &Self) -> Result<()> {
+        if self.machine != there.machine {
+            return Err(Error::refused(format!(
+                "{} is a machine of {}, and {} one of {}",
+                self.name, self.machine, there.name, there.machine
+            )));
+        }
+        let missing = |word: &&String| !there.cpu.contains(word);
+        let missing: Vec<&str> = self.cpu.iter().filter(missing).map(String::as_str).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Error::refused_with(
+            format!(
+                "the processor of {} has not what that of {} has: {}",
+                there.name,
+                self.name,
+                missing.join(" ")
+            ),
+            "programs may have looked for it when they started; --ignore-cpu moves them all the same",
+        ))
+    }
+}
+
+/// What this boot is called.
+#[must_use]
+pub fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// The pid namespace of a process, by its number (or `self`).
+#[must_use]
+pub fn pid_namespace(pid: &str) -> Option<u64> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/pid")).ok()?;
+    link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// The instructions that programs may use, as the kernel names them.
+fn cpu_features() -> Vec<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    let words = line.and_then(|line| line.split_once(':')).map_or("", |(_, words)| words);
+    words.split_whitespace().filter(|word| is_instruction(word)).map(str::to_owned).collect()
+}
+
+/// Of the many words, those that a program finds by itself and then depends on.
+fn is_instruction(word: &str) -> bool {
+    const SOME: &[&str] = &[
+        "fpu",
+        "cx8",
+        "cmov",
+        "mmx",
+        "sse",
+        "sse2",
+        "pni",
+        "ssse3",
+        "cx16",
+        "sse4_1",
+        "sse4_2",
+        "movbe",
+        "popcnt",
+        "aes",
+        "xsave",
+        "avx",
+        "f16c",
+        "rdrand",
+        "fsgsbase",
+        "bmi1",
+        "avx2",
+        "bmi2",
+        "erms",
+        "adx",
+        "rdseed",
+        "fma",
+        "sha_ni",
+        "vaes",
+        "vpclmulqdq",
+        "pclmulqdq",
+        "gfni",
+        "lzcnt",
+        "abm",
+        "rdpid",
+        "movdiri",
+        "movdir64b",
+        "asimd",
+        "atomics",
+    ];
+    SOME.contains(&word) || word.starts_with("avx512") || word.starts_with("amx")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_processor_that_can_less_is_named() {
+        let here = Host::this();
+        here.can_move_to(&here).unwrap();
+        let there = Host { name: "old".into(), cpu: Vec::new(), ..here.clone() };
+        let text = here.can_move_to(&there).unwrap_err().to_string();
+        assert!(text.contains("the processor of old") && text.contains("sse2"), "{text}");
+        there.can_move_to(&here).unwrap();
+        let other = Host { machine: "riscv64".into(), ..here.clone() };
+        assert!(here.can_move_to(&other).is_err());
+    }
+}

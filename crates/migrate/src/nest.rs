@@ -1,0 +1,130 @@
+//! First processes of pid namespaces.
+//!
+//! Tasks keep their process ids. Where one of these is taken, a tree that had no pid
+//! namespace of its own gets one:
+//!
+//! ```text
+//!     agent ── nest ── init (the first process there) ── worker, which makes the tasks
+//! ```
+//!
+//! Until the tasks run, *init* ends with *nest*, and all that is in the namespace with it.
+//! Then *nest* ends as the worker did, and *init* stays until the tasks have ended.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Command, ExitCode, Stdio};
+
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use torpor_sys::process::{Status, set_parent_death_signal, wait};
+
+use crate::engine::SELF;
+use crate::error::{Context, Error, Result};
+
+/// A process id that tasks rarely have, and processes ids that a restore uses up.
+const ROOM: i32 = 2000;
+/// What *init* says when the tasks run.
+const RUNNING: u8 = b'.';
+
+/// *nest*: makes the namespace, and ends as the job in it does. A descriptor of the job is
+/// its standard input.
+#[must_use]
+pub fn enter(above: i32) -> ExitCode {
+    code(try_enter(above))
+}
+
+/// *init*: fills the namespace, runs the job, and waits for all that it leaves behind.
+#[must_use]
+pub fn run_first(above: i32) -> ExitCode {
+    code(try_first(above))
+}
+
+/// The agent is itself the first process of a pid namespace, which is to take care of
+/// orphans: another process does the agent's work.
+#[must_use]
+pub fn stand_in() -> ExitCode {
+    let mut again = Command::new(SELF);
+    again.args(std::env::args_os().skip(1));
+    match again.spawn() {
+        Ok(agent) => {
+            let pid = agent.id().cast_signed();
+            code(reap(|ended| ended == pid).map(|status| status == Some(Status::Exited(0))))
+        }
+        Err(error) => {
+            eprintln!("Error: start the agent: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn code(done: Result<bool>) -> ExitCode {
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_enter(above: i32) -> Result<bool> {
+    torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWPID | libc::CLONE_NEWNS)
+        .context(|| "make a pid namespace".to_owned())?;
+    let mut init = Command::new(SELF)
+        .args(["agent", "init", &above.to_string()])
+        .stdin(Stdio::inherit())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context(|| "start the first process of a pid namespace".to_owned())?;
+    let mut said = [0];
+    let mut from = init.stdout.take().ok_or_else(|| Error::refused("no pipe"))?;
+    Ok(from.read(&mut said).is_ok_and(|len| len == 1) && said[0] == RUNNING)
+}
+
+fn try_first(above: i32) -> Result<bool> {
+    set_parent_death_signal(libc::SIGKILL).context(|| "prctl".to_owned())?;
+    // The session of tasks that had one outside.
+    rustix::process::setsid().context(|| "setsid".to_owned())?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
+        .context(|| "mounts of the new pid namespace".to_owned())?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", flags, None).context(|| "mount /proc".to_owned())?;
+    let last = above.saturating_add(ROOM);
+    fs::write("/proc/sys/kernel/ns_last_pid", last.to_string())
+        .context(|| "/proc/sys/kernel/ns_last_pid".to_owned())?;
+    let worker = Command::new(SELF)
+        .arg(torpor_worker::COMMAND)
+        .stdin(Stdio::inherit())
+        .stdout(Stdio::null())
+        .spawn()
+        .context(|| "start a worker".to_owned())?;
+    // This process's own end of the job's channel would keep it open.
+    let null = fs::File::open("/dev/null").context(|| "/dev/null".to_owned())?;
+    rustix::stdio::dup2_stdin(&null).context(|| "/dev/null".to_owned())?;
+    let pid = worker.id().cast_signed();
+    if reap(|ended| ended == pid)? != Some(Status::Exited(0)) {
+        return Ok(false);
+    }
+    set_parent_death_signal(0).context(|| "prctl".to_owned())?;
+    rustix::io::write(rustix::stdio::stdout(), &[RUNNING]).context(|| "write".to_owned())?;
+    // Nothing of whoever started this is to stay open as long as the tasks live.
+    rustix::stdio::dup2_stdout(&null).context(|| "/dev/null".to_owned())?;
+    rustix::stdio::dup2_stderr(&null).context(|| "/dev/null".to_owned())?;
+    reap(|_| false)?;
+    Ok(true)
+}
+
+/// Takes note of children that end, until `is_last` says so of one, whose end is returned, or
+/// there are none.
+fn reap(is_last: impl Fn(i32) -> bool) -> Result<Option<Status>> {
+    loop {
+        match wait(-1, true) {
+            Ok(Some((pid, status @ (Status::Exited(_) | Status::Signaled(_))))) if is_last(pid) => {
+                return Ok(Some(status));
+            }
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => return Ok(None),
+            Err(e) => return Err(e).context(|| "wait".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The decision record: where the tasks of a migration run, whatever ends too early.
+//!
+//! Each host keeps one file for each migration, written anew and synced to disk at each step.
+//! Phases never go back:
+//!
+//! ```text
+//!     preparing ──▶ deciding ──▶ moved
+//!          └────────────┴──────▶ stayed
+//! ```
+//!
+//! | phase | the source, after a restart | the destination, after a restart |
+//! |---|---|---|
+//! | preparing | the tasks go on here | nothing of it is left; stayed |
+//! | deciding | the tasks stay stopped; asks the destination | moved if the tasks are found running, else stayed |
+//! | moved | what is left of the tasks is killed | the tasks run |
+//! | stayed | the tasks go on here | nothing of it is left |
+//!
+//! The source writes *deciding* before it says go, the destination before it wakes the tasks.
+//! So whether the tasks run at the destination is what decides, and the destination can
+//! always tell.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+use crate::task::Task;
+
+/// Where the records of this host are, unless told otherwise.
+pub const STATE_DIR: &str = "/var/lib/torpor/migrations";
+/// Records of migrations that are over, and are kept for whoever asks.
+const KEPT: usize = 200;
+/// No record is longer: 20,000 tasks and more.
+const MAX_RECORD: u64 = 4 << 20;
+
+/// How far a migration has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Nothing is decided: the tasks are the source's.
+    Preparing,
+    /// The tasks may be made to run at the destination.
+    Deciding,
+    /// They run at the destination.
+    Moved,
+    /// They run at the source.
+    Stayed,
+}
+
+impl Phase {
+    /// Whether nothing comes after it.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Moved | Self::Stayed)
+    }
+
+    /// Whether it may follow `before`.
+    fn follows(self, before: Self) -> bool {
+        match before {
+            Self::Preparing => matches!(self, Self::Preparing | Self::Deciding | Self::Stayed),
+            Self::Deciding => self != Self::Preparing,
+            Self::Moved | Self::Stayed => self == before,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Preparing => "preparing",
+            Self::Deciding => "deciding",
+            Self::Moved => "moved",
+            Self::Stayed => "stayed",
+        }
+    }
+}
+
+/// The side that a record is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// Where the tasks come from.
+    Source,
+    /// Where they go to.
+    Destination,
+}
+
+impl Side {
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+}
+
+/// What is written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The migration's number.
+    pub id: String,
+    /// Counts what has been written.
+    pub epoch: u64,
+    /// How far it has come.
+    pub phase: Phase,
+    /// What moves, in words.
+    pub subject: String,
+    /// The other host: its agent's address, or its name.
+    pub peer: String,
+    /// The boot of this host that it was written in.
+    pub boot: String,
+    /// The pid namespace that process ids are of.
+    pub pids: u64,
+    /// The process that works on it here, or did.
+    pub owner: Option<Task>,
+    /// The engine's process at the destination that makes the tasks, or did.
+    pub worker: Option<Task>,
+    /// The tasks here, the root first: those that are stopped at the source, the root at the
+    /// destination.
+    pub tasks: Vec<Task>,
+}
+
+/// A record that this process alone writes.
+#[derive(Debug)]
+pub struct Ledger {
+    path: PathBuf,
+    record: Record,
+    _lock: File,
+}
+
+impl Ledger {
+    /// Begins a record.
+    ///
+    /// # Errors
+    /// If there is one of that number, or it cannot be written.
+    pub fn create(dir: &Path, side: Side, record: Record) -> Result<Self> {
+        check_id(&record.id)?;
+        let dir = dir.join(side.directory());
+        make_private(&dir)?;
+        prune(&dir);
+        let path = dir.join(format!("{}.json", record.id));
+        let lock = lock(&path)?
+            .ok_or_else(|| Error::refused(format!("migration {} is in progress", record.id)))?;
+        if path.exists() {
+            return Err(Error::refused(format!("migration {} has been before", record.id)));
+        }
+        let ledger = Self { path, record, _lock: lock };
+        ledger.write()?;
+        Ok(ledger)
+    }
+
+    /// Takes over a record that nobody works on; `None` if somebody does.
+    ///
+    /// # Errors
+    /// If there is none, or it is none.
+    pub fn take_over(dir: &Path, side: Side, id: &str) -> Result<Option<Self>> {
+        check_id(id)?;
+        let path = dir.join(side.directory()).join(format!("{id}.json"));
+        let Some(lock) = lock(&path)? else { return Ok(None) };
+        Ok(Some(Self { record: read(&path)?, path, _lock: lock }))
+    }
+
+    /// What it says.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Goes on to `phase`, and changes what else is to be changed. On disk when this returns.
+    ///
+    /// # Errors
+    /// If that would be a step back, or it cannot be written.
+    pub fn advance(&mut self, phase: Phase, change: impl FnOnce(&mut Record)) -> Result<()> {
+        if !phase.follows(self.record.phase) {
+            return Err(Error::refused(format!(
+                "migration {} is {} and cannot become {}",
+                self.record.id,
+                self.record.phase.name(),
+                phase.name()
+            )));
+        }
+        change(&mut self.record);
+        self.record.phase = phase;
+        self.record.epoch += 1;
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(&self.record)
+            .map_err(|e| Error::refused(format!("record of {}: {e}", self.record.id)))?;
+        let new = self.path.with_extension("new");
+        let failed = || format!("record {}", self.path.display());
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)
+            .context(failed)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).context(failed)?;
+        fs::rename(&new, &self.path).context(failed)?;
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        File::open(dir).and_then(|dir| dir.sync_all()).context(failed)
+    }
+}
+
+/// The record of a migration; `None` if there is none.
+///
+/// # Errors
+/// If it is damaged.
+pub fn look(dir: &Path, side: Side, id: &str) -> Result<Option<Record>> {
+    check_id(id)?;
+    let path = dir.join(side.directory()).join(format!("{id}.json"));
+    if path.exists() { read(&path).map(Some) } else { Ok(None) }
+}
+
+/// All records of one side, those of late last.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn all(dir: &Path, side: Side) -> Result<Vec<Record>> {
+    Ok(files(&dir.join(side.directory())).iter().filter_map(|path| read(path).ok()).collect())
+}
+
+/// Files of records, the oldest first.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter(|entry| entry.path().extension().is_some_and(|ext| ext == "json"))
+        .map(|entry| (entry.metadata().and_then(|meta| meta.modified()).ok(), entry.path()))
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// Removes old records of what is over.
+fn prune(dir: &Path) {
+    let all = files(dir);
+    for path in all.iter().take(all.len().saturating_sub(KEPT)) {
+        if read(path).is_ok_and(|record| record.phase.is_over()) {
+            for path in [path.clone(), path.with_extension("lock")] {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Record> {
+    let failed = || format!("record {}", path.display());
+    let file = File::open(path).context(failed)?;
+    let len = file.metadata().context(failed)?.len();
+    if len > MAX_RECORD {
+        return Err(Error::refused(format!("record {} is too long", path.display())));
+    }
+    serde_json::from_reader(file)
+        .map_err(|e| Error::refused(format!("record {}: {e}", path.display())))
+}
+
+/// Keeps others from working on the same migration; the kernel lets go when this process ends.
+fn lock(path: &Path) -> Result<Option<File>> {
+    let path = path.with_extension("lock");
+    let failed = || path.display().to_string();
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .context(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(e) => Err(e).context(failed),
+    }
+}
+
+/// Numbers become names of files.
+///
+/// # Errors
+/// If it is none of ours.
+pub fn check_id(id: &str) -> Result<()> {
+    let fits = (1..=64).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if fits { Ok(()) } else { Err(Error::refused(format!("{id:?} is no migration's number"))) }
+}
+
+/// Makes a directory for its owner alone, with all above it.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn make_private(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .context(|| dir.display().to_string())
+}
+
+/// A number that no other migration has, on any host.
+///
+/// # Errors
+/// The kernel's.
+pub fn new_id() -> Result<String> {
+    let mut bytes = [0_u8; 12];
+    let file = File::open("/dev/urandom");
+    file.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes))
+        .context(|| "/dev/urandom".to_owned())?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            id: new_id().unwrap(),
+            epoch: 0,
+            phase: Phase::Preparing,
+            subject: "process 7".into(),
+            peer: "there".into(),
+            boot: crate::host::boot(),
+            pids: 1,
+            owner: None,
+            worker: None,
+            tasks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn phases_never_go_back() {
+        use Phase::{Deciding, Moved, Preparing, Stayed};
+        let all = [Preparing, Deciding, Moved, Stayed];
+        let allowed = [
+            (Preparing, Preparing),
+            (Preparing, Deciding),
+            (Preparing, Stayed),
+            (Deciding, Deciding),
+            (Deciding, Moved),
+            (Deciding, Stayed),
+            (Moved, Moved),
+            (Stayed, Stayed),
+        ];
+        for before in all {
+            for after in all {
+                assert_eq!(after.follows(before), allowed.contains(&(before, after)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_is_there_for_who_comes_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = record();
+        let id = first.id.clone();
+        let mut ledger = Ledger::create(dir.path(), Side::Source, first).unwrap();
+        assert!(Ledger::take_over(dir.path(), Side::Source, &id).unwrap().is_none());
+        ledger.advance(Phase::Deciding, |record| record.pids = 2).unwrap();
+        drop(ledger);
+        let mut next = Ledger::take_over(dir.path(), Side::Source, &id).unwrap().unwrap();
+        assert_eq!(
+            (next.record().phase, next.record().epoch, next.record().pids),
+            (Phase::Deciding, 1, 2)
+        );
+        next.advance(Phase::Stayed, |_| {}).unwrap();
+        assert!(next.advance(Phase::Moved, |_| {}).is_err());
+        let found = look(dir.path(), Side::Source, &id).unwrap().unwrap();
+        assert_eq!(found.phase, Phase::Stayed);
+        assert!(look(dir.path(), Side::Destination, &id).unwrap().is_none());
+        assert!(look(dir.path(), Side::Source, "../x").is_err());
+    }
+}

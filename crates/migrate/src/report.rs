@@ -1,0 +1,153 @@
+//! What a migration took.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::mode::Mode;
+
+/// A round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Round {
+    /// Pages that were sent.
+    pub pages: u64,
+    /// Bytes that went over the link.
+    pub bytes: u64,
+    /// From its start to when everything was there.
+    pub time: Duration,
+    /// For how long the tasks were stopped.
+    pub frozen: Duration,
+}
+
+impl Round {
+    /// How long the tasks would be stopped if as much came in the last round.
+    #[must_use]
+    pub fn expected_pause(&self) -> Duration {
+        self.time
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let seconds = self.time.as_secs_f64().max(1e-6);
+        format!(
+            "{} pages, {:.1} MB in {seconds:.2} s ({:.0} MB/s), stopped for {:.1} ms",
+            self.pages,
+            megabytes(self.bytes),
+            megabytes(self.bytes) / seconds,
+            millis(self.frozen),
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "pages": self.pages,
+            "bytes": self.bytes,
+            "ms": millis(self.time),
+            "frozen_ms": millis(self.frozen),
+        })
+    }
+}
+
+/// The parts of the pause.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Downtime {
+    /// When the tasks were stopped.
+    pub start: Option<Instant>,
+    /// From then until the first page went out.
+    pub freeze: Duration,
+    /// From then until the last byte was there.
+    pub transfer: Duration,
+    /// When that was.
+    pub arrived: Option<Instant>,
+    /// When the tasks ran again.
+    pub end: Option<Instant>,
+}
+
+impl Downtime {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        between(self.start, self.end)
+    }
+
+    /// From the last byte until the tasks ran.
+    #[must_use]
+    pub fn restore(&self) -> Duration {
+        between(self.arrived, self.end)
+    }
+}
+
+fn between(from: Option<Instant>, to: Option<Instant>) -> Duration {
+    match (from, to) {
+        (Some(from), Some(to)) => to.saturating_duration_since(from),
+        _ => Duration::ZERO,
+    }
+}
+
+/// What a migration took.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Its number.
+    pub id: String,
+    /// How it was done.
+    pub mode: Mode,
+    /// The root's process id at the destination.
+    pub pid: i32,
+    /// All of it.
+    pub total: Duration,
+    /// For how long nothing ran.
+    pub downtime: Downtime,
+    /// The rounds, the last one of stopped tasks.
+    pub rounds: Vec<Round>,
+    /// Bytes that went over the link.
+    pub bytes: u64,
+}
+
+impl Report {
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "id": self.id,
+            "mode": self.mode,
+            "pid": self.pid,
+            "total_ms": millis(self.total),
+            "downtime_ms": millis(self.downtime.total()),
+            "freeze_ms": millis(self.downtime.freeze),
+            "transfer_ms": millis(self.downtime.transfer),
+            "restore_ms": millis(self.downtime.restore()),
+            "rounds": self.rounds.iter().map(Round::json).collect::<Vec<_>>(),
+            "bytes": self.bytes,
+        })
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let down = &self.downtime;
+        format!(
+            "It runs there as process {}. {} rounds, {:.1} MB in {:.2} s; stopped for {:.1} ms \
+             (freeze {:.1}, transfer {:.1}, restore {:.1}).",
+            self.pid,
+            self.rounds.len(),
+            megabytes(self.bytes),
+            self.total.as_secs_f64(),
+            millis(down.total()),
+            millis(down.freeze),
+            millis(down.transfer),
+            millis(down.restore()),
+        )
+    }
+}
+
+/// Milliseconds with three digits behind the point.
+#[must_use]
+pub fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[allow(clippy::cast_precision_loss, reason = "to be read by people")]
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}

@@ -1,0 +1,216 @@
+//! Where the tasks go on: here or there, and never at both.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use torpor_worker::{Event, Worker};
+
+use super::Source;
+use super::link::{Happening, unexpected};
+use crate::engine;
+use crate::error::{Error, Result};
+use crate::record::{Ledger, Phase};
+use crate::task;
+use crate::wire::Peer;
+use crate::wire::frame::Line;
+use crate::wire::message::{Reply, Request};
+
+/// How long the destination is asked what it has done, after the link was lost.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the destination has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The tasks run there.
+    There(i32),
+    /// They do not and will not.
+    Here,
+}
+
+impl Source<'_> {
+    /// The tasks are stopped here and their images complete there.
+    pub(super) fn decide(&mut self, mut worker: Worker) -> Result<i32> {
+        self.prepared(&mut worker)?;
+        self.record_decision()?;
+        let verdict = match self.go() {
+            Ok(pid) => Verdict::There(pid),
+            Err(error) => self.ask(&error)?,
+        };
+        match verdict {
+            Verdict::There(pid) => {
+                self.downtime.end = Some(Instant::now());
+                self.ledger.advance(Phase::Moved, |_| {})?;
+                worker.answer(true)?;
+                if let Err(error) = engine::finish("dump", worker) {
+                    tracing::warn!("{error}; the tasks are killed");
+                    kill(&self.ledger);
+                }
+                self.over();
+                Ok(pid)
+            }
+            Verdict::Here => {
+                self.ledger.advance(Phase::Stayed, |_| {})?;
+                go_on(&self.ledger);
+                worker.answer(false)?;
+                // It says that somebody said no.
+                let _ = engine::finish("dump", worker);
+                Err(stays())
+            }
+        }
+    }
+
+    /// The tasks are stopped here, and all but their pages is there. The job serves these from
+    /// here on, and ends the tasks when the destination has all of them, or lets them go on.
+    pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
+        self.record_decision()?;
+        worker.answer(true)?;
+        let done = self.serve(&mut worker);
+        let verdict = match done {
+            Ok(pid) => Verdict::There(pid),
+            Err(error) => {
+                // The job has served all pages and ends the tasks, or loses who fetches them and
+                // lets the tasks go on. Killed now, it could take the tasks along after the
+                // destination has given them up.
+                if let Err(error) = engine::finish_within("dump", worker, Some(PATIENCE)) {
+                    tracing::debug!("{error}");
+                }
+                self.ask(&error)?
+            }
+        };
+        match verdict {
+            Verdict::There(pid) => {
+                self.downtime.end.get_or_insert_with(Instant::now);
+                self.ledger.advance(Phase::Moved, |_| {})?;
+                kill(&self.ledger);
+                self.over();
+                Ok(pid)
+            }
+            Verdict::Here => {
+                self.ledger.advance(Phase::Stayed, |_| {})?;
+                go_on(&self.ledger);
+                Err(stays())
+            }
+        }
+    }
+
+    /// Until the job has ended and the tasks with it.
+    fn serve(&mut self, worker: &mut Worker) -> Result<i32> {
+        let mut running = None;
+        loop {
+            match self.link.next(Some(worker), None)? {
+                Happening::Said(Reply::Prepared) => self.link.say(&Request::Go)?,
+                Happening::Said(Reply::Running { pid }) => {
+                    self.downtime.end = Some(Instant::now());
+                    running = Some(pid);
+                }
+                Happening::Said(reply) => return Err(unexpected(reply)),
+                Happening::Job(Event::Ended(outcome)) => {
+                    engine::judge("dump", outcome)?;
+                    return running.map_or_else(|| self.go_answer(), Ok);
+                }
+                Happening::Job(_) => {}
+            }
+        }
+    }
+
+    /// Waits until everything is made there.
+    fn prepared(&mut self, worker: &mut Worker) -> Result<()> {
+        loop {
+            match self.next(Some(worker))? {
+                Happening::Said(Reply::Prepared) => return Ok(()),
+                Happening::Said(reply) => return Err(unexpected(reply)),
+                Happening::Job(Event::Ended(outcome)) => {
+                    engine::judge("dump", outcome)?;
+                    return Err(Error::refused("the tasks have ended"));
+                }
+                Happening::Job(_) => {}
+            }
+        }
+    }
+
+    /// Whatever becomes of this process and the job, the tasks do not go on by themselves from
+    /// here on.
+    fn record_decision(&mut self) -> Result<()> {
+        let tasks = task::tree(self.plan.pid)?;
+        self.ledger.advance(Phase::Deciding, |record| record.tasks.clone_from(&tasks))?;
+        tasks.iter().for_each(|task| task.signal(Signal::STOP));
+        Ok(())
+    }
+
+    fn ask(&self, error: &Error) -> Result<Verdict> {
+        tracing::warn!("{error}; asking the destination what it has done");
+        ask_until(&self.plan.to, &self.id, PATIENCE)
+    }
+
+    fn over(&mut self) {
+        if let Err(error) = self.link.say(&Request::Over) {
+            tracing::debug!("{error}");
+        }
+    }
+
+    /// The point of no return.
+    fn go(&mut self) -> Result<i32> {
+        self.link.say(&Request::Go)?;
+        self.go_answer()
+    }
+
+    fn go_answer(&mut self) -> Result<i32> {
+        match self.link.next(None, None)? {
+            Happening::Said(Reply::Running { pid }) => Ok(pid),
+            Happening::Said(reply) => Err(unexpected(reply)),
+            Happening::Job(_) => Err(Error::refused("no job was waited for")),
+        }
+    }
+}
+
+fn stays() -> Error {
+    Error::refused("the destination could not let the tasks run; they go on here")
+}
+
+/// Asks the destination what has become of a migration, until it answers.
+///
+/// # Errors
+/// If it does not: then nobody here can know.
+pub fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
+    let start = Instant::now();
+    loop {
+        match ask(to, id) {
+            Ok(verdict) => return Ok(verdict),
+            Err(error) if start.elapsed() > patience => {
+                return Err(Error::refused_with(
+                    format!(
+                        "the destination may have the tasks running, and does not answer: {error}; \
+                         they stay stopped here until it does"
+                    ),
+                    format!("if its host is lost: torpor migrate --resolve {id} --keep-here"),
+                ));
+            }
+            Err(error) => {
+                tracing::debug!("{error}");
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+fn ask(to: &Peer, id: &str) -> Result<Verdict> {
+    let mut line = Line::open(to.connect()?)?;
+    line.say(&Request::Query { id: id.to_owned() })?;
+    match line.hear()? {
+        Reply::State { phase: Phase::Moved, pid } => Ok(Verdict::There(pid.unwrap_or(0))),
+        Reply::State { phase: Phase::Stayed, .. } => Ok(Verdict::Here),
+        reply => Err(unexpected(reply)),
+    }
+}
+
+/// Ends the tasks here: they run at the destination.
+pub fn kill(ledger: &Ledger) {
+    ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
+}
+
+/// Lets the tasks go on that were stopped for the decision.
+pub fn go_on(ledger: &Ledger) {
+    ledger.record().tasks.iter().for_each(|task| task.signal(Signal::CONT));
+}

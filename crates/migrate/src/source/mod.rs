@@ -1,0 +1,256 @@
+//! The source: takes rounds of a tree that runs, stops it, and decides with the
+//! destination where it goes on.
+
+mod decide;
+mod link;
+mod resolve;
+mod round;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use torpor_worker::Worker;
+
+use self::link::Link;
+use self::resolve::Watch;
+pub use self::resolve::{cancel, resolve, watch};
+use crate::address::{self, Stage};
+use crate::cancel::Cancel;
+use crate::error::{Error, Result};
+use crate::host::{self, Host, pid_namespace};
+use crate::mode::Mode;
+use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::report::{Downtime, Report, Round};
+use crate::task::{self, Task};
+use crate::wire::Peer;
+use crate::wire::message::{Begin, Reply, Request, Subject};
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The migration's number, if it is chosen by the caller.
+    pub id: Option<String>,
+    /// The root of the tree.
+    pub pid: i32,
+    /// Where to.
+    pub to: Peer,
+    /// The options that name certificates.
+    pub key_files: Vec<String>,
+    /// How.
+    pub mode: Mode,
+    /// The round after which the tree is built at the destination, if that is before the last.
+    pub build_after: u32,
+    /// Whether each round brings the whole structure, or only pages.
+    pub full_state: bool,
+    /// The longest pause that is aimed at.
+    pub max_downtime: Duration,
+    /// No more rounds than that while the tasks run.
+    pub max_rounds: u32,
+    /// Bytes a second while the tasks run.
+    pub bandwidth: Option<u64>,
+    /// Where records are kept.
+    pub state_dir: PathBuf,
+    /// Where images are made.
+    pub work_dir: PathBuf,
+    /// What the user wants to do when addresses move.
+    pub script: Option<String>,
+    /// More options for the dumps.
+    pub dump_options: Vec<String>,
+    /// Move also to a processor that can do less.
+    pub ignore_cpu: bool,
+}
+
+/// A migration, seen from where it starts.
+#[derive(Debug)]
+pub struct Source<'a> {
+    plan: &'a Plan,
+    id: String,
+    link: Link,
+    cancel: Cancel,
+    ledger: Ledger,
+    watch: Option<Watch>,
+    work: WorkDir,
+    shell_job: bool,
+    /// Whether the tasks were stopped for the last round.
+    has_stopped: bool,
+    rounds: Vec<Round>,
+    downtime: Downtime,
+}
+
+/// A directory that is removed in the end.
+#[derive(Debug)]
+pub struct WorkDir(pub PathBuf);
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Moves a tree.
+///
+/// # Errors
+/// Whatever keeps it here: it goes on as if nothing had happened.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let start = Instant::now();
+    let root = Task::find(plan.pid)?;
+    let cancel = Cancel::new()?;
+    let mut source = Source::begin(plan, root, cancel)?;
+    let done = source.carry_out().map_err(|error| {
+        let error = source.link.explain(error);
+        source.give_up(&error);
+        error
+    });
+    if source.ledger.record().phase.is_over()
+        && let Some(watch) = source.watch.take()
+    {
+        watch.dismiss();
+    }
+    source.tell_script();
+    done.map(|pid| source.report(pid, start))
+}
+
+impl<'a> Source<'a> {
+    /// Asks the destination whether it may come.
+    fn begin(plan: &'a Plan, root: Task, cancel: Cancel) -> Result<Self> {
+        let id = plan.id.clone().map_or_else(new_id, Ok)?;
+        let session = task::stat(root.pid).map_or(0, |stat| stat.session);
+        let tree = task::tree(root.pid)?;
+        let shell_job = !tree.iter().any(|task| task.pid == session);
+        let own_pids = pid_namespace(&root.pid.to_string()) != pid_namespace("self");
+        let here = Host::this();
+        let subject = Subject::Tree { pid: root.pid, own_pids, shell_job };
+        let begin = Begin {
+            id: id.clone(),
+            host: here.clone(),
+            subject,
+            build_after: if plan.mode.builds_early() { plan.build_after } else { 0 },
+            is_lazy: plan.mode.is_lazy(),
+            ignore_cpu: plan.ignore_cpu,
+        };
+        let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
+        let record = Record {
+            id: id.clone(),
+            epoch: 0,
+            phase: Phase::Preparing,
+            subject: format!("process {}", root.pid),
+            peer: plan.to.address.to_string(),
+            boot: host::boot(),
+            pids: here.pids,
+            owner: Some(Task::this()?),
+            worker: None,
+            tasks: vec![root],
+        };
+        let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
+        let watch = Some(Watch::start(&plan.state_dir, &id, &plan.key_files)?);
+        let dir = plan.work_dir.join("source").join(&id);
+        make_private(&dir)?;
+        Ok(Self {
+            plan,
+            id,
+            link,
+            cancel,
+            ledger,
+            watch,
+            work: WorkDir(dir),
+            shell_job,
+            has_stopped: false,
+            rounds: Vec::new(),
+            downtime: Downtime::default(),
+        })
+    }
+
+    fn carry_out(&mut self) -> Result<i32> {
+        self.link.meter.limit(self.plan.bandwidth);
+        if self.plan.mode.has_rounds() {
+            self.take_rounds()?;
+        }
+        // From here on the tasks wait: what limits the rate would make them wait longer.
+        self.link.meter.limit(None);
+        let worker = self.last_round()?;
+        if self.plan.mode.is_lazy() { self.lend(worker) } else { self.decide(worker) }
+    }
+
+    /// Rounds until the last one is expected to be short enough, or no shorter than this one.
+    fn take_rounds(&mut self) -> Result<()> {
+        for number in 1..=self.plan.max_rounds {
+            let round = self.round(number)?;
+            let previous = self.rounds.last().map(|before| before.bytes);
+            let done = self.plan.mode.is_lazy()
+                || round.expected_pause() <= self.plan.max_downtime
+                || previous.is_some_and(|bytes| round.bytes >= bytes / 10 * 9);
+            if std::io::stderr().is_terminal() {
+                eprintln!(
+                    "{} {}: round {number}: {}",
+                    self.id,
+                    self.ledger.record().subject,
+                    round.text()
+                );
+            }
+            self.rounds.push(round);
+            if done {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is still undecided stays here, and the other end is told.
+    fn give_up(&mut self, error: &Error) {
+        if self.ledger.record().phase == Phase::Preparing {
+            let reason = error.to_string();
+            if let Err(error) = self.link.say(&Request::Abort { reason }) {
+                tracing::debug!("{error}");
+            }
+            if let Err(error) = self.ledger.advance(Phase::Stayed, |_| {}) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    /// The addresses have moved, or stay.
+    fn tell_script(&self) {
+        let stage = match self.ledger.record().phase {
+            Phase::Moved => Stage::Moved,
+            Phase::Stayed if self.has_stopped => Stage::Stayed,
+            _ => return,
+        };
+        if let Err(error) = address::run(self.plan.script.as_deref(), stage, &self.id) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn report(&mut self, pid: i32, start: Instant) -> Report {
+        let bytes = self.link.meter.sent();
+        // Pages that were fetched when the tasks ran there.
+        let before: u64 = self.rounds.iter().map(|round| round.bytes).sum();
+        if let Some(last) = self.rounds.last_mut() {
+            last.bytes += bytes.saturating_sub(before);
+        }
+        Report {
+            id: self.id.clone(),
+            mode: self.plan.mode,
+            pid,
+            total: start.elapsed(),
+            downtime: self.downtime.clone(),
+            rounds: std::mem::take(&mut self.rounds),
+            bytes,
+        }
+    }
+
+    /// Waits for what the job or the destination says, or somebody who cancels.
+    fn next(&mut self, worker: Option<&mut Worker>) -> Result<link::Happening> {
+        self.link.next(worker, Some(&self.cancel))
+    }
+
+    /// Waits for the destination's next word.
+    fn reply(&mut self) -> Result<Reply> {
+        match self.next(None)? {
+            link::Happening::Said(reply) => Ok(reply),
+            link::Happening::Job(_) => Err(Error::refused("a job that has ended says something")),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Tasks by process id and start time, so that a process id that is used again is noticed.
+
+use std::fs;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// More tasks than any system has.
+const MAX_TASKS: usize = 4 << 20;
+
+/// A process, as long as it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Its process id.
+    pub pid: i32,
+    /// When it was started, in ticks since boot.
+    pub start: u64,
+}
+
+impl Task {
+    /// The process with this id.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find(pid: i32) -> Result<Self> {
+        let start = stat(pid).map(|stat| stat.start);
+        let start = start.ok_or_else(|| {
+            Error::refused_with(
+                format!("there is no process {pid}"),
+                "ps lists those that there are",
+            )
+        })?;
+        Ok(Self { pid, start })
+    }
+
+    /// This one.
+    ///
+    /// # Errors
+    /// Without /proc.
+    pub fn this() -> Result<Self> {
+        Self::find(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        stat(self.pid).is_some_and(|stat| stat.start == self.start && !stat.has_ended)
+    }
+
+    /// Whether it lives and nobody has killed it: one that was killed takes a moment to end.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        const KILL: u64 = 1 << (libc::SIGKILL - 1);
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let pending = |name| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        };
+        let is_ending = stat(self.pid).is_none_or(|stat| stat.is_ending);
+        self.lives() && !is_ending && (pending("SigPnd:") | pending("ShdPnd:")) & KILL == 0
+    }
+
+    /// Kills it, and waits until it has ended.
+    pub fn end(&self) {
+        self.signal(Signal::KILL);
+        while self.lives() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// Sends it a signal; nothing happens if it has ended.
+    pub fn signal(&self, signal: Signal) {
+        let Some(pid) = Pid::from_raw(self.pid) else { return };
+        let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
+        // What the descriptor stands for can be no other any more once this is so.
+        if self.lives() {
+            let _ = pidfd_send_signal(&pidfd, signal);
+        }
+    }
+}
+
+/// The tree under `root`, which comes first.
+///
+/// # Errors
+/// If it is not there.
+pub fn tree(root: i32) -> Result<Vec<Task>> {
+    let mut found = vec![Task::find(root)?];
+    let mut next = 0;
+    while let Some(task) = found.get(next).copied() {
+        next += 1;
+        found.extend(children(task.pid).into_iter().filter_map(|pid| Task::find(pid).ok()));
+        if found.len() > MAX_TASKS {
+            return Err(Error::refused(format!("the tree under {root} does not end")));
+        }
+    }
+    Ok(found)
+}
+
+/// All process ids here.
+pub fn all() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The children of a process.
+#[must_use]
+pub fn children(pid: i32) -> Vec<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let mut found = Vec::new();
+    for list in lists {
+        found.extend(list.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+    }
+    found
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Debug, Clone, Copy)]
+pub struct Stat {
+    /// Whether it is a zombie.
+    pub has_ended: bool,
+    /// Whether it is about to be one.
+    pub is_ending: bool,
+    /// Its session.
+    pub session: i32,
+    /// When it was started.
+    pub start: u64,
+}
+
+/// What `/proc/PID/stat` says of a process.
+#[must_use]
+pub fn stat(pid: i32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Of a task that is about to be a zombie (`PF_EXITING`).
+    const EXITING: u64 = 4;
+    // The name is anything, also `)`.
+    let rest: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
+    Some(Stat {
+        has_ended: matches!(*rest.first()?, "Z" | "X"),
+        is_ending: rest.get(6)?.parse::<u64>().ok()? & EXITING != 0,
+        session: rest.get(3)?.parse().ok()?,
+        start: rest.get(19)?.parse().ok()?,
+    })
+}
+
+/// The process ids of a process in all pid namespaces that see it, the outermost first.
+#[must_use]
+pub fn ids(pid: i32) -> Vec<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.map_or(Vec::new(), |line| {
+        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_is_found_and_ends() {
+        let mut child = Command::new("sh").args(["-c", "sleep 1000 & wait"]).spawn().unwrap();
+        let root = i32::try_from(child.id()).unwrap();
+        while tree(root).unwrap().len() < 2 {}
+        let tasks = tree(root).unwrap();
+        assert_eq!(tasks[0].pid, root);
+        assert!(tasks.iter().all(Task::lives));
+        assert_eq!(ids(root).first(), Some(&root));
+        let other = Task { start: tasks[0].start + 1, ..tasks[0] };
+        other.signal(Signal::KILL);
+        assert!(!other.lives() && tasks[0].lives());
+        tasks.iter().for_each(|task| task.signal(Signal::KILL));
+        child.wait().unwrap();
+        assert!(!tasks[0].lives());
+    }
+}

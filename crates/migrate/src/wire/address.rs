@@ -1,0 +1,226 @@
+//! Where an agent listens: `unix:PATH` or `HOST:PORT`.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use torpor_sys::keepalive::keep_alive;
+
+use crate::error::{Context, Error, Result};
+
+/// How long a connection may take to come about.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After so long without a word the other end is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Where an agent listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket: who may open it may migrate to here.
+    Unix(PathBuf),
+    /// A host and a port.
+    Tcp(String),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("unix: names no path".to_owned()),
+                path => Ok(Self::Unix(PathBuf::from(path))),
+            };
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text.to_owned()))
+            }
+            _ => Err("expected unix:PATH or HOST:PORT".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+impl Address {
+    /// The host's name or number, as certificates have it.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(address) => {
+                let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+                Some(host.trim_start_matches('[').trim_end_matches(']'))
+            }
+        }
+    }
+
+    /// Connects to the agent there.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub fn connect(&self) -> Result<OwnedFd> {
+        let failed = |e: &io::Error| {
+            Error::refused_with(
+                format!("no agent answers at {self}: {e}"),
+                "start one there: torpor agent --listen ADDRESS",
+            )
+        };
+        match self {
+            Self::Unix(path) => {
+                UnixStream::connect(path).map(OwnedFd::from).map_err(|e| failed(&e))
+            }
+            Self::Tcp(address) => {
+                let all = address.to_socket_addrs().map_err(|e| failed(&e))?;
+                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+                for address in all {
+                    match TcpStream::connect_timeout(&address, PATIENCE) {
+                        Ok(stream) => {
+                            keep_alive(&stream, SILENCE).context(|| "setsockopt".to_owned())?;
+                            return Ok(stream.into());
+                        }
+                        Err(e) => last = e,
+                    }
+                }
+                Err(failed(&last))
+            }
+        }
+    }
+}
+
+/// What an agent waits for connections at.
+#[derive(Debug)]
+pub enum Listener {
+    /// A Unix socket, which is removed in the end.
+    Unix(UnixListener, PathBuf),
+    /// A port.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// If the address is taken, or none of this host's.
+    pub fn bind(address: &Address) -> Result<Self> {
+        match address {
+            Address::Unix(path) => {
+                remove_stale(path)?;
+                let listener =
+                    UnixListener::bind(path).context(|| format!("listen at {address}"))?;
+                // Who can connect can have anything run here.
+                fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+                    .context(|| path.display().to_string())?;
+                Ok(Self::Unix(listener, path.clone()))
+            }
+            Address::Tcp(text) => {
+                Ok(Self::Tcp(TcpListener::bind(text).context(|| format!("listen at {address}"))?))
+            }
+        }
+    }
+
+    /// Whether only this host can connect.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn is_local(&self) -> Result<bool> {
+        match self {
+            Self::Unix(..) => Ok(true),
+            Self::Tcp(listener) => {
+                let address = listener.local_addr().context(|| "getsockname".to_owned())?;
+                Ok(address.ip().is_loopback())
+            }
+        }
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Unix(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                keep_alive(&stream, SILENCE)?;
+                Ok(stream.into())
+            }
+        }
+    }
+
+    /// As it can be connected to: with the port that the kernel has chosen.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn address(&self) -> Result<Address> {
+        Ok(match self {
+            Self::Unix(_, path) => Address::Unix(path.clone()),
+            Self::Tcp(listener) => {
+                let address = listener.local_addr().context(|| "getsockname".to_owned())?;
+                Address::Tcp(address.to_string())
+            }
+        })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// A socket that an agent has left behind is in the way; one that listens is another agent.
+fn remove_stale(path: &PathBuf) -> Result<()> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::refused(format!("an agent listens at unix:{} already", path.display())));
+    }
+    fs::remove_file(path).context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        for text in ["unix:/run/a", "host:1", "[::1]:65535", "127.0.0.1:0"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "unix:", "host", ":1", "host:x", "host:65536"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+        assert_eq!("[::1]:7".parse::<Address>().unwrap().host(), Some("::1"));
+    }
+}

@@ -1,0 +1,163 @@
+//! What the two hosts say to each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::Host;
+use crate::record::Phase;
+
+/// What the source says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub enum Request {
+    /// Something is to move here; the first message of a migration.
+    Begin(Box<Begin>),
+    /// This connection carries the pages of a round. What follows the answer is the page
+    /// server's protocol.
+    Join {
+        /// What [`Reply::Ready`] gave.
+        token: String,
+        /// The round.
+        round: u32,
+    },
+    /// The pages of a round come over the connection that has joined for it.
+    Round {
+        /// Its number, from 1.
+        number: u32,
+        /// What it is of.
+        kind: Kind,
+    },
+    /// An image of the current round: so many bytes of data follow.
+    File {
+        /// Its name.
+        name: String,
+        /// Its length.
+        len: u64,
+    },
+    /// The current round has all its images. After the last one the restore begins.
+    End {
+        /// Its number.
+        number: u32,
+    },
+    /// The tasks may run there: the point of no return.
+    Go,
+    /// The tasks have ended here.
+    Over,
+    /// The tasks stay here.
+    Abort {
+        /// Why.
+        reason: String,
+    },
+    /// What has become of a migration? If it has not come to [`Request::Go`] it never will.
+    Query {
+        /// Which.
+        id: String,
+    },
+    /// What does this agent do?
+    Status,
+}
+
+/// What a round is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Tasks that run: more rounds follow.
+    Running,
+    /// Tasks that are stopped.
+    Last,
+    /// Tasks that are stopped, and whose pages are fetched when they run there.
+    Lazy,
+}
+
+/// What is to move, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Begin {
+    /// The migration's number, which both hosts record.
+    pub id: String,
+    /// The host that it comes from.
+    pub host: Host,
+    /// What moves.
+    pub subject: Subject,
+    /// The round after which the tree is built, while its tasks still run at the source; 0 if
+    /// it is built when they do not.
+    pub build_after: u32,
+    /// Whether the tasks run before all their memory is there.
+    pub is_lazy: bool,
+    /// Whether a processor that can do less will do.
+    pub ignore_cpu: bool,
+}
+
+/// What moves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Subject {
+    /// A tree of processes.
+    Tree {
+        /// The process id of its root there.
+        pid: i32,
+        /// Whether it has a pid namespace of its own.
+        own_pids: bool,
+        /// Whether its session, process group or terminal is that of a shell.
+        shell_job: bool,
+    },
+}
+
+/// What the destination says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub enum Reply {
+    /// It may come.
+    Ready {
+        /// Names the migration to connections that join it.
+        token: String,
+        /// The host that it comes to.
+        host: Host,
+    },
+    /// This connection belongs to a round now.
+    Joined,
+    /// A round has come in whole.
+    Arrived {
+        /// Its number.
+        number: u32,
+    },
+    /// The tasks are made, and wait.
+    Prepared,
+    /// The tasks run.
+    Running {
+        /// The process id of the root.
+        pid: i32,
+    },
+    /// It cannot be done, or has failed; nothing is left of it.
+    Refused {
+        /// Why.
+        text: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// What has become of a migration.
+    State {
+        /// How far it has come.
+        phase: Phase,
+        /// The process id of the root, if it runs.
+        pid: Option<i32>,
+    },
+    /// What this agent has done and does.
+    Migrations {
+        /// The newest first.
+        all: Vec<Summary>,
+    },
+}
+
+/// One migration, for whoever asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Its number.
+    pub id: String,
+    /// What moves.
+    pub subject: String,
+    /// The host that it comes from.
+    pub peer: String,
+    /// How far it has come.
+    pub phase: Phase,
+    /// The process id of the root, if it has been made.
+    pub pid: Option<i32>,
+}

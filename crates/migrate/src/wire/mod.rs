@@ -1,0 +1,36 @@
+//! What goes between the two hosts: addresses, frames, messages, encryption.
+
+use std::os::fd::OwnedFd;
+
+use self::address::Address;
+use self::tls::Keys;
+use crate::error::Result;
+
+pub mod address;
+pub mod frame;
+pub mod message;
+pub mod relay;
+pub mod tls;
+
+/// The agent at an address, and how it is known to be it.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Where it listens.
+    pub address: Address,
+    /// Certificates, if the connection is encrypted.
+    pub keys: Option<Keys>,
+}
+
+impl Peer {
+    /// A new connection.
+    ///
+    /// # Errors
+    /// If nobody listens, or somebody else.
+    pub fn connect(&self) -> Result<OwnedFd> {
+        let socket = self.address.connect()?;
+        match (&self.keys, self.address.host()) {
+            (Some(keys), Some(host)) => keys.connect(socket, host),
+            _ => Ok(socket),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Passes bytes on between a process here and a connection: counts them, holds them back.
+//!
+//! The engine's processes speak their own protocol over a plain socket. What stands between
+//! that socket and the network is here.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::Shutdown as How;
+
+use crate::error::{Context, Result};
+
+/// What is read and written at a time.
+const BUFFER: usize = 256 * 1024;
+
+/// Bytes that went out, and how fast they may.
+#[derive(Debug)]
+pub struct Meter {
+    sent: AtomicU64,
+    /// Bytes a second; 0 is as fast as it goes.
+    limit: AtomicU64,
+    /// Nanoseconds from the start to when the first byte since [`Meter::mark`] was sent.
+    first: AtomicU64,
+    start: Instant,
+}
+
+impl Meter {
+    /// One that lets so many bytes a second through.
+    #[must_use]
+    pub fn new(limit: Option<u64>) -> Arc<Self> {
+        Arc::new(Self {
+            sent: AtomicU64::new(0),
+            limit: AtomicU64::new(limit.unwrap_or(0)),
+            first: AtomicU64::new(0),
+            start: Instant::now(),
+        })
+    }
+
+    /// Bytes so far.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that went another way.
+    pub fn add(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Watches for the next byte.
+    pub fn mark(&self) {
+        self.first.store(0, Ordering::Relaxed);
+    }
+
+    /// When the first byte since [`Meter::mark`] went out.
+    #[must_use]
+    pub fn first(&self) -> Option<Instant> {
+        let nanos = self.first.load(Ordering::Relaxed);
+        (nanos > 0).then(|| self.start + Duration::from_nanos(nanos))
+    }
+
+    /// Bytes a second from now on; as fast as it goes if not given.
+    pub fn limit(&self, limit: Option<u64>) {
+        self.limit.store(limit.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    fn pass(&self, bytes: usize, budget: &mut Budget) {
+        let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
+        let _ = self.first.compare_exchange(0, nanos, Ordering::Relaxed, Ordering::Relaxed);
+        self.add(bytes as u64);
+        budget.spend(bytes as u64, self.limit.load(Ordering::Relaxed));
+    }
+}
+
+/// What may still go now.
+#[derive(Debug)]
+struct Budget {
+    /// Bytes that have gone ahead of their time are paid for until then.
+    paid: Instant,
+}
+
+impl Budget {
+    /// Waits until so many bytes were worth it, at `limit` a second.
+    fn spend(&mut self, bytes: u64, limit: u64) {
+        let Some(nanos) = bytes.saturating_mul(1_000_000_000).checked_div(limit) else { return };
+        let now = Instant::now();
+        self.paid = self.paid.max(now) + Duration::from_nanos(nanos);
+        thread::sleep(self.paid.saturating_duration_since(now));
+    }
+}
+
+/// Puts a meter before a connection. What is returned is spoken to instead of it.
+///
+/// # Errors
+/// If there are no more descriptors.
+pub fn metered(connection: OwnedFd, meter: &Arc<Meter>) -> Result<OwnedFd> {
+    let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
+    let far = File::from(connection);
+    let (near_in, far_out) = (ours.try_clone(), far.try_clone());
+    let (near_in, far_out) = (near_in.context(dup)?, far_out.context(dup)?);
+    let meter = Arc::clone(meter);
+    thread::spawn(move || {
+        let mut budget = Budget { paid: Instant::now() };
+        forward(near_in, &far_out, |bytes| meter.pass(bytes, &mut budget));
+        let _ = rustix::net::shutdown(&far_out, How::Write);
+    });
+    thread::spawn(move || {
+        forward(far, &ours, |_| {});
+        let _ = ours.shutdown(Shutdown::Both);
+    });
+    Ok(theirs.into())
+}
+
+fn dup() -> String {
+    "dup".to_owned()
+}
+
+/// Passes on what comes until nothing does, or nobody takes it any more.
+fn forward(mut from: impl Read, mut to: impl Write, mut passed: impl FnMut(usize)) {
+    let mut buffer = vec![0; BUFFER];
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        passed(len);
+        if to.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn both_ways_and_counted() {
+        let (far, other) = UnixStream::pair().unwrap();
+        let meter = Meter::new(None);
+        let mut near = UnixStream::from(metered(other.into(), &meter).unwrap());
+        let mut far = far;
+        near.write_all(b"question").unwrap();
+        let mut heard = [0; 8];
+        far.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"question");
+        far.write_all(b"answer").unwrap();
+        drop(far);
+        let mut answer = String::new();
+        near.read_to_string(&mut answer).unwrap();
+        assert_eq!((answer.as_str(), meter.sent()), ("answer", 8));
+        assert!(meter.first().is_some());
+    }
+
+    #[test]
+    fn no_faster_than_allowed() {
+        let mut budget = Budget { paid: Instant::now() };
+        let start = Instant::now();
+        budget.spend(50_000, 1_000_000);
+        budget.spend(50_000, 1_000_000);
+        assert!(start.elapsed() >= Duration::from_millis(100));
+        budget.spend(u64::MAX / 2, 0);
+    }
+}

@@ -1,0 +1,81 @@
+//! Connections with certificates at both ends.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use support::{Counter, Host, judge, wait_until};
+
+/// The options that name an authority, and a certificate of its for `name`.
+fn certificates(dir: &Path, name: &str) -> [String; 6] {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
+    let file = |option: &str, pem: &str| {
+        let file = dir.join(&option[2..]);
+        fs::write(&file, pem).unwrap();
+        [option.to_owned(), file.display().to_string()]
+    };
+    let key = own.serialize_pem();
+    let [a, b, c] = [("--ca", &authority), ("--cert", &certificate), ("--key", &key)]
+        .map(|(option, pem)| file(option, pem));
+    [a, b, c].concat().try_into().unwrap()
+}
+
+fn agent_with(options: &[String]) -> Host {
+    let mut there = Host::new();
+    there.listen = "127.0.0.1:0".to_owned();
+    there.options = options.to_vec();
+    there.start_agent();
+    there
+}
+
+#[test]
+fn every_mode_is_encrypted() {
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path(), "127.0.0.1");
+    let there = agent_with(&options);
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let here = Host::new();
+        let mut counter = Counter::start(5000, 50);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let report = judge(&here.migrate(&args).args(&options).output().unwrap()).unwrap();
+        assert!(report["bytes"].as_u64().unwrap() > 5000 * 4096, "{report}");
+        wait_until("it has ended here", || counter.has_ended_here());
+        counter.goes_on();
+    }
+}
+
+#[test]
+fn strangers_and_other_names_are_refused() {
+    let keys = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let own = certificates(keys[0].path(), "127.0.0.1");
+    let strange = certificates(keys[1].path(), "127.0.0.1");
+    let there = agent_with(&own);
+    let named = certificates(keys[2].path(), "elsewhere");
+    let elsewhere = agent_with(&named);
+    let here = Host::new();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    for (address, options) in
+        [(&there.address, &strange[..]), (&there.address, &[]), (&elsewhere.address, &named[..])]
+    {
+        let args = ["--pid", &pid, "--json", address];
+        let error = judge(&here.migrate(&args).args(options).output().unwrap()).unwrap_err();
+        assert!(error.contains("TLS") || error.contains("link"), "{error}");
+        counter.goes_on();
+    }
+    assert!(there.phases("destination").is_empty());
+    let output = here.migrate(&["--pid", &pid, "--ca", "x", "127.0.0.1:1"]).output().unwrap();
+    assert!(judge(&output).unwrap_err().contains("together"));
+}

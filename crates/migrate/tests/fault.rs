@@ -1,0 +1,261 @@
+//! Whatever ends too early, at every message: the tasks run at one of the two places, and at
+//! one only.
+//!
+//! A proxy stands between source and agent, reads the frames of the conversation, and at one of
+//! them cuts the link, or kills one of the two. `TORPOR_LONG=1` does so 200 times; else every
+//! message is hit once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{Counter, Host, wait_until};
+
+const PREAMBLE: usize = 12;
+const HEADER: usize = 8;
+/// Until something that is bound to happen has happened.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is done at a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    CutLink,
+    KillSource,
+    KillAgent,
+}
+
+const ALL: [Fault; 3] = [Fault::CutLink, Fault::KillSource, Fault::KillAgent];
+
+/// At which message: counted over both directions of the conversation.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    fault: Fault,
+    at: usize,
+    /// Whether the message has been passed on when it happens.
+    passed: bool,
+}
+
+/// Between source and agent.
+struct Proxy {
+    path: PathBuf,
+    there: PathBuf,
+    seen: AtomicUsize,
+    plan: Option<Plan>,
+    /// Set when it is time; whoever waits for it does it and clears it.
+    due: AtomicBool,
+    open: Mutex<Vec<UnixStream>>,
+}
+
+impl Proxy {
+    fn start(path: PathBuf, there: PathBuf, plan: Option<Plan>) -> Arc<Self> {
+        let listener = UnixListener::bind(&path).unwrap();
+        let proxy = Arc::new(Self {
+            path,
+            there,
+            seen: AtomicUsize::new(0),
+            plan,
+            due: AtomicBool::new(false),
+            open: Mutex::default(),
+        });
+        let accepting = Arc::clone(&proxy);
+        thread::spawn(move || {
+            for near in listener.incoming() {
+                let proxy = Arc::clone(&accepting);
+                thread::spawn(move || proxy.serve(near.unwrap()));
+            }
+        });
+        proxy
+    }
+
+    fn serve(self: Arc<Self>, near: UnixStream) {
+        let Ok(far) = UnixStream::connect(&self.there) else { return };
+        for end in [&near, &far] {
+            self.open.lock().unwrap().push(end.try_clone().unwrap());
+        }
+        let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        let other = Arc::clone(&self);
+        // The first frame of a conversation that moves something says so.
+        let is_conversation = Arc::new(Mutex::new(None));
+        let known = Arc::clone(&is_conversation);
+        thread::spawn(move || other.forward(back.0, back.1, &known, false));
+        self.forward(near, far, &is_conversation, true);
+    }
+
+    /// Passes frames on, until there are none.
+    fn forward(
+        &self,
+        mut from: UnixStream,
+        mut to: UnixStream,
+        is_conversation: &Mutex<Option<bool>>,
+        asks: bool,
+    ) {
+        let mut preamble = [0; PREAMBLE];
+        if from.read_exact(&mut preamble).is_err() || to.write_all(&preamble).is_err() {
+            return;
+        }
+        loop {
+            let mut frame = vec![0; HEADER];
+            if from.read_exact(&mut frame).is_err() {
+                break;
+            }
+            let len = u32::from_le_bytes(frame[4..].try_into().unwrap()) as usize;
+            frame.resize(HEADER + len, 0);
+            if from.read_exact(&mut frame[HEADER..]).is_err() {
+                break;
+            }
+            let text = String::from_utf8_lossy(&frame[HEADER..]).into_owned();
+            if asks {
+                is_conversation.lock().unwrap().get_or_insert(text.contains("\"begin\""));
+            }
+            let counted = *is_conversation.lock().unwrap() == Some(true) && frame[0] == 1;
+            let number =
+                if counted { self.seen.fetch_add(1, Ordering::SeqCst) } else { usize::MAX };
+            let plan = self.plan.filter(|plan| plan.at == number);
+            if plan.is_some_and(|plan| !plan.passed) {
+                self.strike();
+            }
+            if to.write_all(&frame).is_err() {
+                break;
+            }
+            if plan.is_some() {
+                self.strike();
+            }
+            if text.contains("\"joined\"") || text.contains("\"join\"") {
+                // What follows are pages.
+                let _ = std::io::copy(&mut from, &mut to);
+                break;
+            }
+        }
+        let _ = (to.shutdown(std::net::Shutdown::Both), from.shutdown(std::net::Shutdown::Both));
+    }
+
+    /// It is time: waits until it has been done.
+    fn strike(&self) {
+        if self.plan.is_some_and(|plan| plan.fault == Fault::CutLink) {
+            self.cut();
+            return;
+        }
+        self.due.store(true, Ordering::SeqCst);
+        while self.due.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// One migration with a fault; how many messages there were.
+fn run(mode: &str, plan: Option<Plan>) -> usize {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let agent = there.path("agent.socket");
+    let proxy = Proxy::start(here.path("proxy.socket"), agent, plan);
+    let counter = Counter::start(500, 5);
+    let to = format!("unix:{}", proxy.path.display());
+    let args = ["--pid", &counter.pid.to_string(), "--id", "one", "--mode", mode, &to];
+    let mut migration = here.migrate(&args).args(["--max-rounds", "2"]).spawn().unwrap();
+    loop {
+        if proxy.due.load(Ordering::SeqCst) {
+            match plan.unwrap().fault {
+                Fault::KillSource => migration.kill().unwrap(),
+                Fault::KillAgent => {
+                    there.stop_agent();
+                    there.start_agent();
+                }
+                Fault::CutLink => {}
+            }
+            if plan.unwrap().fault == Fault::KillSource {
+                proxy.cut();
+            }
+            proxy.due.store(false, Ordering::SeqCst);
+        }
+        if migration.try_wait().unwrap().is_some() && !proxy.due.load(Ordering::SeqCst) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    let output = migration.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let told = format!("{mode} {plan:?}: {said}\n{}", there.log());
+    wait_until(&format!("it is decided: {told}"), || {
+        let phases = here.phases("source");
+        phases.is_empty() || phases == ["moved"] || phases == ["stayed"]
+    });
+    let start = Instant::now();
+    while !matches!(counter.running().as_slice(), [(_, true)]) {
+        assert!(
+            start.elapsed() < PATIENCE,
+            "{:?} run, {:?} and {:?}: {told}",
+            counter.running(),
+            here.phases("source"),
+            there.phases("destination"),
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+    counter.goes_on();
+    let running = counter.running();
+    let is_here = running[0].0 == counter.pid;
+    let phases = here.phases("source");
+    assert!(phases.is_empty() || (phases == ["stayed"]) == is_here, "{phases:?} {told}");
+    wait_until(&format!("both know: {told}"), || {
+        let there = there.phases("destination");
+        there.is_empty() || there == [if is_here { "stayed" } else { "moved" }]
+    });
+    wait_until(&format!("the destination tidies up: {told}"), || there.is_clean());
+    proxy.seen.load(Ordering::SeqCst)
+}
+
+/// Hits messages of migrations of one mode.
+fn one_runs(mode: &str, faults: &[Fault]) {
+    let messages = run(mode, None);
+    assert!(messages > 10, "{messages}");
+    let mut plans = Vec::new();
+    for at in 0..messages {
+        for &fault in faults {
+            for passed in [false, true] {
+                plans.push(Plan { fault, at, passed });
+            }
+        }
+    }
+    let is_long = std::env::var_os("TORPOR_LONG").is_some();
+    // The messages about the decision are the last five: the images are there, everything is
+    // made, go, it runs, it has ended.
+    let decisive = plans.len() - 2 * faults.len() * 5;
+    for (number, plan) in plans.into_iter().enumerate() {
+        if is_long || number % 41 == 0 || (number >= decisive && number % 2 == 1) {
+            run(mode, Some(plan));
+        }
+    }
+    if !is_long {
+        println!("most messages before the decision: left out, TORPOR_LONG=1 hits all");
+    }
+}
+
+#[test]
+fn one_runs_in_pre_copy() {
+    one_runs("pre-copy", &ALL);
+}
+
+#[test]
+fn one_runs_in_pipelined() {
+    one_runs("pipelined", &ALL);
+}
+
+/// A source that is killed while its pages are being fetched can take the tasks along, see
+/// docs/migration.md.
+#[test]
+fn one_runs_in_hybrid() {
+    one_runs("hybrid", &[Fault::CutLink]);
+}

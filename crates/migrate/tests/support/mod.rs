@@ -1,0 +1,256 @@
+//! Trees that move, agents that take them, and the program under test.
+
+#![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The program, built as the tests are; `TORPOR_BIN` names another one.
+pub fn torpor() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(path) = std::env::var_os("TORPOR_BIN") {
+            return PathBuf::from(path);
+        }
+        let me = std::env::current_exe().unwrap();
+        let profile = me.parent().unwrap().parent().unwrap();
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--quiet", "--package", "torpor-cli"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+        profile.join("torpor")
+    })
+}
+
+/// A program of the tests, compiled.
+pub fn compiled(dir: &Path, name: &str) -> PathBuf {
+    let program = dir.join(name);
+    let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program);
+    assert!(compiler.arg(source).status().unwrap().success());
+    program
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < deadline, "it does not come true: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A host: its directories, and its agent when it runs one.
+pub struct Host {
+    pub dir: TempDir,
+    /// What is put before the agent's command.
+    pub prefix: Vec<String>,
+    pub options: Vec<String>,
+    pub listen: String,
+    pub address: String,
+    pub agent: Option<Child>,
+}
+
+impl Host {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = format!("unix:{}", dir.path().join("agent.socket").display());
+        Self {
+            dir,
+            prefix: Vec::new(),
+            options: Vec::new(),
+            address: listen.clone(),
+            listen,
+            agent: None,
+        }
+    }
+
+    /// One whose agent has processes, mounts and a network of its own.
+    pub fn apart(prefix: &[&str]) -> Self {
+        let mut host = Self::new();
+        host.prefix = prefix.iter().map(|&word| word.to_owned()).collect();
+        host
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn directories(&self, work: &str) -> [String; 4] {
+        let [state, work] = ["state", work].map(|name| self.path(name).display().to_string());
+        ["--state-dir".to_owned(), state, "--work-dir".to_owned(), work]
+    }
+
+    pub fn start_agent(&mut self) {
+        let mut words: Vec<String> = self.prefix.clone();
+        words.extend([torpor().display().to_string(), "agent".to_owned()]);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(["--listen", &self.listen]).args(self.directories("taken"));
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log"));
+        command.args(&self.options).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut agent = command.stderr(log.unwrap()).process_group(0).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(agent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("Listening at ");
+        self.address = address.unwrap_or_else(|| panic!("{}", self.log())).to_owned();
+        self.agent = Some(agent);
+    }
+
+    pub fn stop_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+        }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("agent.log")).unwrap_or_default()
+    }
+
+    /// `torpor migrate` with this host's directories.
+    pub fn migrate(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(torpor());
+        command.arg("migrate").args(self.directories("work")).args(args).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Moves a tree from this host to the agent at `to`.
+    pub fn moves(&self, pid: i32, mode: &str, to: &str) -> Result<Value, String> {
+        let pid = pid.to_string();
+        let output = self.migrate(&["--pid", &pid, "--mode", mode, "--json", to]).output().unwrap();
+        judge(&output)
+    }
+
+    /// No migration has left anything in the work directory.
+    pub fn is_clean(&self) -> bool {
+        let empty = |dir: PathBuf| {
+            let entries = fs::read_dir(dir);
+            entries.map_or(true, |mut entries| entries.next().is_none())
+        };
+        empty(self.path("work/source")) && empty(self.path("taken"))
+    }
+
+    /// The phase of each migration that this host has a record of.
+    pub fn phases(&self, side: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path("state").join(side)).into_iter().flatten().flatten();
+        let files = entries.map(|entry| entry.path());
+        let records = files.filter(|path| path.extension().is_some_and(|ext| ext == "json"));
+        let read = records
+            .map(|path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() });
+        read.map(|record| record["phase"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop_agent();
+    }
+}
+
+pub fn judge(output: &Output) -> Result<Value, String> {
+    if output.status.success() {
+        Ok(serde_json::from_slice(&output.stdout).expect("one JSON object"))
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// A program that counts, wherever it runs.
+pub struct Counter {
+    pub dir: TempDir,
+    pub child: Child,
+    pub pid: i32,
+}
+
+impl Counter {
+    pub fn start(pages: u64, writes: u64) -> Self {
+        Self::start_under(&["setsid"], pages, writes)
+    }
+
+    /// The last of its descendants is what counts.
+    pub fn start_under(prefix: &[&str], pages: u64, writes: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let program = compiled(dir.path(), "counter");
+        let mut command = Command::new(prefix[0]);
+        command.args(&prefix[1..]).arg(program).arg(dir.path().join("count"));
+        command.args([pages.to_string(), writes.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let counter = Self { dir, child, pid };
+        wait_until("the counter counts", || counter.count() > 0);
+        counter
+    }
+
+    pub fn count(&self) -> u64 {
+        let bytes = fs::read(self.dir.path().join("count")).unwrap_or_default();
+        bytes.try_into().map_or(0, u64::from_le_bytes)
+    }
+
+    /// Processes that count, as this test sees them, and whether each of them can run.
+    pub fn running(&self) -> Vec<(i32, bool)> {
+        let path = self.dir.path().join("count").display().to_string();
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let counts = pids.filter(|pid| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let program = words.split(|&byte| byte == 0).next().unwrap_or_default();
+            program.ends_with(b"/counter") && String::from_utf8_lossy(&words).contains(&path)
+        });
+        let state = |pid: &i32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+        };
+        counts
+            .filter_map(|pid| state(&pid).map(|state| (pid, state)))
+            .filter(|(_, state)| !matches!(state, 'Z' | 'X'))
+            .map(|(pid, state)| (pid, matches!(state, 'R' | 'S' | 'D')))
+            .collect()
+    }
+
+    /// One counts, and one only.
+    pub fn goes_on(&self) {
+        let before = self.count();
+        wait_until("the count grows", || self.count() > before + 5);
+        let running = self.running();
+        assert!(running.len() == 1 && running[0].1, "{running:?}");
+    }
+
+    pub fn has_ended_here(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        for (pid, _) in self.running() {
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The child of a process, once it has one.
+pub fn child_of(pid: u32) -> i32 {
+    let mut found = None;
+    wait_until("it has a child", || {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.unwrap_or_default();
+        found = children.split_whitespace().next().and_then(|word| word.parse().ok());
+        found.is_some()
+    });
+    found.unwrap()
+}

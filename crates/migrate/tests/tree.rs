@@ -1,0 +1,223 @@
+//! Trees of processes move to an agent; what fails leaves them where they are.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use support::{Counter, Host, child_of, wait_until};
+
+const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
+
+/// What scripts rely on.
+fn check_report(report: &Value) {
+    for name in ["total_ms", "downtime_ms", "freeze_ms", "transfer_ms", "restore_ms"] {
+        assert!(report[name].as_f64().unwrap() > 0.0, "{name}: {report}");
+    }
+    let part = |name: &str| report[name].as_f64().unwrap();
+    let parts = part("freeze_ms") + part("transfer_ms") + part("restore_ms");
+    assert!((parts - part("downtime_ms")).abs() < 1.0, "{report}");
+    assert!(part("downtime_ms") < part("total_ms"), "{report}");
+    let rounds = report["rounds"].as_array().unwrap();
+    for round in rounds {
+        assert!(round["ms"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(round["bytes"].as_u64().unwrap() > 0, "{report}");
+    }
+    let sum: u64 = rounds.iter().map(|round| round["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(report["bytes"].as_u64().unwrap(), sum, "{report}");
+    assert!(rounds[0]["pages"].as_u64().unwrap() >= 2000, "{report}");
+}
+
+fn moved(counter: &mut Counter, hosts: [&Host; 2], report: &Value) {
+    check_report(report);
+    wait_until("it has ended here", || counter.has_ended_here());
+    counter.goes_on();
+    let there = i32::try_from(report["pid"].as_i64().unwrap()).unwrap();
+    assert!(counter.running().iter().any(|&(pid, _)| pid == there), "{report}");
+    assert_eq!(hosts[0].phases("source"), ["moved"]);
+    wait_until("the destination tidies up", || hosts[1].is_clean());
+    assert_eq!(hosts[1].phases("destination"), ["moved"]);
+    assert!(hosts[0].is_clean());
+}
+
+#[test]
+fn every_mode_over_either_kind_of_address() {
+    for mode in MODES {
+        for listen in [None, Some("127.0.0.1:0")] {
+            let (here, mut there) = (Host::new(), Host::new());
+            if let Some(listen) = listen {
+                there.listen = listen.to_owned();
+            }
+            there.start_agent();
+            let mut counter = Counter::start(2000, 10);
+            let report = here.moves(counter.pid, mode, &there.address).unwrap();
+            assert_eq!(report["mode"], mode);
+            moved(&mut counter, [&here, &there], &report);
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_written_all_the_time_arrives_as_it_is() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    // It looks at each page before it writes it, and ends if it is not as it was left.
+    let mut counter = Counter::start(20_000, 500);
+    let args = ["--pid", &counter.pid.to_string(), "--max-downtime", "0", "--max-rounds", "4"];
+    let output = here
+        .migrate(&args)
+        .args(["--mode", "pre-copy", "--json", &there.address])
+        .output()
+        .unwrap();
+    let report = support::judge(&output).unwrap();
+    assert!(report["rounds"].as_array().unwrap().len() > 2, "{report}");
+    moved(&mut counter, [&here, &there], &report);
+    let before = counter.count();
+    wait_until("it has seen its pages", || counter.count() > before + 200);
+}
+
+#[test]
+fn a_tree_moves_as_a_whole() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let script = "sleep 1000 & \"$@\" & wait";
+    let counter = Counter::start_under(&["setsid", "sh", "-c", script, "sh"], 2000, 10);
+    let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();
+    counter.goes_on();
+    let root = report["pid"].as_u64().unwrap();
+    let children = std::fs::read_to_string(format!("/proc/{root}/task/{root}/children")).unwrap();
+    let children: Vec<&str> = children.split_whitespace().collect();
+    assert_eq!(children.len(), 2, "{children:?}");
+    for pid in [root.to_string().as_str()].iter().chain(&children) {
+        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+}
+
+#[test]
+fn a_tree_with_a_pid_namespace_of_its_own_gets_a_new_one() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let script = "exec \"$@\" < /dev/null > /dev/null 2>&1";
+    let prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", script, "sh"];
+    let mut counter = Counter::start_under(&prefix, 2000, 10);
+    counter.pid = child_of(counter.child.id());
+    let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();
+    moved(&mut counter, [&here, &there], &report);
+    let there = report["pid"].as_u64().unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{there}/status")).unwrap();
+    let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+    assert_eq!(ids.split_whitespace().last(), Some("1"), "{ids}");
+}
+
+#[test]
+fn an_agent_with_processes_mounts_and_network_of_its_own() {
+    let here = Host::new();
+    let apart = ["unshare", "--pid", "--net", "--fork", "--mount-proc", "--kill-child"];
+    let mut there = Host::apart(&apart);
+    there.start_agent();
+    let mut counter = Counter::start(2000, 10);
+    let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();
+    check_report(&report);
+    assert!(counter.has_ended_here());
+    counter.goes_on();
+    // No process there has its id, so that it keeps it.
+    assert_eq!(report["pid"].as_i64().unwrap(), i64::from(counter.pid));
+    assert!(counter.running()[0].0 != counter.pid);
+    // The agent is the first process there, and all others end with it.
+    there.stop_agent();
+    wait_until("it ends", || counter.running().is_empty());
+}
+
+/// At each of these the restore fails, and the tasks go on where they were.
+#[test]
+fn a_restore_that_fails_leaves_the_tasks_where_they_are() {
+    for point in ["pre-restore", "setup-namespaces", "post-restore", "pre-resume"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(2000, 10);
+        let error = here.moves(counter.pid, "stop-and-copy", &there.address).unwrap_err();
+        assert!(error.contains("restore") || error.contains("go on here"), "{error}");
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        assert_eq!(here.phases("source"), ["stayed"]);
+        assert_eq!(there.phases("destination"), ["stayed"]);
+    }
+}
+
+#[test]
+fn what_a_dump_refuses_is_said_and_undone() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    // Its standard input was opened through a mount that it does not see.
+    let prefix = ["unshare", "--pid", "--fork", "--mount-proc"];
+    let mut counter = Counter::start_under(&prefix, 100, 1);
+    counter.pid = child_of(counter.child.id());
+    let error = here.moves(counter.pid, "pre-copy", &there.address).unwrap_err();
+    assert!(error.contains("outside of the tree's mount namespaces"), "{error}");
+    counter.goes_on();
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
+#[test]
+fn nobody_there_nothing_there_and_nonsense() {
+    let here = Host::new();
+    let counter = Counter::start(100, 1);
+    let nowhere = format!("unix:{}", here.path("nobody").display());
+    let error = here.moves(counter.pid, "pre-copy", &nowhere).unwrap_err();
+    assert!(error.contains("no agent answers") && error.contains("torpor agent"), "{error}");
+    let mut there = Host::new();
+    there.start_agent();
+    let error = here.moves(4_194_000, "pre-copy", &there.address).unwrap_err();
+    assert!(error.contains("there is no process 4194000"), "{error}");
+    let error = here.moves(counter.pid, "pre-copy", "elsewhere").unwrap_err();
+    assert!(error.contains("expected unix:PATH or HOST:PORT"), "{error}");
+    counter.goes_on();
+}
+
+#[test]
+fn an_agent_without_certificates_is_for_this_host_only() {
+    let mut agent = Command::new(support::torpor());
+    agent.args(["agent", "--listen", "0.0.0.0:0"]).stdout(Stdio::null());
+    let host = Host::new();
+    agent.arg("--state-dir").arg(host.path("state")).arg("--work-dir").arg(host.path("work"));
+    let output = agent.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("--cert"), "{error}");
+}
+
+#[test]
+fn cancelled_it_goes_on_here() {
+    for by_signal in [true, false] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let counter = Counter::start(50_000, 1000);
+        let args = ["--pid", &counter.pid.to_string(), "--max-downtime", "0", "--id", "one"];
+        let mut migration = here.migrate(&args);
+        migration.args(["--mode", "pre-copy", "--bandwidth", "20M", &there.address]);
+        let mut migration = migration.spawn().unwrap();
+        let round = here.path("work/source/one/1");
+        wait_until("the first round begins", || round.exists());
+        if by_signal {
+            let pid = Pid::from_child(&migration);
+            kill_process(pid, Signal::INT).unwrap();
+        } else {
+            let output = here.migrate(&["--cancel", "one"]).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        assert!(!migration.wait().unwrap().success());
+        counter.goes_on();
+        assert_eq!(counter.running(), [(counter.pid, true)]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        assert_eq!(here.phases("source"), ["stayed"]);
+        wait_until("it is written down", || there.phases("destination") == ["stayed"]);
+    }
+}
