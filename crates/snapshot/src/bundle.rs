@@ -1,0 +1,142 @@
+//! A bundle: the configuration and the files that a container of runc is started from.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::digest::{self, SHA256};
+use serde_json::{Value, json};
+
+use crate::error::{Context, Error, Result};
+use crate::oci;
+
+/// The longest configuration that is read.
+const MAX_CONFIG: u64 = 4 << 20;
+
+/// A bundle.
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its configuration.
+    pub config: Value,
+    /// Its root file system.
+    pub root: PathBuf,
+}
+
+impl Bundle {
+    /// Reads a bundle.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let dir = fs::canonicalize(dir).context(|| format!("the bundle {}", dir.display()))?;
+        let file = dir.join("config.json");
+        let shown = || file.display().to_string();
+        if fs::metadata(&file).context(shown)?.len() > MAX_CONFIG {
+            return Err(Error::new(format!("{} is too long", file.display())));
+        }
+        let config: Value =
+            serde_json::from_slice(&fs::read(&file).context(shown)?).context(shown)?;
+        let root = config["root"]["path"].as_str().unwrap_or("rootfs");
+        let root = fs::canonicalize(dir.join(root))
+            .context(|| format!("the root file system of {}", dir.display()))?;
+        Ok(Self { dir, config, root })
+    }
+
+    /// The same with a container that runs `command`, unless that is empty.
+    #[must_use]
+    pub fn running(mut self, command: &[String]) -> Self {
+        if !command.is_empty() {
+            self.config["process"]["args"] = json!(command);
+        }
+        self
+    }
+
+    /// The configuration of a container that has its root file system at `root`.
+    #[must_use]
+    pub fn config_at(&self, root: &Path) -> Value {
+        let mut config = self.config.clone();
+        config["root"]["path"] = json!(root);
+        // What is relative is so to the bundle.
+        for mount in config["mounts"].as_array_mut().into_iter().flatten() {
+            let bind = mount["type"] == "bind"
+                || mount["options"].as_array().is_some_and(|options| {
+                    options.iter().any(|option| option == "bind" || option == "rbind")
+                });
+            if let Some(source) = mount["source"].as_str()
+                && bind
+                && !source.starts_with('/')
+            {
+                mount["source"] = json!(self.dir.join(source));
+            }
+        }
+        config
+    }
+
+    /// The digest of what a snapshot depends on in the configuration: all of it, but for what
+    /// each container has its own of, and for what a runtime does beside the container.
+    ///
+    /// # Errors
+    /// If it cannot be written as JSON.
+    pub fn configuration_digest(&self) -> Result<String> {
+        let mut config = self.config.clone();
+        if let Some(all) = config.as_object_mut() {
+            for key in ["hostname", "domainname", "annotations", "hooks"] {
+                all.remove(key);
+            }
+        }
+        if let Some(linux) = config.get_mut("linux").and_then(Value::as_object_mut) {
+            linux.remove("cgroupsPath");
+            linux.remove("resources");
+        }
+        if let Some(root) = config.get_mut("root").and_then(Value::as_object_mut) {
+            root.remove("path");
+        }
+        config.sort_all_objects();
+        Ok(oci::sha256(&serde_json::to_vec(&config).context(|| "config.json")?))
+    }
+
+    /// The digest of what is in the root file system: names, kinds, sizes and times of all
+    /// files. Times count in seconds, as archives keep them.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn files_digest(&self) -> Result<String> {
+        let mut context = digest::Context::new(&SHA256);
+        let mut todo = vec![self.root.clone()];
+        while let Some(dir) = todo.pop() {
+            let shown = || dir.display().to_string();
+            let mut entries = fs::read_dir(&dir)
+                .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+                .context(shown)?;
+            entries.sort_unstable_by_key(fs::DirEntry::file_name);
+            for entry in entries {
+                let path = entry.path();
+                let meta = fs::symlink_metadata(&path).context(shown)?;
+                let name = path.strip_prefix(&self.root).unwrap_or(&path).as_os_str();
+                let name = name.as_encoded_bytes();
+                let facts = if meta.is_dir() {
+                    // The time of a directory changes with mount points that are made in it.
+                    format!("{} {:o} {} {}", name.len(), meta.mode(), meta.uid(), meta.gid())
+                } else {
+                    format!(
+                        "{} {:o} {} {} {} {}",
+                        name.len(),
+                        meta.mode(),
+                        meta.uid(),
+                        meta.gid(),
+                        meta.size(),
+                        meta.mtime()
+                    )
+                };
+                context.update(facts.as_bytes());
+                context.update(name);
+                if meta.is_dir() {
+                    todo.push(path);
+                }
+            }
+        }
+        Ok(oci::written(context.finish().as_ref()))
+    }
+}

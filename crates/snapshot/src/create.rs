@@ -1,0 +1,434 @@
+//! `torpor snapshot create`: from a cold start to a snapshot.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use rustix::pipe::{PipeFlags, pipe_with};
+use torpor_images::{ImageDir, kind};
+
+use crate::bundle::Bundle;
+use crate::description::{Description, Machine, Origin, VERSION};
+use crate::error::{Context, Error, Result};
+use crate::instance::{Instance, Own};
+use crate::oci::Manifest;
+use crate::podman::{self, Podman};
+use crate::publish::{Parts, Published, publish};
+use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
+use crate::reference::Reference;
+use crate::runc::{Restore, Runc, Streams};
+use crate::source::Source;
+use crate::store::{self, Store};
+use crate::{Runtime, places};
+
+/// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
+/// it. With a snapshot of the same name there, only pages that are new are stored.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// Where the snapshot is to be: dir:PATH:NAME or HOST/NAME:TAG
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// What it is made from: runc:BUNDLE, podman:IMAGE or running:CONTAINER
+    #[arg(long, value_name = "SOURCE")]
+    from: Source,
+    /// What shows that the application is ready: http://HOST:PORT/PATH, tcp:PORT, log:REGEX,
+    /// exec:CMD (in the container, or on this host if it has no such program) or notify (the
+    /// application writes READY=1 to the socket that NOTIFY_SOCKET names)
+    #[arg(long, value_name = "WHAT")]
+    ready: Option<Ready>,
+    /// A command that warms the application up once it is ready
+    #[arg(long, value_name = "CMD")]
+    warmup: Vec<String>,
+    /// How long it may take until the application is ready
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    /// Do not start the snapshot once for a trial, which also shows what memory it needs first
+    #[arg(long)]
+    no_trial: bool,
+    /// Seal the images for WHO: age1..., a file with a certificate, or provider:/PROGRAM:KEY
+    #[arg(long, value_name = "WHO")]
+    recipient: Vec<String>,
+    /// Sign a sealed snapshot with the private key in FILE
+    #[arg(long, value_name = "FILE", requires = "recipient", requires = "sign_cert")]
+    sign_key: Option<PathBuf>,
+    /// The certificate of --sign-key, followed by those that lead from it to an authority
+    #[arg(long, value_name = "FILE", requires = "sign_key")]
+    sign_cert: Option<PathBuf>,
+    /// Print a JSON object that says what was made
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: Runtime,
+    /// What the container runs instead of what its bundle says
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+/// How long the trial goes on when the application is ready.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// What came out of a container of runc.
+struct Slept {
+    bundle: Bundle,
+    instance: Option<Instance>,
+    images: PathBuf,
+}
+
+impl Slept {
+    /// The layer that the container has written to.
+    fn changes(&self) -> Option<PathBuf> {
+        self.instance.as_ref().map(Instance::changes)
+    }
+}
+
+/// Makes a snapshot.
+///
+/// # Errors
+/// If the container does not become ready, or cannot be put to sleep or packed.
+pub fn create(args: &CreateArgs) -> Result<ExitCode> {
+    let store = store::open(&args.reference)?;
+    let base = base(&*store)?;
+    places::make(&places::state())?;
+    let work = tempfile::Builder::new()
+        .prefix("create-")
+        .tempdir_in(places::state())
+        .context(|| places::state().display().to_string())?;
+    let owner = places::claim(work.path())?;
+    let maker = Maker {
+        args,
+        runc: Runc::new(args.runtime.root.as_deref())?,
+        id: work
+            .path()
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .replace("create-", "torpor-create-"),
+        work: work.path(),
+    };
+    let result = maker.make(&*store, base.as_ref());
+    maker.clean();
+    drop(owner);
+    let (description, published) = result?;
+    places::note(&args.reference.to_string(), &description.origin)?;
+    report(args, &description, &published);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn base(store: &dyn Store) -> Result<Option<Manifest>> {
+    // Another image of this name is replaced, and has no packs.
+    Ok(store.manifest()?.and_then(|bytes| Manifest::parse(&bytes).ok()))
+}
+
+fn report(args: &CreateArgs, description: &Description, published: &Published) {
+    if args.json {
+        let object = serde_json::json!({
+            "reference": args.reference.to_string(),
+            "digest": published.digest,
+            "size": published.size,
+            "uploaded": published.uploaded,
+            "memory": description.memory,
+            "working_set": description.working_set,
+        });
+        println!("{object}");
+    } else {
+        println!("{} {}", args.reference, published.digest);
+        eprintln!(
+            "{} of memory in {}, of which {} are new; {} are needed first",
+            size(description.memory),
+            size(published.size),
+            size(published.uploaded),
+            size(description.working_set)
+        );
+    }
+}
+
+/// A number of bytes, for people.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} B"),
+        10_000..10_000_000 => format!("{} kB", bytes / 1000),
+        _ => format!("{} MB", bytes / 1_000_000),
+    }
+}
+
+/// The making of one snapshot.
+struct Maker<'a> {
+    args: &'a CreateArgs,
+    runc: Runc,
+    id: String,
+    work: &'a Path,
+}
+
+impl Maker<'_> {
+    fn make(&self, store: &dyn Store, base: Option<&Manifest>) -> Result<(Description, Published)> {
+        let slept = match &self.args.from {
+            Source::Runc(bundle) => self.sleep_bundle(bundle)?,
+            Source::Running(id) => self.sleep_running(id)?,
+            Source::Podman(image) => return self.make_of_image(image, store, base),
+        };
+        if !self.args.no_trial && self.args.recipient.is_empty() {
+            self.trial(&slept)?;
+        }
+        let description = Description {
+            configuration: serde_json::to_string(&slept.bundle.config).unwrap_or_default(),
+            configuration_digest: slept.bundle.configuration_digest()?,
+            files_digest: slept.bundle.files_digest()?,
+            ..self.describe(Source::Runc(slept.bundle.dir.clone()), &slept.images)?
+        };
+        let changes = slept.changes();
+        let parts = Parts {
+            images: &slept.images,
+            changes: changes.as_deref(),
+            work: self.work,
+            others: vec![("spec.dump", description.configuration.clone().into_bytes())],
+            annotations: BTreeMap::new(),
+        };
+        self.publish(store, description, &parts, base)
+    }
+
+    /// A snapshot of a container of an image of Podman, which restores it from its own storage.
+    fn make_of_image(
+        &self,
+        image: &str,
+        store: &dyn Store,
+        base: Option<&Manifest>,
+    ) -> Result<(Description, Published)> {
+        if matches!(self.args.ready, Some(Ready::Log(_) | Ready::Notify)) {
+            return Err(Error::new("Podman's containers are not asked by log: or notify")
+                .hint("--ready exec:CMD, tcp:PORT or an address"));
+        }
+        let podman = Podman::new()?;
+        podman.start(image, &self.id, &[], &self.args.command)?;
+        let output = Output::default();
+        let waiting = Waiting { runtime: &podman, id: &self.id, output: &output, notify: None };
+        self.wait(&waiting)?;
+        let dir = self.work.join("exported");
+        places::make(&dir)?;
+        podman.checkpoint(&self.id, &dir)?;
+        let images = dir.join(podman::IMAGES);
+        let parts = Parts {
+            images: &images,
+            changes: None,
+            work: self.work,
+            others: podman::others(&dir)?,
+            annotations: podman.annotations(&dir, &self.id)?,
+        };
+        // Podman says by itself which image it needs.
+        let description = self.describe(Source::Podman(image.to_owned()), &images)?;
+        self.publish(store, description, &parts, base)
+    }
+
+    /// What is known without the container's configuration.
+    fn describe(&self, from: Source, images: &Path) -> Result<Description> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Description {
+            version: VERSION,
+            created: now.as_secs(),
+            origin: Origin { from: from.to_string(), command: self.args.command.clone() },
+            configuration: String::new(),
+            configuration_digest: String::new(),
+            files_digest: String::new(),
+            machine: Machine::here(),
+            packs: Vec::new(),
+            memory: 0,
+            working_set: 0,
+            sealed: !self.args.recipient.is_empty(),
+            tasks: ImageDir::open(images)?.ids(kind::MM)?.len(),
+        })
+    }
+
+    fn publish(
+        &self,
+        store: &dyn Store,
+        description: Description,
+        parts: &Parts<'_>,
+        base: Option<&Manifest>,
+    ) -> Result<(Description, Published)> {
+        let published = publish(store, description, parts, base)?;
+        // What the packing has found out is in the published description.
+        let manifest = store::manifest(store)?;
+        Ok((Description::read(store, &manifest)?, published))
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.args.timeout)
+    }
+
+    /// Starts a container of the bundle and puts it to sleep when it is ready.
+    fn sleep_bundle(&self, bundle: &Path) -> Result<Slept> {
+        let bundle = Bundle::open(bundle)?.running(&self.args.command);
+        let notify = matches!(self.args.ready, Some(Ready::Notify));
+        let environment = if notify { vec![format!("NOTIFY_SOCKET={NOTIFY}")] } else { vec![] };
+        let own = Own { environment, ..Own::default() };
+        let instance = Instance::make(&self.work.join("cold"), &bundle, &own, |_| Ok(()))?;
+        let socket = notify.then(|| notify_socket(instance.root())).transpose()?;
+        let output = Output::default();
+        self.runc.run(&instance.dir, &self.id, piped(&output)?)?;
+        let waiting =
+            Waiting { runtime: &self.runc, id: &self.id, output: &output, notify: socket.as_ref() };
+        self.wait(&waiting)?;
+        let images = instance.dir.join("images");
+        self.runc
+            .checkpoint(&self.id, &images, &instance.dir.join("work"), false, &self.options()?)
+            .context(|| "putting the container to sleep")?;
+        Ok(Slept { bundle, instance: Some(instance), images })
+    }
+
+    /// Takes a container that runs, and goes on running.
+    fn sleep_running(&self, id: &str) -> Result<Slept> {
+        let state = self.runc.state(id)?;
+        let state = state.ok_or_else(|| Error::new(format!("there is no container {id}")))?;
+        let bundle = Bundle::open(Path::new(state["bundle"].as_str().unwrap_or_default()))?;
+        let (images, work) = (self.work.join("running"), self.work.join("work"));
+        places::make(&images)?;
+        places::make(&work)?;
+        let options = format!("{}cow\n", self.options()?);
+        self.runc.checkpoint(id, &images, &work, true, &options)?;
+        Ok(Slept { bundle, instance: None, images })
+    }
+
+    /// What the engine is told beside what runc says: connections to outside are not kept.
+    fn options(&self) -> Result<String> {
+        let mut options = "tcp-close\ncompress lz4\ndedup-relatives\n".to_owned();
+        for recipient in &self.args.recipient {
+            // The engine is started elsewhere.
+            let file = fs::canonicalize(recipient).ok();
+            let who = file.map_or_else(|| recipient.clone(), |path| path.display().to_string());
+            options += &format!("encrypt\nrecipient {who}\n");
+        }
+        for (name, file) in [("sign-key", &self.args.sign_key), ("sign-cert", &self.args.sign_cert)]
+        {
+            options += &files_option(name, file)?;
+        }
+        Ok(options)
+    }
+
+    /// Waits until the container is ready, and warms it up.
+    fn wait(&self, waiting: &Waiting<'_>) -> Result<()> {
+        if let Some(ready) = &self.args.ready {
+            waiting.until(ready, self.timeout())?;
+        }
+        let pid = waiting.runtime.pid(waiting.id)?;
+        for command in &self.args.warmup {
+            match waiting.command(command, pid)? {
+                Some(0) => {}
+                code => {
+                    let code = code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+                    return Err(Error::new(format!("--warmup {command:?} ended with {code}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the snapshot once: shows that it starts, and what it touches until it is ready.
+    fn trial(&self, slept: &Slept) -> Result<()> {
+        let id = format!("{}-trial", self.id);
+        let changes = slept.changes();
+        let instance =
+            Instance::make(&self.work.join("trial"), &slept.bundle, &Own::default(), |upper| {
+                changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
+            })?;
+        let output = Output::default();
+        let restore = Restore {
+            bundle: &instance.dir,
+            id: &id,
+            images: &slept.images,
+            work: &instance.dir.join("work"),
+            lazy: true,
+            // Until the container is ended.
+            options: "tcp-close\nrecord-working-set 86400\n",
+        };
+        let tried = self.runc.restore(&restore, piped(&output)?).and_then(|()| {
+            let waiting = Waiting { runtime: &self.runc, id: &id, output: &output, notify: None };
+            match &self.args.ready {
+                // What it says once it does not say again.
+                Some(Ready::Log(_) | Ready::Notify) | None => {}
+                Some(ready) => waiting.until(ready, self.timeout())?,
+            }
+            std::thread::sleep(SETTLE);
+            self.runc.pid(&id).map(drop)
+        });
+        self.runc.delete(&id);
+        let recorded = slept.images.join(kind::WORKING_SET.file_name(0));
+        // The pager writes its list when the tasks are gone.
+        let end = std::time::Instant::now() + Duration::from_secs(10);
+        while tried.is_ok() && !recorded.exists() && std::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        instance.remove();
+        tried.context(|| "the trial start of the snapshot")
+    }
+
+    /// Nothing is left of what was started.
+    fn clean(&self) {
+        clean(&self.runc, &self.id, self.work);
+        if let (Source::Podman(_), Ok(podman)) = (&self.args.from, Podman::new()) {
+            podman.delete(&self.id);
+        }
+    }
+}
+
+/// Removes what the making of a snapshot has started: containers, and mounts in `work`.
+pub fn clean(runc: &Runc, id: &str, work: &Path) {
+    for (id, dir) in [(id.to_owned(), "cold"), (format!("{id}-trial"), "trial")] {
+        let dir = work.join(dir);
+        if dir.exists() {
+            runc.delete(&id);
+            crate::instance::release(&dir);
+        }
+    }
+}
+
+/// Options of the engine that name files, as lines of its configuration.
+///
+/// # Errors
+/// If a file is not there.
+pub fn files_option<'f>(
+    name: &str,
+    files: impl IntoIterator<Item = &'f PathBuf>,
+) -> Result<String> {
+    let mut lines = String::new();
+    for file in files {
+        let path = fs::canonicalize(file).context(|| file.display().to_string())?;
+        lines += &format!("{name} {}\n", path.display());
+    }
+    Ok(lines)
+}
+
+/// The socket at which the application says that it is ready.
+fn notify_socket(root: &Path) -> Result<UnixDatagram> {
+    // The bundle may have links there, which lead out of it.
+    for part in [root.join("run"), root.join("run/torpor")] {
+        if fs::symlink_metadata(&part).is_ok_and(|meta| !meta.is_dir()) {
+            return Err(Error::new("/run or /run/torpor of the container is no directory"));
+        }
+        if !part.exists() {
+            fs::create_dir(&part).context(|| part.display().to_string())?;
+        }
+    }
+    let path = root.join(NOTIFY.trim_start_matches('/'));
+    let socket = UnixDatagram::bind(&path).context(|| path.display().to_string())?;
+    socket.set_nonblocking(true).context(|| path.display().to_string())?;
+    Ok(socket)
+}
+
+/// Streams whose output is collected here.
+fn piped(output: &Output) -> Result<Streams> {
+    let (from, to) = pipe_with(PipeFlags::CLOEXEC).context(|| "a pipe")?;
+    output.collect(fs::File::from(from));
+    Ok(Streams { out: to.try_clone().context(|| "a pipe")?.into(), err: to.into() })
+}
+
+/// Copies a layer.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let mut archive = tempfile::tempfile().context(|| "copying a layer")?;
+    crate::archive::write_changes(&mut archive, from)?;
+    std::io::Seek::rewind(&mut archive).context(|| "copying a layer")?;
+    crate::archive::apply_changes(&mut archive, to)
+}

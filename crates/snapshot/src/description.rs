@@ -1,0 +1,156 @@
+//! What a snapshot says of itself: an object in the configuration of its image.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+use crate::oci::{Descriptor, Manifest};
+use crate::store::{self, Store};
+
+/// The version of what is described here.
+pub const VERSION: u32 = 1;
+
+/// The key of the description in the configuration.
+const KEY: &str = "org.torpor.snapshot";
+/// The longest configuration that is read.
+const MAX_CONFIG: u64 = 4 << 20;
+
+/// What a snapshot says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    /// [`VERSION`].
+    pub version: u32,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// What it was made from.
+    pub origin: Origin,
+    /// The configuration that the container had.
+    pub configuration: String,
+    /// The digest of what matters of that.
+    pub configuration_digest: String,
+    /// The digest of the container's files before it was started.
+    pub files_digest: String,
+    /// The machine that it was made on.
+    pub machine: Machine,
+    /// The layers that are packs. Annotations of layers would say it as well, but there are
+    /// tools that lose them.
+    pub packs: Vec<Pack>,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// The bytes of it that were touched before the container was ready again.
+    pub working_set: u64,
+    /// Whether its images are sealed.
+    #[serde(default)]
+    pub sealed: bool,
+    /// Processes.
+    pub tasks: usize,
+}
+
+/// What is started where there is no snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// `runc:BUNDLE` or `podman:IMAGE`.
+    pub from: String,
+    /// What it runs instead of what that says.
+    #[serde(default)]
+    pub command: Vec<String>,
+}
+
+/// A layer that is a pack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pack {
+    /// The digest of the layer.
+    pub layer: String,
+    /// The digest of the archive in it.
+    pub plain: String,
+    /// The number in the name of its file.
+    pub number: u32,
+    /// Where the list of its pages begins in the archive.
+    pub list_offset: u64,
+    /// The bytes of the list.
+    pub list_size: u64,
+    /// The digest of the list.
+    pub list_digest: String,
+}
+
+/// A machine, as far as snapshots depend on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// As OCI names it.
+    pub architecture: String,
+    /// The release of its kernel.
+    pub kernel: String,
+    /// What its processor is called.
+    pub processor: String,
+}
+
+impl Machine {
+    /// This one.
+    #[must_use]
+    pub fn here() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+        let processor = model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned();
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        Self { architecture: architecture().to_owned(), kernel, processor }
+    }
+}
+
+/// This machine's architecture, as OCI names it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+impl Description {
+    /// The configuration of an image that has it and these layers.
+    ///
+    /// # Errors
+    /// If it cannot be written as JSON.
+    pub fn to_config(&self, diff_ids: &[String], created: &str) -> Result<Vec<u8>> {
+        let config = serde_json::json!({
+            "created": created,
+            "architecture": self.machine.architecture,
+            "os": "linux",
+            "config": {},
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+            KEY: self,
+        });
+        serde_json::to_vec(&config).context(|| "the configuration of the image")
+    }
+
+    /// The description in the image that `manifest` is of.
+    ///
+    /// # Errors
+    /// If there is none, or one of another version.
+    pub fn read(store: &dyn Store, manifest: &Manifest) -> Result<Self> {
+        let bytes = store::whole(store, &manifest.config, MAX_CONFIG)?;
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&bytes).context(|| "the configuration of the image")?;
+        let found = config.get_mut(KEY).map(serde_json::Value::take);
+        let found = found.ok_or_else(|| Error::new("the image is no snapshot of torpor"))?;
+        let version = found.get("version").and_then(serde_json::Value::as_u64);
+        if version != Some(VERSION.into()) {
+            let shown = version.map_or_else(|| "none".to_owned(), |v| v.to_string());
+            return Err(Error::new(format!("a snapshot of version {shown} is not known here")));
+        }
+        serde_json::from_value(found).context(|| "the description of the snapshot")
+    }
+
+    /// The packs, with their layers in `manifest`.
+    ///
+    /// # Errors
+    /// If a layer is not there.
+    pub fn layers<'m>(&'m self, manifest: &'m Manifest) -> Result<Vec<(&'m Pack, &'m Descriptor)>> {
+        let find = |pack: &'m Pack| {
+            let layer = manifest.layers.iter().find(|layer| layer.digest == pack.layer);
+            let missing = || Error::new(format!("the image lacks its layer {}", pack.layer));
+            Ok((pack, layer.ok_or_else(missing)?))
+        };
+        self.packs.iter().map(find).collect()
+    }
+}

@@ -1,0 +1,163 @@
+//! The process that brings the pages of a container in while it runs already.
+//!
+//! The engine asks it for each part of a pack before it reads it (`torpor_images::feed`). It
+//! fetches the working set first, and everything else when nobody waits. When all is there and
+//! the pager has ended it removes the images and goes. If it ends before, or a part cannot be
+//! had, the pager ends the tasks: they never see pages that are not theirs.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use torpor_images::feed::{REQUEST, SOCKET};
+
+use crate::description::Description;
+use crate::error::{Context, Error, Result};
+use crate::fetch::{Fetch, SMALL};
+use crate::oci::Manifest;
+use crate::reference::Reference;
+use crate::{cache, store};
+
+/// For how long nobody may have asked before everything else is fetched.
+const QUIET: Duration = Duration::from_millis(300);
+/// For how long nobody may be connected before the images are removed.
+const IDLE: Duration = Duration::from_secs(30);
+/// How often it is looked.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// The manifest of the snapshot, in the directory of the container.
+const MANIFEST: &str = "manifest.json";
+/// Its reference.
+const REFERENCE: &str = "reference";
+
+/// Starts the process for the container whose files are in `dir`.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn start(reference: &Reference, manifest: &Manifest, dir: &Path) -> Result<Child> {
+    let what = || "starting the process that fetches pages";
+    let text = serde_json::to_vec(manifest).context(what)?;
+    fs::write(dir.join(MANIFEST), text).context(what)?;
+    fs::write(dir.join(REFERENCE), reference.to_string()).context(what)?;
+    let images = File::open(dir.join("images")).context(what)?;
+    // The path of the directory may be longer than the address of a socket can be.
+    let address = format!("/proc/self/fd/{}/{SOCKET}", std::os::fd::AsRawFd::as_raw_fd(&images));
+    let listener = UnixListener::bind(address).context(what)?;
+    let log = File::create(dir.join("feed.log")).context(what)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["snapshot", "feed"]).arg(dir).process_group(0).current_dir("/");
+    command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(log);
+    command.spawn().context(what)
+}
+
+/// What is going on.
+#[derive(Debug)]
+struct Activity {
+    begin: Instant,
+    /// When somebody asked last, in milliseconds since the beginning.
+    asked: AtomicU64,
+    connected: AtomicUsize,
+}
+
+impl Activity {
+    fn note(&self) {
+        let now = u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.asked.store(now, Ordering::Relaxed);
+    }
+
+    fn quiet_for(&self, time: Duration) -> bool {
+        let since = Duration::from_millis(self.asked.load(Ordering::Relaxed)) + time;
+        self.begin.elapsed() >= since
+    }
+}
+
+/// Serves the container whose files are in `dir`, at the socket that is the standard input.
+///
+/// # Errors
+/// If it cannot begin. Later errors are those of single parts.
+pub fn serve(dir: &Path) -> Result<()> {
+    let what = || "fetching pages";
+    let listener = io::stdin().as_fd().try_clone_to_owned().context(what)?;
+    let listener = UnixListener::from(listener);
+    let text = fs::read(dir.join(MANIFEST)).context(what)?;
+    let manifest = Manifest::parse(&text)?;
+    let reference = fs::read_to_string(dir.join(REFERENCE)).context(what)?;
+    let reference: Reference = reference.parse().map_err(Error::new)?;
+    let store = store::open(&reference)?;
+    let images = dir.join("images");
+    let description = Description::read(&*store, &manifest)?;
+    let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
+    let begin = Instant::now();
+    let activity = Activity { begin, asked: AtomicU64::new(0), connected: AtomicUsize::new(0) };
+    let gone = || !dir.join("config.json").exists();
+    thread::scope(|scope| {
+        let (fetch, activity) = (&fetch, &activity);
+        scope.spawn(move || {
+            for stream in listener.incoming().map_while(io::Result::ok) {
+                activity.connected.fetch_add(1, Ordering::Relaxed);
+                scope.spawn(move || {
+                    // A connection that ends is the end of a thread of the engine.
+                    let _ = answer(stream, fetch, activity);
+                    activity.connected.fetch_sub(1, Ordering::Relaxed);
+                    activity.note();
+                });
+            }
+        });
+        if let Err(error) = background(fetch, activity, &gone) {
+            eprintln!("{error}");
+        }
+        let (requests, bytes) = fetch.traffic();
+        eprintln!("{requests} requests brought {bytes} bytes");
+        while !gone()
+            && (activity.connected.load(Ordering::Relaxed) > 0 || !activity.quiet_for(IDLE))
+        {
+            thread::sleep(GLANCE);
+        }
+        let _ = fs::remove_dir_all(&images);
+        let _ = cache::evict();
+        // Threads that wait for connections do not end by themselves.
+        std::process::exit(0);
+    })
+}
+
+/// Brings everything in, the working set first.
+fn background(
+    fetch: &Fetch<'_>,
+    activity: &Activity,
+    gone: &(dyn Fn() -> bool + Sync),
+) -> Result<()> {
+    fetch.working_set()?;
+    let (requests, bytes) = fetch.traffic();
+    eprintln!("{requests} requests brought the working set, {bytes} bytes");
+    while !activity.quiet_for(QUIET) && !gone() {
+        thread::sleep(GLANCE);
+    }
+    fetch.all(gone)
+}
+
+/// Answers requests of one connection.
+fn answer(mut stream: UnixStream, fetch: &Fetch<'_>, activity: &Activity) -> io::Result<()> {
+    let mut request = [0; REQUEST];
+    loop {
+        stream.read_exact(&mut request)?;
+        let number = |at: usize| {
+            let bytes = request[at..at + 8].iter().rev();
+            bytes.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
+        };
+        let (id, offset, len) = (number(0) & u64::from(u32::MAX), number(4), number(12));
+        let range = offset..offset.saturating_add(len);
+        let wanted = fetch.want(u32::try_from(id).unwrap_or(0), &range, SMALL);
+        activity.note();
+        if let Err(error) = &wanted {
+            eprintln!("pack {id}, {len} bytes at {offset}: {error}");
+        }
+        stream.write_all(&[u8::from(wanted.is_err())])?;
+    }
+}

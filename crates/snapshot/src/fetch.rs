@@ -1,0 +1,315 @@
+//! Bringing the packs of a snapshot to this machine: a part at a time, each verified before
+//! anybody sees it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use aws_lc_rs::digest::{self, SHA256};
+use torpor_images::packed::Index;
+use torpor_images::pagemap::{Pagemap, Run, page_size};
+use torpor_images::proto::WorkingSetEntry;
+use torpor_images::{ImageDir, kind};
+
+use crate::archive::FIRST;
+use crate::description::Description;
+use crate::error::{Context, Error, Result};
+use crate::oci::{Descriptor, Manifest, hex_of};
+use crate::pack::number_of;
+use crate::store::Store;
+use crate::stored::{extent, strip};
+use crate::{cache, places};
+
+/// How much is asked for at once in the background.
+const LARGE: u64 = 4 << 20;
+/// How much is asked for at once while somebody waits.
+pub const SMALL: u64 = 512 << 10;
+/// A gap that is fetched as well, since another request costs more.
+const GAP: u64 = 128 << 10;
+
+/// A cluster of a pack.
+#[derive(Debug, Clone, Copy)]
+struct Chunk {
+    offset: u64,
+    size: u64,
+    sum: [u8; 32],
+}
+
+impl Chunk {
+    /// Where it is in the archive.
+    fn range(&self) -> Range<u64> {
+        let start = FIRST.saturating_add(self.offset);
+        start..start.saturating_add(self.size)
+    }
+}
+
+/// A pack that comes here.
+#[derive(Debug)]
+struct Pack {
+    blob: Descriptor,
+    file: File,
+    /// In the order of their offsets.
+    chunks: Vec<Chunk>,
+    /// Which of them are in place.
+    here: Mutex<Vec<bool>>,
+}
+
+/// The packs of a snapshot, on their way here.
+#[derive(Debug)]
+pub struct Fetch<'s> {
+    store: &'s dyn Store,
+    packs: HashMap<u32, Pack>,
+    /// What is needed first: extents of packs.
+    first: Vec<Extent>,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl<'s> Fetch<'s> {
+    /// The packs of `manifest`, of which the images in `dir` say what they need. They are put
+    /// there; into the cache as well, if `cached`.
+    ///
+    /// # Errors
+    /// Damaged images; no place.
+    pub fn new(
+        store: &'s dyn Store,
+        (description, manifest): (&Description, &Manifest),
+        dir: &Path,
+        cached: bool,
+    ) -> Result<Self> {
+        let images = ImageDir::open(dir)?;
+        let (mut chunks, first) = wanted(&images)?;
+        let mut packs = HashMap::new();
+        for (pack, blob) in description.layers(manifest)? {
+            let number = pack.number;
+            let Some(chunks) = chunks.remove(&number) else { continue };
+            let file = open(dir, number, blob, cached)?;
+            let here = Mutex::new(vec![false; chunks.len()]);
+            let blob = blob.clone();
+            let chunks: Vec<Chunk> = chunks.into_values().collect();
+            if chunks.iter().any(|c| extent(&c.range()).end > blob.size) {
+                return Err(Error::new("the index of the pages leads out of a pack"));
+            }
+            packs.insert(number, Pack { blob, file, chunks, here });
+        }
+        if let Some(number) = chunks.keys().next() {
+            return Err(Error::new(format!("the snapshot lacks its pack {number}")));
+        }
+        let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { store, packs, first, requests, bytes })
+    }
+
+    /// How many requests were made, and how many bytes came.
+    pub fn traffic(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// Brings `range` of a pack in, and `more` bytes at most that follow.
+    ///
+    /// # Errors
+    /// If they cannot be had, or are not what they should be.
+    pub fn want(&self, number: u32, range: &Range<u64>, more: u64) -> Result<()> {
+        let pack = self.packs.get(&number).ok_or_else(|| Error::new("there is no such pack"))?;
+        let first = pack.chunks.partition_point(|c| c.offset + c.size <= range.start);
+        let in_range = pack.chunks[first..].iter().take_while(|c| c.offset < range.end).count();
+        let end = range.end.max(range.start.saturating_add(more));
+        let with_more = pack.chunks[first..].iter().take_while(|c| c.offset < end).count();
+        let missing = pack.missing(first..first + in_range)?;
+        let (Some(from), Some(_)) = (missing.first().copied(), missing.last()) else {
+            return Ok(());
+        };
+        let missing = pack.missing(from..first + with_more)?;
+        self.bring(pack, &missing)
+    }
+
+    /// Brings chunks in, those that are near to each other by one request.
+    fn bring(&self, pack: &Pack, missing: &[usize]) -> Result<()> {
+        let near = |a: &usize, b: &usize| {
+            let (a, b) = (pack.chunks[*a], pack.chunks[*b]);
+            b.offset.saturating_sub(a.offset + a.size) <= GAP
+        };
+        for part in missing.chunk_by(near) {
+            let mut rest = part;
+            while let Some(first) = rest.first() {
+                let start = pack.chunks[*first].offset;
+                let fits = |at: &&usize| pack.chunks[**at].offset - start < LARGE;
+                let (here, others) = rest.split_at(rest.iter().take_while(fits).count());
+                self.bring_together(pack, here)?;
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
+    fn bring_together(&self, pack: &Pack, numbers: &[usize]) -> Result<()> {
+        let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
+        let (start, last) = (pack.chunks[*first].offset, pack.chunks[*last]);
+        let part = FIRST + start..last.range().end;
+        let bytes = self.store.read(&pack.blob, extent(&part))?;
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let bytes = strip(bytes, &part);
+        for number in numbers {
+            let chunk = pack.chunks[*number];
+            let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
+            let data = bytes.get(at(chunk.offset)..at(chunk.offset + chunk.size));
+            let data = data.ok_or_else(|| Error::new("the answer is too short"))?;
+            if digest::digest(&SHA256, data).as_ref() != chunk.sum {
+                let text = format!("{} is damaged at {}", pack.blob.digest, FIRST + chunk.offset);
+                return Err(Error::new(text).hint("torpor snapshot verify shows all of it"));
+            }
+            pack.file.write_all_at(data, chunk.offset).context(|| "storing a pack")?;
+            pack.here.lock().unwrap_or_else(PoisonError::into_inner)[*number] = true;
+        }
+        Ok(())
+    }
+
+    /// Brings in what is needed first.
+    ///
+    /// # Errors
+    /// If it cannot be had, or is not what it should be.
+    pub fn working_set(&self) -> Result<()> {
+        self.first.iter().try_for_each(|(number, range)| self.want(*number, range, 0))
+    }
+
+    /// Brings everything in, by two threads; until `stop` says so.
+    ///
+    /// # Errors
+    /// If it cannot be had, or is not what it should be.
+    pub fn all(&self, stop: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+        let mut parts: Vec<Extent> = Vec::new();
+        for (number, pack) in &self.packs {
+            let end = pack.chunks.last().map_or(0, |chunk| chunk.offset + chunk.size);
+            let starts = (0..end).step_by(usize::try_from(LARGE).unwrap_or(1));
+            parts.extend(starts.map(|at| (*number, at..(at + LARGE).min(end))));
+        }
+        let todo = Mutex::new(parts.into_iter());
+        let work = || {
+            loop {
+                let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next();
+                match next {
+                    Some((number, range)) if !stop() => self.want(number, &range, 0)?,
+                    _ => return Ok(()),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(work);
+            let own: Result<()> = work();
+            own.and(other.join().unwrap_or_else(|_| Err(Error::new("a thread has ended"))))
+        })
+    }
+}
+
+impl Pack {
+    /// Those of these chunks that are not in place. What is in the file from earlier is looked
+    /// at once: nobody has to note what is there.
+    fn missing(&self, range: Range<usize>) -> Result<Vec<usize>> {
+        let mut missing = Vec::new();
+        let mut data = Vec::new();
+        for number in range {
+            if self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] {
+                continue;
+            }
+            let chunk = self.chunks[number];
+            data.resize(usize::try_from(chunk.size).unwrap_or(0), 0);
+            self.file.read_exact_at(&mut data, chunk.offset).context(|| "reading a pack")?;
+            // Holes are zeros, which no cluster is.
+            let found = data.iter().take(8).any(|byte| *byte != 0)
+                && digest::digest(&SHA256, &data).as_ref() == chunk.sum;
+            match found {
+                true => self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] = true,
+                false => missing.push(number),
+            }
+        }
+        Ok(missing)
+    }
+}
+
+/// The file of a pack beside the images, as long as it will be.
+fn open(dir: &Path, number: u32, blob: &Descriptor, cached: bool) -> Result<File> {
+    let path = dir.join(kind::PAGES_PACKED.file_name(number.into()));
+    let shown = || path.display().to_string();
+    if cached && !path.exists() {
+        let known = places::cache().join("packs").join(hex_of(&blob.digest).unwrap_or("none"));
+        places::make(&places::cache().join("packs"))?;
+        let kept = File::options().create(true).truncate(false).write(true).open(&known);
+        // Across file systems there is no link, and so no cache.
+        if kept.is_ok() && fs::hard_link(&known, &path).is_ok() {
+            cache::touch(&known);
+        }
+    }
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+    let file = file.context(shown)?;
+    if file.metadata().context(shown)?.len() < blob.size {
+        file.set_len(blob.size).context(shown)?;
+    }
+    Ok(file)
+}
+
+/// A part of a pack.
+type Extent = (u32, Range<u64>);
+
+/// The clusters of each pack by their offsets.
+type Chunks = HashMap<u32, BTreeMap<u64, Chunk>>;
+
+/// The clusters that the images need, and the extents of those that are needed first.
+fn wanted(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
+    let mut all = Chunks::new();
+    let mut first: Vec<Extent> = Vec::new();
+    let set: Vec<WorkingSetEntry> = images.read_all_or_empty(kind::WORKING_SET, 0)?;
+    for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
+        for id in images.ids(kind)? {
+            let map = Pagemap::read_unbacked(images, kind, id)?;
+            if !map.packed || map.present_bytes() == 0 {
+                continue;
+            }
+            let index = Index::read(images, &map)?;
+            for cluster in index.clusters() {
+                let (Some(pack), Ok(sum)) = (cluster.pack, cluster.sum.try_into()) else {
+                    return Err(Error::new("the snapshot has pages that are in no pack"));
+                };
+                let chunk = Chunk { offset: cluster.offset, size: cluster.size, sum };
+                all.entry(pack).or_default().insert(chunk.offset, chunk);
+            }
+            if kind == kind::PAGEMAP {
+                let runs: Vec<_> = map.offsets().collect();
+                for entry in set.iter().filter(|entry| entry.id == id) {
+                    first.extend(extents(&runs, &index, entry));
+                }
+            }
+        }
+    }
+    first.sort_unstable_by_key(|(pack, range)| (*pack, range.start));
+    first.dedup();
+    Ok((all, merged(first)))
+}
+
+/// Where the pages of an entry are stored.
+fn extents(runs: &[(Run, Option<u64>)], index: &Index, entry: &WorkingSetEntry) -> Vec<Extent> {
+    let pages = (0..entry.nr_pages.min(1 << 20)).filter_map(|number| {
+        let address = entry.vaddr.checked_add(number * page_size())?;
+        let cluster = index.at(number_of(runs, address)?)?;
+        Some((cluster.pack?, cluster.offset..cluster.offset + cluster.size))
+    });
+    pages.collect()
+}
+
+/// Extents that are near to each other as one.
+fn merged(sorted: Vec<Extent>) -> Vec<Extent> {
+    let mut merged: Vec<Extent> = Vec::new();
+    for (pack, range) in sorted {
+        match merged.last_mut() {
+            Some((last, before)) if *last == pack && range.start <= before.end + GAP => {
+                before.end = before.end.max(range.end);
+            }
+            _ => merged.push((pack, range)),
+        }
+    }
+    merged
+}

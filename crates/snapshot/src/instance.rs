@@ -1,0 +1,234 @@
+//! The files of one container: its configuration, and a root file system that it has alone, as a
+//! layer over that of the bundle.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, unlinkat};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+
+use crate::bundle::Bundle;
+use crate::error::{Context, Error, Result};
+use crate::places;
+
+/// The files of one container.
+#[derive(Debug)]
+pub struct Instance {
+    /// Its directory, which is a bundle for the runtime.
+    pub dir: PathBuf,
+    root: PathBuf,
+}
+
+/// What a container has that others of the same bundle do not.
+#[derive(Debug, Default)]
+pub struct Own<'a> {
+    /// The name of its host.
+    pub hostname: Option<&'a str>,
+    /// Variables of its environment, where it is started and not restored.
+    pub environment: Vec<String>,
+    /// What it runs instead, where it is started and not restored.
+    pub command: Vec<String>,
+    /// Whether the runtime is to have it removed when it forgets the container.
+    pub released: bool,
+}
+
+impl Instance {
+    /// Makes the directory `dir` for a container of `bundle`. What `changes` says is then done
+    /// to the layer that the container writes to.
+    ///
+    /// # Errors
+    /// If it is there already, or cannot be made. Nothing is left then.
+    pub fn make(
+        dir: &Path,
+        bundle: &Bundle,
+        own: &Own<'_>,
+        changes: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
+        places::make(dir.parent().unwrap_or(dir))?;
+        fs::create_dir(dir).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => {
+                Error::new(format!("there is a container of this name already: {}", dir.display()))
+                    .hint("runc delete NAME, or torpor snapshot gc, removes it")
+            }
+            _ => Error::new(format!("{}: {error}", dir.display())),
+        })?;
+        let instance = Self { dir: dir.to_owned(), root: dir.join("rootfs") };
+        match instance.fill(bundle, own, changes) {
+            Ok(()) => Ok(instance),
+            Err(error) => {
+                instance.remove();
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(
+        &self,
+        bundle: &Bundle,
+        own: &Own<'_>,
+        changes: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let dir = self.dir.clone();
+        let shown = || dir.display().to_string();
+        fs::set_permissions(&self.dir, fs::Permissions::from_mode(0o700)).context(shown)?;
+        for name in ["images", "work"] {
+            places::make(&self.dir.join(name))?;
+        }
+        for name in ["upper", "layer-work", "rootfs"] {
+            fs::create_dir(self.dir.join(name)).context(shown)?;
+        }
+        // The root of a container has the mode that its bundle gives it.
+        let mode = fs::metadata(&bundle.root).context(shown)?.permissions();
+        fs::set_permissions(self.dir.join("upper"), mode).context(shown)?;
+        changes(&self.dir.join("upper"))?;
+        self.mount(&bundle.root)?;
+        let config = self.config(bundle, own);
+        let text = serde_json::to_vec_pretty(&config).context(|| "config.json")?;
+        fs::write(self.dir.join("config.json"), text).context(shown)
+    }
+
+    fn mount(&self, lower: &Path) -> Result<()> {
+        let plain = |path: &Path| {
+            let text = path.display().to_string();
+            match text.contains([',', ':', '\\']) {
+                true => Err(Error::new(format!("{text} cannot be a layer: it has a , : or \\"))),
+                false => Ok(text),
+            }
+        };
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            plain(lower)?,
+            plain(&self.dir.join("upper"))?,
+            plain(&self.dir.join("layer-work"))?
+        );
+        let options = CString::new(options).map_err(|e| Error::new(e.to_string()))?;
+        mount("torpor", &self.root, "overlay", MountFlags::empty(), Some(options.as_c_str()))
+            .context(|| format!("the layers of {}", self.root.display()))
+    }
+
+    fn config(&self, bundle: &Bundle, own: &Own<'_>) -> Value {
+        let mut config = bundle.config_at(&self.root);
+        let has_uts = config["linux"]["namespaces"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|n| n["type"] == "uts" && n["path"].is_null()));
+        if let Some(hostname) = own.hostname
+            && has_uts
+        {
+            config["hostname"] = json!(hostname);
+        }
+        // It is left behind, and nobody takes a terminal.
+        config["process"]["terminal"] = json!(false);
+        if !own.environment.is_empty() {
+            let mut all = config["process"]["env"].as_array().cloned().unwrap_or_default();
+            all.extend(own.environment.iter().map(|entry| json!(entry)));
+            config["process"]["env"] = json!(all);
+        }
+        if !own.command.is_empty() {
+            config["process"]["args"] = json!(own.command);
+        }
+        if own.released
+            && let Ok(program) = fs::read_link("/proc/self/exe")
+        {
+            let hook = json!({
+                "path": program,
+                "args": ["torpor", "snapshot", "release", self.dir],
+            });
+            let mut all = config["hooks"]["poststop"].as_array().cloned().unwrap_or_default();
+            all.push(hook);
+            config["hooks"]["poststop"] = json!(all);
+        }
+        config
+    }
+
+    /// The root file system of the container.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The layer with what the container has changed in its files.
+    #[must_use]
+    pub fn changes(&self) -> PathBuf {
+        self.dir.join("upper")
+    }
+
+    /// Removes all of it.
+    pub fn remove(&self) {
+        release(&self.dir);
+    }
+}
+
+/// Removes the files of a container that its runtime has forgotten.
+pub fn release(dir: &Path) {
+    // A mount that is busy goes when it is not.
+    let _ = unmount(dir.join("rootfs"), UnmountFlags::DETACH);
+    // Nothing depends on what cannot be removed; `gc` tries again.
+    let _ = fs::remove_dir_all(dir);
+}
+
+/// As [`release`], when the runtime says so: only where it deletes the container, and not where
+/// it has put it to sleep, or could not restore it.
+pub fn released(dir: &Path) {
+    let caller = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
+    let words = fs::read(format!("/proc/{caller}/cmdline")).unwrap_or_default();
+    if words.split(|byte| *byte == 0).any(|word| word == b"delete") {
+        release(dir);
+    }
+}
+
+/// Writes down inside of the file system `root` that a container was restored, by a number that
+/// no other restore has.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn mark_restored(root: &Path, generation: u64) -> Result<()> {
+    write_inside(root, "restored", &format!("{generation}\n"))
+}
+
+/// Whether that is written down already in the file system `root`.
+#[must_use]
+pub fn is_marked(root: &Path, generation: u64) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = openat(CWD, root, flags, Mode::empty()).and_then(|root| {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        openat2(&root, "run/torpor/restored", flags, Mode::empty(), ResolveFlags::IN_ROOT)
+    });
+    let mut text = String::new();
+    found.is_ok_and(|file| File::from(file).take(32).read_to_string(&mut text).is_ok())
+        && text.trim_end() == generation.to_string()
+}
+
+/// Writes a file of `/run/torpor` inside of the file system `root`. No link inside leads outside.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_inside(root: &Path, name: &str, content: &str) -> Result<()> {
+    let shown = || format!("/run/torpor/{name} in {}", root.display());
+    let root = openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .context(shown)?;
+    let within = |path: &str| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)
+    };
+    let (mut dir, mut done) = (within(".").context(shown)?, String::new());
+    for part in ["run", "torpor"] {
+        match mkdirat(&dir, part, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).context(shown),
+        }
+        done = format!("{done}/{part}");
+        dir = within(&done).context(shown)?;
+    }
+    match unlinkat(&dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno).context(shown),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(&dir, name, flags, Mode::from_raw_mode(0o644)).context(shown)?;
+    File::from(file).write_all(content.as_bytes()).context(shown)
+}

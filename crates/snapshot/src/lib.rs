@@ -1,0 +1,114 @@
+//! `torpor snapshot`: applications that start warm.
+//!
+//! A snapshot is an OCI image: small images, and packs of pages ([`pack`]). `create` makes it
+//! from a container that is ready, `run` starts containers from it.
+
+pub mod archive;
+pub mod bundle;
+pub mod cache;
+pub mod create;
+pub mod description;
+pub mod error;
+pub mod feed;
+pub mod fetch;
+pub mod fits;
+pub mod instance;
+pub mod lint;
+pub mod oci;
+pub mod pack;
+pub mod places;
+pub mod podman;
+pub mod publish;
+pub mod ready;
+pub mod reference;
+pub mod run;
+pub mod runc;
+pub mod shelf;
+pub mod source;
+pub mod store;
+pub mod stored;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::create::CreateArgs;
+use crate::error::Result;
+use crate::lint::LintArgs;
+use crate::run::RunArgs;
+use crate::shelf::{GcArgs, OneArgs};
+
+/// The runtime that containers belong to.
+#[derive(Debug, Args)]
+pub struct Runtime {
+    /// Where runc keeps the state of its containers (runc --root)
+    #[arg(long = "runc-root", value_name = "DIR")]
+    pub root: Option<PathBuf>,
+}
+
+/// The subcommands of `torpor snapshot`.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Make a snapshot of an application that is ready
+    Create(CreateArgs),
+    /// Start a container from a snapshot, or cold if there is none that fits
+    Run(RunArgs),
+    /// List the snapshots in a place
+    List(OneArgs),
+    /// Say what a snapshot is, and what it needs
+    Inspect(OneArgs),
+    /// Compare all of a snapshot with its digests
+    Verify(OneArgs),
+    /// Look for what usually should not be in a snapshot
+    Lint(LintArgs),
+    /// Take the name of a snapshot away; gc removes its content
+    Rm(OneArgs),
+    /// Remove what nobody needs any more
+    Gc(GcArgs),
+    /// Bring the pages of a container in, at the socket that is the standard input
+    #[command(hide = true)]
+    Feed {
+        /// The files of the container
+        dir: PathBuf,
+    },
+    /// Remove the files of a container that its runtime has forgotten
+    #[command(hide = true)]
+    Release {
+        /// The files of the container
+        dir: PathBuf,
+    },
+}
+
+/// Carries a command out.
+#[must_use]
+pub fn run(command: SnapshotCommand) -> ExitCode {
+    match carry_out(command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            if let Some(hint) = &error.hint {
+                eprintln!("Hint: {hint}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {
+    match command {
+        SnapshotCommand::Create(args) => create::create(&args),
+        SnapshotCommand::Run(args) => run::run(&args),
+        SnapshotCommand::List(args) => shelf::list(&args),
+        SnapshotCommand::Inspect(args) => shelf::inspect(&args),
+        SnapshotCommand::Verify(args) => shelf::verify(&args),
+        SnapshotCommand::Lint(args) => lint::lint(&args),
+        SnapshotCommand::Rm(args) => shelf::rm(&args),
+        SnapshotCommand::Gc(args) => shelf::gc(&args),
+        SnapshotCommand::Feed { dir } => feed::serve(&dir).map(|()| ExitCode::SUCCESS),
+        SnapshotCommand::Release { dir } => {
+            instance::released(&dir);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `torpor snapshot lint`: what usually should not be in a snapshot.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use torpor_images::proto::{FdTypes, FileEntry};
+use torpor_images::{ImageDir, kind};
+
+use crate::description::Description;
+use crate::error::{Context, Error, Result};
+use crate::reference::Reference;
+use crate::run::unpack_images;
+use crate::store;
+
+/// The state of a TCP socket that has a connection (linux/tcp_states.h).
+const ESTABLISHED: u32 = 1;
+/// Parts of names of variables that hold secrets.
+const SECRET: &[&str] =
+    &["SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "API_KEY", "APIKEY", "PRIVATE_KEY"];
+
+/// Looks for what usually should not be in a snapshot: connections, files outside of the
+/// container, variables that look like secrets. The exit status is 2 if there is any.
+#[derive(Debug, Args)]
+pub struct LintArgs {
+    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// Something that should not be there.
+struct Finding {
+    kind: &'static str,
+    text: String,
+}
+
+/// Looks through a snapshot.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn lint(args: &LintArgs) -> Result<ExitCode> {
+    let store = store::open(&args.reference)?;
+    let manifest = store::manifest(&*store)?;
+    let description = Description::read(&*store, &manifest)?;
+    if description.sealed {
+        return Err(Error::new("the snapshot is sealed: only who has the key can look into it"));
+    }
+    let dir = tempfile::tempdir().context(|| "a directory for the images")?;
+    unpack_images(&*store, &manifest, dir.path(), &dir.path().join("rootfs-diff"))?;
+    let mut found = variables(&description.configuration);
+    found.extend(outside(&description.configuration));
+    found.extend(connections(&ImageDir::open(dir.path())?)?);
+    if args.json {
+        let rows = found.iter().map(|f| json!({"kind": f.kind, "text": f.text}));
+        println!("{}", Value::Array(rows.collect()));
+    } else {
+        found.iter().for_each(|finding| println!("{}: {}", finding.kind, finding.text));
+    }
+    Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+/// Variables whose names are those of secrets. Their values are not shown.
+fn variables(configuration: &str) -> Vec<Finding> {
+    let config: Value = serde_json::from_str(configuration).unwrap_or_default();
+    let all = config["process"]["env"].as_array().cloned().unwrap_or_default();
+    let names =
+        all.iter().filter_map(|entry| entry.as_str()?.split_once('=')).filter(|(name, value)| {
+            let name = name.to_ascii_uppercase();
+            !value.is_empty() && SECRET.iter().any(|part| name.contains(part))
+        });
+    names
+        .map(|(name, _)| Finding {
+            kind: "secret",
+            text: format!("the variable {name} is in memory"),
+        })
+        .collect()
+}
+
+/// Mounts of files outside of the container, which must be there at each start.
+fn outside(configuration: &str) -> Vec<Finding> {
+    let config: Value = serde_json::from_str(configuration).unwrap_or_default();
+    let all = config["mounts"].as_array().cloned().unwrap_or_default();
+    let binds = all.iter().filter(|mount| mount["type"] == "bind");
+    binds
+        .filter_map(|mount| {
+            let (source, target) = (mount["source"].as_str()?, mount["destination"].as_str()?);
+            Some(Finding { kind: "outside", text: format!("{target} is {source} of the host") })
+        })
+        .collect()
+}
+
+/// Connections, which nobody is at the other end of when the snapshot starts.
+fn connections(images: &ImageDir) -> Result<Vec<Finding>> {
+    let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
+    let mut found = Vec::new();
+    for file in files {
+        if file.r#type() == FdTypes::Inetsk
+            && let Some(socket) = &file.isk
+            && (socket.state == ESTABLISHED || socket.dst_port > 0)
+        {
+            let text = format!("from port {} to port {}", socket.src_port, socket.dst_port);
+            found.push(Finding { kind: "connection", text });
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_and_mounts_are_named() {
+        let config = json!({
+            "process": {"env": ["PATH=/bin", "db_password=x", "EMPTY_TOKEN=", "GITHUB_TOKEN=y"]},
+            "mounts": [
+                {"type": "proc", "source": "proc", "destination": "/proc"},
+                {"type": "bind", "source": "/srv/data", "destination": "/data"},
+            ],
+        });
+        let config = config.to_string();
+        let texts = |found: Vec<Finding>| found.into_iter().map(|f| f.text).collect::<Vec<_>>();
+        assert_eq!(
+            texts(variables(&config)),
+            ["the variable db_password is in memory", "the variable GITHUB_TOKEN is in memory"]
+        );
+        assert_eq!(texts(outside(&config)), ["/data is /srv/data of the host"]);
+        assert!(variables("no JSON").is_empty());
+    }
+}

@@ -1,0 +1,471 @@
+//! Packs: files of pages in clusters, each compressed by itself, that can be read one by one.
+//!
+//! A pack holds each page once, the working set first. A later release refers to the clusters
+//! of the packs that it has pages in common with, page by page, so that it brings only a pack
+//! with the pages that are new. Beside its clusters a pack has the list of its pages, by which
+//! the next release knows them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+
+use aws_lc_rs::digest::{self, SHA256};
+use torpor_images::dir::EXTENDED_VERSION;
+use torpor_images::kind::{self, Kind};
+use torpor_images::packed::{CLUSTER, GATHERED};
+use torpor_images::pagemap::{Pagemap, PagemapWriter, Run, page_size};
+use torpor_images::pages::PagesReader;
+use torpor_images::proto::{MmEntry, PackedEntry, PackedHead, WorkingSetEntry};
+use torpor_images::{ImageDir, compress::Compression};
+
+use crate::error::{Context, Error, Result};
+
+/// The bytes of the digest that a page is known by.
+const PAGE_SUM: usize = 20;
+/// The bytes of a cluster in the list, before its pages.
+const LISTED: usize = 48;
+/// How well pages are compressed.
+const LEVEL: i32 = 3;
+/// A pack of an earlier release of which less than this part is needed is left behind.
+const WORTH: (u64, u64) = (1, 2);
+/// How many packs a snapshot has at most: each costs requests.
+const MAX_PACKS: usize = 8;
+/// How many pages are read at once.
+const WINDOW: u64 = 256;
+/// `MAP_DROPPABLE` (linux/mman.h).
+const MAP_DROPPABLE: u32 = 0x08;
+/// `MADV_WIPEONFORK` (linux/mman.h).
+const MADV_WIPEONFORK: u32 = 18;
+
+/// What a page is known by.
+type PageSum = [u8; PAGE_SUM];
+
+/// A cluster that is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored {
+    pack: u32,
+    offset: u64,
+    size: u32,
+    pages: u32,
+    sum: [u8; 32],
+}
+
+/// Pages that are stored already.
+#[derive(Debug, Default)]
+pub struct Known {
+    clusters: Vec<Stored>,
+    /// Number of the cluster, and of the page in it.
+    pages: HashMap<PageSum, (u32, u32)>,
+}
+
+/// What has become of the pages of a dump.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    /// The list of the pages in the new pack.
+    pub list: Vec<u8>,
+    /// The length of the clusters in it.
+    pub len: u64,
+    /// The numbers of the packs that are needed, but for the new one.
+    pub packs: Vec<u32>,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// The bytes of it that were touched first.
+    pub working_set: u64,
+}
+
+impl Known {
+    /// Adds the pages of a pack by its list.
+    ///
+    /// # Errors
+    /// If the list makes no sense.
+    pub fn add(&mut self, pack: u32, mut list: &[u8]) -> Result<()> {
+        let wrong = || Error::new("the list of a pack's pages is damaged");
+        while !list.is_empty() {
+            let (head, rest) = list.split_at_checked(LISTED).ok_or_else(wrong)?;
+            let number = |at: usize, len: usize| {
+                let bytes = head[at..at + len].iter().rev();
+                bytes.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
+            };
+            let (size, pages) = (u32::try_from(number(8, 4)), u32::try_from(number(12, 4)));
+            let (size, pages) = (size.map_err(|_| wrong())?, pages.map_err(|_| wrong())?);
+            let count = usize::try_from(pages).unwrap_or(usize::MAX);
+            if !(1..=CLUSTER).contains(&count) {
+                return Err(wrong());
+            }
+            let (sums, rest) = rest.split_at_checked(count * PAGE_SUM).ok_or_else(wrong)?;
+            let sum = head[16..].try_into().map_err(|_| wrong())?;
+            let cluster = u32::try_from(self.clusters.len()).map_err(|_| wrong())?;
+            self.clusters.push(Stored { pack, offset: number(0, 8), size, pages, sum });
+            for (skip, sum) in (0..).zip(sums.chunks_exact(PAGE_SUM)) {
+                let sum = sum.try_into().map_err(|_| wrong())?;
+                self.pages.entry(sum).or_insert((cluster, skip));
+            }
+            list = rest;
+        }
+        Ok(())
+    }
+
+    /// Forgets packs of which the pages with these sums need too little, and all but the ones
+    /// that are needed most if they are too many.
+    fn keep_worthy<'s>(&mut self, wanted: impl Iterator<Item = &'s PageSum>) {
+        let mut needed = vec![false; self.clusters.len()];
+        for (cluster, _) in wanted.filter_map(|sum| self.pages.get(sum)) {
+            needed[*cluster as usize] = true;
+        }
+        let mut use_of: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        for (cluster, needed) in self.clusters.iter().zip(&needed) {
+            let (used, all) = use_of.entry(cluster.pack).or_default();
+            *used += if *needed { u64::from(cluster.size) } else { 0 };
+            *all += u64::from(cluster.size);
+        }
+        use_of.retain(|_, (used, all)| *used * WORTH.1 >= *all * WORTH.0);
+        let mut kept: Vec<(u64, u32)> = use_of.iter().map(|(p, (used, _))| (*used, *p)).collect();
+        kept.sort_unstable();
+        let kept: Vec<u32> = kept.iter().rev().take(MAX_PACKS - 1).map(|(_, pack)| *pack).collect();
+        let clusters = &self.clusters;
+        self.pages.retain(|_, (cluster, _)| kept.contains(&clusters[*cluster as usize].pack));
+    }
+}
+
+/// The number of the page at an address, among those that are present; `runs` are those of a map
+/// with their offsets.
+#[must_use]
+pub fn number_of(runs: &[(Run, Option<u64>)], address: u64) -> Option<u64> {
+    let after = runs.partition_point(|(run, _)| run.vaddr <= address);
+    let (run, offset) = runs.get(after.checked_sub(1)?)?;
+    let inside = run.range().contains(&address);
+    inside.then_some(((*offset)? + address - run.vaddr) / page_size())
+}
+
+/// The memory of a process, or an object of shared memory.
+struct Memory {
+    kind: Kind,
+    id: u64,
+    map: Pagemap,
+    /// The runs of the map with their offsets in the pages file.
+    runs: Vec<(Run, Option<u64>)>,
+    reader: Option<PagesReader>,
+    sums: Vec<PageSum>,
+    /// Where each page is, when that is known.
+    places: Vec<Option<(u32, u32)>>,
+}
+
+impl Memory {
+    /// Reads pages, the first of which is `first`.
+    fn read(&self, first: u64, data: &mut [u8]) -> Result<()> {
+        match &self.reader {
+            Some(reader) => Ok(reader.read_exact_at(data, first * page_size())?),
+            None => Err(Error::new("pages that are nowhere")),
+        }
+    }
+
+    /// The number of the page at an address.
+    fn page_at(&self, address: u64) -> Option<usize> {
+        usize::try_from(number_of(&self.runs, address)?).ok()
+    }
+}
+
+/// Gathers the pages of the images in `dir`: those that `known` does not have go to `file`,
+/// which becomes the pack `number`. The images then find all of them by their index.
+///
+/// # Errors
+/// Damaged images; no place.
+pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) -> Result<Gathered> {
+    let mut all = read_maps(dir)?;
+    for memory in &mut all {
+        memory.sums = sums_of(memory)?;
+        memory.places = vec![None; memory.sums.len()];
+    }
+    known.keep_worthy(all.iter().flat_map(|memory| &memory.sums));
+    let mut pack = Pack { number, file, known, done: Gathered::default(), open: Vec::new() };
+    pack.done.memory = all.iter().map(|memory| memory.sums.len() as u64 * page_size()).sum();
+    for (index, page) in working_set(dir, &all)? {
+        if all[index].places[page].is_none() {
+            pack.done.working_set += page_size();
+            pack.place(&mut all[index], page, None)?;
+        }
+    }
+    for memory in &mut all {
+        pack.place_rest(memory)?;
+    }
+    pack.close()?;
+    let mut needed: Vec<u32> = Vec::new();
+    for memory in &all {
+        pack.write_index(dir, memory)?;
+        for (cluster, _) in memory.places.iter().flatten() {
+            needed.push(pack.known.clusters[*cluster as usize].pack);
+        }
+    }
+    needed.sort_unstable();
+    needed.dedup();
+    needed.retain(|pack| *pack != number);
+    pack.done.packs = needed;
+    let mut inventory = dir.inventory()?;
+    if inventory.img_version != EXTENDED_VERSION {
+        // Who does not know of packs must not take the images for whole.
+        inventory.img_version = EXTENDED_VERSION;
+        dir.write_one(kind::INVENTORY, 0, &inventory)?;
+    }
+    Ok(pack.done)
+}
+
+/// The pagemaps of all memory, without what a copy of the tasks must not have: memory that is
+/// wiped on fork, or that the kernel may drop. Random numbers are made from it.
+fn read_maps(dir: &ImageDir) -> Result<Vec<Memory>> {
+    let mut all = Vec::new();
+    for kind in [kind::PAGEMAP, kind::SHMEM_PAGEMAP] {
+        for id in dir.ids(kind)? {
+            let mut map = Pagemap::read(dir, kind, id)?;
+            let present = map.present_bytes() > 0;
+            let reader = present.then(|| PagesReader::open(dir, &map)).transpose()?;
+            let wiped = if kind == kind::PAGEMAP { wiped(dir, id)? } else { Vec::new() };
+            let runs = map.offsets().collect();
+            let (sums, places) = (Vec::new(), Vec::new());
+            let whole = Memory { kind, id, map: map.clone(), runs, reader, sums, places };
+            if map.runs.iter().any(|run| wiped.iter().any(|(s, e)| overlaps(run, *s, *e))) {
+                // The pages files cannot be read by another map: so they are left as they are,
+                // and what is wiped becomes pages that were never touched.
+                map.runs = cut(&map.runs, &wiped);
+                all.push(Memory::rewritten(dir, whole, map)?);
+            } else {
+                all.push(whole);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn overlaps(run: &Run, start: u64, end: u64) -> bool {
+    run.vaddr < end && start < run.range().end
+}
+
+/// The areas of a process that a copy of it finds empty.
+fn wiped(dir: &ImageDir, id: u64) -> Result<Vec<(u64, u64)>> {
+    let mm: Option<MmEntry> = dir.read_opt(kind::MM, id)?;
+    let areas = mm.map(|mm| mm.vmas).unwrap_or_default();
+    let is_wiped = |flags: u32, madv: Option<u64>| {
+        flags & MAP_DROPPABLE != 0 || madv.is_some_and(|advice| advice >> MADV_WIPEONFORK & 1 != 0)
+    };
+    let areas = areas.iter().filter(|vma| is_wiped(vma.flags, vma.madv));
+    Ok(areas.map(|vma| (vma.start, vma.end)).collect())
+}
+
+/// Runs without what lies in `gone`.
+fn cut(runs: &[Run], gone: &[(u64, u64)]) -> Vec<Run> {
+    let mut left = Vec::new();
+    for run in runs {
+        let mut parts = vec![run.range()];
+        for (start, end) in gone {
+            let cut_one = |part: std::ops::Range<u64>| {
+                let (before, after) =
+                    (part.start..part.end.min(*start), part.start.max(*end)..part.end);
+                [before, after].into_iter().filter(|part| part.start < part.end)
+            };
+            parts = parts.into_iter().flat_map(cut_one).collect();
+        }
+        let to_run = |part: std::ops::Range<u64>| Run {
+            vaddr: part.start,
+            pages: (part.end - part.start) / page_size(),
+            ..*run
+        };
+        left.extend(parts.into_iter().map(to_run));
+    }
+    left
+}
+
+impl Memory {
+    /// The same memory with the runs of `map`, its pages in a plain file of their own.
+    fn rewritten(dir: &ImageDir, whole: Self, mut map: Pagemap) -> Result<Self> {
+        let name = format!("pages-kept-{}.img", map.pages_id);
+        let mut file = dir.create_file(&name)?;
+        let mut data = vec![0; usize::try_from(page_size()).unwrap_or(4096)];
+        for run in map.runs.iter().filter(|run| run.present) {
+            for page in 0..run.pages {
+                let at = whole.page_at(run.vaddr + page * page_size()).unwrap_or(usize::MAX);
+                whole.read(at as u64, &mut data)?;
+                file.write_all(&data).context(|| name.clone())?;
+            }
+        }
+        for form in [kind::PAGES_PACKED, kind::PAGES_INDEX] {
+            dir.remove(&form.file_name(map.pages_id.into()))?;
+        }
+        let target = kind::PAGES.file_name(map.pages_id.into());
+        rustix::fs::renameat(dir, &name, dir, &target).context(|| target.clone())?;
+        map.packed = false;
+        let reader = (map.present_bytes() > 0).then(|| PagesReader::open(dir, &map)).transpose()?;
+        let runs = map.offsets().collect();
+        Ok(Self { map, runs, reader, ..whole })
+    }
+}
+
+fn sums_of(memory: &Memory) -> Result<Vec<PageSum>> {
+    let count = memory.map.present_bytes() / page_size();
+    let page = usize::try_from(page_size()).unwrap_or(4096);
+    let mut sums = Vec::new();
+    let mut data = Vec::new();
+    for first in (0..count).step_by(usize::try_from(WINDOW).unwrap_or(1)) {
+        let pages = usize::try_from(WINDOW.min(count - first)).unwrap_or(0);
+        data.resize(pages * page, 0);
+        memory.read(first, &mut data)?;
+        for plain in data.chunks_exact(page) {
+            let sum = digest::digest(&SHA256, plain);
+            let sum = sum.as_ref()[..PAGE_SUM].try_into();
+            sums.push(sum.map_err(|_| Error::new("a digest is too short"))?);
+        }
+    }
+    Ok(sums)
+}
+
+/// The pages of the working set in the order in which they were touched: the number of the
+/// memory, and that of the page.
+fn working_set(dir: &ImageDir, all: &[Memory]) -> Result<Vec<(usize, usize)>> {
+    let entries: Vec<WorkingSetEntry> = dir.read_all_or_empty(kind::WORKING_SET, 0)?;
+    let mut pages = Vec::new();
+    for entry in entries {
+        let Some(index) = all.iter().position(|m| m.kind == kind::PAGEMAP && m.id == entry.id)
+        else {
+            continue;
+        };
+        for number in 0..entry.nr_pages.min(1 << 20) {
+            let address = entry.vaddr.saturating_add(number * page_size());
+            pages.extend(all[index].page_at(address).map(|page| (index, page)));
+        }
+    }
+    Ok(pages)
+}
+
+/// A pack that is written.
+struct Pack<'f> {
+    number: u32,
+    file: &'f mut File,
+    known: Known,
+    done: Gathered,
+    /// The pages of the cluster that is not full yet.
+    open: Vec<(PageSum, Vec<u8>)>,
+}
+
+impl Pack<'_> {
+    /// Says where a page is, and takes it in if it is nowhere yet. `data` is what it holds, if
+    /// it has been read.
+    fn place(&mut self, memory: &mut Memory, page: usize, data: Option<&[u8]>) -> Result<()> {
+        let sum = memory.sums[page];
+        if let Some(place) = self.known.pages.get(&sum) {
+            memory.places[page] = Some(*place);
+            return Ok(());
+        }
+        let plain = match data {
+            Some(data) => data.to_vec(),
+            None => {
+                let mut plain = vec![0; usize::try_from(page_size()).unwrap_or(4096)];
+                memory.read(page as u64, &mut plain)?;
+                plain
+            }
+        };
+        let many = || Error::new("too many pages");
+        let cluster = u32::try_from(self.known.clusters.len()).map_err(|_| many())?;
+        let place = (cluster, u32::try_from(self.open.len()).map_err(|_| many())?);
+        self.known.pages.insert(sum, place);
+        memory.places[page] = Some(place);
+        self.open.push((sum, plain));
+        if self.open.len() == CLUSTER { self.close() } else { Ok(()) }
+    }
+
+    /// Places all pages that have no place yet.
+    fn place_rest(&mut self, memory: &mut Memory) -> Result<()> {
+        let page = usize::try_from(page_size()).unwrap_or(4096);
+        let window = usize::try_from(WINDOW).unwrap_or(1);
+        let mut data = Vec::new();
+        for first in (0..memory.places.len()).step_by(window) {
+            let here = first..(first + window).min(memory.places.len());
+            let known = &self.known.pages;
+            let new = |at: usize| !known.contains_key(&memory.sums[at]);
+            if here.clone().any(|at| memory.places[at].is_none() && new(at)) {
+                data.resize(here.len() * page, 0);
+                memory.read(first as u64, &mut data)?;
+            }
+            for at in here {
+                let from = (at - first) * page;
+                if memory.places[at].is_none() {
+                    self.place(memory, at, data.get(from..from + page))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the open cluster.
+    fn close(&mut self) -> Result<()> {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        let what = || "writing a pack";
+        let plain: Vec<u8> = self.open.iter().flat_map(|(_, data)| data).copied().collect();
+        let mut stored = zstd::bulk::compress(&plain, LEVEL).context(what)?;
+        if stored.len() >= plain.len() {
+            stored = plain;
+        }
+        self.file.write_all(&stored).context(what)?;
+        let sum: [u8; 32] = digest::digest(&SHA256, &stored)
+            .as_ref()
+            .try_into()
+            .map_err(|_| Error::new("a digest is too short"))?;
+        let size = u32::try_from(stored.len()).map_err(|_| Error::new("a cluster is too long"))?;
+        let pages = u32::try_from(self.open.len()).unwrap_or(0);
+        let (pack, offset) = (self.number, self.done.len);
+        self.known.clusters.push(Stored { pack, offset, size, pages, sum });
+        self.done.len += u64::from(size);
+        self.done.list.extend_from_slice(&offset.to_le_bytes());
+        self.done.list.extend_from_slice(&size.to_le_bytes());
+        self.done.list.extend_from_slice(&pages.to_le_bytes());
+        self.done.list.extend_from_slice(&sum);
+        for (sum, _) in self.open.drain(..) {
+            self.done.list.extend_from_slice(&sum);
+        }
+        Ok(())
+    }
+
+    /// Has the images find the pages of `memory` in the packs.
+    fn write_index(&self, dir: &ImageDir, memory: &Memory) -> Result<()> {
+        let map = &memory.map;
+        let id = map.pages_id;
+        if memory.places.is_empty() {
+            return Ok(());
+        }
+        let mut pagemap = PagemapWriter::packed(dir, memory.kind, memory.id, id)?;
+        map.runs.iter().try_for_each(|run| pagemap.push(*run))?;
+        pagemap.finish()?;
+        for form in [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX] {
+            dir.remove(&form.file_name(id.into()))?;
+        }
+        let mut index = dir.writer(kind::PAGES_INDEX, id.into())?;
+        index.entry(&PackedHead {
+            version: GATHERED,
+            method: Compression::ZSTD.number(),
+            cluster_pages: u32::try_from(CLUSTER).unwrap_or(u32::MAX),
+            salt: None,
+        })?;
+        let mut first = 0;
+        for part in memory.places.chunk_by(follows) {
+            let (cluster, skip) = part[0].ok_or_else(|| Error::new("a page has no place"))?;
+            let stored = &self.known.clusters[cluster as usize];
+            index.entry(&PackedEntry {
+                first,
+                pages: u32::try_from(part.len()).unwrap_or(u32::MAX),
+                offset: stored.offset,
+                sizes: vec![stored.size],
+                tags: None,
+                pack: Some(stored.pack),
+                sums: Some(stored.sum.to_vec()),
+                whole: Some(stored.pages),
+                skip: Some(skip),
+            })?;
+            first += part.len() as u64;
+        }
+        Ok(index.finish()?)
+    }
+}
+
+/// Whether the second page stands behind the first in the same cluster.
+fn follows(one: &Option<(u32, u32)>, other: &Option<(u32, u32)>) -> bool {
+    matches!((one, other), (Some((a, x)), Some((b, y))) if a == b && x + 1 == *y)
+}

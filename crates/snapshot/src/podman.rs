@@ -1,0 +1,171 @@
+//! Podman: containers of its images, and images that it knows as checkpoints.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::error::{Context, Error, Result};
+use crate::places;
+use crate::ready::Container;
+
+/// The annotations by which Podman knows a checkpoint.
+const CHECKPOINT: &str = "io.podman.annotations.checkpoint.";
+/// The archive of the images in what Podman exports.
+pub const IMAGES: &str = "checkpoint";
+/// What else Podman exports, and looks for when it restores.
+const OTHERS: &[&str] = &[
+    "config.dump",
+    "spec.dump",
+    "network.status",
+    "devshm-checkpoint.tar",
+    "rootfs-diff.tar",
+    "deleted.files",
+];
+
+/// Podman, with this program as the engine of its runtime.
+#[derive(Debug)]
+pub struct Podman {
+    path: OsString,
+}
+
+impl Podman {
+    /// Podman as it is set up here.
+    ///
+    /// # Errors
+    /// If there is no place for the name `criu`.
+    pub fn new() -> Result<Self> {
+        Ok(Self { path: places::path()? })
+    }
+
+    fn call(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("podman");
+        command.args(words).env("PATH", &self.path).stdin(Stdio::null());
+        command
+    }
+
+    /// What a call prints.
+    fn say(&self, words: &[&str]) -> Result<String> {
+        let output = self.call(words).output().context(|| "starting podman")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => {
+                let action = words.iter().take(2).copied().collect::<Vec<_>>().join(" ");
+                Err(Error::new(format!("podman {action}: {}", text(&output.stderr))))
+            }
+        }
+    }
+
+    /// Starts a container of an image.
+    ///
+    /// # Errors
+    /// What Podman says.
+    pub fn start(
+        &self,
+        image: &str,
+        id: &str,
+        environment: &[String],
+        words: &[String],
+    ) -> Result<()> {
+        let mut all = vec!["run", "--detach", "--name", id];
+        all.extend(environment.iter().flat_map(|entry| ["--env", entry.as_str()]));
+        all.push(image);
+        all.extend(words.iter().map(String::as_str));
+        self.say(&all).map(drop)
+    }
+
+    /// Puts a container to sleep; what Podman exports of it is unpacked in `dir`.
+    ///
+    /// # Errors
+    /// What Podman says.
+    pub fn checkpoint(&self, id: &str, dir: &Path) -> Result<()> {
+        let archive = dir.with_extension("tar");
+        let name = archive.display().to_string();
+        // Whoever talks to it is not there any more when it wakes up.
+        let options = dir.with_extension("conf");
+        fs::write(&options, "tcp-close\ncompress lz4\n")
+            .context(|| options.display().to_string())?;
+        let words = ["container", "checkpoint", "--compress", "none", "--file-locks", "--export"];
+        let mut call = self.call(&[&words[..], &[&name, id]].concat());
+        let output =
+            call.env("CRIU_CONFIG_FILE", &options).output().context(|| "starting podman")?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Error::new(format!("podman container checkpoint: {said}")));
+        }
+        let file = File::open(&archive).context(|| name.clone())?;
+        tar::Archive::new(file).unpack(dir).context(|| name.clone())?;
+        fs::remove_file(&archive).context(|| name)
+    }
+
+    /// Ends a container, if it is there, and forgets it.
+    pub fn delete(&self, id: &str) {
+        // There may be none.
+        let _ = self.call(&["rm", "--force", "--time", "0", id]).output();
+    }
+
+    /// The annotations of an image that holds what is unpacked in `dir`.
+    ///
+    /// # Errors
+    /// If that is none of Podman's.
+    pub fn annotations(&self, dir: &Path, name: &str) -> Result<BTreeMap<String, String>> {
+        let file = dir.join("config.dump");
+        let text = fs::read(&file).context(|| file.display().to_string())?;
+        let config: Value = serde_json::from_slice(&text).context(|| file.display().to_string())?;
+        let of = |key: &str| config[key].as_str().unwrap_or_default().to_owned();
+        let runtime = of("runtime");
+        let runtime = runtime.rsplit('/').next().unwrap_or_default().to_owned();
+        let info: Value = serde_json::from_str(&self.say(&["info", "--format", "json"])?)
+            .context(|| "what podman info says")?;
+        let host =
+            |path: &str| info.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let facts = [
+            ("name", name.to_owned()),
+            ("rawImageName", of("rawImageName")),
+            ("rootfsImageID", of("rootfsImageID")),
+            ("rootfsImageName", of("rootfsImageName")),
+            ("podman.version", host("/version/Version")),
+            ("criu.version", "4.2".to_owned()),
+            ("runtime.name", runtime),
+            ("runtime.version", host("/host/ociRuntime/version")),
+            ("conmon.version", host("/host/conmon/version")),
+            ("host.arch", host("/host/arch")),
+            ("host.kernel", host("/host/kernel")),
+            ("cgroups.version", host("/host/cgroupVersion")),
+            ("distribution.name", host("/host/distribution/distribution")),
+            ("distribution.version", host("/host/distribution/version")),
+        ];
+        Ok(facts.into_iter().map(|(key, value)| (format!("{CHECKPOINT}{key}"), value)).collect())
+    }
+}
+
+impl Container for Podman {
+    fn pid(&self, id: &str) -> Result<u32> {
+        let pid = self.say(&["container", "inspect", "--format", "{{.State.Pid}}", id])?;
+        let pid = pid.parse().ok().filter(|pid| *pid > 0);
+        pid.ok_or_else(|| Error::new(format!("the container {id} does not run")))
+    }
+
+    fn exec(&self, id: &str, words: &[&str]) -> Command {
+        self.call(&[&["exec", id], words].concat())
+    }
+}
+
+/// The files beside the images in what is unpacked in `dir`.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn others(dir: &Path) -> Result<Vec<(&'static str, Vec<u8>)>> {
+    let mut found = Vec::new();
+    for name in OTHERS {
+        let file = dir.join(name);
+        if file.exists() {
+            found.push((*name, fs::read(&file).context(|| file.display().to_string())?));
+        }
+    }
+    Ok(found)
+}

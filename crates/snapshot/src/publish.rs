@@ -1,0 +1,304 @@
+//! From the images of a dump to a snapshot in its place.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use aws_lc_rs::digest::{self, SHA256};
+use torpor_images::ImageDir;
+
+use crate::archive;
+use crate::description::{Description, Pack};
+use crate::error::{Context, Error, Result};
+use crate::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD};
+use crate::pack::{self, Known};
+use crate::store::Store as Place;
+use crate::stored::{Store, extent, strip};
+
+/// The longest list of pages that is read.
+const MAX_LIST: u64 = 1 << 30;
+/// How well small images are compressed.
+const LEVEL: i32 = 3;
+
+/// What is to be published.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The images.
+    pub images: &'a Path,
+    /// The layer that the container has written to.
+    pub changes: Option<&'a Path>,
+    /// A directory for what is on its way.
+    pub work: &'a Path,
+    /// Files that runtimes look for beside the images.
+    pub others: Vec<(&'a str, Vec<u8>)>,
+    /// Annotations of the manifest.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What was published.
+#[derive(Debug)]
+pub struct Published {
+    /// The digest of the manifest.
+    pub digest: String,
+    /// The bytes of all blobs.
+    pub size: u64,
+    /// The bytes of those that were not there before.
+    pub uploaded: u64,
+}
+
+/// A writer that knows the digest of what went through it.
+struct Summing<W> {
+    to: W,
+    sum: digest::Context,
+    len: u64,
+}
+
+impl<W: Write> Summing<W> {
+    fn new(to: W) -> Self {
+        Self { to, sum: digest::Context::new(&SHA256), len: 0 }
+    }
+
+    fn finish(self) -> (W, String, u64) {
+        (self.to, oci::written(self.sum.finish().as_ref()), self.len)
+    }
+}
+
+impl<W: Write> Write for Summing<W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let len = self.to.write(data)?;
+        self.sum.update(&data[..len]);
+        self.len += len as u64;
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// A blob that is not stored yet.
+struct Blob {
+    descriptor: Descriptor,
+    /// The digest of what it is when it is not compressed.
+    diff_id: String,
+    /// Its content, unless it is in the store already.
+    content: Option<File>,
+}
+
+/// Packs the images and stores them under the name that `store` is for. Pages that the snapshot
+/// `base` has are not stored again.
+///
+/// # Errors
+/// Damaged images; no place; what the store says.
+pub fn publish(
+    store: &dyn Place,
+    mut description: Description,
+    parts: &Parts<'_>,
+    base: Option<&Manifest>,
+) -> Result<Published> {
+    let mut blobs = Vec::new();
+    if !description.sealed {
+        blobs = packs(store, &mut description, parts, base)?;
+    }
+    blobs.insert(0, small(parts)?);
+    let diff_ids: Vec<String> = blobs.iter().map(|blob| blob.diff_id.clone()).collect();
+    let config = description.to_config(&diff_ids, &time(description.created))?;
+    let mut size = 0;
+    let mut uploaded = 0;
+    let mut layers = Vec::new();
+    for blob in blobs {
+        size += blob.descriptor.size;
+        uploaded += put(store, &blob.descriptor, blob.content)?;
+        layers.push(blob.descriptor);
+    }
+    let descriptor = Descriptor {
+        media_type: CONFIG.to_owned(),
+        digest: oci::sha256(&config),
+        size: config.len() as u64,
+        annotations: BTreeMap::new(),
+    };
+    let mut content = scratch(parts.work)?;
+    content.write_all(&config).context(|| "the configuration")?;
+    uploaded += put(store, &descriptor, Some(content))?;
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: MANIFEST.to_owned(),
+        config: descriptor,
+        layers,
+        annotations: parts.annotations.clone(),
+    };
+    let bytes = serde_json::to_vec(&manifest).context(|| "the manifest")?;
+    if bytes.len() as u64 > oci::MAX_MANIFEST {
+        return Err(Error::new("the manifest is longer than registries have to take"));
+    }
+    store.publish(&bytes)?;
+    let size = size + config.len() as u64 + bytes.len() as u64;
+    Ok(Published { digest: oci::sha256(&bytes), size, uploaded: uploaded + bytes.len() as u64 })
+}
+
+/// Stores a blob that is not there yet; how many bytes that were.
+fn put(store: &dyn Place, blob: &Descriptor, content: Option<File>) -> Result<u64> {
+    let Some(mut content) = content else { return Ok(0) };
+    if store.has(blob)? {
+        return Ok(0);
+    }
+    content.seek(SeekFrom::Start(0)).context(|| "reading what was packed")?;
+    store.put(blob, &mut content)?;
+    Ok(blob.size)
+}
+
+fn scratch(work: &Path) -> Result<File> {
+    tempfile::tempfile_in(work).context(|| format!("a file in {}", work.display()))
+}
+
+/// The layer of all that is small.
+fn small(parts: &Parts<'_>) -> Result<Blob> {
+    let what = || "packing the images";
+    let changes = match parts.changes {
+        None => None,
+        Some(upper) => {
+            let file = parts.work.join(archive::CHANGES);
+            let mut to = File::create(&file).context(what)?;
+            archive::write_changes(&mut to, upper)?;
+            Some(file)
+        }
+    };
+    let packed = Summing::new(scratch(parts.work)?);
+    let mut plain = Summing::new(zstd::Encoder::new(packed, LEVEL).context(what)?);
+    archive::write_small(&mut plain, parts.images, changes.as_deref(), &parts.others)?;
+    let (encoder, diff_id, _) = plain.finish();
+    let (content, digest, size) = encoder.finish().context(what)?.finish();
+    let media_type = TAR_ZSTD.to_owned();
+    let descriptor = Descriptor { media_type, digest, size, annotations: BTreeMap::new() };
+    Ok(Blob { descriptor, diff_id, content: Some(content) })
+}
+
+/// The packs: those of the base that are needed, and a new one.
+fn packs(
+    store: &dyn Place,
+    description: &mut Description,
+    parts: &Parts<'_>,
+    base: Option<&Manifest>,
+) -> Result<Vec<Blob>> {
+    let mut known = Known::default();
+    // What cannot be read any more is packed again.
+    let before = base.and_then(|base| Description::read(store, base).ok());
+    let earlier = match (&before, base) {
+        (Some(before), Some(base)) => before.layers(base).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    for (pack, layer) in &earlier {
+        if let Ok(list) = list_of(store, pack, layer) {
+            known.add(pack.number, &list)?;
+        }
+    }
+    let number = new_number(&earlier)?;
+    let images = ImageDir::open(parts.images)?;
+    let mut clusters = scratch(parts.work)?;
+    let done = pack::gather(&images, known, number, &mut clusters)?;
+    description.memory = done.memory;
+    description.working_set = done.working_set;
+    let mut blobs = Vec::new();
+    for (pack, layer) in earlier.into_iter().filter(|(pack, _)| done.packs.contains(&pack.number)) {
+        description.packs.push(pack.clone());
+        let (descriptor, diff_id) = (layer.clone(), pack.plain.clone());
+        blobs.push(Blob { descriptor, diff_id, content: None });
+    }
+    if done.len > 0 {
+        let what = || "writing a pack";
+        clusters.seek(SeekFrom::Start(0)).context(what)?;
+        let blob = Summing::new(scratch(parts.work)?);
+        let mut to = Summing::new(Store::new(blob).context(what)?);
+        let at = archive::write_pack(&mut to, number, &mut clusters, done.len, &done.list)?;
+        let (frame, diff_id, _) = to.finish();
+        let (content, digest, size) = frame.finish().context(what)?.finish();
+        description.packs.push(Pack {
+            layer: digest.clone(),
+            plain: diff_id.clone(),
+            number,
+            list_offset: at,
+            list_size: done.list.len() as u64,
+            list_digest: oci::sha256(&done.list),
+        });
+        let annotations = BTreeMap::new();
+        let descriptor = Descriptor { media_type: TAR_ZSTD.to_owned(), digest, size, annotations };
+        blobs.push(Blob { descriptor, diff_id, content: Some(content) });
+    }
+    Ok(blobs)
+}
+
+/// The list of the pages in a pack.
+fn list_of(store: &dyn Place, pack: &Pack, layer: &Descriptor) -> Result<Vec<u8>> {
+    let wrong = || Error::new(format!("the list of the pages in {} is damaged", layer.digest));
+    let end = pack.list_offset.checked_add(pack.list_size);
+    let end = end.filter(|end| pack.list_size <= MAX_LIST && *end <= layer.size);
+    let part = pack.list_offset..end.ok_or_else(wrong)?;
+    let list = strip(store.read(layer, extent(&part))?, &part);
+    match oci::sha256(&list) == pack.list_digest {
+        true => Ok(list),
+        false => Err(wrong()),
+    }
+}
+
+/// A number that no other pack here has, and no pages file of a dump.
+fn new_number(others: &[(&Pack, &Descriptor)]) -> Result<u32> {
+    loop {
+        let bytes = torpor_seal::secret::random::<4>().map_err(|e| Error::new(e.to_string()))?;
+        let number = u32::from_le_bytes(bytes) | 1 << 31;
+        if !others.iter().any(|(known, _)| known.number == number) {
+            return Ok(number);
+        }
+    }
+}
+
+/// A time as RFC 3339 writes it.
+fn time(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // Days since the first of March of the year 0, when each period of 400 years begins.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = (year + era * 400, if month < 10 { month + 3 } else { month - 9 });
+    let year = if month <= 2 { year + 1 } else { year };
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
+/// The bytes of all files in a directory that is not deep.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn size_of(dir: &Path) -> Result<u64> {
+    let shown = || dir.display().to_string();
+    let mut sum = 0;
+    for entry in fs::read_dir(dir).context(shown)? {
+        sum += entry.and_then(|entry| entry.metadata()).context(shown)?.len();
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(time(seconds), text);
+        }
+    }
+}

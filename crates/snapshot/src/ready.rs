@@ -1,0 +1,267 @@
+//! When a container is ready.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use regex::Regex;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::error::{Context, Error, Result};
+
+/// How long is waited between two looks.
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How much of the output is kept.
+const KEPT: usize = 1 << 20;
+/// The socket of `notify`, inside.
+pub const NOTIFY: &str = "/run/torpor/notify";
+
+/// What shows that a container is ready.
+#[derive(Debug, Clone)]
+pub enum Ready {
+    /// It answers to a request with a status below 400.
+    Url {
+        /// Host and port.
+        authority: String,
+        /// What is asked for.
+        path: String,
+    },
+    /// Something listens at a port.
+    Tcp(u16),
+    /// A line of its output.
+    Log(Regex),
+    /// A command ends with 0.
+    Exec(String),
+    /// It says so at the socket that `NOTIFY_SOCKET` names.
+    Notify,
+}
+
+impl FromStr for Ready {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "notify" {
+            return Ok(Self::Notify);
+        }
+        if let Some(rest) = text.strip_prefix("http://") {
+            let (authority, path) = match rest.split_once('/') {
+                Some((authority, path)) => (authority, format!("/{path}")),
+                None => (rest, "/".to_owned()),
+            };
+            let port = if authority.contains(':') { "" } else { ":80" };
+            return Ok(Self::Url { authority: format!("{authority}{port}"), path });
+        }
+        match text.split_once(':') {
+            Some(("tcp", port)) => port.parse().map(Self::Tcp).map_err(|e| format!("port: {e}")),
+            Some(("log", pattern)) => Regex::new(pattern).map(Self::Log).map_err(|e| e.to_string()),
+            Some(("exec", command)) if !command.is_empty() => Ok(Self::Exec(command.to_owned())),
+            _ => Err("expected http://…, tcp:PORT, log:REGEX, exec:CMD or notify".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url { authority, path } => write!(f, "http://{authority}{path}"),
+            Self::Tcp(port) => write!(f, "tcp:{port}"),
+            Self::Log(pattern) => write!(f, "log:{pattern}"),
+            Self::Exec(command) => write!(f, "exec:{command}"),
+            Self::Notify => f.write_str("notify"),
+        }
+    }
+}
+
+/// What a container prints: the last of it.
+#[derive(Debug, Clone, Default)]
+pub struct Output(Arc<Mutex<String>>);
+
+impl Output {
+    /// Reads what comes, until nobody writes any more.
+    pub fn collect(&self, from: impl Read + Send + 'static) {
+        let kept = Arc::clone(&self.0);
+        thread::spawn(move || {
+            for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.push_str(&String::from_utf8_lossy(&line));
+                kept.push('\n');
+                if kept.len() > KEPT {
+                    let cut =
+                        (kept.len() - KEPT / 2..kept.len()).find(|&at| kept.is_char_boundary(at));
+                    kept.drain(..cut.unwrap_or(0));
+                }
+            }
+        });
+    }
+
+    /// Whether a line of it is like this.
+    fn has(&self, pattern: &Regex) -> bool {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.lines().any(|line| pattern.is_match(line))
+    }
+
+    /// Its last lines.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines: Vec<&str> = kept.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+}
+
+/// The runtime of a container, as far as it has to be asked.
+pub trait Container: fmt::Debug {
+    /// The first process of a container that runs.
+    ///
+    /// # Errors
+    /// If there is no such container, or it has ended.
+    fn pid(&self, id: &str) -> Result<u32>;
+
+    /// A command in a container.
+    fn exec(&self, id: &str, words: &[&str]) -> Command;
+}
+
+/// A container that is waited for.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    /// Its runtime.
+    pub runtime: &'a dyn Container,
+    /// Its name.
+    pub id: &'a str,
+    /// What it prints.
+    pub output: &'a Output,
+    /// Where it says that it is ready.
+    pub notify: Option<&'a UnixDatagram>,
+}
+
+impl Waiting<'_> {
+    /// Waits until `ready` is shown.
+    ///
+    /// # Errors
+    /// If the container ends, or time is up.
+    pub fn until(&self, ready: &Ready, timeout: Duration) -> Result<()> {
+        let end = Instant::now() + timeout;
+        loop {
+            // First: whoever has ended cannot be asked.
+            let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
+            if self.look(ready, pid)? {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                let text = format!("the container was not ready ({ready}) within {timeout:?}");
+                return Err(Error::new(text).hint(self.output.tail()));
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    fn ended(&self) -> Error {
+        let error = Error::new("the container ended before it was ready");
+        match self.output.tail() {
+            tail if tail.is_empty() => error,
+            tail => error.hint(format!("its last words:\n{tail}")),
+        }
+    }
+
+    fn look(&self, ready: &Ready, pid: u32) -> Result<bool> {
+        match ready {
+            Ready::Url { authority, path } => {
+                Ok(inside_network(pid, || get(authority, path))?.unwrap_or(false))
+            }
+            // Nobody connects: a server must not find a connection in its snapshot.
+            Ready::Tcp(port) => Ok(listens(pid, *port)),
+            Ready::Log(pattern) => Ok(self.output.has(pattern)),
+            Ready::Exec(command) => self.command(command, pid).map(|code| code == Some(0)),
+            Ready::Notify => {
+                let mut words = [0; 4096];
+                let said = self.notify.and_then(|socket| socket.recv(&mut words).ok());
+                let said = said.and_then(|len| std::str::from_utf8(&words[..len]).ok());
+                Ok(said.is_some_and(|said| said.lines().any(|line| line == "READY=1")))
+            }
+        }
+    }
+
+    /// Runs a command in the container; if it has no such program, on this host with the
+    /// container's network. Its exit code, if it ended by itself.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn command(&self, command: &str, pid: u32) -> Result<Option<i32>> {
+        let run = |mut call: Command| {
+            call.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()
+        };
+        let has_shell = Path::new(&format!("/proc/{pid}/root/bin/sh")).symlink_metadata().is_ok();
+        let words: Vec<&str> = match has_shell {
+            true => vec!["/bin/sh", "-c", command],
+            false => command.split_whitespace().collect(),
+        };
+        let code =
+            run(self.runtime.exec(self.id, &words)).context(|| "starting the runtime")?.code();
+        let missing =
+            if has_shell { code == Some(127) } else { matches!(code, Some(255 | 126 | 127)) };
+        if !missing {
+            return Ok(code);
+        }
+        let mut call = Command::new("/bin/sh");
+        call.args(["-c", command]).env("TORPOR_CONTAINER", self.id);
+        call.env("TORPOR_PID", pid.to_string());
+        let status = inside_network(pid, || run(call))?;
+        status.map(|status| status.code()).context(|| format!("starting {command}"))
+    }
+}
+
+/// Does something with the network of a task.
+fn inside_network<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> Result<T> {
+    let path = format!("/proc/{pid}/ns/net");
+    let namespace = openat(CWD, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .context(|| path.clone())?;
+    let entered = thread::scope(|scope| {
+        let work = || {
+            move_into_link_name_space(
+                std::os::fd::AsFd::as_fd(&namespace),
+                Some(LinkNameSpaceType::Network),
+            )?;
+            Ok(work())
+        };
+        scope.spawn(work).join()
+    });
+    let entered: rustix::io::Result<T> =
+        entered.map_err(|_| Error::new("a thread in the container's network has ended"))?;
+    entered.context(|| path)
+}
+
+/// Whether a request is answered with a status below 400.
+fn get(authority: &str, path: &str) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(authority)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_write_timeout(Some(ANSWER))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n")?;
+    let mut head = String::new();
+    BufReader::new(stream.take(4096)).read_line(&mut head)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+    Ok(status.is_some_and(|status| status < 400))
+}
+
+/// Whether somebody in the network of a task listens at a port, at whatever address.
+fn listens(pid: u32, port: u16) -> bool {
+    let wanted = format!(":{port:04X}");
+    ["tcp", "tcp6"].iter().any(|kind| {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let local = fields.next().is_some_and(|local| local.ends_with(&wanted));
+            // Listening.
+            local && fields.nth(1) == Some("0A")
+        })
+    })
+}

@@ -1,0 +1,126 @@
+//! Where a snapshot is: `dir:PATH[:NAME]`, `registry/name:tag` or `s3://bucket/prefix[:NAME]`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The name of a snapshot that was given none.
+pub const LATEST: &str = "latest";
+
+/// Where a snapshot is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reference {
+    /// In a directory, which is an OCI image layout.
+    Dir {
+        /// The directory.
+        path: PathBuf,
+        /// The name in its index.
+        name: String,
+    },
+    /// In an OCI registry.
+    Registry {
+        /// Host, and port if it is not the usual one.
+        host: String,
+        /// The name of the repository.
+        repository: String,
+        /// A tag, or the digest of a manifest.
+        tag: String,
+    },
+    /// In an object store that speaks the protocol of S3: an OCI image layout below a prefix.
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// What the names of its objects start with; may be empty.
+        prefix: String,
+        /// The name in its index.
+        name: String,
+    },
+}
+
+/// Splits `path:name`, the name being [`LATEST`] where there is none.
+fn named(text: &str) -> (&str, &str) {
+    match text.rsplit_once(':') {
+        Some((path, name)) if !name.is_empty() && !name.contains('/') => (path, name),
+        _ => (text, LATEST),
+    }
+}
+
+impl FromStr for Reference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(rest) = text.strip_prefix("dir:") {
+            let (path, name) = named(rest);
+            if path.is_empty() {
+                return Err("dir: is followed by the path of a directory".to_owned());
+            }
+            return Ok(Self::Dir { path: path.into(), name: name.to_owned() });
+        }
+        if let Some(rest) = text.strip_prefix("s3://") {
+            let (path, name) = named(rest);
+            let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
+            if bucket.is_empty() {
+                return Err("s3:// is followed by the name of a bucket".to_owned());
+            }
+            let prefix = prefix.trim_matches('/').to_owned();
+            return Ok(Self::S3 { bucket: bucket.to_owned(), prefix, name: name.to_owned() });
+        }
+        let expected = "expected dir:PATH[:NAME], HOST/NAME:TAG or s3://BUCKET/PREFIX[:NAME]";
+        let (host, path) = text.split_once('/').ok_or(expected)?;
+        if host.is_empty() || !(host.contains(['.', ':']) || host == "localhost") {
+            return Err(format!("{expected}; {host:?} is no host"));
+        }
+        let (repository, tag) = match path.split_once('@') {
+            Some((repository, digest)) => (repository, digest),
+            None => named(path),
+        };
+        let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-/".contains(c);
+        if repository.is_empty() || !repository.chars().all(word) {
+            return Err(format!("{expected}; {repository:?} is no name of a repository"));
+        }
+        let (host, repository, tag) = (host.to_owned(), repository.to_owned(), tag.to_owned());
+        Ok(Self::Registry { host, repository, tag })
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dir { path, name } => write!(f, "dir:{}:{name}", path.display()),
+            Self::Registry { host, repository, tag } => {
+                let mark = if tag.contains(':') { '@' } else { ':' };
+                write!(f, "{host}/{repository}{mark}{tag}")
+            }
+            Self::S3 { bucket, prefix, name } if prefix.is_empty() => {
+                write!(f, "s3://{bucket}:{name}")
+            }
+            Self::S3 { bucket, prefix, name } => write!(f, "s3://{bucket}/{prefix}:{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn references_say_where() {
+        for (text, shown) in [
+            ("dir:/a/b", "dir:/a/b:latest"),
+            ("dir:a:v1", "dir:a:v1"),
+            ("dir:/a:b/c", "dir:/a:b/c:latest"),
+            ("localhost:5000/a/b:1.2", "localhost:5000/a/b:1.2"),
+            ("registry.example.org/a", "registry.example.org/a:latest"),
+            ("r.example/a@sha256:0f", "r.example/a@sha256:0f"),
+            ("s3://bucket/some/where/:x", "s3://bucket/some/where:x"),
+            ("s3://bucket", "s3://bucket:latest"),
+        ] {
+            assert_eq!(text.parse::<Reference>().unwrap().to_string(), shown, "{text}");
+        }
+        for wrong in ["", "dir:", "s3://", "name", "name/x", "h.example/", "h.example/UP:x", "/x:y"]
+        {
+            assert!(wrong.parse::<Reference>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! runc, with this program as its engine.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::error::{Context, Error, Result};
+use crate::places;
+use crate::ready::Container;
+
+/// The runtime.
+#[derive(Debug, Clone)]
+pub struct Runc {
+    /// Where it keeps the state of its containers, if not where it usually does.
+    root: Option<PathBuf>,
+    /// PATH, with this program first as `criu`.
+    path: OsString,
+}
+
+/// Where the streams of a container go.
+#[derive(Debug)]
+pub struct Streams {
+    /// Its standard output.
+    pub out: Stdio,
+    /// Its standard error.
+    pub err: Stdio,
+}
+
+impl Streams {
+    /// To nowhere.
+    #[must_use]
+    pub fn null() -> Self {
+        Self { out: Stdio::null(), err: Stdio::null() }
+    }
+
+    /// Both to a file.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn file(path: &Path) -> Result<Self> {
+        let shown = || path.display().to_string();
+        let file = File::options().create(true).append(true).open(path).context(shown)?;
+        Ok(Self { out: file.try_clone().context(shown)?.into(), err: file.into() })
+    }
+}
+
+impl Runc {
+    /// runc, which keeps its state in `root`.
+    ///
+    /// # Errors
+    /// If there is no place for the name `criu`.
+    pub fn new(root: Option<&Path>) -> Result<Self> {
+        Ok(Self { root: root.map(Path::to_owned), path: places::path()? })
+    }
+
+    /// A call of runc.
+    fn call(&self, action: &str) -> Command {
+        self.call_with(action, None)
+    }
+
+    /// A call of runc, which says what goes wrong in a file.
+    fn call_with(&self, action: &str, log: Option<&Path>) -> Command {
+        let mut command = Command::new("runc");
+        if let Some(log) = log {
+            command.arg("--log").arg(log);
+        }
+        if let Some(root) = &self.root {
+            command.arg("--root").arg(root);
+        }
+        command.arg(action).env("PATH", &self.path).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a container, which is left behind.
+    ///
+    /// # Errors
+    /// What runc says.
+    pub fn run(&self, bundle: &Path, id: &str, streams: Streams) -> Result<()> {
+        let log = bundle.join("run-runc.log");
+        let mut call = self.call_with("run", Some(&log));
+        call.arg("--bundle").arg(bundle).args(["--detach", id]);
+        left_behind(call, &log, streams).context(|| "runc run")
+    }
+
+    /// Restores a container, which is left behind. `options` are lines of the engine's
+    /// configuration.
+    ///
+    /// # Errors
+    /// What runc or the engine says.
+    pub fn restore(&self, restore: &Restore<'_>, streams: Streams) -> Result<()> {
+        let log = restore.work.join("restore-runc.log");
+        let mut call = self.call_with("restore", Some(&log));
+        call.arg("--bundle").arg(restore.bundle).arg("--image-path").arg(restore.images);
+        call.arg("--work-path").arg(restore.work).args(["--detach", "--file-locks"]);
+        call.args(["--ext-unix-sk", "--manage-cgroups-mode", "soft"]);
+        if restore.lazy {
+            call.arg("--lazy-pages");
+        }
+        call.arg(restore.id);
+        set_options(&mut call, restore.work, restore.options)?;
+        let _ = fs::remove_file(restore.work.join("restore.log"));
+        left_behind(call, &log, streams).map_err(|error| {
+            match first_error(&restore.work.join("restore.log")) {
+                Some(reason) => Error::new(reason),
+                None => error.during("runc restore"),
+            }
+        })
+    }
+
+    /// Puts a container to sleep.
+    ///
+    /// # Errors
+    /// What runc or the engine says; the container goes on then.
+    pub fn checkpoint(
+        &self,
+        id: &str,
+        images: &Path,
+        work: &Path,
+        leave_running: bool,
+        options: &str,
+    ) -> Result<()> {
+        let mut call = self.call("checkpoint");
+        call.arg("--image-path").arg(images).arg("--work-path").arg(work);
+        call.args(["--file-locks", "--ext-unix-sk", "--manage-cgroups-mode", "soft"]);
+        if leave_running {
+            call.arg("--leave-running");
+        }
+        call.arg(id);
+        set_options(&mut call, work, options)?;
+        finished(&mut call).map(drop).map_err(|error| match first_error(&work.join("dump.log")) {
+            Some(reason) => Error::new(reason),
+            None => error.during("runc checkpoint"),
+        })
+    }
+
+    /// What runc knows of a container, if there is one.
+    ///
+    /// # Errors
+    /// If its answer cannot be read.
+    pub fn state(&self, id: &str) -> Result<Option<Value>> {
+        let output = self.call("state").arg(id).output().context(|| "starting runc")?;
+        if !output.status.success() {
+            return Ok(None);
+        }
+        serde_json::from_slice(&output.stdout).context(|| "what runc state says").map(Some)
+    }
+
+    /// Ends a container, if it is there, and forgets it.
+    pub fn delete(&self, id: &str) {
+        // There may be none.
+        let _ = self.call("delete").args(["--force", id]).output();
+    }
+}
+
+impl Container for Runc {
+    fn pid(&self, id: &str) -> Result<u32> {
+        let state = self.state(id)?;
+        let running = state.filter(|state| state["status"] == "running");
+        let pid = running.and_then(|state| u32::try_from(state["pid"].as_u64()?).ok());
+        pid.ok_or_else(|| Error::new(format!("the container {id} does not run")))
+    }
+
+    fn exec(&self, id: &str, words: &[&str]) -> Command {
+        let mut call = self.call("exec");
+        call.arg(id).args(words);
+        call
+    }
+}
+
+/// What is to be restored.
+#[derive(Debug)]
+pub struct Restore<'a> {
+    /// The bundle.
+    pub bundle: &'a Path,
+    /// The name of the container.
+    pub id: &'a str,
+    /// Its images.
+    pub images: &'a Path,
+    /// Where the engine works and writes its log.
+    pub work: &'a Path,
+    /// Whether memory comes when it is touched.
+    pub lazy: bool,
+    /// Lines of the engine's configuration.
+    pub options: &'a str,
+}
+
+/// Has the engine read options that runc has no words for.
+fn set_options(call: &mut Command, work: &Path, options: &str) -> Result<()> {
+    let file = work.join("engine.conf");
+    fs::write(&file, options).context(|| file.display().to_string())?;
+    call.env("CRIU_CONFIG_FILE", file);
+    Ok(())
+}
+
+/// Carries a call out that leaves a container behind: it has the streams.
+fn left_behind(mut call: Command, log: &Path, streams: Streams) -> Result<()> {
+    let status = call.stdout(streams.out).stderr(streams.err).status();
+    let status = status.context(|| "starting runc")?;
+    if status.success() {
+        return Ok(());
+    }
+    let said = fs::read_to_string(log).unwrap_or_default();
+    Err(Error::new(message(&said).unwrap_or_else(|| status.to_string())))
+}
+
+/// The last message in a log of runc's.
+fn message(log: &str) -> Option<String> {
+    let line = log.lines().rev().find(|line| line.contains("level=error"))?;
+    let text = line.split_once("msg=").map_or(line, |(_, text)| text);
+    Some(text.trim_matches('"').replace("\\\"", "\""))
+}
+
+/// Carries a call out and gives what it printed.
+fn finished(call: &mut Command) -> Result<Output> {
+    let output = call.output().context(|| "starting runc")?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Error::new(message(&said).unwrap_or_else(|| said.trim().to_owned())))
+}
+
+/// The error in a log of the engine's that others follow from.
+fn first_error(log: &Path) -> Option<String> {
+    let mut text = String::new();
+    File::open(log).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
+    let mut errors = text.lines().filter(|line| line.contains("Error ("));
+    let says = |line: &str| line.split_once("): ").map_or(line, |(_, text)| text).to_owned();
+    let mut error = says(errors.next()?);
+    // What is listed has a line for each.
+    for item in errors.map(says).take_while(|line| line.starts_with("  ")) {
+        error = error + "\n" + &item;
+    }
+    Some(error)
+}

@@ -1,0 +1,39 @@
+//! What a snapshot is made from.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// What a snapshot is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The bundle of a container for runc.
+    Runc(PathBuf),
+    /// An image of Podman.
+    Podman(String),
+    /// A container of runc that runs, and goes on running.
+    Running(String),
+}
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("runc", path)) if !path.is_empty() => Ok(Self::Runc(path.into())),
+            Some(("podman", image)) if !image.is_empty() => Ok(Self::Podman(image.to_owned())),
+            Some(("running", id)) if !id.is_empty() => Ok(Self::Running(id.to_owned())),
+            _ => Err("expected runc:BUNDLE, podman:IMAGE or running:CONTAINER".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Runc(path) => write!(f, "runc:{}", path.display()),
+            Self::Podman(image) => write!(f, "podman:{image}"),
+            Self::Running(id) => write!(f, "running:{id}"),
+        }
+    }
+}

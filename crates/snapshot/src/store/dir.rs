@@ -1,0 +1,175 @@
+//! Snapshots in a directory: an OCI image layout, which other tools can copy.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use tempfile::NamedTempFile;
+
+use super::Store;
+use crate::error::{Context, Error, Result};
+use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, Manifest, hex_of};
+
+/// A name in a directory.
+#[derive(Debug)]
+pub struct Dir {
+    path: PathBuf,
+    name: String,
+}
+
+impl Dir {
+    /// The snapshot `name` in the directory `path`, which need not be there yet.
+    #[must_use]
+    pub fn new(path: &Path, name: &str) -> Self {
+        Self { path: path.to_owned(), name: name.to_owned() }
+    }
+
+    fn blob(&self, digest: &str) -> Result<PathBuf> {
+        let hex = hex_of(digest).ok_or_else(|| Error::new(format!("the digest {digest:?}")))?;
+        Ok(self.path.join("blobs/sha256").join(hex))
+    }
+
+    fn index(&self) -> Result<Option<Index>> {
+        let file = self.path.join("index.json");
+        let text = match read_at_most(&file, MAX_MANIFEST) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).context(|| file.display().to_string()),
+        };
+        serde_json::from_slice(&text).context(|| file.display().to_string()).map(Some)
+    }
+
+    /// Changes the index, which nobody else changes meanwhile.
+    fn change<T>(&self, change: impl FnOnce(&mut Index) -> Result<T>) -> Result<T> {
+        let shown = || self.path.display().to_string();
+        fs::create_dir_all(self.path.join("blobs/sha256")).context(shown)?;
+        let lock = File::open(&self.path).context(shown)?;
+        flock(&lock, FlockOperation::LockExclusive).context(shown)?;
+        let layout = self.path.join("oci-layout");
+        if !layout.exists() {
+            self.place(&layout, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        }
+        let mut index = self.index()?.unwrap_or_default();
+        let done = change(&mut index)?;
+        let text = serde_json::to_vec(&index).context(shown)?;
+        self.place(&self.path.join("index.json"), &text)?;
+        Ok(done)
+    }
+
+    /// Writes a file as a whole or not at all.
+    fn place(&self, file: &Path, content: &[u8]) -> Result<()> {
+        self.fill(file, |new| io::Write::write_all(new, content))
+    }
+
+    fn fill(&self, file: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+        let shown = || file.display().to_string();
+        let mut new = NamedTempFile::new_in(&self.path).context(shown)?;
+        fill(new.as_file_mut()).and_then(|()| new.as_file().sync_data()).context(shown)?;
+        new.persist(file).map_err(|e| e.error).context(shown)?;
+        Ok(())
+    }
+}
+
+/// Reads a file of at most so many bytes.
+fn read_at_most(file: &Path, most: u64) -> io::Result<Vec<u8>> {
+    if fs::metadata(file)?.len() > most {
+        return Err(io::Error::other(format!("it has more than {most} bytes")));
+    }
+    fs::read(file)
+}
+
+impl Store for Dir {
+    fn manifest(&self) -> Result<Option<Vec<u8>>> {
+        let index = self.index()?;
+        let Some(blob) = index.as_ref().and_then(|index| index.find(&self.name)) else {
+            return Ok(None);
+        };
+        super::whole(self, blob, MAX_MANIFEST).map(Some)
+    }
+
+    fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
+        let path = self.blob(&blob.digest)?;
+        let shown = || path.display().to_string();
+        let file = File::open(&path).context(shown)?;
+        let len = range.end.saturating_sub(range.start);
+        if file.metadata().context(shown)?.len() < range.end {
+            return Err(Error::new(format!("{} is cut short", path.display())));
+        }
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        file.read_exact_at(&mut bytes, range.start).context(shown)?;
+        Ok(bytes)
+    }
+
+    fn has(&self, blob: &Descriptor) -> Result<bool> {
+        let path = self.blob(&blob.digest)?;
+        Ok(fs::metadata(path).is_ok_and(|meta| meta.len() == blob.size))
+    }
+
+    fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
+        let path = self.blob(&blob.digest)?;
+        fs::create_dir_all(self.path.join("blobs/sha256"))
+            .context(|| path.display().to_string())?;
+        self.fill(&path, |new| io::copy(content, new).map(drop))
+    }
+
+    fn publish(&self, manifest: &[u8]) -> Result<()> {
+        let digest = oci::sha256(manifest);
+        let size = manifest.len() as u64;
+        let path = self.blob(&digest)?;
+        self.change(|index| {
+            self.place(&path, manifest)?;
+            let media_type = MANIFEST.to_owned();
+            index.set(
+                &self.name,
+                Descriptor { media_type, digest, size, annotations: Default::default() },
+            );
+            Ok(())
+        })
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let index = self.index()?.unwrap_or_default();
+        Ok(index
+            .manifests
+            .iter()
+            .filter_map(|d| d.annotations.get(oci::REF_NAME).cloned())
+            .collect())
+    }
+
+    fn remove(&self) -> Result<bool> {
+        match self.index()? {
+            None => Ok(false),
+            Some(_) => self.change(|index| Ok(index.remove(&self.name))),
+        }
+    }
+
+    fn collect(&self) -> Result<u64> {
+        if self.index()?.is_none() {
+            return Ok(0);
+        }
+        self.change(|index| {
+            let mut wanted = HashSet::new();
+            for entry in &index.manifests {
+                wanted.insert(entry.digest.clone());
+                let bytes = super::whole(self, entry, MAX_MANIFEST)?;
+                wanted.extend(Manifest::parse(&bytes)?.blobs().map(|blob| blob.digest.clone()));
+            }
+            let wanted: HashSet<&str> = wanted.iter().filter_map(|digest| hex_of(digest)).collect();
+            let blobs = self.path.join("blobs/sha256");
+            let shown = || blobs.display().to_string();
+            let mut freed = 0;
+            for entry in fs::read_dir(&blobs).context(shown)? {
+                let entry = entry.context(shown)?;
+                if entry.file_name().to_str().is_none_or(|name| !wanted.contains(name)) {
+                    freed += entry.metadata().context(shown)?.len();
+                    fs::remove_file(entry.path()).context(shown)?;
+                }
+            }
+            Ok(freed)
+        })
+    }
+}

@@ -1,0 +1,236 @@
+//! HTTP, with what registries ask for: credentials, patience, and a limit on what is believed.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use ureq::http::{Request, Response};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
+use ureq::{Agent, Body};
+
+use crate::error::{Context, Error, Result};
+
+/// How often a request is made.
+const ATTEMPTS: u32 = 5;
+/// How long is waited before the second; twice as long each time.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long nothing may come.
+const SILENCE: Duration = Duration::from_secs(30);
+/// The longest document.
+const MAX_DOCUMENT: u64 = 4 << 20;
+/// The authorities that this machine trusts.
+const AUTHORITIES: &[&str] =
+    &["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// A client of one host.
+#[derive(Debug)]
+pub struct Client {
+    agent: Agent,
+    host: String,
+    /// What `Authorization` says.
+    authorization: Mutex<Option<String>>,
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// GET, PUT …
+    pub method: &'a str,
+    /// Where to.
+    pub url: &'a str,
+    /// Further headers.
+    pub headers: &'a [(&'a str, &'a str)],
+    /// What is sent; none for requests without.
+    pub body: Option<&'a [u8]>,
+}
+
+impl<'a> Call<'a> {
+    /// A request of this method, with nothing more.
+    #[must_use]
+    pub fn new(method: &'a str, url: &'a str) -> Self {
+        Self { method, url, headers: &[], body: None }
+    }
+}
+
+impl Client {
+    /// A client of `host`.
+    ///
+    /// # Errors
+    /// If there is no TLS.
+    pub fn new(host: &str) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .user_agent("torpor")
+            .tls_config(tls())
+            .build();
+        let agent = config.new_agent();
+        Self { agent, host: host.to_owned(), authorization: Mutex::new(None) }
+    }
+
+    /// Makes a request, again if it fails in a way that may pass, and with credentials if they
+    /// are asked for.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub fn call(&self, call: &Call<'_>) -> Result<Response<Body>> {
+        let mut authorized = false;
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let answer = self.once(call);
+            let again = match &answer {
+                Ok(answer) if answer.status() == 401 && !authorized => {
+                    authorized = true;
+                    let wanted = answer.headers().get("www-authenticate");
+                    let wanted = wanted.and_then(|value| value.to_str().ok()).unwrap_or_default();
+                    self.authorize(wanted)?;
+                    continue;
+                }
+                Ok(answer) => answer.status().is_server_error() || answer.status() == 429,
+                Err(ureq::Error::Io(error)) => error.kind() != ErrorKind::ConnectionRefused,
+                Err(ureq::Error::Timeout(_) | ureq::Error::Protocol(_)) => true,
+                Err(_) => false,
+            };
+            // What was sent in part must not be sent again from its start.
+            let again = again && call.method != "PATCH";
+            if !again || attempt == ATTEMPTS {
+                return answer.map_err(|error| Error::new(format!("{}: {error}", self.host)));
+            }
+            thread::sleep(PAUSE * 2_u32.pow(attempt - 1));
+        }
+    }
+
+    fn once(&self, call: &Call<'_>) -> Result<Response<Body>, ureq::Error> {
+        let mut request = Request::builder().method(call.method).uri(call.url);
+        for (name, value) in call.headers {
+            request = request.header(*name, *value);
+        }
+        let authorization =
+            self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(value) = authorization {
+            request = request.header("Authorization", value);
+        }
+        match call.body {
+            Some(body) => self.agent.run(request.body(body)?),
+            None => self.agent.run(request.body(())?),
+        }
+    }
+
+    /// Makes a request whose answer has one of these statuses.
+    ///
+    /// # Errors
+    /// If it has another.
+    pub fn expect(&self, call: &Call<'_>, statuses: &[u16]) -> Result<Response<Body>> {
+        let answer = self.call(call)?;
+        let status = answer.status().as_u16();
+        if statuses.contains(&status) {
+            return Ok(answer);
+        }
+        let said = document(answer).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said[..said.len().min(300)]).trim().to_owned();
+        Err(Error::new(format!(
+            "{} answers {status} to {} {}: {said}",
+            self.host, call.method, call.url
+        )))
+    }
+
+    /// Gets what is asked for by a host that wants to know who calls.
+    fn authorize(&self, wanted: &str) -> Result<()> {
+        let known = credentials(&self.host);
+        let basic = known.map(|known| format!("Basic {known}"));
+        let value = match wanted.split_once(' ') {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("bearer") => {
+                Some(format!("Bearer {}", self.token(rest, basic.as_deref())?))
+            }
+            _ => basic,
+        };
+        let value = value.ok_or_else(|| {
+            Error::new(format!("{} wants to know who calls", self.host))
+                .hint("skopeo login or podman login stores credentials")
+        })?;
+        *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        Ok(())
+    }
+
+    fn token(&self, wanted: &str, basic: Option<&str>) -> Result<String> {
+        let field = |name: &str| {
+            let start = wanted.find(&format!("{name}=\""))? + name.len() + 2;
+            wanted[start..].split('"').next()
+        };
+        let realm = field("realm").ok_or_else(|| Error::new("a challenge without a realm"))?;
+        let mut url = format!("{realm}?");
+        for name in ["service", "scope"] {
+            if let Some(value) = field(name) {
+                url += &format!("{name}={}&", escaped(value));
+            }
+        }
+        let mut request = Request::builder().method("GET").uri(url.trim_end_matches(['&', '?']));
+        if let Some(basic) = basic {
+            request = request.header("Authorization", basic);
+        }
+        let request = request.body(()).map_err(|e| Error::new(e.to_string()))?;
+        let answer = self.agent.run(request).map_err(|e| Error::new(format!("{realm}: {e}")))?;
+        let said: serde_json::Value =
+            serde_json::from_slice(&document(answer)?).context(|| realm.to_owned())?;
+        let token = said["token"].as_str().or_else(|| said["access_token"].as_str());
+        token.map(str::to_owned).ok_or_else(|| Error::new(format!("{realm} gives no token")))
+    }
+}
+
+/// A value in the query of an address.
+fn escaped(value: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    value
+        .bytes()
+        .map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") })
+        .collect()
+}
+
+/// The body of an answer that is not large.
+///
+/// # Errors
+/// If it is, or is cut short.
+pub fn document(answer: Response<Body>) -> Result<Vec<u8>> {
+    let body = answer.into_body().into_with_config().limit(MAX_DOCUMENT).read_to_vec();
+    body.map_err(|error| Error::new(error.to_string()))
+}
+
+fn tls() -> TlsConfig {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let pem = AUTHORITIES.iter().find_map(|file| fs::read(file).ok()).unwrap_or_default();
+    let known = parse_pem(&pem).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(provider)
+        .root_certs(RootCerts::Specific(Arc::new(known.collect())))
+        .build()
+}
+
+/// User and password for a host, as `podman login` and `docker login` store them.
+fn credentials(host: &str) -> Option<String> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let files = [
+        variable("REGISTRY_AUTH_FILE"),
+        variable("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")),
+        Some("/run/containers/0/auth.json".into()),
+        variable("HOME").map(|dir| dir.join(".docker/config.json")),
+    ];
+    files.into_iter().flatten().find_map(|file| {
+        let known: serde_json::Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+        let known = known["auths"][host]["auth"].as_str()?;
+        BASE64_STANDARD.decode(known).ok().map(|_| known.to_owned())
+    })
+}

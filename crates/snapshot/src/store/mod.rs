@@ -1,0 +1,104 @@
+//! Where snapshots are kept: a directory, a registry, an object store.
+
+pub mod dir;
+pub mod http;
+pub mod registry;
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::oci::{Descriptor, Manifest, verify};
+use crate::reference::Reference;
+
+/// A place that has snapshots under names.
+pub trait Store: Debug + Send + Sync {
+    /// The manifest of the snapshot, if there is one, as it is stored.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    fn manifest(&self) -> Result<Option<Vec<u8>>>;
+
+    /// Reads a part of a blob.
+    ///
+    /// # Errors
+    /// If it is not there, or shorter.
+    fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>>;
+
+    /// Whether the place has a blob.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    fn has(&self, blob: &Descriptor) -> Result<bool>;
+
+    /// Stores a blob.
+    ///
+    /// # Errors
+    /// If it cannot be stored.
+    fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()>;
+
+    /// Gives the snapshot its manifest, all blobs of which are stored.
+    ///
+    /// # Errors
+    /// If it cannot be stored.
+    fn publish(&self, manifest: &[u8]) -> Result<()>;
+
+    /// The names of all snapshots there.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    fn names(&self) -> Result<Vec<String>>;
+
+    /// Takes the name of the snapshot away; whether it had it.
+    ///
+    /// # Errors
+    /// If the place does not allow it.
+    fn remove(&self) -> Result<bool>;
+
+    /// Removes blobs that no snapshot needs; how many bytes that was.
+    ///
+    /// # Errors
+    /// If the place does not allow it.
+    fn collect(&self) -> Result<u64>;
+}
+
+/// Opens the place of a snapshot.
+///
+/// # Errors
+/// If it cannot be used.
+pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
+    Ok(match reference {
+        Reference::Dir { path, name } => Box::new(dir::Dir::new(path, name)),
+        Reference::Registry { host, repository, tag } => {
+            Box::new(registry::Registry::new(host, repository, tag))
+        }
+        Reference::S3 { .. } => {
+            return Err(Error::new("snapshots in an object store are not supported yet")
+                .hint("use dir:PATH or a registry"));
+        }
+    })
+}
+
+/// The manifest of a snapshot that has to be there.
+///
+/// # Errors
+/// If it is not, or is none.
+pub fn manifest(store: &dyn Store) -> Result<Manifest> {
+    let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    Manifest::parse(&bytes)
+}
+
+/// All of a small blob, which is the one that it should be.
+///
+/// # Errors
+/// If it is not, or is longer than `most`.
+pub fn whole(store: &dyn Store, blob: &Descriptor, most: u64) -> Result<Vec<u8>> {
+    if blob.size > most {
+        let text = format!("{} has {} bytes, {most} are the most", blob.digest, blob.size);
+        return Err(Error::new(text));
+    }
+    let bytes = store.read(blob, 0..blob.size)?;
+    verify(blob, &bytes)?;
+    Ok(bytes)
+}

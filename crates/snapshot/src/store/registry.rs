@@ -1,0 +1,260 @@
+//! Snapshots in an OCI registry.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+use ureq::Body;
+use ureq::http::Response;
+
+use super::Store;
+use super::http::{Call, Client, document};
+use crate::error::{Context, Error, Result};
+use crate::oci::{self, Descriptor, MANIFEST, MAX_MANIFEST};
+
+/// How much is sent at once.
+const PART: usize = 8 << 20;
+/// How often a part is sent again.
+const ATTEMPTS: u32 = 5;
+
+/// A name in a registry.
+#[derive(Debug)]
+pub struct Registry {
+    client: Client,
+    /// The address of the repository.
+    base: String,
+    /// The address that other addresses are relative to.
+    origin: String,
+    tag: String,
+    /// Blobs of which the registry gave all where a part was asked for.
+    whole: Mutex<HashMap<String, File>>,
+}
+
+impl Registry {
+    /// The snapshot `tag` of a repository. A registry on this machine is spoken to without TLS,
+    /// as are those that `TORPOR_INSECURE_REGISTRIES` names.
+    #[must_use]
+    pub fn new(host: &str, repository: &str, tag: &str) -> Self {
+        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+        let insecure = std::env::var("TORPOR_INSECURE_REGISTRIES").unwrap_or_default();
+        let near = name == "localhost" || name.starts_with("127.") || name == "[::1]";
+        let plain = near || insecure.split(',').any(|known| known == host);
+        let origin = format!("{}://{host}", if plain { "http" } else { "https" });
+        let base = format!("{origin}/v2/{repository}");
+        let whole = Mutex::default();
+        Self { client: Client::new(host), base, origin, tag: tag.to_owned(), whole }
+    }
+
+    /// Where an answer says that something is.
+    fn location(&self, answer: &Response<Body>) -> Result<String> {
+        let location = answer.headers().get("location").and_then(|value| value.to_str().ok());
+        let location = location.ok_or_else(|| Error::new("the registry does not say where to"))?;
+        Ok(match location.starts_with('/') {
+            true => format!("{}{location}", self.origin),
+            false => location.to_owned(),
+        })
+    }
+
+    /// Sends a part of a blob; where the next one goes. If it was not taken, it is asked how much
+    /// of it was.
+    fn send(&self, location: &str, at: u64, data: &[u8]) -> Result<String> {
+        let mut location = location.to_owned();
+        let (mut sent, mut attempt) = (0, 0);
+        loop {
+            let rest = &data[sent..];
+            let start = at + sent as u64;
+            let range = format!("{start}-{}", start + rest.len() as u64 - 1);
+            let headers =
+                [("Content-Type", "application/octet-stream"), ("Content-Range", range.as_str())];
+            let call =
+                Call { method: "PATCH", url: &location, headers: &headers, body: Some(rest) };
+            let answer = self.client.expect(&call, &[202, 204]);
+            match answer {
+                Ok(answer) => return self.location(&answer),
+                Err(error) => {
+                    attempt += 1;
+                    let known = self.client.expect(&Call::new("GET", &location), &[204]);
+                    let Ok(known) = known else { return Err(error) };
+                    let has =
+                        taken(&known).and_then(|has| usize::try_from(has.checked_sub(at)?).ok());
+                    let Some(has) = has.filter(|has| attempt < ATTEMPTS && *has <= data.len())
+                    else {
+                        return Err(error);
+                    };
+                    location = self.location(&known)?;
+                    if has == data.len() {
+                        return Ok(location);
+                    }
+                    sent = has;
+                }
+            }
+        }
+    }
+
+    /// Sends a blob, part by part.
+    fn upload(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
+        let url = format!("{}/blobs/uploads/", self.base);
+        let start = Call { body: Some(&[]), ..Call::new("POST", &url) };
+        let mut location = self.location(&self.client.expect(&start, &[202])?)?;
+        let mut at = 0;
+        let mut data = Vec::new();
+        while at < blob.size {
+            data.clear();
+            let part = Read::by_ref(content).take(PART as u64).read_to_end(&mut data);
+            if part.context(|| "reading what is sent")? == 0 {
+                return Err(Error::new(format!("{} is shorter than it was", blob.digest)));
+            }
+            location = self.send(&location, at, &data)?;
+            at += data.len() as u64;
+        }
+        let mark = if location.contains('?') { '&' } else { '?' };
+        let url = format!("{location}{mark}digest={}", blob.digest);
+        let end = Call { body: Some(&[]), ..Call::new("PUT", &url) };
+        self.client.expect(&end, &[201, 204]).map(drop)
+    }
+
+    /// Keeps a blob of which all came, and takes the part that was asked for.
+    fn keep(
+        &self,
+        blob: &Descriptor,
+        answer: Response<Body>,
+        range: &Range<u64>,
+    ) -> Result<Vec<u8>> {
+        let what = || format!("all of {}, where a part was asked for", blob.digest);
+        let mut body = answer.into_body().into_reader().take(blob.size + 1);
+        let mut file = tempfile::tempfile().context(what)?;
+        let len = std::io::copy(&mut body, &mut file).context(what)?;
+        if len != blob.size {
+            return Err(Error::new(format!("{}: {len} bytes of {} came", blob.digest, blob.size)));
+        }
+        file.flush().context(what)?;
+        let bytes = part(&file, range)?;
+        self.whole.lock().unwrap_or_else(PoisonError::into_inner).insert(blob.digest.clone(), file);
+        Ok(bytes)
+    }
+}
+
+/// How many bytes of an upload the registry has.
+fn taken(answer: &Response<Body>) -> Option<u64> {
+    let range = answer.headers().get("range")?.to_str().ok()?;
+    let last: u64 = range.trim_start_matches("bytes=").split('-').nth(1)?.parse().ok()?;
+    // An empty upload has the range 0-0, too.
+    Some(if last == 0 { 0 } else { last + 1 })
+}
+
+fn part(file: &File, range: &Range<u64>) -> Result<Vec<u8>> {
+    let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, range.start).context(|| "reading what came")?;
+    Ok(bytes)
+}
+
+impl Store for Registry {
+    fn manifest(&self) -> Result<Option<Vec<u8>>> {
+        let url = format!("{}/manifests/{}", self.base, self.tag);
+        let headers = [("Accept", MANIFEST)];
+        let call = Call { headers: &headers, ..Call::new("GET", &url) };
+        let answer = self.client.expect(&call, &[200, 404])?;
+        if answer.status() == 404 {
+            return Ok(None);
+        }
+        let bytes = document(answer)?;
+        if self.tag.contains(':') && oci::sha256(&bytes) != self.tag {
+            return Err(Error::new(format!("{} is not what its digest says", self.tag)));
+        }
+        Ok(Some(bytes))
+    }
+
+    fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
+        let known = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = known.get(&blob.digest) {
+            return part(file, &range);
+        }
+        drop(known);
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let url = format!("{}/blobs/{}", self.base, blob.digest);
+        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
+        let headers = [("Range", bytes.as_str())];
+        let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &headers };
+        let call = Call { headers: asked, ..Call::new("GET", &url) };
+        let answer = self.client.expect(&call, &[200, 206])?;
+        if answer.status() == 200 && len < blob.size {
+            // Something on the way does not know of ranges.
+            return self.keep(blob, answer, &range);
+        }
+        if answer.status() == 206 {
+            let said = answer.headers().get("content-range").and_then(|value| value.to_str().ok());
+            let wanted = format!("bytes {}-{}/", range.start, range.end - 1);
+            if said.is_none_or(|said| !said.starts_with(&wanted)) {
+                return Err(Error::new(format!("the registry gives {said:?} for {bytes}")));
+            }
+        }
+        let mut data = Vec::new();
+        let mut body = answer.into_body().into_reader().take(len + 1);
+        body.read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
+        match data.len() as u64 == len {
+            true => Ok(data),
+            false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
+        }
+    }
+
+    fn has(&self, blob: &Descriptor) -> Result<bool> {
+        let url = format!("{}/blobs/{}", self.base, blob.digest);
+        let answer = self.client.expect(&Call::new("HEAD", &url), &[200, 404])?;
+        Ok(answer.status() == 200)
+    }
+
+    fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            content.seek(SeekFrom::Start(0)).context(|| "reading what is sent")?;
+            match self.upload(blob, content) {
+                // There are registries that cannot go on where a part was cut.
+                Err(_) if attempt < ATTEMPTS => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn publish(&self, manifest: &[u8]) -> Result<()> {
+        debug_assert!(manifest.len() as u64 <= MAX_MANIFEST);
+        let url = format!("{}/manifests/{}", self.base, self.tag);
+        let headers = [("Content-Type", MANIFEST)];
+        let call = Call { headers: &headers, body: Some(manifest), ..Call::new("PUT", &url) };
+        self.client.expect(&call, &[201]).map(drop)
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let url = format!("{}/tags/list", self.base);
+        let answer = self.client.expect(&Call::new("GET", &url), &[200, 404])?;
+        if answer.status() == 404 {
+            return Ok(Vec::new());
+        }
+        let said: serde_json::Value =
+            serde_json::from_slice(&document(answer)?).context(|| url.clone())?;
+        let tags = said["tags"].as_array().into_iter().flatten();
+        Ok(tags.filter_map(|tag| tag.as_str().map(str::to_owned)).collect())
+    }
+
+    fn remove(&self) -> Result<bool> {
+        let Some(manifest) = self.manifest()? else { return Ok(false) };
+        let url = format!("{}/manifests/{}", self.base, oci::sha256(&manifest));
+        let answer = self.client.expect(&Call::new("DELETE", &url), &[202, 404, 405])?;
+        match answer.status().as_u16() {
+            405 => Err(Error::new("the registry does not allow that anything is removed")),
+            status => Ok(status == 202),
+        }
+    }
+
+    fn collect(&self) -> Result<u64> {
+        Err(Error::new("a registry removes by itself what nobody needs")
+            .hint("see the documentation of its garbage collection"))
+    }
+}

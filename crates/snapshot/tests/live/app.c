@@ -1,0 +1,89 @@
+// An application with memory, for snapshots: `app PAGES SEED EVERY OTHER` fills PAGES pages from
+// SEED, each EVERYth of them from OTHER, and answers at /app.sock; `app ask WORDS` asks there.
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define PAGE 4096
+
+static struct sockaddr_un place = { .sun_family = AF_UNIX, .sun_path = "/app.sock" };
+
+static uint64_t next(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+// A quarter of the page is noise, the rest says which page it is.
+static void fill(uint64_t *page, uint64_t seed, uint64_t number)
+{
+	uint64_t state = seed * 0x9e3779b97f4a7c15 + number + 1;
+
+	for (int i = 0; i < PAGE / 8; i++)
+		page[i] = i % 4 == 0 ? next(&state) : seed + number;
+}
+
+static int ask(int argc, char **argv)
+{
+	char words[256] = "";
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
+	for (int i = 2; i < argc; i++)
+		snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s ", argv[i]);
+	if (connect(fd, (void *)&place, sizeof(place)) || write(fd, words, strlen(words)) < 0)
+		return 1;
+	ssize_t len = read(fd, words, sizeof(words) - 1);
+	if (len <= 0)
+		return 1;
+	words[len] = 0;
+	puts(words);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 2 && !strcmp(argv[1], "ask"))
+		return ask(argc, argv);
+	size_t pages = strtoul(argv[1], NULL, 0);
+	uint64_t seed = strtoul(argv[2], NULL, 0), every = strtoul(argv[3], NULL, 0);
+	uint64_t other = strtoul(argv[4], NULL, 0);
+	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t *random = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED || random == MAP_FAILED || madvise(random, PAGE, MADV_WIPEONFORK))
+		return 1;
+	*random = 42;
+	for (size_t i = 0; i < pages; i++)
+		fill(memory + i * PAGE / 8, i % every == 0 ? other : seed, i);
+	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+	if (bind(listener, (void *)&place, sizeof(place)) || listen(listener, 16))
+		return 1;
+	puts("ready to answer");
+	fflush(stdout);
+	for (;;) {
+		char words[256];
+		int fd = accept(listener, NULL, NULL);
+		ssize_t len = read(fd, words, sizeof(words) - 1);
+		words[len < 0 ? 0 : len] = 0;
+		if (!strncmp(words, "sum", 3)) {
+			uint64_t sum = 0;
+			for (size_t i = 0; i < pages * PAGE / 8; i++)
+				sum = sum * 31 + memory[i];
+			dprintf(fd, "%016llx", (unsigned long long)sum);
+		} else if (!strncmp(words, "page ", 5)) {
+			dprintf(fd, "%016llx", (unsigned long long)memory[strtoul(words + 5, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "random", 6)) {
+			dprintf(fd, "%llu", (unsigned long long)*random);
+		}
+		close(fd);
+	}
+}

@@ -1,0 +1,11 @@
+//! Snapshots of real containers of runc, in directories and in a real registry.
+
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod directory;
+mod fallback;
+mod pipeline;
+mod place;
+mod podman;
+mod registry;
+mod sealed;

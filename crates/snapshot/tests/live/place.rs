@@ -1,0 +1,199 @@
+//! A place for one test: a bundle, a store, and containers that go with it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The application that all tests use, built once.
+fn app() -> &'static Path {
+    static APP: OnceLock<PathBuf> = OnceLock::new();
+    APP.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/app.c");
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("snapshot-app-{}", std::process::id()));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-static", "-o"]).arg(&program).arg(source);
+        assert!(cc.status().unwrap().success());
+        program
+    })
+}
+
+/// The `torpor` of this build.
+fn torpor() -> PathBuf {
+    if let Some(path) = std::env::var_os("TORPOR_BIN") {
+        return path.into();
+    }
+    let built = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("torpor");
+    assert!(built.exists(), "no {}: run `cargo build` first", built.display());
+    built
+}
+
+pub struct Place {
+    pub dir: TempDir,
+    name: String,
+}
+
+impl Place {
+    /// A place with a bundle of the application, with so many pages.
+    pub fn new(name: &str, pages: usize) -> Self {
+        let dir = tempfile::Builder::new().prefix(&format!("torpor-{name}-")).tempdir().unwrap();
+        let place = Self { dir, name: format!("torpor-{name}-{}", std::process::id()) };
+        let root = place.path("bundle/rootfs");
+        for part in ["proc", "sys", "dev", "tmp", "etc", "run", "bin"] {
+            fs::create_dir_all(root.join(part)).unwrap();
+        }
+        fs::copy(app(), root.join("app")).unwrap();
+        fs::copy("/usr/bin/busybox", root.join("bin/busybox")).unwrap();
+        for applet in ["sh", "cat", "hostname", "test", "kill"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
+        }
+        fs::write(root.join("etc/doomed"), "there").unwrap();
+        place.configure(|config| {
+            config["process"]["args"] =
+                serde_json::json!(["/app", pages.to_string(), "1", "20", "1"]);
+        });
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Changes the configuration of the bundle.
+    pub fn configure(&self, change: impl FnOnce(&mut Value)) {
+        let bundle = self.path("bundle");
+        let file = bundle.join("config.json");
+        if !file.exists() {
+            let mut spec = Command::new("runc");
+            assert!(spec.arg("spec").current_dir(&bundle).status().unwrap().success());
+        }
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        config["process"]["terminal"] = false.into();
+        config["root"]["readonly"] = false.into();
+        change(&mut config);
+        fs::write(&file, serde_json::to_vec_pretty(&config).unwrap()).unwrap();
+    }
+
+    /// The reference of a snapshot in a directory.
+    pub fn reference(&self) -> String {
+        format!("dir:{}", self.path("store").display())
+    }
+
+    /// The name of a container of this test.
+    pub fn id(&self, name: &str) -> String {
+        format!("{}-{name}", self.name)
+    }
+
+    pub fn torpor(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(torpor());
+        command.arg("snapshot").args(words).stdin(Stdio::null());
+        command.env("TORPOR_STATE", self.path("state")).env("TORPOR_CACHE", self.path("cache"));
+        command
+    }
+
+    pub fn try_create(&self, reference: &str, more: &[&str]) -> Output {
+        let mut create = self.torpor(&["create", reference]);
+        create.arg("--from").arg(format!("runc:{}", self.path("bundle").display()));
+        create.arg("--json").arg("--runc-root").arg(self.path("runc"));
+        create.args(more).output().unwrap()
+    }
+
+    /// Makes a snapshot; what is said about it.
+    #[track_caller]
+    pub fn create(&self, reference: &str, more: &[&str]) -> Value {
+        let ready = ["--ready", "exec:/app ask page 3"];
+        let output = self.try_create(reference, &[&ready, more].concat());
+        assert!(output.status.success(), "{}", shown(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub fn try_run(&self, reference: &str, name: &str, more: &[&str]) -> Output {
+        let mut run = self.torpor(&["run", reference, "--id", &self.id(name), "--json"]);
+        run.arg("--runc-root").arg(self.path("runc")).args(more).output().unwrap()
+    }
+
+    /// Starts a container, which is to come from `from`; the object that is said about it.
+    #[track_caller]
+    pub fn run(&self, reference: &str, name: &str, from: &str, more: &[&str]) -> Value {
+        let output = self.try_run(reference, name, more);
+        let said: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}\n{}", shown(&output)));
+        assert_eq!(said["started_from"], from, "{}", shown(&output));
+        said
+    }
+
+    pub fn runc(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("runc");
+        command.arg("--root").arg(self.path("runc")).args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// What a command in a container prints.
+    #[track_caller]
+    pub fn exec(&self, name: &str, words: &[&str]) -> String {
+        let output = self.runc(&["exec", &self.id(name)]).args(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", shown(&output));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Ends a container.
+    pub fn delete(&self, name: &str) {
+        let _ = self.runc(&["delete", "--force", &self.id(name)]).output();
+    }
+
+    /// The blob in the store that is a layer with this number of `manifest.layers`.
+    pub fn layer(&self, number: usize) -> PathBuf {
+        let manifest = self.manifest();
+        self.blob(manifest["layers"][number]["digest"].as_str().unwrap())
+    }
+
+    pub fn blob(&self, digest: &str) -> PathBuf {
+        self.path("store/blobs/sha256").join(digest.trim_start_matches("sha256:"))
+    }
+
+    pub fn manifest(&self) -> Value {
+        let index: Value =
+            serde_json::from_slice(&fs::read(self.path("store/index.json")).unwrap()).unwrap();
+        let digest = index["manifests"][0]["digest"].as_str().unwrap();
+        serde_json::from_slice(&fs::read(self.blob(digest)).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let list = self.runc(&["list", "--quiet"]).output().unwrap();
+        for id in String::from_utf8_lossy(&list.stdout).lines() {
+            let _ = self.runc(&["delete", "--force", id]).output();
+        }
+        for entry in fs::read_dir(self.path("state/instances")).into_iter().flatten().flatten() {
+            let _ = Command::new("umount").arg("-l").arg(entry.path().join("rootfs")).output();
+        }
+        if std::thread::panicking() {
+            let kept = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap()).keep();
+            eprintln!("--- kept: {}", kept.display());
+        }
+    }
+}
+
+pub fn shown(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !so() {
+        assert!(std::time::Instant::now() < end, "{what}: not within a minute");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

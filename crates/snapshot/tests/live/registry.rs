@@ -1,0 +1,289 @@
+//! Snapshots in a registry: Debian's docker-registry, on the loopback device.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use serde_json::Value;
+use torpor_snapshot::oci::Descriptor;
+use torpor_snapshot::reference::Reference;
+use torpor_snapshot::store;
+
+use crate::place::{Place, shown, until};
+
+/// A registry that runs as long as this value lives.
+pub struct Registry {
+    child: Child,
+    pub host: String,
+}
+
+impl Registry {
+    pub fn start(place: &Place) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let host = format!("127.0.0.1:{port}");
+        let config = place.path("registry.yml");
+        fs::write(
+            &config,
+            format!(
+                "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem:\n    rootdirectory: {}\n  \
+                 delete: {{enabled: true}}\nhttp:\n  addr: {host}\n",
+                place.path("registry").display()
+            ),
+        )
+        .unwrap();
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        until("the registry listens", || TcpStream::connect(&host).is_ok());
+        Self { child, host }
+    }
+
+    fn reference(&self) -> String {
+        format!("{}/team/app:v1", self.host)
+    }
+
+    fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the process that fetches the pages of a container has written down.
+fn feed_log(place: &Place, name: &str) -> String {
+    let log = place.path("state/instances").join(place.id(name)).join("feed.log");
+    fs::read_to_string(log).unwrap_or_default()
+}
+
+/// The number in front of `word` in the line with `line`.
+fn count(log: &str, line: &str, word: &str) -> u64 {
+    let line = log.lines().find(|found| found.contains(line)).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.iter().position(|found| *found == word).unwrap();
+    words[at - 1].parse().unwrap()
+}
+
+#[test]
+fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
+    let place = Place::new("registry", 20_000);
+    let mut registry = Registry::start(&place);
+    let reference = registry.reference();
+    let made = place.create(&reference, &[]);
+    place.run(&reference, "one", "snapshot", &[]);
+    let page = place.exec("one", &["/app", "ask", "page", "777"]);
+    let sum = place.exec("one", &["/app", "ask", "sum"]);
+    until("all is there", || feed_log(&place, "one").contains("brought the working set"));
+    let log = feed_log(&place, "one");
+    let (requests, bytes) =
+        (count(&log, "the working set", "requests"), count(&log, "the working set", "bytes"));
+    assert!(requests <= 64, "{log}");
+    assert!(bytes * 100 <= made["size"].as_u64().unwrap() * 15, "{log}");
+    until("all is there", || feed_log(&place, "one").lines().count() > 1);
+
+    place.run(&reference, "cold", "cold", &["--policy", "Never"]);
+    until("the cold one answers", || {
+        let ask = place.runc(&["exec", &place.id("cold"), "/app", "ask", "sum"]).output();
+        ask.unwrap().status.success()
+    });
+    assert_eq!(sum, place.exec("cold", &["/app", "ask", "sum"]));
+    assert_eq!(page, place.exec("cold", &["/app", "ask", "page", "777"]));
+
+    // What is in the cache is not fetched again; what is damaged there is.
+    let cached = fs::read_dir(place.path("cache/packs")).unwrap().next().unwrap().unwrap().path();
+    let bytes = fs::read(&cached).unwrap();
+    let middle = bytes.len() / 2;
+    fs::write(&cached, [&bytes[..middle], &[0; 64], &bytes[middle + 64..]].concat()).unwrap();
+    place.run(&reference, "two", "snapshot", &[]);
+    assert_eq!(sum, place.exec("two", &["/app", "ask", "sum"]));
+    until("all is there", || feed_log(&place, "two").lines().count() > 1);
+    let log = feed_log(&place, "two");
+    assert!(count(&log, "requests brought", "requests") <= 2, "{log}");
+
+    // A second push of the same sends no pages again.
+    let again = place.create(&reference, &[]);
+    assert!(
+        again["uploaded"].as_u64().unwrap() * 5 < made["uploaded"].as_u64().unwrap(),
+        "{again} after {made}"
+    );
+    registry.stop();
+    let output = place.try_run(&reference, "down", &[]);
+    assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(said["reason"].as_str().unwrap().contains("refused"), "{said}");
+    until("the cold one answers", || {
+        let ask = place.runc(&["exec", &place.id("down"), "/app", "ask", "page", "777"]).output();
+        ask.unwrap().status.success()
+    });
+}
+
+/// If the source goes away while pages are missing, the tasks are ended: they never go on with
+/// pages that are not theirs.
+#[test]
+fn tasks_end_with_their_source() {
+    let place = Place::new("source", 50_000);
+    let mut registry = Registry::start(&place);
+    let reference = registry.reference();
+    place.create(&reference, &[]);
+    // All before the start: then nothing is needed any more.
+    place.run(&reference, "whole", "snapshot", &["--prefetch", "all"]);
+    let _ = fs::remove_dir_all(place.path("cache"));
+    place.run(&reference, "lazy", "snapshot", &[]);
+    registry.stop();
+    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    let whole = place.exec("whole", &["/app", "ask", "sum"]);
+    if asked.status.success() {
+        // It had everything already.
+        assert_eq!(String::from_utf8(asked.stdout).unwrap().trim(), whole);
+    } else {
+        until("the container has ended", || {
+            let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+            let state: Value = serde_json::from_slice(&state.stdout).unwrap();
+            state["status"] == "stopped"
+        });
+    }
+}
+
+#[test]
+fn other_tools_know_it() {
+    let place = Place::new("tools", 300);
+    let registry = Registry::start(&place);
+    place.create(&registry.reference(), &[]);
+    let store = place.reference();
+    let mut copy = Command::new("skopeo");
+    copy.args(["--insecure-policy", "copy", "--src-tls-verify=false"]);
+    copy.arg(format!("docker://{}", registry.reference()));
+    copy.arg(format!("oci:{}:latest", place.path("store").display()));
+    let output = copy.output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    place.run(&store, "copied", "snapshot", &[]);
+    let said = |words: &[&str]| place.torpor(words).output().unwrap();
+    assert!(shown(&said(&["list", &registry.reference()])).contains("team/app:v1"));
+    assert!(said(&["verify", &registry.reference()]).status.success());
+    assert!(said(&["rm", &registry.reference()]).status.success());
+    let gone = said(&["inspect", &registry.reference()]);
+    assert!(shown(&gone).contains("there is no such snapshot"), "{}", shown(&gone));
+}
+
+/// A server that gives all of a blob, whatever part is asked for.
+fn without_ranges(content: &'static [u8]) -> (String, thread::JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let serve = move || {
+        let mut requests = 0;
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            if head.first().is_none_or(|line| line.contains("/end")) {
+                break;
+            }
+            requests += 1;
+            let len = content.len();
+            let answer =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+            stream.write_all(answer.as_bytes()).unwrap();
+            stream.write_all(content).unwrap();
+        }
+        requests
+    };
+    (host, thread::spawn(serve))
+}
+
+#[test]
+fn a_whole_answer_to_a_range_is_recognised() {
+    static CONTENT: &[u8] = b"the first part and the second part";
+    let (host, server) = without_ranges(CONTENT);
+    let reference: Reference = format!("{host}/some/thing:x").parse().unwrap();
+    let store = store::open(&reference).unwrap();
+    let blob = Descriptor {
+        media_type: String::new(),
+        digest: torpor_snapshot::oci::sha256(CONTENT),
+        size: CONTENT.len() as u64,
+        annotations: Default::default(),
+    };
+    assert_eq!(store.read(&blob, 4..9).unwrap(), b"first");
+    assert_eq!(store.read(&blob, 23..29).unwrap(), b"second");
+    drop(store);
+    let mut end = TcpStream::connect(&host).unwrap();
+    end.write_all(b"GET /end HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(server.join().unwrap(), 1, "what came whole is not asked for again");
+}
+
+/// Parts of an upload that get lost are sent again.
+#[test]
+fn an_upload_goes_on_after_an_interruption() {
+    let place = Place::new("resume", 10);
+    let registry = Registry::start(&place);
+    let front = Interrupting::start(&registry.host);
+    let reference: Reference = format!("{}/team/app:v1", front.host).parse().unwrap();
+    let store = store::open(&reference).unwrap();
+    let content: Vec<u8> =
+        (0..20_000_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+    let blob = Descriptor {
+        media_type: "application/octet-stream".to_owned(),
+        digest: torpor_snapshot::oci::sha256(&content),
+        size: content.len() as u64,
+        annotations: Default::default(),
+    };
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&content).unwrap();
+    std::io::Seek::rewind(&mut file).unwrap();
+    store.put(&blob, &mut file).unwrap();
+    assert!(front.cut.load(std::sync::atomic::Ordering::Relaxed) > 0, "it was interrupted");
+    assert!(store.has(&blob).unwrap());
+    assert_eq!(store.read(&blob, 12_345_678..12_345_778).unwrap(), content[12_345_678..12_345_778]);
+}
+
+/// Passes connections on, and cuts the second one after some megabytes.
+struct Interrupting {
+    host: String,
+    cut: std::sync::Arc<std::sync::atomic::AtomicU32>,
+}
+
+impl Interrupting {
+    fn start(to: &str) -> Self {
+        use std::io::Read;
+        use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let cut = std::sync::Arc::new(AtomicU32::new(0));
+        let (to, cuts) = (to.to_owned(), cut.clone());
+        let passed = std::sync::Arc::new(AtomicUsize::new(0));
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(&to).unwrap();
+                let (mut from, mut up) = (stream.try_clone().unwrap(), server.try_clone().unwrap());
+                let (cuts, passed) = (cuts.clone(), passed.clone());
+                thread::spawn(move || {
+                    let mut data = [0; 65536];
+                    while let Ok(len @ 1..) = from.read(&mut data) {
+                        let before = passed.fetch_add(len, Ordering::Relaxed);
+                        if before < 12_000_000 && before + len >= 12_000_000 {
+                            cuts.fetch_add(1, Ordering::Relaxed);
+                            let _ = from.shutdown(std::net::Shutdown::Both);
+                            break;
+                        }
+                        if up.write_all(&data[..len]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = up.shutdown(std::net::Shutdown::Both);
+                });
+                let (mut down, mut back) = (server, stream);
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut down, &mut back);
+                    let _ = back.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        });
+        Self { host, cut }
+    }
+}
