@@ -1,0 +1,212 @@
+//! The cgroups of a job: what it may use, and a switch that freezes all of it at once.
+//!
+//! A job gets a cgroup of its own in the hierarchy of version 2, or in each of the
+//! controllers of version 1 that are there. Where none can be made the job runs without,
+//! and is frozen by signals.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::spec::Limits;
+
+const ROOT: &str = "/sys/fs/cgroup";
+const CONTROLLERS: [&str; 5] = ["freezer", "pids", "memory", "cpu", "cpuacct"];
+
+/// How long a tree may take to freeze.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The cgroups of one job.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    unified: Option<PathBuf>,
+    /// Directory of each controller of version 1, by its name.
+    split: Vec<(&'static str, PathBuf)>,
+}
+
+impl Cgroups {
+    /// The cgroups that are named `name`, whether they are there or not.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let root = Path::new(ROOT);
+        if root.join("cgroup.controllers").exists() {
+            return Self { unified: Some(root.join("torpor-queue").join(name)), split: Vec::new() };
+        }
+        let place = |&controller: &&'static str| {
+            let dir = root.join(controller);
+            let there = dir.join("cgroup.procs").exists();
+            there.then(|| (controller, dir.join("torpor-queue").join(name)))
+        };
+        Self { unified: None, split: CONTROLLERS.iter().filter_map(place).collect() }
+    }
+
+    /// Makes them, with limits.
+    ///
+    /// # Errors
+    /// If a limit that was asked for cannot be set. Where there are no cgroups at all,
+    /// only what has limits fails.
+    pub fn create(&self, limits: &Limits) -> io::Result<()> {
+        if let Some(dir) = &self.unified {
+            self.enable(dir);
+        }
+        for dir in self.dirs() {
+            if let Err(e) = fs::create_dir_all(dir)
+                && *limits != Limits::default()
+            {
+                return Err(e);
+            }
+        }
+        self.limit(limits)
+    }
+
+    /// Hands the controllers down to the parent of the job's cgroup. Those that cannot be
+    /// handed down are missed only where a limit needs them.
+    fn enable(&self, dir: &Path) {
+        let Some(parent) = dir.parent() else { return };
+        let _ = fs::create_dir_all(parent);
+        for level in [Path::new(ROOT), parent] {
+            for controller in ["memory", "pids", "cpu"] {
+                let _ = fs::write(level.join("cgroup.subtree_control"), format!("+{controller}"));
+            }
+        }
+    }
+
+    fn dirs(&self) -> impl Iterator<Item = &Path> {
+        self.unified.iter().map(PathBuf::as_path).chain(self.split.iter().map(|(_, d)| d.as_path()))
+    }
+
+    fn file(&self, controller: &str, unified: &str, split: &str) -> Option<PathBuf> {
+        match &self.unified {
+            Some(dir) => Some(dir.join(unified)),
+            None => self
+                .split
+                .iter()
+                .find(|(name, _)| *name == controller)
+                .map(|(_, dir)| dir.join(split)),
+        }
+    }
+
+    fn limit(&self, limits: &Limits) -> io::Result<()> {
+        let missing = |what: &str| {
+            io::Error::other(format!("a limit of {what} needs the cgroup controller of that name"))
+        };
+        if let Some(bytes) = limits.memory {
+            let file = self.file("memory", "memory.max", "memory.limit_in_bytes");
+            fs::write(file.ok_or_else(|| missing("memory"))?, bytes.to_string())?;
+        }
+        if let Some(count) = limits.pids {
+            let file = self.file("pids", "pids.max", "pids.max");
+            fs::write(file.ok_or_else(|| missing("pids"))?, count.to_string())?;
+        }
+        if let Some(cpu) = limits.cpu {
+            // Milliseconds of processor time in each period of 100 ms.
+            #[expect(clippy::cast_possible_truncation, reason = "saturates, and is checked")]
+            let quota = ((cpu * 100_000.0) as i64).max(1000);
+            let text =
+                if self.unified.is_some() { format!("{quota} 100000") } else { quota.to_string() };
+            let file = self.file("cpu", "cpu.max", "cpu.cfs_quota_us");
+            fs::write(file.ok_or_else(|| missing("cpu"))?, text)?;
+        }
+        Ok(())
+    }
+
+    /// Moves a process into them; what it forks is in them as well.
+    ///
+    /// # Errors
+    /// If there is a cgroup and the process cannot be moved.
+    pub fn enter(&self, pid: u32) -> io::Result<()> {
+        for dir in self.dirs().filter(|dir| dir.exists()) {
+            fs::write(dir.join("cgroup.procs"), pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The directory of the cgroup that freezes the job, if there is one.
+    #[must_use]
+    pub fn freezer(&self) -> Option<&Path> {
+        let dir = match &self.unified {
+            Some(dir) => dir.as_path(),
+            None => self.split.iter().find(|(n, _)| *n == "freezer").map(|(_, d)| d.as_path())?,
+        };
+        dir.exists().then_some(dir)
+    }
+
+    /// Freezes the job, or lets it go on; says whether there was a cgroup to do it with.
+    ///
+    /// # Errors
+    /// If it does not freeze in time.
+    pub fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
+        let Some(dir) = self.freezer() else { return Ok(false) };
+        let begun = Instant::now();
+        let (switch, word) = match (&self.unified, frozen) {
+            (Some(_), true) => ("cgroup.freeze", "1"),
+            (Some(_), false) => ("cgroup.freeze", "0"),
+            (None, true) => ("freezer.state", "FROZEN"),
+            (None, false) => ("freezer.state", "THAWED"),
+        };
+        fs::write(dir.join(switch), word)?;
+        while !self.is_frozen(dir, frozen)? {
+            if begun.elapsed() > PATIENCE {
+                return Err(io::Error::other("the job does not freeze"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            // A task in the middle of fork can escape one pass of version 1.
+            fs::write(dir.join(switch), word)?;
+        }
+        Ok(true)
+    }
+
+    fn is_frozen(&self, dir: &Path, wanted: bool) -> io::Result<bool> {
+        if self.unified.is_some() {
+            let events = fs::read_to_string(dir.join("cgroup.events"))?;
+            let found = events.lines().any(|line| line == "frozen 1");
+            return Ok(found == wanted);
+        }
+        let state = fs::read_to_string(dir.join("freezer.state"))?;
+        Ok(state.trim() == if wanted { "FROZEN" } else { "THAWED" })
+    }
+
+    /// Bytes of memory that the job holds, but for the cache of files.
+    #[must_use]
+    pub fn memory(&self) -> Option<u64> {
+        let file = self.file("memory", "memory.stat", "memory.stat")?;
+        let text = fs::read_to_string(file).ok()?;
+        let words: &[&str] =
+            if self.unified.is_some() { &["anon", "shmem"] } else { &["rss", "shmem"] };
+        let value = |line: &str| {
+            let (word, value) = line.split_once(' ')?;
+            words.contains(&word).then(|| value.parse::<u64>().ok())?
+        };
+        Some(text.lines().filter_map(value).sum())
+    }
+
+    /// Whether a process of the job was killed for want of memory.
+    #[must_use]
+    pub fn ran_out_of_memory(&self) -> bool {
+        let Some(file) = self.file("memory", "memory.events", "memory.oom_control") else {
+            return false;
+        };
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.lines().any(|l| l.strip_prefix("oom_kill ").is_some_and(|n| n.trim() != "0"))
+    }
+
+    /// Microseconds of processor time that the job has used.
+    #[must_use]
+    pub fn cpu_time(&self) -> Option<u64> {
+        if let Some(dir) = &self.unified {
+            let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
+            return text.lines().find_map(|l| l.strip_prefix("usage_usec ")?.parse().ok());
+        }
+        let file = self.file("cpuacct", "", "cpuacct.usage")?;
+        let nanoseconds: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+        Some(nanoseconds / 1000)
+    }
+
+    /// Removes them. What does not exist, or is not empty yet, is left to the next call.
+    pub fn remove(&self) {
+        for dir in self.dirs() {
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How a client finds its daemon.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::Value;
+
+use crate::http::{Address, Client};
+
+/// Where a daemon is looked for that nobody names.
+pub const DEFAULT: &str = "unix:/run/torpor/queue.sock";
+
+/// The daemon that the environment names: `TORPOR_QUEUE`, and for the network
+/// `TORPOR_QUEUE_TOKEN` and `TORPOR_QUEUE_CA`.
+///
+/// # Errors
+/// If that makes no sense.
+pub fn client() -> Result<Client, String> {
+    let address: Address =
+        std::env::var("TORPOR_QUEUE").unwrap_or_else(|_| DEFAULT.to_owned()).parse()?;
+    let token = std::env::var("TORPOR_QUEUE_TOKEN").ok();
+    let tls = match std::env::var_os("TORPOR_QUEUE_CA") {
+        Some(path) => Some(authority(Path::new(&path))?),
+        None => None,
+    };
+    Ok(Client { address, token, tls })
+}
+
+fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
+    let say = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let mut roots = rustls::RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| say(&e))? {
+        roots.add(certificate.map_err(|e| say(&e))?).map_err(|e| say(&e))?;
+    }
+    let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+    Ok(Arc::new(config.with_no_client_auth()))
+}
+
+impl Client {
+    /// Asks for something in JSON.
+    ///
+    /// # Errors
+    /// A sentence: what the daemon said, or that there is none.
+    pub fn json(&self, method: &str, path: &str, body: &[u8]) -> Result<Value, String> {
+        self.json_with(method, path, &[], body)
+    }
+
+    /// Asks for something in JSON, with further headers.
+    ///
+    /// # Errors
+    /// As [`json`](Self::json).
+    pub fn json_with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<Value, String> {
+        let answer = self.ask(method, path, headers, body).map_err(|e| self.unreachable(&e))?;
+        let status = answer.status;
+        let body = answer.whole().map_err(|e| self.unreachable(&e))?;
+        let value: Value = serde_json::from_slice(&body)
+            .map_err(|e| format!("the daemon's answer makes no sense: {e}"))?;
+        if status < 300 {
+            return Ok(value);
+        }
+        let detail = value["detail"].as_str().map(str::to_owned);
+        Err(detail.unwrap_or_else(|| format!("the daemon answered with {status}")))
+    }
+
+    /// What to do about a daemon that does not answer.
+    #[must_use]
+    pub fn unreachable(&self, error: &io::Error) -> String {
+        format!(
+            "ask the daemon at {}: {error} (start one with torpor queue serve, or name it in \
+             TORPOR_QUEUE)",
+            self.address
+        )
+    }
+}

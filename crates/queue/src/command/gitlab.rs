@@ -1,0 +1,158 @@
+//! `gitlab`: the driver of a custom executor, as GitLab Runner calls it.
+//!
+//! Runner calls `config`, `prepare`, `run` for each stage of the job's script, and
+//! `cleanup`. A script that fails is told apart from a driver that fails by the exit code,
+//! of which Runner says in the environment what it is to be.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::connection::client;
+use super::submit::job_here;
+use super::wait;
+use crate::http::Client;
+use crate::shepherd::message::Exit;
+use crate::spec::Spec;
+
+/// The label by which `cleanup` finds what is left.
+const LABEL: &str = "gitlab-job";
+
+/// Options of the driver.
+#[derive(Debug, Args)]
+pub struct Gitlab {
+    #[command(subcommand)]
+    stage: Stage,
+    /// Directory of the checkouts and caches
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/torpor/gitlab", global = true)]
+    dir: PathBuf,
+    /// Class of the job's own scripts; the CI variable TORPOR_CLASS overrides it
+    #[arg(long, value_name = "CLASS", default_value = "normal", global = true)]
+    class: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Stage {
+    /// Print the configuration of the job
+    Config,
+    /// See whether the daemon is there, and make the directories
+    Prepare,
+    /// Run one script of the job, and be it
+    Run {
+        /// The script
+        script: PathBuf,
+        /// Which part of the job it is
+        stage: String,
+    },
+    /// End what is left of the job
+    Cleanup,
+}
+
+/// A CI variable of the job.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(format!("CUSTOM_ENV_{name}")).ok()
+}
+
+/// An exit code that Runner wants for something.
+fn code(name: &str, otherwise: u8) -> ExitCode {
+    let wanted = std::env::var(name).ok().and_then(|code| code.parse().ok());
+    ExitCode::from(wanted.unwrap_or(otherwise))
+}
+
+impl Gitlab {
+    /// Carries a stage out.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        let done = match &self.stage {
+            Stage::Config => self.config(),
+            Stage::Prepare => self.prepare(),
+            Stage::Run { script, stage } => self.run_script(script, stage),
+            Stage::Cleanup => {
+                // Its outcome changes nothing for the job.
+                if let Err(text) = cleanup() {
+                    eprintln!("torpor queue: {text}");
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+        };
+        done.unwrap_or_else(|text| {
+            eprintln!("torpor queue: {text}");
+            code("SYSTEM_FAILURE_EXIT_CODE", 2)
+        })
+    }
+
+    /// The directory of one kind of files of this job's project.
+    fn place(&self, kind: &str) -> PathBuf {
+        let number = |name: &str| {
+            let value = variable(name).unwrap_or_default();
+            let digits: String = value.chars().filter(char::is_ascii_digit).collect();
+            if digits.is_empty() { "0".to_owned() } else { digits }
+        };
+        let slot = number("CI_CONCURRENT_PROJECT_ID");
+        self.dir.join(kind).join(number("CI_PROJECT_ID")).join(slot)
+    }
+
+    fn config(&self) -> Result<ExitCode, String> {
+        let config = json!({
+            "builds_dir": self.place("builds"),
+            "cache_dir": self.place("cache"),
+            "builds_dir_is_shared": false,
+            "driver": { "name": "torpor queue", "version": env!("CARGO_PKG_VERSION") },
+        });
+        println!("{config}");
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn prepare(&self) -> Result<ExitCode, String> {
+        client()?.json("GET", "/v1/machine", b"")?;
+        for kind in ["builds", "cache"] {
+            let place = self.place(kind);
+            fs::create_dir_all(&place).map_err(|e| format!("{}: {e}", place.display()))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn run_script(&self, script: &std::path::Path, stage: &str) -> Result<ExitCode, String> {
+        let client = client()?;
+        let signals = wait::Signals::catch()?;
+        // Somebody waits for the small steps around a job's script: they are no long work.
+        let long = stage.starts_with("step_") || stage == "build_script";
+        let class = variable("TORPOR_CLASS").unwrap_or_else(|| self.class.clone());
+        let spec = Spec {
+            command: vec!["bash".to_owned(), script.display().to_string()],
+            class: if long { class } else { "urgent".to_owned() },
+            labels: [(LABEL.to_owned(), variable("CI_JOB_ID").unwrap_or_default())].into(),
+            project: variable("CI_PROJECT_PATH").unwrap_or_default(),
+            owner: variable("GITLAB_USER_LOGIN").unwrap_or_default(),
+            kind: variable("CI_JOB_NAME"),
+            wait: true,
+            ..job_here()?
+        };
+        let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
+        let answer = client.json("POST", "/v1/jobs", &body)?;
+        let id = answer["id"].as_u64().ok_or("the daemon's answer has no id")?;
+        let exit = wait::to_the_end(&client, id, false, signals).map_err(|e| e.to_string())?;
+        if exit == Exit::Code(0) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        if let Some(file) = std::env::var_os("BUILD_EXIT_CODE_FILE") {
+            fs::write(&file, exit.number().to_string()).map_err(|e| format!("{file:?}: {e}"))?;
+        }
+        Ok(code("BUILD_FAILURE_EXIT_CODE", 1))
+    }
+}
+
+fn cleanup() -> Result<(), String> {
+    let client: Client = client()?;
+    let id = variable("CI_JOB_ID").unwrap_or_default();
+    let jobs = client.json("GET", "/v1/jobs", b"")?;
+    for job in jobs.as_array().into_iter().flatten() {
+        if !id.is_empty() && job["labels"][LABEL] == json!(id) && job["exit"].is_null() {
+            client.json("POST", &format!("/v1/jobs/{}/cancel", job["id"]), b"")?;
+        }
+    }
+    Ok(())
+}

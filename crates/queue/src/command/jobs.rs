@@ -1,0 +1,310 @@
+//! What is asked about jobs, and done to them.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::connection::client;
+use super::submit::job_here;
+use super::wait;
+use crate::http::Client;
+use crate::spec::Spec;
+
+/// `list`
+#[derive(Debug, Args)]
+pub struct List {
+    /// Print an array of objects: id, state, preemptions, exit and more
+    #[arg(long)]
+    json: bool,
+    /// Only jobs in this state
+    #[arg(long, value_name = "STATE")]
+    state: Option<String>,
+}
+
+impl List {
+    /// Prints the jobs.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let mut jobs = client()?.json("GET", "/v1/jobs", b"")?;
+        if let (Some(state), Some(list)) = (&self.state, jobs.as_array_mut()) {
+            list.retain(|job| job["state"] == json!(state));
+        }
+        if self.json {
+            println!("{jobs}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!(
+            "{:>6} {:<10} {:<11} {:>4} {:>4} {:>9}  COMMAND",
+            "ID", "STATE", "CLASS", "PRE", "EXIT", "RAN"
+        );
+        for job in jobs.as_array().into_iter().flatten() {
+            println!(
+                "{:>6} {:<10} {:<11} {:>4} {:>4} {:>9}  {}",
+                job["id"].to_string(),
+                word(&job["state"]),
+                word(&job["class"]),
+                job["preemptions"].to_string(),
+                if job["exit"].is_null() { "-".to_owned() } else { job["exit"].to_string() },
+                duration(&job["ran_ms"]),
+                command(&job["command"]),
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A string, or nothing.
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+/// Milliseconds as people read them.
+pub fn duration(value: &Value) -> String {
+    let millis = value.as_i64().unwrap_or(0);
+    match millis / 1000 {
+        seconds @ 0..60 => format!("{seconds}.{}s", millis % 1000 / 100),
+        seconds @ 60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        seconds => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// A command on one line, without what would upset a terminal.
+pub fn command(value: &Value) -> String {
+    let words: Vec<&str> = value.as_array().into_iter().flatten().map(word).collect();
+    let line: String =
+        words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.chars().count() > 60 {
+        line.chars().take(57).chain("...".chars()).collect()
+    } else {
+        line
+    }
+}
+
+/// `show`
+#[derive(Debug, Args)]
+pub struct Show {
+    /// The job
+    id: u64,
+    /// Say why it waits, and by whom it was preempted and what that has cost
+    #[arg(long)]
+    why: bool,
+    /// Print an object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Show {
+    /// Prints the job.
+    ///
+    /// # Errors
+    /// If there is none, or the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let job = client()?.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
+        if self.json {
+            println!("{job}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        println!("job {}: {} ({})", self.id, word(&job["state"]), command(&job["command"]));
+        if let Some(why) = job["why_text"].as_str() {
+            println!("{why}");
+        }
+        if let Some(note) = job["note"].as_str() {
+            println!("{note}");
+        }
+        println!(
+            "ran {}, preempted {} times, which cost {} and {} of work done again",
+            duration(&job["ran_ms"]),
+            job["preemptions"],
+            duration(&job["overhead_ms"]),
+            duration(&job["lost_ms"]),
+        );
+        if self.why {
+            print_history(&job);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn print_history(job: &Value) {
+    let begin = job["submitted"].as_i64().unwrap_or(0);
+    for event in job["events"].as_array().into_iter().flatten() {
+        let at = json!(event["at"].as_i64().unwrap_or(0) - begin);
+        println!("{:>9}  {:<11} {}", duration(&at), word(&event["kind"]), tell(&event["data"]));
+    }
+}
+
+/// The data of an event as `name value, name value`.
+fn tell(data: &Value) -> String {
+    let pairs = data.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    let one = |(name, value): (&String, &Value)| match value.as_str() {
+        Some(text) => format!("{name} {text}"),
+        None => format!("{name} {value}"),
+    };
+    pairs.map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// `logs`
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// The job
+    id: u64,
+    /// Go on until the job has ended
+    #[arg(short, long)]
+    follow: bool,
+}
+
+impl Logs {
+    /// Prints what the job has written.
+    ///
+    /// # Errors
+    /// If there is no such job, or the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        client.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
+        wait::print(&client, self.id, self.follow).map_err(|e| e.to_string())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// `cancel`
+#[derive(Debug, Args)]
+pub struct Cancel {
+    /// The jobs
+    #[arg(required = true)]
+    ids: Vec<u64>,
+    /// The signal that they get; who does not end is killed after a while
+    #[arg(long, value_name = "NUMBER", default_value_t = 15)]
+    signal: i32,
+}
+
+impl Cancel {
+    /// Ends the jobs.
+    ///
+    /// # Errors
+    /// If there is no such job, or the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        for id in self.ids {
+            client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={}", self.signal), b"")?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// `preempt`
+#[derive(Debug, Args)]
+pub struct Preempt {
+    /// The job
+    id: u64,
+    /// By which means: stop, checkpoint, command, kill [default: the first that frees its memory]
+    #[arg(long, value_name = "MEANS")]
+    means: Option<String>,
+}
+
+impl Preempt {
+    /// Lets the job give way, and waits until it has.
+    ///
+    /// # Errors
+    /// If it cannot; the sentence says why.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let means = self.means.map_or(String::new(), |means| format!("?means={means}"));
+        let client = client()?;
+        client.json("POST", &format!("/v1/jobs/{}/preempt{means}", self.id), b"")?;
+        wait_until_away(&client, self.id)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Waits until a job has given way.
+fn wait_until_away(client: &Client, id: u64) -> Result<(), String> {
+    loop {
+        let job = client.json("GET", &format!("/v1/jobs/{id}"), b"")?;
+        match word(&job["state"]) {
+            "preempted" | "queued" => return Ok(()),
+            "preempting" => thread::sleep(Duration::from_millis(20)),
+            "running" | "resuming" if job["held"] == true => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            "running" | "resuming" => return Err(format!("it goes on: {}", last_refusal(&job))),
+            state => return Err(format!("it is {state} already")),
+        }
+    }
+}
+
+/// Why a job was not saved, from its events.
+fn last_refusal(job: &Value) -> String {
+    let events = job["events"].as_array();
+    let refusal = events.into_iter().flatten().rev().find(|event| event["kind"] == "not-saved");
+    refusal.map_or("nobody says why".to_owned(), |event| word(&event["data"]["why"]).to_owned())
+}
+
+/// One job.
+#[derive(Debug, Args)]
+pub struct One {
+    /// The job
+    id: u64,
+}
+
+impl One {
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// If there is no such job, or the daemon does not answer.
+    pub fn resume(self) -> Result<ExitCode, String> {
+        client()?.json("POST", &format!("/v1/jobs/{}/resume", self.id), b"")?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Runs a command for a while, saves it, brings it back, and ends it.
+///
+/// # Errors
+/// If it cannot be run, saved or brought back: the sentence says what and where.
+pub fn check(
+    client: &Client,
+    words: Vec<String>,
+    kind: Option<String>,
+    after: u64,
+) -> Result<ExitCode, String> {
+    let class = "urgent".to_owned();
+    let spec = Spec { command: words, kind, class, ..job_here()? };
+    let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
+    let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64().ok_or("no id")?;
+    let checked = try_out(client, id, after);
+    let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal=9"), b"");
+    let (bytes, took) = checked?;
+    println!("it can be saved and brought back: {bytes} bytes, saved in {took} ms");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn try_out(client: &Client, id: u64, after: u64) -> Result<(u64, u64), String> {
+    let path = format!("/v1/jobs/{id}");
+    let until = |wanted: &[&str]| loop {
+        let job = client.json("GET", &path, b"")?;
+        let state = word(&job["state"]).to_owned();
+        if wanted.contains(&state.as_str()) {
+            return Ok(job);
+        }
+        if matches!(state.as_str(), "done" | "failed" | "cancelled") {
+            return Err("it has ended before it could be tried; give it more to do".to_owned());
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    until(&["running"])?;
+    thread::sleep(Duration::from_secs(after));
+    until(&["running"])?;
+    client.json("POST", &format!("{path}/preempt?means=checkpoint"), b"")?;
+    wait_until_away(client, id)?;
+    let job = client.json("GET", &path, b"")?;
+    client.json("POST", &format!("{path}/resume"), b"")?;
+    until(&["running"])?;
+    let mut events = job["events"].as_array().into_iter().flatten();
+    let saved = events.rfind(|event| event["kind"] == "preempted");
+    let number = |name: &str| saved.and_then(|event| event["data"][name].as_u64()).unwrap_or(0);
+    Ok((number("bytes"), number("took_us") / 1000))
+}

@@ -1,0 +1,122 @@
+//! What is asked about the machine, and done to it.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+
+use super::connection::client;
+use super::jobs::{command, duration};
+
+/// `top`
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Print an object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Top {
+    /// Prints the machine.
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let machine = client()?.json("GET", "/v1/machine", b"")?;
+        if self.json {
+            println!("{machine}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mib = |value: &serde_json::Value| value.as_u64().unwrap_or(0) >> 20;
+        println!(
+            "slots {}/{}, memory free {} MiB, checkpoints {} MiB{}",
+            machine["slots_used"],
+            machine["slots"],
+            mib(&machine["memory_free"]),
+            mib(&machine["image_bytes"]),
+            if machine["draining"] == true { ", draining" } else { "" }
+        );
+        for job in machine["running"].as_array().into_iter().flatten() {
+            println!(
+                "{:>6} {:<10} {:>2} slots {:>6} MiB {:>9}  {}",
+                job["id"].to_string(),
+                job["class"].as_str().unwrap_or(""),
+                job["slots"].to_string(),
+                mib(&job["memory"]),
+                duration(&job["ran_ms"]),
+                command(&job["command"]),
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// `drain`
+#[derive(Debug, Args)]
+pub struct Drain {
+    /// Let jobs run again
+    #[arg(long)]
+    end: bool,
+    /// Return once nothing runs any more
+    #[arg(long, conflicts_with = "end")]
+    wait: bool,
+}
+
+impl Drain {
+    /// Drains the machine, or ends that.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or this user may not.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        client.json("POST", &format!("/v1/drain?end={}", u8::from(self.end)), b"")?;
+        while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// `quota`
+#[derive(Debug, Args)]
+pub struct QuotaCommand {
+    /// Whose: owner:NAME or project:NAME; without it, all are shown
+    name: Option<String>,
+    /// Slots at the same time
+    #[arg(long, value_name = "N", requires = "name")]
+    slots: Option<u32>,
+    /// Seconds of slots, of which those used count less and less
+    #[arg(long, value_name = "N", requires = "name")]
+    cpu_seconds: Option<u64>,
+    /// Bytes of memory at the same time
+    #[arg(long, value_name = "BYTES", requires = "name")]
+    memory: Option<u64>,
+    /// Bytes of checkpoints
+    #[arg(long, value_name = "BYTES", requires = "name")]
+    images: Option<u64>,
+}
+
+impl QuotaCommand {
+    /// Shows quotas, or sets one.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, or this user may not.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        let shown = match self.name {
+            None => client.json("GET", "/v1/quotas", b"")?,
+            Some(name) => {
+                let quota = json!({
+                    "slots": self.slots, "cpu_seconds": self.cpu_seconds,
+                    "memory": self.memory, "images": self.images,
+                });
+                let body = quota.to_string();
+                client.json("PUT", &format!("/v1/quotas/{name}"), body.as_bytes())?
+            }
+        };
+        println!("{shown}");
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,109 @@
+//! The command line: what each subcommand asks the daemon, and how its answer looks.
+
+mod connection;
+mod gitlab;
+mod jobs;
+mod machine;
+mod serve;
+mod submit;
+mod wait;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::shepherd;
+
+/// What a client answers for errors of its own, as `env` and `timeout` do.
+const OWN_ERROR: u8 = 125;
+
+/// The subcommands of `torpor queue`.
+#[derive(Debug, Subcommand)]
+pub enum QueueCommand {
+    /// Run the daemon of this machine
+    Serve(serve::Serve),
+    /// Hand in a job; prints its id, or with --wait is the job
+    #[command(after_help = submit::EXAMPLES)]
+    Submit(submit::Submit),
+    /// Run a command as a job, and be the job: submit --wait for scripts and CI
+    Run(submit::Submit),
+    /// List jobs
+    List(jobs::List),
+    /// Show all about a job
+    Show(jobs::Show),
+    /// Print what a job has written
+    Logs(jobs::Logs),
+    /// End a job
+    Cancel(jobs::Cancel),
+    /// Let a job give way until it is resumed
+    Preempt(jobs::Preempt),
+    /// Let a job go on that was preempted by hand
+    Resume(jobs::One),
+    /// Try whether a command can be saved and brought back, before it matters
+    Check(submit::Check),
+    /// Show the machine: slots, memory, jobs that run
+    Top(machine::Top),
+    /// Let all jobs give way, and start no others
+    Drain(machine::Drain),
+    /// Show quotas, or set one
+    Quota(machine::QuotaCommand),
+    /// Be the driver of a GitLab custom executor
+    Gitlab(gitlab::Gitlab),
+    /// Keep a job (started by the daemon)
+    #[command(hide = true, name = shepherd::SHEPHERD)]
+    Shepherd(Shepherd),
+    /// Become a job (started by its shepherd)
+    #[command(hide = true, name = shepherd::LAUNCH)]
+    Launch {
+        /// The job's directory
+        dir: PathBuf,
+        /// The descriptor that closes with the last step
+        ready: i32,
+    },
+}
+
+/// What a shepherd is started with.
+#[derive(Debug, Args)]
+pub struct Shepherd {
+    /// The job's directory
+    dir: PathBuf,
+    /// The number of the run
+    run: u64,
+    /// The checkpoint to go on from
+    #[arg(long)]
+    from: Option<u64>,
+    /// Bytes of standard output that stay
+    #[arg(long, default_value_t)]
+    out: u64,
+    /// Bytes of standard error that stay
+    #[arg(long, default_value_t)]
+    err: u64,
+}
+
+/// Carries a command out.
+#[must_use]
+pub fn run(command: QueueCommand) -> ExitCode {
+    let done = match command {
+        QueueCommand::Shepherd(s) => return shepherd::enter(s.dir, s.run, s.from, [s.out, s.err]),
+        QueueCommand::Launch { dir, ready } => return shepherd::launch(dir, ready),
+        QueueCommand::Serve(serve) => serve.run(),
+        QueueCommand::Submit(submit) => submit.run(false),
+        QueueCommand::Run(submit) => submit.run(true),
+        QueueCommand::List(list) => list.run(),
+        QueueCommand::Show(show) => show.run(),
+        QueueCommand::Logs(logs) => logs.run(),
+        QueueCommand::Cancel(cancel) => cancel.run(),
+        QueueCommand::Preempt(preempt) => preempt.run(),
+        QueueCommand::Resume(one) => one.resume(),
+        QueueCommand::Check(check) => check.run(),
+        QueueCommand::Top(top) => top.run(),
+        QueueCommand::Drain(drain) => drain.run(),
+        QueueCommand::Quota(quota) => quota.run(),
+        QueueCommand::Gitlab(gitlab) => return gitlab.run(),
+    };
+    done.unwrap_or_else(|text| {
+        eprintln!("torpor queue: {text}");
+        ExitCode::from(OWN_ERROR)
+    })
+}

@@ -1,0 +1,72 @@
+//! `serve`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::connection::DEFAULT;
+use crate::daemon::config::Config;
+use crate::daemon::{Setup, Tls, Tokens, serve};
+use crate::http::Address;
+use crate::preemption::Means;
+
+/// Options of the daemon.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Where jobs, their output and their checkpoints lie
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/torpor/queue")]
+    data: PathBuf,
+    /// Where to listen: unix:PATH, http://127.0.0.1:PORT or https://HOST:PORT; may be given
+    /// several times
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT)]
+    listen: Vec<Address>,
+    /// How many jobs of one slot run at the same time [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    slots: Option<u32>,
+    /// Classes, shares, quotas and times, in JSON
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The means by which jobs may give way: stop, checkpoint, command, kill
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = means)]
+    means: Option<Vec<Means>>,
+    /// Who may ask over the network: a list of {token, owner, admin, uid, gid} in JSON
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+    /// The certificate for https, followed by those that lead from it to an authority
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+fn means(word: &str) -> Result<Means, String> {
+    serde_json::from_value(serde_json::json!(word))
+        .map_err(|_| "means are stop, checkpoint, command and kill".to_owned())
+}
+
+impl Serve {
+    /// Runs the daemon.
+    ///
+    /// # Errors
+    /// If it cannot start.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let mut config = match &self.config {
+            Some(path) => Config::read(path)?,
+            None => Config::default(),
+        };
+        if self.slots == Some(0) {
+            return Err("a machine needs at least one slot".to_owned());
+        }
+        config.slots = self.slots.or(config.slots);
+        if let Some(means) = &self.means {
+            config.allow_only(means);
+        }
+        let tokens = self.tokens.as_deref().map(Tokens::read).transpose()?.unwrap_or_default();
+        let tls = self.tls_cert.zip(self.tls_key);
+        let tls = tls.map(|(certificate, key)| Tls { certificate, key });
+        serve(Setup { data: self.data, listen: self.listen, config, tokens, tls })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,235 @@
+//! `submit`, `run` and `check`
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::connection::client;
+use super::wait;
+use crate::spec::{Limits, Spec, User};
+
+/// How it is used.
+pub const EXAMPLES: &str = "Examples:
+  torpor queue submit --class batch -- afl-fuzz -i seeds -o found -- ./target
+  torpor queue submit --class urgent --wait -- make test
+  torpor queue run --class long --time 4h -- make fuzz";
+
+/// A job, as options describe it.
+#[derive(Debug, Args)]
+pub struct Submit {
+    /// Be the job: its output, input, exit status and signals
+    #[arg(long)]
+    wait: bool,
+    /// Class, which says how it is scheduled: urgent, interactive, short, normal, long, batch, or
+    /// one of the daemon's configuration [default: normal]
+    #[arg(long, value_name = "CLASS", default_value = "")]
+    class: String,
+    /// Added to the priority of the class; higher goes first
+    #[arg(long, value_name = "N", default_value_t, allow_negative_numbers = true)]
+    priority: i32,
+    /// Whose it is, for shares and quotas [default: the user]
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    /// What it is for; projects share the machine
+    #[arg(long, value_name = "NAME", default_value = "")]
+    project: String,
+    /// A word of your own, to find it again; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
+    label: Vec<(String, String)>,
+    /// Slots that it takes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    slots: u32,
+    /// Directory that it starts in [default: this one]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Variable that it has besides those of this environment
+    #[arg(long, value_name = "NAME=VALUE", value_parser = label)]
+    env: Vec<(String, String)>,
+    /// Processors that it may use, in fractions
+    #[arg(long, value_name = "N")]
+    cpu: Option<f64>,
+    /// Memory that it may use, in bytes or with K, M or G
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+    /// Processes and threads that it may have
+    #[arg(long, value_name = "N")]
+    pids: Option<u64>,
+    /// Time that it may run, in seconds or with m, h or d; time that it sleeps does not count
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    time: Option<u64>,
+    /// How long it will run, as you think: others may be put before it, or not
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    estimate: Option<u64>,
+    /// By when it should be done, from now
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    deadline: Option<u64>,
+    /// Run it after this job has succeeded; may be given several times
+    #[arg(long, value_name = "ID")]
+    after: Vec<u64>,
+    /// How often it is started again after it has failed
+    #[arg(long, value_name = "N", default_value_t)]
+    retries: u32,
+    /// The job's own way to save its state and end; its first process is $TORPOR_JOB_PID
+    #[arg(long, value_name = "COMMAND")]
+    preempt_cmd: Option<String>,
+    /// What jobs share what is learned about checkpoints with it [default: the program]
+    #[arg(long, value_name = "NAME")]
+    kind: Option<String>,
+    /// Run it in a directory of its own, a copy of DIR that belongs to its checkpoints
+    #[arg(long, value_name = "DIR")]
+    input: Option<PathBuf>,
+    /// What to copy back from the job's own directory at its end; may be given several times
+    #[arg(long, value_name = "PATH", requires = "input")]
+    artefact: Vec<PathBuf>,
+    /// Submit it once only, however often this is said with the same KEY
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// The command
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').ok_or("use NAME=VALUE")?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
+}
+
+/// A size in bytes, or with a letter.
+fn size(text: &str) -> Result<u64, String> {
+    scaled(text, &[("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("T", 1 << 40)])
+}
+
+/// A time in seconds, or with a letter.
+fn seconds(text: &str) -> Result<u64, String> {
+    scaled(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)])
+}
+
+fn scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
+    let unit = units.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (digits, factor) = unit.unwrap_or((text, 1));
+    let number: u64 = digits.parse().map_err(|_| format!("{text} is no such number"))?;
+    number.checked_mul(factor).ok_or_else(|| format!("{text} is too large"))
+}
+
+impl Submit {
+    /// Submits the job, and with `--wait` is it.
+    ///
+    /// # Errors
+    /// If it is not taken.
+    pub fn run(self, wait: bool) -> Result<ExitCode, String> {
+        let client = client()?;
+        let is_the_job = wait || self.wait;
+        let key = self.key.clone();
+        let spec = self.spec(is_the_job)?;
+        let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
+        let headers: Vec<(&str, &str)> =
+            key.iter().map(|key| ("Idempotency-Key", key.as_str())).collect();
+        let signals = if is_the_job { Some(wait::Signals::catch()?) } else { None };
+        let answer = client.json_with("POST", "/v1/jobs", &headers, &body)?;
+        let id = answer["id"].as_u64().ok_or("the daemon's answer has no id")?;
+        match signals {
+            Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
+            None => {
+                println!("{id}");
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+
+    fn spec(self, wait: bool) -> Result<Spec, String> {
+        let here = job_here()?;
+        let whole = |path: PathBuf| here.dir.join(path);
+        let mut env: BTreeMap<String, String> = here.env.into_iter().collect();
+        env.extend(self.env);
+        Ok(Spec {
+            command: self.command,
+            dir: self.dir.map_or_else(|| here.dir.clone(), whole),
+            env: env.into_iter().collect(),
+            umask: here.umask,
+            user: here.user,
+            class: self.class,
+            priority: self.priority,
+            owner: self.owner.unwrap_or(here.owner),
+            project: self.project,
+            labels: self.label.into_iter().collect(),
+            slots: self.slots,
+            limits: Limits { cpu: self.cpu, memory: self.memory, pids: self.pids, time: self.time },
+            estimate: self.estimate,
+            deadline: self.deadline,
+            after: self.after,
+            retries: self.retries,
+            stdin: wait && wait::has_input(),
+            wait,
+            preempt_cmd: self.preempt_cmd,
+            kind: self.kind,
+            input: self.input.map(whole),
+            artefacts: self.artefact,
+        })
+    }
+}
+
+/// A job that would run as this process does: here, with this environment, as this user.
+///
+/// # Errors
+/// If this directory is gone.
+pub fn job_here() -> Result<Spec, String> {
+    use rustix::process::{getgid, getgroups, getuid, umask};
+    let dir = std::env::current_dir().map_err(|e| format!("this directory: {e}"))?;
+    let mask = umask(rustix::fs::Mode::empty());
+    umask(mask);
+    let uid = getuid().as_raw();
+    let groups = getgroups().unwrap_or_default();
+    let groups = groups.into_iter().map(rustix::process::Gid::as_raw).collect();
+    Ok(Spec {
+        dir,
+        // What is no text cannot be passed on.
+        env: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        umask: mask.as_raw_mode(),
+        user: User { uid, gid: getgid().as_raw(), groups },
+        owner: std::env::var("USER").unwrap_or_else(|_| format!("uid-{uid}")),
+        ..Spec::default()
+    })
+}
+
+/// A command to try.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// How long it runs before it is saved
+    #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "2")]
+    after: u64,
+    /// What jobs share what is learned here [default: the program]
+    #[arg(long, value_name = "NAME")]
+    kind: Option<String>,
+    /// The command
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl Check {
+    /// Runs the command for a while, saves it and brings it back, and ends it.
+    ///
+    /// # Errors
+    /// If it cannot be run, or not saved: the sentence says what and where.
+    pub fn run(self) -> Result<ExitCode, String> {
+        super::jobs::check(&client()?, self.command, self.kind, self.after)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(size("2G"), Ok(2 << 30));
+        assert_eq!(size("17"), Ok(17));
+        assert_eq!(seconds("90m"), Ok(5400));
+        for wrong in ["", "G", "-1", "1.5h", "99999999999999999999", "9999999999999999999G"] {
+            assert!(size(wrong).is_err() || seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

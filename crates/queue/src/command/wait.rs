@@ -1,0 +1,250 @@
+//! `--wait`: a client that is the job, however often the job is preempted and whatever
+//! happens to the daemon.
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator;
+
+use super::OWN_ERROR;
+use crate::daemon::{FRAME_END, FRAME_ERR, FRAME_OUT};
+use crate::http::Client;
+use crate::shepherd::message::Exit;
+
+/// A daemon that is gone may come back within this time.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// No frame of output is longer.
+const MOST: u32 = 1 << 20;
+
+/// The signals that are passed on.
+#[derive(Debug)]
+pub struct Signals(iterator::Signals);
+
+impl Signals {
+    /// Catches them from now on.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn catch() -> Result<Self, String> {
+        let caught = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+        let signals = iterator::Signals::new(caught);
+        signals.map(Self).map_err(|e| format!("catch signals: {e}"))
+    }
+}
+
+/// Whether there is anything on standard input that a job could read.
+#[must_use]
+pub fn has_input() -> bool {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let Ok(stdin) = std::fs::metadata("/proc/self/fd/0") else { return false };
+    let null = std::fs::metadata("/dev/null").map(|null| null.rdev()).ok();
+    !(stdin.file_type().is_char_device() && Some(stdin.rdev()) == null)
+}
+
+/// How the job ended.
+#[derive(Debug, Deserialize)]
+struct End {
+    exit: Exit,
+    note: Option<String>,
+    state: String,
+}
+
+/// Is the job: returns what it would have returned, or dies as it has died.
+#[must_use]
+pub fn be(client: &Client, id: u64, stdin: bool, signals: Signals) -> ExitCode {
+    match to_the_end(client, id, stdin, signals) {
+        Ok(Exit::Code(code)) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(OWN_ERROR)),
+        Ok(Exit::Signal(signal)) => die_by(signal),
+        Err(e) => {
+            eprintln!("torpor queue: {}", client.unreachable(&e));
+            ExitCode::from(OWN_ERROR)
+        }
+    }
+}
+
+/// Passes output, input and signals until the job has ended; returns how it has.
+///
+/// # Errors
+/// If the daemon stays away.
+pub fn to_the_end(client: &Client, id: u64, stdin: bool, signals: Signals) -> io::Result<Exit> {
+    let over = Arc::new(AtomicBool::new(false));
+    pass_signals(client.clone(), id, signals);
+    if stdin {
+        pass_input(client.clone(), id, Arc::clone(&over));
+    }
+    let end = follow(client, id, true, true, &mut io::stdout(), &mut io::stderr());
+    over.store(true, Ordering::Release);
+    match end {
+        Ok(Some(end)) => {
+            // The daemon's own errors and what it had to clean up; jobs that went well are
+            // silent.
+            if let Some(note) = end.note.as_ref().filter(|_| end.state != "done") {
+                eprintln!("torpor queue: {note}");
+            }
+            Ok(end.exit)
+        }
+        Ok(None) => Err(io::Error::other("the daemon's answer makes no sense")),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
+            // Nobody reads what the job writes: it would have had SIGPIPE.
+            let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={SIGPIPE}"), b"");
+            Ok(Exit::Signal(SIGPIPE))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Ends this process by a signal. A core file would be ours, and say nothing.
+fn die_by(signal: i32) -> ExitCode {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Core).maximum;
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum });
+    if let Some(signal) = rustix::process::Signal::from_named_raw(signal) {
+        // The default action of all signals that end a process.
+        let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+        let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+    }
+    ExitCode::from(u8::try_from(128 + signal).unwrap_or(OWN_ERROR))
+}
+
+fn pass_signals(client: Client, id: u64, mut signals: Signals) {
+    thread::spawn(move || {
+        for signal in signals.0.forever() {
+            // A terminal sends these to the whole foreground group.
+            let group = matches!(signal, SIGINT | SIGQUIT);
+            let group = u8::from(group);
+            let path = format!("/v1/jobs/{id}/signal?signal={signal}&group={group}");
+            // A daemon that is away is tried again by whoever sends the next signal.
+            let _ = persistently(|| client.json("POST", &path, b"").map_err(io::Error::other));
+        }
+    });
+}
+
+/// Sends what comes on standard input, each byte once.
+fn pass_input(client: Client, id: u64, over: Arc<AtomicBool>) {
+    thread::spawn(move || {
+        let (mut stdin, mut at) = (io::stdin(), 0_u64);
+        let mut buffer = vec![0; 256 << 10];
+        while !over.load(Ordering::Acquire) {
+            let count = match stdin.read(&mut buffer) {
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => 0,
+            };
+            let end = u8::from(count == 0);
+            let path = format!("/v1/jobs/{id}/stdin?at={at}&end={end}");
+            let sent = persistently(|| {
+                client.json("PUT", &path, &buffer[..count]).map_err(io::Error::other)
+            });
+            if sent.is_err() || count == 0 {
+                return;
+            }
+            at += count as u64;
+        }
+    });
+}
+
+/// Tries again for as long as a daemon may take to come back.
+fn persistently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begun = Instant::now();
+    loop {
+        match work() {
+            Err(_) if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(100)),
+            result => return result,
+        }
+    }
+}
+
+/// Writes a job's output as it comes, until it has ended or there is no more. Goes on where
+/// it was when the daemon was away.
+fn follow(
+    client: &Client,
+    id: u64,
+    to_the_end: bool,
+    is_the_job: bool,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<Option<End>> {
+    let mut offsets = [0_u64; 2];
+    let mut lost: Option<Instant> = None;
+    loop {
+        let before = offsets;
+        match read_frames(client, id, to_the_end, is_the_job, &mut offsets, out, err) {
+            Err(Interruption::Ours(e)) => return Err(e),
+            Ok(end) => return Ok(end),
+            Err(Interruption::Theirs(e)) => {
+                if offsets != before {
+                    lost = None;
+                }
+                let since = *lost.get_or_insert_with(Instant::now);
+                if since.elapsed() > PATIENCE {
+                    return Err(e);
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Follows a job as `logs` does.
+///
+/// # Errors
+/// If the output cannot be written, or the daemon stays away.
+pub fn print(client: &Client, id: u64, to_the_end: bool) -> io::Result<()> {
+    follow(client, id, to_the_end, false, &mut io::stdout(), &mut io::stderr()).map(drop)
+}
+
+/// Why following was interrupted.
+enum Interruption {
+    /// What was received could not be written.
+    Ours(io::Error),
+    /// The daemon is away.
+    Theirs(io::Error),
+}
+
+fn read_frames(
+    client: &Client,
+    id: u64,
+    to_the_end: bool,
+    is_the_job: bool,
+    offsets: &mut [u64; 2],
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<Option<End>, Interruption> {
+    use Interruption::{Ours, Theirs};
+    let path = format!(
+        "/v1/jobs/{id}/stream?out={}&err={}&follow={}&wait={}",
+        offsets[0],
+        offsets[1],
+        u8::from(to_the_end),
+        u8::from(is_the_job)
+    );
+    let mut answer = client.ask("GET", &path, &[], b"").map_err(Theirs)?;
+    if answer.status != 200 {
+        return Err(Ours(io::Error::other(format!("the daemon answered with {}", answer.status))));
+    }
+    loop {
+        let mut head = [0; 5];
+        answer.read_exact(&mut head).map_err(Theirs)?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+        if length > MOST {
+            return Err(Ours(io::Error::other("the daemon's answer makes no sense")));
+        }
+        let mut data = vec![0; length as usize];
+        answer.read_exact(&mut data).map_err(Theirs)?;
+        let (place, to): (usize, &mut dyn Write) = match head[0] {
+            FRAME_OUT => (0, out),
+            FRAME_ERR => (1, err),
+            FRAME_END => return Ok(serde_json::from_slice(&data).ok()),
+            _ => continue,
+        };
+        to.write_all(&data).and_then(|()| to.flush()).map_err(Ours)?;
+        offsets[place] += data.len() as u64;
+    }
+}

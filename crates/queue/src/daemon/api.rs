@@ -1,0 +1,332 @@
+//! What can be asked over HTTP; described for clients in `openapi.json`.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::access::Identity;
+use super::core::{Core, Queue, Refusal};
+use super::follow::Follow;
+use super::record::{Place, Record};
+use crate::http::{Body, Request, Response};
+use crate::preemption::{Means, Pressure, prices};
+use crate::scheduler::JobId;
+use crate::scheduler::share::Quota;
+use crate::shepherd::message::Order;
+use crate::spec::Spec;
+
+/// The description of this interface.
+pub const OPENAPI: &str = include_str!("openapi.json");
+/// The page that browsers get.
+pub const PAGE: &str = include_str!("page.html");
+
+/// Events that are told at once at most.
+const MOST_EVENTS: u32 = 500;
+
+/// So often a stream of events says that somebody is there.
+const BEAT: Duration = Duration::from_secs(10);
+
+/// Whether a request needs no identity: the page and the description hold nothing of
+/// anybody's.
+#[must_use]
+pub fn is_public(request: &Request) -> bool {
+    request.method == "GET" && matches!(request.path.as_str(), "/" | "/openapi.json")
+}
+
+/// Answers such a request.
+#[must_use]
+pub fn public(request: &Request) -> Response {
+    match request.path.as_str() {
+        "/" => Response::text("text/html; charset=utf-8", PAGE),
+        _ => Response::text("application/json", OPENAPI),
+    }
+}
+
+/// Answers a request.
+#[must_use]
+pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
+    let parts: Vec<&str> = request.path.split('/').filter(|part| !part.is_empty()).collect();
+    match (request.method.as_str(), parts.as_slice()) {
+        ("GET", [] | ["openapi.json"]) => public(request),
+        ("GET", ["metrics"]) => Response::text("text/plain; version=0.0.4", queue.lock().metrics()),
+        ("POST", ["v1", "jobs"]) => submit(queue, who, request),
+        ("GET", ["v1", "jobs"]) => list(&queue.lock(), who),
+        ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(|owner| who.may(owner))),
+        ("GET", ["v1", "events"]) => events(queue, who, request),
+        ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
+        ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),
+        ("PUT", ["v1", "quotas", name]) => admin(who, || set_quota(queue, name, request)),
+        (method, ["v1", "jobs", id, rest @ ..]) => match allowed(queue, who, id) {
+            Ok(id) => job(queue, id, method, rest, request),
+            Err(response) => response,
+        },
+        _ => Response::problem(404, "there is nothing of that name"),
+    }
+}
+
+fn admin(who: &Identity, work: impl FnOnce() -> Response) -> Response {
+    if who.admin { work() } else { Response::problem(403, "only administrators may do this") }
+}
+
+fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {
+    let missing = || Response::problem(404, &format!("there is no job {id}"));
+    let id: JobId = id.parse().map_err(|_| missing())?;
+    let core = queue.lock();
+    let job = core.jobs.get(&id).ok_or_else(missing)?;
+    // Whose it is not is not told that it exists.
+    if who.may(&job.spec.owner) { Ok(id) } else { Err(missing()) }
+}
+
+fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Request) -> Response {
+    match (method, rest) {
+        ("GET", []) => with(&queue.lock(), id, Core::detail),
+        ("GET", ["stream"]) => stream(queue, id, request),
+        ("PUT", ["stdin"]) => take_input(queue, id, request),
+        ("POST", ["signal"]) => signal(queue, id, request),
+        ("POST", ["cancel"]) => {
+            let signal = request.number("signal").and_then(|n| i32::try_from(n).ok());
+            queue.change(|core| core.cancel(id, signal.unwrap_or(15), None));
+            with(&queue.lock(), id, Core::brief)
+        }
+        ("POST", ["preempt"]) => preempt(queue, id, request),
+        ("POST", ["resume"]) => {
+            queue.change(|core| core.set_held(id, false));
+            with(&queue.lock(), id, Core::brief)
+        }
+        _ => Response::problem(404, "jobs have no such thing"),
+    }
+}
+
+fn with(core: &Core, id: JobId, show: impl Fn(&Core, &Record) -> Value) -> Response {
+    match core.jobs.get(&id) {
+        Some(record) => Response::json(&show(core, record)),
+        None => Response::problem(404, "there is no such job"),
+    }
+}
+
+fn submit(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
+    let mut spec: Spec = match serde_json::from_slice(&request.body) {
+        Ok(spec) => spec,
+        Err(e) => return Response::problem(400, &format!("this is no job: {e}")),
+    };
+    who.apply(&mut spec);
+    let key = request.header("Idempotency-Key");
+    match queue.change(|core| core.submit(spec, key)) {
+        Ok(id) => Response { status: 201, ..Response::json(&json!({ "id": id })) },
+        Err(Refusal::Senseless(text)) => Response::problem(400, &text),
+        Err(Refusal::KeyReused) => {
+            Response::problem(422, "another job was submitted under this key")
+        }
+        Err(Refusal::Broken(text)) => Response::problem(500, &text),
+    }
+}
+
+fn list(core: &Core, who: &Identity) -> Response {
+    let visible = core.jobs.values().filter(|job| who.may(&job.spec.owner));
+    Response::json(&visible.map(|job| core.brief(job)).collect())
+}
+
+fn stream(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    let follow = Follow {
+        id,
+        offsets: [request.number("out").unwrap_or(0), request.number("err").unwrap_or(0)],
+        to_the_end: request.query("follow") == Some("1"),
+        is_the_job: request.query("wait") == Some("1"),
+    };
+    let queue = Arc::clone(queue);
+    let body = Body::Stream(Box::new(move |out| follow.run(&queue, out)));
+    Response { status: 200, kind: "application/vnd.torpor.frames", body }
+}
+
+/// Adds to a job's standard input. The client says where, so that what it sends again
+/// after a failure counts once.
+fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    let dir = queue.lock().dir(id);
+    let add = || -> io::Result<bool> {
+        let mut options = OpenOptions::new();
+        let file = options.create(true).write(true).truncate(false).open(dir.stdin())?;
+        let at = request.number("at").unwrap_or(0);
+        if at > file.metadata()?.len() {
+            return Ok(false);
+        }
+        file.write_all_at(&request.body, at)?;
+        if request.query("end") == Some("1") {
+            fs::write(dir.stdin_end(), "")?;
+        }
+        Ok(true)
+    };
+    match add() {
+        Ok(true) => Response::json(&json!({})),
+        Ok(false) => Response::problem(409, "something before this is missing"),
+        Err(e) => Response::problem(500, &format!("keep the input: {e}")),
+    }
+}
+
+fn signal(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    let number = request.number("signal").and_then(|number| i32::try_from(number).ok());
+    let Some(signal) = number.filter(|n| (1..=31).contains(n)) else {
+        return Response::problem(400, "which signal? A number from 1 to 31");
+    };
+    let group = request.query("group") == Some("1");
+    queue.change(|core| core.pass_signal(id, signal, group));
+    with(&queue.lock(), id, Core::brief)
+}
+
+fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
+    let means = match request.query("means") {
+        None => None,
+        Some(word) => match serde_json::from_value::<Means>(json!(word)) {
+            Ok(means) => Some(means),
+            Err(_) => {
+                return Response::problem(400, "means are stop, checkpoint, command and kill");
+            }
+        },
+    };
+    match queue.change(|core| core.preempt(id, means)) {
+        Ok(()) => with(&queue.lock(), id, Core::brief),
+        Err(text) => Response::problem(409, &text),
+    }
+}
+
+fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
+    let draining = request.query("end") != Some("1");
+    queue.change(|core| {
+        core.draining = draining;
+        if let Err(e) = core.store.keep_fact("draining", &draining) {
+            core.trouble = Some(e.to_string());
+        }
+    });
+    Response::json(&json!({ "draining": draining }))
+}
+
+fn set_quota(queue: &Arc<Queue>, name: &str, request: &Request) -> Response {
+    let quota: Quota = match serde_json::from_slice(&request.body) {
+        Ok(quota) => quota,
+        Err(e) => return Response::problem(400, &format!("this is no quota: {e}")),
+    };
+    if !name.starts_with("owner:") && !name.starts_with("project:") {
+        return Response::problem(400, "quotas are of owner:NAME or project:NAME");
+    }
+    queue.change(|core| {
+        core.config.rules.quotas.insert(name.to_owned(), quota);
+        if let Err(e) = core.store.keep_fact("quotas", &core.config.rules.quotas) {
+            core.trouble = Some(e.to_string());
+        }
+    });
+    Response::json(&json!(quota))
+}
+
+/// Server-sent events, from the one after `Last-Event-ID` on.
+fn events(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response {
+    let after = request.header("Last-Event-ID").and_then(|id| id.parse().ok());
+    let after = after.or_else(|| request.query("after").and_then(|id| id.parse().ok()));
+    let (queue, who) = (Arc::clone(queue), who.clone());
+    let once = request.query("follow") == Some("0");
+    let body = Body::Stream(Box::new(move |out| tell_events(&queue, &who, after, once, out)));
+    Response { status: 200, kind: "text/event-stream", body }
+}
+
+fn tell_events(
+    queue: &Queue,
+    who: &Identity,
+    after: Option<i64>,
+    once: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut seq = after.unwrap_or(0);
+    let mut last = Instant::now();
+    loop {
+        let found = queue.lock().store.events(None, seq, MOST_EVENTS).map_err(io::Error::other)?;
+        for event in &found {
+            seq = event.seq;
+            let core = queue.lock();
+            let owner = core.jobs.get(&event.job).map(|job| job.spec.owner.clone());
+            drop(core);
+            if owner.is_some_and(|owner| who.may(&owner)) {
+                let data = serde_json::to_string(event)?;
+                write!(out, "id: {seq}\nevent: {}\ndata: {data}\n\n", event.kind)?;
+                last = Instant::now();
+            }
+        }
+        out.flush()?;
+        if found.is_empty() {
+            if once {
+                return Ok(());
+            }
+            if last.elapsed() > BEAT {
+                out.write_all(b": here\n\n")?;
+                out.flush()?;
+                last = Instant::now();
+            }
+            queue.wait(Duration::from_millis(500));
+        }
+    }
+}
+
+impl Core {
+    /// Wants a job to stay where it is, or no longer.
+    pub fn set_held(&mut self, id: JobId, held: bool) {
+        if let Some(record) = self.jobs.get_mut(&id)
+            && record.place != Place::Ended
+            && record.held != held
+        {
+            record.held = held;
+            let event = if held { "held" } else { "released" };
+            self.save(id, Some((event, json!({}))));
+        }
+    }
+
+    /// Passes a signal on. One that would end a job that is no process ends it.
+    pub fn pass_signal(&mut self, id: JobId, signal: i32, group: bool) {
+        let Some(record) = self.jobs.get(&id) else { return };
+        let ends = matches!(signal, 1 | 2 | 3 | 9 | 15);
+        match record.place {
+            Place::Ended => {}
+            Place::Starting | Place::Running | Place::Waking => {
+                self.order(id, &Order::Signal { signal, group });
+            }
+            _ if ends => self.cancel(id, signal, None),
+            _ => {}
+        }
+    }
+
+    /// Lets a job give way because a person wants it, until it is resumed.
+    ///
+    /// # Errors
+    /// A sentence, if it cannot.
+    pub fn preempt(&mut self, id: JobId, means: Option<Means>) -> Result<(), String> {
+        let record = self.jobs.get(&id).ok_or("there is no such job")?;
+        match record.place {
+            Place::Ended => return Err("it is over".to_owned()),
+            Place::Running => {}
+            // Once it runs it is made to give way.
+            _ => {
+                self.set_held(id, true);
+                return Ok(());
+            }
+        }
+        let world = self.world();
+        let view = world.jobs.iter().find(|job| job.id == id).ok_or("it is over")?;
+        let allowed = match means {
+            Some(means) => vec![means],
+            // Who asks for a job to go wants its memory, too.
+            None => vec![Means::Checkpoint, Means::Command, Means::Stop],
+        };
+        let pressure = Pressure { memory_free: world.memory_free, memory_needed: 0 };
+        let possible = prices(&view.facts, &allowed, pressure);
+        let price =
+            allowed.iter().find_map(|means| possible.iter().find(|p| p.means == *means).copied());
+        let Some(price) = price else {
+            let kind = record.spec.kind();
+            let why = self.refusals.get(&kind).map_or("it has no such means", |text| text);
+            return Err(format!("it cannot give way like that: {why}"));
+        };
+        self.set_held(id, true);
+        self.let_give_way(id, None, price);
+        Ok(())
+    }
+}

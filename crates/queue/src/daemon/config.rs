@@ -1,0 +1,111 @@
+//! What a daemon is told: how many slots, which classes, which rules.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::preemption::Means;
+use crate::scheduler::{Class, Guarantee, Millis, Rules};
+
+/// The configuration of a daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How many jobs of one slot run at the same time (default: one for each processor).
+    pub slots: Option<u32>,
+    /// How jobs are scheduled.
+    pub rules: Rules,
+    /// The class of jobs that name none.
+    pub default_class: String,
+    /// How often machine and daemon fail on average, in milliseconds: from it follows how
+    /// often jobs are saved although nobody preempts them.
+    pub mean_time_between_failures: Millis,
+    /// Milliseconds that a job runs at least between two checkpoints.
+    pub shortest_interval: Millis,
+    /// Milliseconds after which a job that is frozen in memory is turned into a checkpoint.
+    pub sink_after: Millis,
+    /// Bytes of memory that are never given to jobs.
+    pub memory_reserve: u64,
+    /// Milliseconds after which a job ends whose `--wait` has vanished.
+    pub orphan_after: Millis,
+    /// Milliseconds between SIGTERM and SIGKILL.
+    pub grace: Millis,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const HOUR: Millis = 3_600_000;
+        let class = |priority: i64| Class { priority, ..Class::default() };
+        let urgent = Class { interactive: true, ..class(1000) };
+        let batch = Class { slice: Some(HOUR / 2), fair: true, ..class(0) };
+        let classes = BTreeMap::from([
+            ("interactive".to_owned(), urgent.clone()),
+            ("urgent".to_owned(), urgent),
+            ("short".to_owned(), class(600)),
+            ("normal".to_owned(), class(500)),
+            ("long".to_owned(), batch.clone()),
+            ("batch".to_owned(), batch),
+        ]);
+        let guarantee = Guarantee::default();
+        let rules =
+            Rules { classes, other: class(500), guarantee, deadline_rise: 450, ..Rules::default() };
+        Self {
+            slots: None,
+            rules,
+            default_class: "normal".to_owned(),
+            mean_time_between_failures: 24 * HOUR,
+            shortest_interval: 60_000,
+            sink_after: 60_000,
+            memory_reserve: 256 << 20,
+            orphan_after: 60_000,
+            grace: 10_000,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file, in JSON.
+    ///
+    /// # Errors
+    /// If it cannot be read, or holds what makes no sense.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let config: Self =
+            serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        config.check().map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.slots == Some(0) {
+            return Err("a machine needs at least one slot".to_owned());
+        }
+        let guarantee = self.rules.guarantee;
+        if guarantee.every <= 0 || guarantee.slice <= 0 {
+            return Err("a guarantee needs times above 0".to_owned());
+        }
+        for (name, class) in &self.rules.classes {
+            if class.slice.is_some_and(|slice| slice <= 0) {
+                return Err(format!("the slice of class {name} must be above 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets jobs give way by these means only.
+    pub fn allow_only(&mut self, means: &[Means]) {
+        for class in self.rules.classes.values_mut() {
+            class.means = means.to_vec();
+        }
+        self.rules.other.means = means.to_vec();
+    }
+
+    /// As many slots as there are.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        self.slots.unwrap_or_else(|| u32::try_from(processors()).unwrap_or(1))
+    }
+}

@@ -1,0 +1,292 @@
+//! The daemon's state, and what changes it. All of it is behind one lock; what a change
+//! means for others is decided by [`crate::scheduler::decide`] right after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use serde_json::{Value, json};
+
+use super::config::Config;
+use super::record::{Place, Record};
+use super::store::{Error, Store};
+use crate::files::{self, JobDir};
+use crate::preemption::Speed;
+use crate::scheduler::share::Usage;
+use crate::scheduler::{JobId, Millis, Reason};
+use crate::shepherd::message::{self, Exit, Order};
+use crate::spec::Spec;
+
+/// A daemon: its state, and a bell that rings when it has changed.
+#[derive(Debug)]
+pub struct Queue {
+    core: Mutex<Core>,
+    changed: Condvar,
+}
+
+impl Queue {
+    /// A daemon with this state.
+    #[must_use]
+    pub fn new(core: Core) -> std::sync::Arc<Self> {
+        let queue = std::sync::Arc::new(Self { core: Mutex::new(core), changed: Condvar::new() });
+        queue.lock().queue = std::sync::Arc::downgrade(&queue);
+        queue
+    }
+
+    /// The state.
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        // A panic of one request must not take the daemon away from all jobs; each change
+        // is one transaction.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, decides what that means, and tells everyone who waits.
+    pub fn change<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.lock();
+        let result = work(&mut core);
+        core.schedule();
+        drop(core);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits until something changes, or for so long.
+    pub fn wait(&self, most: std::time::Duration) {
+        let core = self.lock();
+        drop(self.changed.wait_timeout(core, most));
+    }
+}
+
+/// The daemon's state.
+#[derive(Debug)]
+pub struct Core {
+    pub(super) queue: Weak<Queue>,
+    /// Where everything lies.
+    pub data: PathBuf,
+    /// What the daemon was told.
+    pub config: Config,
+    /// The state on disk.
+    pub store: Store,
+    /// All jobs, also those that are over.
+    pub jobs: BTreeMap<JobId, Record>,
+    /// The sockets of the shepherds.
+    pub(super) links: BTreeMap<JobId, UnixStream>,
+    /// How fast jobs are saved and brought back here.
+    pub speed: Speed,
+    /// What projects and owners have used.
+    pub usage: Usage,
+    /// Why jobs of some kinds cannot be saved.
+    pub refusals: BTreeMap<String, String>,
+    /// Why jobs wait.
+    pub reasons: BTreeMap<JobId, Reason>,
+    /// Whether the machine is being drained.
+    pub draining: bool,
+    /// When to decide again.
+    pub again: Option<Millis>,
+    /// Jobs that are being saved while they run.
+    pub(super) saving: BTreeSet<JobId>,
+    /// When a job was last saved, or when that was tried.
+    pub(super) last_save: BTreeMap<JobId, Millis>,
+    /// Until when a job is not asked to give way in the way that has failed.
+    pub(super) not_before: BTreeMap<JobId, Millis>,
+    /// Clients that are a job, by their number; and since when there is none.
+    pub(super) followers: BTreeMap<JobId, (u32, Millis)>,
+    /// Jobs that were told to end, and when.
+    pub(super) ending: BTreeMap<JobId, Millis>,
+    /// What is going wrong with the state on disk, so that it can be shown.
+    pub trouble: Option<String>,
+}
+
+impl Core {
+    /// The state in a data directory.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
+        let store = Store::open(&data.join("queue.db"))?;
+        // Those that were set while a daemon ran count more than those of its file.
+        config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
+        let jobs = store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
+        let speed = store.fact("speed")?.unwrap_or_default();
+        let usage = store.fact("usage")?.unwrap_or_default();
+        let draining = store.fact("draining")?.unwrap_or(false);
+        let refusals = store.refusals()?.into_iter().collect();
+        Ok(Self {
+            queue: Weak::new(),
+            data,
+            config,
+            store,
+            jobs,
+            links: BTreeMap::new(),
+            speed,
+            usage,
+            refusals,
+            reasons: BTreeMap::new(),
+            draining,
+            again: None,
+            saving: BTreeSet::new(),
+            last_save: BTreeMap::new(),
+            not_before: BTreeMap::new(),
+            followers: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            trouble: None,
+        })
+    }
+
+    /// After a start of the daemon, jobs that may have a shepherd stay as they are until
+    /// it is found, or found to be gone.
+    pub fn schedule_nothing_yet(&mut self, found_later: &[JobId]) {
+        for id in found_later {
+            if let Some(record) = self.jobs.get_mut(id)
+                && !record.place.holds_slots()
+            {
+                record.shepherd = true;
+                record.place = Place::Starting;
+            }
+        }
+    }
+
+    /// The directory of a job.
+    #[must_use]
+    pub fn dir(&self, id: JobId) -> JobDir {
+        JobDir::of(&self.data, id)
+    }
+
+    /// Takes a job in; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// If it makes no sense, or cannot be kept; a sentence.
+    pub fn submit(&mut self, mut spec: Spec, key: Option<&str>) -> Result<JobId, Refusal> {
+        if spec.class.is_empty() {
+            spec.class.clone_from(&self.config.default_class);
+        }
+        spec.slots = spec.slots.max(1);
+        spec.check().map_err(Refusal::Senseless)?;
+        if let Some(missing) = spec.after.iter().find(|id| !self.jobs.contains_key(id)) {
+            return Err(Refusal::Senseless(format!("there is no job {missing} to run after")));
+        }
+        let body = serde_json::to_string(&spec).map_err(|e| Refusal::Broken(e.to_string()))?;
+        if let Some(key) = key
+            && let Some((before, id)) = self.store.submitted_as(key).map_err(Refusal::broken)?
+        {
+            return if before == body { Ok(id) } else { Err(Refusal::KeyReused) };
+        }
+        let now = files::now();
+        let make = |id| Record::new(id, spec, now);
+        let record = self.store.add(key.map(|key| (key, body.as_str())), now, make);
+        let record = record.map_err(Refusal::broken)?;
+        let (id, dir) = (record.id, self.dir(record.id));
+        let made = std::fs::create_dir_all(dir.path())
+            .and_then(|()| std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711)))
+            .and_then(|()| files::write_stable(&dir.spec(), &record.spec));
+        self.jobs.insert(id, record);
+        if let Err(e) = made {
+            self.end(id, Exit::Code(125), Some(format!("make the job's directory: {e}")));
+        }
+        Ok(id)
+    }
+
+    /// Keeps a job as it is now; `event` says what has happened to it.
+    pub(super) fn save(&mut self, id: JobId, event: Option<(&str, Value)>) {
+        let Some(record) = self.jobs.get(&id) else { return };
+        self.trouble = self.store.save(record, files::now(), event).err().map(|e| e.to_string());
+        if let Some(trouble) = &self.trouble {
+            eprintln!("torpor queue: {trouble}");
+        }
+    }
+
+    /// Moves a job to another place, counts the time that it has had, and keeps it.
+    pub(super) fn go(&mut self, id: JobId, place: Place, event: &str, data: Value) {
+        let now = files::now();
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        let before = record.ran;
+        record.go(place, now);
+        let ran = record.ran - before;
+        if ran > 0 {
+            let half_life = self.config.rules.shares.half_life;
+            self.usage.decay(now, half_life);
+            let spec = &record.spec;
+            self.usage.add(&spec.project, &spec.owner, spec.slots, ran);
+        }
+        self.save(id, Some((event, data)));
+    }
+
+    /// Tells a job's shepherd. If it is gone, that is noticed by who listens to it.
+    pub(super) fn order(&mut self, id: JobId, order: &Order) {
+        if let Some(link) = self.links.get_mut(&id) {
+            let _ = message::send(link, order);
+        }
+    }
+
+    /// A job is over.
+    pub(super) fn end(&mut self, id: JobId, exit: Exit, note: Option<String>) {
+        let now = files::now();
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.exit = Some(exit);
+            record.ended = Some(now);
+            record.note = note.clone().or_else(|| record.note.take());
+            record.shepherd = false;
+        }
+        self.go(id, Place::Ended, "ended", json!({ "exit": exit.number(), "note": note }));
+        self.links.remove(&id);
+        self.ending.remove(&id);
+        self.not_before.remove(&id);
+        self.last_save.remove(&id);
+        self.saving.remove(&id);
+        self.keep_facts();
+        let dir = self.dir(id);
+        super::disk::remove_checkpoints(&dir, None);
+        crate::shepherd::cgroups(&dir).remove();
+        // Followers look for it instead of asking all the time.
+        let _ = std::fs::write(dir.path().join("ended"), "");
+        self.end_dependents(id, exit);
+    }
+
+    /// Jobs that were to run after one that has failed never will.
+    fn end_dependents(&mut self, id: JobId, exit: Exit) {
+        if exit == Exit::Code(0) {
+            return;
+        }
+        let waiting = self.jobs.values().filter(|job| job.place != Place::Ended);
+        let ids: Vec<JobId> =
+            waiting.filter(|job| job.spec.after.contains(&id)).map(|job| job.id).collect();
+        for dependent in ids {
+            if let Some(record) = self.jobs.get_mut(&dependent) {
+                record.cancelled = true;
+            }
+            let note = format!("job {id}, which it was to run after, has failed");
+            self.end(dependent, Exit::Code(125), Some(note));
+        }
+    }
+
+    /// Keeps what was learned.
+    pub(super) fn keep_facts(&mut self) {
+        let kept = self
+            .store
+            .keep_fact("speed", &self.speed)
+            .and_then(|()| self.store.keep_fact("usage", &self.usage));
+        if let Err(e) = kept {
+            self.trouble = Some(e.to_string());
+        }
+    }
+}
+
+/// Why a job is not taken in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It makes no sense.
+    Senseless(String),
+    /// Another job was submitted under this key.
+    KeyReused,
+    /// It cannot be kept.
+    Broken(String),
+}
+
+impl Refusal {
+    fn broken(error: Error) -> Self {
+        Self::Broken(error.to_string())
+    }
+}

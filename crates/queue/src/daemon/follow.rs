@@ -1,0 +1,147 @@
+//! A job's output as it comes, and its end: what `--wait` and `logs -f` read.
+//!
+//! The stream consists of frames: one byte for the kind, four for the length (big
+//! endian), and the content. A client that was cut off goes on with the offsets that it
+//! has come to.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify;
+use serde_json::json;
+
+use super::core::Queue;
+use super::record::{Place, Record};
+use crate::files;
+use crate::scheduler::JobId;
+use crate::shepherd::pump::read_from;
+
+/// A frame that says that somebody is still there.
+pub const FRAME_BEAT: u8 = 0;
+/// A frame of standard output.
+pub const FRAME_OUT: u8 = 1;
+/// A frame of standard error.
+pub const FRAME_ERR: u8 = 2;
+/// The last frame: how the job ended, in JSON.
+pub const FRAME_END: u8 = 3;
+
+/// No frame is longer.
+const MOST: usize = 256 << 10;
+
+/// So often a follower is told that somebody is there.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// How long a wait lasts at most.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What is followed.
+#[derive(Debug)]
+pub struct Follow {
+    /// The job.
+    pub id: JobId,
+    /// How much of standard output and standard error the client has.
+    pub offsets: [u64; 2],
+    /// Whether to wait for more until the job ends.
+    pub to_the_end: bool,
+    /// Whether the client is the job.
+    pub is_the_job: bool,
+}
+
+impl Follow {
+    /// Writes frames until the job has ended, or there is no more.
+    ///
+    /// # Errors
+    /// If the client is gone.
+    pub fn run(mut self, queue: &Arc<Queue>, out: &mut dyn Write) -> io::Result<()> {
+        if self.is_the_job {
+            queue.lock().count_follower(self.id, 1);
+            let done = self.write_all(queue, out);
+            queue.lock().count_follower(self.id, -1);
+            return done;
+        }
+        self.write_all(queue, out)
+    }
+
+    fn write_all(&mut self, queue: &Arc<Queue>, out: &mut dyn Write) -> io::Result<()> {
+        let dir = queue.lock().dir(self.id);
+        let bell = bell(dir.path());
+        let mut last = Instant::now();
+        loop {
+            // Asked for before the files are read: what is read after it is all.
+            let over = queue.lock().jobs.get(&self.id).and_then(ending);
+            let mut moved = false;
+            for (place, (kind, path)) in
+                [(FRAME_OUT, dir.out()), (FRAME_ERR, dir.err())].into_iter().enumerate()
+            {
+                let data = read_from(&path, self.offsets[place], MOST)?;
+                if !data.is_empty() {
+                    self.offsets[place] += data.len() as u64;
+                    frame(out, kind, &data)?;
+                    moved = true;
+                }
+            }
+            if moved {
+                out.flush()?;
+                last = Instant::now();
+                continue;
+            }
+            if let Some(over) = over {
+                return frame(out, FRAME_END, over.to_string().as_bytes());
+            }
+            if !self.to_the_end {
+                return frame(out, FRAME_END, b"null");
+            }
+            if last.elapsed() > BEAT {
+                frame(out, FRAME_BEAT, b"")?;
+                last = Instant::now();
+            }
+            wait(bell.as_ref());
+        }
+    }
+}
+
+fn ending(record: &Record) -> Option<serde_json::Value> {
+    let exit = record.exit.filter(|_| record.place == Place::Ended)?;
+    Some(json!({ "exit": exit, "note": record.note, "state": record.state() }))
+}
+
+fn frame(out: &mut dyn Write, kind: u8, data: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes();
+    let mut head = vec![kind];
+    head.extend(length);
+    out.write_all(&head)?;
+    out.write_all(data)?;
+    out.flush()
+}
+
+/// Rings when something in the job's directory changes.
+fn bell(dir: &Path) -> Option<std::os::fd::OwnedFd> {
+    let bell =
+        inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok()?;
+    let what = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE;
+    inotify::add_watch(&bell, dir, what).ok()?;
+    Some(bell)
+}
+
+fn wait(bell: Option<&std::os::fd::OwnedFd>) {
+    match bell {
+        Some(bell) => {
+            let _ = poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&PAUSE));
+            // What exactly has changed does not matter.
+            let _ = rustix::io::read(bell, &mut [0_u8; 4096]);
+        }
+        None => drop(poll(&mut [], Some(&PAUSE))),
+    }
+}
+
+impl super::core::Core {
+    /// One client more, or less, is the job.
+    fn count_follower(&mut self, id: JobId, by: i64) {
+        let (count, since) = self.followers.entry(id).or_insert((0, files::now()));
+        *count = u32::try_from((i64::from(*count) + by).max(0)).unwrap_or(0);
+        *since = files::now();
+    }
+}

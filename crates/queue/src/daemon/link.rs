@@ -1,0 +1,114 @@
+//! The line to a job's shepherd: starting one, finding one again, and noticing its end.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::core::Queue;
+use crate::files::{self, JobDir};
+use crate::scheduler::JobId;
+use crate::shepherd;
+use crate::shepherd::message::{self, Ending, Report};
+
+/// A run of a job.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// The job.
+    pub job: JobId,
+    /// The number of the run.
+    pub run: u64,
+    /// The job's directory.
+    pub dir: JobDir,
+}
+
+impl Run {
+    /// Starts a shepherd for a new run, and listens to it to its end.
+    pub fn start(self, queue: Arc<Queue>, from: Option<u64>, base: [u64; 2]) {
+        thread::spawn(move || {
+            if let Err(e) = self.make(from, base) {
+                queue.change(|core| core.run_failed_to_start(self.job, self.run, &e.to_string()));
+                return;
+            }
+            self.attend(&queue);
+        });
+    }
+
+    fn make(&self, from: Option<u64>, base: [u64; 2]) -> io::Result<()> {
+        // Two runs of a job at the same time would be two jobs.
+        Run { run: self.run.saturating_sub(1), ..self.clone() }.wait_for_its_end();
+        let place = self.dir.run(self.run);
+        fs::create_dir_all(&place)?;
+        let lock = File::create(place.join(shepherd::LOCK))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        shepherd::start(&self.dir, self.run, from, base, lock)
+    }
+
+    /// Listens to a shepherd that may still be there from before this daemon was started.
+    pub fn find(self, queue: Arc<Queue>) {
+        thread::spawn(move || self.attend(&queue));
+    }
+
+    /// Listens to the shepherd until it is gone, and says how the run ended.
+    fn attend(&self, queue: &Arc<Queue>) {
+        while let Some(stream) = self.connect() {
+            self.listen(queue, &stream);
+        }
+        let ending = self.last_word();
+        queue.change(|core| core.run_over(self.job, self.run, ending));
+    }
+
+    /// Connects to the shepherd, which may be just starting; `None` once it is gone.
+    fn connect(&self) -> Option<UnixStream> {
+        let path = self.dir.run(self.run).join(shepherd::SOCKET);
+        while self.is_alive() {
+            let stream = files::with_short_name(&path, |short| UnixStream::connect(short));
+            if let Ok(stream) = stream {
+                return Some(stream);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        None
+    }
+
+    fn listen(&self, queue: &Arc<Queue>, stream: &UnixStream) {
+        // A shepherd that does not listen must not hold the daemon up.
+        let ready = stream.set_write_timeout(Some(Duration::from_secs(5)));
+        let (Ok(()), Ok(ours)) = (ready, stream.try_clone()) else { return };
+        queue.change(|core| core.connected(self.job, self.run, ours));
+        let mut reader = BufReader::new(stream);
+        while let Ok(Some(report)) = message::receive::<Report>(&mut reader) {
+            if let Report::Ended(_) = report {
+                // It is on disk, where it counts.
+                return;
+            }
+            queue.change(|core| core.report(self.job, self.run, report));
+        }
+    }
+
+    /// Whether the run's shepherd lives: it holds the lock until the kernel has ended it,
+    /// and with it all of the job.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let Ok(lock) = File::open(self.dir.run(self.run).join(shepherd::LOCK)) else {
+            return false;
+        };
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+    }
+
+    fn wait_for_its_end(&self) {
+        while self.is_alive() {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn last_word(&self) -> Option<Ending> {
+        let text = fs::read(self.dir.run(self.run).join(shepherd::ENDING)).ok()?;
+        let ending: Ending = serde_json::from_slice(&text).ok()?;
+        (ending.job == self.job && ending.run == self.run).then_some(ending)
+    }
+}

@@ -1,0 +1,183 @@
+//! Where the daemon is asked: Unix sockets, and TCP with TLS.
+
+use std::fs;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::access::{Identity, Tokens};
+use super::api;
+use super::core::Queue;
+use crate::files;
+use crate::http::{Address, Request, Response, Stream, answer_one};
+
+/// No more connections are served at the same time.
+const MOST_CONNECTIONS: usize = 512;
+
+/// Who connects and says nothing is let go after so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The certificate of the daemon.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    /// The certificate, and those that lead from it to an authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Listens at an address, on a thread of its own.
+///
+/// # Errors
+/// If that cannot be, or must not.
+pub fn listen(
+    address: &Address,
+    queue: &Arc<Queue>,
+    tokens: &Arc<Tokens>,
+    tls: Option<&Tls>,
+) -> io::Result<()> {
+    let door = Door { queue: Arc::clone(queue), tokens: Arc::clone(tokens), open: Arc::default() };
+    match address {
+        Address::Unix(path) => door.listen_unix(path),
+        Address::Plain(place) => {
+            let listener = TcpListener::bind(place)?;
+            if !listener.local_addr()?.ip().is_loopback() {
+                return Err(io::Error::other(
+                    "without TLS only this machine may ask: use https://, --tls-cert and --tls-key",
+                ));
+            }
+            door.listen_tcp(listener, None);
+            Ok(())
+        }
+        Address::Secure(place) => {
+            let Some(tls) = tls else {
+                return Err(io::Error::other("https needs --tls-cert and --tls-key"));
+            };
+            door.listen_tcp(TcpListener::bind(place)?, Some(server_config(tls)?));
+            Ok(())
+        }
+    }
+}
+
+fn server_config(tls: &Tls) -> io::Result<Arc<rustls::ServerConfig>> {
+    let chain = CertificateDer::pem_file_iter(&tls.certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|e| io::Error::other(format!("{}: {e}", tls.certificate.display())))?;
+    let key = PrivateKeyDer::from_pem_file(&tls.key)
+        .map_err(|e| io::Error::other(format!("{}: {e}", tls.key.display())))?;
+    let config = rustls::ServerConfig::builder().with_no_client_auth();
+    Ok(Arc::new(config.with_single_cert(chain, key).map_err(io::Error::other)?))
+}
+
+/// A place where the daemon is asked.
+#[derive(Debug, Clone)]
+struct Door {
+    queue: Arc<Queue>,
+    tokens: Arc<Tokens>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Door {
+    fn listen_unix(self, path: &Path) -> io::Result<()> {
+        let listener = files::with_short_name(path, |short| {
+            // Whoever had this data directory before is gone: the lock says so.
+            if UnixStream::connect(short).is_ok() {
+                return Err(io::Error::other("somebody listens there already"));
+            }
+            let _ = fs::remove_file(short);
+            let listener = UnixListener::bind(short)?;
+            fs::set_permissions(short, fs::Permissions::from_mode(0o600))?;
+            Ok(listener)
+        })?;
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let Ok(peer) = torpor_sys::peer::peer(&stream) else { continue };
+                let identity = Identity::of_peer(peer.uid, peer.gid);
+                self.serve(move |door| door.answer(&mut { stream }, Some(identity)));
+            }
+        });
+        Ok(())
+    }
+
+    fn listen_tcp(self, listener: TcpListener, tls: Option<Arc<rustls::ServerConfig>>) {
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let tls = tls.clone();
+                self.serve(move |door| door.answer_tcp(stream, tls));
+            }
+        });
+    }
+
+    /// Answers on a thread of its own, if there are not too many.
+    fn serve(&self, work: impl FnOnce(&Door) -> io::Result<()> + Send + 'static) {
+        if self.open.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
+            self.open.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let door = self.clone();
+        thread::spawn(move || {
+            // Who has gone cannot be told.
+            let _ = work(&door);
+            door.open.fetch_sub(1, Ordering::AcqRel);
+        });
+    }
+
+    fn answer_tcp(
+        &self,
+        stream: TcpStream,
+        tls: Option<Arc<rustls::ServerConfig>>,
+    ) -> io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        match tls {
+            None => self.answer(&mut { stream }, None),
+            Some(config) => {
+                let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
+                let mut stream = rustls::StreamOwned::new(session, stream);
+                self.answer(&mut stream, None)?;
+                stream.conn.send_close_notify();
+                while stream.conn.wants_write() {
+                    stream.conn.write_tls(&mut stream.sock)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn answer(&self, stream: &mut dyn Stream, identity: Option<Identity>) -> io::Result<()> {
+        answer_one(stream, |request| match identity.or_else(|| self.by_token(&request)) {
+            Some(identity) => api::handle(&self.queue, &identity, &request),
+            None if api::is_public(&request) => api::public(&request),
+            None => Response::problem(401, "a token is needed: Authorization: Bearer TOKEN"),
+        })
+    }
+
+    fn by_token(&self, request: &Request) -> Option<Identity> {
+        let bearer = request.header("Authorization").and_then(|h| h.strip_prefix("Bearer "));
+        // The browser cannot send headers with an event stream.
+        self.tokens.identity(bearer.or_else(|| request.query("token"))?)
+    }
+}
+
+/// Tells systemd how things are, if it has started us (`sd_notify`).
+pub fn tell_service_manager(state: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let Ok(socket) = UnixDatagram::unbound() else { return };
+    let bytes = path.as_encoded_bytes();
+    // Nobody may be there any more; then there is nobody to tell.
+    let _ = match bytes.strip_prefix(b"@") {
+        Some(name) => std::os::unix::net::SocketAddr::from_abstract_name(name)
+            .and_then(|address| socket.send_to_addr(state.as_bytes(), &address)),
+        None => socket.send_to(state.as_bytes(), &path),
+    };
+}

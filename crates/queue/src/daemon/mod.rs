@@ -1,0 +1,114 @@
+//! `torpor queue serve`: the daemon of one machine.
+
+mod access;
+mod api;
+pub mod config;
+mod core;
+mod disk;
+mod follow;
+mod link;
+mod listen;
+mod metrics;
+mod plan;
+pub mod record;
+mod runs;
+mod store;
+mod upkeep;
+mod view;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+pub use access::Tokens;
+pub use follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
+pub use listen::Tls;
+
+use crate::http::Address;
+use config::Config;
+use core::{Core, Queue};
+use link::Run;
+use record::Place;
+
+/// What a daemon is started with.
+#[derive(Debug)]
+pub struct Setup {
+    /// Where everything lies.
+    pub data: PathBuf,
+    /// Where it listens.
+    pub listen: Vec<Address>,
+    /// Its configuration.
+    pub config: Config,
+    /// Who may ask over the network.
+    pub tokens: Tokens,
+    /// The certificate for the network.
+    pub tls: Option<Tls>,
+}
+
+/// At least this often the daemon looks what has become due.
+const BEAT: Duration = Duration::from_millis(250);
+
+/// Runs the daemon, for ever.
+///
+/// # Errors
+/// A sentence, if it cannot start.
+pub fn serve(setup: Setup) -> Result<(), String> {
+    let Setup { data, listen, config, tokens, tls } = setup;
+    fs::create_dir_all(data.join("jobs")).map_err(|e| format!("{}: {e}", data.display()))?;
+    let data = fs::canonicalize(&data).map_err(|e| format!("{}: {e}", data.display()))?;
+    let _lock = lock(&data)?;
+    let core = Core::open(data, config).map_err(|e| e.to_string())?;
+    let queue = Queue::new(core);
+    recover(&queue);
+    let tokens = Arc::new(tokens);
+    for address in &listen {
+        listen::listen(address, &queue, &tokens, tls.as_ref())
+            .map_err(|e| format!("listen on {address}: {e}"))?;
+    }
+    listen::tell_service_manager("READY=1");
+    loop {
+        queue.change(|_| ());
+        listen::tell_service_manager("WATCHDOG=1");
+        let again = queue.lock().again;
+        let until = again.map_or(BEAT, |again| {
+            let millis = u64::try_from(again - crate::files::now()).unwrap_or(0);
+            Duration::from_millis(millis.max(1)).min(BEAT)
+        });
+        std::thread::sleep(until);
+    }
+}
+
+/// One daemon to a data directory. Held by the open file, so that it ends with the process.
+fn lock(data: &Path) -> Result<File, String> {
+    let path = data.join("lock");
+    let say = |e: io::Error| format!("{}: {e}", path.display());
+    let file = File::create(&path).map_err(say)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| format!("{}: another daemon works with this directory", data.display()))?;
+    Ok(file)
+}
+
+/// Finds the jobs of the daemon before: those whose shepherd lives go on, the others from
+/// their last checkpoint.
+fn recover(queue: &Arc<Queue>) {
+    let mut core = queue.lock();
+    let live: Vec<_> =
+        core.jobs.values().filter(|job| job.place != Place::Ended).cloned().collect();
+    let mut runs = Vec::new();
+    for job in live {
+        let dir = core.dir(job.id);
+        let run = Run { job: job.id, run: job.run, dir };
+        if job.run > 0 && (run.is_alive() || job.place.holds_slots() || job.shepherd) {
+            runs.push(run);
+        }
+    }
+    core.schedule_nothing_yet(&runs.iter().map(|run| run.job).collect::<Vec<_>>());
+    drop(core);
+    for run in runs {
+        run.find(Arc::clone(queue));
+    }
+}

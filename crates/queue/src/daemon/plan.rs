@@ -1,0 +1,207 @@
+//! From the daemon's state to the scheduler's world, and from its plan to orders.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::core::Core;
+use super::link::Run;
+use super::record::{GivingWay, Place, Record};
+use crate::files;
+use crate::preemption::{self, Facts, Means, Price};
+use crate::scheduler::{self, Action, JobId, Millis, Phase, World};
+use crate::shepherd;
+use crate::shepherd::message::{Exit, Order};
+
+/// A job's own command for giving way may take this long, in seconds.
+const COMMAND_PATIENCE: u64 = 60;
+
+impl Core {
+    /// Decides, and does it. Called after each change.
+    pub fn schedule(&mut self) {
+        self.look_after();
+        // What is ordered here can be done at once for some, which changes what others can.
+        for _ in 0..3 {
+            let world = self.world();
+            let plan = scheduler::decide(&world);
+            self.reasons = plan.reasons;
+            self.again = plan.again;
+            let idle = plan.actions.is_empty();
+            for action in plan.actions {
+                self.act(action);
+            }
+            if idle {
+                break;
+            }
+        }
+    }
+
+    /// All that a decision depends on.
+    #[must_use]
+    pub fn world(&self) -> World {
+        let now = files::now();
+        let mut usage = self.usage.clone();
+        usage.decay(now, self.config.rules.shares.half_life);
+        let live = || self.jobs.values().filter(|job| job.place != Place::Ended);
+        for record in live() {
+            let spec = &record.spec;
+            // What runs now counts as it runs, not only when it stops.
+            usage.add(&spec.project, &spec.owner, spec.slots, record.ran_by(now) - record.ran);
+            if record.durable.is_some() {
+                let names = [format!("owner:{}", spec.owner), format!("project:{}", spec.project)];
+                for name in names {
+                    *usage.images.entry(name).or_default() += record.image_bytes;
+                }
+            }
+        }
+        World {
+            now,
+            slots: self.config.slots(),
+            memory_free: memory_free().saturating_sub(self.config.memory_reserve),
+            draining: self.draining,
+            rules: self.config.rules.clone(),
+            usage,
+            jobs: live().map(|record| self.view(record, now)).collect(),
+        }
+    }
+
+    /// A job as the scheduler sees it.
+    fn view(&self, record: &Record, now: Millis) -> scheduler::Job {
+        let spec = &record.spec;
+        let phase = match record.place {
+            Place::Stopping | Place::Leaving => {
+                Phase::Leaving(record.giving_way.and_then(|way| way.to))
+            }
+            place if place.holds_slots() => Phase::Running,
+            _ => Phase::Waiting,
+        };
+        let failed = self.not_before.get(&record.id).is_some_and(|&until| now < until);
+        let in_memory = record.place == Place::Stopped;
+        let memory = || shepherd::cgroups(&self.dir(record.id)).memory();
+        let ran = record.ran_by(now);
+        let estimate = spec.estimate.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
+        let deadline = spec.deadline.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
+        scheduler::Job {
+            id: record.id,
+            class: spec.class.clone(),
+            priority: spec.priority.into(),
+            owner: spec.owner.clone(),
+            project: spec.project.clone(),
+            slots: spec.slots,
+            submitted: record.submitted,
+            phase,
+            since: record.since,
+            held: self.hold(record),
+            remaining: estimate.map(|estimate| (estimate - ran).max(0)),
+            deadline: deadline.map(|deadline| record.submitted.saturating_add(deadline)),
+            guaranteed: record.guaranteed,
+            in_memory,
+            memory_wanted: spec.limits.memory.unwrap_or(0),
+            facts: Facts {
+                memory: if phase == Phase::Running {
+                    memory().unwrap_or(0)
+                } else {
+                    record.image_bytes
+                },
+                unsaved_ms: u64::try_from(ran - record.saved).unwrap_or(0),
+                refused: failed || self.refusals.contains_key(&spec.kind()),
+                has_command: spec.preempt_cmd.is_some() && !failed,
+                speed: self.speed,
+            },
+        }
+    }
+
+    /// Why a job must not run for now.
+    fn hold(&self, record: &Record) -> Option<String> {
+        if record.held {
+            return Some("it was told to stay where it is (torpor queue resume)".to_owned());
+        }
+        let pending =
+            |id: &&JobId| self.jobs.get(id).is_some_and(|job| job.exit != Some(Exit::Code(0)));
+        let first = record.spec.after.iter().find(pending)?;
+        Some(format!("it runs after job {first}"))
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Run { job, guaranteed } => {
+                if let Some(record) = self.jobs.get_mut(&job) {
+                    record.guaranteed = guaranteed;
+                }
+                self.let_run(job);
+            }
+            Action::GiveWay { job, to, price } => self.let_give_way(job, to, price),
+        }
+    }
+
+    fn let_run(&mut self, id: JobId) {
+        let Some(record) = self.jobs.get(&id) else { return };
+        match record.place {
+            Place::Stopped => {
+                self.go(id, Place::Waking, "continuing", json!({}));
+                self.order(id, &Order::Continue);
+            }
+            Place::Asleep if record.shepherd => {
+                self.go(id, Place::Waking, "waking", json!({}));
+                self.order(id, &Order::Restore);
+            }
+            Place::Asleep => self.start_run(id, record.durable),
+            Place::Queued => self.start_run(id, None),
+            _ => {}
+        }
+    }
+
+    /// Starts a new run. Its number is on disk before anything of it exists.
+    fn start_run(&mut self, id: JobId, from: Option<u64>) {
+        let dir = self.dir(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.run += 1;
+        let (run, base) = (record.run, record.base);
+        self.go(id, Place::Starting, "starting", json!({ "from": from }));
+        let Some(queue) = self.queue.upgrade() else { return };
+        Run { job: id, run, dir }.start(queue, from, base);
+    }
+
+    /// Lets a job give way, by the means of `price`.
+    pub fn let_give_way(&mut self, id: JobId, to: Option<JobId>, price: Price) {
+        let now = files::now();
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        let means = price.means;
+        record.giving_way = Some(GivingWay { to, means, at: now, price });
+        let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
+        let place = if means == Means::Stop { Place::Stopping } else { Place::Leaving };
+        self.go(id, place, "giving-way", json!({ "means": means, "to": to }));
+        let order = match means {
+            Means::Stop => Order::Stop,
+            Means::Checkpoint => self.checkpoint(id, false, preemption::rounds(memory)),
+            Means::Command => Order::PreemptCommand { timeout: COMMAND_PATIENCE },
+            Means::Kill => Order::Kill,
+        };
+        self.order(id, &order);
+    }
+
+    /// The order to save a job, with a number that no checkpoint of it has had.
+    pub(super) fn checkpoint(&mut self, id: JobId, keep: bool, rounds: u32) -> Order {
+        let seq = self.jobs.get_mut(&id).map_or(0, |record| {
+            record.next_checkpoint += 1;
+            record.next_checkpoint - 1
+        });
+        self.save(id, None);
+        Order::Checkpoint { seq, keep, rounds }
+    }
+
+    /// Bytes of a job's output so far.
+    pub(super) fn output_lengths(&self, id: JobId) -> [u64; 2] {
+        let dir = self.dir(id);
+        let length = |path: std::path::PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());
+        [length(dir.out()), length(dir.err())]
+    }
+}
+
+/// Bytes of memory that could be used.
+fn memory_free() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}

@@ -1,0 +1,181 @@
+//! What the daemon knows of a job, and keeps on disk.
+
+use serde::{Deserialize, Serialize};
+
+use crate::preemption::{Means, Price};
+use crate::scheduler::{JobId, Millis};
+use crate::shepherd::message::Exit;
+use crate::spec::Spec;
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// It has not started, or starts again.
+    Queued,
+    /// Its shepherd is being started.
+    Starting,
+    /// It runs.
+    Running,
+    /// It is being frozen.
+    Stopping,
+    /// It is frozen in memory.
+    Stopped,
+    /// It is giving way by checkpoint, by its own command or by being killed.
+    Leaving,
+    /// It is a checkpoint.
+    Asleep,
+    /// It is being brought back.
+    Waking,
+    /// It is over.
+    Ended,
+}
+
+impl Place {
+    /// Whether it has slots.
+    #[must_use]
+    pub fn holds_slots(self) -> bool {
+        use Place::{Leaving, Running, Starting, Stopping, Waking};
+        matches!(self, Starting | Running | Stopping | Leaving | Waking)
+    }
+}
+
+/// Why and how a job gives way, while it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivingWay {
+    /// For which other; nobody if a person asked for it or the machine is being drained.
+    pub to: Option<JobId>,
+    /// By which means.
+    pub means: Means,
+    /// When it was told.
+    pub at: Millis,
+    /// At what price, as it was thought to be.
+    pub price: Price,
+}
+
+/// A job, from its submission on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its number.
+    pub id: JobId,
+    /// What was submitted.
+    pub spec: Spec,
+    /// Where it stands.
+    pub place: Place,
+    /// Since when.
+    pub since: Millis,
+    /// When it was submitted.
+    pub submitted: Millis,
+    /// When its first instruction ran.
+    pub started: Option<Millis>,
+    /// When it was over.
+    pub ended: Option<Millis>,
+    /// The run that counts; words of others are ignored.
+    pub run: u64,
+    /// Whether that run has a shepherd.
+    pub shepherd: bool,
+    /// How often it gave way.
+    pub preemptions: u32,
+    /// How it ended.
+    pub exit: Option<Exit>,
+    /// What there is to say about its end or its state.
+    pub note: Option<String>,
+    /// Milliseconds that it has run, without those since `since`.
+    pub ran: Millis,
+    /// How much of that is in its newest checkpoint.
+    pub saved: Millis,
+    /// The number of its newest checkpoint that is on stable storage.
+    pub durable: Option<u64>,
+    /// The number that the next checkpoint gets.
+    pub next_checkpoint: u64,
+    /// Bytes of its newest checkpoint.
+    pub image_bytes: u64,
+    /// How it gives way now, or gave way last.
+    pub giving_way: Option<GivingWay>,
+    /// Until when it is left alone because its guarantee was due.
+    pub guaranteed: Option<Millis>,
+    /// Whether somebody wants it to stay where it is.
+    pub held: bool,
+    /// Whether somebody wants it to end.
+    pub cancelled: bool,
+    /// How often it has failed.
+    pub failures: u32,
+    /// How often its run was lost since it was last saved.
+    pub losses: u32,
+    /// Bytes of output that were there before the attempt that counts.
+    #[serde(default)]
+    pub base: [u64; 2],
+    /// Milliseconds that preemptions have cost it: time to go and to come back.
+    pub overhead: Millis,
+    /// Milliseconds of its work that were lost and done again.
+    pub lost: Millis,
+}
+
+impl Record {
+    /// A job that was just submitted.
+    #[must_use]
+    pub fn new(id: JobId, spec: Spec, now: Millis) -> Self {
+        Self {
+            id,
+            spec,
+            place: Place::Queued,
+            since: now,
+            submitted: now,
+            started: None,
+            ended: None,
+            run: 0,
+            shepherd: false,
+            preemptions: 0,
+            exit: None,
+            note: None,
+            ran: 0,
+            saved: 0,
+            durable: None,
+            next_checkpoint: 1,
+            image_bytes: 0,
+            giving_way: None,
+            guaranteed: None,
+            held: false,
+            cancelled: false,
+            failures: 0,
+            losses: 0,
+            base: [0, 0],
+            overhead: 0,
+            lost: 0,
+        }
+    }
+
+    /// Moves it to another place.
+    pub fn go(&mut self, place: Place, now: Millis) {
+        if self.place == Place::Running || self.place == Place::Leaving {
+            // While it is saved it stands still, which is counted as a cost, not as work.
+            let worked = if self.place == Place::Running { now - self.since } else { 0 };
+            self.ran += worked.max(0);
+        }
+        self.place = place;
+        self.since = now;
+    }
+
+    /// Milliseconds that it has run by now.
+    #[must_use]
+    pub fn ran_by(&self, now: Millis) -> Millis {
+        let current = if self.place == Place::Running { (now - self.since).max(0) } else { 0 };
+        self.ran + current
+    }
+
+    /// The word for where it stands, as `list` shows it.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        match (self.place, self.exit) {
+            (Place::Ended, _) if self.cancelled => "cancelled",
+            (Place::Ended, Some(Exit::Code(0))) => "done",
+            (Place::Ended, _) => "failed",
+            (Place::Queued, _) if self.preemptions > 0 => "preempted",
+            (Place::Queued, _) => "queued",
+            (Place::Starting | Place::Running, _) => "running",
+            (Place::Stopping | Place::Leaving, _) => "preempting",
+            (Place::Stopped | Place::Asleep, _) => "preempted",
+            (Place::Waking, _) => "resuming",
+        }
+    }
+}

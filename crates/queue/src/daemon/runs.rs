@@ -1,0 +1,302 @@
+//! What shepherds tell, and what that means for their jobs.
+
+use std::os::unix::net::UnixStream;
+
+use serde_json::json;
+
+use super::core::Core;
+use super::disk;
+use super::record::Place;
+use crate::files;
+use crate::preemption::Means;
+use crate::scheduler::{JobId, Millis};
+use crate::shepherd;
+use crate::shepherd::message::{Ending, Exit, Order, Phase, Report, Saved};
+
+/// A run that is lost so often without a checkpoint in between is not started again.
+const MOST_LOSSES: u32 = 3;
+
+/// After a failure that is not the job's own, the same is not tried for so long.
+const BACK_OFF: Millis = 30_000;
+
+impl Core {
+    /// Whether a word of that run still counts.
+    fn counts(&self, id: JobId, run: u64) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.run == run && job.place != Place::Ended)
+    }
+
+    /// A shepherd is there.
+    pub fn connected(&mut self, id: JobId, run: u64, stream: UnixStream) {
+        if self.counts(id, run) {
+            self.links.insert(id, stream);
+        }
+    }
+
+    /// A shepherd tells something.
+    pub fn report(&mut self, id: JobId, run: u64, report: Report) {
+        if !self.counts(id, run) {
+            return;
+        }
+        match report {
+            Report::State { phase, .. } => self.found(id, phase),
+            Report::Stopped { took_us } => self.stopped(id, took_us),
+            Report::Continued => self.back(id, "continued", json!({}), 0),
+            Report::Saved(saved) => self.saved(id, &saved),
+            Report::Durable { seq } => self.durable(id, seq),
+            Report::NotSaved { refused, text } => self.not_saved(id, refused, &text),
+            Report::Restored { took_us } => self.restored(id, took_us),
+            Report::NotRestored { text } => self.not_restored(id, &text),
+            Report::NotVacated { text } => self.not_saved(id, false, &text),
+            Report::Ended(_) => {}
+        }
+    }
+
+    /// How a job is, when its shepherd is met for the first time or the daemon's view was
+    /// old.
+    fn found(&mut self, id: JobId, phase: Phase) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.shepherd = true;
+        let place = record.place;
+        let first = record.started.is_none();
+        if first {
+            record.started = Some(files::now());
+        }
+        match (phase, place) {
+            (Phase::Running, Place::Running) => self.save(id, None),
+            (Phase::Running, _) if first => self.go(id, Place::Running, "started", json!({})),
+            (Phase::Running, _) => self.go(id, Place::Running, "running", json!({})),
+            (Phase::Stopped, Place::Stopped) | (Phase::Saving, _) => self.save(id, None),
+            (Phase::Stopped, _) => self.go(id, Place::Stopped, "stopped", json!({})),
+            (Phase::Asleep, Place::Asleep) => self.save(id, None),
+            (Phase::Asleep, _) => self.go(id, Place::Asleep, "asleep", json!({})),
+            (Phase::Waking, _) => self.go(id, Place::Waking, "waking", json!({})),
+        }
+    }
+
+    fn stopped(&mut self, id: JobId, took_us: u64) {
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.preemptions += 1;
+        let to = record.giving_way.and_then(|way| way.to);
+        let data = json!({ "means": "stop", "to": to, "took_us": took_us });
+        self.go(id, Place::Stopped, "preempted", data);
+    }
+
+    /// A job runs again.
+    fn back(&mut self, id: JobId, event: &str, data: serde_json::Value, took_us: u64) {
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.overhead += millis(took_us);
+        }
+        self.last_save.insert(id, files::now());
+        self.go(id, Place::Running, event, data);
+    }
+
+    fn saved(&mut self, id: JobId, saved: &Saved) {
+        self.saving.remove(&id);
+        let now = files::now();
+        self.last_save.insert(id, now);
+        self.speed.saved(saved.bytes, saved.took_us);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.image_bytes = saved.bytes;
+        record.losses = 0;
+        record.overhead += millis(saved.frozen_us);
+        let data = json!({
+            "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes,
+            "frozen_us": saved.frozen_us, "took_us": saved.took_us,
+            "to": record.giving_way.and_then(|way| way.to),
+        });
+        if !saved.ended_tasks {
+            record.saved = record.ran_by(now);
+            return self.save(id, Some(("saved", data)));
+        }
+        // It was frozen before and becomes a checkpoint now: that is one preemption.
+        if record.place == Place::Leaving {
+            record.preemptions += 1;
+        }
+        self.go(id, Place::Asleep, "preempted", data);
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.saved = record.ran;
+        }
+        self.save(id, None);
+        self.keep_facts();
+    }
+
+    fn durable(&mut self, id: JobId, seq: u64) {
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.durable = Some(seq);
+        }
+        self.save(id, Some(("durable", json!({ "seq": seq }))));
+        disk::remove_checkpoints(&self.dir(id), Some(seq));
+    }
+
+    /// A job could not give way as it was told to, or be saved: it goes on.
+    fn not_saved(&mut self, id: JobId, refused: bool, text: &str) {
+        let now = files::now();
+        self.saving.remove(&id);
+        self.last_save.insert(id, now);
+        self.not_before.insert(id, now + BACK_OFF);
+        let Some(record) = self.jobs.get(&id) else { return };
+        let (place, kind) = (record.place, record.spec.kind());
+        if refused {
+            self.refusals.insert(kind.clone(), text.to_owned());
+            if let Err(e) = self.store.keep_refusal(&kind, Some(text)) {
+                self.trouble = Some(e.to_string());
+            }
+        }
+        let data = json!({ "why": text, "refused": refused });
+        match place {
+            Place::Leaving | Place::Stopping => {
+                self.go(id, Place::Running, "not-saved", data);
+                self.set_held(id, false);
+            }
+            _ => self.save(id, Some(("not-saved", data))),
+        }
+    }
+
+    fn restored(&mut self, id: JobId, took_us: u64) {
+        let bytes = self.jobs.get(&id).map_or(0, |record| record.image_bytes);
+        self.speed.restored(bytes, took_us);
+        self.back(id, "resumed", json!({ "took_us": took_us }), took_us);
+        self.keep_facts();
+    }
+
+    /// A checkpoint could not be brought back: the next try is with a new shepherd.
+    fn not_restored(&mut self, id: JobId, text: &str) {
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.note = Some(format!("bring it back: {text}"));
+        }
+        self.go(id, Place::Asleep, "not-resumed", json!({ "why": text }));
+        self.order(id, &Order::Kill);
+        self.lose(id, "its checkpoint could not be brought back");
+    }
+
+    /// The run ended before there was a shepherd to speak of.
+    pub fn run_failed_to_start(&mut self, id: JobId, run: u64, text: &str) {
+        if self.counts(id, run) {
+            self.lose(id, text);
+        }
+    }
+
+    /// What a shepherd that ended without a last word has said about it.
+    fn complaint(&self, id: JobId, run: u64) -> String {
+        let log = self.dir(id).run(run).join(shepherd::LOG);
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        match text.lines().next_back() {
+            Some(line) => line.chars().take(500).collect(),
+            None => "its shepherd has vanished".to_owned(),
+        }
+    }
+
+    /// A run is over, with its last word or without.
+    pub fn run_over(&mut self, id: JobId, run: u64, ending: Option<Ending>) {
+        if !self.counts(id, run) {
+            return;
+        }
+        self.links.remove(&id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        if !record.shepherd && matches!(record.place, Place::Asleep | Place::Queued) {
+            // It was given up before: its job goes on in another run.
+            return;
+        }
+        record.shepherd = false;
+        let killed = record.place == Place::Leaving
+            && record.giving_way.is_some_and(|way| way.means == Means::Kill);
+        let wanted = record.cancelled || self.ending.contains_key(&id);
+        match ending {
+            None => {
+                let why = self.complaint(id, run);
+                self.lose(id, &why);
+            }
+            Some(_) if killed && !wanted => self.start_over(id, "kill"),
+            Some(ending) if ending.gave_way && !wanted => self.start_over(id, "command"),
+            Some(ending) => self.finished(id, &ending),
+        }
+    }
+
+    /// A job has given way by ending; it starts again later.
+    fn start_over(&mut self, id: JobId, means: &str) {
+        let now = files::now();
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.preemptions += 1;
+        let to = record.giving_way.and_then(|way| way.to);
+        let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
+        record.go(place, now);
+        let mut data = json!({ "means": means, "to": to });
+        if means == "kill" {
+            let lost = record.ran - record.saved;
+            record.lost += lost;
+            record.ran = record.saved;
+            data["lost_ms"] = json!(lost);
+        }
+        self.save(id, Some(("preempted", data)));
+    }
+
+    /// A run is gone without a last word: the machine or its shepherd has failed. The job
+    /// goes on from its last checkpoint, or begins again.
+    pub(super) fn lose(&mut self, id: JobId, why: &str) {
+        let dir = self.dir(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.losses += 1;
+        record.shepherd = false;
+        disk::adopt(&dir);
+        record.durable = disk::newest(&dir);
+        let now = files::now();
+        let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
+        record.go(place, now);
+        if record.durable.is_none() {
+            record.saved = 0;
+        }
+        let lost = (record.ran - record.saved).max(0);
+        record.lost += lost;
+        record.ran -= lost;
+        let (losses, cancelled) = (record.losses, record.cancelled);
+        self.saving.remove(&id);
+        self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
+        shepherd::cgroups(&dir).remove();
+        if cancelled {
+            self.end(id, Exit::Signal(9), None);
+        } else if losses > MOST_LOSSES {
+            let note = format!("{why}, {losses} times without a checkpoint in between");
+            self.end(id, Exit::Code(125), Some(note));
+        }
+    }
+
+    fn finished(&mut self, id: JobId, ending: &Ending) {
+        let lengths = self.output_lengths(id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        let again = ending.exit != Exit::Code(0)
+            && !record.cancelled
+            && !self.ending.contains_key(&id)
+            && record.failures < record.spec.retries;
+        if again {
+            record.failures += 1;
+            record.saved = 0;
+            record.ran = 0;
+            record.durable = None;
+            record.base = lengths;
+            disk::remove_checkpoints(&self.dir(id), None);
+            let data = json!({ "exit": ending.exit.number() });
+            return self.go(id, Place::Queued, "retried", data);
+        }
+        self.end(id, ending.exit, note(ending));
+    }
+}
+
+/// What there is to say about how a job ended.
+fn note(ending: &Ending) -> Option<String> {
+    let mut parts = Vec::new();
+    if ending.out_of_memory {
+        parts.push("it was out of its memory".to_owned());
+    }
+    if !ending.leftover.is_empty() {
+        let mut names = ending.leftover.clone();
+        names.sort();
+        names.dedup();
+        let count = ending.leftover.len();
+        parts.push(format!("{count} of its processes were left and killed: {}", names.join(", ")));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn millis(micros: u64) -> Millis {
+    Millis::try_from(micros / 1000).unwrap_or(Millis::MAX)
+}

@@ -1,0 +1,225 @@
+//! The daemon's state on disk: what is acknowledged is here, and survives the loss of
+//! power.
+
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension, params};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::record::Record;
+use crate::scheduler::{JobId, Millis};
+
+/// What can be wrong with the state.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The database.
+    #[error("the state of the queue: {0}")]
+    Database(#[from] rusqlite::Error),
+    /// A row that is no such thing.
+    #[error("the state of the queue is damaged: {0}")]
+    Damaged(#[from] serde_json::Error),
+}
+
+/// Something that happened to a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Its number; they grow.
+    pub seq: i64,
+    /// When.
+    pub at: Millis,
+    /// To which job.
+    pub job: JobId,
+    /// In which run.
+    pub run: u64,
+    /// What.
+    pub kind: String,
+    /// More about it.
+    pub data: serde_json::Value,
+}
+
+/// The database.
+#[derive(Debug)]
+pub struct Store {
+    db: Connection,
+}
+
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY AUTOINCREMENT, record TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS events (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, job INTEGER NOT NULL,
+        run INTEGER NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+    CREATE INDEX IF NOT EXISTS events_of_job ON events (job, seq);
+    CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS kinds (name TEXT PRIMARY KEY, refusal TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS keys (
+        key TEXT PRIMARY KEY, body TEXT NOT NULL, job INTEGER NOT NULL, at INTEGER NOT NULL);
+";
+
+impl Store {
+    /// Opens the database in the data directory, or makes it.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let db = Connection::open(path)?;
+        // NORMAL would lose the last commits with the power.
+        db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")?;
+        db.execute_batch(TABLES)?;
+        Ok(Self { db })
+    }
+
+    /// All jobs.
+    ///
+    /// # Errors
+    /// If one is damaged.
+    pub fn jobs(&self) -> Result<Vec<Record>, Error> {
+        let mut query = self.db.prepare("SELECT record FROM jobs ORDER BY id")?;
+        let rows = query.query_map([], |row| row.get::<_, String>(0))?;
+        rows.map(|row| Ok(serde_json::from_str(&row?)?)).collect()
+    }
+
+    /// Gives a new job its number, and keeps it; `make` gets the number.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn add(
+        &mut self,
+        key: Option<(&str, &str)>,
+        now: Millis,
+        make: impl FnOnce(JobId) -> Record,
+    ) -> Result<Record, Error> {
+        let change = self.db.transaction()?;
+        change.execute("INSERT INTO jobs (record) VALUES ('')", [])?;
+        let id = change.last_insert_rowid();
+        let record = make(JobId::try_from(id).unwrap_or_default());
+        let text = serde_json::to_string(&record)?;
+        change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
+        if let Some((key, body)) = key {
+            let row = params![key, body, id, now];
+            change.execute("INSERT INTO keys (key, body, job, at) VALUES (?1, ?2, ?3, ?4)", row)?;
+        }
+        insert(&change, &record, now, "submitted", &serde_json::json!({}))?;
+        change.commit()?;
+        Ok(record)
+    }
+
+    /// What was submitted under a key before, and which job it became.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, Error> {
+        let mut query = self.db.prepare("SELECT body, job FROM keys WHERE key = ?1")?;
+        Ok(query
+            .query_row([key], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?)))
+            .optional()?
+            .map(|(body, job)| (body, JobId::try_from(job).unwrap_or_default())))
+    }
+
+    /// Keeps a job as it is now, and what has happened to it.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn save(
+        &mut self,
+        record: &Record,
+        now: Millis,
+        event: Option<(&str, serde_json::Value)>,
+    ) -> Result<(), Error> {
+        let change = self.db.transaction()?;
+        let text = serde_json::to_string(record)?;
+        let id = i64::try_from(record.id).unwrap_or(i64::MAX);
+        change.execute("UPDATE jobs SET record = ?1 WHERE id = ?2", params![text, id])?;
+        if let Some((kind, data)) = event {
+            insert(&change, record, now, kind, &data)?;
+        }
+        Ok(change.commit()?)
+    }
+
+    /// Events after `seq`, of one job or of all, at most `most`.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn events(&self, job: Option<JobId>, seq: i64, most: u32) -> Result<Vec<Event>, Error> {
+        let job = job.map(|job| i64::try_from(job).unwrap_or(i64::MAX));
+        let mut query = self.db.prepare(
+            "SELECT seq, at, job, run, kind, data FROM events
+             WHERE seq > ?1 AND (?2 IS NULL OR job = ?2) ORDER BY seq LIMIT ?3",
+        )?;
+        let mut rows = query.query(params![seq, job, most])?;
+        let mut found = Vec::new();
+        while let Some(row) = rows.next()? {
+            found.push(Event {
+                seq: row.get(0)?,
+                at: row.get(1)?,
+                job: JobId::try_from(row.get::<_, i64>(2)?).unwrap_or_default(),
+                run: u64::try_from(row.get::<_, i64>(3)?).unwrap_or_default(),
+                kind: row.get(4)?,
+                data: serde_json::from_str(&row.get::<_, String>(5)?)?,
+            });
+        }
+        Ok(found)
+    }
+
+    /// A fact that was kept under a name.
+    ///
+    /// # Errors
+    /// If it is damaged.
+    pub fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+        let mut query = self.db.prepare("SELECT value FROM facts WHERE name = ?1")?;
+        let text: Option<String> = query.query_row([name], |row| row.get(0)).optional()?;
+        Ok(text.map(|text| serde_json::from_str(&text)).transpose()?)
+    }
+
+    /// Keeps a fact under a name.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
+        let text = serde_json::to_string(value)?;
+        let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
+                   ON CONFLICT (name) DO UPDATE SET value = ?2";
+        self.db.execute(sql, params![name, text])?;
+        Ok(())
+    }
+
+    /// Why jobs of some kinds cannot be saved.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn refusals(&self) -> Result<Vec<(String, String)>, Error> {
+        let mut query = self.db.prepare("SELECT name, refusal FROM kinds ORDER BY name")?;
+        let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Remembers why jobs of a kind cannot be saved, or, with `None`, that they can.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn keep_refusal(&self, kind: &str, refusal: Option<&str>) -> Result<(), Error> {
+        match refusal {
+            Some(text) => {
+                let sql = "INSERT INTO kinds (name, refusal) VALUES (?1, ?2)
+                           ON CONFLICT (name) DO UPDATE SET refusal = ?2";
+                self.db.execute(sql, params![kind, text])?
+            }
+            None => self.db.execute("DELETE FROM kinds WHERE name = ?1", [kind])?,
+        };
+        Ok(())
+    }
+}
+
+fn insert(
+    change: &rusqlite::Transaction<'_>,
+    record: &Record,
+    now: Millis,
+    kind: &str,
+    data: &serde_json::Value,
+) -> Result<(), Error> {
+    let run = i64::try_from(record.run).unwrap_or(i64::MAX);
+    let id = i64::try_from(record.id).unwrap_or(i64::MAX);
+    let sql = "INSERT INTO events (at, job, run, kind, data) VALUES (?1, ?2, ?3, ?4, ?5)";
+    change.execute(sql, params![now, id, run, kind, data.to_string()])?;
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! What becomes due by time: limits, checkpoints, ends that were asked for.
+
+use serde_json::json;
+
+use super::core::Core;
+use super::record::{Place, Record};
+use crate::files;
+use crate::preemption::{self, Means};
+use crate::scheduler::{JobId, Millis};
+use crate::shepherd;
+use crate::shepherd::message::{Exit, Order};
+
+/// The number of SIGTERM.
+const SIGTERM: i32 = 15;
+
+impl Core {
+    /// Does what has become due.
+    pub(super) fn look_after(&mut self) {
+        let now = files::now();
+        let live: Vec<JobId> =
+            self.jobs.values().filter(|job| job.place != Place::Ended).map(|job| job.id).collect();
+        for id in live {
+            self.enforce_time_limit(id, now);
+            self.end_orphan(id, now);
+            self.bring_to_an_end(id, now);
+            self.save_if_due(id, now);
+            self.sink_if_due(id, now);
+            self.preempt_if_held(id, now);
+        }
+    }
+
+    /// A job that was told to stay where it is while it was being started gives way as soon
+    /// as it runs.
+    fn preempt_if_held(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
+        if record.held && record.place == Place::Running && !failed {
+            // Fails if it has no means for it; then it runs on.
+            if self.preempt(id, None).is_err() {
+                self.set_held(id, false);
+            }
+        }
+    }
+
+    fn live(&self, id: JobId) -> Option<&Record> {
+        self.jobs.get(&id).filter(|job| job.place != Place::Ended)
+    }
+
+    fn enforce_time_limit(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        let Some(seconds) = record.spec.limits.time else { return };
+        let limit = Millis::try_from(seconds.saturating_mul(1000)).unwrap_or(Millis::MAX);
+        if record.ran_by(now) > limit && !self.ending.contains_key(&id) {
+            if let Some(record) = self.jobs.get_mut(&id) {
+                record.note = Some(format!("it ran longer than its limit of {seconds} s"));
+            }
+            self.tell_to_end(id, SIGTERM, now);
+        }
+    }
+
+    fn end_orphan(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        if !record.spec.wait || record.cancelled {
+            return;
+        }
+        let (count, since) = *self.followers.entry(id).or_insert((0, now));
+        if count == 0 && now - since > self.config.orphan_after {
+            self.cancel(id, SIGTERM, Some("who waited for it has vanished".to_owned()));
+        }
+    }
+
+    /// Ends a job because somebody wants that.
+    pub fn cancel(&mut self, id: JobId, signal: i32, note: Option<String>) {
+        let now = files::now();
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        if record.place == Place::Ended || record.cancelled {
+            return;
+        }
+        record.cancelled = true;
+        if note.is_some() {
+            record.note = note;
+        }
+        self.save(id, Some(("cancelled", json!({ "signal": signal }))));
+        self.tell_to_end(id, signal, now);
+    }
+
+    fn tell_to_end(&mut self, id: JobId, signal: i32, now: Millis) {
+        self.ending.insert(id, now);
+        let Some(record) = self.jobs.get(&id) else { return };
+        match record.place {
+            Place::Ended => {}
+            Place::Queued => self.end(id, Exit::Signal(signal), None),
+            Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(signal), None),
+            Place::Stopped => self.order(id, &Order::Kill),
+            _ => self.order(id, &Order::Signal { signal, group: false }),
+        }
+    }
+
+    /// Who was told to end and has not is killed after a while.
+    fn bring_to_an_end(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        if record.cancelled && !self.ending.contains_key(&id) {
+            // The daemon was started anew in the meantime.
+            return self.tell_to_end(id, SIGTERM, now);
+        }
+        let Some(&since) = self.ending.get(&id) else { return };
+        match record.place {
+            Place::Queued => self.end(id, Exit::Signal(SIGTERM), None),
+            Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(SIGTERM), None),
+            Place::Stopped | Place::Asleep => self.order(id, &Order::Kill),
+            _ if now - since > self.config.grace => self.order(id, &Order::Kill),
+            _ => {}
+        }
+    }
+
+    /// Saves a job that runs when so much work would be lost that it pays.
+    fn save_if_due(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
+        if record.place != Place::Running
+            || self.saving.contains(&id)
+            || failed
+            || self.ending.contains_key(&id)
+            || self.refusals.contains_key(&record.spec.kind())
+        {
+            return;
+        }
+        let last = self.last_save.get(&id).copied().unwrap_or(record.since);
+        if now - last < self.config.shortest_interval {
+            return;
+        }
+        let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
+        let mean = u64::try_from(self.config.mean_time_between_failures).unwrap_or(u64::MAX);
+        let interval = preemption::interval_ms(self.speed.save_ms(memory), mean);
+        if now - last < Millis::try_from(interval).unwrap_or(Millis::MAX) {
+            return;
+        }
+        self.saving.insert(id);
+        let order = self.checkpoint(id, true, preemption::rounds(memory));
+        self.order(id, &order);
+    }
+
+    /// Turns a job that was frozen for long into a checkpoint, which needs no memory.
+    fn sink_if_due(&mut self, id: JobId, now: Millis) {
+        let Some(record) = self.live(id) else { return };
+        let class = self.config.rules.classes.get(&record.spec.class);
+        let means = &class.unwrap_or(&self.config.rules.other).means;
+        let failed = self.not_before.get(&id).is_some_and(|&until| now < until);
+        if record.place != Place::Stopped
+            || now - record.since < self.config.sink_after
+            || !means.contains(&Means::Checkpoint)
+            || failed
+            || self.saving.contains(&id)
+            || self.refusals.contains_key(&record.spec.kind())
+        {
+            return;
+        }
+        self.saving.insert(id);
+        let order = self.checkpoint(id, false, 0);
+        self.order(id, &order);
+    }
+}

@@ -1,0 +1,148 @@
+//! Jobs as clients see them.
+
+use serde_json::{Value, json};
+
+use super::core::Core;
+use super::record::{Place, Record};
+use crate::files;
+use crate::scheduler::{JobId, Reason};
+use crate::shepherd::message::Exit;
+
+/// Events of one job that `show` tells at most.
+const MOST_EVENTS: u32 = 1000;
+
+impl Core {
+    /// A job in short, as in a list.
+    #[must_use]
+    pub fn brief(&self, record: &Record) -> Value {
+        let now = files::now();
+        json!({
+            "id": record.id,
+            "state": record.state(),
+            "preemptions": record.preemptions,
+            "exit": record.exit.map(Exit::number),
+            "signal": match record.exit { Some(Exit::Signal(signal)) => Some(signal), _ => None },
+            "class": record.spec.class,
+            "priority": record.spec.priority,
+            "owner": record.spec.owner,
+            "project": record.spec.project,
+            "labels": record.spec.labels,
+            "slots": record.spec.slots,
+            "command": record.spec.command,
+            "run": record.run,
+            "submitted": record.submitted,
+            "started": record.started,
+            "ended": record.ended,
+            "ran_ms": record.ran_by(now),
+            "in_memory": matches!(record.place, Place::Stopped),
+            "note": record.note,
+        })
+    }
+
+    /// All about a job.
+    #[must_use]
+    pub fn detail(&self, record: &Record) -> Value {
+        let mut value = self.brief(record);
+        value["dir"] = json!(record.spec.dir);
+        value["limits"] = json!(record.spec.limits);
+        value["after"] = json!(record.spec.after);
+        value["since"] = json!(record.since);
+        value["checkpoint"] = json!(record.durable);
+        value["image_bytes"] = json!(record.image_bytes);
+        value["overhead_ms"] = json!(record.overhead);
+        value["lost_ms"] = json!(record.lost);
+        value["held"] = json!(record.held);
+        value["failures"] = json!(record.failures);
+        let waits = matches!(record.place, Place::Queued | Place::Stopped | Place::Asleep);
+        let reason = self.reasons.get(&record.id).filter(|_| waits);
+        value["why"] = json!(reason);
+        value["why_text"] = json!(reason.map(|reason| self.explain(reason)));
+        value["events"] = match self.store.events(Some(record.id), 0, MOST_EVENTS) {
+            Ok(events) => json!(events),
+            Err(e) => json!({ "error": e.to_string() }),
+        };
+        value
+    }
+
+    /// A reason in words.
+    #[must_use]
+    pub fn explain(&self, reason: &Reason) -> String {
+        let named = |ids: &[JobId]| {
+            let one = |id: &JobId| match self.jobs.get(id) {
+                Some(job) => format!("{id} ({})", job.spec.class),
+                None => id.to_string(),
+            };
+            ids.iter().map(one).collect::<Vec<_>>().join(", ")
+        };
+        match reason {
+            Reason::Held { why } => format!("waits: {why}"),
+            Reason::TooLarge { slots } => {
+                format!("can never run here: its class has {slots} slots on this machine")
+            }
+            Reason::Quota { why } => format!("waits for its quota: {why}"),
+            Reason::GivingWay { jobs } => format!("about to run: job {} gives way", named(jobs)),
+            Reason::Busy { jobs, until: Some(until) } => format!(
+                "waits for job {}, which can be made to give way in {} ms",
+                named(jobs),
+                (until - files::now()).max(0)
+            ),
+            Reason::Busy { jobs, until: None } => {
+                format!("waits for job {}, which it cannot displace", named(jobs))
+            }
+            Reason::Behind { job } => {
+                format!("waits behind job {}, for which free slots are kept", named(&[*job]))
+            }
+            Reason::Draining => "waits: this machine is being drained".to_owned(),
+        }
+    }
+
+    /// The machine and what happens on it; of jobs, those that may be seen.
+    #[must_use]
+    pub fn machine(&self, may_see: impl Fn(&str) -> bool) -> Value {
+        let now = files::now();
+        let live = self.jobs.values().filter(|job| job.place != Place::Ended);
+        let running: Vec<Value> = live
+            .filter(|job| job.place.holds_slots() && may_see(&job.spec.owner))
+            .map(|job| {
+                let cgroups = crate::shepherd::cgroups(&self.dir(job.id));
+                json!({
+                    "id": job.id,
+                    "state": job.state(),
+                    "class": job.spec.class,
+                    "command": job.spec.command,
+                    "slots": job.spec.slots,
+                    "memory": cgroups.memory(),
+                    "cpu_us": cgroups.cpu_time(),
+                    "ran_ms": job.ran_by(now),
+                })
+            })
+            .collect();
+        let used: u32 = self
+            .jobs
+            .values()
+            .filter(|job| job.place.holds_slots())
+            .map(|job| job.spec.slots)
+            .sum();
+        json!({
+            "slots": self.config.slots(),
+            "slots_used": used,
+            "memory_free": self.world().memory_free,
+            "image_bytes": self.image_bytes(),
+            "draining": self.draining,
+            "usage": self.usage,
+            "rules": self.config.rules,
+            "refusals": self.refusals,
+            "trouble": self.trouble,
+            "running": running,
+        })
+    }
+
+    /// Bytes of all checkpoints.
+    #[must_use]
+    pub fn image_bytes(&self) -> u64 {
+        let live = self.jobs.values().filter(|job| job.place != Place::Ended);
+        live.filter(|job| job.durable.is_some() || job.place == Place::Asleep)
+            .map(|job| job.image_bytes)
+            .sum()
+    }
+}

@@ -1,0 +1,162 @@
+//! Files that survive the loss of power, and where things lie in the data directory.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use serde::Serialize;
+
+/// The directory of one job.
+#[derive(Debug, Clone)]
+pub struct JobDir(PathBuf);
+
+impl JobDir {
+    /// The directory of job `id` below the data directory.
+    #[must_use]
+    pub fn of(data: &Path, id: u64) -> Self {
+        Self(data.join("jobs").join(id.to_string()))
+    }
+
+    /// The directory at `path`.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What was submitted.
+    #[must_use]
+    pub fn spec(&self) -> PathBuf {
+        self.0.join("spec.json")
+    }
+
+    /// All that came from the job's standard output.
+    #[must_use]
+    pub fn out(&self) -> PathBuf {
+        self.0.join("out")
+    }
+
+    /// All that came from the job's standard error.
+    #[must_use]
+    pub fn err(&self) -> PathBuf {
+        self.0.join("err")
+    }
+
+    /// What the client sent for the job's standard input.
+    #[must_use]
+    pub fn stdin(&self) -> PathBuf {
+        self.0.join("in")
+    }
+
+    /// There once the client has sent all.
+    #[must_use]
+    pub fn stdin_end(&self) -> PathBuf {
+        self.0.join("in.end")
+    }
+
+    /// The directory of a run.
+    #[must_use]
+    pub fn run(&self, run: u64) -> PathBuf {
+        self.0.join(format!("run-{run}"))
+    }
+
+    /// A checkpoint: complete once its record is there.
+    #[must_use]
+    pub fn checkpoint(&self, seq: u64) -> PathBuf {
+        self.0.join(format!("checkpoint-{seq}"))
+    }
+
+    /// There once a checkpoint is on stable storage.
+    #[must_use]
+    pub fn durable(&self, seq: u64) -> PathBuf {
+        self.checkpoint(seq).join("durable")
+    }
+
+    /// The job's own directory, if it has one.
+    #[must_use]
+    pub fn work(&self) -> PathBuf {
+        self.0.join("work")
+    }
+}
+
+/// Makes the name of a directory's entries stable.
+///
+/// # Errors
+/// The kernel's.
+pub fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Makes the files of a directory, and of those below it, stable.
+///
+/// # Errors
+/// The kernel's.
+pub fn sync_tree(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            sync_tree(&entry.path())?;
+        } else if kind.is_file() {
+            File::open(entry.path())?.sync_all()?;
+        }
+    }
+    sync_dir(dir)
+}
+
+/// Writes a file so that after a loss of power it is there whole, or as it was before.
+///
+/// # Errors
+/// The kernel's.
+pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut options = File::options();
+    let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&fresh)?;
+    file.write_all(&serde_json::to_vec(content)?)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Bytes of the files in a directory and below.
+///
+/// # Errors
+/// The kernel's.
+pub fn size(dir: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut sum = 0;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        sum += if meta.is_dir() { size(&entry.path())? } else { meta.blocks() * 512 };
+    }
+    Ok(sum)
+}
+
+/// A short name for a path: a socket's address holds only 108 bytes.
+///
+/// # Errors
+/// If the directory of `path` cannot be opened.
+pub fn with_short_name<T>(path: &Path, work: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let dir = rustix::fs::openat(CWD, dir, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let number = std::os::fd::AsRawFd::as_raw_fd(&dir);
+    work(&PathBuf::from(format!("/proc/self/fd/{number}")).join(name))
+}
+
+/// Now, in milliseconds since 1970.
+#[must_use]
+pub fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,288 @@
+//! The side that is asked.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+
+use super::{MAX_HEADERS, Stream, header, owned, read_head};
+
+/// No request has a longer body.
+const MAX_BODY: u64 = 8 << 20;
+
+/// A request.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// The method.
+    pub method: String,
+    /// The path, decoded, without the query.
+    pub path: String,
+    /// The query, decoded.
+    pub query: Vec<(String, String)>,
+    /// The headers.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// The value of a header.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        header(&self.headers, name)
+    }
+
+    /// The value of a word in the query.
+    #[must_use]
+    pub fn query(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The number that a word in the query is.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.query(name)?.parse().ok()
+    }
+}
+
+/// Writes a stream.
+pub type Writer = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+
+/// What an answer consists of.
+pub enum Body {
+    /// All of it.
+    Whole(Vec<u8>),
+    /// What this writes; the answer ends with the connection.
+    Stream(Writer),
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Body::Whole(bytes) => write!(f, "{} bytes", bytes.len()),
+            Body::Stream(_) => f.write_str("a stream"),
+        }
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Response {
+    /// The status.
+    pub status: u16,
+    /// What kind of thing the body is.
+    pub kind: &'static str,
+    /// The body.
+    pub body: Body,
+}
+
+impl Response {
+    /// An answer in JSON.
+    #[must_use]
+    pub fn json(value: &serde_json::Value) -> Self {
+        let body = Body::Whole(value.to_string().into_bytes());
+        Self { status: 200, kind: "application/json", body }
+    }
+
+    /// An answer that is text of some kind.
+    #[must_use]
+    pub fn text(kind: &'static str, text: impl Into<Vec<u8>>) -> Self {
+        Self { status: 200, kind, body: Body::Whole(text.into()) }
+    }
+
+    /// A problem, as RFC 9457 has it.
+    #[must_use]
+    pub fn problem(status: u16, detail: &str) -> Self {
+        let text = serde_json::json!({
+            "type": "about:blank", "title": title(status), "status": status, "detail": detail,
+        });
+        let body = Body::Whole(text.to_string().into_bytes());
+        Self { status, kind: "application/problem+json", body }
+    }
+}
+
+fn title(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        201 => "Created",
+        204 => "No Content",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        409 => "Conflict",
+        411 => "Length Required",
+        413 => "Content Too Large",
+        422 => "Unprocessable Content",
+        _ => "Internal Server Error",
+    }
+}
+
+/// Reads one request, lets `handle` answer it, and sends the answer.
+///
+/// # Errors
+/// If the other end is gone. What is no request is answered, and is no error.
+pub fn answer_one(
+    stream: &mut dyn Stream,
+    handle: impl FnOnce(Request) -> Response,
+) -> io::Result<()> {
+    let response = match read_request(stream)? {
+        Ok(request) => handle(request),
+        Err(refusal) => refusal,
+    };
+    let (status, kind) = (response.status, response.kind);
+    let mut head = format!(
+        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nConnection: close\r\n\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n",
+        title(status)
+    );
+    match response.body {
+        Body::Whole(bytes) => {
+            head.push_str(&format!("Content-Length: {}\r\n\r\n", bytes.len()));
+            stream.write_all(head.as_bytes())?;
+            stream.write_all(&bytes)?;
+            stream.flush()
+        }
+        Body::Stream(write) => {
+            head.push_str("\r\n");
+            stream.write_all(head.as_bytes())?;
+            stream.flush()?;
+            write(&mut *stream)
+        }
+    }
+}
+
+fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Request, Response>> {
+    let (head, mut body) = read_head(stream)?;
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut parsed = httparse::Request::new(&mut headers);
+    if !matches!(parsed.parse(&head), Ok(httparse::Status::Complete(_))) {
+        return Ok(Err(Response::problem(400, "this is no HTTP request")));
+    }
+    let target = parsed.path.unwrap_or("/");
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decode(name), decode(value))
+    };
+    let mut request = Request {
+        method: parsed.method.unwrap_or("GET").to_owned(),
+        path: decode(path),
+        query: query.split('&').filter(|part| !part.is_empty()).map(pair).collect(),
+        headers: owned(parsed.headers),
+        body: Vec::new(),
+    };
+    if request.header("Transfer-Encoding").is_some() {
+        return Ok(Err(Response::problem(411, "send the length of the body with it")));
+    }
+    let length = request.header("Content-Length").map_or(Ok(0), str::parse::<u64>);
+    let Ok(length) = length else {
+        return Ok(Err(Response::problem(400, "the length of the body is no number")));
+    };
+    if length > MAX_BODY {
+        return Ok(Err(Response::problem(413, "the body is too long")));
+    }
+    let missing = length.saturating_sub(body.len() as u64);
+    stream.take(missing).read_to_end(&mut body)?;
+    if (body.len() as u64) < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    body.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+    request.body = body;
+    Ok(Ok(request))
+}
+
+/// Decodes `%` and two digits, and `+`.
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        match (*first, after) {
+            (b'%', [high, low, tail @ ..]) => {
+                let digits = [*high, *low];
+                let value = std::str::from_utf8(&digits).ok();
+                match value.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+                    Some(byte) => {
+                        bytes.push(byte);
+                        rest = tail;
+                    }
+                    None => bytes.push(b'%'),
+                }
+            }
+            (b'+', _) => bytes.push(b' '),
+            (byte, _) => bytes.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection on which `input` comes in.
+    struct Wire {
+        input: io::Cursor<Vec<u8>>,
+        output: Vec<u8>,
+    }
+
+    impl Read for Wire {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.input.read(buffer)
+        }
+    }
+
+    impl Write for Wire {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.output.write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn ask(input: &str) -> (Option<Request>, String) {
+        let mut wire = Wire { input: io::Cursor::new(input.into()), output: Vec::new() };
+        let mut seen = None;
+        let answered = answer_one(&mut wire, |request| {
+            seen = Some(request);
+            Response::json(&serde_json::json!({ "ok": true }))
+        });
+        let output = String::from_utf8(wire.output).unwrap();
+        assert!(answered.is_ok() || output.is_empty());
+        (seen, output)
+    }
+
+    #[test]
+    fn a_request_and_its_answer() {
+        let (seen, output) =
+            ask("POST /v1/a%20b?x=1&y=a+b HTTP/1.1\r\ncontent-length: 2\r\n\r\nhimore");
+        let seen = seen.unwrap();
+        assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/v1/a b"));
+        assert_eq!((seen.number("x"), seen.query("y")), (Some(1), Some("a b")));
+        assert_eq!(seen.body, b"hi");
+        assert!(output.starts_with("HTTP/1.1 200 OK\r\n") && output.ends_with("{\"ok\":true}"));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for (input, status) in [
+            ("nonsense\r\n\r\n", "400"),
+            ("GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", "400"),
+            ("GET / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", "413"),
+            ("GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
+        ] {
+            let (seen, output) = ask(input);
+            assert!(seen.is_none() && output.starts_with(&format!("HTTP/1.1 {status}")), "{input}");
+        }
+        // Cut off: there is nobody to answer.
+        assert_eq!(ask("GET / HTTP/1.1\r\n").1, "");
+        assert_eq!(ask("GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab").1, "");
+        assert_eq!(ask(&format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(70_000))).1, "");
+    }
+
+    #[test]
+    fn escapes_are_decoded_and_broken_ones_kept() {
+        assert_eq!(decode("a%2Fb%zz%4"), "a/b%zz%4");
+    }
+}

@@ -1,0 +1,19 @@
+//! `torpor queue`: long jobs give way to urgent ones by checkpoint, and lose nothing.
+//!
+//! - [`preemption`] knows what giving way costs and by which means it is done;
+//! - [`scheduler`] decides who runs, a pure function of state and time;
+//! - `daemon` keeps the state of one machine and does what was decided;
+//! - `shepherd` is the process that keeps one job, and outlives the daemon;
+//! - `command` is what people and scripts call.
+
+mod cgroup;
+mod command;
+mod daemon;
+mod files;
+mod http;
+pub mod preemption;
+pub mod scheduler;
+mod shepherd;
+mod spec;
+
+pub use command::{QueueCommand, run};

@@ -1,0 +1,471 @@
+//! Who runs, who waits, who gives way: a pure function of state and time.
+//!
+//! [`decide`] gets the [`World`] and says what to do now and why each job waits. It has no
+//! clock and no memory of its own, so that simulations and the daemon run the same code.
+//!
+//! The rules, in the order in which they apply:
+//!
+//! 1. A job whose guarantee is due (it has waited for `guarantee.every`) goes before all
+//!    others, the lowest level first, may displace anybody, and is then left alone for one
+//!    slice.
+//! 2. Else the level decides: the priority of the class plus that of the job; one that
+//!    would miss its deadline rises.
+//! 3. Within a level: fair shares where the class says so, then the earlier deadline, then
+//!    who has waited longest (slices) or was submitted first.
+//! 4. Who finds no room displaces jobs of a lower level, those that cost least, but none
+//!    that has run less than ten times what that costs; with `slices`, also jobs of its own
+//!    level whose slice is over.
+//! 5. Who still waits keeps the free slots that it needs from all that it cannot displace,
+//!    unless they will be done in time (back-fill).
+
+mod order;
+pub mod share;
+pub mod simulation;
+mod victims;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::preemption::{Facts, Means, Price};
+use order::Candidate;
+
+/// A point in time or a duration, in milliseconds.
+pub type Millis = i64;
+
+/// A job's number.
+pub type JobId = u64;
+
+/// How the jobs of a class are scheduled.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Class {
+    /// The level of its jobs, to which their own priority is added.
+    pub priority: i64,
+    /// Whether its jobs displace others.
+    pub preempts: bool,
+    /// Whether its jobs give way to others of a higher level.
+    pub preemptible: bool,
+    /// Milliseconds after which a job gives way to another of its level that waits.
+    pub slice: Option<Millis>,
+    /// Whether its jobs are ordered by what their projects and owners have used.
+    pub fair: bool,
+    /// Whether its jobs may use the reserved slots.
+    pub interactive: bool,
+    /// By which means its jobs give way.
+    pub means: Vec<Means>,
+    /// Whether its checkpoints are sealed, and for whom.
+    pub recipient: Option<String>,
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Self {
+            priority: 0,
+            preempts: true,
+            preemptible: true,
+            slice: None,
+            fair: false,
+            interactive: false,
+            means: Means::ALL.to_vec(),
+            recipient: None,
+        }
+    }
+}
+
+/// What every job gets, however much else there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Guarantee {
+    /// A job that waits this long is due.
+    pub every: Millis,
+    /// It then runs at least this long.
+    pub slice: Millis,
+}
+
+impl Default for Guarantee {
+    fn default() -> Self {
+        Self { every: 4 * 3_600_000, slice: 5 * 60_000 }
+    }
+}
+
+/// The rules of one machine.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rules {
+    /// The classes by their names.
+    pub classes: BTreeMap<String, Class>,
+    /// The class of jobs whose class is not named there.
+    pub other: Class,
+    /// What every job gets.
+    pub guarantee: Guarantee,
+    /// Slots that only interactive classes may use.
+    pub reserved: u32,
+    /// How much a job rises that would miss its deadline.
+    pub deadline_rise: i64,
+    /// The rights of projects and owners.
+    pub shares: share::Shares,
+    /// What they may use at most.
+    pub quotas: BTreeMap<String, share::Quota>,
+}
+
+/// Where a job stands, as far as slots matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It needs slots to start, to be brought back or to go on.
+    Waiting,
+    /// It has slots and runs, or is about to.
+    Running,
+    /// It is giving way, for that job; it has its slots until it is gone.
+    Leaving(Option<JobId>),
+}
+
+/// What the scheduler knows of a job that has not ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// Its number.
+    pub id: JobId,
+    /// Its class.
+    pub class: String,
+    /// Its own priority.
+    pub priority: i64,
+    /// Whose it is.
+    pub owner: String,
+    /// What it is for.
+    pub project: String,
+    /// How many slots it takes.
+    pub slots: u32,
+    /// When it was submitted.
+    pub submitted: Millis,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Since when.
+    pub since: Millis,
+    /// Why it must not run at all for now, if so.
+    pub held: Option<String>,
+    /// How long it will still run, if anybody knows.
+    pub remaining: Option<Millis>,
+    /// When it should be done.
+    pub deadline: Option<Millis>,
+    /// Until when it is left alone because its guarantee was due.
+    pub guaranteed: Option<Millis>,
+    /// Whether it is frozen in memory.
+    pub in_memory: bool,
+    /// Bytes that it may use, as it was submitted.
+    pub memory_wanted: u64,
+    /// What is known about letting it give way.
+    pub facts: Facts,
+}
+
+/// All that a decision depends on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct World {
+    /// Now.
+    pub now: Millis,
+    /// Slots of the machine.
+    pub slots: u32,
+    /// Bytes of memory that are free.
+    pub memory_free: u64,
+    /// Whether nothing new is to start, and what runs is to go.
+    pub draining: bool,
+    /// The rules.
+    pub rules: Rules,
+    /// What projects and owners have used.
+    pub usage: share::Usage,
+    /// The jobs that have not ended.
+    pub jobs: Vec<Job>,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Start it, bring it back, or let it go on.
+    Run {
+        /// Which.
+        job: JobId,
+        /// Until when it is left alone, if its guarantee is due.
+        guaranteed: Option<Millis>,
+    },
+    /// Let it give way.
+    GiveWay {
+        /// Which.
+        job: JobId,
+        /// For which other; nobody if the machine is being drained.
+        to: Option<JobId>,
+        /// At what price.
+        price: Price,
+    },
+}
+
+/// Why a job waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+pub enum Reason {
+    /// Something of its own.
+    Held {
+        /// What.
+        why: String,
+    },
+    /// The machine will never have as many slots.
+    TooLarge {
+        /// As many as there are for it.
+        slots: u32,
+    },
+    /// Its owner or project has used up what it may.
+    Quota {
+        /// What is used up.
+        why: String,
+    },
+    /// Others are giving way to it.
+    GivingWay {
+        /// Which.
+        jobs: Vec<JobId>,
+    },
+    /// All slots are taken by jobs that it cannot displace.
+    Busy {
+        /// Which, and why not, where there is more to say than their level.
+        jobs: Vec<JobId>,
+        /// When one of them can be displaced at the latest, if time is what it takes.
+        until: Option<Millis>,
+    },
+    /// Free slots are kept for a job before it.
+    Behind {
+        /// Which.
+        job: JobId,
+    },
+    /// The machine is being drained.
+    Draining,
+}
+
+/// A decision.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// What to do now.
+    pub actions: Vec<Action>,
+    /// Why each job that waits does.
+    pub reasons: BTreeMap<JobId, Reason>,
+    /// When to ask again at the latest, if nothing happens before.
+    pub again: Option<Millis>,
+}
+
+impl World {
+    /// The class of a job.
+    #[must_use]
+    pub fn class(&self, job: &Job) -> &Class {
+        self.rules.classes.get(&job.class).unwrap_or(&self.rules.other)
+    }
+
+    /// Whether a job has waited for so long that it is its turn.
+    #[must_use]
+    pub fn is_due(&self, job: &Job) -> bool {
+        job.phase == Phase::Waiting && self.now - job.since >= self.rules.guarantee.every
+    }
+}
+
+/// Says what to do now.
+#[must_use]
+pub fn decide(world: &World) -> Plan {
+    let mut table = Table::new(world);
+    if world.draining {
+        table.drain();
+        return table.plan;
+    }
+    for candidate in order::candidates(world) {
+        table.place(&candidate);
+    }
+    table.plan.again = table.next_time();
+    table.plan
+}
+
+/// A decision in the making.
+struct Table<'w> {
+    world: &'w World,
+    plan: Plan,
+    /// Slots that nobody has, or is promised.
+    free: i64,
+    /// Those that have been told to go in this decision.
+    leaving: Vec<JobId>,
+    /// Memory that is free, after those that start have taken theirs.
+    memory_free: u64,
+    /// The first job that waits for free slots to become more, and when they will.
+    blocked: Option<(Candidate, Option<Millis>)>,
+    /// What projects and owners hold, with those that start.
+    held: share::Holdings,
+    /// Points in time at which a decision may change.
+    times: Vec<Millis>,
+}
+
+impl<'w> Table<'w> {
+    fn new(world: &'w World) -> Self {
+        let taken: i64 = world
+            .jobs
+            .iter()
+            .filter(|job| job.phase != Phase::Waiting)
+            .map(|job| i64::from(job.slots))
+            .sum();
+        Self {
+            world,
+            plan: Plan::default(),
+            free: i64::from(world.slots) - taken,
+            leaving: Vec::new(),
+            memory_free: world.memory_free,
+            blocked: None,
+            held: share::Holdings::of(&world.jobs),
+            times: Vec::new(),
+        }
+    }
+
+    /// All that runs gives way to nobody, so that it can be moved or brought back later.
+    fn drain(&mut self) {
+        for job in &self.world.jobs {
+            match job.phase {
+                Phase::Waiting => {
+                    self.plan.reasons.insert(job.id, Reason::Draining);
+                }
+                Phase::Running => {
+                    let means = [Means::Checkpoint, Means::Command];
+                    let price = victims::price(self.world, job, &means, job.memory_wanted);
+                    if let Some(price) = price {
+                        self.plan.actions.push(Action::GiveWay { job: job.id, to: None, price });
+                    }
+                }
+                Phase::Leaving(_) => {}
+            }
+        }
+    }
+
+    fn place(&mut self, candidate: &Candidate) {
+        let job = &self.world.jobs[candidate.index];
+        let outcome = self.try_to_place(candidate, job);
+        if let Err(reason) = outcome {
+            self.plan.reasons.insert(job.id, reason);
+        }
+    }
+
+    fn try_to_place(&mut self, candidate: &Candidate, job: &Job) -> Result<(), Reason> {
+        if let Some(why) = &job.held {
+            return Err(Reason::Held { why: why.clone() });
+        }
+        let class = self.world.class(job);
+        let reserved = if class.interactive { 0 } else { self.world.rules.reserved };
+        let most = self.world.slots.saturating_sub(reserved);
+        if job.slots > most {
+            return Err(Reason::TooLarge { slots: most });
+        }
+        self.held.check(self.world, job).map_err(|why| Reason::Quota { why })?;
+        let needed = i64::from(job.slots) + i64::from(reserved);
+        if let Some((first, until)) = &self.blocked
+            && !self.may_pass(first, *until, candidate, job)
+        {
+            return Err(Reason::Behind { job: self.world.jobs[first.index].id });
+        }
+        if needed <= self.free {
+            self.run(candidate, job);
+            return Ok(());
+        }
+        let promised = self.promised_to(job.id);
+        let coming: i64 = promised.iter().map(|job| i64::from(job.slots)).sum();
+        if needed <= self.free + coming {
+            // Until those are gone, what is free now is this job's as well.
+            self.free -= (i64::from(job.slots) - coming).max(0);
+            return Err(Reason::GivingWay { jobs: promised.iter().map(|job| job.id).collect() });
+        }
+        self.displace(candidate, job, needed - self.free - coming)
+    }
+
+    fn promised_to(&self, id: JobId) -> Vec<&'w Job> {
+        let jobs = self.world.jobs.iter();
+        jobs.filter(|job| job.phase == Phase::Leaving(Some(id))).collect()
+    }
+
+    fn run(&mut self, candidate: &Candidate, job: &Job) {
+        self.free -= i64::from(job.slots);
+        self.held.add(job);
+        if !job.in_memory {
+            self.memory_free = self.memory_free.saturating_sub(job.memory_wanted);
+        }
+        let guaranteed = candidate.due.then(|| self.world.now + self.protection(job));
+        self.plan.actions.push(Action::Run { job: job.id, guaranteed });
+    }
+
+    /// How long a job whose guarantee was due is left alone: a slice, and never so short
+    /// that going away again costs more than a tenth of it.
+    fn protection(&self, job: &Job) -> Millis {
+        let class = self.world.class(job);
+        let price = victims::price(self.world, job, &class.means, 0);
+        let exempt = price.as_ref().map_or(0, crate::preemption::exempt_ms);
+        self.world.rules.guarantee.slice.max(Millis::try_from(exempt).unwrap_or(Millis::MAX))
+    }
+
+    /// Finds jobs that give way to `job`, so that at least `missing` slots become free.
+    fn displace(&mut self, candidate: &Candidate, job: &Job, missing: i64) -> Result<(), Reason> {
+        let found = victims::find(self.world, candidate, missing, &self.leaving, self.memory_free);
+        self.times.extend(found.later);
+        match found.chosen {
+            Some(chosen) => {
+                let jobs = chosen.iter().map(|(id, _)| *id).collect();
+                let slots = |id: &JobId| self.world.jobs.iter().find(|j| j.id == *id);
+                let gained: i64 = chosen
+                    .iter()
+                    .filter_map(|(id, _)| slots(id))
+                    .map(|job| i64::from(job.slots))
+                    .sum();
+                self.free -= (i64::from(job.slots) - gained).max(0);
+                for (id, price) in chosen {
+                    self.leaving.push(id);
+                    let to = Some(job.id);
+                    self.plan.actions.push(Action::GiveWay { job: id, to, price });
+                }
+                Err(Reason::GivingWay { jobs })
+            }
+            None => {
+                if self.blocked.is_none() {
+                    let start = victims::planned_start(self.world, missing);
+                    self.blocked = Some((candidate.clone(), start));
+                }
+                Err(Reason::Busy { jobs: found.in_the_way, until: found.later })
+            }
+        }
+    }
+
+    /// Whether a job may take slots that `first`, which comes before it, waits for: if
+    /// `first` can take them back, or if they are free again before it can start.
+    fn may_pass(
+        &self,
+        first: &Candidate,
+        until: Option<Millis>,
+        candidate: &Candidate,
+        job: &Job,
+    ) -> bool {
+        let before = &self.world.jobs[first.index];
+        let can_take_back = self.world.class(before).preempts
+            && self.world.class(job).preemptible
+            && first.level > candidate.level
+            && !candidate.due;
+        let in_time = match (until, job.remaining) {
+            (Some(until), Some(remaining)) => self.world.now + remaining <= until,
+            _ => false,
+        };
+        can_take_back || in_time
+    }
+
+    /// When something changes by itself: a guarantee falls due or ends, a slice is over, an
+    /// exemption ends, a deadline comes near.
+    fn next_time(&self) -> Option<Millis> {
+        let mut times = self.times.clone();
+        for job in &self.world.jobs {
+            match job.phase {
+                Phase::Waiting => times.push(job.since + self.world.rules.guarantee.every),
+                Phase::Running => {
+                    times.extend(job.guaranteed);
+                    times.extend(self.world.class(job).slice.map(|slice| job.since + slice));
+                }
+                Phase::Leaving(_) => {}
+            }
+            if let (Some(deadline), Some(remaining)) = (job.deadline, job.remaining) {
+                times.push(order::pressing_from(deadline, remaining));
+            }
+        }
+        times.into_iter().filter(|&time| time > self.world.now).min()
+    }
+}

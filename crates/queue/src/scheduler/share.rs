@@ -1,0 +1,161 @@
+//! Fair shares and quotas of projects and of the owners within them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Job, Millis, Phase, World};
+
+/// The rights of projects, and of owners within a project: shares of the whole. Whoever
+/// is not named has one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shares {
+    /// By the names of projects.
+    pub projects: BTreeMap<String, f64>,
+    /// By the names of owners.
+    pub owners: BTreeMap<String, f64>,
+    /// What was used counts half after so long.
+    pub half_life: Millis,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        const WEEK: Millis = 7 * 86_400_000;
+        Self { projects: BTreeMap::new(), owners: BTreeMap::new(), half_life: WEEK }
+    }
+}
+
+/// What may be used at most; what is not given is not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quota {
+    /// Slots at the same time.
+    pub slots: Option<u32>,
+    /// Slot seconds that were used, decayed as shares are.
+    pub cpu_seconds: Option<u64>,
+    /// Bytes of memory at the same time, by the limits of the jobs.
+    pub memory: Option<u64>,
+    /// Bytes of checkpoints.
+    pub images: Option<u64>,
+}
+
+/// Slot seconds that have been used, decayed to one point in time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The point in time.
+    pub at: Millis,
+    /// By project.
+    pub projects: BTreeMap<String, f64>,
+    /// By project and owner, joined by a slash.
+    pub owners: BTreeMap<String, f64>,
+    /// Bytes of checkpoints by owner and by project.
+    #[serde(skip)]
+    pub images: BTreeMap<String, u64>,
+}
+
+impl Usage {
+    /// Lets time pass.
+    pub fn decay(&mut self, now: Millis, half_life: Millis) {
+        let passed = (now - self.at).max(0);
+        if passed == 0 || half_life <= 0 {
+            return;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52 ms")]
+        let factor = 0.5_f64.powf(passed as f64 / half_life as f64);
+        for value in self.projects.values_mut().chain(self.owners.values_mut()) {
+            *value *= factor;
+        }
+        self.at = now;
+    }
+
+    /// Counts so many milliseconds on so many slots.
+    pub fn add(&mut self, project: &str, owner: &str, slots: u32, ran: Millis) {
+        #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52 ms")]
+        let seconds = f64::from(slots) * ran.max(0) as f64 / 1000.0;
+        *self.projects.entry(project.to_owned()).or_default() += seconds;
+        *self.owners.entry(format!("{project}/{owner}")).or_default() += seconds;
+    }
+
+    /// What a job's project and, within it, its owner have used of their rights; less goes
+    /// first. The owner matters only between jobs of projects that are equal.
+    #[must_use]
+    pub fn ratios(&self, shares: &Shares, job: &Job) -> [f64; 2] {
+        let right = |of: &BTreeMap<String, f64>, name: &str| {
+            of.get(name).copied().filter(|&share| share > 0.0).unwrap_or(1.0)
+        };
+        let owner = format!("{}/{}", job.project, job.owner);
+        let used = |of: &BTreeMap<String, f64>, name: &str| of.get(name).copied().unwrap_or(0.0);
+        [
+            used(&self.projects, &job.project) / right(&shares.projects, &job.project),
+            used(&self.owners, &owner) / right(&shares.owners, &job.owner),
+        ]
+    }
+}
+
+/// What projects and owners hold now.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    slots: BTreeMap<String, u32>,
+    memory: BTreeMap<String, u64>,
+}
+
+impl Holdings {
+    /// What they hold by the jobs that run.
+    pub fn of(jobs: &[Job]) -> Self {
+        let mut holdings = Self::default();
+        jobs.iter().filter(|job| job.phase != Phase::Waiting).for_each(|job| holdings.add(job));
+        holdings
+    }
+
+    /// Counts one more job that runs.
+    pub fn add(&mut self, job: &Job) {
+        for name in names(job) {
+            *self.slots.entry(name.clone()).or_default() += job.slots;
+            *self.memory.entry(name).or_default() += job.memory_wanted;
+        }
+    }
+
+    /// Whether a job may run besides those that do.
+    ///
+    /// # Errors
+    /// What is used up.
+    pub fn check(&self, world: &World, job: &Job) -> Result<(), String> {
+        for name in names(job) {
+            let Some(quota) = world.rules.quotas.get(&name) else { continue };
+            let slots = self.slots.get(&name).copied().unwrap_or(0) + job.slots;
+            if quota.slots.is_some_and(|most| slots > most) {
+                return Err(format!("{name} would have {slots} slots at the same time"));
+            }
+            let memory = self.memory.get(&name).copied().unwrap_or(0) + job.memory_wanted;
+            if quota.memory.is_some_and(|most| memory > most) {
+                return Err(format!("{name} would have {memory} bytes of memory"));
+            }
+            let used = used_seconds(&world.usage, &name);
+            #[expect(clippy::cast_precision_loss, reason = "compared, not kept")]
+            if quota.cpu_seconds.is_some_and(|most| used >= most as f64) {
+                return Err(format!("{name} has used {used:.0} seconds of slots"));
+            }
+            let images = world.usage.images.get(&name).copied().unwrap_or(0);
+            if quota.images.is_some_and(|most| images >= most) {
+                return Err(format!("{name} has checkpoints of {images} bytes"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Under which names the quotas of a job stand.
+#[must_use]
+pub fn names(job: &Job) -> [String; 2] {
+    [format!("owner:{}", job.owner), format!("project:{}", job.project)]
+}
+
+fn used_seconds(usage: &Usage, name: &str) -> f64 {
+    if let Some(project) = name.strip_prefix("project:") {
+        return usage.projects.get(project).copied().unwrap_or(0.0);
+    }
+    let owner = name.trim_start_matches("owner:");
+    let of_owner = |key: &String| key.rsplit_once('/').is_some_and(|(_, name)| name == owner);
+    usage.owners.iter().filter(|(key, _)| of_owner(key)).map(|(_, used)| used).sum()
+}

@@ -1,0 +1,137 @@
+//! Who gives way.
+
+use super::order::{self, Candidate};
+use super::{Job, JobId, Millis, Phase, World};
+use crate::preemption::{self, Means, Pressure, Price};
+
+/// What a search for jobs that could give way has found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Those that give way, if there are enough.
+    pub chosen: Option<Vec<(JobId, Price)>>,
+    /// All that run, if there are not.
+    pub in_the_way: Vec<JobId>,
+    /// When one more could give way.
+    pub later: Option<Millis>,
+}
+
+/// Finds jobs that give way to `candidate`, with `missing` slots between them: those that
+/// cost least for each slot, and no more than are needed.
+pub fn find(
+    world: &World,
+    candidate: &Candidate,
+    missing: i64,
+    leaving: &[JobId],
+    memory_free: u64,
+) -> Found {
+    let taker = &world.jobs[candidate.index];
+    let needed = if taker.in_memory { 0 } else { taker.memory_wanted };
+    let running =
+        world.jobs.iter().filter(|job| job.phase == Phase::Running && !leaving.contains(&job.id));
+    let mut found = Found::default();
+    let mut able: Vec<(&Job, Price)> = Vec::new();
+    for job in running {
+        found.in_the_way.push(job.id);
+        if !outranks(world, candidate, job) {
+            continue;
+        }
+        let means = &world.class(job).means;
+        let pressure = Pressure { memory_free, memory_needed: needed };
+        let Some(price) = preemption::choose(&job.facts, means, pressure) else { continue };
+        // A job that begins again each time that it is another's turn is never done.
+        let above = !candidate.due && candidate.level > order::level(world, job);
+        if price.means == Means::Kill && !above {
+            continue;
+        }
+        match free_from(world, candidate, job, &price) {
+            from if from <= world.now => able.push((job, price)),
+            from => found.later = Some(found.later.map_or(from, |later| later.min(from))),
+        }
+    }
+    able.sort_by_key(|(job, price)| {
+        let each = price.total_ms() / u64::from(job.slots.max(1));
+        (order::level(world, job), each, std::cmp::Reverse(job.id))
+    });
+    found.chosen = fewest(able, missing);
+    found
+}
+
+/// Takes from the front until there are enough slots, and puts back, from the most
+/// expensive on, whoever is not needed after all.
+fn fewest(able: Vec<(&Job, Price)>, missing: i64) -> Option<Vec<(JobId, Price)>> {
+    let mut sum = 0;
+    let mut taken = Vec::new();
+    for (job, price) in able {
+        if sum >= missing {
+            break;
+        }
+        sum += i64::from(job.slots);
+        taken.push((job, price));
+    }
+    if sum < missing {
+        return None;
+    }
+    for place in (0..taken.len()).rev() {
+        let slots = i64::from(taken[place].0.slots);
+        if sum - slots >= missing {
+            sum -= slots;
+            taken.remove(place);
+        }
+    }
+    Some(taken.into_iter().map(|(job, price)| (job.id, price)).collect())
+}
+
+/// Whether `job` has to give way to the candidate at all.
+fn outranks(world: &World, candidate: &Candidate, job: &Job) -> bool {
+    let taker = &world.jobs[candidate.index];
+    if candidate.due {
+        return true;
+    }
+    let (of_taker, of_job) = (world.class(taker), world.class(job));
+    let level = order::level(world, job);
+    if of_taker.preempts && of_job.preemptible && candidate.level > level {
+        return true;
+    }
+    of_job.slice.is_some() && of_job.preemptible && candidate.level >= level
+}
+
+/// From when on `job` can be made to give way to the candidate: not before it has run ten
+/// times as long as that costs, nor within the slice that it was guaranteed, nor, to
+/// another of its level, before its own slice is over.
+fn free_from(world: &World, candidate: &Candidate, job: &Job, price: &Price) -> Millis {
+    let exempt = Millis::try_from(preemption::exempt_ms(price)).unwrap_or(Millis::MAX);
+    let mut from = job.since.saturating_add(exempt);
+    if let Some(guaranteed) = job.guaranteed {
+        from = from.max(guaranteed);
+    }
+    let level = order::level(world, job);
+    if !candidate.due
+        && candidate.level <= level
+        && let Some(slice) = world.class(job).slice
+    {
+        from = from.max(job.since + slice);
+    }
+    from
+}
+
+/// What it costs to let a job give way by one of these means.
+pub fn price(world: &World, job: &Job, means: &[Means], needed: u64) -> Option<Price> {
+    let pressure = Pressure { memory_free: world.memory_free, memory_needed: needed };
+    preemption::choose(&job.facts, means, pressure)
+}
+
+/// When so many slots more will be free, if the jobs that run end as they are thought to.
+pub fn planned_start(world: &World, missing: i64) -> Option<Millis> {
+    let mut ends: Vec<(Millis, i64)> = world
+        .jobs
+        .iter()
+        .filter(|job| job.phase == Phase::Running)
+        .filter_map(|job| Some((world.now + job.remaining?, i64::from(job.slots))))
+        .collect();
+    ends.sort_unstable();
+    let mut sum = 0;
+    ends.into_iter().find_map(|(end, slots)| {
+        sum += slots;
+        (sum >= missing).then_some(end)
+    })
+}

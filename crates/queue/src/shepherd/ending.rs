@@ -1,0 +1,100 @@
+//! How a run ends: nothing of the job is left, and its last word is on stable storage.
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::message::{Ending, Exit, Report};
+use super::{Shepherd, message, work};
+use crate::files;
+
+/// How long killed processes may take to go. They are given up after that: the kernel
+/// ends them with this process, which is their init.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a run's last word lies, in the run's directory.
+pub const ENDING: &str = "ending.json";
+
+impl Shepherd {
+    /// Ends what is left of the job, and reports.
+    pub(super) fn end(&mut self, exit: Exit) -> io::Result<()> {
+        let _ = self.cgroups.set_frozen(false);
+        let leftover = self.clear();
+        // What cannot be written, because the disk is full, is lost; the daemon sees it.
+        let whole = self.streams.out.drain().and(self.streams.err.drain());
+        let synced = whole.and_then(|_| self.streams.out.sync().and(self.streams.err.sync()));
+        if let Err(e) = synced {
+            let text = format!("the end of the job's output is lost: {e}");
+            self.tell(&Report::NotSaved { refused: false, text });
+        }
+        for text in work::hand_over(&self.dir, &self.spec) {
+            self.tell(&Report::NotSaved { refused: false, text });
+        }
+        let ending = Ending {
+            job: self.job,
+            run: self.run,
+            exit,
+            leftover,
+            out_of_memory: self.cgroups.ran_out_of_memory(),
+            gave_way: self.vacating,
+            at: files::now(),
+        };
+        let path = self.dir.run(self.run).join(ENDING);
+        files::write_stable(&path, &ending)?;
+        self.cgroups.remove();
+        if let Some(stream) = &mut self.daemon {
+            // If nobody hears it, the next daemon reads it.
+            let _ = message::send(stream, &Report::Ended(ending));
+        }
+        Ok(())
+    }
+
+    /// Kills what is left in this pid namespace; returns the names.
+    fn clear(&mut self) -> Vec<String> {
+        let names = alive().into_iter().filter(|(pid, _)| *pid != self.root);
+        let mut names: Vec<String> = names.map(|(_, name)| name).collect();
+        names.truncate(100);
+        let begun = Instant::now();
+        // A process that forks without end may be ahead of one pass.
+        while !alive().is_empty() && begun.elapsed() < PATIENCE {
+            let _ = signal_all(Signal::KILL);
+            self.reap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.reap();
+        names
+    }
+}
+
+/// Processes of this pid namespace but for this one and those that have ended.
+fn alive() -> Vec<(i32, String)> {
+    let own = i32::try_from(std::process::id()).unwrap_or(1);
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| pid != own).filter_map(|pid| Some((pid, name(pid)?))).collect()
+}
+
+/// The name of a process that has not ended.
+fn name(pid: i32) -> Option<String> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    let (head, rest) = stat.rsplit_once(')')?;
+    let state = rest.trim_start().chars().next()?;
+    let (_, name) = head.split_once('(')?;
+    (!matches!(state, 'Z' | 'X')).then(|| name.to_owned())
+}
+
+/// Sends a signal to all processes of this pid namespace but its init.
+pub fn signal_all(signal: Signal) -> io::Result<()> {
+    for (pid, _) in alive() {
+        if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+            match rustix::process::kill_process(pid, signal) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,356 @@
+//! Saving a job and bringing it back, each in a worker of its own and on a thread of its
+//! own: the shepherd's first thread waits for its own children only, and so never takes
+//! a worker's end away from the thread that waits for it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use torpor_worker::{Class, Event, Job, Outcome, Worker};
+
+use super::message::Saved;
+use super::pump::{Input, Output};
+use super::work;
+use crate::cgroup::Cgroups;
+use crate::files::{self, JobDir};
+
+/// The largest unlinked file that comes into the images.
+const GHOST_LIMIT: &str = "4G";
+
+/// Descriptors of the standard streams in a worker that restores.
+const STREAM_NUMBERS: [i32; 3] = [200, 201, 202];
+
+/// A job's three streams.
+#[derive(Debug, Clone)]
+pub struct Streams {
+    /// Standard input, if the client sends any.
+    pub input: Option<Arc<Input>>,
+    /// Standard output.
+    pub out: Arc<Output>,
+    /// Standard error.
+    pub err: Arc<Output>,
+}
+
+/// What is kept beside the images of a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The number of the checkpoint.
+    pub seq: u64,
+    /// The job's first process, in its pid namespace.
+    pub root: i32,
+    /// Bytes of standard output and of standard error at that moment.
+    pub written: [u64; 2],
+    /// Bytes of standard input that the job had read.
+    pub read: u64,
+    /// Inodes of the pipes, by which the images know them.
+    pub pipes: [u64; 3],
+    /// The last process id that was given out, so that helpers get higher ones.
+    pub last_pid: u64,
+    /// The boot of the machine at which it was made.
+    pub boot: String,
+    /// Where the images are, relative to the checkpoint.
+    pub images: PathBuf,
+}
+
+/// How saving went.
+#[derive(Debug)]
+pub enum SaveEnd {
+    /// It is saved; the record is not on stable storage yet.
+    Saved(Saved),
+    /// It is not, and the job goes on.
+    Failed {
+        /// Whether another try is useless.
+        refused: bool,
+        /// What the engine said.
+        text: String,
+    },
+}
+
+/// What is to be saved.
+#[derive(Debug)]
+pub struct Save {
+    /// The job's directory.
+    pub dir: JobDir,
+    /// The number of the checkpoint.
+    pub seq: u64,
+    /// The job's first process.
+    pub root: i32,
+    /// Whether it runs on.
+    pub keep: bool,
+    /// Rounds before the last.
+    pub rounds: u32,
+    /// Its streams.
+    pub streams: Streams,
+    /// Its cgroups.
+    pub cgroups: Cgroups,
+}
+
+impl Save {
+    /// Saves the job on a thread; `done` gets the outcome there.
+    pub fn start(self, done: impl FnOnce(SaveEnd) + Send + 'static) {
+        thread::spawn(move || done(self.run()));
+    }
+
+    fn run(&self) -> SaveEnd {
+        let begun = Instant::now();
+        match self.save() {
+            Ok(Ok(mut saved)) => {
+                saved.took_us = micros(begun);
+                SaveEnd::Saved(saved)
+            }
+            Ok(Err(outcome)) => SaveEnd::Failed {
+                refused: matches!(outcome.class, Class::Refused | Class::Usage),
+                text: with_hint(&outcome),
+            },
+            Err(e) => SaveEnd::Failed { refused: false, text: e.to_string() },
+        }
+    }
+
+    fn save(&self) -> io::Result<Result<Saved, Outcome>> {
+        let dir = self.dir.checkpoint(self.seq);
+        let _ = fs::remove_dir_all(&dir);
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        let mut before = None;
+        for round in 1..=self.rounds {
+            let name = format!("round-{round}");
+            let outcome = self.round(&dir, &name, before.as_deref())?;
+            if outcome.class != Class::Done {
+                let _ = fs::remove_dir_all(&dir);
+                return Ok(Err(outcome));
+            }
+            before = Some(name);
+        }
+        let name = format!("round-{}", self.rounds + 1);
+        let mut record = Record { images: name.clone().into(), ..self.record()? };
+        let outcome = self.last_round(&dir, &name, before.as_deref(), &mut record)?;
+        if outcome.class != Class::Done {
+            let _ = fs::remove_dir_all(&dir);
+            return Ok(Err(outcome));
+        }
+        fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
+        let frozen_us = outcome.report.statistics.get("frozen_time").copied().unwrap_or(0);
+        let bytes = files::size(&dir).unwrap_or(0);
+        Ok(Ok(Saved { seq: self.seq, frozen_us, took_us: 0, bytes, ended_tasks: !self.keep }))
+    }
+
+    /// Keeps the job's own directory, if it has one, with the memory of the same moment.
+    fn keep_work(&self) -> io::Result<()> {
+        let from = self.dir.work();
+        if !from.exists() {
+            return Ok(());
+        }
+        let before = (1..self.seq).rev().map(|seq| self.dir.checkpoint(seq).join(work::KEPT));
+        let before = before.into_iter().find(|path| path.exists());
+        let to = self.dir.checkpoint(self.seq).join(work::KEPT);
+        work::snapshot(&from, before.as_deref(), &to)
+    }
+
+    fn record(&self) -> io::Result<Record> {
+        let pipes = [
+            self.streams.input.as_ref().map_or(Ok(0), |input| input.inode())?,
+            self.streams.out.inode()?,
+            self.streams.err.inode()?,
+        ];
+        let (seq, root) = (self.seq, self.root);
+        Ok(Record { seq, root, pipes, boot: boot(), ..Record::default() })
+    }
+
+    fn args(&self, command: &str, images: &Path, before: Option<&str>) -> Vec<String> {
+        let mut args = vec![
+            command.to_owned(),
+            "--tree".to_owned(),
+            self.root.to_string(),
+            "--images-dir".to_owned(),
+            images.display().to_string(),
+            "--no-default-config".to_owned(),
+        ];
+        if let Some(before) = before {
+            args.extend(["--prev-images-dir".to_owned(), format!("../{before}")]);
+        }
+        if let Some(freezer) = self.cgroups.freezer() {
+            args.extend(["--freeze-cgroup".to_owned(), freezer.display().to_string()]);
+        }
+        args
+    }
+
+    fn round(&self, dir: &Path, name: &str, before: Option<&str>) -> io::Result<Outcome> {
+        let images = dir.join(name);
+        fs::create_dir(&images)?;
+        let mut args = self.args("pre-dump", &images, before);
+        args.push("--track-mem".to_owned());
+        run(&Job { args, dir: dir.to_owned(), ..Job::default() }, &[], |_, _| Ok(()))
+    }
+
+    fn last_round(
+        &self,
+        dir: &Path,
+        name: &str,
+        before: Option<&str>,
+        record: &mut Record,
+    ) -> io::Result<Outcome> {
+        let images = dir.join(name);
+        fs::create_dir(&images)?;
+        let mut args = self.args("dump", &images, before);
+        for word in ["--file-locks", "--link-remap", "--tcp-established", "--ghost-limit"] {
+            args.push(word.to_owned());
+        }
+        args.push(GHOST_LIMIT.to_owned());
+        if before.is_some() {
+            args.push("--track-mem".to_owned());
+        }
+        if self.keep {
+            args.push("--leave-running".to_owned());
+        }
+        let holds = vec!["post-dump".to_owned()];
+        let job = Job { args, dir: dir.to_owned(), holds, ..Job::default() };
+        run(&job, &[], |point, _| {
+            if point == "post-dump" {
+                // The job stands still: what it has written and read so far is exact.
+                record.written = [self.streams.out.drain()?, self.streams.err.drain()?];
+                if let Some(input) = &self.streams.input {
+                    record.read = input.consumed()?;
+                }
+                record.last_pid = last_pid();
+                self.keep_work()?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Makes a checkpoint that is complete survive the loss of power.
+///
+/// # Errors
+/// The kernel's.
+pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
+    for stream in [dir.out(), dir.err()] {
+        fs::File::open(stream)?.sync_all()?;
+    }
+    let place = dir.checkpoint(seq);
+    files::sync_tree(&place)?;
+    files::sync_dir(dir.path())?;
+    fs::write(dir.durable(seq), "")?;
+    files::sync_dir(&place)
+}
+
+/// The record of a checkpoint, finished or not.
+///
+/// # Errors
+/// If there is none, or it is damaged.
+pub fn record(checkpoint: &Path) -> io::Result<Record> {
+    Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
+}
+
+/// The process id that was given out last in this pid namespace.
+fn last_pid() -> u64 {
+    let text = fs::read_to_string("/proc/sys/kernel/ns_last_pid").unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
+/// What names this boot of the machine.
+#[must_use]
+pub fn boot() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
+/// What is to be brought back.
+#[derive(Debug)]
+pub struct Wake {
+    /// The checkpoint's directory.
+    pub checkpoint: PathBuf,
+    /// The job's streams.
+    pub streams: Streams,
+    /// The job's cgroups.
+    pub cgroups: Cgroups,
+}
+
+impl Wake {
+    /// Brings the job back on a thread; `done` gets the outcome there: how long it took,
+    /// or why it failed.
+    pub fn start(self, done: impl FnOnce(Result<u64, String>) + Send + 'static) {
+        thread::spawn(move || done(self.run()));
+    }
+
+    fn run(&self) -> Result<u64, String> {
+        let begun = Instant::now();
+        match self.wake() {
+            Ok(outcome) if outcome.class == Class::Done => Ok(micros(begun)),
+            Ok(outcome) => Err(with_hint(&outcome)),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    fn wake(&self) -> io::Result<Outcome> {
+        let record = record(&self.checkpoint)?;
+        let images = self.checkpoint.join(&record.images);
+        let mut args: Vec<String> = ["restore", "--restore-detached", "--file-locks"]
+            .into_iter()
+            .chain(["--tcp-established", "--no-default-config", "--images-dir"])
+            .map(str::to_owned)
+            .collect();
+        args.push(images.display().to_string());
+        let ends: [Option<&OwnedFd>; 3] = [
+            self.streams.input.as_ref().map(|input| input.job_end()),
+            Some(self.streams.out.job_end()),
+            Some(self.streams.err.job_end()),
+        ];
+        let (mut fds, mut descriptors): (Vec<BorrowedFd<'_>>, Vec<i32>) = (Vec::new(), Vec::new());
+        for ((end, inode), number) in ends.into_iter().zip(record.pipes).zip(STREAM_NUMBERS) {
+            let Some(end) = end else { continue };
+            fds.push(std::os::fd::AsFd::as_fd(end));
+            descriptors.push(number);
+            args.extend(["--inherit-fd".to_owned(), format!("fd[{number}]:pipe[{inode}]")]);
+        }
+        let holds = vec!["pre-restore".to_owned()];
+        let job = Job { args, dir: self.checkpoint.clone(), holds, descriptors };
+        run(&job, &fds, |point, worker| {
+            // What the worker makes from here on is in the job's cgroups.
+            if point == "pre-restore" { self.cgroups.enter(worker) } else { Ok(()) }
+        })
+    }
+}
+
+/// Runs a worker to its end. At each point at which it waits `at` says, by an error, that
+/// it is not to go on.
+fn run(
+    job: &Job,
+    fds: &[BorrowedFd<'_>],
+    mut at: impl FnMut(&str, u32) -> io::Result<()>,
+) -> io::Result<Outcome> {
+    let program = Path::new("/proc/self/exe");
+    let mut worker = Worker::start_with(program, job, fds).map_err(io::Error::other)?;
+    let mut objection = None;
+    loop {
+        match worker.next_event().map_err(io::Error::other)? {
+            Event::Point { name, held: true, .. } => {
+                let answer = at(&name, worker.pid());
+                let go_on = answer.is_ok();
+                objection = objection.or(answer.err());
+                // Fails if the worker has died: its outcome says so.
+                let _ = worker.answer(go_on);
+            }
+            Event::Ended(outcome) => {
+                return objection.map_or(Ok(outcome), Err);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn with_hint(outcome: &Outcome) -> String {
+    match &outcome.hint {
+        Some(hint) => format!("{} ({hint})", outcome.text),
+        None => outcome.text.clone(),
+    }
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

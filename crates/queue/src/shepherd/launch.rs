@@ -1,0 +1,76 @@
+//! The last step before a job's first instruction: the process that becomes the job.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use rustix::fs::Mode;
+use rustix::process::{Gid, Uid, setsid, umask};
+use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+
+use crate::files::JobDir;
+use crate::spec::Spec;
+
+/// What a shell answers where a command is not there, or cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUN: u8 = 126;
+
+/// Becomes the job in directory `dir`; returns only if that fails.
+///
+/// `ready` is a descriptor that the shepherd waits to be closed.
+pub fn launch(dir: PathBuf, ready: i32) -> ExitCode {
+    let dir = JobDir::at(dir);
+    // Closed by the kernel at the moment at which this process becomes the job.
+    let ready = torpor_sys::inherited::duplicate(ready);
+    match ready.map_err(|e| e.to_string()).and_then(|ready| Ok((prepare(&dir)?, ready))) {
+        Ok((spec, _ready)) => become_job(&spec),
+        Err(text) => {
+            eprintln!("torpor queue: {text}");
+            ExitCode::from(NOT_RUN)
+        }
+    }
+}
+
+/// What to become, with all about this process as the job wants it.
+fn prepare(dir: &JobDir) -> Result<Spec, String> {
+    let spec = super::read_spec(dir).map_err(|e| format!("read the job: {e}"))?;
+    let cgroups = super::cgroups(dir);
+    cgroups.enter(std::process::id()).map_err(|e| format!("enter the job's cgroup: {e}"))?;
+    setsid().map_err(|e| format!("make a session: {e}"))?;
+    // Who loses its parent stays a descendant of the job's first process, and so a part
+    // of each checkpoint.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|e| format!("become a subreaper: {e}"))?;
+    umask(Mode::from_raw_mode(spec.umask & 0o777));
+    become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
+    let start = if spec.input.is_some() { dir.work() } else { spec.dir.clone() };
+    std::env::set_current_dir(&start).map_err(|e| format!("enter {}: {e}", start.display()))?;
+    // What the daemon was started with is not the job's, and would be in the way of its
+    // checkpoints.
+    torpor_sys::inherited::close_on_exec().map_err(|e| format!("close descriptors: {e}"))?;
+    Ok(spec)
+}
+
+fn become_user(spec: &Spec) -> rustix::io::Result<()> {
+    let user = &spec.user;
+    if user.uid == rustix::process::geteuid().as_raw()
+        && user.gid == rustix::process::getegid().as_raw()
+    {
+        return Ok(());
+    }
+    // This process has one thread, so that what is a thread's is the process's.
+    let groups: Vec<Gid> = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
+    set_thread_groups(&groups)?;
+    set_thread_gid(Gid::from_raw(user.gid))?;
+    set_thread_uid(Uid::from_raw(user.uid))
+}
+
+fn become_job(spec: &Spec) -> ExitCode {
+    let Some((program, args)) = spec.command.split_first() else {
+        return ExitCode::from(NOT_RUN);
+    };
+    let error = Command::new(program).args(args).exec();
+    eprintln!("torpor queue: {program}: {error}");
+    let not_found = error.kind() == std::io::ErrorKind::NotFound;
+    ExitCode::from(if not_found { NOT_FOUND } else { NOT_RUN })
+}

@@ -1,0 +1,194 @@
+//! What the daemon and a shepherd say to each other: one JSON object a line.
+
+use std::io::{self, BufRead, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// No line is longer.
+const MAX_LINE: u64 = 1 << 20;
+
+/// What the daemon asks a shepherd to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum Order {
+    /// Send a signal to the job's first process, or to its process group.
+    Signal {
+        /// The signal's number.
+        signal: i32,
+        /// Whether the whole process group gets it.
+        group: bool,
+    },
+    /// Freeze the job where it is; it keeps its memory.
+    Stop,
+    /// Let a frozen job go on.
+    Continue,
+    /// Save the job as checkpoint `seq`, and end its tasks unless `keep` is set.
+    Checkpoint {
+        /// The number of the checkpoint.
+        seq: u64,
+        /// Whether the job runs on.
+        keep: bool,
+        /// How many rounds of written pages come before, while it runs.
+        rounds: u32,
+    },
+    /// Bring the job back from the checkpoint that it sleeps in.
+    Restore,
+    /// Run the job's own command for giving way, and wait for the job to end.
+    PreemptCommand {
+        /// Seconds after which it has failed.
+        timeout: u64,
+    },
+    /// End the job and all that belongs to it.
+    Kill,
+}
+
+/// How the job is, as a shepherd tells everyone who connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// It runs, or is about to.
+    Running,
+    /// It is frozen, with its memory.
+    Stopped,
+    /// It is being saved.
+    Saving,
+    /// It is a checkpoint and no process.
+    Asleep,
+    /// It is being brought back.
+    Waking,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exit {
+    /// With an exit code.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The number that a shell shows for it.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        match self {
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// The last word of a run, which outlives its shepherd on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// The job.
+    pub job: u64,
+    /// Its run; the word of an earlier run is ignored.
+    pub run: u64,
+    /// How its first process ended.
+    pub exit: Exit,
+    /// Names of processes that were still there and had to be killed.
+    pub leftover: Vec<String>,
+    /// Whether it was out of its memory.
+    pub out_of_memory: bool,
+    /// Whether it ended because the command for giving way told it to.
+    pub gave_way: bool,
+    /// When, in milliseconds since 1970.
+    pub at: i64,
+}
+
+/// A checkpoint, as its shepherd has measured it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Its number.
+    pub seq: u64,
+    /// How long the job stood still, in microseconds; all of the dump unless it ran on.
+    pub frozen_us: u64,
+    /// How long it took altogether, in microseconds.
+    pub took_us: u64,
+    /// Bytes of its images.
+    pub bytes: u64,
+    /// Whether the job's tasks ended with it.
+    pub ended_tasks: bool,
+}
+
+/// What a shepherd tells the daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Report {
+    /// First word of each connection: how things are.
+    State {
+        /// The job.
+        job: u64,
+        /// Its run.
+        run: u64,
+        /// How the job is.
+        phase: Phase,
+        /// The checkpoint that it sleeps in or was last saved as.
+        checkpoint: Option<u64>,
+    },
+    /// The job is frozen.
+    Stopped {
+        /// How long that took, in microseconds.
+        took_us: u64,
+    },
+    /// A frozen job goes on.
+    Continued,
+    /// The job is saved.
+    Saved(Saved),
+    /// The checkpoint is on stable storage, and older ones are needed no more.
+    Durable {
+        /// Its number.
+        seq: u64,
+    },
+    /// The job could not be saved, and goes on.
+    NotSaved {
+        /// Whether it is the job that cannot be saved, so that trying again is useless.
+        refused: bool,
+        /// What and where.
+        text: String,
+    },
+    /// The job is back.
+    Restored {
+        /// How long that took, in microseconds.
+        took_us: u64,
+    },
+    /// The job could not be brought back; its checkpoint is untouched.
+    NotRestored {
+        /// Why.
+        text: String,
+    },
+    /// The job's own command for giving way failed or took too long; the job goes on.
+    NotVacated {
+        /// Why.
+        text: String,
+    },
+    /// The run is over.
+    Ended(Ending),
+}
+
+/// Writes one message as a line.
+///
+/// # Errors
+/// If the other end is gone.
+pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Reads the next line; `None` when the other end is closed.
+///
+/// # Errors
+/// If what comes is no such message, or is longer than any.
+pub fn receive<T: DeserializeOwned>(stream: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    let mut bounded = io::Read::take(stream, MAX_LINE);
+    match bounded.read_until(b'\n', &mut line)? {
+        0 => Ok(None),
+        _ if line.last() != Some(&b'\n') => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(Some(serde_json::from_slice(&line)?)),
+    }
+}

@@ -1,0 +1,253 @@
+//! A shepherd keeps one job: the small process that is the job's init and outlives the
+//! daemon.
+//!
+//! It is process 1 of a pid namespace that it makes for the job, together with a mount
+//! namespace where `/proc` shows that namespace. So the job's process ids are its own and
+//! always free when it is brought back; nothing that the job starts can get away; and if
+//! the shepherd is killed, the kernel ends all of the job at once, never a part of it.
+//! Dumps and restores run in the same namespaces, as children of the shepherd, and find
+//! plain processes there.
+//!
+//! The shepherd takes orders on a socket in the directory of its run ([`message`]), and
+//! leaves its last word there ([`ending`]), on stable storage, before it says it.
+
+mod ending;
+pub mod engine;
+mod entry;
+mod launch;
+pub mod message;
+mod orders;
+pub mod pump;
+mod work;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+pub use ending::ENDING;
+pub use entry::{LOCK, LOG, SOCKET, enter, start};
+pub use launch::launch;
+
+use crate::cgroup::Cgroups;
+use crate::files::JobDir;
+use crate::spec::Spec;
+use engine::{Record, SaveEnd, Streams};
+use message::{Exit, Order, Phase, Report};
+use pump::{Input, Output};
+
+/// The hidden subcommand that is a shepherd.
+pub const SHEPHERD: &str = "shepherd";
+/// The hidden subcommand that becomes the job.
+pub const LAUNCH: &str = "launch";
+
+/// What was submitted for the job in `dir`.
+///
+/// # Errors
+/// If it is not there, or damaged.
+pub fn read_spec(dir: &JobDir) -> io::Result<Spec> {
+    Ok(serde_json::from_slice(&fs::read(dir.spec())?)?)
+}
+
+/// The cgroups of the job in `dir`: named after the data directory and the job.
+#[must_use]
+pub fn cgroups(dir: &JobDir) -> Cgroups {
+    // FNV-1a: two data directories on one machine must not share cgroups.
+    let bytes = dir.path().as_os_str().as_encoded_bytes();
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Cgroups::named(&format!("{hash:016x}"))
+}
+
+/// What can happen to a shepherd.
+enum Happening {
+    /// A child has ended, or many have.
+    Child,
+    /// Somebody has connected.
+    Connected(UnixStream),
+    /// The daemon wants something.
+    Order(Order),
+    /// Saving is over.
+    Saved(SaveEnd),
+    /// A checkpoint is on stable storage, or could not be put there.
+    Settled(u64, io::Result<()>),
+    /// Bringing back is over.
+    Woken(Result<u64, String>),
+    /// The command for giving way has ended, or its time is over.
+    Vacated(Result<(), String>),
+}
+
+/// One job, and where it stands.
+struct Shepherd {
+    dir: JobDir,
+    job: u64,
+    run: u64,
+    spec: Spec,
+    cgroups: Cgroups,
+    streams: Streams,
+    inputs: Sender<Happening>,
+    daemon: Option<UnixStream>,
+    phase: Phase,
+    /// Whether the job is frozen for the time of a checkpoint that is to be kept.
+    was_stopped: bool,
+    /// The job's first process.
+    root: i32,
+    /// How it ended, if it did while it was not clear what that means.
+    exit: Option<Exit>,
+    /// The newest checkpoint.
+    checkpoint: Option<u64>,
+    /// Whether the command for giving way is at work.
+    vacating: bool,
+    /// An order that came while the job was saved and is to run on.
+    deferred: Option<Order>,
+}
+
+impl Shepherd {
+    /// A shepherd of a new run, with the job not started yet.
+    fn new(
+        dir: JobDir,
+        run: u64,
+        from: Option<&Record>,
+        base: [u64; 2],
+        inputs: Sender<Happening>,
+    ) -> io::Result<Self> {
+        let spec = read_spec(&dir)?;
+        let written = from.map_or(base, |record| record.written);
+        let input = spec.stdin.then(|| {
+            let offset = from.map_or(0, |record| record.read);
+            Input::open(dir.stdin(), dir.stdin_end(), offset).map(Arc::new)
+        });
+        let streams = Streams {
+            input: input.transpose()?,
+            out: Arc::new(Output::open(&dir.out(), written[0])?),
+            err: Arc::new(Output::open(&dir.err(), written[1])?),
+        };
+        let name = dir.path().file_name().and_then(|name| name.to_str());
+        let job = name.and_then(|name| name.parse().ok()).unwrap_or(0);
+        let cgroups = cgroups(&dir);
+        cgroups.create(&spec.limits)?;
+        Ok(Self {
+            dir,
+            job,
+            run,
+            spec,
+            cgroups,
+            streams,
+            inputs,
+            daemon: None,
+            phase: Phase::Running,
+            was_stopped: false,
+            root: 0,
+            exit: None,
+            checkpoint: from.map(|record| record.seq),
+            vacating: false,
+            deferred: None,
+        })
+    }
+
+    /// Starts the job from its beginning.
+    fn start_job(&mut self) -> io::Result<()> {
+        work::create(&self.dir, &self.spec)?;
+        let end = |fd: &OwnedFd| fd.try_clone().map(Stdio::from);
+        let input = match &self.streams.input {
+            Some(input) => end(input.job_end())?,
+            None => Stdio::null(),
+        };
+        // The job's end of this pipe closes when it has become the job. Before, it is a
+        // process that cannot be saved: its program was opened in another mount namespace.
+        let (ready, launching) = rustix::pipe::pipe()?;
+        rustix::io::fcntl_setfd(&ready, rustix::io::FdFlags::CLOEXEC)?;
+        let child = Command::new("/proc/self/exe")
+            .args(["queue", LAUNCH])
+            .arg(self.dir.path())
+            .arg(launching.as_raw_fd().to_string())
+            .env_clear()
+            .envs(self.spec.env.iter().map(|(k, v)| (k, v)))
+            .env("TORPOR_JOB", self.job.to_string())
+            .current_dir("/")
+            .stdin(input)
+            .stdout(end(self.streams.out.job_end())?)
+            .stderr(end(self.streams.err.job_end())?)
+            .spawn()?;
+        self.root = i32::try_from(child.id()).unwrap_or(i32::MAX);
+        drop(launching);
+        while rustix::io::read(&ready, &mut [0_u8; 1]) == Err(rustix::io::Errno::INTR) {}
+        Ok(())
+    }
+
+    /// Takes what happens, one after the other, until the job is over.
+    fn watch(mut self, inputs: &Receiver<Happening>) -> io::Result<()> {
+        while let Ok(input) = inputs.recv() {
+            match input {
+                Happening::Child => self.reap(),
+                Happening::Connected(stream) => self.connected(stream),
+                Happening::Order(order) => self.order(order),
+                Happening::Saved(end) => self.saved(end),
+                Happening::Settled(seq, outcome) => self.settled(seq, outcome),
+                Happening::Woken(outcome) => self.woken(outcome),
+                Happening::Vacated(outcome) => self.vacated(outcome),
+            }
+            if let Some(exit) = self.is_over() {
+                return self.end(exit);
+            }
+        }
+        Ok(())
+    }
+
+    /// How the job ended, once that is sure. While it is saved or brought back, its first
+    /// process may end because of that.
+    fn is_over(&self) -> Option<Exit> {
+        let settled = matches!(self.phase, Phase::Running | Phase::Stopped);
+        self.exit.filter(|_| settled)
+    }
+
+    /// Takes note of children of this thread that have ended: the job's first process,
+    /// and orphans. Workers are children of other threads.
+    fn reap(&mut self) {
+        use torpor_sys::process::{Status, wait_any};
+        while let Ok(Some((pid, status))) = wait_any() {
+            if pid == self.root {
+                self.exit = match status {
+                    Status::Exited(code) => Some(Exit::Code(code)),
+                    Status::Signaled(signal) => Some(Exit::Signal(signal)),
+                    _ => self.exit,
+                };
+            }
+        }
+    }
+
+    fn connected(&mut self, stream: UnixStream) {
+        self.daemon = Some(stream);
+        self.tell(&Report::State {
+            job: self.job,
+            run: self.run,
+            phase: self.phase,
+            checkpoint: self.checkpoint,
+        });
+    }
+
+    /// Tells the daemon. If there is none, the next one learns how things stand.
+    fn tell(&mut self, report: &Report) {
+        if let Some(stream) = &mut self.daemon
+            && message::send(stream, report).is_err()
+        {
+            self.daemon = None;
+        }
+    }
+
+    /// The directory of the newest checkpoint, on stable storage or on its way there.
+    fn newest(&self) -> Option<PathBuf> {
+        self.checkpoint.map(|seq| self.dir.checkpoint(seq))
+    }
+}
+
+/// Microseconds since then.
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

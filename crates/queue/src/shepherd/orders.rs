@@ -1,0 +1,226 @@
+//! What the daemon can order, and what comes of it.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use super::engine::{Save, SaveEnd, Wake, settle};
+use super::message::{Exit, Order, Phase, Report};
+use super::{Happening, Shepherd, micros};
+
+impl Shepherd {
+    /// Carries an order out. One that does not fit the job's phase is answered with the
+    /// phase: the daemon's view was old.
+    pub(super) fn order(&mut self, order: Order) {
+        match (order, self.phase) {
+            (Order::Signal { signal, group }, _) => self.signal(signal, group),
+            (Order::Stop, Phase::Running) => self.stop(),
+            (Order::Continue, Phase::Stopped) => self.go_on(),
+            (Order::Checkpoint { seq, keep, rounds }, Phase::Running | Phase::Stopped) => {
+                self.save(seq, keep, rounds);
+            }
+            (Order::Restore, Phase::Asleep) => self.wake(),
+            (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
+            (Order::Kill, _) => {
+                self.exit = Some(Exit::Signal(Signal::KILL.as_raw()));
+                self.phase = Phase::Running;
+            }
+            (order, Phase::Saving) => self.deferred = Some(order),
+            _ => self.tell_state(),
+        }
+    }
+
+    fn tell_state(&mut self) {
+        let (job, run, phase) = (self.job, self.run, self.phase);
+        self.tell(&Report::State { job, run, phase, checkpoint: self.checkpoint });
+    }
+
+    fn signal(&mut self, number: i32, group: bool) {
+        let (Some(pid), Some(signal)) = (Pid::from_raw(self.root), Signal::from_named_raw(number))
+        else {
+            return;
+        };
+        match self.phase {
+            // There is no process to get it, and waking one up only to end it is no use.
+            Phase::Asleep => {
+                self.exit = Some(Exit::Signal(number));
+                self.phase = Phase::Running;
+            }
+            // Fails only if the process has ended, which is about to be noticed.
+            _ if group => drop(kill_process_group(pid, signal)),
+            _ => drop(kill_process(pid, signal)),
+        }
+    }
+
+    fn stop(&mut self) {
+        let begun = Instant::now();
+        match self.freeze(true) {
+            Ok(()) => {
+                self.phase = Phase::Stopped;
+                self.tell(&Report::Stopped { took_us: micros(begun) });
+            }
+            Err(e) => {
+                let _ = self.freeze(false);
+                self.tell(&Report::NotSaved { refused: false, text: format!("stop it: {e}") });
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        if self.freeze(false).is_ok() {
+            self.phase = Phase::Running;
+            self.tell(&Report::Continued);
+        } else {
+            self.tell_state();
+        }
+    }
+
+    /// Freezes or thaws the job: by its cgroup, or else by signals to all in this pid
+    /// namespace, where this process is spared as its init.
+    fn freeze(&self, frozen: bool) -> std::io::Result<()> {
+        if self.cgroups.set_frozen(frozen)? {
+            return Ok(());
+        }
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        super::ending::signal_all(signal)
+    }
+
+    fn save(&mut self, seq: u64, keep: bool, rounds: u32) {
+        self.was_stopped = self.phase == Phase::Stopped;
+        if self.was_stopped {
+            // The engine freezes the tree itself, and cannot run rounds on a frozen one.
+            let _ = self.freeze(false);
+        }
+        self.phase = Phase::Saving;
+        let save = Save {
+            dir: self.dir.clone(),
+            seq,
+            root: self.root,
+            keep,
+            rounds: if self.was_stopped { 0 } else { rounds },
+            streams: self.streams.clone(),
+            cgroups: self.cgroups.clone(),
+        };
+        let inputs = self.inputs.clone();
+        // Fails only if this process ends.
+        save.start(move |end| drop(inputs.send(Happening::Saved(end))));
+    }
+
+    pub(super) fn saved(&mut self, end: SaveEnd) {
+        self.reap();
+        match end {
+            SaveEnd::Saved(saved) => {
+                let seq = saved.seq;
+                self.checkpoint = Some(seq);
+                if saved.ended_tasks {
+                    // It was killed as a part of being saved.
+                    self.exit = None;
+                    self.phase = Phase::Asleep;
+                } else {
+                    self.back_from_saving();
+                }
+                self.tell(&Report::Saved(saved));
+                self.settle(seq);
+            }
+            SaveEnd::Failed { refused, text } => {
+                self.back_from_saving();
+                self.tell(&Report::NotSaved { refused, text });
+                self.tell_state();
+            }
+        }
+        if let Some(order) = self.deferred.take()
+            && self.exit.is_none()
+        {
+            self.order(order);
+        }
+    }
+
+    fn back_from_saving(&mut self) {
+        self.phase = Phase::Running;
+        if self.was_stopped && self.exit.is_none() && self.freeze(true).is_ok() {
+            self.phase = Phase::Stopped;
+        }
+    }
+
+    /// Puts a checkpoint on stable storage while the world goes on.
+    fn settle(&self, seq: u64) {
+        let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
+        thread::spawn(move || {
+            let outcome = settle(&dir, seq);
+            // Fails only if this process ends.
+            let _ = inputs.send(Happening::Settled(seq, outcome));
+        });
+    }
+
+    pub(super) fn settled(&mut self, seq: u64, outcome: std::io::Result<()>) {
+        match outcome {
+            Ok(()) => self.tell(&Report::Durable { seq }),
+            Err(e) => {
+                let text = format!("checkpoint {seq} is not on stable storage: {e}");
+                self.tell(&Report::NotSaved { refused: false, text });
+            }
+        }
+    }
+
+    pub(super) fn wake(&mut self) {
+        let Some(checkpoint) = self.newest() else { return self.tell_state() };
+        self.phase = Phase::Waking;
+        let (streams, cgroups) = (self.streams.clone(), self.cgroups.clone());
+        let inputs = self.inputs.clone();
+        Wake { checkpoint, streams, cgroups }
+            .start(move |outcome| drop(inputs.send(Happening::Woken(outcome))));
+    }
+
+    pub(super) fn woken(&mut self, outcome: Result<u64, String>) {
+        self.reap();
+        match outcome {
+            Ok(took_us) => {
+                self.phase = Phase::Running;
+                self.tell(&Report::Restored { took_us });
+            }
+            Err(text) => {
+                self.exit = None;
+                self.phase = Phase::Asleep;
+                self.tell(&Report::NotRestored { text });
+            }
+        }
+    }
+
+    fn vacate(&mut self, timeout: u64) {
+        let Some(command) = self.spec.preempt_cmd.clone() else { return self.tell_state() };
+        self.vacating = true;
+        let (root, inputs, spec) = (self.root, self.inputs.clone(), self.spec.clone());
+        let deadline = Instant::now() + Duration::from_secs(timeout);
+        thread::spawn(move || {
+            let status = Command::new("/bin/sh")
+                .args(["-c", &command])
+                .env_clear()
+                .envs(spec.env.iter().map(|(k, v)| (k, v)))
+                .env("TORPOR_JOB_PID", root.to_string())
+                .current_dir(&spec.dir)
+                .stdin(std::process::Stdio::null())
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .status();
+            let outcome = match status {
+                Ok(status) if !status.success() => Err(format!("the command ended with {status}")),
+                Err(e) => Err(format!("run the command: {e}")),
+                Ok(_) => {
+                    // The job's end is noticed by the first thread, which ends the process.
+                    thread::sleep(deadline.saturating_duration_since(Instant::now()));
+                    Err(format!("the job has not ended within {timeout} s"))
+                }
+            };
+            let _ = inputs.send(Happening::Vacated(outcome));
+        });
+    }
+
+    pub(super) fn vacated(&mut self, outcome: Result<(), String>) {
+        self.vacating = false;
+        if let Err(text) = outcome {
+            self.tell(&Report::NotVacated { text });
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A job's standard streams: pipes whose far ends the shepherd holds.
+//!
+//! A job writes to pipes and not to the files themselves: programs that open
+//! `/dev/stdout` anew would truncate a file, and write at a position of their own. What is
+//! in a pipe while the job is frozen is taken out then, so that a checkpoint knows to the
+//! byte how much the job had written.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// How long a wait lasts where nobody can wake the waiter.
+const BEAT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// One output stream of a job.
+#[derive(Debug)]
+pub struct Output {
+    /// The job's end, kept open so that the pipe outlives the job's sleep.
+    job_end: OwnedFd,
+    inner: Arc<Mutex<Sink>>,
+    /// Bytes in the file and on their way there.
+    taken: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct Sink {
+    pipe: OwnedFd,
+    file: File,
+    /// Read from the pipe, and not in the file yet: the disk was full.
+    pending: Vec<u8>,
+}
+
+impl Output {
+    /// A stream that goes to the end of `path`, which is cut to `length` bytes before.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(path: &Path, length: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
+        if file.metadata()?.len() > length {
+            file.set_len(length)?;
+        }
+        let (pipe, job_end) = pipe_with(PipeFlags::CLOEXEC)?;
+        fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
+        let taken = Arc::new(AtomicU64::new(file.metadata()?.len()));
+        let inner = Arc::new(Mutex::new(Sink { pipe, file, pending: Vec::new() }));
+        let output = Self { job_end, inner: Arc::clone(&inner), taken: Arc::clone(&taken) };
+        thread::spawn(move || pump(&inner, &taken));
+        Ok(output)
+    }
+
+    /// The end that the job writes to.
+    #[must_use]
+    pub fn job_end(&self) -> &OwnedFd {
+        &self.job_end
+    }
+
+    /// What names the pipe in images.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
+    }
+
+    /// Takes out what is in the pipe; returns how many bytes the job has written.
+    ///
+    /// # Errors
+    /// If the file cannot be written: its disk is full.
+    pub fn drain(&self) -> io::Result<u64> {
+        let mut sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        while sink.step(&self.taken)? {}
+        Ok(self.taken.load(Ordering::Acquire))
+    }
+
+    /// Puts what was written on stable storage.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn sync(&self) -> io::Result<()> {
+        let file = {
+            let sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            sink.file.try_clone()?
+        };
+        file.sync_all()
+    }
+}
+
+impl Sink {
+    /// Moves one bufferful; says whether there was one.
+    fn step(&mut self, taken: &AtomicU64) -> io::Result<bool> {
+        if self.pending.is_empty() {
+            let mut buffer = vec![0; 64 << 10];
+            match rustix::io::read(&self.pipe, &mut buffer) {
+                Ok(count) => {
+                    buffer.truncate(count);
+                    self.pending = buffer;
+                }
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => return Ok(true),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        while !self.pending.is_empty() {
+            let count = self.file.write(&self.pending)?;
+            taken.fetch_add(count as u64, Ordering::AcqRel);
+            self.pending.drain(..count);
+        }
+        Ok(true)
+    }
+}
+
+/// Moves what a job writes to its file, for as long as the shepherd lives. A full disk
+/// holds the job up: it waits at its pipe.
+fn pump(inner: &Mutex<Sink>, taken: &AtomicU64) {
+    let Ok(pipe) = inner.lock().unwrap_or_else(PoisonError::into_inner).pipe.try_clone() else {
+        return;
+    };
+    loop {
+        let mut fds = [PollFd::new(&pipe, PollFlags::IN)];
+        let _ = poll(&mut fds, None);
+        let moved = inner.lock().unwrap_or_else(PoisonError::into_inner).step(taken);
+        if moved.is_err() {
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// The input stream of a job: a pipe that is fed from the file to which the daemon adds
+/// what the client sends.
+#[derive(Debug)]
+pub struct Input {
+    job_end: OwnedFd,
+    fed: Arc<AtomicU64>,
+    ours: Arc<Mutex<Option<OwnedFd>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Input {
+    /// A stream that goes on `offset` bytes into the file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(spool: PathBuf, end: PathBuf, offset: u64) -> io::Result<Self> {
+        let (job_end, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
+        let input = Self {
+            job_end,
+            fed: Arc::new(AtomicU64::new(offset)),
+            ours: Arc::new(Mutex::new(Some(ours))),
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        let (fed, ours) = (Arc::clone(&input.fed), Arc::clone(&input.ours));
+        let stop = Arc::clone(&input.stop);
+        thread::spawn(move || feed(&spool, &end, &fed, &ours, &stop));
+        Ok(input)
+    }
+
+    /// The end that the job reads from.
+    #[must_use]
+    pub fn job_end(&self) -> &OwnedFd {
+        &self.job_end
+    }
+
+    /// What names the pipe in images.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
+    }
+
+    /// How many bytes the job has read. Exact while it is frozen.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn consumed(&self) -> io::Result<u64> {
+        // Held so that nothing is fed in between.
+        let _held = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = ioctl_fionread(&self.job_end)?;
+        Ok(self.fed.load(Ordering::Acquire).saturating_sub(waiting))
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+fn feed(
+    spool: &Path,
+    end: &Path,
+    fed: &AtomicU64,
+    ours: &Mutex<Option<OwnedFd>>,
+    stop: &AtomicBool,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    let mut file = None;
+    while !stop.load(Ordering::Acquire) {
+        if file.is_none() {
+            file = File::open(spool).ok();
+        }
+        // Looked for before the file is read: what is read after it is complete.
+        let complete = end.exists();
+        let offset = fed.load(Ordering::Acquire);
+        let count = file.as_ref().map_or(0, |f| f.read_at(&mut buffer, offset).unwrap_or(0));
+        let mut ours = ours.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(pipe) = ours.as_ref() else { return };
+        if count == 0 {
+            if complete {
+                *ours = None;
+                return;
+            }
+            drop(ours);
+            let _ = poll(&mut [], Some(&BEAT));
+            continue;
+        }
+        match rustix::io::write(pipe, &buffer[..count]) {
+            Ok(written) => {
+                fed.fetch_add(written as u64, Ordering::AcqRel);
+            }
+            Err(Errno::AGAIN) => {
+                let Ok(waited) = pipe.try_clone() else { return };
+                drop(ours);
+                let _ = poll(&mut [PollFd::new(&waited, PollFlags::OUT)], Some(&BEAT));
+            }
+            Err(Errno::INTR) => {}
+            // The job has closed its end.
+            Err(_) => *ours = None,
+        }
+    }
+}
+
+/// Reads what a file holds from `offset` on, at most `most` bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn read_from(path: &Path, offset: u64, most: usize) -> io::Result<Vec<u8>> {
+    let mut file = match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    if file.metadata()?.size() <= offset {
+        return Ok(Vec::new());
+    }
+    file.seek(SeekFrom::Start(offset))?;
+    let mut found = Vec::new();
+    file.take(most as u64).read_to_end(&mut found)?;
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_in_the_file_to_the_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        std::fs::write(&path, "kept, and lost").unwrap();
+        let output = Output::open(&path, 6).unwrap();
+        let mut job = File::from(output.job_end().try_clone().unwrap());
+        job.write_all(b"more").unwrap();
+        assert_eq!(output.drain().unwrap(), 10);
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept, more");
+        assert_eq!(job.metadata().unwrap().ino(), output.inode().unwrap());
+    }
+
+    #[test]
+    fn input_goes_on_where_it_was_and_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let (spool, end) = (dir.path().join("in"), dir.path().join("in.end"));
+        std::fs::write(&spool, "old new").unwrap();
+        let input = Input::open(spool, end.clone(), 4).unwrap();
+        let mut job = File::from(input.job_end().try_clone().unwrap());
+        let mut word = [0; 3];
+        job.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"new");
+        assert_eq!(input.consumed().unwrap(), 7);
+        std::fs::write(end, "").unwrap();
+        assert_eq!(job.read(&mut word).unwrap(), 0);
+    }
+}

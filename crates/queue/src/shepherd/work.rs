@@ -1,0 +1,151 @@
+//! A job's own directory: a copy of its input, which belongs to its checkpoints.
+//!
+//! Input and artefacts are copied by `cp` as the job's user, who must not get at other
+//! files through links. Snapshots are taken while the job is frozen; a file that has not
+//! changed since the snapshot before is shared with it.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+
+use crate::files::JobDir;
+use crate::spec::Spec;
+
+/// Makes a job's own directory, if it is to have one.
+///
+/// # Errors
+/// If the input cannot be read.
+pub fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
+    let Some(input) = &spec.input else { return Ok(()) };
+    let work = dir.work();
+    let _ = fs::remove_dir_all(&work);
+    fs::create_dir(&work)?;
+    chown(&work, Some(spec.user.uid), Some(spec.user.gid))?;
+    copy_as_user(spec, &input.join("."), &work)
+}
+
+/// Copies artefacts to where the job was submitted; returns what could not be copied.
+pub fn hand_over(dir: &JobDir, spec: &Spec) -> Vec<String> {
+    let copy = |path: &std::path::PathBuf| {
+        let to = spec.dir.join(path);
+        copy_as_user(spec, &dir.work().join(path), &to)
+            .err()
+            .map(|e| format!("artefact {}: {e}", path.display()))
+    };
+    spec.artefacts.iter().filter_map(copy).collect()
+}
+
+fn copy_as_user(spec: &Spec, from: &Path, to: &Path) -> io::Result<()> {
+    let output = Command::new("cp")
+        .args(["-a", "-T", "--reflink=auto", "--"])
+        .args([from, to])
+        .uid(spec.user.uid)
+        .gid(spec.user.gid)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
+
+/// Copies a directory as it is. Regular files that are the same in `before` (a copy that
+/// nobody writes to) become links to those there.
+///
+/// # Errors
+/// The kernel's; what is no file, directory or link is left out.
+pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (name, meta) = (entry.file_name(), entry.metadata()?);
+        let (source, target) = (entry.path(), to.join(&name));
+        let old = before.map(|before| before.join(&name));
+        if meta.is_dir() {
+            snapshot(&source, old.as_deref(), &target)?;
+        } else if meta.is_symlink() {
+            symlink(fs::read_link(&source)?, &target)?;
+            lchown(&target, Some(meta.uid()), Some(meta.gid()))?;
+        } else if meta.is_file() {
+            let same = old.filter(|old| is_same(old, &meta));
+            if same.is_none_or(|old| fs::hard_link(old, &target).is_err()) {
+                fs::copy(&source, &target)?;
+                adorn(&target, &meta)?;
+            }
+        }
+    }
+    adorn(to, &fs::symlink_metadata(from)?)
+}
+
+/// Whether a file of an earlier copy is what the file with `meta` is now.
+fn is_same(old: &Path, meta: &Metadata) -> bool {
+    let key = |meta: &Metadata| {
+        (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.mode(), meta.uid(), meta.gid())
+    };
+    fs::symlink_metadata(old).is_ok_and(|old| old.is_file() && key(&old) == key(meta))
+}
+
+/// Gives a copy the owner, the mode and the time of its original.
+fn adorn(path: &Path, meta: &Metadata) -> io::Result<()> {
+    chown(path, Some(meta.uid()), Some(meta.gid()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(meta.mode() & 0o7777))?;
+    let time = |seconds: i64, nanoseconds: i64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = Timestamps {
+        last_access: time(meta.atime(), meta.atime_nsec()),
+        last_modification: time(meta.mtime(), meta.mtime_nsec()),
+    };
+    Ok(utimensat(CWD, path, &times, AtFlags::empty())?)
+}
+
+/// Where a checkpoint keeps the job's own directory.
+pub const KEPT: &str = "work";
+
+/// Puts a job's own directory back as it was at a checkpoint.
+///
+/// # Errors
+/// The kernel's.
+pub fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
+    let kept = checkpoint.join(KEPT);
+    if !kept.exists() {
+        return Ok(());
+    }
+    let _ = fs::remove_dir_all(dir.work());
+    snapshot(&kept, None, &dir.work())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_share_what_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("work/sub")).unwrap();
+        fs::write(at("work/sub/same"), "same").unwrap();
+        fs::write(at("work/other"), "one").unwrap();
+        symlink("/nowhere", at("work/link")).unwrap();
+        fs::set_permissions(at("work/other"), fs::Permissions::from_mode(0o640)).unwrap();
+        snapshot(&at("work"), None, &at("first")).unwrap();
+        fs::write(at("work/other"), "two!").unwrap();
+        snapshot(&at("work"), Some(&at("first")), &at("second")).unwrap();
+        let inode = |name: &str| fs::metadata(at(name)).unwrap().ino();
+        assert_eq!(inode("first/sub/same"), inode("second/sub/same"));
+        assert_ne!(inode("first/other"), inode("second/other"));
+        assert_ne!(inode("first/sub/same"), inode("work/sub/same"));
+        assert_eq!(fs::read_to_string(at("first/other")).unwrap(), "one");
+        assert_eq!(fs::read_to_string(at("second/other")).unwrap(), "two!");
+        assert_eq!(fs::read_link(at("second/link")).unwrap(), Path::new("/nowhere"));
+        assert_eq!(fs::metadata(at("second/other")).unwrap().mode() & 0o7777, 0o640);
+        assert_eq!(
+            fs::metadata(at("work/other")).unwrap().mtime_nsec(),
+            fs::metadata(at("second/other")).unwrap().mtime_nsec()
+        );
+    }
+}

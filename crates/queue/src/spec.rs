@@ -1,0 +1,169 @@
+//! What a job is asked to be, as a client submits it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What is to run, where, and how much it may have.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Spec {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// The directory that it starts in.
+    pub dir: PathBuf,
+    /// Its whole environment.
+    pub env: Vec<(String, String)>,
+    /// Its file mode creation mask.
+    pub umask: u32,
+    /// The user, group and further groups that it runs as.
+    pub user: User,
+    /// The class, which says how it is scheduled.
+    pub class: String,
+    /// Added to the priority of the class; higher goes first.
+    pub priority: i32,
+    /// Whose it is; shares and quotas are counted by owner.
+    pub owner: String,
+    /// What it is for; projects share the machine, and owners share a project.
+    pub project: String,
+    /// Words of the submitter's own.
+    pub labels: BTreeMap<String, String>,
+    /// How many slots it takes.
+    pub slots: u32,
+    /// What it may use.
+    pub limits: Limits,
+    /// How long it will run, as the submitter thinks, in seconds.
+    pub estimate: Option<u64>,
+    /// Seconds after the submission by which it should be done.
+    pub deadline: Option<u64>,
+    /// Jobs that must have succeeded before.
+    pub after: Vec<u64>,
+    /// How often it is started again after it has failed.
+    pub retries: u32,
+    /// Whether it reads what the client sends; otherwise it reads `/dev/null`.
+    pub stdin: bool,
+    /// Whether a client is the job (`--wait`): the job ends with it.
+    pub wait: bool,
+    /// The application's own way to save its state and end.
+    pub preempt_cmd: Option<String>,
+    /// Jobs of one kind share what is learned about checkpoints (default: the program).
+    pub kind: Option<String>,
+    /// A directory that is copied to one of the job's own, where it starts.
+    pub input: Option<PathBuf>,
+    /// Paths below the job's own directory that are copied back to `dir` at the end.
+    pub artefacts: Vec<PathBuf>,
+}
+
+/// Who a job runs as.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct User {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
+/// What a job may use; what is not given is not limited.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Processors, in fractions.
+    pub cpu: Option<f64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Processes and threads at the same time.
+    pub pids: Option<u64>,
+    /// Seconds that it may run; those that it sleeps do not count.
+    pub time: Option<u64>,
+}
+
+impl Spec {
+    /// What jobs that behave alike have in common: the program, and its script if the
+    /// program is an interpreter.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        if let Some(kind) = &self.kind {
+            return kind.clone();
+        }
+        let name = |word: &String| {
+            PathBuf::from(word).file_name().map(|n| n.to_string_lossy().into_owned())
+        };
+        let program = self.command.first().and_then(name).unwrap_or_default();
+        let script = self.command.get(1).filter(|word| !word.starts_with('-')).and_then(name);
+        const INTERPRETERS: [&str; 7] = ["sh", "bash", "dash", "python3", "python", "perl", "env"];
+        match script {
+            Some(script) if INTERPRETERS.contains(&program.as_str()) => {
+                format!("{program} {script}")
+            }
+            _ => program,
+        }
+    }
+
+    /// What is wrong with it, if anything is.
+    ///
+    /// # Errors
+    /// A sentence that says what to change.
+    pub fn check(&self) -> Result<(), String> {
+        if self.command.first().is_none_or(String::is_empty) {
+            return Err("a job needs a command: put it after --".to_owned());
+        }
+        if self.command.iter().any(|word| word.contains('\0')) {
+            return Err("a command cannot hold a zero byte".to_owned());
+        }
+        if self.env.iter().any(|(k, v)| k.is_empty() || k.contains(['=', '\0']) || v.contains('\0'))
+        {
+            return Err("a name of the environment is empty or holds = or a zero byte".to_owned());
+        }
+        if !self.dir.is_absolute() {
+            return Err("the directory of a job must be an absolute path".to_owned());
+        }
+        if self.limits.cpu.is_some_and(|cpu| !cpu.is_finite() || cpu <= 0.0) {
+            return Err("a limit of processors must be above 0".to_owned());
+        }
+        let outside = |path: &PathBuf| {
+            path.is_absolute() || path.components().any(|part| part.as_os_str() == "..")
+        };
+        if self.artefacts.iter().any(outside) {
+            return Err("artefacts are paths below the job's own directory, without ..".to_owned());
+        }
+        if !self.artefacts.is_empty() && self.input.is_none() {
+            return Err(
+                "artefacts are copied from the job's own directory: give --input".to_owned()
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &[&str]) -> Spec {
+        let command = words.iter().map(|&w| w.to_owned()).collect();
+        Spec { command, dir: "/".into(), ..Spec::default() }
+    }
+
+    #[test]
+    fn kinds_are_programs_or_their_scripts() {
+        assert_eq!(of(&["/usr/bin/make", "fuzz"]).kind(), "make");
+        assert_eq!(of(&["python3", "/x/suite.py", "-v"]).kind(), "python3 suite.py");
+        assert_eq!(of(&["sh", "-c", "true"]).kind(), "sh");
+        assert_eq!(Spec { kind: Some("mine".into()), ..of(&["true"]) }.kind(), "mine");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert!(of(&["true"]).check().is_ok());
+        assert!(of(&[]).check().is_err());
+        assert!(of(&["a\0b"]).check().is_err());
+        assert!(Spec { dir: "relative".into(), ..of(&["true"]) }.check().is_err());
+        assert!(Spec { artefacts: vec!["../x".into()], ..of(&["true"]) }.check().is_err());
+        let limits = Limits { cpu: Some(f64::NAN), ..Limits::default() };
+        assert!(Spec { limits, ..of(&["true"]) }.check().is_err());
+    }
+}

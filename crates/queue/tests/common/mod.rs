@@ -1,0 +1,245 @@
+//! A daemon of its own for each test, and what tests ask of it.
+
+// Each test program uses its own part of this.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longer than anything takes, on the slowest machine: not waited for, but given up after.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The `torpor` of this build.
+pub fn torpor() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(path) = std::env::var_os("TORPOR_BIN") {
+            return path.into();
+        }
+        // target/PROFILE/deps/TEST
+        let test = std::env::current_exe().unwrap();
+        let profile = test.ancestors().nth(2).unwrap().to_owned();
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        build.args(["build", "--quiet", "--package", "torpor-cli"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.current_dir(manifest).status().unwrap().success(), "torpor does not build");
+        profile.join("torpor")
+    })
+}
+
+/// Whether the long tests are to run; says by name which one does not.
+pub fn long(name: &str) -> bool {
+    let wanted = std::env::var_os("TORPOR_LONG").is_some_and(|value| value == "1");
+    if !wanted {
+        println!("{name}: left out, set TORPOR_LONG=1 to run it");
+    }
+    wanted
+}
+
+/// Waits until there is something.
+pub fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A daemon with a directory of its own. It and all its jobs end with the test.
+pub struct Daemon {
+    pub dir: TempDir,
+    child: Option<Child>,
+    args: Vec<String>,
+}
+
+impl Daemon {
+    /// Starts one with these options.
+    pub fn start(args: &[&str]) -> Self {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let dir = tempfile::Builder::new().prefix("torpor-queue-").tempdir().unwrap();
+        let mut daemon = Self { dir, child: None, args };
+        daemon.launch();
+        daemon
+    }
+
+    /// Starts one with a configuration.
+    pub fn configured(config: &Value, args: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("torpor-queue-").tempdir().unwrap();
+        let file = dir.path().join("config.json");
+        std::fs::write(&file, config.to_string()).unwrap();
+        let mut all = vec!["--config".to_owned(), file.to_str().unwrap().to_owned()];
+        all.extend(args.iter().map(|&arg| arg.to_owned()));
+        let mut daemon = Self { dir, child: None, args: all };
+        daemon.launch();
+        daemon
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.dir.path().join("socket").display())
+    }
+
+    /// Starts the daemon (again), and waits until it answers.
+    pub fn launch(&mut self) {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("log"))
+            .unwrap();
+        let child = Command::new(torpor())
+            .args(["queue", "serve", "--data"])
+            .arg(self.data())
+            .args(["--listen", &self.address()])
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        until("the daemon answers", || {
+            let output = self.queue(&["list", "--json"]).output().unwrap();
+            output.status.success().then_some(())
+        });
+    }
+
+    /// Kills the daemon as a crash would.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// `torpor queue` with these words.
+    pub fn queue(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(torpor());
+        command.arg("queue").args(words).env("TORPOR_QUEUE", self.address()).stdin(Stdio::null());
+        command
+    }
+
+    /// What `torpor queue` prints; it must succeed.
+    pub fn ok(&self, words: &[&str]) -> String {
+        let output = self.queue(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", shown(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Submits a job; returns its number.
+    pub fn submit(&self, options: &[&str], command: &[&str]) -> u64 {
+        let words: Vec<&str> =
+            ["submit"].iter().chain(options).chain(&["--"]).chain(command).copied().collect();
+        self.ok(&words).trim().parse().unwrap()
+    }
+
+    /// A job as `list --json` shows it.
+    pub fn job(&self, id: u64) -> Value {
+        let list: Value = serde_json::from_str(&self.ok(&["list", "--json"])).unwrap();
+        let mut jobs = list.as_array().unwrap().iter();
+        jobs.find(|job| job["id"] == id).cloned().unwrap()
+    }
+
+    /// A job as `show --json` does.
+    pub fn show(&self, id: u64) -> Value {
+        serde_json::from_str(&self.ok(&["show", "--json", &id.to_string()])).unwrap()
+    }
+
+    /// Waits until a job is in this state.
+    pub fn wait_for(&self, id: u64, state: &str) -> Value {
+        let mut last = Value::Null;
+        let begun = Instant::now();
+        loop {
+            let job = self.job(id);
+            if job["state"] == state {
+                return job;
+            }
+            let over = !job["exit"].is_null() && job["state"] == last["state"];
+            assert!(!over && begun.elapsed() < PATIENCE, "no longer {state}: {}", self.show(id));
+            last = job;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What a job has written to its standard output.
+    pub fn output(&self, id: u64) -> String {
+        self.ok(&["logs", &id.to_string()])
+    }
+
+    /// Waits until a job's output holds a word.
+    pub fn wait_for_output(&self, id: u64, word: &str) {
+        until(&format!("{word} in the output"), || self.output(id).contains(word).then_some(()));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+            eprintln!("the daemon's log:\n{log}");
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for pid in shepherds(&self.data()) {
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        // What a shepherd maps must be gone before its directory is.
+        until("shepherds end", || shepherds(&self.data()).is_empty().then_some(()));
+    }
+}
+
+/// The shepherds that keep jobs of a data directory.
+pub fn shepherds(data: &Path) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let keeps = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.get(2) == Some(&&b"shepherd"[..])
+            && words.get(3).is_some_and(|dir| dir.starts_with(data.as_os_str().as_encoded_bytes()))
+    };
+    pids.filter(keeps).collect()
+}
+
+/// The output of a command, for messages.
+pub fn shown(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// A command that counts to `last`, a line each `pause` seconds, and then says `end`.
+pub fn counter(last: u32, pause: f64) -> Vec<String> {
+    let script = format!(
+        "import time\nfor i in range({last}):\n    print(i, flush=True)\n    time.sleep({pause})\nprint('end')"
+    );
+    vec!["python3".to_owned(), "-c".to_owned(), script]
+}
+
+/// What such a command writes.
+pub fn counted(last: u32) -> String {
+    (0..last).map(|i| format!("{i}\n")).chain(["end\n".to_owned()]).collect()
+}
+
+/// The words of a command, to be submitted.
+pub fn words(command: &[String]) -> Vec<&str> {
+    command.iter().map(String::as_str).collect()
+}

@@ -1,0 +1,163 @@
+//! Whatever fails, each job ends exactly once with the right result.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Daemon, counted, counter, long, shepherds, until, words};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+fn kill(pid: i32) {
+    // It may have ended by itself.
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+}
+
+#[test]
+fn a_new_daemon_finds_jobs_in_every_state() {
+    let mut daemon = Daemon::start(&["--slots", "4"]);
+    let running = daemon.submit(&[], &words(&counter(60, 0.05)));
+    let asleep = daemon.submit(&[], &words(&counter(20, 0.05)));
+    let stopped = daemon.submit(&[], &words(&counter(20, 0.05)));
+    let short = daemon.submit(&[], &["sh", "-c", "sleep 0.5; echo done; exit 5"]);
+    daemon.wait_for_output(running, "1\n");
+    daemon.wait_for_output(asleep, "1\n");
+    daemon.wait_for_output(stopped, "1\n");
+    daemon.ok(&["preempt", &asleep.to_string()]);
+    daemon.ok(&["preempt", &stopped.to_string(), "--means", "stop"]);
+    daemon.kill();
+    // The short one ends while nobody is there.
+    std::thread::sleep(Duration::from_millis(800));
+    daemon.launch();
+    assert_eq!(daemon.wait_for(short, "failed")["exit"], 5);
+    assert_eq!(daemon.output(short), "done\n");
+    assert_eq!(daemon.wait_for(asleep, "preempted")["in_memory"], false);
+    assert_eq!(daemon.wait_for(stopped, "preempted")["in_memory"], true);
+    daemon.ok(&["resume", &asleep.to_string()]);
+    daemon.ok(&["resume", &stopped.to_string()]);
+    for (id, last) in [(running, 60), (asleep, 20), (stopped, 20)] {
+        assert_eq!(daemon.wait_for(id, "done")["run"], 1);
+        assert_eq!(daemon.output(id), counted(last));
+    }
+}
+
+#[test]
+fn a_job_whose_machine_failed_goes_on_from_its_checkpoint() {
+    let mut daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &words(&counter(60, 0.05)));
+    daemon.wait_for_output(id, "10\n");
+    daemon.ok(&["preempt", &id.to_string()]);
+    until("the checkpoint is durable", || daemon.show(id)["checkpoint"].as_u64());
+    // As if the machine had failed: the daemon and all of the job are gone.
+    daemon.kill();
+    shepherds(&daemon.data()).into_iter().for_each(kill);
+    until("nothing is left", || shepherds(&daemon.data()).is_empty().then_some(()));
+    daemon.launch();
+    daemon.ok(&["resume", &id.to_string()]);
+    let job = daemon.wait_for(id, "done");
+    assert_eq!(job["run"], 2);
+    assert_eq!(daemon.output(id), counted(60));
+}
+
+#[test]
+fn what_was_written_after_a_checkpoint_is_written_once() {
+    let config = json!({ "shortest_interval": 500, "mean_time_between_failures": 1000 });
+    let daemon = Daemon::configured(&config, &[]);
+    let id = daemon.submit(&[], &words(&counter(100, 0.05)));
+    let mut follower = daemon.queue(&["logs", "-f", &id.to_string()]);
+    let follower = follower.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    until("a periodic checkpoint", || daemon.show(id)["checkpoint"].as_u64());
+    let seen = daemon.output(id).lines().count();
+    until("more output", || (daemon.output(id).lines().count() > seen + 5).then_some(()));
+    let victims = shepherds(&daemon.data());
+    assert_eq!(victims.len(), 1);
+    victims.into_iter().for_each(kill);
+    let job = daemon.wait_for(id, "done");
+    assert_eq!(job["preemptions"], 0);
+    assert!(job["run"].as_u64().unwrap() >= 2);
+    assert_eq!(daemon.output(id), counted(100));
+    let followed = follower.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(followed.stdout).unwrap(), counted(100));
+    let show = daemon.show(id);
+    let lost = show["lost_ms"].as_i64().unwrap();
+    assert!(lost > 0 && lost < show["ran_ms"].as_i64().unwrap(), "{show}");
+}
+
+#[test]
+fn a_job_without_a_checkpoint_begins_again_and_not_for_ever() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &words(&counter(40, 0.05)));
+    daemon.wait_for_output(id, "5\n");
+    shepherds(&daemon.data()).into_iter().for_each(kill);
+    assert_eq!(daemon.wait_for(id, "done")["run"], 2);
+    assert_eq!(daemon.output(id), counted(40));
+    let doomed = daemon.submit(&[], &["sleep", "1000"]);
+    let job = until("it is given up", || {
+        shepherds(&daemon.data()).into_iter().for_each(kill);
+        let job = daemon.job(doomed);
+        (job["state"] == "failed").then_some(job)
+    });
+    assert_eq!(job["exit"], 125);
+    assert!(job["note"].as_str().unwrap().contains("without a checkpoint"));
+}
+
+#[test]
+fn random_failures_lose_nothing() {
+    let rounds = if long("random_failures_lose_nothing: 200 rounds") { 200 } else { 6 };
+    let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
+    let mut daemon = Daemon::configured(&config, &["--slots", "2"]);
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    let mut ids = Vec::new();
+    for round in 0..rounds {
+        let last = 20 + u32::try_from(random(20)).unwrap();
+        ids.push((daemon.submit(&["--class", "batch"], &words(&counter(last, 0.03))), last));
+        std::thread::sleep(Duration::from_millis(random(700)));
+        match random(3) {
+            0 => {
+                daemon.kill();
+                daemon.launch();
+            }
+            1 => {
+                let victims = shepherds(&daemon.data());
+                // One failure for each job at most: more without a checkpoint are given up.
+                if let Some(&victim) =
+                    victims.get(usize::try_from(round).unwrap() % victims.len().max(1))
+                {
+                    kill(victim);
+                }
+            }
+            _ => {
+                let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+                daemon.wait_for(urgent, "done");
+            }
+        }
+    }
+    for (id, last) in ids {
+        let job = until("it ends", || {
+            let job = daemon.job(id);
+            (!job["exit"].is_null()).then_some(job)
+        });
+        if job["state"] == "done" {
+            assert_eq!(daemon.output(id), counted(last), "{}", daemon.show(id));
+        } else {
+            // Given up, with the reason.
+            assert!(job["note"].as_str().unwrap().contains("without a checkpoint"), "{job}");
+        }
+    }
+    until("nothing leaks", || shepherds(&daemon.data()).is_empty().then_some(()));
+    for entry in std::fs::read_dir(daemon.data().join("jobs")).unwrap() {
+        let path = entry.unwrap().path();
+        let names = std::fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name());
+        let left: Vec<_> =
+            names.filter(|name| name.to_str().unwrap().starts_with("checkpoint")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Jobs that behave badly are contained, named and cleaned up.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use common::{Daemon, until};
+
+#[test]
+fn a_job_that_forks_without_end_is_held_and_cleared() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(
+        &["--pids", "60", "--time", "2"],
+        &["bash", "-c", "f() { f | f & }; f; sleep 1000"],
+    );
+    let job = daemon.wait_for(id, "failed");
+    assert!(job["note"].as_str().unwrap().contains("bash"), "{job}");
+    until("its shepherd ends", || common::shepherds(&daemon.data()).is_empty().then_some(()));
+    let well = daemon.submit(&[], &["true"]);
+    daemon.wait_for(well, "done");
+}
+
+#[test]
+fn a_job_that_ignores_signals_is_killed() {
+    let config = serde_json::json!({ "grace": 300 });
+    let daemon = Daemon::configured(&config, &[]);
+    let script = "trap '' TERM INT HUP; echo ready; while :; do sleep 0.05; done";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    daemon.wait_for_output(id, "ready");
+    daemon.ok(&["cancel", &id.to_string()]);
+    let job = daemon.wait_for(id, "cancelled");
+    assert_eq!(job["exit"], 137);
+}
+
+#[test]
+fn what_detaches_is_named_and_ends_with_the_job() {
+    let daemon = Daemon::start(&[]);
+    let script =
+        "setsid -f sleep 7321; (setsid nohup sleep 7321 >/dev/null 2>&1 &); sleep 0.3; exit 0";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    let job = daemon.wait_for(id, "done");
+    assert!(job["note"].as_str().unwrap().contains("sleep"), "{job}");
+    let left = std::process::Command::new("pgrep").args(["-f", "^sleep 7321$"]).output().unwrap();
+    assert!(left.stdout.is_empty());
+}
+
+#[test]
+fn what_detaches_is_a_part_of_the_checkpoint() {
+    let daemon = Daemon::start(&[]);
+    let script = "(setsid bash -c 'for i in 1 2 3 4 5 6 7 8; do echo apart $i; sleep 0.2; done' &) ; \
+                  sleep 3; echo end";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    daemon.wait_for_output(id, "apart 2");
+    daemon.ok(&["preempt", &id.to_string()]);
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    let expected: String = (1..=8).map(|i| format!("apart {i}\n")).collect();
+    assert_eq!(daemon.output(id), format!("{expected}end\n"));
+}
+
+#[test]
+fn a_job_out_of_memory_says_so() {
+    let daemon = Daemon::start(&[]);
+    let script = "x = bytearray(400 << 20)\nprint('not reached')";
+    let id = daemon.submit(&["--memory", "64M"], &["python3", "-c", script]);
+    let job = daemon.wait_for(id, "failed");
+    assert_eq!(job["exit"], 137);
+    assert!(job["note"].as_str().unwrap().contains("out of its memory"), "{job}");
+}
+
+#[test]
+fn output_may_be_opened_anew_by_its_name() {
+    let daemon = Daemon::start(&[]);
+    let script =
+        "echo one; echo two >/dev/stdout; echo three >>/proc/self/fd/1; echo e >/dev/stderr";
+    let output = daemon.queue(&["submit", "--wait", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "one\ntwo\nthree\n");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "e\n");
+}
+
+#[test]
+fn a_full_disk_holds_a_job_up_and_loses_nothing() {
+    let disk = tempfile::tempdir().unwrap();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=3m", "none"])
+        .arg(disk.path())
+        .status()
+        .unwrap();
+    assert!(mounted.success());
+    let filler = disk.path().join("filler");
+    std::fs::write(&filler, vec![0; 1 << 20]).unwrap();
+    let jobs = disk.path().join("jobs");
+    std::fs::create_dir(&jobs).unwrap();
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    let link = daemon.data().join("jobs");
+    std::fs::remove_dir(&link).unwrap();
+    std::os::unix::fs::symlink(&jobs, &link).unwrap();
+    daemon.launch();
+    let script = "import sys\nfor i in range(30000):\n    sys.stdout.write('%060d\\n' % i)";
+    let id = daemon.submit(&[], &["python3", "-c", script]);
+    until("the disk is full", || {
+        (std::fs::metadata(jobs.join(format!("{id}/out"))).map_or(0, |m| m.len()) > 1_500_000)
+            .then_some(())
+    });
+    assert_eq!(daemon.job(id)["state"], "running");
+    std::fs::remove_file(filler).unwrap();
+    daemon.wait_for(id, "done");
+    let expected: String = (0..30000).map(|i| format!("{i:060}\n")).collect();
+    assert!(daemon.output(id) == expected);
+    drop(daemon);
+    std::process::Command::new("umount").arg("-l").arg(disk.path()).status().unwrap();
+}

@@ -1,0 +1,294 @@
+//! The daemon over HTTP: description, events, tokens, TLS, metrics, and GitLab's driver.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Daemon, counted, counter, shown, until, words};
+use serde_json::{Value, json};
+
+/// Asks over the Unix socket as any HTTP client would; returns status and body.
+fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(daemon.dir.path().join("socket")).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: q\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[test]
+fn what_is_described_is_there_and_the_other_way_round() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["true"]);
+    daemon.wait_for(id, "done");
+    let (status, text) = ask(&daemon, "GET", "/openapi.json", "", "");
+    assert_eq!(status, 200);
+    let description: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(description["openapi"], "3.1.0");
+    let paths = description["paths"].as_object().unwrap();
+    for (path, methods) in paths {
+        for method in methods.as_object().unwrap().keys() {
+            let real = path.replace("{id}", &id.to_string()).replace("{name}", "owner:ann");
+            let real = if real == "/v1/events" { "/v1/events?follow=0".to_owned() } else { real };
+            let (status, body) = ask(&daemon, &method.to_uppercase(), &real, "", "{}");
+            assert_ne!(status, 404, "{method} {path}: {body}");
+            let known = methods[method]["responses"].as_object().unwrap();
+            assert!(known.contains_key(&status.to_string()), "{method} {path}: {status} {body}");
+        }
+    }
+    // Each field of a job that the description names is taken, and no other.
+    let spec = &description["components"]["schemas"]["Spec"]["properties"];
+    for field in spec.as_object().unwrap().keys() {
+        let (_, body) = ask(&daemon, "POST", "/v1/jobs", "", &json!({ field: null }).to_string());
+        assert!(!body.contains("unknown field"), "{field}: {body}");
+    }
+    let (status, body) = ask(&daemon, "POST", "/v1/jobs", "", r#"{"nonsense": 1}"#);
+    assert!(status == 400 && body.contains("unknown field"));
+    assert_eq!(ask(&daemon, "GET", "/v1/jobs/999", "", "").0, 404);
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs/1/signal?signal=99", "", "").0, 400);
+}
+
+#[test]
+fn a_key_hands_a_job_in_once() {
+    let daemon = Daemon::start(&[]);
+    let key = "Idempotency-Key: mine\r\n";
+    let spec = r#"{"command": ["true"], "dir": "/"}"#;
+    let (status, first) = ask(&daemon, "POST", "/v1/jobs", key, spec);
+    assert_eq!(status, 201);
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, spec).1, first);
+    let other = r#"{"command": ["false"], "dir": "/"}"#;
+    assert_eq!(ask(&daemon, "POST", "/v1/jobs", key, other).0, 422);
+}
+
+#[test]
+fn events_go_on_after_the_last_one_seen() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["true"]);
+    daemon.wait_for(id, "done");
+    let (_, all) = ask(&daemon, "GET", "/v1/events?follow=0", "", "");
+    let ids: Vec<&str> = all.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
+    assert!(all.contains("event: submitted") && all.contains("event: ended"), "{all}");
+    let last = format!("Last-Event-ID: {}\r\n", ids[1]);
+    let (_, rest) = ask(&daemon, "GET", "/v1/events?follow=0", &last, "");
+    let later: Vec<&str> = rest.lines().filter_map(|line| line.strip_prefix("id: ")).collect();
+    assert_eq!(later, ids[2..]);
+}
+
+#[test]
+fn metrics_add_up() {
+    let daemon = Daemon::start(&["--slots", "1", "--means", "checkpoint"]);
+    let long = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
+    daemon.wait_for_output(long, "25\n");
+    let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+    daemon.wait_for(urgent, "done");
+    daemon.wait_for(long, "done");
+    let (_, text) = ask(&daemon, "GET", "/metrics", "", "");
+    let value = |name: &str| -> f64 {
+        let name = format!("torpor_queue_{name} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap_or_else(|| panic!("{name} in {text}")).parse().unwrap()
+    };
+    assert_eq!(value("jobs{state=\"done\"}"), 2.0);
+    assert_eq!(value("preemptions_total"), 1.0);
+    // What the jobs show is what the metric says.
+    let costs = |id| {
+        let job = daemon.show(id);
+        job["overhead_ms"].as_f64().unwrap() + job["lost_ms"].as_f64().unwrap()
+    };
+    let sum = (costs(long) + costs(urgent)) / 1000.0;
+    assert!((value("waste_seconds_total") - sum).abs() < 1e-6 && sum > 0.0);
+    for line in text.lines() {
+        let known = line.starts_with("# ") || line.starts_with("torpor_queue_");
+        assert!(known && !line.contains("job=\""), "{line}");
+    }
+}
+
+#[test]
+fn over_the_network_a_token_and_a_certificate_are_needed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout", &at("key"), "-out", &at("certificate")])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", shown(&made));
+    let tokens = json!([
+        { "token": "administrator-token", "owner": "root", "admin": true, "uid": 0, "gid": 0 },
+        { "token": "token-of-ann-which-is-long", "owner": "ann" },
+        { "token": "token-of-bob-which-is-long", "owner": "bob" },
+    ]);
+    std::fs::write(at("tokens"), tokens.to_string()).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("https://localhost:{port}");
+    let daemon = Daemon::start(&[
+        "--listen",
+        &address,
+        "--tls-cert",
+        &at("certificate"),
+        "--tls-key",
+        &at("key"),
+        "--tokens",
+        &at("tokens"),
+    ]);
+    let queue = |token: &str, words: &[&str]| {
+        Command::new(common::torpor())
+            .arg("queue")
+            .args(words)
+            .env("TORPOR_QUEUE", &address)
+            .env("TORPOR_QUEUE_CA", at("certificate"))
+            .env("TORPOR_QUEUE_TOKEN", token)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let output = queue("token-of-ann-which-is-long", &["submit", "--wait", "--", "id", "-u"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "65534\n", "{}", shown(&output));
+    let output = queue("token-of-bob-which-is-long", &["list", "--json"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n");
+    let output = queue("token-of-bob-which-is-long", &["show", "1"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no job 1"));
+    let output = queue("token-of-bob-which-is-long", &["drain"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("administrators"));
+    let output = queue("a-wrong-token-of-some-length", &["list"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("token is needed"));
+    assert!(queue("administrator-token", &["show", "1"]).status.success());
+    drop(daemon);
+    let refused = Command::new(common::torpor())
+        .args(["queue", "serve", "--data", &at("data"), "--listen", "http://0.0.0.0:0"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("without TLS"));
+}
+
+#[test]
+fn a_jobs_own_directory_belongs_to_its_checkpoint() {
+    let mut daemon = Daemon::start(&[]);
+    let (input, here) = (daemon.dir.path().join("input"), daemon.dir.path().join("here"));
+    std::fs::create_dir(&input).unwrap();
+    std::fs::create_dir(&here).unwrap();
+    std::fs::write(input.join("seed"), "seed\n").unwrap();
+    let script = "cp seed found; i=0; while [ $i -lt 60 ]; do echo $i >>found; i=$((i+1)); \
+                  sleep 0.05; done";
+    let mut submit =
+        daemon.queue(&["submit", "--input", input.to_str().unwrap(), "--artefact", "found"]);
+    let output = submit.args(["--", "sh", "-c", script]).current_dir(&here).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let found = daemon.data().join("jobs/1/work/found");
+    until("the job writes", || {
+        std::fs::read_to_string(&found).is_ok_and(|t| t.contains("\n9\n")).then_some(())
+    });
+    daemon.ok(&["preempt", "1"]);
+    until("the checkpoint is durable", || daemon.show(1)["checkpoint"].as_u64());
+    // The machine fails, and what was written since is on the disk, too.
+    daemon.kill();
+    for pid in common::shepherds(&daemon.data()) {
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(pid).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+    }
+    std::fs::write(&found, "from the future\n").unwrap();
+    daemon.launch();
+    daemon.ok(&["resume", "1"]);
+    daemon.wait_for(1, "done");
+    let lines: String = (0..60).map(|i| format!("{i}\n")).collect();
+    assert_eq!(std::fs::read_to_string(here.join("found")).unwrap(), format!("seed\n{lines}"));
+    assert_eq!(std::fs::read_to_string(input.join("seed")).unwrap(), "seed\n");
+}
+
+/// Calls the driver as Runner does.
+fn gitlab(daemon: &Daemon, dir: &Path, words: &[&str]) -> Command {
+    let mut command = daemon.queue(&["gitlab", "--dir"]);
+    command
+        .arg(dir)
+        .args(words)
+        .env("CUSTOM_ENV_CI_JOB_ID", "77")
+        .env("CUSTOM_ENV_CI_PROJECT_ID", "12")
+        .env("CUSTOM_ENV_CI_CONCURRENT_PROJECT_ID", "1")
+        .env("CUSTOM_ENV_TORPOR_CLASS", "batch")
+        .env("BUILD_FAILURE_EXIT_CODE", "41")
+        .env("SYSTEM_FAILURE_EXIT_CODE", "42")
+        .env("BUILD_EXIT_CODE_FILE", dir.join("exit"));
+    command
+}
+
+#[test]
+fn gitlabs_custom_executor() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let dir = tempfile::tempdir().unwrap();
+    let config = gitlab(&daemon, dir.path(), &["config"]).output().unwrap();
+    let config: Value = serde_json::from_slice(&config.stdout).unwrap();
+    let builds = dir.path().join("builds/12/1");
+    assert_eq!(config["builds_dir"], builds.to_str().unwrap());
+    assert!(config["driver"]["name"].is_string());
+    assert!(gitlab(&daemon, dir.path(), &["prepare"]).status().unwrap().success());
+    assert!(builds.is_dir());
+
+    let script = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let good = script("good", "echo hello; echo warning >&2");
+    let output = gitlab(&daemon, dir.path(), &["run", &good, "get_sources"]).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"hello\n"[..]));
+    let bad = script("bad", "exit 9");
+    let output = gitlab(&daemon, dir.path(), &["run", &bad, "build_script"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(41));
+    assert_eq!(std::fs::read_to_string(dir.path().join("exit")).unwrap(), "9");
+
+    // The long script gives way to an urgent job, and Runner does not notice.
+    let long =
+        script("long", &format!("exec python3 -c '{}'", counter(60, 0.05)[2].replace('\'', "\"")));
+    let mut running = gitlab(&daemon, dir.path(), &["run", &long, "build_script"]);
+    let running = running.stdout(Stdio::piped()).spawn().unwrap();
+    until("the script runs", || {
+        let list: Value = serde_json::from_str(&daemon.ok(&["list", "--json"])).unwrap();
+        let last = list.as_array().unwrap().last().unwrap().clone();
+        (last["state"] == "running" && last["class"] == "batch").then_some(())
+    });
+    daemon.wait_for_output(3, "5\n");
+    let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+    daemon.wait_for(urgent, "done");
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
+    assert_eq!(daemon.job(3)["preemptions"], 1);
+
+    // Cancel: Runner signals the driver, and then cleans up.
+    let endless = script("endless", "sleep 1000");
+    let mut running = gitlab(&daemon, dir.path(), &["run", &endless, "step_one"]).spawn().unwrap();
+    let id = urgent + 1;
+    until("the script runs", || {
+        daemon.ok(&["list", "--json"]).contains("endless").then(|| daemon.wait_for(id, "running"))
+    });
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(gitlab(&daemon, dir.path(), &["cleanup"]).status().unwrap().success());
+    daemon.wait_for(id, "cancelled");
+}
+
+#[test]
+fn a_driver_without_a_daemon_is_a_system_failure() {
+    let mut daemon = Daemon::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    daemon.kill();
+    let status = gitlab(&daemon, dir.path(), &["prepare"]).status().unwrap();
+    assert_eq!(status.code(), Some(42));
+    daemon.launch();
+}

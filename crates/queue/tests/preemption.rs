@@ -1,0 +1,160 @@
+//! Urgent jobs start at once, and long ones lose nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use common::{Daemon, counted, counter, until, words};
+use serde_json::json;
+
+#[test]
+fn an_urgent_job_displaces_a_long_one_by_each_means() {
+    for means in ["stop", "checkpoint"] {
+        let daemon = Daemon::start(&["--slots", "1", "--means", means]);
+        let long = daemon.submit(&["--class", "batch"], &words(&counter(80, 0.03)));
+        daemon.wait_for_output(long, "20\n");
+        let output = daemon
+            .queue(&["submit", "--class", "urgent", "--wait", "--", "echo", "urgent"])
+            .output()
+            .unwrap();
+        assert_eq!(output.stdout, b"urgent\n");
+        let job = daemon.wait_for(long, "done");
+        assert_eq!(job["preemptions"], 1, "{means}");
+        assert_eq!(daemon.output(long), counted(80), "{means}");
+        let events = daemon.show(long)["events"].clone();
+        let events = events.as_array().unwrap();
+        let preempted = events.iter().find(|event| event["kind"] == "preempted").unwrap();
+        assert_eq!(
+            (&preempted["data"]["means"], &preempted["data"]["to"]),
+            (&json!(means), &json!(2))
+        );
+        assert!(daemon.ok(&["show", "--why", "1"]).contains("to 2"));
+    }
+}
+
+#[test]
+fn priority_alone_displaces_and_equals_do_not() {
+    let daemon = Daemon::start(&["--slots", "1"]);
+    let first = daemon.submit(&[], &["sleep", "1000"]);
+    daemon.wait_for(first, "running");
+    let equal = daemon.submit(&[], &["true"]);
+    let higher = daemon.submit(&["--priority", "5"], &["true"]);
+    daemon.wait_for(higher, "done");
+    assert_eq!(daemon.job(equal)["state"], "queued");
+    assert!(daemon.ok(&["show", &equal.to_string()]).contains("waits for job 1"));
+    daemon.ok(&["cancel", &first.to_string()]);
+    daemon.wait_for(equal, "done");
+    let job = daemon.job(first);
+    assert_eq!((&job["state"], &job["exit"]), (&json!("cancelled"), &json!(143)));
+}
+
+#[test]
+fn a_preempted_job_keeps_its_tree_and_its_memory() {
+    let daemon = Daemon::start(&[]);
+    let script = "x=0; (for i in 1 2 3 4 5 6 7 8 9 10; do echo child $i; sleep 0.2; done) &\n\
+                  sleep 2.5 | cat\n wait; echo parent $x; exit 4";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    daemon.wait_for_output(id, "child 2");
+    daemon.ok(&["preempt", &id.to_string()]);
+    assert_eq!(daemon.job(id)["state"], "preempted");
+    // No process of it is left but its shepherd, which is one.
+    assert_eq!(common::shepherds(&daemon.data()).len(), 1);
+    daemon.ok(&["resume", &id.to_string()]);
+    let job = daemon.wait_for(id, "failed");
+    assert_eq!(job["exit"], 4);
+    let expected: String = (1..=10).map(|i| format!("child {i}\n")).collect();
+    assert_eq!(daemon.output(id), format!("{expected}parent 0\n"));
+}
+
+#[test]
+fn what_cannot_be_saved_goes_on_and_is_remembered() {
+    let daemon = Daemon::start(&[]);
+    // A process in an enclosing session's terminal, or that traces another, cannot be saved.
+    let script = "import ctypes, os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(1000)\n\
+                  ctypes.CDLL(None).ptrace(16, pid, 0, 0)\nos.waitpid(pid, 2)\nprint('traced', flush=True)\ntime.sleep(1)\nprint('end', flush=True)\nos.kill(pid, 9)";
+    let id = daemon.submit(&["--kind", "tracer"], &["python3", "-c", script]);
+    daemon.wait_for_output(id, "traced");
+    let output =
+        daemon.queue(&["preempt", &id.to_string(), "--means", "checkpoint"]).output().unwrap();
+    assert!(!output.status.success());
+    assert_eq!(daemon.job(id)["state"], "running");
+    daemon.wait_for(id, "done");
+    assert!(daemon.output(id).contains("end"));
+    let machine = daemon.ok(&["top", "--json"]);
+    let machine: serde_json::Value = serde_json::from_str(&machine).unwrap();
+    assert!(machine["refusals"]["tracer"].as_str().is_some(), "{machine}");
+}
+
+#[test]
+fn check_tries_it_beforehand() {
+    let daemon = Daemon::start(&[]);
+    let text = daemon.ok(&["check", "--after", "0", "--", "sleep", "1000"]);
+    assert!(text.contains("can be saved"), "{text}");
+    daemon.wait_for(1, "cancelled");
+    let output = daemon.queue(&["check", "--", "true"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ended before"));
+}
+
+#[test]
+fn a_jobs_own_command_makes_it_give_way() {
+    let daemon = Daemon::start(&["--slots", "1", "--means", "command"]);
+    let state = daemon.dir.path().join("state");
+    let script = "s=$1; n=$(cat $s 2>/dev/null || echo 0); trap 'echo $n >$s; exit 0' USR1\n\
+                  echo from $n; while [ $n -lt 150 ]; do n=$((n+1)); sleep 0.05; done; echo end";
+    let id = daemon.submit(
+        &["--class", "batch", "--preempt-cmd", "kill -USR1 $TORPOR_JOB_PID"],
+        &["bash", "-c", script, "x", state.to_str().unwrap()],
+    );
+    daemon.wait_for_output(id, "from 0");
+    let urgent = daemon.submit(&["--class", "urgent"], &["true"]);
+    daemon.wait_for(urgent, "done");
+    let job = daemon.wait_for(id, "done");
+    assert_eq!(job["preemptions"], 1);
+    let reached: u32 = std::fs::read_to_string(state).unwrap().trim().parse().unwrap();
+    assert!(reached > 0);
+    assert!(daemon.output(id).ends_with("end\n"));
+}
+
+#[test]
+fn a_time_limit_does_not_run_while_a_job_sleeps() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&["--time", "2"], &words(&counter(10, 0.1)));
+    daemon.wait_for_output(id, "1\n");
+    daemon.ok(&["preempt", &id.to_string()]);
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    let late = daemon.submit(&["--time", "1"], &["sleep", "1000"]);
+    let job = daemon.wait_for(late, "failed");
+    assert_eq!(job["exit"], 143);
+    assert!(job["note"].as_str().unwrap().contains("longer than its limit"));
+}
+
+#[test]
+fn jobs_run_after_others_and_again() {
+    let daemon = Daemon::start(&[]);
+    let first = daemon.submit(&[], &["sleep", "0.3"]);
+    let second = daemon.submit(&["--after", &first.to_string()], &["true"]);
+    assert_eq!(daemon.job(second)["state"], "queued");
+    daemon.wait_for(second, "done");
+    let failing = daemon.submit(&["--retries", "2"], &["sh", "-c", "echo try; exit 1"]);
+    let never = daemon.submit(&["--after", &failing.to_string()], &["true"]);
+    daemon.wait_for(failing, "failed");
+    assert_eq!(daemon.output(failing), "try\ntry\ntry\n");
+    daemon.wait_for(never, "cancelled");
+}
+
+#[test]
+fn draining_puts_all_to_sleep_and_ends() {
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &words(&counter(20, 0.05)));
+    daemon.wait_for_output(id, "3\n");
+    daemon.ok(&["drain", "--wait"]);
+    assert_eq!(daemon.job(id)["state"], "preempted");
+    let late = daemon.submit(&["--class", "urgent"], &["true"]);
+    assert!(daemon.ok(&["show", &late.to_string()]).contains("drained"));
+    daemon.ok(&["drain", "--end"]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), counted(20));
+    until("the late job ends", || (daemon.job(late)["state"] == "done").then_some(()));
+}

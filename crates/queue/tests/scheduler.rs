@@ -1,0 +1,256 @@
+//! Properties of the scheduler, on random workloads, and its policies one by one.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_precision_loss,
+    missing_docs
+)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use torpor_queue::preemption::{EXEMPT_FACTOR, Means};
+use torpor_queue::scheduler::simulation::{Fate, Machine, Task};
+use torpor_queue::scheduler::{Class, Guarantee, Millis, Rules, share};
+
+const SECOND: Millis = 1000;
+const HOUR: Millis = 3600 * SECOND;
+const GIB: u64 = 1 << 30;
+
+fn class(priority: i64) -> Class {
+    Class { priority, ..Class::default() }
+}
+
+fn rules() -> Rules {
+    let classes = BTreeMap::from([
+        ("urgent".to_owned(), Class { interactive: true, ..class(1000) }),
+        ("normal".to_owned(), class(500)),
+        ("long".to_owned(), Class { slice: Some(60 * SECOND), ..class(0) }),
+        ("fair".to_owned(), Class { fair: true, slice: Some(60 * SECOND), ..class(0) }),
+        ("fixed".to_owned(), Class { preemptible: false, ..class(0) }),
+    ]);
+    Rules { classes, deadline_rise: 600, ..Rules::default() }
+}
+
+fn of(class: &str, at: Millis, work: Millis) -> Task {
+    Task { class: class.to_owned(), at, work, ..Task::default() }
+}
+
+fn fates(slots: u32, tasks: Vec<Task>) -> Vec<Fate> {
+    Machine::new(slots, 64 * GIB, rules(), tasks).run(1000 * HOUR)
+}
+
+fn any_task() -> impl Strategy<Value = Task> {
+    let classes = prop::sample::select(vec!["urgent", "normal", "long", "fair", "fixed"]);
+    let owners = prop::sample::select(vec!["ann", "bob", "cid"]);
+    let times = (0..600 * SECOND, 1..600 * SECOND);
+    (times, classes, owners, 1..4_u32, 0..8 * GIB, any::<bool>(), -3..3_i64, any::<bool>())
+        .prop_map(|((at, work), class, owner, slots, memory, saveable, priority, told)| Task {
+            at,
+            work,
+            class: class.to_owned(),
+            owner: owner.to_owned(),
+            slots,
+            memory,
+            saveable,
+            priority,
+            estimate: told.then_some(work),
+            deadline: None,
+        })
+}
+
+fn cases() -> u32 {
+    if common::long("scheduler: 10,000 random workloads for each property") { 10_000 } else { 30 }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..Default::default() })]
+
+    /// All is done in the end, slots are never exceeded, and nobody is preempted before it
+    /// has run ten times as long as that costs, so that no circle can turn without work.
+    #[test]
+    fn nothing_circles_and_all_is_done(
+        tasks in prop::collection::vec(any_task(), 1..14),
+        memory in 1..16 * GIB,
+    ) {
+        let slots = 3;
+        let found = Machine::new(slots, memory, rules(), tasks.clone()).run(1000 * HOUR);
+        let mut sorted = tasks;
+        sorted.sort_by_key(|task| task.at);
+        for (fate, task) in found.iter().zip(&sorted) {
+            prop_assert!(fate.ended.is_some(), "{task:?} {fate:?}");
+            for (from, until, price) in &fate.spells {
+                if let Some(price) = price {
+                    let ran = u64::try_from(until - from).unwrap();
+                    prop_assert!(ran >= EXEMPT_FACTOR * price.overhead_ms(), "{task:?} {fate:?}");
+                    prop_assert!(task.class != "fixed" || fate.longest_wait >= 0);
+                }
+            }
+            // Overhead stays below what exemption allows.
+            let ran: Millis = fate.spells.iter().map(|(from, until, _)| until - from).sum();
+            prop_assert!(fate.overhead * 10 <= ran + 10 * i64::from(fate.preemptions), "{fate:?}");
+        }
+        let mut edges: Vec<(Millis, i64)> = Vec::new();
+        for (fate, task) in found.iter().zip(&sorted) {
+            for (from, until, _) in &fate.spells {
+                edges.extend([(*from, i64::from(task.slots)), (*until, -i64::from(task.slots))]);
+            }
+        }
+        edges.sort_unstable();
+        let mut used = 0;
+        for (_, change) in edges {
+            used += change;
+            prop_assert!(used <= i64::from(slots));
+        }
+    }
+
+    /// Under constant urgent load each job still gets its slice within the guaranteed time.
+    #[test]
+    fn nobody_starves(count in 1..5_usize, work in 200..400_i64) {
+        let every = 120 * SECOND;
+        let rules = Rules { guarantee: Guarantee { every, slice: 20 * SECOND }, ..rules() };
+        let mut tasks: Vec<Task> =
+            (0..count).map(|_| of("long", 0, work * SECOND)).collect();
+        // Two slots, and urgent work for more than two at any time.
+        for i in 0..300 {
+            tasks.push(of("urgent", i * 5 * SECOND, 12 * SECOND));
+        }
+        let found = Machine::new(2, 64 * GIB, rules, tasks.clone()).run(1500 * SECOND);
+        tasks.sort_by_key(|task| task.at);
+        for (fate, task) in found.iter().zip(&tasks) {
+            if task.class == "long" {
+                // Those that are due at the same time take turns.
+                let most = every + Millis::try_from(count).unwrap() * 25 * SECOND;
+                prop_assert!(fate.started.is_some() && fate.longest_wait <= most, "{fate:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_urgent_job_starts_at_once() {
+    let found = fates(1, vec![of("long", 0, 100 * SECOND), of("urgent", 50 * SECOND, SECOND)]);
+    let waited = found[1].started.unwrap() - 50 * SECOND;
+    assert!(waited <= 10, "{waited}");
+    assert_eq!(found[0].preemptions, 1);
+    assert_eq!(found[0].lost, 0);
+}
+
+#[test]
+fn where_memory_is_short_it_is_checkpointed_and_else_stopped() {
+    let tasks = |memory| {
+        vec![
+            Task { memory: 4 * GIB, ..of("long", 0, 400 * SECOND) },
+            Task { memory, ..of("urgent", 300 * SECOND, SECOND) },
+        ]
+    };
+    for (memory, means) in [(GIB, Means::Stop), (5 * GIB, Means::Checkpoint)] {
+        let found = Machine::new(1, 8 * GIB, rules(), tasks(memory)).run(HOUR);
+        let (_, _, price) = &found[0].spells[0];
+        assert_eq!(price.unwrap().means, means);
+    }
+}
+
+#[test]
+fn the_victim_is_who_costs_least() {
+    let tasks = vec![
+        Task { memory: 9 * GIB, ..of("normal", 0, HOUR) },
+        Task { memory: GIB, ..of("normal", 0, HOUR) },
+        Task { memory: 3 * GIB, ..of("urgent", 2000 * SECOND, SECOND) },
+    ];
+    let found = Machine::new(2, 12 * GIB, rules(), tasks).run(10 * HOUR);
+    assert_eq!((found[0].preemptions, found[1].preemptions), (0, 1));
+}
+
+#[test]
+fn equals_take_turns_by_slices() {
+    let found = fates(1, (0..3).map(|_| of("long", 0, 300 * SECOND)).collect());
+    for fate in &found {
+        assert!(fate.started.unwrap() <= 121 * SECOND, "{fate:?}");
+        for (from, until, price) in &fate.spells {
+            assert!(price.is_none() || until - from >= 60 * SECOND);
+        }
+    }
+    // Those of a class without slices do not.
+    let found = fates(1, (0..3).map(|_| of("normal", 0, 300 * SECOND)).collect());
+    assert!(found.iter().all(|fate| fate.preemptions == 0));
+}
+
+#[test]
+fn shares_are_kept_by_weight() {
+    let mut rules = rules();
+    rules.shares.owners = BTreeMap::from([("ann".to_owned(), 3.0), ("bob".to_owned(), 1.0)]);
+    let of = |owner: &str| Task { owner: owner.to_owned(), ..of("fair", 0, 100 * HOUR) };
+    let tasks = vec![of("ann"), of("bob")];
+    let found = Machine::new(1, 64 * GIB, rules, tasks).run(40 * HOUR);
+    let ran = |fate: &Fate| -> Millis { fate.spells.iter().map(|(a, b, _)| b - a).sum() };
+    let ratio = ran(&found[0]) as f64 / ran(&found[1]) as f64;
+    assert!((2.5..3.5).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn old_usage_fades() {
+    let mut usage = share::Usage::default();
+    usage.add("p", "ann", 2, 3600 * SECOND);
+    usage.decay(7 * 24 * HOUR, 7 * 24 * HOUR);
+    assert!((usage.projects["p"] - 3600.0).abs() < 1e-6);
+    assert!((usage.owners["p/ann"] - 3600.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_deadline_that_comes_near_makes_a_job_rise() {
+    let deadline = Task {
+        deadline: Some(400 * SECOND),
+        estimate: Some(100 * SECOND),
+        ..of("long", 0, 100 * SECOND)
+    };
+    let mut tasks = vec![deadline];
+    for i in 0..100 {
+        tasks.push(of("normal", i * 10 * SECOND, 10 * SECOND + 1));
+    }
+    let found = fates(1, tasks);
+    assert!(found[0].ended.unwrap() <= 400 * SECOND, "{:?}", found[0]);
+}
+
+#[test]
+fn free_slots_are_kept_for_who_needs_many_and_filled_meanwhile() {
+    let fixed = |at, work, slots| Task { slots, estimate: Some(work), ..of("fixed", at, work) };
+    let tasks = vec![
+        fixed(0, 100 * SECOND, 1),
+        // Needs both slots: planned to start at 100 s.
+        fixed(SECOND, 10 * SECOND, 2),
+        // Would delay it.
+        fixed(2 * SECOND, 500 * SECOND, 1),
+        // Is done before.
+        fixed(3 * SECOND, 50 * SECOND, 1),
+    ];
+    let found = fates(2, tasks);
+    assert_eq!(found[1].started, Some(100 * SECOND));
+    assert!(found[2].started.unwrap() >= 110 * SECOND);
+    assert_eq!(found[3].started, Some(3 * SECOND));
+}
+
+#[test]
+fn reserved_slots_are_for_interactive_classes() {
+    let rules = Rules { reserved: 1, ..rules() };
+    let mut tasks: Vec<Task> = (0..2).map(|_| of("fixed", 0, HOUR)).collect();
+    tasks.push(of("urgent", 10 * SECOND, SECOND));
+    let found = Machine::new(2, 64 * GIB, rules, tasks).run(3 * HOUR);
+    assert_eq!(found[1].started, Some(HOUR));
+    assert_eq!(found[2].started, Some(10 * SECOND));
+}
+
+#[test]
+fn quotas_hold_jobs_back() {
+    let mut rules = rules();
+    let quota = share::Quota { slots: Some(1), ..share::Quota::default() };
+    rules.quotas.insert("owner:ann".to_owned(), quota);
+    let of = |owner: &str| Task { owner: owner.to_owned(), ..of("normal", 0, 10 * SECOND) };
+    let found = Machine::new(3, 64 * GIB, rules, vec![of("ann"), of("ann"), of("bob")]).run(HOUR);
+    assert_eq!((found[0].started, found[2].started), (Some(0), Some(0)));
+    assert_eq!(found[1].started, Some(10 * SECOND));
+}

@@ -1,0 +1,215 @@
+//! Real tools are preempted at random moments and end with the right result.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Daemon, long, until};
+
+/// Preempts a job again and again while it runs, and returns how it is in the end.
+fn preempt_at_random(daemon: &Daemon, id: u64, times: u64) -> serde_json::Value {
+    let mut seed = 0x1234_5678_9abc_def1_u64 ^ id;
+    for _ in 0..times {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        std::thread::sleep(Duration::from_millis(seed % 400));
+        if !daemon.job(id)["exit"].is_null() {
+            break;
+        }
+        let output =
+            daemon.queue(&["preempt", &id.to_string(), "--means", "checkpoint"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let over = said.contains("already") || said.contains("over");
+        assert!(output.status.success() || over, "{said} {}", daemon.show(id));
+        daemon.ok(&["resume", &id.to_string()]);
+    }
+    until("the job ends", || {
+        let job = daemon.job(id);
+        (!job["exit"].is_null()).then_some(job)
+    })
+}
+
+fn there(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        println!("{program} is not there: left out");
+    }
+    found
+}
+
+fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
+    let (text, program) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&text, source).unwrap();
+    let made =
+        Command::new("gcc").args(["-O1", "-g", "-o"]).arg(&program).arg(&text).args(flags).status();
+    assert!(made.unwrap().success());
+    program
+}
+
+/// A program that computes for a while, on memory, and prints a sum.
+const SUM: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    long rounds = atol(argv[1]), n = 1 << 16;
+    unsigned *a = calloc(n, sizeof *a), sum = 0;
+    for (long r = 0; r < rounds; r++) {
+        for (long i = 0; i < n; i++) a[i] = a[i] * 1103515245u + i + r;
+        if (r % 100 == 0) { printf("%ld\n", r); fflush(stdout); }
+    }
+    for (long i = 0; i < n; i++) sum ^= a[i];
+    printf("sum %u\n", sum);
+    free(a);
+    return 3;
+}
+"#;
+
+/// Runs a command alone and as a job that is preempted; both must say the same.
+fn same_as_alone(name: &str, command: &[&str], times: u64) {
+    let alone = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&["--class", "batch", "--kind", name], command);
+    daemon.wait_for(id, "running");
+    let job = preempt_at_random(&daemon, id, times);
+    assert_eq!(job["exit"].as_i64().unwrap(), i64::from(alone.status.code().unwrap()), "{name}");
+    assert_eq!(daemon.output(id), String::from_utf8(alone.stdout).unwrap(), "{name}");
+    assert!(job["preemptions"].as_u64().unwrap() > 0, "{name}: {}", daemon.show(id));
+    println!(
+        "{name}: {} preemptions, {} ms overhead",
+        job["preemptions"],
+        daemon.show(id)["overhead_ms"]
+    );
+}
+
+#[test]
+fn address_sanitizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "asan", SUM, &["-fsanitize=address"]);
+    same_as_alone("address sanitizer", &[program.to_str().unwrap(), "20000"], 10);
+}
+
+#[test]
+fn valgrind() {
+    if !there("valgrind") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(dir.path(), "grind", SUM, &[]);
+    let command = ["valgrind", "-q", "--error-exitcode=9", program.to_str().unwrap(), "600"];
+    same_as_alone("valgrind", &command, 6);
+}
+
+#[test]
+fn a_parallel_build() {
+    let dir = tempfile::tempdir().unwrap();
+    let rule = ".PHONY: all\nall: $(addsuffix .o,$(shell seq 1 40))\n%.o:\n\t@printf 'int f%s(void){return %s;}' $* $* \
+                | gcc -x c -c -o $@ - && sleep 0.05\n";
+    std::fs::write(dir.path().join("Makefile"), rule).unwrap();
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&["--dir", dir.path().to_str().unwrap()], &["make", "-j3"]);
+    daemon.wait_for(id, "running");
+    let job = preempt_at_random(&daemon, id, 6);
+    assert_eq!(job["exit"], 0, "{}", daemon.show(id));
+    let objects = std::fs::read_dir(dir.path()).unwrap();
+    let objects =
+        objects.filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|x| x == "o"));
+    assert_eq!(objects.count(), 40);
+}
+
+#[test]
+fn a_python_suite() {
+    let dir = tempfile::tempdir().unwrap();
+    let suite = "import time, unittest\nclass T(unittest.TestCase):\n    pass\nfor i in range(60):\n    \
+                 setattr(T, f'test_{i:02}', lambda self: time.sleep(0.05))\nunittest.main(verbosity=0)\n";
+    let path = dir.path().join("suite.py");
+    std::fs::write(&path, suite).unwrap();
+    let daemon = Daemon::start(&[]);
+    let id = daemon.submit(&[], &["sh", "-c", "exec python3 $0 2>&1", path.to_str().unwrap()]);
+    daemon.wait_for(id, "running");
+    let job = preempt_at_random(&daemon, id, 8);
+    assert_eq!(job["exit"], 0);
+    assert!(daemon.output(id).contains("Ran 60 tests"), "{}", daemon.output(id));
+}
+
+#[test]
+fn a_java_virtual_machine() {
+    if !long("a_java_virtual_machine") || !there("java") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = "public class Sum { public static void main(String[] a) throws Exception { long s = 0; \
+                  for (int i = 0; i < 100; i++) { for (int j = 0; j < 1000000; j++) s = s * 31 + j; \
+                  System.out.println(i + \" \" + s); Thread.sleep(30); } System.exit(4); } }";
+    let path = dir.path().join("Sum.java");
+    std::fs::write(&path, source).unwrap();
+    if !there("javac") {
+        return;
+    }
+    assert!(Command::new("javac").arg(&path).status().unwrap().success());
+    let class = dir.path().to_str().unwrap();
+    same_as_alone("java", &["java", "-XX:-UsePerfData", "-cp", class, "Sum"], 10);
+}
+
+#[test]
+fn afl() {
+    if !long("afl") || !there("afl-fuzz") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = "#include <unistd.h>\n#include <stdlib.h>\nint main(void) { char b[8] = {0}; \
+                  if (read(0, b, 7) > 3 && b[0] == 'q' && b[1] == 'u') { if (b[2] == 'e') abort(); } return 0; }";
+    let text = dir.path().join("target.c");
+    std::fs::write(&text, source).unwrap();
+    let program = dir.path().join("target");
+    let made = Command::new("afl-cc").arg("-o").arg(&program).arg(&text).output().unwrap();
+    assert!(made.status.success());
+    std::fs::create_dir(dir.path().join("in")).unwrap();
+    std::fs::write(dir.path().join("in/seed"), "quiet").unwrap();
+    let daemon = Daemon::start(&[]);
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let id = daemon.submit(
+        &[
+            "--class",
+            "batch",
+            "--env",
+            "AFL_SKIP_CPUFREQ=1",
+            "--env",
+            "AFL_NO_UI=1",
+            "--env",
+            "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1",
+        ],
+        &["afl-fuzz", "-V", "20", "-i", &at("in"), "-o", &at("out"), "--", &at("target")],
+    );
+    daemon.wait_for(id, "running");
+    let job = preempt_at_random(&daemon, id, 10);
+    assert_eq!(job["exit"], 0, "{}\n{}", daemon.show(id), daemon.output(id));
+    let stats = std::fs::read_to_string(dir.path().join("out/default/fuzzer_stats")).unwrap();
+    let crashes = stats.lines().find(|line| line.starts_with("saved_crashes")).unwrap();
+    assert!(!crashes.trim_end().ends_with(": 0"), "{stats}");
+}
+
+/// A long job of 2 GiB makes room: measured, and printed.
+#[test]
+fn a_victim_of_two_gib() {
+    if !long("a_victim_of_two_gib") {
+        return;
+    }
+    let script = "import time\nx = bytearray(b'abcdefgh') * (256 << 20)\nprint('ready', flush=True)\n\
+                  for i in range(1500):\n    x[i << 20] = 1\n    time.sleep(0.02)\nprint(sum(x[i << 20] for i in range(1500)))";
+    for means in ["stop", "checkpoint"] {
+        let daemon = Daemon::start(&["--slots", "1", "--means", means]);
+        let id = daemon.submit(&["--class", "batch"], &["python3", "-c", script]);
+        daemon.wait_for_output(id, "ready");
+        daemon.ok(&["preempt", "1", "--means", means]);
+        daemon.ok(&["resume", "1"]);
+        daemon.wait_for(id, "done");
+        assert!(daemon.output(id).ends_with("1500\n"));
+        println!("{means}: {}", daemon.ok(&["show", "--why", "1"]));
+    }
+}

@@ -1,0 +1,175 @@
+//! `submit --wait` is the job.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{Daemon, counted, counter, shown, until, words};
+
+#[test]
+fn exit_status_output_and_input_are_the_jobs() {
+    let daemon = Daemon::start(&[]);
+    let output = daemon
+        .queue(&["submit", "--wait", "--", "sh", "-c", "printf 'a\\0b'; printf err >&2; exit 7"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7), "{}", shown(&output));
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"a\0b"[..], &b"err"[..]));
+
+    let mut cat = daemon.queue(&["submit", "--wait", "--", "md5sum"]);
+    let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = cat.stdin.take().unwrap();
+    for part in 0..50_u8 {
+        stdin.write_all(&[part; 40_000]).unwrap();
+    }
+    drop(stdin);
+    let output = cat.wait_with_output().unwrap();
+    let sum = String::from_utf8(output.stdout).unwrap();
+    // md5 of 50 times 40,000 bytes 0, 1, … 49.
+    let expected = std::process::Command::new("python3")
+        .args(["-c", "import hashlib; print(hashlib.md5(b''.join(bytes([i])*40000 for i in range(50))).hexdigest())"])
+        .output()
+        .unwrap();
+    assert_eq!(sum.split(' ').next(), String::from_utf8(expected.stdout).unwrap().lines().next());
+}
+
+#[test]
+fn what_cannot_be_run_ends_as_in_a_shell() {
+    let daemon = Daemon::start(&[]);
+    let code = |command: &str| {
+        daemon.queue(&["submit", "--wait", "--", command]).output().unwrap().status.code()
+    };
+    assert_eq!(code("/nowhere/at/all"), Some(127));
+    assert_eq!(code("/etc"), Some(126));
+    let nobody = std::process::Command::new(common::torpor())
+        .args(["queue", "submit", "--wait", "--", "true"])
+        .env("TORPOR_QUEUE", "unix:/nowhere/at/all")
+        .output()
+        .unwrap();
+    assert_eq!(nobody.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("torpor queue serve"));
+}
+
+#[test]
+fn directory_environment_and_umask_are_the_callers() {
+    let daemon = Daemon::start(&[]);
+    let output = daemon
+        .queue(&[
+            "submit",
+            "--wait",
+            "--",
+            "sh",
+            "-c",
+            "pwd; echo \"$MINE\"; umask; ulimit -c >/dev/null",
+        ])
+        .current_dir(daemon.dir.path())
+        .env("MINE", "a b")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], daemon.dir.path().canonicalize().unwrap().to_str().unwrap());
+    assert_eq!(lines[1], "a b");
+}
+
+#[test]
+fn death_by_a_signal_is_passed_on() {
+    let daemon = Daemon::start(&[]);
+    for signal in ["KILL", "TERM", "SEGV", "INT"] {
+        let script = format!("kill -{signal} $$");
+        let status =
+            daemon.queue(&["submit", "--wait", "--", "sh", "-c", &script]).status().unwrap();
+        let number = match signal {
+            "KILL" => 9,
+            "TERM" => 15,
+            "SEGV" => 11,
+            _ => 2,
+        };
+        assert_eq!(status.signal(), Some(number), "{signal}");
+    }
+}
+
+#[test]
+fn signals_to_the_client_reach_the_job() {
+    let daemon = Daemon::start(&[]);
+    let script = "trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let client = daemon
+        .queue(&["submit", "--wait", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("a job", || daemon.ok(&["list", "--json"]).contains("\"running\"").then_some(()));
+    daemon.wait_for_output(1, "ready");
+    let pid = rustix::process::Pid::from_child(&client);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "ready\ncaught\n");
+}
+
+#[test]
+fn a_client_does_not_notice_twenty_preemptions() {
+    let daemon = Daemon::start(&["--means", "checkpoint"]);
+    let script = "import sys, time\nfor i in range(400):\n    print(i, flush=True)\n    \
+                  print('e', i, file=sys.stderr, flush=True)\n    time.sleep(0.02)\n\
+                  print('end ' + sys.stdin.readline(), end='')\nsys.exit(9)";
+    let mut client = daemon
+        .queue(&["submit", "--wait", "--class", "batch", "--", "python3", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    client.stdin.take().unwrap().write_all(b"of the line\n").unwrap();
+    until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    for _ in 0..20 {
+        daemon.wait_for(1, "running");
+        daemon.ok(&["preempt", "1"]);
+        assert_eq!(daemon.job(1)["state"], "preempted", "{}", daemon.show(1));
+        daemon.ok(&["resume", "1"]);
+    }
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(9), "{}", shown(&output));
+    let numbers: String = (0..400).map(|i| format!("{i}\n")).collect();
+    let errors: String = (0..400).map(|i| format!("e {i}\n")).collect();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{numbers}end of the line\n"));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), errors);
+    assert_eq!(daemon.job(1)["preemptions"], 20);
+}
+
+#[test]
+fn a_client_outlives_its_daemon() {
+    let mut daemon = Daemon::start(&[]);
+    let command = counter(60, 0.05);
+    let mut line = vec!["submit", "--wait", "--"];
+    line.extend(words(&command));
+    let client = daemon.queue(&line).stdout(Stdio::piped()).spawn().unwrap();
+    until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    for word in ["5", "25"] {
+        until("output", || daemon.output(1).lines().any(|line| line == word).then_some(()));
+        daemon.kill();
+        std::thread::sleep(Duration::from_millis(100));
+        daemon.launch();
+    }
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), counted(60));
+    assert_eq!(daemon.job(1)["run"], 1);
+}
+
+#[test]
+fn a_job_ends_with_its_client() {
+    let config = serde_json::json!({ "orphan_after": 300 });
+    let daemon = Daemon::configured(&config, &[]);
+    let mut client = daemon.queue(&["submit", "--wait", "--", "sleep", "1000"]).spawn().unwrap();
+    until("the job runs", || daemon.ok(&["list", "--json"]).contains("running").then_some(()));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    let job = daemon.wait_for(1, "cancelled");
+    assert_eq!(job["note"], "who waited for it has vanished");
+}
