@@ -1,0 +1,144 @@
+//! The control groups of containers: finding, reading and removing them, in both versions.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// How deep below a hierarchy's root a runtime puts its groups.
+const DEPTH: usize = 8;
+
+/// The roots of all hierarchies: one for each controller in the first version.
+#[must_use]
+pub fn hierarchies() -> Vec<PathBuf> {
+    let root = PathBuf::from(ROOT);
+    if root.join("cgroup.procs").exists() {
+        return vec![root];
+    }
+    let entries = fs::read_dir(&root).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|dir| dir.join("cgroup.procs").exists()).collect()
+}
+
+/// The root of the hierarchy that a controller is in.
+#[must_use]
+pub fn hierarchy(controller: &str) -> PathBuf {
+    let own = Path::new(ROOT).join(controller);
+    if own.join("cgroup.procs").exists() { own } else { PathBuf::from(ROOT) }
+}
+
+/// The group of a controller whose name holds the identifier of a container or a sandbox.
+#[must_use]
+pub fn of(controller: &str, id: &str) -> Option<PathBuf> {
+    search(&hierarchy(controller), id, DEPTH)
+}
+
+fn search(dir: &Path, id: &str, depth: usize) -> Option<PathBuf> {
+    let dirs: Vec<PathBuf> = subgroups(dir).collect();
+    let named = |dir: &&PathBuf| dir.file_name().is_some_and(|n| n.to_string_lossy().contains(id));
+    if let Some(found) = dirs.iter().find(named) {
+        return Some(found.clone());
+    }
+    depth.checked_sub(1).and_then(|depth| dirs.iter().find_map(|dir| search(dir, id, depth)))
+}
+
+fn subgroups(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
+/// The processes of a group and of all below it.
+#[must_use]
+pub fn processes(group: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    let mut all: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    all.extend(subgroups(group).flat_map(|group| processes(&group)));
+    all
+}
+
+/// A number in a file of a group.
+#[must_use]
+pub fn number(group: &Path, file: &str) -> Option<u64> {
+    fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
+}
+
+/// A number that a file of a group has after a name.
+#[must_use]
+pub fn entry(group: &Path, file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(group.join(file)).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// The bytes that a group is charged for, or nothing where its controller is not there.
+#[must_use]
+pub fn memory(group: &Path) -> Option<u64> {
+    number(group, "memory.usage_in_bytes").or_else(|| number(group, "memory.current"))
+}
+
+/// The CPU time in seconds that a group has used.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "nanoseconds of some minutes")]
+pub fn cpu_seconds(id: &str) -> Option<f64> {
+    if let Some(used) = of("cpuacct", id).and_then(|group| number(&group, "cpuacct.usage")) {
+        return Some(used as f64 / 1e9);
+    }
+    let used = of("cpu", id).and_then(|group| entry(&group, "cpu.stat", "usage_usec"))?;
+    Some(used as f64 / 1e6)
+}
+
+/// How often the kernel has throttled a group.
+#[must_use]
+pub fn throttled(id: &str) -> Option<u64> {
+    entry(&of("cpu", id)?, "cpu.stat", "nr_throttled")
+}
+
+/// Makes a group below the root of a controller's hierarchy.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
+    let dir = hierarchy(controller).join(name.trim_start_matches('/'));
+    fs::create_dir_all(&dir)?;
+    Ok(dir)
+}
+
+/// Lets everything in the groups `name` run that is frozen: what is frozen by the first version does
+/// not even end when it is killed.
+pub fn thaw(name: &str) {
+    for root in hierarchies() {
+        thaw_one(&root.join(name.trim_start_matches('/')));
+    }
+}
+
+fn thaw_one(group: &Path) {
+    for (file, state) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+        let path = group.join(file);
+        if path.exists() {
+            let _ = fs::write(path, state);
+        }
+    }
+    subgroups(group).for_each(|group| thaw_one(&group));
+}
+
+/// Removes the group `name` of every hierarchy with all below it, and ends what runs in there.
+pub fn remove(name: &str) {
+    let until = Instant::now() + Duration::from_secs(10);
+    thaw(name);
+    for root in hierarchies() {
+        let group = root.join(name.trim_start_matches('/'));
+        while group.exists() && !remove_one(&group) && Instant::now() < until {
+            for pid in processes(&group).into_iter().filter_map(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn remove_one(group: &Path) -> bool {
+    // All are tried, whatever comes of the first.
+    let left = subgroups(group).filter(|group| !remove_one(group)).count();
+    left == 0 && fs::remove_dir(group).is_ok()
+}

@@ -1,0 +1,292 @@
+//! The command line.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::catalogue::{Benchmark, wanted};
+use crate::compare::{Verdict, compare};
+use crate::config::{Config, ConfigError};
+use crate::results::{self, Results};
+use crate::workload::{self, Workload};
+use crate::{keeper, registry, report, run as running, statistics};
+
+/// The subcommands of `torpor benchmark`.
+#[derive(Debug, Subcommand)]
+pub enum BenchmarkCommand {
+    /// Print the version of the tool, and of each runtime that answers
+    Version(Configured),
+    /// List all benchmarks: what they measure, and what they need
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// What is listed
+        #[command(flatten)]
+        configured: Configured,
+    },
+    /// Measure, and write results.json and report.html
+    ///
+    /// Without a configuration the runtimes of this machine are measured: those that answer at a CRI
+    /// socket, or else the containerd that is installed, started with state and namespaces of its own.
+    /// A run that was interrupted goes on where it was when the same command is given again.
+    Run(Run),
+    /// Print which runs it takes to find a difference
+    Plan {
+        /// Results of this machine, or their directory
+        results: PathBuf,
+        /// The difference, in percent
+        #[arg(long, default_value_t = 10.0)]
+        difference: f64,
+    },
+    /// Say what differs between two results by more than noise
+    ///
+    /// A difference counts when the interval of the ratio at 99 % leaves 1 out, and the ratio itself is
+    /// beyond the threshold. Exit status: 0, nothing is worse; 1, something is; 2, the results cannot be
+    /// compared; 3, one of them cannot be read.
+    Compare(Compare),
+    /// Make reports from the results of one or more machines
+    Report {
+        /// results.json, or their directories
+        #[arg(required = true)]
+        results: Vec<PathBuf>,
+        /// The directory for report.html and report.md
+        #[arg(long, default_value = ".")]
+        output: PathBuf,
+    },
+    /// Write index.html, an overview of all results below a directory
+    Index {
+        /// The directory
+        #[arg(default_value = ".")]
+        directory: PathBuf,
+    },
+    /// What measures inside of a container
+    #[command(hide = true)]
+    Workload {
+        /// Which program
+        #[command(subcommand)]
+        workload: Workload,
+    },
+    /// Removes what a run has made, when the run has ended
+    #[command(hide = true)]
+    Keep,
+    /// Serves the images of a run
+    #[command(hide = true)]
+    Registry {
+        /// The port on the loopback device
+        #[arg(long)]
+        port: u16,
+        /// The directory of the images
+        #[arg(long)]
+        store: PathBuf,
+    },
+}
+
+/// A configuration, or what takes its place.
+#[derive(Debug, Args)]
+pub struct Configured {
+    /// A configuration in YAML; see docs/benchmark.md
+    config: Option<PathBuf>,
+}
+
+/// What `run` is told.
+#[derive(Debug, Args)]
+pub struct Run {
+    #[command(flatten)]
+    configured: Configured,
+    /// The directory for results
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// Measure only these: names with `*` for any text, or all but those after `!`; may be given several
+    /// times
+    #[arg(long)]
+    filter: Vec<String>,
+    /// How many samples of each are kept
+    #[arg(long)]
+    runs: Option<u32>,
+    /// The seed of the order of samples
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Begin anew, and throw away what the directory holds of a run before
+    #[arg(long)]
+    again: bool,
+}
+
+/// What `compare` is told.
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// The results that are the measure
+    old: PathBuf,
+    /// The results that are judged
+    new: PathBuf,
+    /// A difference smaller than this, in percent, does not count (default: that of the results)
+    #[arg(long)]
+    threshold: Option<f64>,
+    /// Compare results of different machines as well
+    #[arg(long)]
+    across: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries a command out.
+#[must_use]
+pub fn run(command: BenchmarkCommand) -> ExitCode {
+    let done = match command {
+        BenchmarkCommand::Version(configured) => version(&configured),
+        BenchmarkCommand::List { json, configured } => list(json, &configured),
+        BenchmarkCommand::Run(arguments) => measure(arguments),
+        BenchmarkCommand::Plan { results, difference } => plan(&results, difference),
+        BenchmarkCommand::Compare(arguments) => return compared(&arguments),
+        BenchmarkCommand::Report { results, output } => reports(&results, &output),
+        BenchmarkCommand::Index { directory } => report::index(&directory).map_err(text),
+        BenchmarkCommand::Workload { workload } => workload::run(workload).map_err(text),
+        BenchmarkCommand::Keep => keeper::keep().map_err(text),
+        BenchmarkCommand::Registry { port, store } => TcpListener::bind(("127.0.0.1", port))
+            .and_then(|listener| registry::serve(&listener, &store))
+            .map_err(text),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("torpor benchmark: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime.map_err(text)?.block_on(work))
+}
+
+impl Configured {
+    fn read(&self) -> Result<Config, ConfigError> {
+        match &self.config {
+            Some(path) => crate::config::read(path),
+            None => Ok(Config::default()),
+        }
+    }
+}
+
+fn version(configured: &Configured) -> Result<(), String> {
+    println!("torpor benchmark {}", env!("CARGO_PKG_VERSION"));
+    let mut config = configured.read().map_err(text)?;
+    block_on(async {
+        if config.endpoints.is_empty() {
+            config.endpoints = crate::config::found().await.unwrap_or_default();
+        }
+        for endpoint in &config.endpoints {
+            if let Some(socket) = &endpoint.socket {
+                let answer = match crate::cri::Client::new(socket, Duration::from_secs(5)) {
+                    Ok(client) => client.version().await,
+                    Err(error) => Err(error),
+                };
+                match answer {
+                    Ok(v) => println!(
+                        "{}: {} {}, CRI {}",
+                        endpoint.name, v.runtime_name, v.runtime_version, v.runtime_api_version
+                    ),
+                    Err(error) => println!("{}: {error}", endpoint.name),
+                }
+            }
+            let programs = endpoint.containerd.iter();
+            let programs =
+                programs.chain(endpoint.handlers.iter().filter_map(|h| h.binary.as_ref()));
+            for program in programs {
+                println!("{}: {}", program.display(), crate::place::version_of(program));
+            }
+        }
+    })
+}
+
+fn list(json: bool, configured: &Configured) -> Result<(), String> {
+    let list = wanted(&configured.read().map_err(text)?);
+    if json {
+        println!("{}", serde_json::to_string_pretty(&list).map_err(text)?);
+        return Ok(());
+    }
+    for Benchmark { name, unit, measures, needs, .. } in list {
+        let needs =
+            if needs.is_empty() { String::new() } else { format!(" (needs {})", needs.join(", ")) };
+        println!("{name} [{unit}]\n    {measures}{needs}");
+    }
+    Ok(())
+}
+
+fn measure(arguments: Run) -> Result<(), String> {
+    let mut config = arguments.configured.read().map_err(text)?;
+    config.runs = arguments.runs.unwrap_or(config.runs);
+    config.seed = arguments.seed.or(config.seed);
+    config.filters.0.extend(arguments.filter);
+    let output = arguments.output.or(config.output.take());
+    let output = output.ok_or("where do results go? Give a directory with --output")?;
+    let results = block_on(running::run(config, &output, arguments.again))?.map_err(text)?;
+    eprintln!();
+    println!("{}", report::summary(&results));
+    println!("{}", output.join("report.html").display());
+    Ok(())
+}
+
+fn plan(path: &Path, difference: f64) -> Result<(), String> {
+    let results = results::read(path).map_err(text)?;
+    let threshold = results.settings.threshold;
+    println!("runs to find a difference of {difference} % in 95 of 100 cases:");
+    for row in &results.rows {
+        let values = row.values();
+        let Some(summary) = row.summary.as_ref().filter(|s| s.n >= statistics::FEWEST) else {
+            continue;
+        };
+        let deviation = statistics::deviation(&values) / summary.median.abs();
+        let runs = statistics::runs_for(difference / 100.0, deviation, threshold);
+        let runs = runs.map_or("never".into(), |runs| runs.to_string());
+        println!(
+            "{runs:>8}  {} of {} (deviation {:.1} %)",
+            row.benchmark,
+            row.target,
+            100.0 * deviation
+        );
+    }
+    Ok(())
+}
+
+fn compared(arguments: &Compare) -> ExitCode {
+    let read = |path: &Path| results::read(path).map_err(|error| eprintln!("{error}")).ok();
+    let (Some(old), Some(new)) = (read(&arguments.old), read(&arguments.new)) else {
+        return ExitCode::from(3);
+    };
+    let threshold = arguments.threshold.map(|percent| percent / 100.0);
+    let comparison = compare(&old, &new, threshold, arguments.across);
+    if arguments.json {
+        match serde_json::to_string_pretty(&comparison) {
+            Ok(text) => println!("{text}"),
+            Err(error) => eprintln!("{error}"),
+        }
+    } else {
+        print!("{comparison}");
+    }
+    match comparison.verdict {
+        Verdict::Same => ExitCode::SUCCESS,
+        Verdict::Worse => ExitCode::from(1),
+        Verdict::NotComparable => ExitCode::from(2),
+    }
+}
+
+fn reports(paths: &[PathBuf], output: &Path) -> Result<(), String> {
+    let all: Vec<Results> =
+        paths.iter().map(|path| results::read(path)).collect::<Result<_, _>>().map_err(text)?;
+    let all: Vec<&Results> = all.iter().collect();
+    std::fs::create_dir_all(output).map_err(text)?;
+    let html = report::html(&all).map_err(text)?;
+    results::write_whole(&output.join("report.html"), html.as_bytes()).map_err(text)?;
+    let markdown = report::markdown(&all);
+    results::write_whole(&output.join("report.md"), markdown.as_bytes()).map_err(text)
+}

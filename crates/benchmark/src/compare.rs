@@ -1,0 +1,234 @@
+//! Two results: what has changed by more than noise.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::catalogue::{Benchmark, Direction};
+use crate::results::{Results, Row, Status};
+use crate::statistics::{FEWEST, Ratio, ratio};
+
+/// What a comparison comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Nothing is worse.
+    Same,
+    /// Something is.
+    Worse,
+    /// There is nothing to say.
+    NotComparable,
+}
+
+/// How one row has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// Not by more than noise.
+    None,
+    /// For the better.
+    Better,
+    /// For the worse.
+    Worse,
+    /// It gave values, and gives none any more.
+    Lost,
+    /// It gave none, and does now.
+    Gained,
+    /// There are too few samples to tell.
+    Unknown,
+}
+
+/// One row of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// The benchmark.
+    pub benchmark: String,
+    /// The target.
+    pub target: String,
+    /// How it has changed.
+    pub change: Change,
+    /// The unit.
+    pub unit: String,
+    /// The medians, old and new.
+    pub medians: (Option<f64>, Option<f64>),
+    /// New in relation to old.
+    pub ratio: Option<Ratio>,
+    /// What else there is to say.
+    pub note: Option<String>,
+}
+
+/// A whole comparison.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What it comes to.
+    pub verdict: Verdict,
+    /// Why the results cannot be compared, if so.
+    pub reasons: Vec<String>,
+    /// What must be known to read it.
+    pub warnings: Vec<String>,
+    /// The share below which a difference does not count.
+    pub threshold: f64,
+    /// The rows that are in both.
+    pub rows: Vec<Compared>,
+}
+
+/// Compares `new` with `old`.
+#[must_use]
+pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: bool) -> Comparison {
+    let asked = threshold.unwrap_or(old.settings.threshold);
+    let drift = drift(old, new);
+    let mut comparison = Comparison {
+        verdict: Verdict::NotComparable,
+        reasons: reasons(old, new, across),
+        warnings: warnings(old, new, drift),
+        // A machine that was itself slower by so much makes every row slower by as much.
+        threshold: asked.max(drift),
+        rows: Vec::new(),
+    };
+    let known: BTreeMap<&str, &Benchmark> =
+        old.benchmarks.iter().map(|b| (b.name.as_str(), b)).collect();
+    for row in &new.rows {
+        let same = |r: &&Row| r.benchmark == row.benchmark && r.target == row.target;
+        let (Some(before), Some(benchmark)) =
+            (old.rows.iter().find(same), known.get(row.benchmark.as_str()))
+        else {
+            continue;
+        };
+        let unit = new.benchmarks.iter().find(|b| b.name == row.benchmark);
+        if unit.is_none_or(|b| b.unit != benchmark.unit || b.direction != benchmark.direction) {
+            comparison.reasons.push(format!("{} has another unit or direction", row.benchmark));
+            continue;
+        }
+        comparison.rows.push(one(benchmark, before, row, comparison.threshold));
+    }
+    let told = |row: &Compared| !matches!(row.change, Change::Unknown);
+    if comparison.reasons.is_empty() && !comparison.rows.iter().any(told) {
+        comparison.reasons.push("no row has enough samples in both".into());
+    }
+    if comparison.reasons.is_empty() {
+        let worse = |row: &Compared| matches!(row.change, Change::Worse | Change::Lost);
+        let any = comparison.rows.iter().any(worse);
+        comparison.verdict = if any { Verdict::Worse } else { Verdict::Same };
+    }
+    comparison
+}
+
+/// How much faster or slower the same loop was on the machine itself.
+fn drift(old: &Results, new: &Results) -> f64 {
+    let (a, b) = (old.calibration.median, new.calibration.median);
+    if a > 0.0 && b > 0.0 { (b / a - 1.0).abs() } else { 0.0 }
+}
+
+fn reasons(old: &Results, new: &Results, across: bool) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !across {
+        let different = old.machine.differences(&new.machine);
+        reasons.extend(different.into_iter().map(|text| format!("different machines: {text}")));
+    }
+    let (a, b) = (&old.settings, &new.settings);
+    if (a.effort - b.effort).abs() > f64::EPSILON {
+        reasons.push(format!("different amounts of work: effort {} and {}", a.effort, b.effort));
+    }
+    if a.concurrency != b.concurrency {
+        reasons.push(format!("different concurrency: {} and {}", a.concurrency, b.concurrency));
+    }
+    reasons
+}
+
+fn warnings(old: &Results, new: &Results, drift: f64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (which, results) in [("old", old), ("new", new)] {
+        if !results.complete {
+            warnings.push(format!("the {which} run is not complete"));
+        }
+        if results.calibration.noisy {
+            let deviation = 100.0 * results.calibration.deviation;
+            warnings.push(format!(
+                "the machine was noisy during the {which} run: the same loop varied by {deviation:.1} %"
+            ));
+        }
+    }
+    if drift > 0.02 {
+        warnings.push(format!(
+            "the machine itself differed by {:.1} % between the runs; the threshold is at least that",
+            100.0 * drift
+        ));
+    }
+    warnings
+}
+
+fn one(benchmark: &Benchmark, old: &Row, new: &Row, threshold: f64) -> Compared {
+    let (before, after) = (old.values(), new.values());
+    let ratio = ratio(&before, &after);
+    let usable = |row: &Row| row.status == Status::Ok;
+    let mut note = None;
+    let change = match (usable(old), usable(new)) {
+        (true, true) if before.len() < FEWEST || after.len() < FEWEST => {
+            note = Some(format!("{} and {} samples are too few", before.len(), after.len()));
+            Change::Unknown
+        }
+        (true, true) => ratio.map_or(Change::None, |r| judged(benchmark.direction, r, threshold)),
+        (true, false) if new.status == Status::Pending => Change::Unknown,
+        (true, false) => {
+            note.clone_from(&new.reason);
+            Change::Lost
+        }
+        (false, true) => Change::Gained,
+        (false, false) => Change::None,
+    };
+    let median = |row: &Row| row.summary.as_ref().map(|summary| summary.median);
+    Compared {
+        benchmark: benchmark.name.clone(),
+        target: new.target.clone(),
+        change,
+        unit: benchmark.unit.clone(),
+        medians: (median(old), median(new)),
+        ratio,
+        note,
+    }
+}
+
+/// A difference counts when its interval and the threshold both say so.
+fn judged(direction: Direction, ratio: Ratio, threshold: f64) -> Change {
+    let more = ratio.low > 1.0 && ratio.estimate > 1.0 + threshold;
+    let less = ratio.high < 1.0 && ratio.estimate < 1.0 / (1.0 + threshold);
+    match (direction, more, less) {
+        (Direction::Lower, true, _) | (Direction::Higher, _, true) => Change::Worse,
+        (Direction::Lower, _, true) | (Direction::Higher, true, _) => Change::Better,
+        _ => Change::None,
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for reason in &self.reasons {
+            writeln!(f, "not comparable: {reason}")?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "warning: {warning}")?;
+        }
+        let count = |change| self.rows.iter().filter(|row| row.change == change).count();
+        for row in self.rows.iter().filter(|row| row.change != Change::None) {
+            write!(f, "{:?}: {} of {}", row.change, row.benchmark, row.target)?;
+            if let (Some(old), Some(new)) = row.medians {
+                write!(f, ": {old:.4} to {new:.4} {}", row.unit)?;
+            }
+            if let Some(Ratio { estimate, low, high }) = row.ratio {
+                write!(f, ", {estimate:.3} times ({low:.3} to {high:.3})")?;
+            }
+            writeln!(f, "{}", row.note.as_ref().map(|n| format!(" ({n})")).unwrap_or_default())?;
+        }
+        writeln!(
+            f,
+            "{} rows: {} worse, {} better, {} without values any more, {} unchanged (beyond {:.1} % and \
+             an interval of 99 %)",
+            self.rows.len(),
+            count(Change::Worse),
+            count(Change::Better),
+            count(Change::Lost),
+            count(Change::None),
+            100.0 * self.threshold,
+        )
+    }
+}

@@ -1,0 +1,327 @@
+//! The configuration of a run: a YAML file, or what is found on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::filter::Filters;
+use crate::image::find;
+
+/// What a run measures, where, and how often. See docs/benchmark.md.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The directory for results, unless the command line gives one.
+    pub output: Option<PathBuf>,
+    /// Names of benchmarks with `*` for any text; those that begin with `!` are left out.
+    pub filters: Filters,
+    /// How many samples of each row are kept.
+    pub runs: u32,
+    /// How many more are taken before, and marked as warm-up.
+    pub warmup: u32,
+    /// The seed of the order; a random one if it is not given.
+    pub seed: Option<u64>,
+    /// How many seconds one call may take.
+    pub deadline: u64,
+    /// How many seconds one benchmark of one target may take, all calls together.
+    pub patience: u64,
+    /// How many containers the suite `scalability` starts.
+    pub scale: Vec<u32>,
+    /// How many of them are started at a time.
+    pub concurrency: u32,
+    /// The MiB of memory that the containers hold which are checkpointed.
+    pub memory: Vec<u32>,
+    /// How much work the programs of the suite `performance` do; 1 is about a second each.
+    pub effort: f64,
+    /// A difference smaller than this share does not count in a comparison.
+    pub threshold: f64,
+    /// The program that acts as `criu`; this one if it is not given.
+    pub criu: Option<PathBuf>,
+    /// The runtimes.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            output: None,
+            filters: Filters::default(),
+            runs: 10,
+            warmup: 1,
+            seed: None,
+            deadline: 30,
+            patience: 180,
+            scale: vec![5, 10, 50],
+            concurrency: 5,
+            memory: vec![16, 256],
+            effort: 1.0,
+            threshold: 0.05,
+            criu: None,
+            endpoints: Vec::new(),
+        }
+    }
+}
+
+/// A CRI endpoint: one that is there already, or a containerd that the tool starts for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// Its name in results.
+    pub name: String,
+    /// The socket of a runtime that runs.
+    #[serde(default)]
+    pub socket: Option<String>,
+    /// A containerd that is started with state, socket and namespaces of its own.
+    #[serde(default)]
+    pub containerd: Option<PathBuf>,
+    /// The snapshotter of a containerd that the tool starts.
+    #[serde(default = "overlayfs")]
+    pub snapshotter: String,
+    /// The parent of all control groups at an endpoint that is there already; its own default
+    /// if it is empty.
+    #[serde(default)]
+    pub cgroup_parent: String,
+    /// The runtime handlers.
+    pub handlers: Vec<Handler>,
+}
+
+fn overlayfs() -> String {
+    "overlayfs".into()
+}
+
+/// An OCI runtime as an endpoint knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handler {
+    /// Its name in results, and what the endpoint calls it.
+    pub name: String,
+    /// What the endpoint calls it, where that is not its name; empty is the default.
+    #[serde(default)]
+    pub handler: Option<String>,
+    /// The program, for a containerd that the tool starts, and for what is measured without CRI.
+    #[serde(default)]
+    pub binary: Option<PathBuf>,
+    /// The shim, for a containerd that the tool starts.
+    #[serde(default = "runc_shim", rename = "type")]
+    pub kind: String,
+    /// The configuration of the shim.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
+    /// Directories in which containerd looks for the shim, besides its own.
+    #[serde(default)]
+    pub path: Vec<PathBuf>,
+}
+
+fn runc_shim() -> String {
+    "io.containerd.runc.v2".into()
+}
+
+impl Handler {
+    /// The name by which the endpoint knows this handler.
+    #[must_use]
+    pub fn handler(&self) -> &str {
+        self.handler.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{0}: {1}")]
+    Read(PathBuf, #[source] std::io::Error),
+    /// The file is not what docs/benchmark.md describes.
+    #[error("{0}: {1}")]
+    Syntax(PathBuf, String),
+    /// A value makes no sense.
+    #[error("{0}")]
+    Value(String),
+    /// There is no runtime on this machine.
+    #[error(
+        "there is no container runtime here: neither a CRI socket that answers ({sockets}) nor a \
+         containerd to start. Install one (Debian: apt-get install containerd runc), or name one \
+         in a configuration",
+        sockets = SOCKETS.join(", ")
+    )]
+    Nothing,
+}
+
+/// The largest configuration that is read.
+const LARGEST: u64 = 1 << 20;
+
+/// Where runtimes listen when nobody says otherwise.
+pub const SOCKETS: [&str; 3] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/k3s/containerd/containerd.sock",
+];
+
+/// Reads a configuration.
+///
+/// # Errors
+/// If it cannot be read, is not what it should be, or makes no sense.
+pub fn read(path: &Path) -> Result<Config, ConfigError> {
+    let size = std::fs::metadata(path).map_err(|e| ConfigError::Read(path.into(), e))?.len();
+    if size > LARGEST {
+        return Err(ConfigError::Syntax(path.into(), format!("it is larger than {LARGEST} bytes")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| ConfigError::Read(path.into(), e))?;
+    let config: Config = serde_saphyr::from_str(&text)
+        .map_err(|e| ConfigError::Syntax(path.into(), e.to_string()))?;
+    check(&config)?;
+    Ok(config)
+}
+
+fn check(config: &Config) -> Result<(), ConfigError> {
+    let wrong = |text: String| Err(ConfigError::Value(text));
+    if config.runs == 0 || config.runs > 100_000 {
+        return wrong("`runs` must be from 1 to 100000".into());
+    }
+    if config.deadline == 0 || config.patience == 0 {
+        return wrong("`deadline` and `patience` are seconds, at least 1".into());
+    }
+    if !(config.effort > 0.0 && config.effort <= 1000.0) {
+        return wrong("`effort` must be above 0, and at most 1000".into());
+    }
+    if !(0.0..1.0).contains(&config.threshold) {
+        return wrong("`threshold` is a share: at least 0, below 1".into());
+    }
+    if config.concurrency == 0 || config.scale.iter().any(|&n| n == 0 || n > 10_000) {
+        return wrong("`concurrency` must be above 0, each `scale` from 1 to 10000".into());
+    }
+    let mut names = std::collections::BTreeSet::new();
+    for endpoint in &config.endpoints {
+        if endpoint.socket.is_some() == endpoint.containerd.is_some() {
+            let name = &endpoint.name;
+            return wrong(format!("endpoint `{name}` needs either `socket` or `containerd`"));
+        }
+        for handler in &endpoint.handlers {
+            let name = format!("{}/{}", endpoint.name, handler.name);
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_./+".contains(c);
+            if !name.chars().all(plain) || name.len() > 100 {
+                return wrong(format!("`{name}`: names are letters, digits, and -_.+"));
+            }
+            if !names.insert(name.clone()) {
+                return wrong(format!("there are two targets with the name `{name}`"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The runtimes of this machine: CRI sockets that answer; if none does, the containerd that is
+/// installed, with each OCI runtime on the PATH.
+///
+/// # Errors
+/// If there is none.
+pub async fn found() -> Result<Vec<Endpoint>, ConfigError> {
+    let mut endpoints = Vec::new();
+    for socket in SOCKETS {
+        if let Some(endpoint) = answering(socket).await {
+            endpoints.push(endpoint);
+        }
+    }
+    if endpoints.is_empty() {
+        endpoints.extend(installed());
+    }
+    if endpoints.is_empty() { Err(ConfigError::Nothing) } else { Ok(endpoints) }
+}
+
+async fn answering(socket: &str) -> Option<Endpoint> {
+    if !Path::new(socket).exists() {
+        return None;
+    }
+    let client = crate::cri::Client::new(socket, Duration::from_secs(5)).ok()?;
+    let version = client.version().await.ok()?;
+    let handler = Handler {
+        name: "default".into(),
+        handler: Some(String::new()),
+        binary: find("runc"),
+        kind: runc_shim(),
+        config: None,
+        path: Vec::new(),
+    };
+    Some(Endpoint {
+        name: format!("{}-{}", version.runtime_name, short(&version.runtime_version)),
+        socket: Some(socket.into()),
+        containerd: None,
+        snapshotter: overlayfs(),
+        cgroup_parent: String::new(),
+        handlers: vec![handler],
+    })
+}
+
+/// The containerd of this machine with each runtime that is installed.
+fn installed() -> Option<Endpoint> {
+    let containerd = find("containerd")?;
+    let handlers: Vec<Handler> = ["runc", "crun", "youki"]
+        .into_iter()
+        .filter_map(|name| Some((name, find(name)?)))
+        .map(|(name, binary)| Handler {
+            name: name.into(),
+            handler: None,
+            binary: Some(binary),
+            kind: runc_shim(),
+            config: None,
+            path: Vec::new(),
+        })
+        .collect();
+    let endpoint = Endpoint {
+        name: "containerd".into(),
+        socket: None,
+        containerd: Some(containerd),
+        snapshotter: overlayfs(),
+        cgroup_parent: String::new(),
+        handlers,
+    };
+    (!endpoint.handlers.is_empty()).then_some(endpoint)
+}
+
+/// A version without what a distribution adds to it.
+fn short(version: &str) -> String {
+    let version = version.trim_start_matches('v');
+    version.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        read(file.path()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn everything_has_a_default() {
+        assert_eq!(parse("{}").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_runtime_is_an_endpoint_and_a_handler() {
+        let config = parse(
+            "runs: 3\nfilters: ['operations.*', '!*.bridge.*']\nendpoints:\n\
+             - name: crio\n  socket: /run/crio/crio.sock\n  handlers: [{name: crun}]\n",
+        )
+        .unwrap();
+        assert_eq!(config.endpoints[0].handlers[0].handler(), "crun");
+        assert!(config.filters.take("operations.container.create"));
+        assert!(!config.filters.take("operations.bridge.create"));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (text, word) in [
+            ("rnus: 3", "rnus"),
+            ("runs: 0", "runs"),
+            ("effort: .nan", "effort"),
+            ("endpoints: [{name: a, handlers: []}]", "either"),
+            ("endpoints: [{name: 'a b', socket: /s, handlers: [{name: x}]}]", "letters"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The keeper: a process that outlives the benchmark for a moment, and removes what it has made.
+//!
+//! It starts a containerd in namespaces of its own (processes, mounts, network), so that one signal
+//! ends it with all shims and containers, and all mounts and networks go with it. It knows that the
+//! benchmark has ended, for whatever reason, by the end of its standard input.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::{cgroups, own, registry};
+
+/// What a keeper is told in the first line of its input. The second line is the containerd to start,
+/// or `null`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// The directory of the run; it is made first, and removed in the end.
+    pub dir: PathBuf,
+    /// The name of the control group below which everything runs; removed in the end.
+    pub cgroup: String,
+    /// The endpoint that is there already, and where what the benchmark made is removed.
+    pub socket: Option<String>,
+}
+
+/// A containerd with namespaces of its own.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct World {
+    /// The program.
+    pub containerd: PathBuf,
+    /// Its configuration.
+    pub config: PathBuf,
+    /// Where it looks for programs.
+    pub path: String,
+    /// Whether the second version of control groups is hidden, beside the first: crun refuses to
+    /// work with both.
+    pub hide_unified: bool,
+}
+
+/// The port of the registry in a network namespace of its own.
+pub const PORT: u16 = 5000;
+
+/// Everything that containerd, shims and runtimes keep below /run stays in here.
+const SCRIPT: &str = r#"
+set -e
+mount -t tmpfs tmpfs /run
+if [ "$HIDE" = 1 ]; then umount /sys/fs/cgroup/unified; fi
+if [ -d /var/lib/cni ]; then mount -t tmpfs tmpfs /var/lib/cni; fi
+ip link set lo up
+"$@" &
+"$CONTAINERD" --config "$CONFIG" &
+wait $!
+"#;
+
+/// Does what a keeper does. Ends when its input does, and everything is removed.
+///
+/// # Errors
+/// If it cannot begin; later troubles are said on standard error, and do not keep it from the rest.
+pub fn keep() -> io::Result<()> {
+    // A signal from the terminal is for the benchmark; this process ends after it.
+    let _ = rustix::process::setsid();
+    let mut input = BufReader::new(io::stdin());
+    let job: Job = read_line(&mut input)?;
+    std::fs::DirBuilder::new().mode(0o711).create(&job.dir)?;
+    let done = work(&job, input);
+    if let Some(socket) = &job.socket {
+        sweep(socket);
+    }
+    remove(&job);
+    done
+}
+
+fn read_line<T: serde::de::DeserializeOwned>(input: &mut impl BufRead) -> io::Result<T> {
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// Says something to the benchmark. It may not be there any more: what was made must be removed all the
+/// same.
+fn say(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stdout(), "{text}").and_then(|()| io::stdout().flush());
+}
+
+/// Starts what is to be started, and comes back when the benchmark or the containerd has ended.
+fn work(job: &Job, mut input: BufReader<io::Stdin>) -> io::Result<()> {
+    let lock = std::fs::File::create(job.dir.join("lock"))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+    say("ready");
+    let wanted: Option<World> = read_line(&mut input)?;
+    let (sender, ended) = mpsc::channel();
+    let mut world = None;
+    let port = if let Some(wanted) = &wanted {
+        world = Some(start(&job.dir, wanted)?);
+        PORT
+    } else {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let store = job.dir.join("store");
+        std::thread::spawn(move || registry::serve(&listener, &store));
+        port
+    };
+    let init = world.as_ref().map(Child::id);
+    say(port);
+    let input_ended = sender.clone();
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut input.by_ref(), &mut io::sink());
+        let _ = input_ended.send(());
+    });
+    let mut waiting = world.map(|mut child| {
+        std::thread::spawn(move || {
+            let _ = child.wait();
+            let _ = sender.send(());
+        })
+    });
+    let _ = ended.recv();
+    if let Some(id) = init {
+        end(id);
+        cgroups::thaw(&job.cgroup);
+    }
+    if let Some(thread) = waiting.take() {
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+fn start(dir: &Path, world: &World) -> io::Result<Child> {
+    let log = std::fs::File::create(dir.join("containerd.log"))?;
+    let program = own::executable().map_err(|e| io::Error::other(e.to_string()))?;
+    let mut command = Command::new("setpriv");
+    // Were the keeper itself killed, the kernel would end all of it.
+    command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--net", "--ipc", "--uts"]);
+    command.args(["--fork", "--kill-child", "--mount-proc", "--propagation", "private"]);
+    command.args(["sh", "-c", SCRIPT, "sh"]).arg(program).args(own::prefix());
+    command.args(["registry", "--port", &PORT.to_string(), "--store"]).arg(dir.join("store"));
+    command
+        .env("HIDE", if world.hide_unified { "1" } else { "0" })
+        .env("CONTAINERD", &world.containerd)
+        .env("CONFIG", &world.config)
+        .env("PATH", &world.path)
+        .env("TMPDIR", dir)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    command.spawn()
+}
+
+/// Ends the first process of the pid namespace whose maker is `unshare`; the kernel ends all others
+/// before that process is gone.
+fn end(unshare: u32) {
+    let path = format!("/proc/{unshare}/task/{unshare}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    let inits = children.split_whitespace().filter_map(|word| word.parse::<i32>().ok());
+    for pid in inits.filter_map(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+/// Says what went wrong to whoever still listens.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "torpor benchmark: {text}");
+}
+
+/// Removes everything that carries our label, and our images, from an endpoint that stays.
+fn sweep(socket: &str) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return;
+    };
+    let done = runtime.block_on(async {
+        let client = crate::cri::Client::new(socket, Duration::from_secs(30))?;
+        crate::place::sweep(&client).await
+    });
+    if let Err(error) = done {
+        complain(&format!("what it made at {socket} could not be removed: {error}"));
+    }
+}
+
+fn remove(job: &Job) {
+    cgroups::remove(&job.cgroup);
+    if let Err(error) = std::fs::remove_dir_all(&job.dir)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        complain(&format!("{}: {error}", job.dir.display()));
+    }
+}
+
+/// The beginning of the names of the directories of runs.
+pub const DIRECTORY: &str = "torpor-benchmark-";
+
+/// Removes what runs have left whose keeper was killed as well: their control groups and their
+/// directories. A run that still goes on holds a lock, and is left alone.
+pub fn remove_forgotten() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with(DIRECTORY) {
+            continue;
+        }
+        let Ok(lock) = std::fs::File::open(entry.path().join("lock")) else {
+            continue;
+        };
+        let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        if rustix::fs::flock(&lock, operation).is_ok() {
+            remove(&Job { dir: entry.path(), cgroup: name, socket: None });
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! `torpor benchmark`: container runtimes, measured through the CRI.
+//!
+//! It needs nothing of the engine. Results come from a journal that is written as samples come
+//! ([`journal`]), and everything that runtimes do wrong ends in the cell that it belongs to.
+
+pub mod catalogue;
+pub mod cell;
+mod cgroups;
+pub mod chart;
+pub mod command;
+pub mod compare;
+pub mod config;
+pub mod cri;
+mod digest;
+mod filter;
+pub mod gather;
+mod image;
+pub mod journal;
+mod keeper;
+pub mod machine;
+mod own;
+mod past;
+mod place;
+pub mod plan;
+mod registry;
+pub mod report;
+pub mod results;
+mod run;
+pub mod statistics;
+mod suite;
+mod workload;
+
+pub use command::{BenchmarkCommand, run};

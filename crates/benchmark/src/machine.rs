@@ -1,0 +1,182 @@
+//! The machine that a run was made on, and how quiet it was.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::{deviation, median};
+
+/// What identifies a machine, as far as results depend on it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its name.
+    pub hostname: String,
+    /// The model of its processors.
+    pub cpu: String,
+    /// How many of them this process may use.
+    pub cpus: usize,
+    /// The processor architecture.
+    pub architecture: String,
+    /// Memory in MiB.
+    pub memory: u64,
+    /// The kernel.
+    pub kernel: String,
+    /// `v1`, `v2`, or `hybrid`.
+    pub cgroup: String,
+    /// What governs the processors' frequency.
+    pub governor: String,
+    /// The distribution.
+    pub system: String,
+    /// Other facts: file system, virtualization, address space randomization, load at the start.
+    pub facts: BTreeMap<String, String>,
+}
+
+impl Machine {
+    /// This machine.
+    #[must_use]
+    pub fn here() -> Self {
+        let uname = rustix::system::uname();
+        let text = |c: &std::ffi::CStr| c.to_string_lossy().into_owned();
+        Self {
+            hostname: text(uname.nodename()),
+            cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            architecture: text(uname.machine()),
+            memory: field("/proc/meminfo", "MemTotal").map_or(0, |v| kibibytes(&v) / 1024),
+            kernel: format!("{} {}", text(uname.release()), text(uname.version())),
+            cgroup: cgroup().into(),
+            governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            system: system(),
+            facts: facts(),
+        }
+    }
+
+    /// What differs between two machines so that their results must not be mixed.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let pairs = [
+            ("name", self.hostname.clone(), other.hostname.clone()),
+            ("CPU", self.cpu.clone(), other.cpu.clone()),
+            ("number of CPUs", self.cpus.to_string(), other.cpus.to_string()),
+            ("architecture", self.architecture.clone(), other.architecture.clone()),
+            ("memory in MiB", self.memory.to_string(), other.memory.to_string()),
+            ("kernel", self.kernel.clone(), other.kernel.clone()),
+            ("cgroup version", self.cgroup.clone(), other.cgroup.clone()),
+            ("governor", self.governor.clone(), other.governor.clone()),
+        ];
+        let different = pairs.into_iter().filter(|(_, a, b)| a != b);
+        different.map(|(what, a, b)| format!("{what}: {a} and {b}")).collect()
+    }
+}
+
+fn facts() -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::new();
+    let mut add = |name: &str, value: String| {
+        if !value.is_empty() {
+            facts.insert(name.to_owned(), value);
+        }
+    };
+    add("address space randomization", line("/proc/sys/kernel/randomize_va_space"));
+    add("load at the start", line("/proc/loadavg"));
+    add("boot", line("/proc/sys/kernel/random/boot_id"));
+    add("product", line("/sys/class/dmi/id/product_name"));
+    add("transparent huge pages", line("/sys/kernel/mm/transparent_hugepage/enabled"));
+    let steal = stolen();
+    add("stolen time since boot, %", format!("{steal:.2}"));
+    facts
+}
+
+/// The share of processor time that a hypervisor has given to others.
+fn stolen() -> f64 {
+    let text = line("/proc/stat");
+    let ticks: Vec<f64> = text.split_whitespace().skip(1).filter_map(|w| w.parse().ok()).collect();
+    let all: f64 = ticks.iter().take(8).sum();
+    ticks.get(7).map_or(0.0, |steal| 100.0 * steal / all.max(1.0))
+}
+
+/// The first line of a file, or nothing.
+#[must_use]
+pub fn line(path: &str) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().next().unwrap_or_default().trim().to_owned()
+}
+
+/// The value of the first line `name: value` of a file.
+#[must_use]
+pub fn field(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    })
+}
+
+/// The number of a value like `123 kB`.
+#[must_use]
+pub fn kibibytes(value: &str) -> u64 {
+    value.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Which version of control groups rules here.
+#[must_use]
+pub fn cgroup() -> &'static str {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let both = Path::new("/sys/fs/cgroup/unified/cgroup.controllers").exists();
+    match (unified, both) {
+        (true, _) => "v2",
+        (false, true) => "hybrid",
+        (false, false) => "v1",
+    }
+}
+
+fn system() -> String {
+    let text = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.unwrap_or_default().trim_matches('"').to_owned()
+}
+
+/// How much the same piece of work varied on this machine during the run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// The times of the loop in ms, in their order.
+    pub samples: Vec<f64>,
+    /// Their median.
+    pub median: f64,
+    /// Their deviation, as a share of the median.
+    pub deviation: f64,
+    /// Whether that is so much that small differences between targets mean little.
+    pub noisy: bool,
+}
+
+/// Above this deviation a machine is called noisy.
+const NOISY: f64 = 0.05;
+
+impl Calibration {
+    /// What samples say.
+    #[must_use]
+    pub fn of(samples: Vec<f64>) -> Self {
+        if samples.is_empty() {
+            return Self::default();
+        }
+        let median = median(&samples);
+        let deviation = deviation(&samples) / median;
+        Self { samples, median, deviation, noisy: deviation > NOISY }
+    }
+}
+
+/// One turn of the loop: a fixed piece of work on the processor, in ms.
+#[must_use]
+pub fn calibrate() -> f64 {
+    let begun = Instant::now();
+    let mut value = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..2_000_000 {
+        value ^= value << 13;
+        value ^= value >> 7;
+        value ^= value << 17;
+    }
+    std::hint::black_box(value);
+    begun.elapsed().as_secs_f64() * 1000.0
+}

@@ -1,0 +1,57 @@
+//! What was found in 2019 by the one study before this (containerd 1.2, runc 1.0-rc8, gVisor of May
+//! 2019 with ptrace, on two processors), and what is found now.
+
+use serde_json::{Value, json};
+
+use crate::results::Results;
+
+/// A finding: a benchmark of today, what was measured then, and medians with containerd of runc
+/// and of runsc.
+type Finding = (&'static str, &'static str, f64, f64);
+
+const THEN: &[Finding] = &[
+    ("performance.cpu.total", "CPU time, s", 23.86, 26.29),
+    ("performance.memory.total", "memory, total time, s", 10.12, 10.6),
+    ("performance.memory.minimal", "memory, least latency, ms", 0.10, 0.14),
+    ("performance.memory.average", "memory, average latency, ms", 0.11, 0.19),
+    ("performance.memory.maximal", "memory, greatest latency, ms", 3.55, 1.98),
+    ("performance.disk.random-read", "random read, s", 0.03, 0.29),
+    ("performance.disk.sequential-read", "sequential read, s", 0.36, 3.32),
+    ("performance.disk.random-write", "random write, s", 6.39, 12.74),
+    ("performance.disk.sequential-rewrite", "sequential rewrite, s", 2.64, 6.74),
+    ("performance.disk.sequential-write", "sequential write, s", 2.71, 6.80),
+    ("operations.life.total", "create and run, then destroy, s", 1.16, 1.08),
+    ("scalability.containers-5.start", "starting 5, s", 3.49, 2.96),
+    ("scalability.containers-10.start", "starting 10, s", 8.35, 5.99),
+    ("scalability.containers-50.start", "starting 50, s", 37.69, 43.36),
+];
+
+/// The findings of 2019 beside those of a run. Amounts of work differ, so that what can be compared is how
+/// much slower gVisor is than runc: then and now, where the run has both.
+#[must_use]
+pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -> Vec<Value> {
+    let handler = |name: &str| {
+        let ends = |target: &&crate::results::Target| target.name.ends_with(&format!("/{name}"));
+        results.targets.iter().find(ends).map(|target| target.name.as_str())
+    };
+    let (runc, runsc) = (handler("runc"), handler("runsc"));
+    let of = |name: &str, target: Option<&str>| target.and_then(|target| median(name, target));
+    THEN.iter()
+        .filter_map(|&(name, what, then_runc, then_runsc)| {
+            let benchmark = results.benchmarks.iter().find(|b| b.name == name)?;
+            let (a, b) = (of(name, runc), of(name, runsc));
+            let more = benchmark.direction == crate::catalogue::Direction::Higher;
+            let times = |slow: f64, base: f64| if more { base / slow } else { slow / base };
+            let shown = |value: Option<f64>| value.map_or("—".into(), crate::chart::number);
+            Some(json!({
+                "name": name,
+                "unit": benchmark.unit,
+                "what": what,
+                "then": [then_runc.to_string(), then_runsc.to_string()],
+                "then_times": format!("{:.2}", then_runsc / then_runc),
+                "now": [shown(a), shown(b)],
+                "now_times": a.zip(b).map_or("—".into(), |(a, b)| format!("{:.2}", times(b, a))),
+            }))
+        })
+        .collect()
+}

@@ -1,0 +1,439 @@
+//! An endpoint while it is measured: a runtime that was there, or one that was started for this.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, Endpoint, Handler};
+use crate::cri::{CallError, Client};
+use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
+use crate::keeper::{DIRECTORY, Job, World};
+use crate::results::Target;
+use crate::{cgroups, digest, machine, own};
+
+/// The label of all that the benchmark makes.
+pub const LABEL: (&str, &str) = ("torpor.benchmark", "1");
+
+/// How long a containerd may take until it answers.
+const START: Duration = Duration::from_secs(30);
+
+/// Why an endpoint cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// A file or process could not be made.
+    #[error("{0}: {1}")]
+    Io(String, #[source] std::io::Error),
+    /// An image could not be made.
+    #[error(transparent)]
+    Image(#[from] image::ImageError),
+    /// The runtime does not do what is needed for all else.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A containerd that was started does not answer.
+    #[error("{0} does not answer after {s} s; the end of its log: {1}", s = START.as_secs())]
+    Start(PathBuf, String),
+}
+
+/// An endpoint, ready.
+#[derive(Debug)]
+pub struct Place {
+    /// Its configuration.
+    pub endpoint: Endpoint,
+    /// The connection.
+    pub client: Client,
+    /// The address of the registry, as the endpoint sees it.
+    pub registry: String,
+    /// The parent of all control groups, and whether it is ours to write to.
+    pub cgroup: Option<String>,
+    /// The directory of this run.
+    pub dir: PathBuf,
+    /// What the images hold.
+    pub contents: Contents,
+    /// Why there is no network besides the host's, if so.
+    pub no_network: Option<String>,
+    keeper: Keeper,
+}
+
+/// The process that removes everything when this one ends.
+#[derive(Debug)]
+struct Keeper {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: Option<BufReader<ChildStdout>>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // The end of its input is its signal; what it removes takes a moment.
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
+
+impl Place {
+    /// Makes an endpoint ready: starts it if it is to be started, and gives it the images.
+    ///
+    /// # Errors
+    /// If it does not answer, or cannot run anything.
+    pub async fn open(endpoint: &Endpoint, config: &Config) -> Result<Self, PlaceError> {
+        let name = format!("{DIRECTORY}{:016x}", fastrand::u64(..));
+        let dir = std::env::temp_dir().join(&name);
+        // The keeper first: it makes the directory, and removes it whatever happens from here on.
+        let job = Job { dir: dir.clone(), cgroup: name.clone(), socket: endpoint.socket.clone() };
+        let mut keeper = Keeper::start(&job)?;
+        let world = match &endpoint.containerd {
+            Some(containerd) => Some(world(endpoint, containerd, &dir)?),
+            None => None,
+        };
+        let ours = world.is_some();
+        let contents = image::build(&dir.join("store"))?;
+        if let Some(torpor) = config.criu.clone().or_else(own::torpor) {
+            let failed = |e| PlaceError::Io("bin/criu".into(), e);
+            fs::create_dir_all(dir.join("bin")).map_err(failed)?;
+            std::os::unix::fs::symlink(torpor, dir.join("bin/criu")).map_err(failed)?;
+        }
+        let port = keeper.begin(world.as_ref())?;
+        let socket = endpoint.socket.clone().unwrap_or_else(|| socket_of(&dir));
+        let cgroup = match (ours, endpoint.cgroup_parent.as_str()) {
+            (true, _) => Some(format!("/{name}")),
+            (false, "") => None,
+            (false, parent) => Some(parent.to_owned()),
+        };
+        let place = Self {
+            client: Client::new(&socket, Duration::from_secs(config.deadline))?,
+            contents,
+            registry: format!("127.0.0.1:{port}"),
+            cgroup,
+            no_network: no_network(ours),
+            endpoint: endpoint.clone(),
+            dir,
+            keeper,
+        };
+        place.wait().await?;
+        if !ours {
+            sweep(&place.client).await?;
+        }
+        for image in [BASE, TOOLS] {
+            place.client.within(Duration::from_secs(120)).pull(&place.image(image)).await?;
+        }
+        Ok(place)
+    }
+
+    /// An image's name at this endpoint.
+    #[must_use]
+    pub fn image(&self, name: &str) -> String {
+        format!("{}/{name}:{TAG}", self.registry)
+    }
+
+    /// Whether the tool has started this endpoint itself.
+    #[must_use]
+    pub fn ours(&self) -> bool {
+        self.endpoint.containerd.is_some()
+    }
+
+    async fn wait(&self) -> Result<(), PlaceError> {
+        let until = Instant::now() + START;
+        let client = self.client.within(Duration::from_secs(5));
+        loop {
+            let error = match client.version().await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            if !self.ours() {
+                return Err(error.into());
+            }
+            if Instant::now() > until || !self.dir.exists() {
+                let log = fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default();
+                let end = log.lines().last().unwrap_or("it is empty").to_owned();
+                let program = self.endpoint.containerd.clone().unwrap_or_default();
+                return Err(PlaceError::Start(program, end));
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Whether the endpoint still answers.
+    pub async fn answers(&self) -> bool {
+        self.client.within(Duration::from_secs(5)).version().await.is_ok()
+    }
+
+    /// All processes of the endpoint that the tool has started, containers included.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        let mut all = vec![self.keeper.child.id()];
+        let mut at = 0;
+        while let Some(&pid) = all.get(at) {
+            at += 1;
+            for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten()
+            {
+                let children = fs::read_to_string(thread.path().join("children"));
+                let children = children.unwrap_or_default();
+                all.extend(children.split_whitespace().filter_map(|w| w.parse::<u32>().ok()));
+            }
+        }
+        all.split_off(1)
+    }
+
+    /// The first process of the namespaces of an endpoint that the tool has started.
+    #[must_use]
+    pub fn init(&self) -> Option<u32> {
+        self.processes().get(1).copied().filter(|_| self.ours())
+    }
+
+    /// What there is to say about one of the endpoint's handlers.
+    pub async fn describe(&self, handler: &Handler) -> Target {
+        let mut target = Target {
+            name: format!("{}/{}", self.endpoint.name, handler.name),
+            ..Target::default()
+        };
+        if let Ok(version) = self.client.version().await {
+            target.endpoint = format!(
+                "{} {}, CRI {}",
+                version.runtime_name, version.runtime_version, version.runtime_api_version
+            );
+        }
+        if let Some(binary) = &handler.binary {
+            target.runtime = version_of(binary);
+            target.digests.extend(sum(binary));
+        }
+        if let Some(containerd) = &self.endpoint.containerd {
+            target.digests.extend(sum(containerd));
+            target.facts.insert("snapshotter".into(), self.endpoint.snapshotter.clone());
+        }
+        target.facts.extend(self.facts().await);
+        target
+    }
+
+    async fn facts(&self) -> BTreeMap<String, String> {
+        let mut facts = BTreeMap::new();
+        let Ok(status) = self.client.status().await else {
+            return facts;
+        };
+        for condition in status.status.map(|s| s.conditions).unwrap_or_default() {
+            facts.insert(condition.kind, if condition.status { "yes" } else { "no" }.into());
+        }
+        let config = status.info.get("config").map(String::as_str).unwrap_or_default();
+        if let Ok(config) = serde_json::from_str::<serde_json::Value>(config) {
+            let snapshotter = &config["containerd"]["snapshotter"];
+            if let Some(name) = snapshotter.as_str() {
+                facts.insert("snapshotter".into(), name.into());
+            }
+        }
+        facts
+    }
+}
+
+impl Keeper {
+    fn failed(error: std::io::Error) -> PlaceError {
+        PlaceError::Io("the keeper".into(), error)
+    }
+
+    /// Starts one; when this returns it has made the directory.
+    fn start(job: &Job) -> Result<Self, PlaceError> {
+        let mut child = Command::new(own::executable()?)
+            .args(own::prefix())
+            .arg("keep")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Self::failed)?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().map(BufReader::new);
+        let mut keeper = Self { child, input, output };
+        keeper.ask(job)?;
+        Ok(keeper)
+    }
+
+    /// Starts a containerd, if it is given, and the registry; returns the registry's port.
+    fn begin(&mut self, world: Option<&World>) -> Result<u16, PlaceError> {
+        let said = self.ask(&world)?;
+        said.trim().parse().map_err(|_| Self::failed(std::io::Error::other(said)))
+    }
+
+    /// Sends a line, and reads the answer.
+    fn ask(&mut self, message: &impl serde::Serialize) -> Result<String, PlaceError> {
+        let mut line = serde_json::to_vec(message).map_err(|e| Self::failed(e.into()))?;
+        line.push(b'\n');
+        let mut said = String::new();
+        if let (Some(input), Some(output)) = (&mut self.input, &mut self.output) {
+            input.write_all(&line).map_err(Self::failed)?;
+            output.read_line(&mut said).map_err(Self::failed)?;
+        }
+        if said.is_empty() {
+            let text = "it has ended before it began; what it said is above";
+            return Err(Self::failed(std::io::Error::other(text)));
+        }
+        Ok(said)
+    }
+}
+
+fn socket_of(dir: &Path) -> String {
+    dir.join("containerd.sock").display().to_string()
+}
+
+/// Removes all sandboxes and containers with our label.
+///
+/// # Errors
+/// The first error of a call, when everything has been tried.
+pub async fn sweep_pods(client: &Client) -> Result<(), CallError> {
+    let mut first = Ok(());
+    for id in client.containers(LABEL).await? {
+        let _ = client.stop(&id, 0).await;
+        let removed = client.remove(&id).await;
+        first = first.and(removed);
+    }
+    for id in client.sandboxes(LABEL).await? {
+        let _ = client.stop_sandbox(&id).await;
+        let removed = client.remove_sandbox(&id).await;
+        first = first.and(removed);
+    }
+    first
+}
+
+/// Removes all sandboxes and containers with our label, and our images.
+///
+/// # Errors
+/// The first error of a call, when everything has been tried.
+pub async fn sweep(client: &Client) -> Result<(), CallError> {
+    let mut first = sweep_pods(client).await;
+    for image in client.images().await? {
+        if [BASE, TOOLS, PULLED].iter().any(|name| image.contains(&format!("/{name}:{TAG}"))) {
+            let removed = client.remove_image(&image).await;
+            first = first.and(removed);
+        }
+    }
+    first
+}
+
+fn no_network(ours: bool) -> Option<String> {
+    match (ours, plugins()) {
+        (true, None) => Some(
+            "no CNI plugins are installed (Debian: apt-get install containernetworking-plugins)"
+                .into(),
+        ),
+        _ => None,
+    }
+}
+
+fn plugins() -> Option<&'static str> {
+    ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
+        .into_iter()
+        .find(|dir| Path::new(dir).join("bridge").exists())
+}
+
+/// Writes the configuration of a containerd and of its network.
+fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, PlaceError> {
+    let failed = |e| PlaceError::Io(dir.display().to_string(), e);
+    fs::create_dir_all(dir.join("cni")).map_err(failed)?;
+    let network = serde_json::json!({
+        "cniVersion": "0.4.0",
+        "name": "torpor-benchmark",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": "bench0",
+            "isGateway": true,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{ "subnet": "10.111.0.0/16" }]],
+                "dataDir": dir.join("addresses"),
+            },
+        }],
+    });
+    let list = dir.join("cni/bench.conflist");
+    fs::write(list, network.to_string()).map_err(failed)?;
+    let config = dir.join("config.toml");
+    fs::write(&config, toml(endpoint, dir)).map_err(failed)?;
+    // containerd looks for the program that makes checkpoints on its PATH.
+    let mut path = vec![dir.join("bin")];
+    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
+    path.extend(containerd.parent().map(Path::to_owned));
+    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
+    let path = std::env::join_paths(path)
+        .map_err(|e| failed(std::io::Error::other(e)))?
+        .to_string_lossy()
+        .into_owned();
+    Ok(World {
+        containerd: containerd.to_owned(),
+        config,
+        path,
+        hide_unified: machine::cgroup() == "hybrid",
+    })
+}
+
+/// A string in TOML.
+fn quoted(text: impl std::fmt::Display) -> String {
+    serde_json::Value::String(text.to_string()).to_string()
+}
+
+/// The configuration of containerd, in the version that both 1.6 and 2 read. Without its experiment no
+/// containerd of 2.2.7 or later restores anything; those that do not know it leave it alone.
+fn toml(endpoint: &Endpoint, dir: &Path) -> String {
+    let path = |name: &str| quoted(dir.join(name).display());
+    let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
+    let mut text = format!(
+        "version = 2\nroot = {}\nstate = {}\n[grpc]\naddress = {}\n[{cri}]\nsandbox_image = {}\n\
+         restrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
+         enable_experimental_restore_via_create = true\n\
+         [{cri}.cni]\nbin_dir = {}\nconf_dir = {}\n[{cri}.containerd]\nsnapshotter = {}\n\
+         default_runtime_name = {}\n",
+        path("root"),
+        path("state"),
+        quoted(socket_of(dir)),
+        quoted(format!("127.0.0.1:{}/{BASE}:{TAG}", crate::keeper::PORT)),
+        quoted(plugins().unwrap_or("/opt/cni/bin")),
+        path("cni"),
+        quoted(&endpoint.snapshotter),
+        quoted(endpoint.handlers.first().map_or("none", Handler::handler)),
+    );
+    for handler in &endpoint.handlers {
+        let table = format!("{cri}.containerd.runtimes.{}", quoted(handler.handler()));
+        text.push_str(&format!("[{table}]\nruntime_type = {}\n", quoted(&handler.kind)));
+        let mut options = String::new();
+        if let (Some(binary), "io.containerd.runc.v2") = (&handler.binary, handler.kind.as_str()) {
+            options.push_str(&format!("BinaryName = {}\n", quoted(binary.display())));
+        }
+        if let Some(config) = &handler.config {
+            let kind = quoted(format!("{}.options", handler.kind));
+            let config = quoted(config.display());
+            options.push_str(&format!("TypeUrl = {kind}\nConfigPath = {config}\n"));
+        }
+        text.push_str(&format!("[{table}.options]\n{options}"));
+    }
+    text
+}
+
+/// The first line of what a program says about its version.
+#[must_use]
+pub fn version_of(binary: &Path) -> String {
+    let said = Command::new(binary).arg("--version").stdin(Stdio::null()).output();
+    let text = said.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn sum(binary: &Path) -> Option<(String, String)> {
+    let path = if binary.is_absolute() { binary.to_owned() } else { find(binary.to_str()?)? };
+    Some((path.display().to_string(), digest::of_file(&path).ok()?))
+}
+
+/// Makes a group of its own below the parent of a place, with a limit in it.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn limited(
+    place: &Place,
+    controller: &str,
+    name: &str,
+    file: &str,
+    value: &str,
+) -> Option<std::io::Result<String>> {
+    let parent = place.cgroup.as_ref().filter(|_| place.ours())?;
+    let group = format!("{parent}/{name}");
+    let made = cgroups::make(controller, &group)
+        .and_then(|dir| fs::write(dir.join(file), value))
+        .map(|()| group);
+    Some(made)
+}

@@ -1,0 +1,353 @@
+//! `torpor benchmark run`: carries a plan out, and survives whatever runtimes do.
+
+use std::cell::Cell as Counter;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::catalogue::{Benchmark, wanted};
+use crate::cell::{Cell, Trouble, Values};
+use crate::config::{Config, ConfigError, Endpoint, Handler};
+use crate::gather::{gather, targets};
+use crate::journal::{Head, Journal, Line, Outcome, Past};
+use crate::machine::{Machine, calibrate};
+use crate::place::{Place, sweep_pods};
+use crate::plan::{Item, forecast, plan};
+use crate::results::{Results, ResultsError, SCHEMA, Status, without_ids, write_whole};
+use crate::{keeper, report, suite};
+
+/// Why a run does not take place.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Results cannot be written.
+    #[error(transparent)]
+    Results(#[from] ResultsError),
+    /// A file cannot be written or read.
+    #[error("{0}: {1}")]
+    Io(PathBuf, #[source] io::Error),
+    /// There are results of something else.
+    #[error(
+        "{0} holds a run with another configuration; choose another directory with --output, or \
+         begin anew with --again"
+    )]
+    Other(PathBuf),
+    /// The configuration and the filters leave nothing.
+    #[error(
+        "nothing is left to measure: the filters take in no benchmark, see `torpor benchmark list`"
+    )]
+    Nothing,
+    /// The report cannot be made.
+    #[error("the report: {0}")]
+    Report(String),
+}
+
+/// The file in the directory of results that all else is computed from.
+pub const JOURNAL: &str = "journal.jsonl";
+
+/// How often one may fail in a row before a target's group is given up.
+const PATIENCE: u32 = 3;
+/// How often files are written anew while the run goes on.
+const REFRESH: Duration = Duration::from_secs(5);
+/// How often the loop that shows noise is run.
+const CALIBRATE: Duration = Duration::from_secs(3);
+
+/// A run in progress.
+struct Run {
+    config: Config,
+    output: PathBuf,
+    benchmarks: Vec<Benchmark>,
+    journal: Journal,
+    past: Past,
+    places: Vec<Result<Place, String>>,
+    /// What is given up: why, for a group of a target.
+    given_up: BTreeMap<(crate::catalogue::Group, usize), String>,
+    failures: BTreeMap<(crate::catalogue::Group, usize), u32>,
+    /// What was said about targets already.
+    said: BTreeSet<(usize, String)>,
+    made: Counter<u64>,
+    written: Instant,
+}
+
+fn now() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64()
+}
+
+/// Carries a configuration out, from its beginning or from where it was interrupted.
+///
+/// # Errors
+/// If it cannot begin, or results cannot be written. What a runtime does is no error: it is in the
+/// results.
+pub async fn run(mut config: Config, output: &Path, again: bool) -> Result<Results, RunError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |error| RunError::Io(path, error)
+    };
+    std::fs::create_dir_all(output).map_err(at(output))?;
+    let path = output.join(JOURNAL);
+    if again && path.exists() {
+        std::fs::remove_file(&path).map_err(at(&path))?;
+    }
+    if config.endpoints.is_empty() {
+        config.endpoints = crate::config::found().await?;
+    }
+    config.output = None;
+    let (journal, past) = if path.exists() {
+        resume(&path, &config)?
+    } else {
+        begin(&path, &config).map_err(at(&path))?
+    };
+    let benchmarks = wanted(&past.head.config);
+    if benchmarks.is_empty() {
+        return Err(RunError::Nothing);
+    }
+    let mut run = Run {
+        config: past.head.config.clone(),
+        output: output.to_owned(),
+        benchmarks,
+        journal,
+        past,
+        places: Vec::new(),
+        given_up: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        said: BTreeSet::new(),
+        made: Counter::new(0),
+        written: Instant::now(),
+    };
+    if !run.past.complete() {
+        run.all().await?;
+    }
+    run.write()
+}
+
+fn begin(path: &Path, config: &Config) -> io::Result<(Journal, Past)> {
+    let started = now();
+    let seed = config.seed.unwrap_or_else(|| fastrand::u64(..));
+    let head = Head {
+        schema: SCHEMA.into(),
+        tool: env!("CARGO_PKG_VERSION").into(),
+        id: format!("{:016x}", fastrand::u64(..)),
+        started,
+        seed,
+        config: config.clone(),
+        machine: Machine::here(),
+    };
+    let journal = Journal::create(path, &head)?;
+    Ok((journal, Past { head, lines: Vec::new() }))
+}
+
+fn resume(path: &Path, config: &Config) -> Result<(Journal, Past), RunError> {
+    let failed = |error| RunError::Io(path.to_owned(), error);
+    let (mut journal, mut past) = Journal::open(path).map_err(failed)?;
+    if past.head.schema != SCHEMA || past.head.config != *config {
+        return Err(RunError::Other(path.parent().unwrap_or(path).to_owned()));
+    }
+    if !past.complete() {
+        let line = Line::Resumed { time: now() };
+        journal.add(&line).map_err(failed)?;
+        past.lines.push(line);
+    }
+    Ok((journal, past))
+}
+
+impl Run {
+    fn note(&mut self, line: Line) -> Result<(), RunError> {
+        let failed = |error| RunError::Io(self.output.join(JOURNAL), error);
+        self.journal.add(&line).map_err(failed)?;
+        self.past.lines.push(line);
+        Ok(())
+    }
+
+    /// The endpoint and the handler of a target, by its place in the list.
+    fn target(&self, target: usize) -> (usize, &Endpoint, &Handler) {
+        let all = self.config.endpoints.iter().enumerate().flat_map(|(place, endpoint)| {
+            endpoint.handlers.iter().map(move |handler| (place, endpoint, handler))
+        });
+        let mut all = all;
+        all.nth(target).unwrap_or_else(|| unreachable!("a target that is not in the list"))
+    }
+
+    async fn all(&mut self) -> Result<(), RunError> {
+        keeper::remove_forgotten();
+        let names = targets(&self.config);
+        let items = plan(&self.config, &self.benchmarks, names.len(), self.past.head.seed);
+        let done = self.past.done();
+        let left: Vec<Item> =
+            items.iter().filter(|item| !done.contains(&item.number)).copied().collect();
+        self.announce(&names, &left);
+        for endpoint in self.config.endpoints.clone() {
+            let place = Place::open(&endpoint, &self.config).await;
+            if let Err(error) = &place {
+                eprintln!("{}: {error}", endpoint.name);
+            }
+            self.places.push(place.map_err(|error| error.to_string()));
+        }
+        self.describe(&names).await?;
+        let mut calibrated: Option<Instant> = None;
+        for item in &left {
+            if calibrated.is_none_or(|last| last.elapsed() > CALIBRATE) {
+                let time = calibrate();
+                self.note(Line::Calibration(time))?;
+                calibrated = Some(Instant::now());
+            }
+            self.item(item, &names, left.len()).await?;
+            if self.written.elapsed() > REFRESH {
+                self.write()?;
+            }
+        }
+        self.places.clear();
+        self.note(Line::Complete)
+    }
+
+    /// Says beforehand what will be done, and how long it takes.
+    fn announce(&self, names: &[String], left: &[Item]) {
+        let minutes = forecast(left, &self.config) / 60.0;
+        eprintln!(
+            "{} benchmarks of {} on {}: {} runs after {} to warm up, about {minutes:.1} minutes",
+            self.benchmarks.len(),
+            names.join(", "),
+            self.past.head.machine.hostname,
+            self.config.runs,
+            self.config.warmup,
+        );
+        // What a comparison of two such runs can find, where samples deviate by that much.
+        let found = [0.02, 0.05, 0.1].map(|deviation| {
+            let share = (1..=200).map(|p| f64::from(p) / 100.0).find(|&share| {
+                crate::statistics::runs_for(share, deviation, self.config.threshold)
+                    .is_some_and(|runs| runs <= self.config.runs)
+            });
+            let share = share.map_or("nothing".into(), |s| format!("{:.0} %", s * 100.0));
+            format!("{share} (deviation {:.0} %)", deviation * 100.0)
+        });
+        eprintln!(
+            "a comparison with another run finds 95 of 100 differences of: {}",
+            found.join(", ")
+        );
+    }
+
+    async fn describe(&mut self, names: &[String]) -> Result<(), RunError> {
+        let mut list = Vec::new();
+        for number in 0..names.len() {
+            let (place, _, handler) = self.target(number);
+            if let Ok(place) = &self.places[place] {
+                list.push(place.describe(handler).await);
+            }
+        }
+        self.note(Line::Targets(list))
+    }
+
+    async fn item(&mut self, item: &Item, names: &[String], all: usize) -> Result<(), RunError> {
+        self.note(Line::Begin(item.number))?;
+        let key = (item.group, item.target);
+        let time = now();
+        let outcome = match self.given_up.get(&key) {
+            // What cannot be done is tried once, and is said once.
+            Some(_) => None,
+            None => Some(self.measure(item).await),
+        };
+        if let Some(Err(trouble)) = &outcome {
+            self.after(key, trouble, &names[item.target]);
+        } else if outcome.is_some() {
+            self.failures.remove(&key);
+        }
+        let outcomes = outcome.map(|values| self.outcomes(item, values)).unwrap_or_default();
+        self.note(Line::Done { item: item.number, time, outcomes })?;
+        let done = self.past.done().len();
+        eprint!("\r\x1b[K{done} of {}: {:?} of {}", done.max(all), item.group, names[item.target]);
+        Ok(())
+    }
+
+    fn after(&mut self, key: (crate::catalogue::Group, usize), trouble: &Trouble, target: &str) {
+        let count = self.failures.entry(key).or_insert(0);
+        *count += 1;
+        let lacking = matches!(trouble, Trouble::Unsupported(_));
+        if lacking || *count >= PATIENCE {
+            self.given_up.insert(key, trouble.to_string());
+        }
+        let what = if lacking { "is not supported" } else { "has failed" };
+        // A reason that many groups share, such as an endpoint that does not start, is said once.
+        if self.said.insert((key.1, without_ids(&trouble.to_string()))) {
+            eprintln!("\r\x1b[K{:?} of {target} {what}: {trouble}", key.0);
+        }
+    }
+
+    /// Takes the samples of one item. Whatever the runtime does, this comes back.
+    async fn measure(&mut self, item: &Item) -> Result<Values, Trouble> {
+        let (number, endpoint, _) = self.target(item.target);
+        let endpoint = endpoint.clone();
+        let alive = match &self.places[number] {
+            Ok(place) => place.answers().await,
+            Err(error) => return Err(Trouble::Failed(error.clone())),
+        };
+        if !alive && endpoint.containerd.is_some() {
+            // It has crashed, or hangs: its successor gets namespaces and directories of its own.
+            self.places[number] = Err("it is being started again".into());
+            let place = Place::open(&endpoint, &self.config).await;
+            self.places[number] = place.map_err(|error| error.to_string());
+        }
+        let (_, _, handler) = self.target(item.target);
+        let place = self.places[number].as_ref().map_err(|e| Trouble::Failed(e.clone()))?;
+        let cell = Cell { place, handler, config: &self.config, made: &self.made };
+        let limit = Duration::from_secs(self.config.patience);
+        let values = tokio::time::timeout(limit, suite::measure(item.group, &cell)).await;
+        let values = values.unwrap_or_else(|_| {
+            Err(Trouble::Failed(format!("it did not end within {} s", limit.as_secs())))
+        });
+        if values.is_err() && tidy(place).await.is_err() && place.ours() {
+            // What cannot be removed by calls goes with its namespaces.
+            self.places[number] = Err("it is being started again".into());
+            let place = Place::open(&endpoint, &self.config).await;
+            self.places[number] = place.map_err(|error| error.to_string());
+        }
+        values
+    }
+
+    /// The values of a group under the names of benchmarks, for those that are asked for.
+    fn outcomes(&self, item: &Item, values: Result<Values, Trouble>) -> Vec<Outcome> {
+        let group = self.benchmarks.iter().filter(|benchmark| benchmark.group == item.group);
+        group
+            .map(|benchmark| {
+                let value = match &values {
+                    Ok(values) => values
+                        .iter()
+                        .find(|(name, _)| benchmark.name.ends_with(&format!(".{name}")))
+                        .map_or(Err(Trouble::Failed("it gave no value".into())), |v| v.1.clone()),
+                    Err(trouble) => Err(trouble.clone()),
+                };
+                outcome(&benchmark.name, value)
+            })
+            .collect()
+    }
+
+    fn write(&mut self) -> Result<Results, RunError> {
+        let results = gather(&self.past);
+        let text =
+            serde_json::to_vec_pretty(&results).map_err(|e| RunError::Report(e.to_string()))?;
+        write_whole(&self.output.join("results.json"), &text)?;
+        let html = report::html(&[&results]).map_err(|e| RunError::Report(e.to_string()))?;
+        write_whole(&self.output.join("report.html"), html.as_bytes())?;
+        self.written = Instant::now();
+        Ok(results)
+    }
+}
+
+/// Removes what a failed item has left, so that the next one does not meet it.
+async fn tidy(place: &Place) -> Result<(), ()> {
+    let client = place.client.within(Duration::from_secs(10));
+    let work = sweep_pods(&client);
+    tokio::time::timeout(Duration::from_secs(30), work).await.map_err(drop)?.map_err(drop)
+}
+
+fn outcome(name: &str, value: Result<f64, Trouble>) -> Outcome {
+    let (status, value, reason) = match value {
+        Ok(value) if value.is_finite() => (Status::Ok, Some(value), None),
+        Ok(_) => (Status::Failed, None, Some("the value is not a number".into())),
+        Err(Trouble::Unsupported(text)) => (Status::Unsupported, None, Some(text)),
+        Err(Trouble::Failed(text)) => (Status::Failed, None, Some(text)),
+        Err(Trouble::Invalid(value, text)) => (Status::Invalid, Some(value), Some(text)),
+    };
+    Outcome { benchmark: name.to_owned(), status, value, reason }
+}

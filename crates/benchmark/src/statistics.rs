@@ -1,0 +1,259 @@
+//! Statistics that assume nothing about the shape of a distribution.
+
+use serde::{Deserialize, Serialize};
+
+/// How many resamples an interval of a median is taken from.
+const RESAMPLES: usize = 2000;
+
+/// Samples below this number give no interval.
+pub const FEWEST: usize = 5;
+
+/// What is said about the samples of one row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How many samples.
+    pub n: usize,
+    /// The least.
+    pub minimum: f64,
+    /// A twentieth lies below.
+    pub p5: f64,
+    /// A quarter lies below.
+    pub p25: f64,
+    /// Half lies below.
+    pub median: f64,
+    /// Three quarters lie below.
+    pub p75: f64,
+    /// All but a twentieth lies below.
+    pub p95: f64,
+    /// The greatest.
+    pub maximum: f64,
+    /// The median distance from the median, scaled to a standard deviation.
+    pub mad: f64,
+    /// The bootstrap interval of the median, at 95 %.
+    pub interval: Option<(f64, f64)>,
+    /// How many samples lie more than three quartile distances outside of the quartiles.
+    pub outliers: usize,
+}
+
+/// The values in ascending order.
+#[must_use]
+pub fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The value below which a share of ascending values lies, between neighbours where it falls there.
+#[must_use]
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an index into samples, which are far fewer than 2^52"
+)]
+pub fn quantile(ascending: &[f64], share: f64) -> f64 {
+    let Some(last) = ascending.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let place = share.clamp(0.0, 1.0) * last as f64;
+    let below = ascending[place.floor() as usize];
+    let above = ascending[place.ceil() as usize];
+    below + (above - below) * place.fract()
+}
+
+/// The median of values in any order.
+#[must_use]
+pub fn median(values: &[f64]) -> f64 {
+    quantile(&sorted(values), 0.5)
+}
+
+/// The median absolute deviation, scaled so that it estimates a standard deviation.
+#[must_use]
+pub fn deviation(values: &[f64]) -> f64 {
+    let centre = median(values);
+    let distances: Vec<f64> = values.iter().map(|v| (v - centre).abs()).collect();
+    1.4826 * median(&distances)
+}
+
+/// Describes samples; nothing if there are none.
+#[must_use]
+pub fn summary(values: &[f64]) -> Option<Summary> {
+    if values.is_empty() {
+        return None;
+    }
+    let ascending = sorted(values);
+    let (p25, p75) = (quantile(&ascending, 0.25), quantile(&ascending, 0.75));
+    let fence = 3.0 * (p75 - p25);
+    let far = |v: &&f64| **v < p25 - fence || **v > p75 + fence;
+    Some(Summary {
+        n: values.len(),
+        minimum: ascending[0],
+        p5: quantile(&ascending, 0.05),
+        p25,
+        median: quantile(&ascending, 0.5),
+        p75,
+        p95: quantile(&ascending, 0.95),
+        maximum: ascending[ascending.len() - 1],
+        mad: deviation(values),
+        interval: bootstrap(values),
+        outliers: ascending.iter().filter(far).count(),
+    })
+}
+
+/// The 95 % interval of the median, from resamples. The same samples give the same interval.
+fn bootstrap(values: &[f64]) -> Option<(f64, f64)> {
+    if values.len() < FEWEST {
+        return None;
+    }
+    let mut random = fastrand::Rng::with_seed(u64::try_from(values.len()).unwrap_or(0));
+    let mut medians = Vec::with_capacity(RESAMPLES);
+    let mut sample = vec![0.0; values.len()];
+    for _ in 0..RESAMPLES {
+        sample.fill_with(|| values[random.usize(..values.len())]);
+        sample.sort_by(f64::total_cmp);
+        medians.push(quantile(&sample, 0.5));
+    }
+    medians.sort_by(f64::total_cmp);
+    Some((quantile(&medians, 0.025), quantile(&medians, 0.975)))
+}
+
+/// How much greater one set of samples is than another, as a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// The median of all quotients of a sample of the one by a sample of the other.
+    pub estimate: f64,
+    /// Its interval at 99 %.
+    pub low: f64,
+    /// Its interval at 99 %.
+    pub high: f64,
+}
+
+/// The two-sided normal quantile for 99 %.
+const Z99: f64 = 2.5758;
+
+/// `new` in relation to `old`. The interval is that of the Mann-Whitney test, turned around: it
+/// holds at any distribution and at few samples, where resampled medians are too sure of themselves.
+/// Nothing if there are too few samples, or one is not above zero.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "counts of samples are far below 2^52")]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rank among the quotients, checked to be at least zero"
+)]
+pub fn ratio(old: &[f64], new: &[f64]) -> Option<Ratio> {
+    let enough = old.len() >= FEWEST && new.len() >= FEWEST;
+    if !enough || old.iter().chain(new).any(|&v| v <= 0.0) {
+        return None;
+    }
+    let mut quotients: Vec<f64> = new.iter().flat_map(|n| old.iter().map(move |o| n / o)).collect();
+    quotients.sort_by(f64::total_cmp);
+    let (a, b) = (old.len() as f64, new.len() as f64);
+    let rank = a * b / 2.0 - Z99 * (a * b * (a + b + 1.0) / 12.0).sqrt();
+    let rank = rank.max(0.0).floor() as usize;
+    Some(Ratio {
+        estimate: quantile(&quotients, 0.5),
+        low: quotients[rank],
+        high: quotients[quotients.len() - 1 - rank],
+    })
+}
+
+/// How many samples of each side it takes to find a difference of `share` in 95 of 100 cases, where
+/// samples deviate by `deviation` of their median, and less than `threshold` does not count.
+#[must_use]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked to be a small number above zero"
+)]
+pub fn runs_for(share: f64, deviation: f64, threshold: f64) -> Option<u32> {
+    let effect = (1.0 + share).ln();
+    let beyond = effect - (1.0 + threshold).ln();
+    if !(beyond > 0.0 && deviation.is_finite()) {
+        return None;
+    }
+    // Both must hold: the interval leaves 1 out, and the estimate is beyond the threshold. The rank
+    // test needs 1 / 0.955 of what the test on normal distributions does.
+    let interval = 2.0 * ((Z99 + 1.645) * deviation / effect).powi(2) / 0.955;
+    let threshold = 2.0 * (1.645 * deviation / beyond).powi(2) / 0.955;
+    // Ranks are whole numbers, which costs the interval up to two samples of each side.
+    let runs = (interval.max(threshold).ceil() + 2.0).max(8.0);
+    (runs < 1e6).then_some(runs as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values around 100 with a given relative deviation, by a fixed seed.
+    fn noise(random: &mut fastrand::Rng, n: usize, deviation: f64, factor: f64) -> Vec<f64> {
+        let normal = |random: &mut fastrand::Rng| (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        (0..n).map(|_| 100.0 * factor * (normal(random) * deviation).exp()).collect()
+    }
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        let values = [1.0, 2.0, 3.0, 4.0];
+        assert!((quantile(&values, 0.5) - 2.5).abs() < 1e-12);
+        assert!((quantile(&values, 1.0) - 4.0).abs() < 1e-12);
+        assert!((median(&[5.0, 1.0, 3.0]) - 3.0).abs() < 1e-12);
+        assert!(quantile(&[], 0.5).is_nan());
+    }
+
+    #[test]
+    fn the_interval_of_a_median_holds_it() {
+        let mut random = fastrand::Rng::with_seed(3);
+        let held = (0..200)
+            .filter(|_| {
+                let (low, high) =
+                    summary(&noise(&mut random, 20, 0.1, 1.0)).unwrap().interval.unwrap();
+                low <= 100.0 && 100.0 <= high
+            })
+            .count();
+        assert!(held >= 180, "{held} of 200");
+    }
+
+    #[test]
+    fn outliers_are_counted_and_kept() {
+        let mut values = vec![10.0; 20];
+        for (i, v) in values.iter_mut().enumerate() {
+            *v += f64::from(u32::try_from(i).unwrap()) / 100.0;
+        }
+        values.push(1000.0);
+        let summary = summary(&values).unwrap();
+        assert_eq!((summary.n, summary.outliers), (21, 1));
+        assert!((summary.maximum - 1000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn equal_sets_seldom_differ() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let flagged = (0..500)
+            .filter(|_| {
+                let (a, b) = (noise(&mut random, 10, 0.2, 1.0), noise(&mut random, 10, 0.2, 1.0));
+                let ratio = ratio(&a, &b).unwrap();
+                ratio.low > 1.0 || ratio.high < 1.0
+            })
+            .count();
+        assert!(flagged <= 15, "{flagged} of 500 at a level of 1 %");
+    }
+
+    #[test]
+    fn the_forecast_finds_what_it_promises() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for deviation in [0.03, 0.08] {
+            let runs = runs_for(0.10, deviation, 0.05).unwrap();
+            let found = (0..300)
+                .filter(|_| {
+                    let n = usize::try_from(runs).unwrap();
+                    let old = noise(&mut random, n, deviation, 1.0);
+                    let new = noise(&mut random, n, deviation, 1.1);
+                    let ratio = ratio(&old, &new).unwrap();
+                    ratio.low > 1.0 && ratio.estimate > 1.05
+                })
+                .count();
+            assert!(found >= 276, "{found} of 300 with {runs} runs at {deviation}");
+        }
+        assert_eq!(runs_for(0.04, 0.1, 0.05), None);
+    }
+}

@@ -1,0 +1,281 @@
+//! Checkpoint and restore by the OCI runtime itself, with torpor as its `criu`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::cell::{Cell, Trouble, Values, failed, ms, workload};
+use crate::image::{self, TOOLS};
+use crate::own;
+use crate::workload::Beat;
+
+use super::value;
+
+/// How many beats show that a container is alive.
+const ALIVE: u64 = 50;
+
+/// The file of the engine's options, empty unless images are sealed. The runtime hands the
+/// environment that names it on to the engine.
+const OPTIONS: &str = "criu.conf";
+
+/// A container of the runtime, without CRI.
+struct Container<'a> {
+    cell: &'a Cell<'a>,
+    binary: &'a Path,
+    dir: PathBuf,
+    id: String,
+    sealed: bool,
+}
+
+/// One checkpoint that leaves its container running, and one restore from it.
+pub async fn measure(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
+    let container = prepare(cell, memory, sealed).await?;
+    let done = container.sample().await;
+    container.remove().await;
+    done
+}
+
+async fn prepare<'a>(
+    cell: &'a Cell<'a>,
+    memory: u32,
+    sealed: bool,
+) -> Result<Container<'a>, Trouble> {
+    let unsupported = |text: &str| Trouble::Unsupported(text.to_owned());
+    let binary = cell.handler.binary.as_deref();
+    let binary = binary.ok_or_else(|| unsupported("the configuration names no `binary`"))?;
+    let torpor = cell.config.criu.clone().or_else(own::torpor);
+    let torpor = torpor.ok_or_else(|| unsupported("there is no torpor to act as criu"))?;
+    let id = format!("direct-{}", cell.made.get());
+    cell.made.set(cell.made.get() + 1);
+    let dir = cell.place.dir.join("direct").join(&id);
+    for name in ["out", "bin", "images", "work"] {
+        fs::create_dir_all(dir.join(name)).map_err(failed)?;
+    }
+    fs::write(dir.join(OPTIONS), "").map_err(failed)?;
+    symlink(&torpor, dir.join("bin/criu")).map_err(failed)?;
+    let container = Container { cell, binary, dir, id, sealed };
+    let help = container.call(&["checkpoint", "--help"], Duration::from_secs(10)).await?;
+    if !help.status.success() {
+        let name = binary.display();
+        let text =
+            format!("this build of {name} has no checkpoint (`{name} checkpoint --help` fails)");
+        return Err(Trouble::Unsupported(text));
+    }
+    let rootfs = cell.place.dir.join("rootfs");
+    if !rootfs.exists() {
+        image::unpack(&cell.place.dir.join("store"), TOOLS, &rootfs).map_err(failed)?;
+    }
+    if sealed {
+        container.seal(&torpor)?;
+    }
+    let config = container.config(&rootfs, memory);
+    fs::write(container.dir.join("config.json"), config.to_string()).map_err(failed)?;
+    Ok(container)
+}
+
+fn said(output: &Output) -> String {
+    let text = [&output.stderr[..], &output.stdout[..]].concat();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()
+}
+
+impl Container<'_> {
+    /// The configuration of a bundle, as `spec` gives it, with our program in it.
+    fn config(&self, rootfs: &Path, memory: u32) -> Value {
+        let mounted =
+            |to: &str, kind: &str| json!({ "destination": to, "type": kind, "source": kind });
+        let namespaces =
+            ["pid", "network", "ipc", "uts", "mount"].map(|kind| json!({ "type": kind }));
+        let mut config = json!({
+            "ociVersion": "1.0.2",
+            "process": {
+                "user": { "uid": 0, "gid": 0 },
+                "args": workload(&format!("heartbeat --size {memory} --file /out/beat")),
+                "env": ["PATH=/bin"],
+                "cwd": "/",
+            },
+            "root": { "path": rootfs, "readonly": true },
+            "hostname": "bench",
+            "mounts": [
+                mounted("/proc", "proc"),
+                { "destination": "/dev", "type": "tmpfs", "source": "tmpfs" },
+                { "destination": "/out", "type": "bind", "source": self.dir.join("out"), "options": ["bind", "rw"] },
+            ],
+            "linux": { "namespaces": namespaces },
+        });
+        if let Some(group) = &self.cell.place.cgroup {
+            config["linux"]["cgroupsPath"] = json!(format!("{group}/{}", self.id));
+        }
+        config
+    }
+
+    /// Makes a key, and the file of options that seals with it.
+    fn seal(&self, torpor: &Path) -> Result<(), Trouble> {
+        let key = self.dir.join("key");
+        let made = std::process::Command::new(torpor)
+            .args(["key", "generate"])
+            .arg(&key)
+            .output()
+            .map_err(failed)?;
+        let recipient = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        if !made.status.success() {
+            return Err(failed(format!("torpor key generate: {}", said(&made))));
+        }
+        let text = format!("encrypt\nrecipient {recipient}\nidentity {}\n", key.display());
+        fs::write(self.dir.join(OPTIONS), text).map_err(failed)
+    }
+
+    /// Calls the runtime; in the namespaces of the endpoint, where those are ours.
+    async fn call(&self, arguments: &[&str], limit: Duration) -> Result<Output, Trouble> {
+        let mut command = match self.cell.place.init() {
+            Some(init) => {
+                let mut command = Command::new("nsenter");
+                command.args(["--target", &init.to_string(), "--mount", "--pid", "--net", "--ipc"]);
+                command.arg("--").arg(self.binary);
+                command
+            }
+            None => Command::new(self.binary),
+        };
+        let path = std::env::var("PATH").unwrap_or_default();
+        // A container keeps the standard streams of its maker: they must be nothing that only this
+        // process has, or no engine could restore them.
+        let log = self.dir.join("said");
+        let _ = fs::remove_file(&log);
+        command
+            .arg("--root")
+            .arg(self.dir.join("state"))
+            .arg("--log")
+            .arg(&log)
+            .args(arguments)
+            .env("PATH", format!("{}:{path}", self.dir.join("bin").display()))
+            .env("CRIU_CONFIG_FILE", self.dir.join(OPTIONS))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        let status = tokio::time::timeout(limit, command.status()).await;
+        let status = status.map_err(|_| {
+            let (call, limit) = (arguments.first().unwrap_or(&""), limit.as_secs());
+            failed(format!("{call} did not end within {limit} s"))
+        })?;
+        let stderr = fs::read(&log).unwrap_or_default();
+        Ok(Output { status: status.map_err(failed)?, stdout: Vec::new(), stderr })
+    }
+
+    async fn done(&self, arguments: &[&str]) -> Result<(), Trouble> {
+        let limit = Duration::from_secs(self.cell.config.deadline);
+        let output = self.call(arguments, limit).await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let log = fs::read_to_string(self.dir.join("work/dump.log")).unwrap_or_default();
+        let log = log.lines().find(|line| line.contains("Error")).unwrap_or_default();
+        let call = arguments.first().unwrap_or(&"");
+        Err(failed(format!("{call}: {} {log}", said(&output))))
+    }
+
+    fn beat(&self) -> Option<Beat> {
+        Beat::read(&fs::read(self.dir.join("out/beat")).ok()?)
+    }
+
+    /// Waits for a beat that is as it should be.
+    async fn until(&self, right: impl Fn(Beat) -> bool) -> Result<Beat, Trouble> {
+        let end = Instant::now() + Duration::from_secs(self.cell.config.deadline);
+        loop {
+            match self.beat() {
+                Some(beat) if right(beat) => return Ok(beat),
+                _ if Instant::now() > end => {
+                    return Err(failed("the container gives no sign of life"));
+                }
+                _ => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    async fn sample(&self) -> Result<Values, Trouble> {
+        let id = self.id.as_str();
+        let dir = self.dir.display();
+        let (image_path, work_path) = (format!("{dir}/images"), format!("{dir}/work"));
+        let bundle = dir.to_string();
+        self.done(&["run", "--detach", "--bundle", &bundle, id]).await?;
+        self.until(|beat| beat.count >= ALIVE).await?;
+        let begun = Instant::now();
+        let places = ["--image-path", &image_path, "--work-path", &work_path];
+        let checkpoint = [&["checkpoint", "--leave-running"][..], &places, &[id]].concat();
+        self.done(&checkpoint).await?;
+        let client = ms(begun);
+        let count = self.beat().map_or(0, |beat| beat.count);
+        let alive = self.until(|beat| beat.count > count + ALIVE).await?;
+        self.done(&["kill", id, "KILL"]).await?;
+        self.done(&["delete", "--force", id]).await?;
+        let images = self.dir.join("images");
+        if self.sealed && !images.join("seal.img").exists() {
+            return Err(failed("the engine was told to seal its images, and has not"));
+        }
+        let bytes = size(&images);
+        let frozen = frozen(&self.dir);
+        let last = self.beat().map_or(0, |beat| beat.count);
+        let begun = Instant::now();
+        let restore = [&["restore", "--detach", "--bundle", &bundle][..], &places, &[id]].concat();
+        let (restored, answered) = tokio::join!(
+            async { self.done(&restore).await.map(|()| ms(begun)) },
+            // The count goes back to what it was when the container was frozen.
+            async { self.until(|beat| beat.count != last).await.map(|_| ms(begun)) },
+        );
+        let rest = frozen.clone().map(|frozen| client - frozen);
+        Ok(vec![
+            value("checkpoint", client),
+            value("pause", alive.silence.as_secs_f64() * 1000.0),
+            ("frozen".into(), frozen),
+            ("rest".into(), rest),
+            value("bytes", bytes),
+            ("restore".into(), restored),
+            ("answer".into(), answered),
+        ])
+    }
+
+    async fn remove(&self) {
+        let limit = Duration::from_secs(10);
+        let _ = self.call(&["delete", "--force", &self.id], limit).await;
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The MiB of all files in a directory.
+#[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
+fn size(dir: &Path) -> f64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let bytes: u64 = entries.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The times that an engine writes into `stats-dump`, in microseconds.
+#[derive(Clone, PartialEq, Message)]
+struct DumpTimes {
+    #[prost(uint32, tag = "2")]
+    frozen_time: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Times {
+    #[prost(message, optional, tag = "1")]
+    dump: Option<DumpTimes>,
+}
+
+/// How long the tasks were frozen, by the engine's own account.
+fn frozen(dir: &Path) -> Result<f64, Trouble> {
+    let places = ["work/stats-dump", "images/stats-dump"];
+    let bytes = places.iter().find_map(|name| fs::read(dir.join(name)).ok());
+    let bytes = bytes.ok_or_else(|| failed("the engine has written no statistics"))?;
+    // two magic numbers, the length of the message, the message
+    let message = bytes.get(12..).unwrap_or_default();
+    let times = Times::decode(message).map_err(failed)?;
+    let dump = times.dump.ok_or_else(|| failed("the statistics are not those of a dump"))?;
+    Ok(f64::from(dump.frozen_time) / 1000.0)
+}

@@ -1,0 +1,182 @@
+//! Limits: whether they hold, and how soon.
+
+use std::fs;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::cell::{Cell, IDLE, Network, Spec, Trouble, Values, failed, ms, parse};
+use crate::cgroups;
+use crate::cri::messages::LinuxContainerResources;
+use crate::place::limited;
+
+use super::value;
+
+/// The period of a quota in microseconds.
+const PERIOD: i64 = 100_000;
+/// A quota of a fifth of a processor.
+const QUOTA: i64 = 20_000;
+/// The same as a share.
+const SHARE: f64 = 0.2;
+
+fn quota_of(quota: i64) -> LinuxContainerResources {
+    LinuxContainerResources { cpu_period: PERIOD, cpu_quota: quota, ..Default::default() }
+}
+
+/// A program that computes under a quota. The kernel's own numbers say whether the quota held.
+pub async fn quota(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let pod = cell.pod(Network::Host).await?;
+    let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("burn --time 600000") };
+    let burning = cell.launch(&pod, &spec).await?;
+    // The start of the program, and the first period with it, are not what is asked about.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let groups = [pod.id.as_str(), burning.id.as_str()];
+    let share = share_of(&groups, Duration::from_secs(1)).await;
+    cell.client().stop(&burning.id, 0).await?;
+    let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("work --time 200") };
+    let working = cell.launch(&pod, &spec).await?;
+    let printed = parse(&cell.output(&working).await?)?;
+    cell.finish(&pod).await?;
+    let work = printed["wall"].as_f64().unwrap_or(f64::NAN) * 1000.0;
+    let work = match &share {
+        Err(Trouble::Invalid(_, reason)) => Err(Trouble::Invalid(work, reason.clone())),
+        _ => Ok(work),
+    };
+    Ok(vec![("cpu.share".into(), share), ("cpu.work".into(), work)])
+}
+
+/// The CPU time that groups have used. gVisor runs all containers of a pod in the group of its sandbox.
+fn used(ids: &[&str]) -> Result<f64, Trouble> {
+    let all = ids.iter().map(|id| cgroups::cpu_seconds(id)).sum::<Option<f64>>();
+    all.ok_or_else(|| failed("the control group of the container is not found"))
+}
+
+/// How far the CPU used is from the quota, in percent of the quota.
+async fn share_of(ids: &[&str], time: Duration) -> Result<f64, Trouble> {
+    let stopped = || ids.iter().filter_map(|id| cgroups::throttled(id)).sum::<u64>();
+    let (before, throttled) = (used(ids)?, stopped());
+    let begun = Instant::now();
+    tokio::time::sleep(time).await;
+    let share = (used(ids)? - before) / begun.elapsed().as_secs_f64();
+    let times = stopped().saturating_sub(throttled);
+    let off = 100.0 * (share - SHARE).abs() / SHARE;
+    let used = format!("{:.1} % of a CPU were used under a quota of 20 %", 100.0 * share);
+    match (times, off) {
+        (0, _) => Err(Trouble::Invalid(off, format!("the kernel has not throttled; {used}"))),
+        (_, off) if off > 5.0 => {
+            Err(Trouble::Invalid(off, format!("the limit is not exact: {used}")))
+        }
+        _ => Ok(off),
+    }
+}
+
+/// A quota that is raised while the program runs.
+pub async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let pod = cell.pod(Network::Host).await?;
+    let spec = Spec { resources: quota_of(QUOTA), ..Spec::workload("burn --time 2000") };
+    let launched = cell.launch(&pod, &spec).await?;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let called = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+    let begun = Instant::now();
+    let updated = cell.client().update(&launched.id, quota_of(4 * QUOTA)).await;
+    let call = ms(begun);
+    if let Err(error) = updated {
+        cell.finish(&pod).await?;
+        return Err(error.into());
+    }
+    let printed = parse(&cell.output(&launched).await?)?;
+    cell.finish(&pod).await?;
+    let windows = printed["windows"].as_array().cloned().unwrap_or_default();
+    let after = |w: &&serde_json::Value| w[0].as_f64().is_some_and(|time| time > called);
+    let more = windows.iter().filter(after).find(|w| w[1].as_f64().is_some_and(|s| s > 0.5));
+    let before = windows.iter().find(|w| w[0].as_f64().is_some_and(|time| time < called - 0.15));
+    let held = before.and_then(|w| w[1].as_f64()).is_some_and(|share| share < 0.5);
+    let effect = match more.and_then(|w| w[0].as_f64()) {
+        _ if !held => Err(Trouble::Invalid(0.0, "the first limit did not hold".into())),
+        Some(time) => Ok((time - called) * 1000.0),
+        None => Err(failed("the program has not got more CPU")),
+    };
+    Ok(vec![value("raise.call", call), ("raise.effect".into(), effect)])
+}
+
+/// The MiB that a container may take before it is ended.
+const LIMIT: i64 = 64;
+
+/// A program that takes more memory than it may.
+pub async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let pod = cell.pod(Network::Host).await?;
+    let resources = LinuxContainerResources {
+        memory_limit_in_bytes: LIMIT << 20,
+        memory_swap_limit_in_bytes: LIMIT << 20,
+        ..Default::default()
+    };
+    let spec = Spec { resources, ..Spec::workload("hog --limit 1024") };
+    let launched = cell.launch(&pod, &spec).await?;
+    let status = cell.ended(&launched.id).await?;
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+    let text = launched.text();
+    cell.finish(&pod).await?;
+    let printed = parse(&text)?;
+    if !printed["survived"].is_null() {
+        let text = format!("the program took 1024 MiB under a limit of {LIMIT} MiB");
+        return Ok(vec![("memory.oom".into(), Err(Trouble::Invalid(0.0, text)))]);
+    }
+    let last = printed["time"].as_f64().unwrap_or(now);
+    let latency = (now - last).max(0.0) * 1000.0;
+    let latency = if status.reason == "OOMKilled" {
+        Ok(latency)
+    } else {
+        let text = format!("the runtime says `{}`, not OOMKilled", status.reason);
+        Err(Trouble::Invalid(latency, text))
+    };
+    Ok(vec![("memory.oom".into(), latency)])
+}
+
+/// A program that starts more processes than it may.
+pub async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let name = format!("pids-{}", cell.made.get());
+    let group = limited(cell.place, "pids", &name, "pids.max", "32");
+    let text =
+        "the CRI has no limit of processes, and the control group above is not ours to limit";
+    let group = group.ok_or_else(|| Trouble::Unsupported(text.into()))?.map_err(failed)?;
+    let pod = cell.pod_in(Network::Host, Some(group.clone())).await?;
+    let launched = cell.launch(&pod, &Spec::workload("fork --limit 100")).await?;
+    let printed = parse(&cell.output(&launched).await?)?;
+    cell.finish(&pod).await?;
+    let _ = fs::remove_dir(cgroups::hierarchy("pids").join(group.trim_start_matches('/')));
+    let started = printed["started"].as_f64().unwrap_or(f64::NAN);
+    let started = if started < 32.0 {
+        Ok(started)
+    } else {
+        Err(Trouble::Invalid(started, "the limit of 32 did not hold".into()))
+    };
+    Ok(vec![("pids.refusal".into(), started)])
+}
+
+/// Weights of input and output.
+pub fn weight() -> Result<Values, Trouble> {
+    let file = cgroups::hierarchy("io").join("io.cost.qos");
+    let text = if file.exists() {
+        "weights on a device that this version does not choose"
+    } else {
+        "no controller here weighs input and output: io.weight takes cgroup v2 with iocost or BFQ"
+    };
+    Err(Trouble::Unsupported(text.into()))
+}
+
+/// What an idle container is charged for.
+#[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
+pub async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {
+    let pod = cell.pod(Network::Host).await?;
+    let launched = cell.launch(&pod, &Spec::script(IDLE)).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let none = || failed("the control group of the container is not found");
+    let bytes = [&pod.id, &launched.id]
+        .into_iter()
+        .map(|id| cgroups::memory(&cgroups::of("memory", id)?))
+        .sum::<Option<u64>>();
+    let cpu = used(&[&pod.id, &launched.id])?;
+    cell.finish(&pod).await?;
+    Ok(vec![
+        value("charge.idle", bytes.ok_or_else(none)? as f64 / f64::from(1 << 20)),
+        value("charge.cpu", cpu * 1000.0),
+    ])
+}

@@ -1,0 +1,51 @@
+//! The suites: for each group of benchmarks the procedure that gives its values.
+
+mod checkpoint;
+mod direct;
+mod limits;
+mod operations;
+mod performance;
+mod scalability;
+
+use crate::catalogue::Group;
+use crate::cell::{Cell, Trouble, Values};
+
+/// Takes one sample of everything in a group.
+///
+/// # Errors
+/// If there is no value for any of it, for one reason.
+pub async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Trouble> {
+    match group {
+        Group::Life => operations::life(cell).await,
+        Group::Bridge => operations::bridge(cell).await,
+        Group::Image => operations::image(cell).await,
+        Group::Checkpoint => checkpoint::through_cri(cell).await,
+        Group::Direct { memory, sealed } => direct::measure(cell, memory, sealed).await,
+        Group::Cpu => performance::cpu(cell).await,
+        Group::Memory => performance::memory(cell).await,
+        Group::Disk => performance::disk(cell).await,
+        Group::Calls => performance::calls(cell).await,
+        Group::Loopback => performance::loopback(cell).await,
+        Group::Network => performance::network(cell).await,
+        Group::Quota => limits::quota(cell).await,
+        Group::Raise => limits::raise(cell).await,
+        Group::Oom => limits::oom(cell).await,
+        Group::Pids => limits::pids(cell).await,
+        Group::Weight => limits::weight(),
+        Group::Charge => limits::charge(cell).await,
+        Group::Scale { containers } => scalability::scale(cell, containers).await,
+        Group::Migration => migration(),
+    }
+}
+
+/// Moving a container takes an agent on both hosts, which this program must bring along.
+fn migration() -> Result<Values, Trouble> {
+    Err(Trouble::Unsupported(
+        "moving a container through `torpor migrate` is not measured by this version".into(),
+    ))
+}
+
+/// A value under its name.
+fn value(name: &str, value: f64) -> (String, Result<f64, Trouble>) {
+    (name.to_owned(), Ok(value))
+}

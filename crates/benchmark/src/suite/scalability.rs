@@ -1,0 +1,92 @@
+//! Many containers: starting and stopping them, and the memory that each takes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use crate::cell::{Cell, Network, Pod, Spec, Trouble, Values, failed};
+use crate::cgroups;
+use crate::image::BASE;
+use crate::machine::{field, kibibytes};
+
+use super::value;
+
+/// How long the memory of containers that have just started settles.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Starts, weighs and stops a number of containers.
+pub async fn scale(cell: &Cell<'_>, containers: u32) -> Result<Values, Trouble> {
+    let width = usize::try_from(cell.config.concurrency).map_err(failed)?.max(1);
+    let before = Weight::now(cell, &[]);
+    let begun = Instant::now();
+    let pods: Vec<(Pod, String)> = stream::iter(0..containers)
+        .map(|_| sleeper(cell))
+        .buffer_unordered(width)
+        .try_collect()
+        .await?;
+    let start = begun.elapsed().as_secs_f64();
+    tokio::time::sleep(SETTLE).await;
+    let after = Weight::now(cell, &pods);
+    let begun = Instant::now();
+    let ends = pods.iter().map(|(pod, id)| end(cell, pod, id));
+    stream::iter(ends).buffer_unordered(width).try_collect::<Vec<()>>().await?;
+    let stop = begun.elapsed().as_secs_f64();
+    let each = |mebibytes: f64| mebibytes / f64::from(containers);
+    let grown = |before: Option<f64>, after: Option<f64>, text: &str| match (before, after) {
+        (Some(before), Some(after)) => Ok(each(after - before)),
+        _ => Err(Trouble::Unsupported(text.into())),
+    };
+    let alien = "the processes of an endpoint that was there before are not known";
+    Ok(vec![
+        value("start", start),
+        value("stop", stop),
+        value("available", each(before.available - after.available)),
+        ("pss".into(), grown(before.pss, after.pss, alien)),
+        ("cgroup".into(), grown(before.cgroup, after.cgroup, "no memory controller is found")),
+    ])
+}
+
+/// A sandbox with one container that sleeps.
+async fn sleeper(cell: &Cell<'_>) -> Result<(Pod, String), Trouble> {
+    let pod = cell.pod(Network::Host).await?;
+    let command = ["/bin/sleep", "2147483647"].map(str::to_owned).to_vec();
+    let launched = cell.launch(&pod, &Spec { image: BASE, command, ..Spec::default() }).await?;
+    Ok((pod, launched.id))
+}
+
+async fn end(cell: &Cell<'_>, pod: &Pod, id: &str) -> Result<(), Trouble> {
+    // It runs as the first process, and ignores SIGTERM: it is killed at once.
+    cell.client().stop(id, 0).await?;
+    cell.client().remove(id).await?;
+    cell.finish(pod).await
+}
+
+/// Memory in MiB, by three measures.
+struct Weight {
+    available: f64,
+    pss: Option<f64>,
+    cgroup: Option<f64>,
+}
+
+#[allow(clippy::cast_precision_loss, reason = "amounts of memory as MiB")]
+impl Weight {
+    fn now(cell: &Cell<'_>, pods: &[(Pod, String)]) -> Self {
+        let available = field("/proc/meminfo", "MemAvailable").map_or(0, |v| kibibytes(&v));
+        let pss = cell.place.ours().then(|| {
+            let all = cell.place.processes();
+            all.iter().filter_map(|&pid| proportional(pid)).sum::<u64>() as f64 / 1024.0
+        });
+        let groups = pods.iter().flat_map(|(pod, id)| [&pod.id, id]);
+        let charged = groups.map(|id| cgroups::memory(&cgroups::of("memory", id)?));
+        let cgroup = charged.sum::<Option<u64>>().map(|bytes| bytes as f64 / f64::from(1 << 20));
+        Self { available: available as f64 / 1024.0, pss, cgroup }
+    }
+}
+
+/// The proportional share of a process in KiB.
+fn proportional(pid: u32) -> Option<u64> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    Path::new(&path).exists().then_some(())?;
+    field(&path, "Pss").map(|value| kibibytes(&value))
+}

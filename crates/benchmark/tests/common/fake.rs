@@ -1,0 +1,243 @@
+//! A CRI endpoint that only pretends: it keeps account of sandboxes and containers, and misbehaves as
+//! it is told.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use torpor_benchmark::cri::messages::*;
+
+/// What a call comes to instead of its answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Mischief {
+    /// There is none, for ever.
+    Hang,
+    /// The code of gRPC and a text.
+    Fail(u32, String),
+    /// The connection ends, and with it every later one.
+    Crash,
+    /// It is no message.
+    Garbage,
+}
+
+#[derive(Debug, Default)]
+pub struct State {
+    /// Sandboxes with their labels.
+    pub sandboxes: BTreeMap<String, Vec<(String, String)>>,
+    /// Containers with their sandbox, and whether they have ended.
+    pub containers: BTreeMap<String, (String, bool)>,
+    pub images: Vec<String>,
+    /// How often each call was made.
+    pub calls: BTreeMap<String, u32>,
+    pub mischief: BTreeMap<String, Mischief>,
+    /// Names of sandboxes that were used.
+    names: Vec<String>,
+    logs: BTreeMap<String, PathBuf>,
+    crashed: bool,
+}
+
+/// A server in a thread of its own.
+pub struct Fake {
+    pub state: Arc<Mutex<State>>,
+    pub socket: PathBuf,
+}
+
+type Answer = Result<Vec<u8>, Mischief>;
+
+impl Fake {
+    pub fn start(dir: &Path) -> Self {
+        let socket = dir.join("cri.sock");
+        let state = Arc::new(Mutex::new(State::default()));
+        let (listening, shared) =
+            (std::os::unix::net::UnixListener::bind(&socket).unwrap(), state.clone());
+        listening.set_nonblocking(true).unwrap();
+        std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::UnixListener::from_std(listening).unwrap();
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    let state = shared.clone();
+                    if !state.lock().unwrap().crashed {
+                        tokio::spawn(connection(stream, state));
+                    }
+                }
+            });
+        });
+        Self { state, socket }
+    }
+
+    /// The configuration of an endpoint.
+    pub fn endpoint(&self) -> String {
+        let socket = self.socket.display();
+        format!("endpoints:\n- name: fake\n  socket: {socket}\n  handlers: [{{name: x}}]\n")
+    }
+
+    pub fn mischief(&self, call: &str, mischief: Mischief) {
+        self.state.lock().unwrap().mischief.insert(call.into(), mischief);
+    }
+
+    /// How many sandboxes, containers and images there are.
+    pub fn left(&self) -> (usize, usize, usize) {
+        let state = self.state.lock().unwrap();
+        (state.sandboxes.len(), state.containers.len(), state.images.len())
+    }
+
+    pub fn calls(&self, call: &str) -> u32 {
+        self.state.lock().unwrap().calls.get(call).copied().unwrap_or(0)
+    }
+}
+
+async fn connection(stream: tokio::net::UnixStream, state: Arc<Mutex<State>>) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else {
+        return;
+    };
+    while let Some(Ok((request, respond))) = connection.accept().await {
+        let state2 = state.clone();
+        tokio::spawn(answer(request, respond, state2));
+        if state.lock().unwrap().crashed {
+            return;
+        }
+    }
+}
+
+async fn answer(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+    state: Arc<Mutex<State>>,
+) {
+    let call = request.uri().path().rsplit('/').next().unwrap().to_owned();
+    let mut body = request.into_body();
+    let mut message = Vec::new();
+    while let Some(Ok(chunk)) = body.data().await {
+        let _ = body.flow_control().release_capacity(chunk.len());
+        message.extend_from_slice(&chunk);
+    }
+    let answer = dispatch(&call, message.get(5..).unwrap_or_default(), &state);
+    if answer == Err(Mischief::Hang) {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+    }
+    if answer == Err(Mischief::Crash) {
+        return;
+    }
+    let head = http::Response::builder().header("content-type", "application/grpc");
+    let Ok(mut stream) = respond.send_response(head.body(()).unwrap(), false) else {
+        return;
+    };
+    let (code, text) = match answer {
+        Ok(message) => {
+            let mut frame = BytesMut::new();
+            frame.put_u8(0);
+            frame.put_u32(u32::try_from(message.len()).unwrap());
+            frame.extend_from_slice(&message);
+            let _ = stream.send_data(frame.freeze(), false);
+            (0, String::new())
+        }
+        Err(Mischief::Garbage) => {
+            let _ = stream.send_data(Bytes::from_static(&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff]), false);
+            (0, String::new())
+        }
+        Err(Mischief::Fail(code, text)) => (code, text),
+        Err(_) => unreachable!(),
+    };
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", code.to_string().parse().unwrap());
+    trailers.insert("grpc-message", text.parse().unwrap());
+    let _ = stream.send_trailers(trailers);
+}
+
+fn dispatch(call: &str, message: &[u8], state: &Mutex<State>) -> Answer {
+    let state = &mut *state.lock().unwrap();
+    *state.calls.entry(call.to_owned()).or_insert(0) += 1;
+    if let Some(mischief) = state.mischief.get(call) {
+        state.crashed = *mischief == Mischief::Crash;
+        return Err(mischief.clone());
+    }
+    let nothing = Empty {}.encode_to_vec();
+    let not_found = || Mischief::Fail(5, "not found".into());
+    match call {
+        "Version" => Ok(VersionResponse {
+            runtime_name: "fake".into(),
+            runtime_version: "v1.2.3".into(),
+            runtime_api_version: "v1".into(),
+        }
+        .encode_to_vec()),
+        "RunPodSandbox" => run_sandbox(state, message),
+        "CreateContainer" => create(state, message),
+        "StartContainer" => {
+            let id = Id::decode(message).unwrap().id;
+            let log = state.logs.get(&id).ok_or_else(not_found)?;
+            fs::write(log, "2026-01-01T00:00:00.5Z stdout F up\n").unwrap();
+            Ok(nothing)
+        }
+        "ExecSync" => Ok(ExecSyncResponse::default().encode_to_vec()),
+        "StopContainer" => {
+            let id = StopContainerRequest::decode(message).unwrap().container_id;
+            state.containers.get_mut(&id).ok_or_else(not_found)?.1 = true;
+            Ok(nothing)
+        }
+        "RemoveContainer" => {
+            state.containers.remove(&Id::decode(message).unwrap().id);
+            Ok(nothing)
+        }
+        "StopPodSandbox" => Ok(nothing),
+        "RemovePodSandbox" => {
+            let id = Id::decode(message).unwrap().id;
+            state.sandboxes.remove(&id);
+            state.containers.retain(|_, (sandbox, _)| *sandbox != id);
+            Ok(nothing)
+        }
+        "ListPodSandbox" => Ok(list(state.sandboxes.keys())),
+        "ListContainers" => Ok(list(state.containers.keys())),
+        "PullImage" => {
+            let name = ImageRequest::decode(message).unwrap().image.unwrap().image;
+            state.images.push(name.clone());
+            Ok(Id { id: name }.encode_to_vec())
+        }
+        "RemoveImage" => {
+            let name = ImageRequest::decode(message).unwrap().image.unwrap().image;
+            state.images.retain(|image| *image != name);
+            Ok(nothing)
+        }
+        "ListImages" => {
+            let images = vec![Image { repo_tags: state.images.clone() }];
+            Ok(ListImagesResponse { images }.encode_to_vec())
+        }
+        _ => Err(Mischief::Fail(12, format!("method {call} not implemented"))),
+    }
+}
+
+fn list<'a>(ids: impl Iterator<Item = &'a String>) -> Vec<u8> {
+    let items = ids.map(|id| Listed { id: id.clone() }).collect();
+    ListResponse { items }.encode_to_vec()
+}
+
+fn run_sandbox(state: &mut State, message: &[u8]) -> Answer {
+    let config = RunPodSandboxRequest::decode(message).unwrap().config.unwrap();
+    let name = config.metadata.unwrap().name;
+    if state.names.contains(&name) {
+        return Err(Mischief::Fail(2, format!("name {name} is reserved")));
+    }
+    let id = format!("sandbox{}", state.names.len());
+    state.names.push(name);
+    state.sandboxes.insert(id.clone(), config.labels.into_iter().collect());
+    Ok(Id { id }.encode_to_vec())
+}
+
+fn create(state: &mut State, message: &[u8]) -> Answer {
+    let request = CreateContainerRequest::decode(message).unwrap();
+    if !state.sandboxes.contains_key(&request.pod_sandbox_id) {
+        return Err(Mischief::Fail(5, "no such sandbox".into()));
+    }
+    let id = format!("container{}", state.calls["CreateContainer"]);
+    let log = Path::new(&request.sandbox_config.unwrap().log_directory)
+        .join(request.config.unwrap().log_path);
+    state.logs.insert(id.clone(), log);
+    state.containers.insert(id.clone(), (request.pod_sandbox_id, false));
+    Ok(Id { id }.encode_to_vec())
+}

@@ -1,0 +1,192 @@
+//! `compare` on results that are made up: its exit statuses are what scripts rely on.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::Place;
+use serde_json::{Value, json};
+
+/// Results with values around 100 that deviate by `noise`, times `factor`.
+fn results(place: &Place, name: &str, seed: u64, noise: f64, factor: f64) -> PathBuf {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut sample = |order: u64, base: f64| {
+        let normal = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        json!({"order": order, "time": 1.0, "warmup": false, "value": base * (normal * noise).exp()})
+    };
+    let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
+    for number in 0..40 {
+        let higher = number % 2 == 1;
+        let name = format!("operations.row.n{number}");
+        benchmarks.push(json!({
+            "name": name, "unit": "ms", "direction": if higher { "higher" } else { "lower" },
+            "measures": "", "isolates": "", "needs": [], "group": "life",
+        }));
+        let base = 100.0 * if higher { 1.0 / factor } else { factor };
+        let samples: Vec<Value> = (0..20).map(|order| sample(order, base)).collect();
+        rows.push(json!({
+            "benchmark": name, "target": "e/h", "status": "ok", "reason": null, "failures": 0,
+            "summary": null, "samples": samples,
+        }));
+    }
+    let all = json!({
+        "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
+        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {},
+        "machine": {
+            "hostname": "h", "cpu": "c", "cpus": 2, "architecture": "a", "memory": 1, "kernel": "k",
+            "cgroup": "v2", "governor": "", "system": "s", "facts": {},
+        },
+        "calibration": {"samples": [5.0], "median": 5.0, "deviation": 0.0, "noisy": false},
+        "targets": [{"name": "e/h", "endpoint": "", "runtime": "", "facts": {}, "digests": {}}],
+        "benchmarks": benchmarks, "rows": rows,
+    });
+    let path = place.path(name);
+    fs::write(&path, all.to_string()).unwrap();
+    path
+}
+
+fn changed(path: &Path, change: impl Fn(&mut Value)) -> PathBuf {
+    let mut all: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    change(&mut all);
+    let other = path.with_extension("changed");
+    fs::write(&other, all.to_string()).unwrap();
+    other
+}
+
+fn compare(place: &Place, arguments: &[&Path]) -> (i32, String) {
+    let output = place.tool().arg("compare").args(arguments).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn two_runs_of_the_same_differ_in_few_rows() {
+    let place = Place::new();
+    let mut flagged = 0;
+    for seed in 0..10 {
+        let a = results(&place, "a", 100 + seed, 0.1, 1.0);
+        let b = results(&place, "b", 200 + seed, 0.1, 1.0);
+        let output = place.tool().args(["compare", "--json"]).args([&a, &b]).output().unwrap();
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = said["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 40);
+        flagged += rows.iter().filter(|row| row["change"] != "none").count();
+    }
+    assert!(flagged <= 20, "{flagged} of 400 rows: more than 5 %");
+}
+
+#[test]
+fn equal_results_are_the_same() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.02, 1.0);
+    assert_eq!(compare(&place, &[&a, &a]).0, 0);
+}
+
+#[test]
+fn a_slowdown_of_ten_percent_is_found() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.04, 1.0);
+    let b = results(&place, "b", 2, 0.04, 1.1);
+    let (status, said) = compare(&place, &[&a, &b]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.matches("Worse: ").count() >= 38, "fewer than 95 % of 40 rows: {said}");
+    // The other way round all is better, which is no reason for a script to stop.
+    let (status, said) = compare(&place, &[&b, &a]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("Better: "), "{said}");
+    // Below the threshold it does not count, however sure it is.
+    let output =
+        place.tool().args(["compare", "--threshold", "30"]).args([&a, &b]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn a_row_that_is_lost_is_worse() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.02, 1.0);
+    let b = changed(&a, |all| {
+        all["rows"][3]["status"] = json!("failed");
+        all["rows"][3]["reason"] = json!("it broke");
+        all["rows"][3]["samples"] = json!([]);
+    });
+    let (status, said) = compare(&place, &[&a, &b]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("it broke"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_not() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.02, 1.0);
+    for (what, value) in [("hostname", json!("other")), ("cpus", json!(4)), ("kernel", json!("9"))]
+    {
+        let b = changed(&a, |all| all["machine"][what] = value.clone());
+        let (status, said) = compare(&place, &[&a, &b]);
+        assert_eq!(status, 2, "{said}");
+    }
+    let b = changed(&a, |all| all["benchmarks"][0]["unit"] = json!("s"));
+    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    let b = changed(&a, |all| all["settings"]["effort"] = json!(3.0));
+    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    let b = changed(&a, |all| all["rows"] = json!([]));
+    assert_eq!(compare(&place, &[&a, &b]).0, 2);
+    let b = changed(&a, |all| {
+        for row in all["rows"].as_array_mut().unwrap() {
+            row["samples"].as_array_mut().unwrap().truncate(3);
+        }
+    });
+    let (status, said) = compare(&place, &[&a, &b]);
+    assert_eq!(status, 2, "three samples tell nothing: {said}");
+}
+
+#[test]
+fn what_is_broken_is_named() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.02, 1.0);
+    let text = fs::read_to_string(&a).unwrap();
+    let broken = [
+        text[..text.len() / 2].to_owned(),
+        String::new(),
+        "[]".into(),
+        text.replace("torpor-benchmark/1", "torpor-benchmark/9"),
+        text.replacen("\"e/h\"", "\"other\"", 1),
+        text.replacen("\"samples\":[{", "\"samples\":\"x\",\"s\":[{", 1),
+    ];
+    for (number, content) in broken.iter().enumerate() {
+        let b = place.path("broken");
+        fs::write(&b, content).unwrap();
+        let (status, said) = compare(&place, &[&a, &b]);
+        assert_eq!(status, 3, "{number}: {said}");
+        assert_eq!(compare(&place, &[&b, &a]).0, 3, "{number}");
+    }
+    let nowhere = place.path("nowhere");
+    assert_eq!(compare(&place, &[&a, &nowhere]).0, 3);
+}
+
+#[test]
+fn a_plan_says_how_many_runs_it_takes() {
+    let place = Place::new();
+    let a = results(&place, "a", 1, 0.05, 1.0);
+    let output = place.tool().arg("plan").arg(&a).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said.lines().filter(|line| line.contains("operations.row")).count(), 40, "{said}");
+}
+
+#[test]
+fn the_list_is_for_scripts() {
+    let place = Place::new();
+    let output = place.tool().args(["list", "--json"]).output().unwrap();
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for one in list.as_array().unwrap() {
+        for key in ["name", "unit", "direction", "measures", "isolates", "needs"] {
+            assert!(!one[key].is_null(), "{key}: {one}");
+        }
+    }
+    let has = |name: &str| list.as_array().unwrap().iter().any(|one| one["name"] == name);
+    for name in ["operations.container.start", "performance.cpu.total", "limits.cpu.share"] {
+        assert!(has(name), "{name}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Endpoints that misbehave: whatever they do is in the cell that it belongs to, and nothing is left.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::fake::{Fake, Mischief};
+use common::{Place, kill, row, samples, success, wait};
+
+const LIFE: &str = "filters: [operations.life.*, operations.sandbox.*, operations.container.*, operations.image.*]\n";
+
+fn place(settings: &str) -> (Place, Fake) {
+    let place = Place::new();
+    let fake = Fake::start(&place.path(""));
+    place.config(&format!("{LIFE}{settings}\n{}", fake.endpoint()));
+    (place, fake)
+}
+
+#[test]
+fn a_whole_run_leaves_nothing() {
+    let (place, fake) = place("runs: 6\nwarmup: 1");
+    let said = success(&place.run().output().unwrap());
+    assert!(said.contains("operations.container.start"), "{said}");
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    assert_eq!(results["targets"][0]["endpoint"], "fake v1.2.3, CRI v1");
+    for name in
+        ["sandbox.create", "container.start", "container.answer", "life.total", "image.pull"]
+    {
+        let row = row(&results, &format!("operations.{name}"), "fake/x");
+        assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 6), "{row}");
+        assert!(row["summary"]["interval"].is_array(), "{row}");
+    }
+    // What the endpoint says that it has not is told in its own words.
+    let checkpoint = row(&results, "operations.container.checkpoint", "fake/x");
+    assert_eq!(checkpoint["status"], "unsupported");
+    assert!(checkpoint["reason"].as_str().unwrap().contains("not implemented"), "{checkpoint}");
+    assert_eq!(fake.left(), (0, 0, 0));
+    place.assert_clean();
+    let page = std::fs::read_to_string(place.path("out/report.html")).unwrap();
+    for part in ["operations.container.start", "<svg", "fake/x", "not implemented", "base64,"] {
+        assert!(page.contains(part), "the report lacks {part}");
+    }
+    // No address of another place: the page needs no network.
+    assert!(!page.contains("http://") && !page.contains("https://"));
+    // The same command again has nothing to do.
+    let calls = fake.calls("RunPodSandbox");
+    success(&place.run().output().unwrap());
+    assert_eq!(fake.calls("RunPodSandbox"), calls);
+}
+
+#[test]
+fn the_order_is_that_of_the_seed() {
+    let order = || {
+        let (place, _fake) = place("runs: 4\nwarmup: 0\nseed: 7");
+        success(&place.run().output().unwrap());
+        let results = place.results();
+        let row = row(&results, "operations.image.pull", "fake/x");
+        let samples = row["samples"].as_array().unwrap();
+        (results["seed"].clone(), samples.iter().map(|s| s["order"].clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(order(), order());
+    assert_eq!(order().0, 7);
+}
+
+#[test]
+fn a_call_that_hangs_has_a_deadline() {
+    let (place, fake) = place("runs: 5\nwarmup: 0\ndeadline: 1");
+    fake.mischief("StartContainer", Mischief::Hang);
+    success(&place.run().output().unwrap());
+    let results = place.results();
+    let start = row(&results, "operations.container.start", "fake/x");
+    assert_eq!(start["status"], "failed");
+    assert!(start["reason"].as_str().unwrap().contains("did not answer within 1 s"), "{start}");
+    // It is given up after three times by each of the two groups that start one, and the rest goes on.
+    assert_eq!(fake.calls("StartContainer"), 6);
+    assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
+    assert_eq!(fake.left(), (0, 0, 0));
+    place.assert_clean();
+}
+
+#[test]
+fn while_it_waits_it_does_nothing() {
+    let (place, fake) = place("runs: 1\nwarmup: 0\ndeadline: 20");
+    fake.mischief("ExecSync", Mischief::Hang);
+    let mut child = place.run().spawn().unwrap();
+    wait(|| fake.calls("ExecSync") > 0, || "it never came to the call".into());
+    let used = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<u64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .filter_map(|w| w.parse().ok())
+            .collect();
+        // after the name: state, ten numbers, then user and system time in ticks of 10 ms
+        fields[10] + fields[11]
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    let (begun, before) = (Instant::now(), used(child.id()));
+    std::thread::sleep(Duration::from_secs(4));
+    let ticks = used(child.id()) - before;
+    let share = f64::from(u32::try_from(ticks).unwrap()) / 100.0 / begun.elapsed().as_secs_f64();
+    kill(&mut child);
+    assert!(share < 0.01, "{:.1} % of a processor while it waits", share * 100.0);
+    place.assert_clean();
+}
+
+#[test]
+fn errors_are_told_in_their_cell() {
+    for (mischief, word) in [
+        (Mischief::Fail(2, "no space left".into()), "no space left"),
+        (Mischief::Garbage, "CreateContainer failed"),
+    ] {
+        let (place, fake) = place("runs: 1\nwarmup: 0");
+        fake.mischief("CreateContainer", mischief);
+        success(&place.run().output().unwrap());
+        let results = place.results();
+        let create = row(&results, "operations.container.create", "fake/x");
+        assert_eq!(create["status"], "failed");
+        assert!(create["reason"].as_str().unwrap().contains(word), "{create}");
+        assert_eq!(fake.left(), (0, 0, 0));
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn a_runtime_that_crashes_ends_its_cells_alone() {
+    let (place, fake) = place("runs: 5\nwarmup: 0\ndeadline: 2");
+    fake.mischief("StopContainer", Mischief::Crash);
+    success(&place.run().output().unwrap());
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    let stop = row(&results, "operations.container.stop", "fake/x");
+    assert_eq!(stop["status"], "failed", "{stop}");
+    place.assert_clean();
+}
+
+#[test]
+fn killed_at_any_moment_it_goes_on_where_it_was() {
+    let (place, fake) = place("runs: 12\nwarmup: 1\nseed: 3");
+    let mut kills = 0;
+    let mut wait_for = 40;
+    loop {
+        let mut child = place.run().spawn().unwrap();
+        let until = Instant::now() + Duration::from_millis(wait_for);
+        while child.try_wait().unwrap().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success());
+            break;
+        }
+        kill(&mut child);
+        kills += 1;
+        // Its keeper removes what it has made.
+        wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+        place.assert_clean();
+        // Each time a little longer, so that it comes to its end.
+        wait_for += 170;
+    }
+    let results = place.results();
+    assert!(kills > 3, "it was killed {kills} times only");
+    assert_eq!(results["complete"], true);
+    assert!(results["repeated"].as_u64().unwrap() <= kills, "{}", results["repeated"]);
+    for name in ["container.start", "image.pull"] {
+        let row = row(&results, &format!("operations.{name}"), "fake/x");
+        let samples = row["samples"].as_array().unwrap();
+        let orders: std::collections::BTreeSet<u64> =
+            samples.iter().map(|s| s["order"].as_u64().unwrap()).collect();
+        assert_eq!((samples.len(), orders.len()), (13, 13), "each sample once: {row}");
+    }
+}
+
+#[test]
+fn another_configuration_does_not_go_on_with_a_run() {
+    let (place, fake) = place("runs: 1\nwarmup: 0");
+    success(&place.run().output().unwrap());
+    place.config(&format!("{LIFE}runs: 2\nwarmup: 0\n{}", fake.endpoint()));
+    let refused = place.run().output().unwrap();
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--again"));
+    success(&place.run().arg("--again").output().unwrap());
+    assert_eq!(samples(row(&place.results(), "operations.image.pull", "fake/x")), 2);
+}
