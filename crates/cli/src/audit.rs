@@ -1,4 +1,5 @@
-//! `torpor image audit`: what images ask for, against the policy, without a restore.
+//! `torpor image plan` and `torpor image audit`: what a restore of images would do, and what of
+//! it the policy does not allow, without a restore.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,23 +10,45 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction};
 use serde_json::{Value as Json, json};
 use torpor_engine::Audit;
-use torpor_policy::Origin;
+use torpor_policy::{Ask, Origin};
 
 use crate::failure::Failure;
 use crate::options::{self, Settings};
 use crate::{policy, seal};
 
+/// What is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Everything that a restore would do.
+    Plan,
+    /// What the policy may limit, and what it does not allow.
+    Audit,
+}
+
 /// For the help; the arguments are read by [`run`], which takes all options of a restore.
-#[must_use]
-pub fn command() -> clap::Command {
-    clap::Command::new("audit")
+pub fn commands() -> impl Iterator<Item = clap::Command> {
+    let plan = clap::Command::new("plan")
+        .about("Print what a restore of a checkpoint would make, open, join and mount")
+        .long_about(
+            "Prints everything that a restore of the images in DIR would make, open, join, mount \
+             and connect, by kind, with the tasks that it is for. Nothing is restored. Images that \
+             contradict themselves are an error that names file and entry. Options of restore that \
+             matter count here, too, such as --external.",
+        )
+        .override_usage("torpor image plan DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]");
+    let audit = clap::Command::new("audit")
         .about("Print what a checkpoint asks for, against the restore policy")
         .long_about(
             "Prints what the images in DIR ask for, and what of it the policy does not allow, \
              without restoring anything. The exit code is 0 if everything is allowed. Options of \
              restore that matter count here, too, such as --external.",
         )
-        .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]")
+        .override_usage("torpor image audit DIR [--json] [--bundle DIR] [OPTION OF RESTORE...]");
+    [plan, audit].into_iter().map(with_options)
+}
+
+fn with_options(command: clap::Command) -> clap::Command {
+    command
         .arg(Arg::new("DIR").help("The directory of the images").required(true))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
         .arg(
@@ -49,11 +72,11 @@ pub fn command() -> clap::Command {
         )
 }
 
-/// Carries out `image audit` with these arguments.
+/// Carries out `image plan` or `image audit` with these arguments.
 ///
 /// # Errors
 /// Damaged images; a policy that makes no sense.
-pub fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
+pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
     let mut as_json = false;
     let mut bundle = None;
     let mut rest = vec![];
@@ -62,7 +85,10 @@ pub fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
         match arg.to_str() {
             Some("--json") => as_json = true,
             Some("--help" | "-h") => {
-                print!("{}", command().render_help());
+                let name = if form == Form::Plan { "plan" } else { "audit" };
+                for mut command in commands().filter(|command| command.get_name() == name) {
+                    print!("{}", command.render_help());
+                }
                 return Ok(ExitCode::SUCCESS);
             }
             Some("--bundle") => {
@@ -77,7 +103,7 @@ pub fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
     match found.words.as_slice() {
         [] => {}
         [dir] => settings.engine.images_dir = dir.into(),
-        _ => return Err(Failure::invalid("image audit takes one directory")),
+        _ => return Err(Failure::invalid("it takes one directory")),
     }
     if let Some(bundle) = bundle {
         settings.engine.spec = policy::spec(Path::new(bundle))?;
@@ -87,10 +113,16 @@ pub fn run(args: &[OsString]) -> Result<ExitCode, Failure> {
         }
     }
     let audit = audit(settings)?;
-    let text = if as_json { json_of(&audit).to_string() + "\n" } else { text_of(&audit) };
+    let text = match (form, as_json) {
+        (Form::Plan, true) => plan_as_json(&audit).to_string() + "\n",
+        (Form::Plan, false) => listed(&audit, |_| true),
+        (Form::Audit, true) => json_of(&audit).to_string() + "\n",
+        (Form::Audit, false) => text_of(&audit),
+    };
     // A reader that goes away early is no failure.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(if audit.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let fine = form == Form::Plan || audit.violations.is_empty();
+    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn audit(mut settings: Settings) -> Result<Audit, Failure> {
@@ -100,8 +132,14 @@ fn audit(mut settings: Settings) -> Result<Audit, Failure> {
     Ok(torpor_engine::audit(&settings.engine)?)
 }
 
+fn plan_as_json(audit: &Audit) -> Json {
+    let items: Vec<Json> = audit.requests.iter().map(torpor_policy::Request::to_json).collect();
+    json!({ "made_here": audit.origin == Origin::Here, "items": items })
+}
+
 fn json_of(audit: &Audit) -> Json {
-    let requests: Vec<Json> = audit.requests.iter().map(torpor_policy::Request::to_json).collect();
+    let requests = audit.requests.iter().filter(|request| !request.ask.is_neutral());
+    let requests: Vec<Json> = requests.map(torpor_policy::Request::to_json).collect();
     let violations = audit
         .violations
         .iter()
@@ -114,10 +152,10 @@ fn json_of(audit: &Audit) -> Json {
     })
 }
 
-/// What is asked for, by kind; what several tasks ask for alike stands there once.
-fn text_of(audit: &Audit) -> String {
+/// Items by kind; what several tasks ask for alike stands there once.
+fn listed(audit: &Audit, wanted: impl Fn(&Ask) -> bool) -> String {
     let mut kinds: BTreeMap<&str, BTreeMap<String, Vec<u32>>> = BTreeMap::new();
-    for request in &audit.requests {
+    for request in audit.requests.iter().filter(|request| wanted(&request.ask)) {
         let texts = kinds.entry(request.ask.kind()).or_default();
         texts.entry(printable(&request.ask.to_string())).or_default().extend(request.task);
     }
@@ -138,6 +176,12 @@ fn text_of(audit: &Audit) -> String {
             };
         }
     }
+    out
+}
+
+/// What is asked for, and what of it is not allowed.
+fn text_of(audit: &Audit) -> String {
+    let mut out = listed(audit, |ask| !ask.is_neutral());
     if audit.violations.is_empty() {
         return out + "\neverything is allowed\n";
     }

@@ -71,7 +71,7 @@ fn named(names: &[String]) -> Result<ExitCode, Failure> {
                 .hint("check --feature list prints the names")
         })?;
         (feature.probe)().map_err(|reason| Failure::unsupported(format!("{name}: {reason}")))?;
+        println!("{name} is supported");
     }
-    println!("Looks good.");
     Ok(ExitCode::SUCCESS)
 }

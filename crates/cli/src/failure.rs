@@ -5,6 +5,7 @@ use std::io;
 
 use torpor_engine::Error;
 use torpor_seal::keys;
+use torpor_worker::Class;
 
 /// An operation that did not work out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Failure {
     pub hint: Option<String>,
     /// The number nearest to it, for the RPC's `cr_errno`.
     pub errno: i32,
+    /// In which way it failed, for programs.
+    pub class: Class,
     /// It stands in the log already.
     pub logged: bool,
 }
@@ -22,17 +25,22 @@ pub struct Failure {
 impl Failure {
     /// A failure of the kind `errno`.
     pub fn new(errno: i32, text: impl Into<String>) -> Self {
-        Self { text: text.into(), hint: None, errno, logged: false }
+        Self { text: text.into(), hint: None, errno, class: Class::Kernel, logged: false }
     }
 
     /// A request that makes no sense.
     pub fn invalid(text: impl Into<String>) -> Self {
-        Self::new(libc::EINVAL, text)
+        Self::new(libc::EINVAL, text).class(Class::Usage)
     }
 
     /// Something that there is no support for.
     pub fn unsupported(text: impl Into<String>) -> Self {
-        Self::new(libc::EOPNOTSUPP, text)
+        Self::new(libc::EOPNOTSUPP, text).class(Class::Refused)
+    }
+
+    fn class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
     }
 
     /// An operation of the kernel that failed.
@@ -73,13 +81,18 @@ impl From<Error> for Failure {
             Error::Image(torpor_images::Error::Seal {
                 source: torpor_seal::Error::Keys(error),
                 ..
-            }) => Self::new(key_errno(error), text),
+            }) => Self::new(key_errno(error), text).class(Class::Forbidden),
             Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
+                .class(Class::BadImage)
                 .hint("torpor image info FILE says what kind of image a file is"),
             Error::Forbidden(_) => Self::new(libc::EPERM, text)
+                .class(Class::Forbidden)
                 .hint("torpor image audit DIR shows all that images ask for"),
-            Error::Keys(error) => Self::new(key_errno(error), text),
-            Error::Hook(_) => Self::new(libc::ECANCELED, text),
+            Error::Keys(error) => Self::new(key_errno(error), text).class(Class::Forbidden),
+            Error::Hook(_) => Self::new(libc::ECANCELED, text).class(Class::Vetoed),
+            Error::Peer(_) => Self::new(libc::ECONNRESET, text).class(Class::PeerLost),
+            Error::Protocol(_) => Self::new(libc::EPROTO, text).class(Class::Protocol),
+            Error::Usage(_) => Self::new(libc::EINVAL, text).class(Class::Usage),
             _ => Self::new(libc::EIO, text),
         }
     }
@@ -87,7 +100,7 @@ impl From<Error> for Failure {
 
 impl From<keys::Error> for Failure {
     fn from(error: keys::Error) -> Self {
-        Self::new(key_errno(&error), error.to_string())
+        Self::new(key_errno(&error), error.to_string()).class(Class::Forbidden)
     }
 }
 

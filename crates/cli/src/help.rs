@@ -6,16 +6,20 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, FromArgMatches, Subcommand};
+use clap::{Arg, ArgAction, Args, FromArgMatches, Subcommand};
 use clap_complete::Shell;
+use torpor_benchmark::BenchmarkCommand;
 use torpor_crit::ImageCommand;
+use torpor_migrate::{AgentCommand, MigrateCommand};
+use torpor_queue::QueueCommand;
+use torpor_snapshot::SnapshotCommand;
 
-use crate::audit;
+use crate::audit::{self, Form};
 use crate::failure::Failure;
 use crate::key::{self, KeyCommand};
 use crate::options::{Command, CommandInfo, GROUPS, Opt, Set};
 use crate::program::Name;
-use crate::seal;
+use crate::{seal, worker};
 
 const ABOUT: &str =
     "Put running processes and containers to sleep in files, and wake them up again";
@@ -45,22 +49,64 @@ const OWN: &[(&str, &str)] = &[
 ];
 
 fn image_tree() -> clap::Command {
-    let image = clap::Command::new("image")
-        .about("Look into images, or turn them into JSON and back")
-        .subcommand_required(true)
-        .max_term_width(WIDTH);
-    ImageCommand::augment_subcommands(image).subcommand(audit::command())
+    let image = group::<ImageCommand>("image", "Look into images, or turn them into JSON and back");
+    image.subcommands(audit::commands())
 }
 
 fn key_tree() -> clap::Command {
-    let key = clap::Command::new("key")
-        .about("Make keys for sealed images, and look into them")
-        .subcommand_required(true)
-        .max_term_width(WIDTH);
-    KeyCommand::augment_subcommands(key)
+    group::<KeyCommand>("key", "Make keys for sealed images, and look into them")
 }
 
-/// `image …` and `key …`: clap reads these command lines itself.
+/// A command with subcommands of its own.
+fn group<C: Subcommand>(name: &'static str, about: &'static str) -> clap::Command {
+    // What the type says of itself would take the place of the line.
+    C::augment_subcommands(clap::Command::new(name).max_term_width(WIDTH))
+        .about(about)
+        .long_about(None)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+}
+
+/// A command with options of its own.
+fn single<C: Args>(name: &'static str, about: &'static str) -> clap::Command {
+    C::augment_args(clap::Command::new(name).max_term_width(WIDTH)).about(about).long_about(None)
+}
+
+fn benchmark_tree() -> clap::Command {
+    group::<BenchmarkCommand>("benchmark", "Measure container runtimes through the CRI")
+}
+
+fn queue_tree() -> clap::Command {
+    group::<QueueCommand>("queue", "Run jobs; long ones give way to urgent ones and lose nothing")
+}
+
+fn snapshot_tree() -> clap::Command {
+    group::<SnapshotCommand>("snapshot", "Start applications warm, from snapshots")
+}
+
+fn migrate_tree() -> clap::Command {
+    single::<MigrateCommand>("migrate", "Move a running container to another host")
+}
+
+fn agent_tree() -> clap::Command {
+    single::<AgentCommand>("agent", "Take in containers that other hosts migrate to this one")
+}
+
+/// The systems that are built on the engine: clap reads their command lines itself.
+fn system(name: &str, args: &[OsString]) -> Option<ExitCode> {
+    Some(match name {
+        "benchmark" => {
+            parsed(benchmark_tree(), args).map_or_else(|code| code, torpor_benchmark::run)
+        }
+        "queue" => parsed(queue_tree(), args).map_or_else(|code| code, torpor_queue::run),
+        "snapshot" => parsed(snapshot_tree(), args).map_or_else(|code| code, torpor_snapshot::run),
+        "migrate" => parsed(migrate_tree(), args).map_or_else(|code| code, torpor_migrate::migrate),
+        "agent" => parsed(agent_tree(), args).map_or_else(|code| code, torpor_migrate::agent),
+        _ => return None,
+    })
+}
+
+/// Clap reads these command lines itself.
 fn parsed<C: FromArgMatches>(tree: clap::Command, args: &[OsString]) -> Result<C, ExitCode> {
     let program = OsString::from(format!("torpor {}", tree.get_name()));
     let tree = tree.no_binary_name(false).bin_name(program.to_string_lossy().into_owned());
@@ -77,7 +123,10 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
     let result = match first.to_str()? {
         "image" if rest.first().is_some_and(|word| word == "audit") => {
-            return Some(audit::run(&rest[1..]));
+            return Some(audit::run(Form::Audit, &rest[1..]));
+        }
+        "image" if rest.first().is_some_and(|word| word == "plan") => {
+            return Some(audit::run(Form::Plan, &rest[1..]));
         }
         "image" => {
             let run = |command| torpor_crit::run(command, &seal::configured_identities());
@@ -87,10 +136,11 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
             Ok(command) => key::run(command),
             Err(code) => return Some(Ok(code)),
         },
+        torpor_worker::COMMAND => return Some(worker::run()),
         "completion" => completion(rest),
         "man" => man(rest),
         "help" => help(rest),
-        _ => return None,
+        name => return system(name, rest).map(Ok),
     };
     Some(result.map(|()| ExitCode::SUCCESS))
 }
@@ -146,7 +196,13 @@ pub fn tree(name: Name) -> clap::Command {
     match name {
         Name::Torpor => {
             root = OWN.iter().fold(
-                root.subcommand(image_tree()).subcommand(key_tree()),
+                root.subcommand(image_tree())
+                    .subcommand(key_tree())
+                    .subcommand(migrate_tree())
+                    .subcommand(agent_tree())
+                    .subcommand(snapshot_tree())
+                    .subcommand(queue_tree())
+                    .subcommand(benchmark_tree()),
                 |root, (own, about)| root.subcommand(plain(own).about(*about)),
             );
             ["help", "version"]

@@ -25,7 +25,7 @@ pub enum KeyCommand {
     },
     /// Tell whose keys and certificates these are, and whether they can be used
     Inspect {
-        /// Files of keys or certificates, age1..., provider:/PROGRAM[:KEY]
+        /// Files of keys or certificates, age1..., provider:/PROGRAM or provider:/PROGRAM:KEY
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<String>,
         /// Believe only certificates from the authorities in FILE

@@ -14,10 +14,12 @@ pub mod options;
 mod pages;
 pub mod policy;
 pub mod program;
+mod rounds;
 pub mod rpc;
 pub mod seal;
 pub mod stats;
 pub mod work;
+mod worker;
 
 /// The version of CRIU that the program is compatible with.
 pub const COMPATIBLE: &str = "4.2";

@@ -28,11 +28,27 @@ pub struct Log {
     target: Mutex<Target>,
 }
 
-#[derive(Debug)]
+/// Takes the level and the text of each record.
+pub type Listener = Box<dyn Fn(Level, &str) + Send>;
+
 enum Target {
+    Nowhere,
     Stderr,
     Stdout,
     File(File),
+    Listener(Listener),
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nowhere => "Nowhere",
+            Self::Stderr => "Stderr",
+            Self::Stdout => "Stdout",
+            Self::File(_) => "File",
+            Self::Listener(_) => "Listener",
+        })
+    }
 }
 
 /// The program's log; it goes to the standard error until it is told otherwise.
@@ -87,6 +103,26 @@ impl Log {
     /// From now on lines go to the standard error.
     pub fn to_stderr(&self) {
         self.set_target(Target::Stderr);
+    }
+
+    /// From now on `listener` gets what is said, as it is said, until a file takes it.
+    pub fn to_listener(&self, listener: Listener) {
+        self.set_target(Target::Listener(listener));
+    }
+
+    /// Whether lines go to a listener.
+    pub fn has_listener(&self) -> bool {
+        matches!(*self.target.lock().unwrap_or_else(PoisonError::into_inner), Target::Listener(_))
+    }
+
+    /// From now on lines are lost: the standard error is not the caller's own.
+    pub fn to_nowhere(&self) {
+        self.set_target(Target::Nowhere);
+    }
+
+    /// Whether lines are lost.
+    pub fn is_silent(&self) -> bool {
+        matches!(*self.target.lock().unwrap_or_else(PoisonError::into_inner), Target::Nowhere)
     }
 
     /// Whether lines go to a file, so that a person does not see them.
@@ -147,19 +183,25 @@ impl Subscriber for &'static Log {
     }
 
     fn enabled(&self, meta: &Metadata<'_>) -> bool {
-        meta.is_event() && self.lets_through(*meta.level())
+        !meta.is_span() && self.lets_through(*meta.level())
     }
 
     fn event(&self, event: &Event<'_>) {
         let mut text = Text::default();
         event.record(&mut text);
-        let line = self.line(event.metadata(), &text.finish());
+        let text = text.finish();
+        let meta = event.metadata();
         let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
         // There is nowhere to report that the log cannot be written.
         let _ = match &mut *target {
-            Target::Stderr => io::stderr().write_all(line.as_bytes()),
-            Target::Stdout => io::stdout().write_all(line.as_bytes()),
-            Target::File(file) => file.write_all(line.as_bytes()),
+            Target::Nowhere => Ok(()),
+            Target::Stderr => io::stderr().write_all(self.line(meta, &text).as_bytes()),
+            Target::Stdout => io::stdout().write_all(self.line(meta, &text).as_bytes()),
+            Target::File(file) => file.write_all(self.line(meta, &text).as_bytes()),
+            Target::Listener(listener) => {
+                listener(*meta.level(), &text);
+                Ok(())
+            }
         };
     }
 

@@ -61,10 +61,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             // What is in the log on the screen need not be there twice.
-            if !failure.logged || log::get().is_file() {
+            let silent = log::get().is_silent();
+            if !silent && (!failure.logged || log::get().is_file()) {
                 eprintln!("Error: {failure}");
             }
-            if let Some(hint) = &failure.hint {
+            if let Some(hint) = failure.hint.as_ref().filter(|_| !silent) {
                 eprintln!("Hint: {hint}");
             }
             ExitCode::FAILURE
@@ -114,7 +115,6 @@ fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
         help::print(name, Some(command));
         return Ok(ExitCode::SUCCESS);
     }
-    check_words(name, command, words, &found, &settings)?;
     perform(name, command, settings, words, &found)
 }
 
@@ -169,13 +169,33 @@ fn check_words(
     Ok(())
 }
 
-fn perform(
+/// Makes settings ready for `command`: what they leave out, keys, directories, the log.
+///
+/// # Errors
+/// If they make no sense together; if a key, a policy or a directory is missing.
+pub fn prepare(
     name: Name,
     command: Command,
-    mut settings: Settings,
+    settings: Settings,
     words: &[OsString],
     found: &Invocation,
-) -> Result<ExitCode, Failure> {
+) -> Result<Settings, Failure> {
+    check_words(name, command, words, found, &settings)?;
+    let mut settings = complete(command, settings, found)?;
+    if name == Name::Torpor && matches!(command, Command::Dump | Command::PreDump) {
+        make_directory(&settings.engine.images_dir)?;
+    }
+    load_keys(command, &mut settings)?;
+    work::prepare(&mut settings)?;
+    Ok(settings)
+}
+
+/// Fills in what follows from the command.
+fn complete(
+    command: Command,
+    mut settings: Settings,
+    found: &Invocation,
+) -> Result<Settings, Failure> {
     if settings.exec_cmd {
         settings.engine.exec_cmd = Some(found.rest.clone());
     }
@@ -186,20 +206,21 @@ fn perform(
     if command == Command::Restore {
         policy::load(&mut settings)?;
     }
-    match command {
-        Command::Swrk => return rpc::swrk(settings, words),
-        Command::Service => return rpc::service(settings),
-        Command::Check => return check::run(&settings),
-        Command::Exec => {
-            return Err(Failure::unsupported("exec is not supported: CRIU has deprecated it"));
-        }
-        _ => {}
+    Ok(settings)
+}
+
+fn perform(
+    name: Name,
+    command: Command,
+    settings: Settings,
+    words: &[OsString],
+    found: &Invocation,
+) -> Result<ExitCode, Failure> {
+    if matches!(command, Command::Swrk | Command::Service | Command::Check | Command::Exec) {
+        check_words(name, command, words, found, &settings)?;
+        return without_images(command, complete(command, settings, found)?, words);
     }
-    if name == Name::Torpor && matches!(command, Command::Dump | Command::PreDump) {
-        make_directory(&settings.engine.images_dir)?;
-    }
-    load_keys(command, &mut settings)?;
-    work::prepare(&mut settings)?;
+    let settings = prepare(name, command, settings, words, found)?;
     let result = in_images(name, command, &settings);
     if result.is_err() && log::get().is_file() {
         let file = settings.log_file.unwrap_or_default();
@@ -211,6 +232,20 @@ fn perform(
         });
     }
     result
+}
+
+/// The commands that no images directory belongs to.
+fn without_images(
+    command: Command,
+    settings: Settings,
+    words: &[OsString],
+) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Swrk => rpc::swrk(settings, words),
+        Command::Service => rpc::service(settings),
+        Command::Check => check::run(&settings),
+        _ => Err(Failure::unsupported("exec is not supported: CRIU has deprecated it")),
+    }
 }
 
 /// Keys are named relative to the directory that the command is given in.
@@ -229,19 +264,19 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
     let mut hooks = Actions::new(settings, name == Name::Torpor);
     match command {
         Command::Dump => {
-            work::dump(settings, &mut hooks)?;
+            let report = work::dump(settings, &mut hooks)?;
             drop(hooks);
-            stats::display(settings, stats::Which::Dump)?;
+            stats::display(settings, &report);
         }
         Command::PreDump => {
-            work::pre_dump(settings, &mut hooks)?;
+            let report = work::pre_dump(settings, &mut hooks)?;
             drop(hooks);
-            stats::display(settings, stats::Which::Dump)?;
+            stats::display(settings, &report);
         }
         Command::Restore => {
             let report = work::restore(settings, &mut hooks)?;
             drop(hooks);
-            stats::display(settings, stats::Which::Restore)?;
+            stats::display(settings, &report);
             after_restore(settings, report.pid)?;
         }
         Command::PageServer => return pages::page_server(settings),

@@ -1,51 +1,82 @@
 //! The statistics that a dump or restore leaves behind, for `--display-stats`.
 
-use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry, StatsEntry};
-use torpor_images::{ImageDir, kind};
+use torpor_engine::{DumpReport, RestoreReport};
+use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 
-use crate::failure::Failure;
 use crate::options::Settings;
 
-/// Which of the two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
-    /// Of a dump or pre-dump.
-    Dump,
-    /// Of a restore.
-    Restore,
+/// What has statistics.
+pub trait Statistics {
+    /// For a person: a line for each.
+    fn lines(&self) -> Vec<String>;
+
+    /// For programs: names of fields and their values.
+    fn numbers(&self) -> Vec<(&'static str, u64)>;
+}
+
+impl Statistics for DumpReport {
+    fn lines(&self) -> Vec<String> {
+        dump_lines(&self.stats)
+    }
+
+    fn numbers(&self) -> Vec<(&'static str, u64)> {
+        dump_numbers(&self.stats)
+    }
+}
+
+impl Statistics for RestoreReport {
+    fn lines(&self) -> Vec<String> {
+        restore_lines(&self.stats)
+    }
+
+    fn numbers(&self) -> Vec<(&'static str, u64)> {
+        restore_numbers(&self.stats)
+    }
 }
 
 /// Prints the statistics, if they are asked for.
-///
-/// # Errors
-/// If they cannot be read.
-pub fn display(settings: &Settings, which: Which) -> Result<(), Failure> {
-    lines(settings, which)?.iter().for_each(|line| println!("{line}"));
-    Ok(())
+pub fn display(settings: &Settings, of: &impl Statistics) {
+    if settings.display_stats {
+        of.lines().iter().for_each(|line| println!("{line}"));
+    }
 }
 
 /// Logs the statistics, if they are asked for.
-///
-/// # Errors
-/// If they cannot be read.
-pub fn log(settings: &Settings, which: Which) -> Result<(), Failure> {
-    lines(settings, which)?.iter().for_each(|line| tracing::info!("{line}"));
-    Ok(())
+pub fn log(settings: &Settings, of: &impl Statistics) {
+    if settings.display_stats {
+        of.lines().iter().for_each(|line| tracing::info!("{line}"));
+    }
 }
 
-fn lines(settings: &Settings, which: Which) -> Result<Vec<String>, Failure> {
-    if !settings.display_stats {
-        return Ok(Vec::new());
-    }
-    let failed = |e: torpor_images::Error| Failure::from(torpor_engine::Error::from(e));
-    let dir = ImageDir::open(settings.engine.work_dir()).map_err(failed)?;
-    let kind = match which {
-        Which::Dump => kind::STATS_DUMP,
-        Which::Restore => kind::STATS_RESTORE,
-    };
-    let entry: StatsEntry = dir.read_one(kind, 0).map_err(failed)?;
-    let dump = entry.dump.iter().flat_map(dump_lines);
-    Ok(dump.chain(entry.restore.iter().flat_map(restore_lines)).collect())
+fn dump_numbers(stats: &DumpStatsEntry) -> Vec<(&'static str, u64)> {
+    let mut numbers = vec![
+        ("freezing_time", stats.freezing_time.into()),
+        ("frozen_time", stats.frozen_time.into()),
+        ("memdump_time", stats.memdump_time.into()),
+        ("memwrite_time", stats.memwrite_time.into()),
+        ("pages_scanned", stats.pages_scanned),
+        ("pages_skipped_parent", stats.pages_skipped_parent),
+        ("pages_written", stats.pages_written),
+        ("pages_lazy", stats.pages_lazy),
+    ];
+    let optional = [
+        ("cow_bytes", stats.torpor_cow_bytes),
+        ("relative_pages", stats.torpor_relative_pages),
+        ("compress_from_bytes", stats.torpor_compress_from_bytes),
+        ("compress_to_bytes", stats.torpor_compress_to_bytes),
+    ];
+    numbers.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    numbers
+}
+
+fn restore_numbers(stats: &RestoreStatsEntry) -> Vec<(&'static str, u64)> {
+    vec![
+        ("pages_compared", stats.pages_compared),
+        ("pages_skipped_cow", stats.pages_skipped_cow),
+        ("pages_restored", stats.pages_restored()),
+        ("restore_time", stats.restore_time.into()),
+        ("forking_time", stats.forking_time.into()),
+    ]
 }
 
 fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {

@@ -15,7 +15,7 @@ use torpor_images::ImageDir;
 
 use crate::failure::Failure;
 use crate::options::Settings;
-use crate::{COMPATIBLE, log};
+use crate::{COMPATIBLE, log, rounds};
 
 /// Opens the images and work directories for good, whatever becomes of their paths,
 /// enters the work directory and opens the log there.
@@ -58,6 +58,8 @@ pub fn open_log(settings: &Settings) -> Result<(), Failure> {
         Some(file) if !settings.log_to_stderr => log
             .to_file(file)
             .map_err(|e| Failure::io(format_args!("log file {}", file.display()), &e))?,
+        // A worker's daemon has the log.
+        _ if log.has_listener() => {}
         _ => log.to_stderr(),
     }
     let system = rustix::system::uname();
@@ -140,7 +142,10 @@ fn require_pid(settings: &Settings) -> Result<(), Failure> {
 /// Whatever the engine meets.
 pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreReport, Failure> {
     require_rights(settings)?;
-    let result = torpor_engine::restore(&settings.engine, hooks);
+    let result = match &settings.rounds {
+        Some(socket) => rounds::restore(&settings.engine, socket, hooks),
+        None => torpor_engine::restore(&settings.engine, hooks),
+    };
     concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
 }
 

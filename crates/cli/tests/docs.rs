@@ -91,7 +91,7 @@ fn page() -> String {
     }
     out.push_str(
         "\nOnly under the name `torpor`: `image` (look into images: `show`, `info`, `encode`, `ps`, \
-         `fds`, `mems`, `audit`),\n`completion SHELL`, `man DIR`, `help COMMAND`.\n",
+         `fds`, `mems`, `plan`, `audit`),\n`completion SHELL`, `man DIR`, `help COMMAND`.\n",
     );
     for group in GROUPS {
         let heading = "| option | what it does | commands |\n|---|---|---|";

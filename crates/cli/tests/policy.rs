@@ -235,9 +235,9 @@ fn images_that_were_changed_are_no_longer_this_hosts() {
     let text = said(&task.run(&["image", "audit"], &[]));
     assert!(text.starts_with("made on this host"), "{text}");
     // Somebody adds an image, or takes the mark of another checkpoint.
-    fs::write(task.images().join("nftables-99.img"), "x").unwrap();
+    fs::write(task.images().join("autofs-99.img"), "x").unwrap();
     task.denied(&rules, &["(foreign.users.allow)"]);
-    fs::remove_file(task.images().join("nftables-99.img")).unwrap();
+    fs::remove_file(task.images().join("autofs-99.img")).unwrap();
     task.allowed(&rules);
     let images = ImageDir::open(task.images()).unwrap();
     let inventory = images.inventory().unwrap();

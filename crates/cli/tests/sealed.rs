@@ -311,6 +311,34 @@ fn signatures_can_be_required() {
 
 /// Puts another certificate into the signature of a checkpoint, as one of its recipients can: its
 /// tags are made anew.
+/// A bit of each part of each file, and of each page: also of those that no task gets.
+#[test]
+fn no_byte_can_be_changed() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&["--encrypt", "--recipient", &fixture("p256.crt")]);
+    let key = fixture("p256.key");
+    let names = fs::read_dir(task.images()).unwrap().map(|entry| entry.unwrap().path());
+    // Statistics and the log are no part of a checkpoint.
+    let sealed: Vec<_> =
+        names.filter(|path| path.extension().is_some_and(|e| e == "img")).collect();
+    assert!(sealed.len() > 10);
+    for path in sealed {
+        let whole = fs::read(&path).unwrap();
+        let pages = path.file_name().unwrap().to_str().unwrap().starts_with("pages-1");
+        let step = if pages { 4096 } else { whole.len().div_ceil(4).max(1) };
+        for at in (0..whole.len()).step_by(step) {
+            let mut changed = whole.clone();
+            let within = (at + step / 3).min(whole.len() - 1);
+            changed[within] ^= 0x10;
+            fs::write(&path, changed).unwrap();
+            let said = stays_asleep(&task, &["--identity", &key]);
+            assert!(!task.lives(), "byte {within} of {}: {said}", path.display());
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    wakes(&task, &["--identity", &key]);
+}
+
 fn exchange_certificate(images: &Path, identity: &str, der: Vec<u8>) {
     let identities = Identities::new(&[identity.to_owned()]).unwrap();
     let unwrap: Arc<Unwrap> =

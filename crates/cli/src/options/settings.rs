@@ -27,6 +27,8 @@ pub struct Settings {
     pub status_fd: Option<i32>,
     /// `--ps-socket`.
     pub ps_socket: Option<i32>,
+    /// `--rounds`.
+    pub rounds: Option<PathBuf>,
     /// `--close`.
     pub close_fds: Vec<i32>,
     /// `--enable-external-sharing`.
@@ -92,6 +94,7 @@ impl Default for Settings {
             inherit_fd: Vec::new(),
             status_fd: None,
             ps_socket: None,
+            rounds: None,
             close_fds: Vec::new(),
             external_sharing: false,
             external_masters: false,

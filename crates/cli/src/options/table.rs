@@ -207,6 +207,14 @@ const WHAT: &[Opt] = &[
         "Leave the tasks stopped after the dump or restore",
     ),
     flag(
+        "wake-frozen",
+        None,
+        RESTORE,
+        |s, on| s.engine.wake_frozen = on,
+        "Leave the tasks in frozen cgroups, complete and traced by nobody: whoever thaws a cgroup \
+         lets its tasks run",
+    ),
+    flag(
         "restore-detached",
         Some('d'),
         RESTORE,
@@ -379,6 +387,14 @@ const FILES: &[Opt] = &[
         RESTORE,
         |s, on| s.engine.skip_file_rwx_check = on,
         "Do not compare the permissions of files with those of the dump",
+    ),
+    flag(
+        "strict",
+        None,
+        DUMP,
+        |s, on| s.engine.strict = on,
+        "Refuse also what else is left out with a warning: NUMA policies of single mappings, keys in \
+         keyrings, a confinement that cannot be seen",
     ),
     flag(
         "allow-uprobes",

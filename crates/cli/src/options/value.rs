@@ -56,5 +56,6 @@ pub(super) fn level(current: u8, value: Option<&OsStr>) -> Result<u8, String> {
         let more = u8::try_from(text.len()).unwrap_or(u8::MAX);
         return Ok(current.saturating_add(more).saturating_add(1));
     }
-    text.parse().map_err(|_| "expected a number".into())
+    // As CRIU reads it: `-verbosity=0` is `-v` and what is no number.
+    Ok(text.parse().unwrap_or(0))
 }

@@ -41,7 +41,11 @@ pub fn swrk(settings: Settings, words: &[OsString]) -> Result<ExitCode, Failure>
     let number = number.ok_or_else(|| Failure::invalid("swrk takes the number of a descriptor"))?;
     let socket = torpor_sys::inherited::duplicate(number)
         .map_err(|e| Failure::io(format_args!("swrk {number}"), &e))?;
-    let success = serve(&Connection::new(socket)?, &settings);
+    let connection = Connection::new(socket)?;
+    // Descriptor 2 may be the log of a container. A client is told of errors, and where it wants
+    // a log there is one.
+    crate::log::get().to_nowhere();
+    let success = serve(&connection, &settings);
     Ok(if success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -121,16 +125,16 @@ fn answer(
             let mut job = job(connection, base, request.opts, Some(Images::Write))?;
             dump_requester_by_default(connection, &mut job)?;
             let mut hooks = hooks(connection, &job);
-            work::dump(&job.settings, &mut hooks)?;
-            stats::log(&job.settings, stats::Which::Dump)?;
+            let report = work::dump(&job.settings, &mut hooks)?;
+            stats::log(&job.settings, &report);
             response.dump = Some(CriuDumpResp::default());
         }
         CriuReqType::PreDump | CriuReqType::SinglePreDump => {
             let mut job = job(connection, base, request.opts, Some(Images::Write))?;
             dump_requester_by_default(connection, &mut job)?;
             let mut hooks = hooks(connection, &job);
-            work::pre_dump(&job.settings, &mut hooks)?;
-            stats::log(&job.settings, stats::Which::Dump)?;
+            let report = work::pre_dump(&job.settings, &mut hooks)?;
+            stats::log(&job.settings, &report);
         }
         CriuReqType::Restore => {
             let mut job = job(connection, base, request.opts, Some(Images::Read))?;
@@ -138,7 +142,7 @@ fn answer(
             job.settings.engine.spec = policy::spec(&job.directory)?;
             let mut hooks = hooks(connection, &job);
             let report = work::restore(&job.settings, &mut hooks)?;
-            stats::log(&job.settings, stats::Which::Restore)?;
+            stats::log(&job.settings, &report);
             response.restore = Some(CriuRestoreResp { pid: report.pid });
         }
         CriuReqType::CpuinfoDump => {

@@ -72,6 +72,12 @@ impl Sleeper {
         name_of(self.pid).as_deref() == Some("sleep")
     }
 
+    /// Whether it does what it does when nobody has stopped it.
+    pub fn sleeps(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.contains("(sleep) S ")
+    }
+
     pub fn kill(&self) {
         kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL).unwrap();
     }

@@ -76,6 +76,14 @@ pub(super) const MEMORY: &[Opt] = &[
         "With --lazy-pages: for SECONDS (default: 10) bring in only the pages that are touched, and \
          note them beside the images, for later lazy restores to bring them in first",
     ),
+    value(
+        ("rounds", None, "SOCKET"),
+        RESTORE,
+        store!(rounds = some path),
+        "Build the tasks by images of a dump that let them run on, and complete them with those of \
+         later rounds; whoever listens at SOCKET names their directories: \"round DIR\", at the end \
+         \"last DIR\"",
+    ),
     flag(
         "stream",
         None,

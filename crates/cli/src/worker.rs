@@ -1,0 +1,151 @@
+//! `torpor worker`: the worker's side of the `torpor-worker` crate. It carries out one
+//! job, tells what happens, and waits where the job says so.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use torpor_engine::{Error, Event, Hooks, Result};
+use torpor_worker::{Answer, Channel, Class, Event as Told, Job, Level, Outcome, Report};
+
+use crate::failure::Failure;
+use crate::hooks::Actions;
+use crate::options::{self, Command};
+use crate::program::{self, Name};
+use crate::{log, pages, stats, work};
+
+/// Serves the daemon on the standard input.
+///
+/// # Errors
+/// If there is no daemon.
+pub fn run() -> std::result::Result<ExitCode, Failure> {
+    let failed = |e: std::io::Error| {
+        Failure::io("the worker's standard input", &e).hint("daemons start workers, nobody else")
+    };
+    let socket = torpor_sys::inherited::duplicate(0).map_err(failed)?;
+    let null = std::fs::File::open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(&null).map_err(|e| failed(e.into()))?;
+    let channel = Arc::new(Channel::new(socket));
+    let Some((job, descriptors)) = channel.receive::<Job>().map_err(failed)? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    for (number, fd) in job.descriptors.iter().zip(descriptors) {
+        torpor_sys::inherited::place(fd, *number)
+            .map_err(|e| Failure::io(format_args!("descriptor {number} of the job"), &e))?;
+    }
+    let teller = Arc::clone(&channel);
+    log::get().to_listener(Box::new(move |level, text| {
+        // If the daemon is gone, the next point tells.
+        let _ = teller.send(&Told::Log { level: told_level(level), text: text.to_owned() }, &[]);
+    }));
+    let outcome = match carry_out(&job, &channel) {
+        Ok(report) => {
+            Outcome { class: Class::Done, errno: 0, text: String::new(), hint: None, report }
+        }
+        Err(failure) => Outcome {
+            class: failure.class,
+            errno: failure.errno,
+            text: failure.text,
+            hint: failure.hint,
+            report: Report::default(),
+        },
+    };
+    let done = outcome.class == Class::Done;
+    channel.send(&Told::Ended(outcome), &[]).map_err(failed)?;
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn told_level(level: tracing::Level) -> Level {
+    match level {
+        tracing::Level::ERROR => Level::Error,
+        tracing::Level::WARN => Level::Warn,
+        tracing::Level::INFO => Level::Info,
+        tracing::Level::DEBUG => Level::Debug,
+        tracing::Level::TRACE => Level::Trace,
+    }
+}
+
+fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failure> {
+    std::env::set_current_dir(&job.dir).map_err(|e| Failure::io(job.dir.display(), &e))?;
+    let found = options::parse(job.args.iter().map(OsString::from))?;
+    let Some((command, words)) = found.command()? else {
+        return Err(Failure::invalid("the job names no command"));
+    };
+    let settings = options::settings(&found)?;
+    let settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
+    let actions = Actions::new(&settings, false);
+    let mut hooks = Teller { channel, holds: &job.holds, actions };
+    let mut report = Report::default();
+    match command {
+        Command::Dump => {
+            let done = work::dump(&settings, &mut hooks)?;
+            report.tasks = Some(done.tasks as u64);
+            report.statistics = statistics(&done);
+        }
+        Command::PreDump => {
+            let done = work::pre_dump(&settings, &mut hooks)?;
+            report.tasks = Some(done.tasks as u64);
+            report.statistics = statistics(&done);
+        }
+        Command::Restore => {
+            let done = work::restore(&settings, &mut hooks)?;
+            report.pid = Some(done.pid);
+            report.statistics = statistics(&done);
+        }
+        Command::PageServer => drop(pages::page_server(&settings)?),
+        Command::LazyPages => drop(pages::lazy_pages(&settings)?),
+        Command::Dedup => work::dedup(&settings)?,
+        other => {
+            return Err(Failure::unsupported(format!(
+                "a job of {} is not supported",
+                other.name()
+            )));
+        }
+    }
+    Ok(report)
+}
+
+fn statistics(of: &impl stats::Statistics) -> BTreeMap<String, u64> {
+    of.numbers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The daemon, and then the scripts that the job names.
+struct Teller<'a> {
+    channel: &'a Channel,
+    holds: &'a [String],
+    actions: Actions,
+}
+
+impl Teller<'_> {
+    fn point(&self, event: &Event) -> std::result::Result<bool, std::io::Error> {
+        let held = self.holds.iter().any(|name| name == event.name());
+        let port = match event {
+            Event::StatusReady { port } => *port,
+            _ => None,
+        };
+        let name = event.name().to_owned();
+        self.channel.send(&Told::Point { name, pid: event.pid(), port, held }, &[])?;
+        if !held {
+            return Ok(true);
+        }
+        // A daemon that is gone cannot have meant yes.
+        let answer = self.channel.receive::<Answer>()?;
+        Ok(answer.is_some_and(|(answer, _)| answer.go_on))
+    }
+}
+
+impl Hooks for Teller<'_> {
+    fn notify(&mut self, event: Event) -> Result<()> {
+        match self.point(&event) {
+            Ok(true) => self.actions.notify(event),
+            Ok(false) => Err(Error::Hook(format!("the caller said no at {}", event.name()))),
+            Err(e) => Err(Error::Hook(format!("the caller is gone at {}: {e}", event.name()))),
+        }
+    }
+
+    fn progress(&mut self, done: u64, total: u64) {
+        // If the daemon is gone, the next point tells.
+        let _ = self.channel.send(&Told::Progress { done, total }, &[]);
+    }
+}

@@ -1,0 +1,338 @@
+//! How tasks come back: running, stopped or frozen; and what is said meanwhile.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod sleeper;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use elf::ElfBytes;
+use elf::endian::LittleEndian;
+use rustix::process::{Pid, Signal, kill_process};
+use sleeper::{Client, Sleeper, criu, request, wait_until};
+use torpor_images::proto::{CriuOpts, CriuReqType, StatsEntry};
+use torpor_images::{ImageDir, kind};
+
+/// A cgroup that can be frozen, which is thawed and removed in the end.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None`, and a word about it, on a host without the freezer of version 1.
+    fn new(name: &str) -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup/freezer");
+        if !root.join("cgroup.procs").exists() {
+            println!("SKIPPED {name}: {} is not mounted", root.display());
+            return None;
+        }
+        let dir = root.join(format!("torpor-test-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        Some(Group(dir))
+    }
+
+    fn put(&self, pid: i32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    fn set(&self, state: &str) {
+        fs::write(self.0.join("freezer.state"), state).unwrap();
+    }
+
+    fn is_frozen(&self) -> bool {
+        fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() == "FROZEN"
+    }
+
+    fn has(&self, pid: i32) -> bool {
+        let all = fs::read_to_string(self.0.join("cgroup.procs")).unwrap();
+        all.lines().any(|line| line == pid.to_string())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.set("THAWED");
+        let procs = || fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        for pid in procs().lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        wait_until(|| procs().is_empty());
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+fn status(pid: i32, key: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+    line.trim_start_matches(':').trim().to_owned()
+}
+
+#[test]
+fn a_hook_may_freeze_the_tasks_before_they_run() {
+    let Some(group) = Group::new("hook") else { return };
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let script = task.dir.path().join("hook");
+    let text = format!(
+        "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n\
+         echo $CRTOOLS_INIT_PID >{0}/cgroup.procs && echo FROZEN >{0}/freezer.state\n",
+        group.0.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = task.restore(&["-d", "--action-script", script.to_str().unwrap()]).output();
+    assert!(output.unwrap().status.success(), "{}", task.log("restore.log"));
+    wait_until(|| group.is_frozen());
+    assert_eq!(status(task.pid, "TracerPid"), "0");
+    group.set("THAWED");
+    assert!(task.lives());
+}
+
+#[test]
+fn what_was_paused_comes_back_paused() {
+    let Some(group) = Group::new("paused") else { return };
+    let task = Sleeper::start();
+    group.put(task.pid);
+    group.set("FROZEN");
+    wait_until(|| group.is_frozen());
+    let place = group.0.to_str().unwrap();
+    task.put_to_sleep(&["--freeze-cgroup", place, "--manage-cgroups=soft"]);
+    group.set("THAWED");
+    let output = task.restore(&["-d", "--manage-cgroups=soft"]).output().unwrap();
+    assert!(output.status.success(), "{}", task.log("restore.log"));
+    assert!(group.has(task.pid));
+    wait_until(|| group.is_frozen());
+    group.set("THAWED");
+    assert!(task.lives());
+}
+
+#[test]
+fn tasks_wait_frozen_for_whoever_thaws_them() {
+    let Some(group) = Group::new("wake") else { return };
+    let task = Sleeper::start();
+    group.put(task.pid);
+    task.put_to_sleep(&["--manage-cgroups=soft"]);
+    let output = task.restore(&["-d", "--manage-cgroups=soft", "--wake-frozen"]).output().unwrap();
+    assert!(output.status.success(), "{}", task.log("restore.log"));
+    assert!(group.has(task.pid));
+    wait_until(|| group.is_frozen());
+    assert_eq!(status(task.pid, "TracerPid"), "0");
+    group.set("THAWED");
+    assert!(task.lives());
+}
+
+#[test]
+fn tasks_that_share_our_groups_are_not_frozen() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let output = task.restore(&["-d", "--wake-frozen"]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(
+        task.log("restore.log").contains("--wake-frozen of task"),
+        "{}",
+        task.log("restore.log")
+    );
+    assert!(!task.lives());
+}
+
+#[test]
+fn a_client_gets_its_tasks_stopped() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let dir = fs::File::open(task.dir.path()).unwrap();
+    let mut client = Client::start();
+    let opts = CriuOpts {
+        images_dir_fd: std::os::fd::AsRawFd::as_raw_fd(&dir),
+        images_dir: Some(task.images().to_owned()),
+        leave_stopped: Some(true),
+        ..CriuOpts::default()
+    };
+    let response = client.ask(&request(CriuReqType::Restore, opts), "");
+    assert!(response.success, "{response:?}");
+    wait_until(|| status(task.pid, "State").starts_with('T'));
+    kill_process(Pid::from_raw(task.pid).unwrap(), Signal::CONT).unwrap();
+    wait_until(|| status(task.pid, "State").starts_with('S'));
+    assert!(task.lives());
+    client.finish();
+}
+
+#[test]
+fn the_worker_of_a_client_says_nothing_elsewhere() {
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+    let flags = SocketFlags::CLOEXEC;
+    let (socket, other) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let mut server = criu(&["swrk", "0"])
+        .stdin(other)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let opts = CriuOpts { images_dir: Some("/nonexistent".to_owned()), ..CriuOpts::default() };
+    let packet = prost::Message::encode_to_vec(&request(CriuReqType::Restore, opts));
+    send(&socket, &packet, SendFlags::NOSIGNAL).unwrap();
+    let mut answer = vec![0; 1 << 16];
+    let flags = rustix::net::RecvFlags::empty();
+    let (_, len) = rustix::net::recv(&socket, answer.as_mut_slice(), flags).unwrap();
+    let answer: torpor_images::proto::CriuResp = prost::Message::decode(&answer[..len]).unwrap();
+    assert!(!answer.success && answer.cr_errmsg().contains("/nonexistent"), "{answer:?}");
+    drop(socket);
+    assert!(!server.wait().unwrap().success());
+    let mut said = String::new();
+    server.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "");
+}
+
+#[test]
+fn features_are_said_to_be_supported() {
+    let said = |args: &[&str]| {
+        let output = criu(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (_, names) = said(&["check", "--feature", "list"]);
+    let known = names.split_whitespace().filter(|name| {
+        let (success, text) = said(&["-verbosity=0", "check", "--feature", name]);
+        assert_eq!(success, text == format!("{name} is supported\n"), "{name}: {text}");
+        success
+    });
+    assert!(known.count() > 0, "{names}");
+}
+
+#[test]
+fn counters_of_shared_pages_are_always_there() {
+    let task = Sleeper::start();
+    let pid = task.pid.to_string();
+    let output = criu(&["pre-dump", "-t", &pid, "-D", task.images()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let images = ImageDir::open(task.dir.path()).unwrap();
+    let stats: StatsEntry = images.read_one(kind::STATS_DUMP, 0).unwrap();
+    let stats = stats.dump.unwrap();
+    let shared = [stats.shpages_scanned, stats.shpages_skipped_parent, stats.shpages_written];
+    assert_eq!(shared, [Some(0); 3]);
+    assert_eq!((stats.page_pipes, stats.irmap_resolve), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_log_tells_what_was_looked_at() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    let dumped = task.log("dump.log");
+    for words in ["Dumping namespaces", ": fd 0 (/dev/null)", ": mapping ", "pid namespace"] {
+        assert!(dumped.contains(words), "{words}: {dumped}");
+    }
+    assert!(task.restore(&["-d"]).output().unwrap().status.success());
+    let restored = task.log("restore.log");
+    for words in ["Restoring descriptors", "file 1: ", ": mapping ", " here"] {
+        assert!(restored.contains(words), "{words}: {restored}");
+    }
+    let task = Sleeper::start();
+    let quiet = task.dump(&["-v2"]);
+    assert!(quiet.status.success());
+    assert!(!task.log("dump.log").contains("mapping"), "{}", task.log("dump.log"));
+}
+
+/// Asks all functions of its vDSO when it is told to, and compares with the system calls.
+const CLOCKS: &str = r#"
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static volatile sig_atomic_t asked;
+static void ask(int s) { asked = s; }
+int main(int argc, char **argv) {
+	sigset_t none, one;
+	struct timespec a, b, res;
+	struct timeval tv;
+	unsigned cpu, node;
+	int bad = 0;
+	(void)argc;
+	clock_gettime(CLOCK_MONOTONIC, &a), gettimeofday(&tv, 0), time(0), getcpu(&cpu, &node);
+	sigemptyset(&none), sigemptyset(&one), sigaddset(&one, SIGUSR1);
+	sigprocmask(SIG_BLOCK, &one, 0);
+	signal(SIGUSR1, ask);
+	FILE *ready = fopen(argv[2], "w");
+	fclose(ready);
+	while (!asked) sigsuspend(&none);
+	for (int i = 0; i < 1000; i++) {
+		syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &a);
+		bad |= clock_gettime(CLOCK_MONOTONIC, &b) != 0;
+		bad |= b.tv_sec < a.tv_sec || b.tv_sec > a.tv_sec + 600;
+		bad |= (gettimeofday(&tv, 0) != 0) << 1 | (tv.tv_sec < time(0) - 600) << 2;
+		bad |= (clock_getres(CLOCK_MONOTONIC, &res) != 0 || res.tv_nsec == 0) << 3;
+		bad |= (getcpu(&cpu, &node) != 0) << 4;
+	}
+	FILE *f = fopen(argv[1], "w");
+	fprintf(f, "%s %d\n", bad ? "bad" : "good", bad);
+	fclose(f);
+	for (;;) pause();
+}
+"#;
+
+/// Makes a breakpoint of everything in the functions of a vDSO but their first bytes.
+fn ruin(code: &mut [u8]) -> usize {
+    let copy = code.to_vec();
+    let file = ElfBytes::<LittleEndian>::minimal_parse(&copy).unwrap();
+    let (symbols, _) = file.dynamic_symbol_table().unwrap().unwrap();
+    let functions = symbols.iter().filter(|symbol| symbol.st_size > 16);
+    functions
+        .map(|symbol| {
+            let start = usize::try_from(symbol.st_value).unwrap();
+            let end = start + usize::try_from(symbol.st_size).unwrap();
+            code[start + 8..end].fill(0xcc);
+        })
+        .count()
+}
+
+#[test]
+#[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
+fn the_vdso_of_another_kernel_leads_to_this_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    fs::write(place("clocks.c"), CLOCKS).unwrap();
+    let built = Command::new("gcc")
+        .args(["-O1", "-o"])
+        .args([place("sleep"), place("clocks.c")])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let mut command = Command::new("setsid");
+    command.arg(place("sleep")).args([place("result"), place("ready")]).current_dir("/");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    wait_until(|| place("ready").exists());
+    let task = Sleeper { dir: tempfile::tempdir().unwrap(), pid };
+    task.put_to_sleep(&[]);
+    let pages = task.dir.path().join("pages-1.img");
+    let mut bytes = fs::read(&pages).unwrap();
+    let is_vdso = |page: &[u8]| {
+        page.starts_with(b"\x7fELF") && page.windows(10).any(|words| words == b"linux-vdso")
+    };
+    let at = bytes.chunks(4096).position(is_vdso).expect("the vDSO is among the pages") * 4096;
+    // As long as that of this kernel.
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.ends_with("[vdso]")).unwrap();
+    let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+    let number = |text| usize::from_str_radix(text, 16).unwrap();
+    let len = number(end) - number(start);
+    assert!(ruin(&mut bytes[at..at + len]) > 4);
+    fs::write(&pages, bytes).unwrap();
+    let output = task.restore(&["-d"]).output().unwrap();
+    assert!(output.status.success(), "{}", task.log("restore.log"));
+    assert!(task.log("restore.log").contains("is of another kernel"));
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::USR1).unwrap();
+    let result = || fs::read_to_string(place("result")).unwrap_or_default();
+    wait_until(|| result().ends_with('\n') || !task.lives());
+    assert_eq!(result(), "good 0\n");
+    // And again: what leads there is dumped and restored like all else.
+    fs::remove_file(place("result")).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
+}

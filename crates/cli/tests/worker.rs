@@ -1,0 +1,109 @@
+//! Jobs of the engine in workers, as daemons with threads run them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+
+use torpor_sys::process::{Status, wait};
+use torpor_worker::{Class, Event, Job, Outcome, Worker};
+
+mod sleeper;
+
+use sleeper::{Sleeper, wait_until};
+
+fn start(task: &Sleeper, args: &[&str], holds: &[&str]) -> Worker {
+    let job = Job {
+        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+        dir: task.dir.path().to_owned(),
+        holds: holds.iter().map(|name| (*name).to_owned()).collect(),
+        descriptors: Vec::new(),
+    };
+    Worker::start_with(Path::new(env!("CARGO_BIN_EXE_torpor")), &job, &[]).unwrap()
+}
+
+fn dump(task: &Sleeper, holds: &[&str]) -> Worker {
+    let pid = task.pid.to_string();
+    start(task, &["dump", "--tree", &pid, "--images-dir", "images", "--shell-job"], holds)
+}
+
+/// Lets the worker go on until it waits at `point`, or ends.
+fn until_held(worker: &mut Worker, point: &str) -> Option<Outcome> {
+    loop {
+        match worker.next_event().unwrap() {
+            Event::Point { name, held: true, .. } if name == point => return None,
+            Event::Ended(outcome) => return Some(outcome),
+            _ => {}
+        }
+    }
+}
+
+/// The task has been killed.
+fn reap(task: &Sleeper) {
+    assert_eq!(wait(task.pid, true).unwrap(), Some((task.pid, Status::Signaled(libc::SIGKILL))));
+}
+
+#[test]
+fn a_held_dump_ends_its_task_only_after_the_word() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &["post-dump"]);
+    assert_eq!(until_held(&mut worker, "post-dump"), None);
+    assert!(task.lives());
+    worker.answer(true).unwrap();
+    let outcome = worker.finish().unwrap();
+    assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+    assert_eq!(outcome.report.tasks, Some(1));
+    assert!(outcome.report.statistics["pages_written"] > 0);
+    reap(&task);
+
+    let args = ["restore", "--images-dir", "images", "--shell-job", "--restore-detached"];
+    let restored = start(&task, &args, &[]).finish().unwrap();
+    assert_eq!(restored.class, Class::Done, "{}", restored.text);
+    assert_eq!(restored.report.pid, Some(task.pid));
+    assert!(task.lives());
+}
+
+#[test]
+fn after_a_no_the_task_goes_on() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &["post-dump"]);
+    assert_eq!(until_held(&mut worker, "post-dump"), None);
+    worker.answer(false).unwrap();
+    let outcome = worker.finish().unwrap();
+    assert_eq!(outcome.class, Class::Vetoed, "{}", outcome.text);
+    assert!(task.lives());
+    assert!(!task.dir.path().join("images/inventory.img").exists());
+}
+
+#[test]
+fn a_cancelled_dump_lets_its_task_go_on() {
+    let task = Sleeper::start();
+    let mut worker = dump(&task, &["post-dump"]);
+    assert_eq!(until_held(&mut worker, "post-dump"), None);
+    worker.cancel().unwrap();
+    wait_until(|| task.sleeps());
+}
+
+#[test]
+fn what_cannot_work_is_told_by_its_class() {
+    let task = Sleeper::start();
+    let outcome = |args: &[&str]| start(&task, args, &[]).finish().unwrap();
+    assert_eq!(outcome(&["dump", "--no-such-option"]).class, Class::Usage);
+    assert_eq!(outcome(&["swrk", "3"]).class, Class::Refused);
+    std::fs::create_dir(task.dir.path().join("empty")).unwrap();
+    let damaged = outcome(&["restore", "--images-dir", "empty"]);
+    assert_eq!(damaged.class, Class::BadImage, "{}", damaged.text);
+}
+
+#[test]
+fn ten_run_at_once_in_a_program_with_threads() {
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                let task = Sleeper::start();
+                let outcome = dump(&task, &[]).finish().unwrap();
+                assert_eq!(outcome.class, Class::Done, "{}", outcome.text);
+                reap(&task);
+            });
+        }
+    });
+}
