@@ -1,0 +1,65 @@
+/* A firewall that lets nothing pass but connections that it has seen begin. */
+#ifndef ZOO_FIREWALL_H
+#define ZOO_FIREWALL_H
+
+#include "zoo.h"
+
+static inline int firewall_run(char *const *argv)
+{
+	pid_t pid = TRY(fork());
+
+	if (pid == 0) {
+		setenv("XTABLES_LOCKFILE", zoo_path("xtables.lock"), 1);
+		execv(argv[0], argv);
+		_exit(99);
+	}
+	return zoo_reap(pid);
+}
+
+#define FIREWALL_RUN(...) firewall_run((char *[]){ __VA_ARGS__, NULL })
+
+static inline void firewall_nft(void)
+{
+	if (FIREWALL_RUN("/usr/sbin/nft",
+			 "table inet zoo {"
+			 " chain in { type filter hook input priority 0; policy drop;"
+			 "  ct state new,established accept; meta l4proto ipv6-icmp accept; };"
+			 " chain out { type filter hook output priority 0; policy drop;"
+			 "  ct state new,established accept; meta l4proto ipv6-icmp accept; }; }"))
+		zoo_skip("no nftables");
+}
+
+/* It may be gone already, if this namespace is not the program's own. */
+static inline void firewall_nft_down(void)
+{
+	FIREWALL_RUN("/usr/sbin/nft", "add table inet zoo; delete table inet zoo");
+}
+
+static char *const firewall_tables[] = { "/usr/sbin/iptables-legacy", "/usr/sbin/ip6tables-legacy" };
+
+static inline void firewall_iptables(void)
+{
+	for (int v6 = 0; v6 < 2; v6++)
+		for (int out = 0; out < 2; out++) {
+			char *table = firewall_tables[v6], *chain = out ? "OUTPUT" : "INPUT";
+
+			if (FIREWALL_RUN(table, "-A", chain, "-m", "conntrack", "--ctstate", "NEW,ESTABLISHED",
+					 "-j", "ACCEPT") ||
+			    FIREWALL_RUN(table, "-P", chain, "DROP"))
+				zoo_skip("no iptables");
+		}
+}
+
+static inline void firewall_iptables_down(void)
+{
+	for (int v6 = 0; v6 < 2; v6++)
+		for (int out = 0; out < 2; out++) {
+			char *table = firewall_tables[v6], *chain = out ? "OUTPUT" : "INPUT";
+
+			CHECK(!FIREWALL_RUN(table, "-P", chain, "ACCEPT"));
+			CHECK(!FIREWALL_RUN(table, "-F", chain));
+		}
+	unlink(zoo_path("xtables.lock"));
+}
+
+#endif
