@@ -43,8 +43,10 @@ pub fn programs(programs: &[Program]) -> Result<()> {
     std::fs::create_dir_all(&bin)?;
     let lock = std::fs::File::create(area()?.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
-    let headers = ["zoo.h", "scm.h", "tcp.h"].map(|name| repository().join("zoo").join(name));
-    let times = headers.iter().map(|header| modified(header)).collect::<Result<Vec<_>>>()?;
+    let zoo = std::fs::read_dir(repository().join("zoo"))?;
+    let paths = zoo.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let headers = paths.iter().filter(|path| path.extension().is_some_and(|end| end == "h"));
+    let times = headers.map(|header| modified(header)).collect::<Result<Vec<_>>>()?;
     let header = times.into_iter().max().context("no header")?;
     compile(&repository().join("tests/container.c"), &bin.join("container"), header, &[])?;
     let next = AtomicUsize::new(0);

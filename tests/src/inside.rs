@@ -9,6 +9,7 @@ use crate::program::Mode;
 use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, WaitOptions, waitpid};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -166,19 +167,22 @@ impl Runner<'_> {
     fn fill_root(&self, binary: &Path) -> Result<()> {
         let script = r#"
             set -e
-            mkdir -p "$1/bin" "$1/proc" "$1/sys" "$1/dev/pts" "$1/dev/shm" "$1/dev/mqueue" "$1/tmp" "$1/work"
-            cp "$2" "$1/bin/program"; cp "$4" "$1/bin/container"
-            { ldd "$2"; ldd "$4"; } | grep -o '/[^ ]*' | while read lib; do
-                mkdir -p "$1$(dirname "$lib")"; cp -L "$lib" "$1$lib"
+            root=$1 binary=$2 mode=$3 container=$4; shift 4
+            mkdir -p "$root/bin" "$root/proc" "$root/sys" "$root/dev/pts" "$root/dev/shm" "$root/dev/mqueue" "$root/tmp" "$root/work"
+            cp "$binary" "$root/bin/program"; cp "$container" "$root/bin/container"
+            for file; do mkdir -p "$root$(dirname "$file")"; cp -L "$file" "$root$file"; done
+            for file in "$binary" "$container" "$@"; do ldd "$file"; done | grep -o '/[^ ]*' | sort -u | while read lib; do
+                mkdir -p "$root$(dirname "$lib")"; cp -L "$lib" "$root$lib"
             done
-            mknod -m 666 "$1/dev/null" c 1 3; mknod -m 666 "$1/dev/zero" c 1 5
-            mknod -m 666 "$1/dev/tty" c 5 0; mknod -m 666 "$1/dev/urandom" c 1 9
-            ln -s pts/ptmx "$1/dev/ptmx"; ln -s /proc/self/fd "$1/dev/fd"
-            if [ "$3" = userns ]; then chown -Rh 100000:100000 "$1"; fi
+            mknod -m 666 "$root/dev/null" c 1 3; mknod -m 666 "$root/dev/zero" c 1 5
+            mknod -m 666 "$root/dev/tty" c 5 0; mknod -m 666 "$root/dev/urandom" c 1 9
+            ln -s pts/ptmx "$root/dev/ptmx"; ln -s /proc/self/fd "$root/dev/fd"
+            if [ "$mode" = userns ]; then chown -Rh 100000:100000 "$root"; fi
         "#;
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).arg(self.root()).arg(binary);
         command.arg(self.world.to_string()).arg(build::binary("container")?);
+        command.args(&self.case.program.files);
         let status = commands::run(&self.dir, "root", &mut command, PROGRAM)?;
         ensure!(status.success(), "no root directory: {}", self.output("root"));
         Ok(())
@@ -370,6 +374,7 @@ impl Runner<'_> {
             return self.unwanted_refusal(root);
         }
         self.gone(root)?;
+        self.let_files_grow()?;
         let restored = self.restore()?;
         self.compare(&before, restored)?;
         self.check()?;
@@ -396,6 +401,7 @@ impl Runner<'_> {
         self.check().context("the task left running")?;
         self.gone(root)?;
         self.put_files_back()?;
+        self.let_files_grow()?;
         let restored = self.restore()?;
         self.compare(&before, restored)?;
         self.check().context("the restored task")?;
@@ -420,6 +426,15 @@ impl Runner<'_> {
         command.args(["-c", script]);
         let status = commands::run(&self.dir, "keep", &mut command, PROGRAM)?;
         ensure!(status.success(), "cannot copy files: {}", self.output("keep"));
+        Ok(())
+    }
+
+    /// Adds a line to the files that do not stay as they were.
+    fn let_files_grow(&self) -> Result<()> {
+        for name in &self.case.program.grows {
+            let file = std::fs::OpenOptions::new().append(true).open(self.work().join(name));
+            file.with_context(|| name.clone())?.write_all(b"meanwhile\n")?;
+        }
         Ok(())
     }
 
@@ -492,7 +507,10 @@ impl World {
     pub fn observe() -> Result<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
         let rules = Command::new("nft").args(["list", "ruleset"]).output().context("nft")?;
+        // The lock of iptables is nobody's: whoever runs it makes it, and it stays.
+        let lock = Path::new("/run/xtables.lock");
         let run = std::fs::read_dir("/run")?.filter_map(|entry| Some(entry.ok()?.path()));
+        let run = run.filter(|path| path != lock);
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
         let mut all: Vec<String> = vec![format!("host name {}", name.trim())];
         all.extend(mounts.lines().map(|line| format!("mount {line}")));

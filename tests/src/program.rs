@@ -118,6 +118,10 @@ pub struct Program {
     pub unsupported: Option<String>,
     /// Kinds of observation that may differ after the restore.
     pub varies: Vec<String>,
+    /// Files that others add a line to while the program is away.
+    pub grows: Vec<String>,
+    /// Files of the host that a container gets as well, with the libraries that they need.
+    pub files: Vec<String>,
     /// Further arguments for the compiler.
     pub build: Vec<String>,
     /// Further namespaces for the modes that make some.
@@ -186,6 +190,11 @@ fn parse(path: &Path) -> Result<Program> {
             "needs" => program.needs.extend(words()),
             "unsupported" => program.unsupported = Some(value),
             "varies" => program.varies.extend(words()),
+            "files" => program.files.extend(words()),
+            "grows" => {
+                program.varies.extend(words());
+                program.grows.extend(words());
+            }
             "build" => program.build.extend(words()),
             "namespaces" => program.namespaces.extend(words()),
             _ => bail!("unknown key in the header: {key}"),

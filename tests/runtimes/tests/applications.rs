@@ -29,10 +29,14 @@ fn clients(
 
 /// Runs a counter server of `programs/`, sends it to sleep under load, and wakes it, twice.
 fn counter_server(name: &str, words: &[&str]) {
-    let scratch = Scratch::new(name);
+    sleeping_server(&Scratch::new(name), words, load::counter);
+}
+
+/// Runs a server, sends it to sleep under the load of clients, and wakes it, twice.
+fn sleeping_server(scratch: &Scratch, words: &[&str], connect: fn(&str) -> io::Result<Step>) {
     let network = Network::new(scratch.name());
-    let mut job = Job::start(&scratch, Some(&network), words);
-    let load = clients(&network, 4, |_| load::counter(ADDRESS));
+    let mut job = Job::start(scratch, Some(&network), words);
+    let load = clients(&network, 4, |_| connect(ADDRESS));
     for _ in 0..2 {
         load.advance(50);
         job.dump(&["--tcp-established"]);
@@ -40,7 +44,7 @@ fn counter_server(name: &str, words: &[&str]) {
     }
     load.advance(50);
     // The listener is awake too.
-    clients(&network, 2, |_| load::counter(ADDRESS)).advance(10);
+    clients(&network, 2, |_| connect(ADDRESS)).advance(10);
     let output = fs::read_to_string(scratch.join("output.log")).unwrap();
     assert!(!output.contains("broken") && process::alive(job.pid()), "{output}");
 }
@@ -53,6 +57,46 @@ fn python_with_threads() {
 #[test]
 fn node() {
     counter_server("node", &["node", program("server.js").to_str().unwrap(), "7000"]);
+}
+
+/// Its listener is one of Multipath TCP, as that of each server that a current toolchain builds.
+#[test]
+fn go_http() {
+    let scratch = Scratch::new("go");
+    let binary = scratch.join("server");
+    let source = program("server.go");
+    let words = ["build", "-o", binary.to_str().unwrap(), source.to_str().unwrap()];
+    let mut build = std::process::Command::new("go");
+    build.args(words).env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
+    match build.status() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            println!("go_http is left out: there is no Go toolchain");
+            return;
+        }
+        built => assert!(built.unwrap().success()),
+    }
+    sleeping_server(&scratch, &[binary.to_str().unwrap(), "7000"], http_sums);
+}
+
+/// A client of `programs/server.go`.
+fn http_sums(address: &str) -> io::Result<Step> {
+    let mut stream = BufReader::new(TcpStream::connect(address)?);
+    let (mut number, mut sum, mut counted) = (0_u64, 0_u64, 0_u64);
+    Ok(Box::new(move || {
+        number += 1;
+        sum += number;
+        let request = format!("GET /{number} HTTP/1.1\r\nHost: test\r\n\r\n");
+        stream.get_mut().write_all(request.as_bytes())?;
+        let mut body = vec![0; header(&mut stream)?];
+        stream.read_exact(&mut body)?;
+        let answer = String::from_utf8_lossy(&body);
+        let words: Vec<u64> = answer.split_whitespace().filter_map(|w| w.parse().ok()).collect();
+        match words[..] {
+            [theirs, now] if theirs == sum && now >= counted => counted = now,
+            _ => return Err(load::wrong(&format!("sum {sum}, counted {counted}: {answer:?}"))),
+        }
+        Ok(())
+    }))
 }
 
 #[test]

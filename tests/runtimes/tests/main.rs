@@ -8,6 +8,7 @@ mod counting;
 mod docker;
 mod failure;
 mod hostile;
+mod images;
 mod podman;
 mod policy;
 mod postgres;

@@ -1,12 +1,13 @@
 //! Faults of those that know of memory between two commands, or bring it in behind a restore.
 
+use super::kill::{Threads, Watched, watch, watch_other};
 use super::{CALM, LAZY_RESTORES, PAGE_SERVERS, Play, ROUNDS, end, mappings};
 use crate::inside::World;
 use crate::observe;
 use crate::wait::wait_for;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
 
 /// Rounds after which a dump ends the tasks, and a restore makes them again.
 const CHAIN: u32 = 8;
@@ -15,25 +16,26 @@ impl Play<'_> {
     /// Rounds are killed, and now and then who keeps what they know: whatever the next ones are
     /// based on, no page is out of date in the end.
     pub(super) fn rounds_killed(&self, root: i32) -> Result<()> {
-        let (mut root, mut early) = (root, 0);
+        let (mut root, mut early, times) = (root, 0, ROUNDS.get());
         let mut parent: Option<String> = None;
-        let whole = self.measure_round(root)?;
-        for round in 0..ROUNDS {
+        let measured = self.runner.pre_dump_command(root, "measured", None)?;
+        let whole = self.points(measured, "pre-dump", Threads::All)?;
+        for round in 0..times {
             let name = format!("round-{round}");
             if self.below(4) == 0 {
                 keepers()?.into_iter().for_each(end);
             }
-            // Some come to their end.
-            let delay = self.moment(whole * 2);
-            let context = || format!("{name}, killed after {delay:?} of {whole:?}");
+            // Half of them come to their end.
+            let at = self.point(whole * 2);
+            let context = || format!("{name}, killed at stop {at} of {whole}");
             let above = parent.as_ref().map(|parent| format!("../{parent}"));
-            let mut command = self.runner.pre_dump_command(root, &name, above.as_deref())?;
-            if self.killed(&mut command, "pre-dump", delay)? {
+            let command = self.runner.pre_dump_command(root, &name, above.as_deref())?;
+            if self.killed(command, "pre-dump", (Threads::All, at)).with_context(context)? {
                 early += 1;
                 self.at_work(root).with_context(context)?;
                 // Tracking divides mappings and joins them, even when it ends behind the engine.
                 let stub = mappings(root)?.into_iter().find(|mapping| mapping.contains(" rwxp "));
-                ensure!(stub.is_none(), "{name}, killed after {delay:?}: a stub is left: {stub:?}");
+                ensure!(stub.is_none(), "{name}, killed at stop {at}: a stub is left: {stub:?}");
                 std::fs::remove_dir_all(self.runner.dir.join(&name))?;
             } else {
                 parent = Some(name.clone());
@@ -42,15 +44,8 @@ impl Play<'_> {
                 root = self.renew(root, parent.take()).with_context(context)?;
             }
         }
-        ensure!(early > ROUNDS / 8, "only {early} of {ROUNDS} rounds were killed before their end");
+        ensure!(early > times / 8, "only {early} of {times} rounds were killed before their end");
         self.finish(root)
-    }
-
-    /// How long a round takes when nothing disturbs it.
-    fn measure_round(&self, root: i32) -> Result<Duration> {
-        let start = Instant::now();
-        self.runner.pre_dump(root, "measured", None)?;
-        Ok(start.elapsed())
     }
 
     /// Puts the tasks to sleep, on top of the rounds before, and wakes them.
@@ -74,114 +69,141 @@ impl Play<'_> {
     /// The server that memory is sent to is killed: the dump fails and the tasks go on, or the server
     /// has everything, and they come back.
     pub(super) fn page_server_killed(&self, root: i32) -> Result<()> {
-        let start = Instant::now();
-        ensure!(self.dump_to_server(root, None)?, "{}", self.runner.log_tail("dump"));
-        let mut whole = start.elapsed();
-        let (mut root, mut failed) = (self.wake(root)?, 0);
-        for round in 0..PAGE_SERVERS {
+        let (done, whole) = self.dump_to_server(root, None)?;
+        ensure!(done, "{}", self.runner.log_tail("dump"));
+        let Watched::Ended { stops, .. } = whole else { bail!("the page server was killed") };
+        let (mut root, mut failed, times) = (self.wake(root)?, 0, PAGE_SERVERS.get());
+        for round in 0..times {
             let before = mappings(root)?;
-            let delay = self.moment(whole);
-            let context = || format!("round {round}, killed after {delay:?}");
-            if self.dump_to_server(root, Some(delay)).with_context(context)? {
-                // The machine may have been busier when the first one was measured.
-                whole -= whole / 4;
+            let at = self.point(stops);
+            let context = || format!("round {round}, killed at stop {at} of {stops}");
+            if self.dump_to_server(root, Some(at)).with_context(context)?.0 {
                 root = self.wake(root).with_context(context)?;
             } else {
                 failed += 1;
                 self.unharmed(root, &before).with_context(context)?;
             }
         }
-        ensure!(failed > PAGE_SERVERS / 4, "only {failed} of {PAGE_SERVERS} dumps were hit");
+        ensure!(failed > times / 4, "only {failed} of {times} dumps were hit");
         self.finish(root)
     }
 
-    /// Dumps to a page server, which is killed after `delay` if there is one. Whether the dump came to
-    /// its end.
-    fn dump_to_server(&self, root: i32, delay: Option<Duration>) -> Result<bool> {
+    /// Dumps to a page server, which is killed at its stop number `at` if there is one. Whether the dump
+    /// came to its end, and what became of the server.
+    fn dump_to_server(&self, root: i32, at: Option<u64>) -> Result<(bool, Watched)> {
         self.fresh_images()?;
         let options = ["--address", "127.0.0.1", "--port", "0"];
-        let mut command = self.runner.command("page-server", &options)?;
-        let mut server = self.spawn(&mut command, "page-server")?;
+        let server = self.runner.command("page-server", &options)?;
+        let server = self.watch_beside(server, "page-server", at)?;
         let port = wait_for("the page server to listen", CALM, || {
             let output = self.runner.output("page-server");
-            ensure!(server.try_wait()?.is_none(), "{output}");
-            Ok(output
-                .strip_prefix("PORT: ")
-                .and_then(|port| Some(port.split_once('\n')?.0.to_owned())))
+            let port = output.strip_prefix("PORT: ").and_then(|port| port.split_once('\n'));
+            Ok(match port {
+                Some((port, _)) => Some(Some(port.to_owned())),
+                None => server.is_finished().then_some(None),
+            })
         })?;
-        let pid = root.to_string();
-        let options = ["-t", &pid, "--page-server", "--address", "127.0.0.1", "--port", &port];
-        let mut dump = self.spawn(&mut self.runner.command("dump", &options)?, "dump")?;
-        if let Some(delay) = delay {
-            std::thread::sleep(delay);
-            server.kill()?;
-        }
-        let done = dump.wait()?.success();
-        server.wait()?;
-        Ok(done)
+        let done = match port {
+            Some(port) => {
+                let pid = root.to_string();
+                let to = ["-t", &pid, "--page-server", "--address", "127.0.0.1", "--port", &port];
+                self.spawn(&mut self.runner.command("dump", &to)?, "dump")?.wait()?.success()
+            }
+            // It was killed before it listened.
+            None => false,
+        };
+        Ok((done, joined(server)?))
     }
 
     /// Who brings pages in is killed, or who watches over it: the tasks have all their pages
     /// already, or are ended with an error, and none ever sees what is not its own.
     pub(super) fn lazy_killed(&self, root: i32) -> Result<()> {
         self.put_to_sleep(root)?;
-        let whole = self.measure_lazy()?;
-        let mut ended = 0;
-        for round in 0..LAZY_RESTORES {
+        let mut stops = Vec::new();
+        for victim in [Victim::Daemon, Victim::Pager] {
             let world = World::observe()?;
-            let delay = self.moment(whole);
-            let context = || format!("round {round}, killed after {delay:?} of {whole:?}");
-            let mut daemon = self.start_daemon().with_context(context)?;
-            let mut restore = self.spawn(&mut self.lazy_restore()?, "restore")?;
-            std::thread::sleep(delay);
-            let victims = [vec![daemon.id().cast_signed()], named("torpor-pager")?].concat();
-            let victim = usize::try_from(self.below(victims.len() as u64))?;
-            victims.get(victim).copied().into_iter().for_each(end);
-            daemon.wait()?;
-            restore.wait()?;
-            let left = self.left().with_context(context)?;
-            ended += u32::from(!left);
+            let (left, watched) = self.lazy_restore(victim, None)?;
+            ensure!(left, "a lazy restore that nothing disturbs leaves no tasks");
+            let Watched::Ended { stops: all, .. } = watched else { bail!("{watched:?}") };
+            stops.push((victim, all));
+            self.clear(&world)?;
+        }
+        let (times, mut killed) = (LAZY_RESTORES.get(), 0);
+        for round in 0..times {
+            let world = World::observe()?;
+            let (victim, stops) = stops[usize::from(round % 2 == 1)];
+            let at = self.point(stops);
+            let context = || format!("round {round}, {victim:?} killed at stop {at} of {stops}");
+            let (left, watched) = self.lazy_restore(victim, Some(at)).with_context(context)?;
+            killed += u32::from(watched == Watched::Killed);
             if left {
-                ensure!(
-                    self.runner.result().is_none(),
-                    "{:?}: {}",
-                    self.runner.result(),
-                    context()
-                );
+                let result = self.runner.result();
+                ensure!(result.is_none(), "{result:?}: {}", context());
             }
             self.clear(&world).with_context(context)?;
         }
-        ensure!(ended > LAZY_RESTORES / 8, "only {ended} of {LAZY_RESTORES} restores were hit");
+        ensure!(killed > times / 2, "only {killed} of {times} restores were hit");
         self.wake_and_finish()
     }
 
-    /// How long a lazy restore takes until all pages are there.
-    fn measure_lazy(&self) -> Result<Duration> {
-        let world = World::observe()?;
-        let mut daemon = self.start_daemon()?;
-        let start = Instant::now();
-        let restored = self.spawn(&mut self.lazy_restore()?, "restore")?.wait()?;
-        ensure!(restored.success(), "{}", self.runner.log_tail("restore"));
-        ensure!(daemon.wait()?.success(), "{}", self.runner.output("lazy-pages"));
-        let whole = start.elapsed();
-        ensure!(self.left()?, "a lazy restore that nothing disturbs leaves no tasks");
-        self.clear(&world)?;
-        Ok(whole)
-    }
-
-    fn lazy_restore(&self) -> Result<Command> {
-        self.runner.command("restore", &["-d", "--lazy-pages"])
-    }
-
-    fn start_daemon(&self) -> Result<Child> {
-        let mut daemon = self.spawn(&mut self.runner.command("lazy-pages", &[])?, "lazy-pages")?;
+    /// Restores with pages that come later, and kills `victim` at its stop number `at`, if there is one.
+    /// Whether the tasks are left, and what became of the victim.
+    fn lazy_restore(&self, victim: Victim, at: Option<u64>) -> Result<(bool, Watched)> {
+        let of = |wanted| at.filter(|_| victim == wanted);
+        let daemon = self.runner.command("lazy-pages", &[])?;
+        let daemon = self.watch_beside(daemon, "lazy-pages", of(Victim::Daemon))?;
         let socket = self.runner.images().join("lazy-pages.socket");
         wait_for("the daemon to listen", CALM, || {
-            ensure!(daemon.try_wait()?.is_none(), "{}", self.runner.output("lazy-pages"));
-            Ok(socket.exists().then_some(()))
+            Ok((socket.exists() || daemon.is_finished()).then_some(()))
         })?;
-        Ok(daemon)
+        let mut restore = self.runner.command("restore", &["-d", "--lazy-pages"])?;
+        let mut restore = self.spawn(&mut restore, "restore")?;
+        let pager = match victim {
+            Victim::Pager => self.watch_pager(&mut restore, at)?,
+            Victim::Daemon => None,
+        };
+        restore.wait()?;
+        let daemon = joined(daemon)?;
+        let left = self.left()?;
+        // One that was not seen has ended before it could be killed.
+        let pager = pager.unwrap_or(Watched::Ended { stops: 0, success: true });
+        Ok((left, if victim == Victim::Pager { pager } else { daemon }))
     }
+
+    /// Watches the process that stands between the daemon and the tasks, from when it is there.
+    fn watch_pager(&self, restore: &mut Child, at: Option<u64>) -> Result<Option<Watched>> {
+        let pager = wait_for("the pager, or the end of the restore", CALM, || {
+            match named("torpor-pager")?.first() {
+                Some(&pid) => Ok(Some(Some(pid))),
+                None => Ok(restore.try_wait()?.map(|_| None)),
+            }
+        })?;
+        pager.map(|pid| watch_other(pid, at)).transpose()
+    }
+
+    /// Runs a command of the engine that is watched from a thread of its own.
+    fn watch_beside(
+        &self,
+        mut command: Command,
+        name: &str,
+        at: Option<u64>,
+    ) -> Result<JoinHandle<Result<Watched>>> {
+        self.direct(&mut command, name)?;
+        Ok(std::thread::spawn(move || watch(&mut command, Threads::First, at)))
+    }
+}
+
+/// Who is killed of those that bring pages in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    /// The daemon that reads them.
+    Daemon,
+    /// The process that the restore leaves behind.
+    Pager,
+}
+
+fn joined(watcher: JoinHandle<Result<Watched>>) -> Result<Watched> {
+    watcher.join().map_err(|_| anyhow!("the thread that watches panicked"))?
 }
 
 /// The processes that keep what rounds know of the memory of their trees.

@@ -1,0 +1,299 @@
+//! Images that CRIU 4.2 wrote are restored, and those that Torpor writes of the same program are
+//! like them: see `tests/criu-4.2`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use torpor_images::{ImageDir, Kind, kind};
+use torpor_tests::build;
+use torpor_tests::program::repository;
+
+/// The modes of the program.
+const MODES: [&str; 8] =
+    ["plain", "shared", "locks", "sockets", "tcp-iptables", "tcp-nftables", "watches", "confined"];
+
+/// Fields whose values differ by nature: numbers, addresses, times, registers.
+const NATURAL: &[&str] = &[
+    "id",
+    "ino",
+    "inode",
+    "shmid",
+    "start",
+    "end",
+    "pgoff",
+    "peer",
+    "portid",
+    "name",
+    "dev",
+    "s_dev",
+    "pid",
+    "nspid",
+    "fd",
+    "tfd",
+    "src_port",
+    "dst_port",
+    "dump_criu_run_id",
+    "cwd_id",
+    "root_id",
+    "exe_file_id",
+    "root_ids",
+    "tv_sec",
+    "tv_nsec",
+    "tv_usec",
+    "vsec",
+    "vusec",
+    "vnsec",
+    "gpregs",
+    "st_space",
+    "xmm_space",
+    "ymmh_space",
+    "opmask_reg",
+    "zmm_upper",
+    "hi16_zmm",
+    "xstate_bv",
+    "mm_start_stack",
+    "mm_arg_start",
+    "mm_arg_end",
+    "mm_env_start",
+    "mm_env_end",
+    "mm_brk",
+    "mm_start_brk",
+    "mm_saved_auxv",
+    "clear_tid_addr",
+    "rseq_abi_pointer",
+    "futex_rla",
+    "blk_sigset",
+    "handle",
+    "inq_seq",
+    "outq_seq",
+    "timestamp",
+    "snd_wl1",
+    "snd_wnd",
+    "max_window",
+    "rcv_wnd",
+    "rcv_wup",
+    "regf_id",
+    "pipe_id",
+    "orig_id",
+    "id_for",
+    "build_id",
+    "extra",
+    "sched_nice",
+    "rlimits",
+    "ticks",
+    "oom_score_adj",
+    "loginuid",
+    "flags_reg",
+    "mm_id",
+    "files_id",
+    "xfeatures_mask",
+    "pgid",
+    "ppid",
+    "sid",
+    "sigaction",
+    "pid_ns_id",
+    "net_ns_id",
+    "ipc_ns_id",
+    "uts_ns_id",
+    "mnt_ns_id",
+    "user_ns_id",
+    "cgroup_ns_id",
+    "time_ns_id",
+    "ns_id",
+    "siginfo",
+    "inode_id",
+];
+
+/// What docs/image-format.md names: where it says why Torpor's differ.
+const NAMED: &[&str] = &[
+    // Who shares a directory shares its entry, and what is watched is a file.
+    "files.type",
+    "files.reg.",
+    "core.thread_core.creds.no_new_privs",
+    "ghost-file.size",
+    "files.usk.backlog",
+    "pstree.threads",
+    "seccomp.seccomp_filters.flags",
+];
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    if arguments.list {
+        trials.extend(names().map(|name| Trial::test(name, || Ok(()))));
+    } else {
+        let world: &'static World = Box::leak(Box::new(World::new()?));
+        for mode in MODES {
+            trials.push(Trial::test(format!("{mode}::restored"), move || world.restore(mode)));
+            trials.push(Trial::test(format!("{mode}::alike"), move || world.compare(mode)));
+        }
+    }
+    // They all work in one place.
+    let arguments = Arguments { test_threads: Some(1), ..arguments };
+    Ok(libtest_mimic::run(&arguments, trials).exit_code())
+}
+
+fn names() -> impl Iterator<Item = String> {
+    MODES.iter().flat_map(|mode| [format!("{mode}::restored"), format!("{mode}::alike")])
+}
+
+/// What all cases need.
+#[derive(Debug)]
+struct World {
+    dir: tempfile::TempDir,
+    criu: PathBuf,
+    program: PathBuf,
+    /// Whether it is the program that the images are of.
+    is_the_one: bool,
+}
+
+impl World {
+    fn new() -> Result<Self> {
+        let home = repository().join("tests/criu-4.2");
+        let dir = tempfile::tempdir()?;
+        let program = dir.path().join("sleeper");
+        run(Command::new("gcc")
+            .args(["-O1", "-s", "-static", "-o"])
+            .arg(&program)
+            .arg(home.join("sleeper.c")))?;
+        let images = dir.path().join("images");
+        std::fs::create_dir(&images)?;
+        run(Command::new("tar")
+            .arg("-xJf")
+            .arg(home.join("images.tar.xz"))
+            .arg("-C")
+            .arg(&images))?;
+        build::torpor()?;
+        let criu = build::criu()?;
+        std::fs::create_dir_all("/var/tmp/criu-4.2")?;
+        let is_the_one = has_build_id(&program, &images.join("plain"))?;
+        Ok(World { dir, criu, program, is_the_one })
+    }
+
+    fn inside(&self, mode: &str, images: Option<&Path>) -> Result<PathBuf> {
+        let role = if images.is_some() { "restored" } else { "dumped" };
+        let work = self.dir.path().join(format!("{mode}-{role}"));
+        std::fs::create_dir(&work)?;
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--net", "--mount", "--fork", "--mount-proc"])
+            .arg(repository().join("tests/criu-4.2/inside"))
+            .args([&self.criu, &self.program])
+            .arg(mode)
+            .arg(&work)
+            .args(images);
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success() && said.trim().ends_with("good"), "{mode}: {said}{errors}");
+        Ok(work)
+    }
+
+    fn restore(&self, mode: &str) -> Result<(), Failed> {
+        if !self.is_the_one {
+            println!(
+                "SKIPPED {mode}::restored: this gcc makes another program than that of the images"
+            );
+            return Ok(());
+        }
+        // The restore may write there.
+        let images = self.dir.path().join("images").join(mode);
+        self.inside(mode, Some(&images))?;
+        Ok(())
+    }
+
+    /// Dumps the program, restores it, and compares the images with CRIU's.
+    fn compare(&self, mode: &str) -> Result<(), Failed> {
+        let work = self.inside(mode, None)?;
+        let theirs = Fields::of(&self.dir.path().join("images").join(mode))?;
+        let ours = Fields::of(&work.join("images"))?;
+        let differences = theirs.differences(&ours);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(format!("CRIU 4.2 / Torpor, of {mode}:\n{}", differences.join("\n")).into())
+    }
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Whether the images in `dir` say of their program what is true of `program`.
+fn has_build_id(program: &Path, dir: &Path) -> Result<bool> {
+    let files: Vec<torpor_images::proto::FileEntry> =
+        ImageDir::open(dir)?.read_all(kind::FILES, 0)?;
+    let id = files.iter().find_map(|file| file.reg.as_ref().filter(|reg| !reg.build_id.is_empty()));
+    let id = &id.context("no build id in files.img")?.build_id;
+    let wanted: Vec<u8> = id.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bytes = std::fs::read(program)?;
+    Ok(bytes.windows(wanted.len()).any(|window| window == wanted))
+}
+
+/// The values of each field of each kind of image, by the path to it.
+#[derive(Debug, Default)]
+struct Fields {
+    kinds: BTreeSet<String>,
+    values: BTreeMap<String, Vec<String>>,
+}
+
+impl Fields {
+    fn of(dir: &Path) -> Result<Self> {
+        let mut fields = Fields::default();
+        for name in ImageDir::open(dir)?.names()? {
+            let known = Kind::of_file(&name).map(|(kind, _)| kind);
+            let Some(kind) = known.filter(|_| name.ends_with(".img")) else { continue };
+            let kind = kind.file_name(0).trim_end_matches(".img").trim_end_matches("-0").to_owned();
+            if ["pages", "pagemap", "pagemap-shmem"].contains(&kind.as_str()) {
+                continue;
+            }
+            let view = torpor_crit::View { pretty: true, sizes_only: false };
+            let image = torpor_crit::decode_file(&dir.join(&name), view, &Default::default())?;
+            fields.add(&kind, &image["entries"]);
+            fields.kinds.insert(kind);
+        }
+        if fields.kinds.is_empty() {
+            bail!("{} has no images", dir.display());
+        }
+        Ok(fields)
+    }
+
+    fn add(&mut self, path: &str, value: &Value) {
+        match value {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    if !key.starts_with("torpor_") && !NATURAL.contains(&key.as_str()) {
+                        self.add(&format!("{path}.{key}"), value);
+                    }
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.add(path, item)),
+            value => self.values.entry(path.to_owned()).or_default().push(value.to_string()),
+        }
+    }
+
+    fn differences(&self, other: &Fields) -> Vec<String> {
+        let kinds = self.kinds.symmetric_difference(&other.kinds);
+        let mut all: Vec<String> = kinds.map(|kind| format!("only one has {kind}.img")).collect();
+        let paths: BTreeSet<&String> = self.values.keys().chain(other.values.keys()).collect();
+        let is_named = |path: &str| NAMED.iter().any(|named| path.starts_with(named));
+        for path in paths.into_iter().filter(|path| !is_named(path)) {
+            let sorted = |fields: &Fields| {
+                let mut values = fields.values.get(path).cloned().unwrap_or_default();
+                values.sort();
+                values
+            };
+            let (a, b) = (sorted(self), sorted(other));
+            if a != b {
+                all.push(format!("{path}: {a:?} / {b:?}"));
+            }
+        }
+        all
+    }
+}

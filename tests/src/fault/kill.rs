@@ -1,0 +1,95 @@
+//! Kills at points of the work: at a system call of the engine, counted, not at a moment of the
+//! clock. A fast machine and a slow one so test the same.
+
+use anyhow::{Context, Result, ensure};
+use std::process::Command;
+use torpor_sys::process::{Status, wait};
+use torpor_sys::ptrace::{self, option};
+
+/// How a stop at a system call shows with [`option::TRACESYSGOOD`].
+const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
+
+/// What became of a command that was watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// It came to its end after this many stops at system calls.
+    Ended {
+        /// Each call counts twice: when it is entered, and when it is left.
+        stops: u64,
+        /// Whether it says that all went well.
+        success: bool,
+    },
+    /// It was killed at the stop that was asked for.
+    Killed,
+}
+
+/// Whose system calls are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Threads {
+    /// Those of the first thread only: a restore bears tasks that it traces itself.
+    First,
+    /// Those of all threads: the pages of a dump are copied by several.
+    All,
+}
+
+/// Runs `command`, and kills it at its stop number `at` if it comes that far.
+pub fn watch(command: &mut Command, threads: Threads, at: Option<u64>) -> Result<Watched> {
+    let pid = command.spawn()?.id().cast_signed();
+    let clones = if threads == Threads::All { option::TRACECLONE } else { 0 };
+    ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL | clones)?;
+    count(pid, threads, at)
+}
+
+/// Does the same with a process that somebody else has started.
+pub fn watch_other(pid: i32, at: Option<u64>) -> Result<Watched> {
+    ptrace::seize(pid, option::TRACESYSGOOD | option::EXITKILL)?;
+    count(pid, Threads::First, at)
+}
+
+fn count(pid: i32, threads: Threads, at: Option<u64>) -> Result<Watched> {
+    ptrace::interrupt(pid)?;
+    let mut stops = 0;
+    // Of all threads only this one may have children: waiting for any would take those of others.
+    let whom = if threads == Threads::All { -1 } else { pid };
+    loop {
+        let (tid, status) = wait(whom, true)?.context("nobody to wait for")?;
+        match status {
+            Status::Exited(code) if tid == pid => {
+                return Ok(Watched::Ended { stops, success: code == 0 });
+            }
+            Status::Signaled(signal) if tid == pid => {
+                ensure!(signal == libc::SIGKILL && at == Some(stops), "it died of {signal}");
+                return Ok(Watched::Killed);
+            }
+            Status::Stopped { signal: SYSCALL_STOP, .. } => {
+                stops += 1;
+                if at == Some(stops) {
+                    torpor_sys::process::kill_thread(pid, pid, libc::SIGKILL)?;
+                    return killed(pid, whom);
+                }
+                go_on(tid, 0);
+            }
+            // A signal of its own: it is to have it. Other stops are of the tracing.
+            Status::Stopped { signal, event: 0 } => go_on(tid, signal),
+            Status::Stopped { .. } => go_on(tid, 0),
+            // Other threads, and orphans that come to the first process of this world.
+            Status::Exited(_) | Status::Signaled(_) | Status::Continued => {}
+        }
+    }
+}
+
+/// Waits for the end of the process: it comes when its other threads, too, have been waited for.
+fn killed(pid: i32, whom: i32) -> Result<Watched> {
+    loop {
+        if let Some((tid, Status::Signaled(_) | Status::Exited(_))) = wait(whom, true)?
+            && tid == pid
+        {
+            return Ok(Watched::Killed);
+        }
+    }
+}
+
+/// A thread that has been killed meanwhile cannot go on, and need not.
+fn go_on(tid: i32, signal: i32) {
+    let _ = ptrace::cont_to_syscall(tid, signal);
+}
