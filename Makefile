@@ -13,15 +13,23 @@ build:            ## build torpor, optimized
 demo:             ## a Redis server in a container goes to sleep and wakes up
 	@scripts/demo.sh
 
+pure = --package torpor-images --package torpor-seal --package torpor-policy --package torpor-crit \
+	--package torpor-sys --package torpor-fuzz
+
 test: setup check ## every test: unit, property, zoo, faults, end to end
-	cargo test --quiet --locked --no-fail-fast --package torpor-images --package torpor-seal --package torpor-policy \
-		--package torpor-crit --package torpor-sys --package torpor-fuzz
+	cargo test --quiet --locked --no-fail-fast $(pure)
 	@scripts/endtoend.sh
 
-check:            ## formatting, lints, licences
+test-long: setup check ## the same at length, an older kernel, every fuzz target for a minute
+	cargo test --quiet --locked --no-fail-fast $(pure)
+	@scripts/endtoend.sh long
+	@scripts/fuzz.sh $(SECONDS)
+
+check:            ## formatting, lints, documentation, licences
 	cargo fmt --all --check
 	cargo clippy --quiet --locked --workspace --all-targets -- --deny warnings
-	@if cargo deny --version >/dev/null 2>&1; then cargo deny --log-level error check bans licenses sources; fi
+	RUSTDOCFLAGS="--deny warnings --allow rustdoc::private_intra_doc_links" cargo doc --quiet --locked --workspace --no-deps --document-private-items
+	@scripts/deny.sh
 
 zoo: setup        ## the programs of the zoo, each in all modes
 	cargo test --locked --package torpor-tests --test zoo
@@ -45,6 +53,6 @@ setup:            ## install what building and testing needs
 	@scripts/setup.sh
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: build demo test check zoo docs bench fuzz install deb setup help
+.PHONY: build demo test test-long check zoo docs bench fuzz install deb setup help

@@ -50,5 +50,14 @@ toolchain() {
     cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
 }
 
+# Holds the dependencies to deny.toml; unoptimized, which builds in a third of the time.
+deny() {
+    local version=0.20.2
+    [ "$(cargo deny --version 2>/dev/null)" = "cargo-deny $version" ] && return
+    say "building cargo-deny"
+    cargo install --quiet --locked --debug --version "$version" cargo-deny
+}
+
 packages
 toolchain
+deny
