@@ -140,14 +140,15 @@ fn a_runtime_that_crashes_ends_its_cells_alone() {
 }
 
 #[test]
-fn killed_at_any_moment_it_goes_on_where_it_was() {
+fn killed_at_any_call_it_goes_on_where_it_was() {
     let (place, fake) = place("runs: 12\nwarmup: 1\nseed: 3");
     let mut kills = 0;
-    let mut wait_for = 40;
+    let mut further = 7;
     loop {
+        let held = fake.all_calls() + further;
+        fake.state.lock().unwrap().held = Some(held);
         let mut child = place.run().spawn().unwrap();
-        let until = Instant::now() + Duration::from_millis(wait_for);
-        while child.try_wait().unwrap().is_none() && Instant::now() < until {
+        while child.try_wait().unwrap().is_none() && fake.all_calls() < held {
             std::thread::sleep(Duration::from_millis(2));
         }
         if let Some(status) = child.try_wait().unwrap() {
@@ -159,8 +160,8 @@ fn killed_at_any_moment_it_goes_on_where_it_was() {
         // Its keeper removes what it has made.
         wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
         place.assert_clean();
-        // Each time a little longer, so that it comes to its end.
-        wait_for += 170;
+        // Each time a little further, so that it comes to its end.
+        further += 23;
     }
     let results = place.results();
     assert!(kills > 3, "it was killed {kills} times only");

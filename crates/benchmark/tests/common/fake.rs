@@ -34,6 +34,8 @@ pub struct State {
     /// How often each call was made.
     pub calls: BTreeMap<String, u32>,
     pub mischief: BTreeMap<String, Mischief>,
+    /// The number of the call, of all, that is carried out and never answered.
+    pub held: Option<u32>,
     /// Names of sandboxes that were used.
     names: Vec<String>,
     logs: BTreeMap<String, PathBuf>,
@@ -88,6 +90,11 @@ impl Fake {
         (state.sandboxes.len(), state.containers.len(), state.images.len())
     }
 
+    /// How many calls there were.
+    pub fn all_calls(&self) -> u32 {
+        self.state.lock().unwrap().calls.values().sum()
+    }
+
     pub fn calls(&self, call: &str) -> u32 {
         self.state.lock().unwrap().calls.get(call).copied().unwrap_or(0)
     }
@@ -118,7 +125,12 @@ async fn answer(
         let _ = body.flow_control().release_capacity(chunk.len());
         message.extend_from_slice(&chunk);
     }
-    let answer = dispatch(&call, message.get(5..).unwrap_or_default(), &state);
+    let answer = {
+        let state = &mut *state.lock().unwrap();
+        let answer = dispatch(&call, message.get(5..).unwrap_or_default(), state);
+        let held = state.held == Some(state.calls.values().sum());
+        if held { Err(Mischief::Hang) } else { answer }
+    };
     if answer == Err(Mischief::Hang) {
         tokio::time::sleep(Duration::from_secs(3600)).await;
     }
@@ -151,8 +163,7 @@ async fn answer(
     let _ = stream.send_trailers(trailers);
 }
 
-fn dispatch(call: &str, message: &[u8], state: &Mutex<State>) -> Answer {
-    let state = &mut *state.lock().unwrap();
+fn dispatch(call: &str, message: &[u8], state: &mut State) -> Answer {
     *state.calls.entry(call.to_owned()).or_insert(0) += 1;
     if let Some(mischief) = state.mischief.get(call) {
         state.crashed = *mischief == Mischief::Crash;
