@@ -160,7 +160,7 @@ fn images(settings: &Settings) -> Result<ImageDir, Failure> {
 pub fn dedup(settings: &Settings) -> Result<(), Failure> {
     let mut images = images(settings)?;
     torpor_engine::seal::open(&mut images, &settings.engine)?;
-    let freed = torpor_engine::dedup::dedup(&images)?;
+    let freed = torpor_engine::dedup::dedup(&images, &settings.engine)?;
     tracing::info!("Freed {freed} bytes of pages");
     Ok(())
 }

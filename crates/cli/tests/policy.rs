@@ -239,6 +239,16 @@ fn images_that_were_changed_are_no_longer_this_hosts() {
     task.denied(&rules, &["(foreign.users.allow)"]);
     fs::remove_file(task.images().join("autofs-99.img")).unwrap();
     task.allowed(&rules);
+    // Or changes what a program has in memory.
+    let pages = task.images().join("pages-1.img");
+    let whole = fs::read(&pages).unwrap();
+    let mut other = whole.clone();
+    other[whole.len() / 2] ^= 1;
+    fs::write(&pages, &other).unwrap();
+    task.denied(&rules, &["(foreign.users.allow)"]);
+    assert!(!said(&task.run(&["image", "audit"], &[])).starts_with("made on this host"));
+    fs::write(&pages, &whole).unwrap();
+    task.allowed(&rules);
     let images = ImageDir::open(task.images()).unwrap();
     let inventory = images.inventory().unwrap();
     assert!(inventory.torpor_host_mark.is_some());

@@ -22,6 +22,8 @@ use torpor_images::pagemap::Pagemap;
 use torpor_images::{ImageDir, pages};
 
 use crate::error::{Context, Result};
+use crate::host::Remark;
+use crate::options::Options;
 use crate::ranges::gaps;
 
 /// Pages of one address space (or shared segment), such as those that newer dumps have: sorted
@@ -32,11 +34,11 @@ type Known = Vec<Range<u64>>;
 type All = HashMap<(&'static str, u64), Known>;
 
 /// Goes from `images` through all its parents, and returns how many bytes of pages
-/// have been punched out.
+/// have been punched out. What this host has made stays known as that (`opts.host_key`).
 ///
 /// # Errors
 /// If an image is damaged, or the file system cannot punch holes.
-pub fn dedup(images: &ImageDir) -> Result<u64> {
+pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
     let mut freed = 0;
     let mut known = All::new();
     let mut parent = images.parent()?;
@@ -44,15 +46,17 @@ pub fn dedup(images: &ImageDir) -> Result<u64> {
     while let Some(dir) = parent {
         let maps = pagemaps(&dir)?;
         let lent = lent(&maps, &known);
+        let mut mark = Remark::of(opts.host_key.as_deref(), &dir, opts.workers())?;
         for (kind, map) in &maps {
             if let Some(known) = known.get(&(kind.name, map.owner)) {
                 let needed = lent.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
                 let superseded = without(known, needed);
                 let gone = places(map, &superseded);
                 pages::take_out(&dir, map, &gone)?;
-                freed += punch(&dir, map, gone)?;
+                freed += punch(&dir, map, gone, mark.as_mut())?;
             }
         }
+        mark.map_or(Ok(()), |mark| mark.write(&dir, opts.workers()))?;
         learn(&maps, &mut known);
         parent = dir.parent()?;
     }
@@ -71,7 +75,7 @@ pub fn free(images: &ImageDir) -> Result<u64> {
     loop {
         let dir = parent.as_ref().unwrap_or(images);
         for (_, map) in pagemaps(dir)? {
-            freed += punch(dir, &map, places(&map, &everything))?;
+            freed += punch(dir, &map, places(&map, &everything), None)?;
         }
         match dir.parent()? {
             Some(next) => parent = Some(next),
@@ -149,7 +153,12 @@ fn places(map: &Pagemap, known: &[Range<u64>]) -> Known {
 }
 
 /// Punches holes into the pages file of a dump.
-fn punch(dir: &ImageDir, map: &Pagemap, holes: Known) -> Result<u64> {
+fn punch(
+    dir: &ImageDir,
+    map: &Pagemap,
+    holes: Known,
+    mut mark: Option<&mut Remark>,
+) -> Result<u64> {
     let (kind, holes) = if map.packed {
         (kind::PAGES_PACKED, clusters(&Index::read(dir, map)?, &holes))
     } else {
@@ -161,12 +170,18 @@ fn punch(dir: &ImageDir, map: &Pagemap, holes: Known) -> Result<u64> {
     let name = dir.path().join(kind.file_name(map.pages_id.into())).display().to_string();
     let file = open_to_write(dir, kind, map.pages_id, &name)?;
     let mut freed = 0;
-    for Range { start, end } in holes {
+    let mut exchange = || match &mut mark {
+        Some(mark) => mark.exchange(map.pages_id, &file, &holes),
+        None => Ok(()),
+    };
+    exchange()?;
+    for &Range { start, end } in &holes {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&file, how, start, end - start)
             .context(|| format!("punch a hole into {name}"))?;
         freed += end - start;
     }
+    exchange()?;
     Ok(freed)
 }
 
@@ -195,6 +210,7 @@ fn within(known: &[Range<u64>], range: &Range<u64>) -> impl Iterator<Item = Rang
 fn open_to_write(dir: &ImageDir, kind: Kind, id: u32, name: &str) -> Result<File> {
     let file = dir.raw_file_open(kind, id.into())?;
     OpenOptions::new()
+        .read(true)
         .write(true)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .context(|| format!("open {name} for writing"))
@@ -276,14 +292,17 @@ mod tests {
         dump(&at("2"), Some("../1"), &[(10, 1, true), (11, 2, false), (13, 3, true)], 2);
         // Crosses a boundary of runs, and has a page that nobody else has.
         dump(&at("3"), Some("../2"), &[(12, 3, false), (15, 1, true), (200, 1, false)], 3);
-        let freed = dedup(&ImageDir::open(at("3")).unwrap()).unwrap();
+        let freed = dedup(&ImageDir::open(at("3")).unwrap(), &Options::default()).unwrap();
         assert_eq!(pages(&at("3")), [3, 3, 3, 3]);
         assert_eq!(pages(&at("2")), [2, 0]);
         // Page 14 is in the third dump, 11 to 13 in the second or third.
         assert_eq!(pages(&at("1")), [1, 0, 0, 0, 0, 1, 1, 1]);
         assert_eq!(freed, 5 * PAGE);
         // Sizes and pagemaps are as before: it can be done again.
-        assert_eq!(dedup(&ImageDir::open(at("3")).unwrap()).unwrap(), 5 * PAGE);
+        assert_eq!(
+            dedup(&ImageDir::open(at("3")).unwrap(), &Options::default()).unwrap(),
+            5 * PAGE
+        );
     }
 
     /// As [`dump`], compressed.
@@ -316,7 +335,7 @@ mod tests {
         let index = Index::read(&lower, &map).unwrap();
         let clusters: Vec<_> = index.clusters().collect();
         assert_eq!(clusters.len(), 4);
-        assert_eq!(dedup(&images).unwrap(), clusters[2].size);
+        assert_eq!(dedup(&images, &Options::default()).unwrap(), clusters[2].size);
         let stored = std::fs::read(at("1").join("pages-packed-1.img")).unwrap();
         for (number, cluster) in clusters.iter().enumerate() {
             let Range { start, end } = cluster.stored();
@@ -344,7 +363,7 @@ mod tests {
         dump(&at("2"), Some("../1"), &[(10, 5, false), (15, 1, true)], 2);
         // The first of them has its pages anew but for one, the other from the first dump.
         add_relative(&at("2"), 8, &[(11, 2)]);
-        dedup(&ImageDir::open(at("2")).unwrap()).unwrap();
+        dedup(&ImageDir::open(at("2")).unwrap(), &Options::default()).unwrap();
         assert_eq!(pages(&at("1")), [0, 0, 1, 1, 0, 1]);
         assert_eq!(pages(&at("2")), [2; 5]);
     }
@@ -354,7 +373,7 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         dump(&top.path().join("1"), None, &[(10, 6, false)], 1);
         let images = ImageDir::open(top.path().join("1")).unwrap();
-        assert_eq!(dedup(&images).unwrap(), 0);
+        assert_eq!(dedup(&images, &Options::default()).unwrap(), 0);
         assert_eq!(pages(&top.path().join("1")), [1; 6]);
     }
 

@@ -12,7 +12,7 @@ use torpor_policy::{
 
 use crate::error::{Error, Result};
 use crate::external::External;
-use crate::host;
+use crate::host::{self, Claim};
 use crate::namespace::net::conf;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
@@ -38,7 +38,10 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
     let mut checkpoint = load::load(&images, load::Pages::Now)?;
-    judge(opts, &images, &mut checkpoint, &checked)
+    let found = find(opts, &images, &mut checkpoint)?;
+    let origin = found.origin(opts)?;
+    let violations = found.judge(opts, origin, &checked);
+    Ok(Audit { requests: found.requests, violations, origin })
 }
 
 /// What was found, for what only shows later.
@@ -47,6 +50,8 @@ pub(crate) struct Verdict {
     passed: Passed,
     /// Nothing is limited if it is not known.
     origin: Option<Origin>,
+    /// What would show that the images are this host's, if it has not mattered yet.
+    claim: Option<Claim>,
 }
 
 /// Ends a restore whose images ask for more than they may. What they do not say becomes what it
@@ -60,21 +65,53 @@ pub(crate) fn enforce(
     checkpoint: &mut Checkpoint,
     checked: &Checked,
 ) -> Result<Verdict> {
-    let audit = judge(opts, images, checkpoint, checked)?;
-    match audit.violations.is_empty() {
-        true => Ok(Verdict { passed: passed(opts)?, origin: Some(audit.origin) }),
-        false => Err(Error::Forbidden(audit.violations)),
+    let mut found = find(opts, images, checkpoint)?;
+    let as_foreign = found.judge(opts, Origin::Elsewhere, checked);
+    // All pages would have to be read to know whose they are.
+    let matters = found.claim.is_some() && as_foreign != found.judge(opts, Origin::Here, checked);
+    let (origin, violations) = match matters {
+        false => (Origin::Elsewhere, as_foreign),
+        true => {
+            let origin = found.origin(opts)?;
+            found.claim = None;
+            (origin, found.judge(opts, origin, checked))
+        }
+    };
+    match violations.is_empty() {
+        true => Ok(Verdict { passed: found.passed, origin: Some(origin), claim: found.claim }),
+        false => Err(Error::Forbidden(violations)),
     }
 }
 
-fn judge(
-    opts: &Options,
-    images: &ImageDir,
-    checkpoint: &mut Checkpoint,
-    checked: &Checked,
-) -> Result<Audit> {
-    let own = host::is_own(opts, images, &checkpoint.inventory)?;
-    let origin = if own { Origin::Here } else { Origin::Elsewhere };
+/// What is to be judged.
+struct Found {
+    requests: Vec<Request>,
+    passed: Passed,
+    claim: Option<Claim>,
+}
+
+impl Found {
+    fn judge(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<Violation> {
+        opts.policy.judge(&self.requests, origin, checked, &self.passed)
+    }
+
+    fn origin(&self, opts: &Options) -> Result<Origin> {
+        self.claim.as_ref().map_or(Ok(Origin::Elsewhere), |claim| origin(claim, opts.workers()))
+    }
+}
+
+/// Whose images are that say they are this host's.
+fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
+    if claim.holds(workers)? {
+        return Ok(Origin::Here);
+    }
+    tracing::warn!("Pages were changed since this host made the images: they count as foreign");
+    Ok(Origin::Elsewhere)
+}
+
+fn find(opts: &Options, images: &ImageDir, checkpoint: &mut Checkpoint) -> Result<Found> {
+    let claim = host::claim(opts, images, &checkpoint.inventory)?;
+    let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
     let passed = passed(opts)?;
     if opts.policy.requires_no_new_privileges(origin, &passed) {
         give_up_new_privileges(checkpoint);
@@ -100,8 +137,7 @@ fn judge(
         collect::Error::Image(error) => error.into(),
         collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
     })?;
-    let violations = opts.policy.judge(&requests, origin, checked, &passed);
-    Ok(Audit { requests, violations, origin })
+    Ok(Found { requests, passed, claim })
 }
 
 /// Says of all threads that they get no new privileges if nothing is said of them: CRIU 3.17
@@ -226,12 +262,17 @@ impl Verdict {
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let device = Device { block, major: Some(major), minor: Some(minor) };
         let denied = |rules: &Rules| !rules.allows_device(device, &self.passed);
-        let Some(origin) = self.origin else { return Ok(()) };
-        let besides = policy.besides(origin, &self.passed).filter(|(rules, _)| denied(rules));
-        let rule = match besides {
+        let Some(judged) = self.origin else { return Ok(()) };
+        let besides =
+            |origin| policy.besides(origin, &self.passed).filter(|(rules, _)| denied(rules));
+        let rule = match (besides(judged), &self.claim) {
             _ if denied(&policy.all) => "files.devices".to_owned(),
-            Some((_, prefix)) => format!("{prefix}files.devices"),
-            None => return Ok(()),
+            (None, _) => return Ok(()),
+            (Some((_, prefix)), None) => format!("{prefix}files.devices"),
+            (Some(_), Some(claim)) => match besides(origin(claim, 1)?) {
+                None => return Ok(()),
+                Some((_, prefix)) => format!("{prefix}files.devices"),
+            },
         };
         let path = String::from_utf8_lossy(path);
         Err(Error::Forbidden(vec![Violation {

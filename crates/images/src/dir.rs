@@ -9,9 +9,11 @@ use prost::{Message, Name};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use torpor_seal::Checkpoint;
+use torpor_seal::blocks::BlockKey;
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
+use crate::page_sums::{Label, PageSums};
 use crate::pin::Pins;
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
@@ -43,6 +45,8 @@ pub struct ImageDir {
     pins: Pins,
     /// What its files are, if that is kept.
     sums: Option<Arc<Sums>>,
+    /// What its pages files come to, if that is kept.
+    page_sums: Option<Arc<PageSums>>,
     /// What its files are sealed with; see the module `sealed`.
     pub(crate) seal: Option<Arc<Checkpoint>>,
     /// What opens its parents.
@@ -84,13 +88,14 @@ impl ImageDir {
 
     fn new(path: PathBuf, fd: OwnedFd, parents: u32) -> Self {
         let pins = Pins::default();
-        let (sums, seal, unwrap) = (None, None, None);
+        let (sums, page_sums, seal, unwrap) = (None, None, None, None);
         Self {
             path,
             fd,
             parents,
             pins,
             sums,
+            page_sums,
             seal,
             unwrap,
             pages_elsewhere: false,
@@ -154,6 +159,18 @@ impl ImageDir {
     /// From now on keeps the digest of each file that is written with a [`Writer`].
     pub fn keep_digests(&mut self) {
         self.sums = Some(Arc::default());
+    }
+
+    /// From now on keeps sums of the pages files that are written, made with `key`, which the caller
+    /// knows by `label`.
+    pub fn keep_page_sums(&mut self, label: Label, key: BlockKey) {
+        self.page_sums = Some(Arc::new(PageSums::new(label, key)));
+    }
+
+    /// The sums of pages files, if they are kept.
+    #[must_use]
+    pub fn page_sums(&self) -> Option<&Arc<PageSums>> {
+        self.page_sums.as_ref()
     }
 
     /// SHA-256 of a file as it is stored; as it was written, if that was kept, whoever has
@@ -247,7 +264,10 @@ impl ImageDir {
     }
 
     /// Writes a file in the place of the one that is there: as a whole, or not at all.
-    pub(crate) fn replace(
+    ///
+    /// # Errors
+    /// If it cannot be written, and stay when the machine fails.
+    pub fn replace(
         &self,
         kind: Kind,
         id: u64,

@@ -14,6 +14,7 @@ pub mod feed;
 mod holes;
 pub mod kind;
 pub mod packed;
+pub mod page_sums;
 pub mod pagemap;
 pub mod pages;
 pub mod payload;

@@ -197,9 +197,14 @@ impl PackedWriter {
         }
     }
 
-    pub(crate) fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self, dir: &ImageDir) -> Result<()> {
         let index = self.index.lock().unwrap_or_else(PoisonError::into_inner).take();
         index.map_or(Ok(()), Writer::finish)?;
+        if let (Some(sums), Body::Here(file)) = (dir.page_sums(), &self.body) {
+            // Clusters begin anywhere in a block.
+            let failed = |error| Error::io(&self.path, "read", error);
+            sums.add_file(self.id, file).map_err(failed)?;
+        }
         if let Some((checkpoint, _)) = &self.seal {
             let len = self.to.load(Ordering::Relaxed);
             let name = kind::PAGES_PACKED.file_name(self.id.into());

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::holes;
 use crate::kind::{self, Kind};
 use crate::packed::{Packed, PackedReader, PackedWriter, Packer};
+use crate::page_sums::PageSums;
 use crate::pagemap::{Pagemap, page_size};
 
 /// The name of the file with the tags of `pages-ID.img`.
@@ -90,6 +91,7 @@ struct PlainWriter {
     path: PathBuf,
     id: u32,
     seal: Option<Seal>,
+    sums: Option<Arc<PageSums>>,
 }
 
 #[derive(Debug)]
@@ -121,6 +123,7 @@ impl PagesWriter {
         let forms = [kind::PAGES, kind::PAGES_PACKED, kind::PAGES_INDEX, kind::PAGES_HOLES];
         forms.iter().try_for_each(|form| dir.remove(&form.file_name(id.into())))?;
         dir.remove(&tags_name(id))?;
+        dir.page_sums().iter().for_each(|sums| sums.begin(id));
         let to = match compression {
             None => To::Plain(PlainWriter::create(dir, id, owner, depot)?),
             Some(how) => {
@@ -163,7 +166,7 @@ impl PagesWriter {
     pub fn finish(&self, dir: &ImageDir) -> Result<()> {
         match &self.to {
             To::Plain(plain) => plain.finish(dir, self.next.load(Ordering::Relaxed)),
-            To::Packed(packed) => packed.finish(),
+            To::Packed(packed) => packed.finish(dir),
         }
     }
 
@@ -195,7 +198,8 @@ impl PlainWriter {
                 Some(Seal { checkpoint: Arc::clone(checkpoint), sealer, tags })
             }
         };
-        Ok(Self { body, path: dir.path().join(name), id, seal })
+        let sums = dir.page_sums().map(Arc::clone);
+        Ok(Self { body, path: dir.path().join(name), id, seal, sums })
     }
 
     fn write(&self, span: &Span, runs: &[page::Run], data: &mut [u8]) -> Result<()> {
@@ -206,6 +210,9 @@ impl PlainWriter {
                 .measure(|| seal.sealer.seal(span, runs, data))
                 .map_err(|source| Error::Seal { dir: self.path.clone(), source })?;
             seal.tags.write_all_at(&tags, page::tag_offset(span.first())).map_err(failed)?;
+        }
+        if let Some(sums) = &self.sums {
+            sums.add(self.id, span.offset, data).map_err(failed)?;
         }
         self.body.write_all_at(data, span.offset).map_err(failed)
     }

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 pub mod checkpoint;
 pub mod cluster;
 mod error;

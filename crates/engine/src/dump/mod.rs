@@ -625,7 +625,7 @@ impl<'a> Dump<'a> {
         self.tracking.commit(&round);
         // What a page server has is not here.
         if self.opts.auto_dedup && self.opts.page_server.is_none() {
-            let freed = crate::dedup::dedup(&self.images)?;
+            let freed = crate::dedup::dedup(&self.images, self.opts)?;
             tracing::info!("Freed {freed} bytes of pages in the images before");
         }
         Ok(())

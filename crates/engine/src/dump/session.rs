@@ -178,9 +178,7 @@ fn begin(opts: &Options) -> Result<ImageDir> {
     let mut images = ImageDir::create(&opts.images_dir)?;
     images.remove_inventory()?;
     crate::seal::begin(&mut images, opts)?;
-    if opts.host_key.is_some() {
-        images.keep_digests();
-    }
+    crate::host::begin(opts, &mut images)?;
     Ok(images)
 }
 

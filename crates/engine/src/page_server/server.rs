@@ -46,7 +46,7 @@ pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     done?;
     told.context(|| "answer the page client".to_owned())?;
     if opts.auto_dedup {
-        let freed = crate::dedup::dedup(&images)?;
+        let freed = crate::dedup::dedup(&images, opts)?;
         tracing::info!("Freed {freed} bytes of pages in the images before");
     }
     Ok(())
