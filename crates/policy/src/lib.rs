@@ -28,7 +28,7 @@ pub use firewall::{check_iptables, check_nftables};
 pub use judge::{Checked, Origin, Signer, Violation};
 pub use passed::{Passed, Spec};
 pub use ranges::Ranges;
-pub use request::{Ask, Device, Request};
+pub use request::{Ask, Device, From, Mount, Request};
 pub use rules::{Grant, Limit, Need, Policy, Rules};
 pub use runtime::OVERLAY_LAYERS;
 pub use toml::{Leaf, Mistake, leaves, nearest};

@@ -1,0 +1,220 @@
+//! What is granted without a policy file, and to whom: the table in docs/policy.md, made of verdicts.
+//! `UPDATE_DOCS=1 cargo test -p torpor-policy --test defaults` writes it anew.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use torpor_policy::groups::Roots;
+use torpor_policy::{
+    Ask, Capabilities, Checked, Device, From, Mount, Origin, Passed, Policy, Request, Spec,
+};
+
+const BEGIN: &str = "<!-- made by crates/policy/tests/defaults.rs -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// A container as runc makes it without further options, which has given up new privileges.
+const UNPRIVILEGED: &str = r#"{
+    "ociVersion": "1.0.2",
+    "process": {
+        "noNewPrivileges": true,
+        "capabilities": {"bounding": ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]}
+    },
+    "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+    "linux": {
+        "seccomp": {},
+        "namespaces": [{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"},
+                       {"type": "mount"}]
+    }
+}"#;
+
+/// The same with everything that can be had.
+const PRIVILEGED: &str = r#"{
+    "ociVersion": "1.0.2",
+    "process": {
+        "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
+                                      "CAP_SYS_RESOURCE", "CAP_SYS_NICE"]}
+    },
+    "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
+               {"destination": "/data", "type": "bind", "source": "/srv/data"}],
+    "linux": {
+        "namespaces": [{"type": "pid"}, {"type": "mount"}],
+        "devices": [{"path": "/dev/sda", "type": "b", "major": 8, "minor": 0}],
+        "sysctl": {"net.ipv4.ip_forward": "1"}
+    }
+}"#;
+
+fn mount(from: From) -> Ask {
+    Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".to_owned(), from, flags: 0 })
+}
+
+fn file_system(name: &str) -> Ask {
+    mount(From::FileSystem { name: name.to_owned(), options: String::new() })
+}
+
+fn text(text: &str) -> String {
+    text.to_owned()
+}
+
+/// What the rows are, each with a request that stands for it.
+fn rows() -> Vec<(&'static str, Ask)> {
+    let device = |block, major, minor| Ask::Device {
+        path: text("/dev/x"),
+        device: Device { block, major: Some(major), minor: Some(minor) },
+    };
+    vec![
+        ("the capability `KILL`", Ask::Capabilities(Capabilities(1 << 5))),
+        ("the capability `SYS_ADMIN`", Ask::Capabilities(Capabilities(1 << 21))),
+        ("no record of credentials", Ask::NoCredentials),
+        ("no seccomp filter", Ask::Seccomp(false)),
+        ("new privileges", Ask::NoNewPrivileges(false)),
+        ("this host's pid namespace", Ask::HostNamespace("pid")),
+        ("this host's network namespace", Ask::HostNamespace("net")),
+        (
+            "ids of this host through a map",
+            Ask::Map { groups: false, first: 0, lower: 0, count: 1 },
+        ),
+        ("the device `/dev/null`", device(false, 1, 3)),
+        ("the device `/dev/sda`", device(true, 8, 0)),
+        ("the device `/dev/mem`", device(false, 1, 1)),
+        (
+            "a set-uid program in files that are made",
+            Ask::SetUid { path: text("/x"), mode: 0o104_755, capabilities: false },
+        ),
+        ("fanotify as any program may", Ask::Fanotify { text: text("x"), plain: true }),
+        ("fanotify with rights", Ask::Fanotify { text: text("x"), plain: false }),
+        ("a path of this host, `/etc`", mount(From::Host(text("/etc")))),
+        ("a path of this host, `/srv/data`", mount(From::Host(text("/srv/data")))),
+        ("a file made or removed on a read-only mount", Ask::WriteReadOnly { path: text("/x") }),
+        ("a new tmpfs", file_system("tmpfs")),
+        ("a new ext4", file_system("ext4")),
+        (
+            "a cgroup below the caller's",
+            Ask::Cgroup { hierarchy: text("pids"), path: text("/mine/x"), properties: 1 },
+        ),
+        (
+            "another cgroup",
+            Ask::Cgroup { hierarchy: text("pids"), path: text("/other"), properties: 1 },
+        ),
+        ("a limit above the caller's", Ask::Raise { name: "RLIMIT_NOFILE", to: 1 << 20 }),
+        ("real-time scheduling", Ask::Scheduling { text: text("SCHED_FIFO") }),
+        ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1 }),
+        ("a Unix socket of others", Ask::ExternalSocket { name: text("/run/x") }),
+        ("firewall rules", Ask::Firewall { text: text("x") }),
+        ("a route", Ask::Route { text: text("x") }),
+        ("a bridge", Ask::Link { name: text("br0"), kind: text("bridge") }),
+        ("the loopback device", Ask::Link { name: text("lo"), kind: text("loopback") }),
+        (
+            "the setting `net.ipv4.ip_forward`",
+            Ask::Sysctl { name: text("net.ipv4.ip_forward"), value: text("1") },
+        ),
+    ]
+}
+
+/// A new kind of request does not compile until it is in a row, or is said to need none.
+fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
+    match ask {
+        // Ids without a user namespace, and profiles where no module gives any, are never limited.
+        Ask::User(_) | Ask::Group(_) | Ask::Profile(_) => true,
+        Ask::Namespace { .. } | Ask::Open { .. } => ask.is_neutral(),
+        Ask::Capabilities(_)
+        | Ask::NoCredentials
+        | Ask::Seccomp(_)
+        | Ask::NoNewPrivileges(_)
+        | Ask::HostNamespace(_)
+        | Ask::Cgroup { .. }
+        | Ask::RawSocket { .. }
+        | Ask::ExternalSocket { .. }
+        | Ask::Fanotify { .. }
+        | Ask::WriteReadOnly { .. }
+        | Ask::Raise { .. }
+        | Ask::Scheduling { .. }
+        | Ask::Map { .. }
+        | Ask::SetUid { .. }
+        | Ask::Device { .. }
+        | Ask::Mount(_)
+        | Ask::Firewall { .. }
+        | Ask::Route { .. }
+        | Ask::Link { .. }
+        | Ask::Sysctl { .. } => {
+            let kind = std::mem::discriminant(ask);
+            rows.iter().any(|(_, row)| std::mem::discriminant(row) == kind)
+        }
+    }
+}
+
+/// A caller who is root, in a group of its own.
+fn caller(spec: Option<&str>) -> Passed {
+    Passed {
+        capabilities: Capabilities((1 << 41) - 1),
+        limits: vec![1024; 16],
+        cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], own: vec![] }),
+        spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap()),
+        exists: Some(|_| false),
+        ..Passed::default()
+    }
+}
+
+fn verdict(ask: &Ask, origin: Origin, passed: &Passed) -> String {
+    let request = Request { image: text("x.img"), task: None, ask: ask.clone() };
+    let found = Policy::default().judge(&[request], origin, &Checked::default(), passed);
+    match found.first() {
+        None => text("yes"),
+        Some(violation) => format!("no: `{}`", violation.rule),
+    }
+}
+
+fn table() -> String {
+    let (by_hand, unprivileged, privileged) =
+        (caller(None), caller(Some(UNPRIVILEGED)), caller(Some(PRIVILEGED)));
+    let mut out = text(
+        "| what images ask for | made here, by hand | foreign, by hand | for a container without privileges \
+         | for a container that has them |\n|---|---|---|---|---|\n",
+    );
+    for (what, ask) in rows() {
+        let cells = [
+            verdict(&ask, Origin::Here, &by_hand),
+            verdict(&ask, Origin::Elsewhere, &by_hand),
+            verdict(&ask, Origin::Elsewhere, &unprivileged),
+            verdict(&ask, Origin::Elsewhere, &privileged),
+        ];
+        writeln!(out, "| {what} | {} |", cells.join(" | ")).unwrap();
+    }
+    out
+}
+
+#[test]
+fn the_table_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/policy.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (found, after) = rest.split_once(END).unwrap();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, [before, BEGIN, &table(), END, after].concat()).unwrap();
+    } else {
+        let how =
+            "docs/policy.md is old: UPDATE_DOCS=1 cargo test -p torpor-policy --test defaults";
+        assert_eq!(found, table(), "{how}");
+    }
+}
+
+#[test]
+fn every_kind_of_request_has_a_row() {
+    let rows = rows();
+    assert!(rows.iter().all(|(_, ask)| has_row(ask, &rows)));
+    let gone: Vec<_> = rows.iter().skip(1).cloned().collect();
+    assert!(!has_row(&Ask::Firewall { text: text("x") }, &gone[..2]));
+}
+
+#[test]
+fn containers_with_a_configuration_get_the_same_whoever_made_the_images() {
+    for spec in [UNPRIVILEGED, PRIVILEGED] {
+        for (what, ask) in rows() {
+            let verdict = |origin| verdict(&ask, origin, &caller(Some(spec)));
+            let own = verdict(Origin::Here).replace("own.", "foreign.");
+            assert_eq!(own, verdict(Origin::Elsewhere), "{what}");
+        }
+    }
+}
