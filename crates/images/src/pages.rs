@@ -80,7 +80,7 @@ pub struct PagesWriter {
 
 #[derive(Debug)]
 enum To {
-    Plain(PlainWriter),
+    Plain(Box<PlainWriter>),
     Packed(Box<PackedWriter>),
 }
 
@@ -125,7 +125,7 @@ impl PagesWriter {
         dir.remove(&tags_name(id))?;
         dir.page_sums().iter().for_each(|sums| sums.begin(id));
         let to = match compression {
-            None => To::Plain(PlainWriter::create(dir, id, owner, depot)?),
+            None => To::Plain(Box::new(PlainWriter::create(dir, id, owner, depot)?)),
             Some(how) => {
                 let body = Body::create(dir, kind::PAGES_PACKED, id, depot)?;
                 To::Packed(Box::new(PackedWriter::create(dir, body, (id, owner), how)?))
