@@ -120,7 +120,11 @@ pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> 
 
 /// Restores files from images, but fails at the last moment.
 pub fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
-    restore_nearly(opts, dir, ids).map(drop)
+    let cx = restore_nearly(opts, dir, ids)?;
+    let inodes: Vec<_> = ids.iter().map(|id| inode_of(cx.files.get(*id).unwrap())).collect();
+    drop(cx);
+    wait_until_gone(&inodes);
+    Ok(())
 }
 
 fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Restore<'a>> {
@@ -158,14 +162,19 @@ pub fn cycle(opts: &Options, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     restore(opts, dir.path(), &ids).unwrap()
 }
 
-/// Closes sockets, and waits until they are gone: a child that another test starts at
-/// this moment has them, too, until it executes its program.
 fn close(files: Vec<OwnedFd>) {
-    let inodes: Vec<_> = files
-        .iter()
-        .map(|f| u32::try_from(rustix::fs::fstat(f).unwrap().st_ino).unwrap())
-        .collect();
+    let inodes: Vec<_> = files.iter().map(inode_of).collect();
     drop(files);
+    wait_until_gone(&inodes);
+}
+
+fn inode_of(file: impl AsFd) -> u32 {
+    u32::try_from(rustix::fs::fstat(file).unwrap().st_ino).unwrap()
+}
+
+/// Waits until closed sockets are gone: a child that another test starts at this moment has
+/// them, too, until it executes its program.
+fn wait_until_gone(inodes: &[u32]) {
     for _ in 0..1000 {
         let mut listed: Vec<u32> = diag::unix().unwrap().iter().map(|s| s.inode).collect();
         for family in [libc::AF_INET, libc::AF_INET6] {
