@@ -13,7 +13,7 @@ build:            ## build torpor, optimized
 demo:             ## a Redis server in a container goes to sleep and wakes up
 	@scripts/demo.sh
 
-pure = --package torpor-images --package torpor-seal --package torpor-policy --package torpor-crit \
+pure = --package torpor-store --package torpor-images --package torpor-seal --package torpor-policy --package torpor-crit \
 	--package torpor-sys --package torpor-fuzz
 
 test: setup check ## every test: unit, property, zoo, faults, end to end

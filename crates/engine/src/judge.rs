@@ -34,7 +34,7 @@ pub struct Audit {
 /// # Errors
 /// Damaged images.
 pub fn audit(opts: &Options) -> Result<Audit> {
-    let mut images = ImageDir::open(&opts.images_dir)?;
+    let mut images = opts.images()?;
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
     let mut checkpoint = load::load(&images, load::Pages::Now)?;

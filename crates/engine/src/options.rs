@@ -11,9 +11,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use torpor_images::ImageDir;
 use torpor_images::compress::Compression;
 use torpor_policy::{Policy, Spec};
+use torpor_store::Store;
 
+use crate::error;
 use crate::external::External;
 use crate::seal::{OpenOptions, SealOptions};
 
@@ -30,6 +33,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Options {
     /// Where the image files are or go (`-D`).
     pub images_dir: PathBuf,
+    /// Where they are or go instead of in a directory; statistics and sockets are still in the
+    /// [working directory](Options::work_dir).
+    pub store: Option<Arc<dyn Store>>,
     /// Where statistics, relative log and pid files go (`-W`); the images directory
     /// if not given.
     pub work_dir: Option<PathBuf>,
@@ -200,6 +206,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             images_dir: PathBuf::from("."),
+            store: None,
             work_dir: None,
             pid: 0,
             leave_running: false,
@@ -286,6 +293,28 @@ impl Options {
         let most = if self.compress.is_some() { 16 } else { 64 };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.map_or(cores, usize::from).min(most)
+    }
+
+    /// The images that are read.
+    ///
+    /// # Errors
+    /// If the directory cannot be opened.
+    pub fn images(&self) -> error::Result<ImageDir> {
+        match &self.store {
+            Some(store) => Ok(ImageDir::of(Arc::clone(store))),
+            None => Ok(ImageDir::open(&self.images_dir)?),
+        }
+    }
+
+    /// The images that are written; their directory is made if it is not there.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or opened.
+    pub fn new_images(&self) -> error::Result<ImageDir> {
+        match &self.store {
+            Some(store) => Ok(ImageDir::of(Arc::clone(store))),
+            None => Ok(ImageDir::create(&self.images_dir)?),
+        }
     }
 
     /// Where relative log and pid files and statistics go.

@@ -42,8 +42,7 @@ pub struct OpenOptions {
 /// A recipient that cannot be used; a parent that is not sealed as well; the file's.
 pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     images.remove_seal()?;
-    let parent = opts.parent_img.as_ref().map(|path| ImageDir::open(opts.images_dir.join(path)));
-    let parent = parent.transpose()?;
+    let parent = opts.parent_img.as_ref().map(|path| images.relative(path)).transpose()?;
     let parent_sealed = parent.as_ref().map_or(Ok(false), ImageDir::is_sealed)?;
     let Some(seal) = &opts.seal else {
         if parent_sealed {

@@ -11,7 +11,7 @@ use crate::options::Options;
 /// # Errors
 /// The file's.
 pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
-    Ok(ImageDir::open(opts.work_dir())?.write_one(kind::STATS_DUMP, 0, stats)?)
+    Ok(place(opts)?.write_one(kind::STATS_DUMP, 0, stats)?)
 }
 
 /// Writes `stats-restore` into the work directory.
@@ -19,5 +19,13 @@ pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
 /// # Errors
 /// The file's.
 pub fn write_restore(opts: &Options, stats: &StatsEntry) -> Result<()> {
-    Ok(ImageDir::open(opts.work_dir())?.write_one(kind::STATS_RESTORE, 0, stats)?)
+    Ok(place(opts)?.write_one(kind::STATS_RESTORE, 0, stats)?)
+}
+
+/// Where statistics go: to the working directory, or to the images if there is none.
+fn place(opts: &Options) -> Result<ImageDir> {
+    match &opts.work_dir {
+        Some(dir) => Ok(ImageDir::open(dir)?),
+        None => opts.images(),
+    }
 }

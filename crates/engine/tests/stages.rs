@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use torpor_engine::restore::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
+use torpor_images::ImageDir;
 use torpor_images::compress::Compression;
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeIdentity, Identities, Recipient};
@@ -250,7 +251,7 @@ fn destination(first: &Path) {
         let line = line.unwrap();
         let (what, dir) = line.split_once(' ').unwrap();
         if what == "apply" {
-            println!("{:?}", skeleton.apply(dir.as_ref()).unwrap());
+            println!("{:?}", skeleton.apply(ImageDir::open(dir).unwrap()).unwrap());
             continue;
         }
         let last = options(dir.as_ref());
@@ -382,7 +383,7 @@ fn a_dropped_stage_leaves_nothing() {
 
     // Rounds go on top of what was planned for them only.
     let mut skeleton = Plan::read(&opts).unwrap().build(&mut NoHooks).unwrap();
-    let error = skeleton.apply(&opts.images_dir).unwrap_err();
+    let error = skeleton.apply(opts.images().unwrap()).unwrap_err();
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
     let before = subject.checks(FAMILY);
     subject.wait_for_checks(FAMILY, &before);

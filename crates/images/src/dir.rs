@@ -1,15 +1,16 @@
-//! A directory of image files.
+//! The image files of one checkpoint.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prost::{Message, Name};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
-use rustix::io::Errno;
 use torpor_seal::Checkpoint;
 use torpor_seal::blocks::BlockKey;
+pub use torpor_store::PARENT_LINK;
+use torpor_store::{Directory, NotRegular, Store, check_name};
 
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
@@ -21,9 +22,6 @@ use crate::sealed::Unwrap;
 use crate::sums::{Note, Sums};
 use crate::writer::Writer;
 
-/// The symbolic link to the directory that an incremental dump builds on.
-pub const PARENT_LINK: &str = "parent";
-
 /// The version of the format that is written here, and by CRIU.
 pub const IMAGE_VERSION: u32 = 2;
 
@@ -34,13 +32,9 @@ pub const EXTENDED_VERSION: u32 = 3;
 /// How many `parent` directories may follow each other.
 const MAX_PARENTS: u32 = 4096;
 
-/// A directory of image files.
-///
-/// It is held open and files are opened relative to it, so that it stays the
-/// same whatever happens to its path, the root and the mount namespace.
+/// The image files of one checkpoint, in a [`Store`].
 pub struct ImageDir {
-    path: PathBuf,
-    fd: OwnedFd,
+    store: Arc<dyn Store>,
     parents: u32,
     pins: Pins,
     /// What its files are, if that is kept.
@@ -60,38 +54,36 @@ pub struct ImageDir {
 impl ImageDir {
     /// Opens an existing directory.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_at(CWD, path.as_ref(), path.as_ref(), 0)
+        let path = path.as_ref();
+        let store = Directory::open(path).map_err(|e| Error::io(path, "open", e))?;
+        Ok(Self::of(Arc::new(store)))
     }
 
     /// Opens a directory, which is made if it is not there (its parent must
     /// be), for its owner only.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        match rustix::fs::mkdir(path, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => Self::open(path),
-            Err(errno) => Err(Error::io(path, "create", errno.into())),
-        }
+        let store = Directory::create(path).map_err(|e| Error::io(path, "create", e))?;
+        Ok(Self::of(Arc::new(store)))
+    }
+
+    /// The images in a store.
+    #[must_use]
+    pub fn of(store: Arc<dyn Store>) -> Self {
+        Self::new(store, 0)
     }
 
     /// Takes over a descriptor of a directory; `path` is for messages only.
     #[must_use]
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
-        Self::new(path.into(), fd, 0)
+        Self::of(Arc::new(Directory::from_fd(fd, path)))
     }
 
-    fn open_at(at: BorrowedFd<'_>, name: &Path, path: &Path, parents: u32) -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(at, name, flags, Mode::empty())
-            .map_err(|errno| Error::io(path, "open", errno.into()))?;
-        Ok(Self::new(path.to_owned(), fd, parents))
-    }
-
-    fn new(path: PathBuf, fd: OwnedFd, parents: u32) -> Self {
+    fn new(store: Arc<dyn Store>, parents: u32) -> Self {
         let pins = Pins::default();
         let (sums, page_sums, seal, unwrap) = (None, None, None, None);
         Self {
-            path,
-            fd,
+            store,
             parents,
             pins,
             sums,
@@ -103,24 +95,54 @@ impl ImageDir {
         }
     }
 
-    /// The path that the directory was opened by.
+    /// The path that the directory was opened by, or the name of what it is else.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.store.path()
     }
 
-    /// The directory that this incremental dump builds on, if it is one.
+    /// Where the images lie.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The directory itself, if they lie in one.
+    #[must_use]
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
+        self.store.directory()
+    }
+
+    fn failed(&self, name: &str, action: &'static str, error: io::Error) -> Error {
+        Error::io(&self.path().join(name), action, error)
+    }
+
+    /// The images that this incremental dump builds on, if it is one.
     pub fn parent(&self) -> Result<Option<Self>> {
-        let path = self.path.join(PARENT_LINK);
         if self.parents == MAX_PARENTS {
-            return Err(Error::TooManyParents { file: path, limit: MAX_PARENTS });
+            let file = self.path().join(PARENT_LINK);
+            return Err(Error::TooManyParents { file, limit: MAX_PARENTS });
         }
-        match Self::open_at(self.fd.as_fd(), Path::new(PARENT_LINK), &path, self.parents + 1) {
-            Ok(parent) => self.open_parent(parent).map(Some),
-            // A link that leads nowhere is an error: pages would be missing.
-            Err(error) if error.is_missing() && !self.exists(PARENT_LINK)? => Ok(None),
-            Err(error) => Err(error),
+        match self.store.parent().map_err(|e| self.failed(PARENT_LINK, "open", e))? {
+            Some(store) => self.open_parent(Self::new(store, self.parents + 1)).map(Some),
+            None => Ok(None),
         }
+    }
+
+    /// The images at `path`, relative to these.
+    pub fn relative(&self, path: &Path) -> Result<Self> {
+        let opened = self.store.relative(path);
+        opened.map(Self::of).map_err(|e| Error::io(&self.path().join(path), "open", e))
+    }
+
+    /// The images in what is `name` in these, which is made if it is not there.
+    pub fn inner(&self, name: &str) -> Result<Self> {
+        self.store.inner(name).map(Self::of).map_err(|e| self.failed(name, "create", e))
+    }
+
+    /// All has been written, and what is there counts as a checkpoint.
+    pub fn complete(&self) -> Result<()> {
+        self.store.complete().map_err(|e| Error::io(self.path(), "write", e))
     }
 
     /// Whether it was opened as the parent of another.
@@ -128,23 +150,15 @@ impl ImageDir {
         self.parents > 0
     }
 
-    /// Makes this directory an incremental dump on top of `target`, a path
-    /// relative to this directory.
+    /// Makes this an incremental dump on top of `target`, a path relative to it.
     pub fn set_parent(&self, target: &Path) -> Result<()> {
         self.remove(PARENT_LINK)?;
-        rustix::fs::symlinkat(target, &self.fd, PARENT_LINK)
-            .map_err(|errno| Error::io(&self.path.join(PARENT_LINK), "create", errno.into()))
+        self.store.set_parent(target).map_err(|e| self.failed(PARENT_LINK, "create", e))
     }
 
-    /// The names of everything in the directory, sorted.
+    /// The names of everything that is there, sorted.
     pub fn names(&self) -> Result<Vec<String>> {
-        let error = |errno: Errno| Error::io(&self.path, "list", errno.into());
-        let mut names = vec![];
-        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(error)? {
-            let entry = entry.map_err(error)?;
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
-        names.retain(|name| name != "." && name != "..");
+        let mut names = self.store.names().map_err(|e| Error::io(self.path(), "list", e))?;
         names.sort();
         Ok(names)
     }
@@ -180,7 +194,7 @@ impl ImageDir {
             Some(sum) => sum,
             None => self.sum_of(name, true)?,
         };
-        let (file, reason) = (self.path.join(name), "it has no digest".to_owned());
+        let (file, reason) = (self.path().join(name), "it has no digest".to_owned());
         sum.sha256.ok_or(Error::Invalid { file, offset: 0, reason })
     }
 
@@ -194,7 +208,7 @@ impl ImageDir {
         let inventory: InventoryEntry = self.read_one(kind::INVENTORY, 0)?;
         if ![IMAGE_VERSION, EXTENDED_VERSION].contains(&inventory.img_version) {
             return Err(Error::BadVersion {
-                file: self.path.join(kind::INVENTORY.file_name(0)),
+                file: self.path().join(kind::INVENTORY.file_name(0)),
                 found: inventory.img_version,
                 expected: EXTENDED_VERSION,
             });
@@ -255,7 +269,7 @@ impl ImageDir {
 
     /// Starts what is the file `name`, or will be, in `file`.
     fn write_to(&self, kind: Kind, name: &str, file: File) -> Result<Writer> {
-        let path = self.path.join(name);
+        let path = self.path().join(name);
         let note = self.sums.as_ref().map(|sums| Note::new(sums, name));
         match self.seal_of(kind) {
             Some(seal) => Writer::sealed(kind, &path, file, seal, name, note),
@@ -278,13 +292,8 @@ impl ImageDir {
         let file = self.create_file(&new)?;
         let written = (self.write_to(kind, &name, file))
             .and_then(|mut writer| write(&mut writer).and_then(|()| writer.finish()));
-        let failed = |errno: Errno| Error::io(&self.path.join(&name), "write", errno.into());
         let placed = written.and_then(|()| {
-            let stored = self.open_file(&new)?;
-            rustix::fs::fsync(&stored)
-                .and_then(|()| rustix::fs::renameat(&self.fd, &new, &self.fd, &name))
-                .and_then(|()| rustix::fs::fsync(&self.fd))
-                .map_err(failed)
+            self.store.replace(&new, &name).map_err(|e| self.failed(&name, "write", e))
         });
         if placed.is_err() {
             // What made it fail is the error to be told.
@@ -332,7 +341,7 @@ impl ImageDir {
 
     fn open_reader(&self, kind: Kind, id: u64) -> Result<Reader> {
         let name = kind.file_name(id);
-        let path = self.path.join(&name);
+        let path = self.path().join(&name);
         let file = self.open_file(&name)?;
         if let Some(seal) = self.seal_of(kind) {
             let (source, len) = self.open_records(seal, &name, file)?;
@@ -363,31 +372,29 @@ impl ImageDir {
     /// unlinked, not written to: it may be a link to something else. It is an error after
     /// [`ImageDir::keep_files`].
     pub fn create_file(&self, name: &str) -> Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         self.sums.iter().for_each(|sums| sums.forget(name));
         loop {
-            match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(fd) => return Ok(File::from(fd)),
-                Err(Errno::EXIST) if !self.keeps_files => self.remove(name)?,
-                Err(errno) => return Err(Error::io(&self.path.join(name), "create", errno.into())),
+            match self.store.create(name) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !self.keeps_files => {
+                    self.remove(name)?;
+                }
+                made => return made.map_err(|e| self.failed(name, "create", e)),
             }
         }
     }
 
     /// Opens a file for writing that [`ImageDir::create_file`] has made.
     pub fn reopen_file(&self, name: &str) -> Result<File> {
-        check_name(name)?;
+        known_name(name)?;
         self.sums.iter().for_each(|sums| sums.forget(name));
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&self.fd, name, flags, Mode::empty());
-        opened.map(File::from).map_err(|e| Error::io(&self.path.join(name), "open", e.into()))
+        self.store.reopen(name).map_err(|e| self.failed(name, "open", e))
     }
 
     /// Opens the file `name` for reading. It must be a regular file: links
     /// could make a restore read what its caller may not, fifos could block.
     pub fn open_file(&self, name: &str) -> Result<File> {
-        check_name(name)?;
-        self.pins.open(name, &self.path.join(name), || self.open_now(name))
+        known_name(name)?;
+        self.pins.open(name, &self.path().join(name), || self.open_now(name))
     }
 
     /// From now on each file that is opened stays as it was at the first time, and what
@@ -403,65 +410,42 @@ impl ImageDir {
     }
 
     fn open_now(&self, name: &str) -> Result<File> {
-        let path = self.path.join(name);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
-            Ok(fd) => fd,
-            Err(Errno::LOOP | Errno::NXIO) => return Err(Error::NotRegular { file: path }),
-            Err(errno) => return Err(Error::io(&path, "open", errno.into())),
-        };
-        let file = File::from(fd);
-        let meta = file.metadata().map_err(|error| Error::io(&path, "stat", error))?;
-        if !meta.is_file() {
-            return Err(Error::NotRegular { file: path });
-        }
-        Ok(file)
+        self.store.open(name).map_err(|error| match NotRegular::is(&error) {
+            true => Error::NotRegular { file: self.path().join(name) },
+            false => self.failed(name, "open", error),
+        })
     }
 
     /// Removes the file `name`, if there is one.
     pub fn remove(&self, name: &str) -> Result<()> {
-        check_name(name)?;
+        known_name(name)?;
         self.sums.iter().for_each(|sums| sums.forget(name));
-        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {
+        match self.store.remove(name) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.failed(name, "remove", e)),
+            _ => {
                 self.seal.iter().for_each(|seal| seal.removed(name));
                 Ok(())
             }
-            Err(errno) => Err(Error::io(&self.path.join(name), "remove", errno.into())),
         }
     }
 
     pub(crate) fn exists(&self, name: &str) -> Result<bool> {
-        check_name(name)?;
+        known_name(name)?;
         if let Some(known) = self.pins.has(name) {
             return Ok(known);
         }
-        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(true),
-            Err(Errno::NOENT) => Ok(false),
-            Err(errno) => Err(Error::io(&self.path.join(name), "stat", errno.into())),
-        }
+        self.store.exists(name).map_err(|e| self.failed(name, "stat", e))
     }
 }
 
 impl std::fmt::Debug for ImageDir {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ImageDir").field("path", &self.path).field("seal", &self.seal).finish()
+        f.debug_struct("ImageDir").field("path", &self.path()).field("seal", &self.seal).finish()
     }
 }
 
-impl AsFd for ImageDir {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-/// Fails unless `name` is the name of something directly in a directory.
-fn check_name(name: &str) -> Result<()> {
-    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
-        return Err(Error::BadName { name: name.to_owned() });
-    }
-    Ok(())
+fn known_name(name: &str) -> Result<()> {
+    check_name(name).map_err(|_| Error::BadName { name: name.to_owned() })
 }
 
 fn optional<T>(result: Result<T>) -> Result<Option<T>> {

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::fs::{AtFlags, FileType, fstat, statat};
@@ -47,13 +47,15 @@ impl Feed {
     /// If that cannot be told.
     pub fn of(dir: &ImageDir) -> Result<Option<Self>> {
         let failed = |errno: Errno| Error::io(&dir.path().join(SOCKET), "stat", errno.into());
+        let path = dir.path();
+        let Some(dir) = dir.directory() else { return Ok(None) };
         match statat(dir, SOCKET, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {}
             Ok(_) | Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         }
         let stat = fstat(dir).map_err(failed)?;
-        let dir = dir.as_fd().try_clone_to_owned().map_err(|e| Error::io(dir.path(), "open", e))?;
+        let dir = dir.try_clone_to_owned().map_err(|e| Error::io(path, "open", e))?;
         Ok(Some(Self { dir, key: (stat.st_dev, stat.st_ino) }))
     }
 

@@ -290,7 +290,7 @@ impl Memory {
             dir.remove(&form.file_name(map.pages_id.into()))?;
         }
         let target = kind::PAGES.file_name(map.pages_id.into());
-        rustix::fs::renameat(dir, &name, dir, &target).context(|| target.clone())?;
+        dir.store().replace(&name, &target).context(|| target.clone())?;
         map.packed = false;
         let reader = (map.present_bytes() > 0).then(|| PagesReader::open(dir, &map)).transpose()?;
         let runs = map.offsets().collect();

@@ -615,7 +615,8 @@ impl<'a> Dump<'a> {
         };
         crate::host::mark(self.opts, &self.images, &mut inventory)?;
         self.images.write_one(kind::INVENTORY, 0, &inventory)?;
-        crate::seal::finish(&self.images, self.opts)
+        crate::seal::finish(&self.images, self.opts)?;
+        Ok(self.images.complete()?)
     }
 
     /// The images are complete: the next dump may build on them, and pages that they
@@ -684,7 +685,7 @@ impl<'a> Dump<'a> {
         let pid = own_pid();
         let frozen = Stopped { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
         let task = Task::new(frozen, (proc::stat(pid)?, crate::memory::vma::read(pid)?))?;
-        let images = ImageDir::create(&opts.images_dir)?;
+        let images = opts.new_images()?;
         let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
         let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt, inode)?);

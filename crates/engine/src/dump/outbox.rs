@@ -173,7 +173,7 @@ impl Outbox {
     ) -> Result<u64> {
         // One of an earlier dump would be taken for this one's.
         images.remove(&kind.file_name(id))?;
-        let notes = ImageDir::create(images.path().join(NOTES))?;
+        let notes = images.inner(NOTES)?;
         let mut pagemap = PagemapWriter::create(&notes, kind, id, 0)?;
         runs.iter().try_for_each(|(_, run)| pagemap.push(to_run(run)))?;
         pagemap.finish()?;
@@ -269,11 +269,10 @@ pub(super) fn noted(parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> 
     if parent.has(kind, id)? {
         return Ok(Pagemap::read(parent, kind, id)?.runs);
     }
-    let notes = parent.path().join(NOTES);
-    if !notes.is_dir() {
-        return Ok(Vec::new());
-    }
-    let notes = ImageDir::open(notes)?;
+    let notes = match parent.relative(NOTES.as_ref()) {
+        Err(error) if error.is_missing() => return Ok(Vec::new()),
+        notes => notes?,
+    };
     if notes.has(kind, id)? {
         Ok(Pagemap::read_unbacked(&notes, kind, id)?.runs)
     } else {

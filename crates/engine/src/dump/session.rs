@@ -175,7 +175,7 @@ impl Drop for Session {
 
 /// Starts a checkpoint: from here on the directory holds no older one.
 fn begin(opts: &Options) -> Result<ImageDir> {
-    let mut images = ImageDir::create(&opts.images_dir)?;
+    let mut images = opts.new_images()?;
     images.remove_inventory()?;
     crate::seal::begin(&mut images, opts)?;
     crate::host::begin(opts, &mut images)?;

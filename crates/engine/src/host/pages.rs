@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use aws_lc_rs::hmac::{self, Key};
 use torpor_images::page_sums::sum_of;
@@ -110,9 +110,7 @@ impl Claim {
         }
         let invalid = || Error::invalid(kind::INVENTORY.file_name(0), "a sum has another length");
         let sums = shown(key, &mark.hides, inventory).ok_or_else(invalid)?;
-        let what = || images.path().display().to_string();
-        let fd = images.as_fd().try_clone_to_owned().context(what)?;
-        let images = ImageDir::from_fd(fd, images.path());
+        let images = ImageDir::of(Arc::clone(images.store()));
         self.0.push(Layer { images, key: block_key(key, &mark.checkpoint)?, sums });
         Ok(())
     }

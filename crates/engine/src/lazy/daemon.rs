@@ -47,7 +47,7 @@ impl<'a> Daemon<'a> {
     /// Images that cannot be opened; a daemon that listens there already; a dump that cannot be
     /// reached.
     pub fn start(opts: &'a Options) -> Result<Self> {
-        let mut images = ImageDir::open(&opts.images_dir)?;
+        let mut images = opts.images()?;
         crate::seal::open(&mut images, opts)?;
         working_set::check(opts, &images)?;
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());

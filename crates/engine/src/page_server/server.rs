@@ -28,7 +28,7 @@ const MAX_OPEN: usize = 64;
 /// # Errors
 /// The connection's, the files'; a client that breaks the protocol.
 pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
-    let mut images = ImageDir::open(&opts.images_dir)?;
+    let mut images = opts.images()?;
     images.keep_files();
     if let Some(parent) = &opts.parent_img {
         images.set_parent(parent)?;

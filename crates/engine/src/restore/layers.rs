@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use torpor_images::ImageDir;
@@ -229,9 +228,9 @@ impl Identity {
     /// # Errors
     /// The kernel's.
     pub fn of(images: &ImageDir) -> Result<Self> {
-        let stat = rustix::fs::fstat(images.as_fd())
-            .context(|| format!("fstat of {}", images.path().display()))?;
-        Ok(Identity { device: stat.st_dev, inode: stat.st_ino })
+        let what = || format!("fstat of {}", images.path().display());
+        let (device, inode) = images.store().identity().context(what)?;
+        Ok(Identity { device, inode })
     }
 }
 

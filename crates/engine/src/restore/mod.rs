@@ -532,7 +532,7 @@ impl<'a> Restore<'a> {
 
     /// A restore of files into this process.
     pub fn into_this_process(opts: &'a Options) -> Result<Self> {
-        let images = ImageDir::open(&opts.images_dir)?;
+        let images = opts.images()?;
         let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
         let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
         let mut cx = Restore::of(opts, images, Vec::new(), entries, Filters::default());

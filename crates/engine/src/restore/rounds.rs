@@ -6,7 +6,6 @@
 //! any more are dropped: the task has given them back.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 
 use torpor_images::{ImageDir, kind};
 
@@ -64,9 +63,8 @@ impl Rounds {
         Ok(Rounds(held.collect()))
     }
 
-    /// Brings all husks to the state of the checkpoint in `dir`.
-    pub(super) fn apply(&mut self, cx: &mut Restore<'_>, dir: &Path) -> Result<Applied> {
-        let mut images = ImageDir::open(dir)?;
+    /// Brings all husks to the state of the checkpoint in `images`.
+    pub(super) fn apply(&mut self, cx: &mut Restore<'_>, mut images: ImageDir) -> Result<Applied> {
         crate::seal::open(&mut images, cx.opts)?;
         // Without an inventory it is not complete.
         images.inventory()?;
@@ -92,7 +90,7 @@ impl Rounds {
             done.dropped += gone.len() / PAGE;
         }
         images.verify_pages()?;
-        tracing::debug!("round {}: {done:?}", dir.display());
+        tracing::debug!("round {}: {done:?}", images.path().display());
         Ok(done)
     }
 

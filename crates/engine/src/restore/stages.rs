@@ -11,7 +11,6 @@
 //! of the last dump ([`Skeleton::complete`]), which say what the tasks are. What has changed
 //! since is changed here as well; see `docs/stages.md`.
 
-use std::path::Path;
 use std::time::Instant;
 
 use torpor_images::ImageDir;
@@ -58,7 +57,7 @@ impl<'a> Plan<'a> {
     fn load(opts: &'a Options, pages: load::Pages) -> Result<Self> {
         let start = Instant::now();
         support::check(opts)?;
-        let mut images = ImageDir::open(&opts.images_dir)?;
+        let mut images = opts.images()?;
         // From here to the verdict, what is read stays as it is.
         images.start_pinning();
         let checked = crate::seal::open(&mut images, opts)?;
@@ -114,16 +113,16 @@ impl<'a> Skeleton<'a> {
     }
 
     /// Brings the memory to the state of a further round, whose images (of a dump or a pre-dump)
-    /// are in `dir` and build on those that came before.
+    /// build on those that came before.
     ///
     /// # Errors
     /// The images'; a husk that was killed. The skeleton can only be dropped then.
-    pub fn apply(&mut self, dir: &Path) -> Result<Applied> {
+    pub fn apply(&mut self, round: ImageDir) -> Result<Applied> {
         if !self.cx.staged {
             let what = "a round on top of a restore that was not planned for rounds";
             return Err(Error::Unsupported(what.to_owned()));
         }
-        self.rounds.apply(&mut self.cx, dir)
+        self.rounds.apply(&mut self.cx, round)
     }
 
     /// Makes everything else that the planned images say. They are the last ones.

@@ -1,0 +1,371 @@
+//! An archive: a tar file, as Podman and Kubernetes make of a checkpoint.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flate2::read::MultiGzDecoder;
+use tar::{Builder, EntryType, Header};
+
+use crate::{INVENTORY, Memory, PARENT_LINK, Shelf, Store};
+
+/// Where runtimes have the images in their archives.
+const IMAGES: &str = "checkpoint";
+/// More files than the largest tree has images.
+const MAX_FILES: usize = 1 << 20;
+/// How many bytes of files an archive may unpack to.
+const MAX_BYTES: u64 = 1 << 40;
+/// The first bytes of what gzip and zstd make (RFC 1952, RFC 8878).
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// A checkpoint in a tar file: as Podman, containerd and the kubelet export one, or with the
+/// images alone; plain, or compressed by gzip or zstd.
+///
+/// What is opened is read into memory. What is created is in memory until it is complete;
+/// then it is written to the file, plain, which is there as a whole or not at all.
+#[derive(Debug)]
+pub struct Archive {
+    path: PathBuf,
+    files: Memory,
+    /// Whether the file is to be written, and has been.
+    written: Option<Mutex<bool>>,
+}
+
+impl Archive {
+    /// Reads an archive.
+    ///
+    /// # Errors
+    /// If it cannot be read; [`io::ErrorKind::InvalidData`] if it holds no images, a file twice,
+    /// or more than any checkpoint has.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref();
+        let files = Shelf::new().place("archive")?;
+        let mut file = File::open(path)?;
+        let mut start = [0; 4];
+        let len = read_up_to(&mut file, &mut start)?;
+        file.seek(SeekFrom::Start(0))?;
+        let file = BufReader::new(file);
+        let plain: Box<dyn Read> = if start[..len].starts_with(&GZIP) {
+            Box::new(MultiGzDecoder::new(file))
+        } else if start[..len] == ZSTD {
+            Box::new(zstd::Decoder::with_buffer(file)?)
+        } else {
+            Box::new(file)
+        };
+        unpack(plain, &files, MAX_BYTES)?;
+        if !files.exists(INVENTORY)? {
+            return Err(invalid("it holds no checkpoint: there is no inventory.img"));
+        }
+        Ok(Archive { path: path.to_owned(), files, written: None })
+    }
+
+    /// An archive that is written to `path` when its checkpoint is complete.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        let files = Shelf::new().place("archive")?;
+        Ok(Archive { path: path.as_ref().to_owned(), files, written: Some(Mutex::new(false)) })
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(".partial");
+        let partial = self.path.with_file_name(name);
+        let written = (|| {
+            let mut file = File::create(&partial)?;
+            pack(&self.files, &mut file)?;
+            file.sync_all()?;
+            std::fs::rename(&partial, &self.path)
+        })();
+        if written.is_err() {
+            // What made it fail is the error to be told.
+            let _ = std::fs::remove_file(&partial);
+        }
+        written
+    }
+}
+
+fn read_up_to(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < to.len() {
+        match from.read(&mut to[len..])? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    Ok(len)
+}
+
+fn invalid(text: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.into())
+}
+
+/// Writes all files of a store as a tar stream.
+pub(crate) fn pack(store: &dyn Store, to: &mut dyn Write) -> io::Result<()> {
+    let mut archive = Builder::new(to);
+    for name in sorted(store)? {
+        let mut header = Header::new_gnu();
+        header.set_mode(0o600);
+        if name == PARENT_LINK {
+            let target = store.parent_path()?.ok_or(io::ErrorKind::NotFound)?;
+            header.set_entry_type(EntryType::Symlink);
+            header.set_size(0);
+            archive.append_link(&mut header, format!("{IMAGES}/{name}"), target)?;
+            continue;
+        }
+        let file = store.open(&name)?;
+        let len = file.metadata()?.len();
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(len);
+        archive.append_data(&mut header, format!("{IMAGES}/{name}"), file.take(len))?;
+    }
+    archive.finish()
+}
+
+/// How many bytes [`pack`] writes: a head of a block for each file, its data in blocks, and two
+/// blocks at the end. Names of images fit into their heads.
+pub(crate) fn packed_len(store: &dyn Store) -> io::Result<u64> {
+    const BLOCK: u64 = 512;
+    sorted(store)?.iter().try_fold(2 * BLOCK, |sum, name| {
+        let len = if name == PARENT_LINK { 0 } else { store.open(name)?.metadata()?.len() };
+        Ok(sum + BLOCK + len.next_multiple_of(BLOCK))
+    })
+}
+
+/// The inventory comes last: what is cut off is no checkpoint.
+fn sorted(store: &dyn Store) -> io::Result<Vec<String>> {
+    let mut names = store.names()?;
+    names.sort_by(|a, b| (a == INVENTORY, a).cmp(&(b == INVENTORY, b)));
+    Ok(names)
+}
+
+/// Reads the images of a tar stream into `to`: those below `checkpoint/`, or at its top. What
+/// else a runtime has put beside them is passed over.
+pub(crate) fn unpack(from: impl Read, to: &Memory, max: u64) -> io::Result<()> {
+    let mut archive = tar::Archive::new(from);
+    let (mut files, mut bytes) = (0, 0);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let Some(name) = image_name(&path) else { continue };
+        files += 1;
+        bytes += entry.size();
+        if files > MAX_FILES || bytes > max {
+            return Err(invalid("it holds more than a checkpoint may have"));
+        }
+        match entry.header().entry_type() {
+            EntryType::Regular => {
+                let twice = |e: io::Error| match e.kind() {
+                    io::ErrorKind::AlreadyExists => invalid(format!("it holds {name} twice")),
+                    _ => e,
+                };
+                io::copy(&mut entry, &mut to.create(&name).map_err(twice)?)?;
+            }
+            EntryType::Symlink if name == PARENT_LINK => {
+                let target = entry.link_name()?.ok_or_else(|| invalid("a link leads nowhere"))?;
+                to.set_parent(&target)?;
+            }
+            _ => return Err(invalid(format!("{name} is not a regular file in it"))),
+        }
+    }
+    Ok(())
+}
+
+/// The name of an image by its path in an archive; none if it is something else.
+fn image_name(path: &Path) -> Option<String> {
+    let mut parts = path.components().filter(|part| *part != Component::CurDir);
+    let name = match (parts.next()?, parts.next(), parts.next()) {
+        (Component::Normal(name), None, None) => name,
+        (Component::Normal(dir), Some(Component::Normal(name)), None) if dir == IMAGES => name,
+        _ => return None,
+    };
+    let name = name.to_str()?;
+    let is_image = name == PARENT_LINK || Path::new(name).extension().is_some_and(|e| e == "img");
+    is_image.then(|| name.to_owned())
+}
+
+impl Store for Archive {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        self.files.open(name)
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        self.files.create(name)
+    }
+
+    fn reopen(&self, name: &str) -> io::Result<File> {
+        self.files.reopen(name)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let written =
+            self.written.as_ref().map(|w| w.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(mut written) = written.filter(|written| **written && name == INVENTORY) {
+            std::fs::remove_file(&self.path)?;
+            *written = false;
+        }
+        self.files.remove(name)
+    }
+
+    fn replace(&self, from: &str, name: &str) -> io::Result<()> {
+        self.files.replace(from, name)
+    }
+
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        self.files.exists(name)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.files.names()
+    }
+
+    /// Archives lie side by side, as the directories of rounds do.
+    fn relative(&self, path: &Path) -> io::Result<Arc<dyn Store>> {
+        let mut parts = path.components();
+        let beside = match (parts.next(), parts.next(), parts.next()) {
+            (Some(Component::ParentDir), Some(Component::Normal(name)), None) => name,
+            _ => return Err(io::ErrorKind::NotFound.into()),
+        };
+        Ok(Arc::new(Archive::open(self.path.with_file_name(beside))?))
+    }
+
+    fn inner(&self, name: &str) -> io::Result<Arc<dyn Store>> {
+        self.files.inner(name)
+    }
+
+    fn parent_path(&self) -> io::Result<Option<PathBuf>> {
+        self.files.parent_path()
+    }
+
+    fn set_parent(&self, path: &Path) -> io::Result<()> {
+        self.files.set_parent(path)
+    }
+
+    fn complete(&self) -> io::Result<()> {
+        let Some(written) = &self.written else { return Ok(()) };
+        self.write()?;
+        *written.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        Ok(())
+    }
+
+    fn identity(&self) -> io::Result<(u64, u64)> {
+        self.files.identity()
+    }
+
+    fn directory(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn put(store: &dyn Store, name: &str, content: &[u8]) {
+        store.create(name).unwrap().write_all(content).unwrap();
+    }
+
+    fn get(store: &dyn Store, name: &str) -> Vec<u8> {
+        let mut content = vec![];
+        store.open(name).unwrap().read_to_end(&mut content).unwrap();
+        content
+    }
+
+    #[test]
+    fn an_archive_is_there_when_it_is_complete_and_gone_when_it_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("two.tar");
+        let archive = Archive::create(&path).unwrap();
+        put(&archive, "core-1.img", b"core");
+        put(&archive, INVENTORY, b"inventory");
+        assert!(!path.exists());
+        archive.complete().unwrap();
+        let read = Archive::open(&path).unwrap();
+        assert_eq!(get(&read, "core-1.img"), b"core");
+        assert_eq!(read.names().unwrap(), ["core-1.img", INVENTORY]);
+        archive.remove(INVENTORY).unwrap();
+        assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_archive_builds_on_the_one_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, parent) in [("1.tar", None), ("2.tar", Some("../1.tar"))] {
+            let archive = Archive::create(dir.path().join(name)).unwrap();
+            put(&archive, INVENTORY, name.as_bytes());
+            parent.iter().for_each(|parent| archive.set_parent(Path::new(parent)).unwrap());
+            archive.complete().unwrap();
+        }
+        let second = Archive::open(dir.path().join("2.tar")).unwrap();
+        let first = second.parent().unwrap().unwrap();
+        assert_eq!(get(first.as_ref(), INVENTORY), b"1.tar");
+        assert!(first.parent().unwrap().is_none());
+    }
+
+    fn tar(entries: &[(&str, EntryType, &[u8])]) -> Vec<u8> {
+        let mut archive = Builder::new(vec![]);
+        for (name, kind, content) in entries {
+            let mut header = Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_size(content.len() as u64);
+            if *kind == EntryType::Symlink {
+                archive.append_link(&mut header, name, "/etc").unwrap();
+            } else {
+                archive.append_data(&mut header, name, *content).unwrap();
+            }
+        }
+        archive.into_inner().unwrap()
+    }
+
+    fn open(bytes: &[u8]) -> io::Result<Archive> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.tar");
+        std::fs::write(&path, bytes).unwrap();
+        Archive::open(path)
+    }
+
+    #[test]
+    fn what_runtimes_put_beside_images_is_passed_over() {
+        use EntryType::Regular;
+        let bytes = tar(&[
+            ("config.dump", Regular, b"{}"),
+            ("checkpoint/inventory.img", Regular, b"i"),
+            ("checkpoint/descriptors.json", Regular, b"[]"),
+            ("rootfs-diff.tar", Regular, b"x"),
+        ]);
+        assert_eq!(open(&bytes).unwrap().names().unwrap(), [INVENTORY]);
+        let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+        gzip.write_all(&bytes).unwrap();
+        assert_eq!(open(&gzip.finish().unwrap()).unwrap().names().unwrap(), [INVENTORY]);
+        let packed = zstd::encode_all(bytes.as_slice(), 1).unwrap();
+        assert_eq!(open(&packed).unwrap().names().unwrap(), [INVENTORY]);
+    }
+
+    #[test]
+    fn strange_archives_are_refused() {
+        use EntryType::{Fifo, Link, Regular, Symlink};
+        let inventory = ("checkpoint/inventory.img", Regular, b"i".as_slice());
+        for bytes in [
+            tar(&[]),
+            tar(&[("x", Regular, b"")]),
+            tar(&[inventory, inventory]),
+            tar(&[inventory, ("checkpoint/core-1.img", Fifo, b"")]),
+            tar(&[inventory, ("checkpoint/core-1.img", Symlink, b"")]),
+            tar(&[inventory, ("checkpoint/core-1.img", Link, b"")]),
+            tar(&[inventory])[..600].to_vec(),
+            b"no archive at all".to_vec(),
+        ] {
+            assert!(open(&bytes).is_err());
+        }
+    }
+}

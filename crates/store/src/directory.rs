@@ -1,0 +1,164 @@
+//! A directory.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::{NotRegular, PARENT_LINK, Store, check_name};
+
+/// A directory of image files.
+///
+/// It is held open and files are opened relative to it, so that it stays the
+/// same whatever happens to its path, the root and the mount namespace.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Directory {
+    /// Opens an existing directory.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::open_at(CWD, path.as_ref(), path.as_ref().to_owned())
+    }
+
+    /// Opens a directory, which is made if it is not there (its parent must
+    /// be), for its owner only.
+    ///
+    /// # Errors
+    /// If it cannot be made or opened.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        make(CWD, path.as_ref())?;
+        Self::open(path)
+    }
+
+    /// Takes over a descriptor of a directory; `path` is for messages only.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
+        Directory { path: path.into(), fd }
+    }
+
+    fn open_at(at: BorrowedFd<'_>, name: &Path, path: PathBuf) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(at, name, flags, Mode::empty())?;
+        Ok(Directory { path, fd })
+    }
+}
+
+fn make(at: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
+    match rustix::fs::mkdirat(at, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl Store for Directory {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        check_name(name)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::LOOP | Errno::NXIO) => return Err(NotRegular::error()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let file = File::from(fd);
+        if !file.metadata()?.is_file() {
+            return Err(NotRegular::error());
+        }
+        Ok(file)
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        check_name(name)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?.into())
+    }
+
+    fn reopen(&self, name: &str) -> io::Result<File> {
+        check_name(name)?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.fd, name, flags, Mode::empty())?.into())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        check_name(name)?;
+        Ok(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())?)
+    }
+
+    fn replace(&self, from: &str, name: &str) -> io::Result<()> {
+        check_name(from)?;
+        check_name(name)?;
+        rustix::fs::fsync(self.open(from)?)?;
+        rustix::fs::renameat(&self.fd, from, &self.fd, name)?;
+        Ok(rustix::fs::fsync(&self.fd)?)
+    }
+
+    fn exists(&self, name: &str) -> io::Result<bool> {
+        check_name(name)?;
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = vec![];
+        for entry in rustix::fs::Dir::read_from(&self.fd)? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.retain(|name| name != "." && name != "..");
+        Ok(names)
+    }
+
+    fn relative(&self, path: &Path) -> io::Result<Arc<dyn Store>> {
+        Ok(Arc::new(Self::open_at(self.fd.as_fd(), path, self.path.join(path))?))
+    }
+
+    fn inner(&self, name: &str) -> io::Result<Arc<dyn Store>> {
+        check_name(name)?;
+        make(self.fd.as_fd(), Path::new(name))?;
+        self.relative(Path::new(name))
+    }
+
+    fn parent_path(&self) -> io::Result<Option<PathBuf>> {
+        match rustix::fs::readlinkat(&self.fd, PARENT_LINK, []) {
+            Ok(target) => Ok(Some(OsString::from_vec(target.into_bytes()).into())),
+            // A directory of that name serves as well as a link to one.
+            Err(Errno::INVAL) => Ok(Some(PARENT_LINK.into())),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn set_parent(&self, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::symlinkat(path, &self.fd, PARENT_LINK)?)
+    }
+
+    fn complete(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn identity(&self) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(&self.fd)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    fn directory(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+}
