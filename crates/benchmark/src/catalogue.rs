@@ -146,6 +146,19 @@ const IMAGE: &[Line] = &[
 
 const CHECKPOINT: &[Line] = &[
     ("container.checkpoint", "ms", Lower, "CheckpointContainer, until it has answered"),
+    (
+        "container.checkpoint-pause",
+        "ms",
+        Lower,
+        "the longest silence of a program that writes each millisecond, around that call",
+    ),
+    (
+        "container.checkpoint-frozen",
+        "ms",
+        Lower,
+        "how long the engine says that the tasks were frozen, by the statistics in the archive",
+    ),
+    ("container.checkpoint-bytes", "MiB", Lower, "the size of the archive"),
     ("container.restore", "ms", Lower, "CreateContainer from a checkpoint, and StartContainer"),
 ];
 
@@ -154,12 +167,14 @@ const DIRECT: &[Line] = &[
     ("checkpoint", "ms", Lower, "the runtime's checkpoint command, as its caller sees it"),
     ("pause", "ms", Lower, "the longest silence of a program that writes each millisecond"),
     ("frozen", "ms", Lower, "how long the engine says that the tasks were frozen"),
+    ("engine", "ms", Lower, "the engine's work by its own clock, less the frozen time"),
     (
-        "rest",
+        "runtime",
         "ms",
         Lower,
-        "the caller's time less the frozen time: starting, connecting, finishing",
+        "the caller's time before and after the engine's work: starting both programs, their ends",
     ),
+    ("unnamed", "ms", Lower, "what of the caller's time is none of these; invalid above 2 % of it"),
     ("bytes", "MiB", Lower, "the size of the images"),
     ("restore", "ms", Lower, "the runtime's restore command, as its caller sees it"),
     ("answer", "ms", Lower, "from the call of restore to the program's next sign of life"),
@@ -322,7 +337,7 @@ pub fn all(config: &Config) -> Vec<Benchmark> {
     for &memory in &config.memory {
         for sealed in [false, true] {
             let kind = if sealed { "sealed" } else { "plain" };
-            let context = format!("checkpoint.{kind}-{memory}m");
+            let context = format!("operations.checkpoint-{kind}-{memory}m");
             let isolates = "OCI runtime and checkpoint engine, without CRI";
             let needs = &["an OCI runtime with `checkpoint`", "torpor as criu"];
             add(&context, DIRECT, Group::Direct { memory, sealed }, isolates, needs);

@@ -28,10 +28,19 @@ pub enum Trouble {
     Invalid(f64, String),
 }
 
+/// What crun says to a configuration in a version of the specification that it does not know.
+const OLDER: &str = "unknown version specified";
+
 impl From<CallError> for Trouble {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unsupported { .. } => Self::Unsupported(error.to_string()),
+            CallError::Failed { ref text, .. } if text.contains(OLDER) => {
+                Self::Unsupported(format!(
+                    "this OCI runtime knows only older versions of the specification than the one that the \
+                     endpoint asks for: {error}"
+                ))
+            }
             _ => Self::Failed(error.to_string()),
         }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use crate::workload::Beat;
 use super::value;
 
 /// How many beats show that a container is alive.
-const ALIVE: u64 = 50;
+pub const ALIVE: u64 = 50;
 
 /// The file of the engine's options, empty unless images are sealed. The runtime hands the
 /// environment that names it on to the engine.
@@ -205,6 +205,7 @@ impl Container<'_> {
         let bundle = dir.to_string();
         self.done(&["run", "--detach", "--bundle", &bundle, id]).await?;
         self.until(|beat| beat.count >= ALIVE).await?;
+        let called = SystemTime::now();
         let begun = Instant::now();
         let places = ["--image-path", &image_path, "--work-path", &work_path];
         let checkpoint = [&["checkpoint", "--leave-running"][..], &places, &[id]].concat();
@@ -220,6 +221,8 @@ impl Container<'_> {
         }
         let bytes = size(&images);
         let frozen = frozen(&self.dir);
+        // Before the restore, which may write beside it.
+        let parts = named(&frozen, Account::read(&self.dir.join("work/dump.log")), called, client);
         let last = self.beat().map_or(0, |beat| beat.count);
         let begun = Instant::now();
         let restore = [&["restore", "--detach", "--bundle", &bundle][..], &places, &[id]].concat();
@@ -228,16 +231,16 @@ impl Container<'_> {
             // The count goes back to what it was when the container was frozen.
             async { self.until(|beat| beat.count != last).await.map(|_| ms(begun)) },
         );
-        let rest = frozen.clone().map(|frozen| client - frozen);
-        Ok(vec![
+        let mut values = vec![
             value("checkpoint", client),
             value("pause", alive.silence.as_secs_f64() * 1000.0),
             ("frozen".into(), frozen),
-            ("rest".into(), rest),
             value("bytes", bytes),
             ("restore".into(), restored),
             ("answer".into(), answered),
-        ])
+        ];
+        values.extend(parts);
+        Ok(values)
     }
 
     async fn remove(&self) {
@@ -247,12 +250,87 @@ impl Container<'_> {
     }
 }
 
-/// The MiB of all files in a directory.
+/// Bytes as MiB.
 #[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The MiB of all files in a directory.
 fn size(dir: &Path) -> f64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let bytes: u64 = entries.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
-    bytes as f64 / f64::from(1 << 20)
+    mebibytes(entries.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum())
+}
+
+/// What an engine's log tells of its time.
+#[derive(Debug, Clone, Copy)]
+struct Account {
+    /// From its first line to its last, by the engine's own clock, in ms.
+    work: f64,
+    /// The same by the times of the file: when it was made, and last written.
+    made: SystemTime,
+    written: SystemTime,
+}
+
+impl Account {
+    fn read(log: &Path) -> Result<Self, Trouble> {
+        let about = fs::metadata(log).map_err(failed)?;
+        let text = fs::read_to_string(log).map_err(failed)?;
+        let work = worked(&text).ok_or_else(|| failed("the engine's log holds no times"))?;
+        let (made, written) = (about.created().map_err(failed)?, about.modified().map_err(failed)?);
+        Ok(Self { work, made, written })
+    }
+}
+
+/// The ms between the first and the last line of a log whose lines begin with `(seconds)`.
+fn worked(log: &str) -> Option<f64> {
+    let time = |line: &str| line.strip_prefix('(')?.split_once(')')?.0.trim().parse::<f64>().ok();
+    let mut times = log.lines().filter_map(time);
+    let first = times.next()?;
+    Some((times.next_back().unwrap_or(first) - first) * 1000.0)
+}
+
+/// The ms from one time to another, which may be before it.
+fn between(from: SystemTime, to: SystemTime) -> f64 {
+    match to.duration_since(from) {
+        Ok(time) => time.as_secs_f64() * 1000.0,
+        Err(error) => -error.duration().as_secs_f64() * 1000.0,
+    }
+}
+
+/// The share of the caller's time that may be unaccounted for.
+const UNNAMED: f64 = 0.02;
+
+/// Where the caller's time went, besides the frozen time.
+fn named(
+    frozen: &Result<f64, Trouble>,
+    account: Result<Account, Trouble>,
+    called: SystemTime,
+    client: f64,
+) -> Values {
+    let names = ["engine", "runtime", "unnamed"];
+    let (frozen, account) = match (frozen, account) {
+        (Ok(frozen), Ok(account)) => (*frozen, account),
+        (Err(trouble), _) => return names.map(|n| (n.into(), Err(trouble.clone()))).into(),
+        (_, Err(trouble)) => return names.map(|n| (n.into(), Err(trouble.clone()))).into(),
+    };
+    let runtime = client - between(account.made, account.written);
+    let unnamed = (client - runtime - account.work).abs();
+    let before = between(called, account.made);
+    let odd = if before < 0.0 || runtime < 0.0 {
+        Some("the times of the engine's log lie outside of the call".to_owned())
+    } else if unnamed > UNNAMED * client {
+        let share = 100.0 * unnamed / client;
+        Some(format!("{share:.1} % of the caller's time is in no part that has a name"))
+    } else {
+        None
+    };
+    let unnamed = odd.map_or(Ok(unnamed), |text| Err(Trouble::Invalid(unnamed, text)));
+    vec![
+        value("engine", account.work - frozen),
+        value("runtime", runtime),
+        ("unnamed".into(), unnamed),
+    ]
 }
 
 /// The times that an engine writes into `stats-dump`, in microseconds.
@@ -272,10 +350,40 @@ struct Times {
 fn frozen(dir: &Path) -> Result<f64, Trouble> {
     let places = ["work/stats-dump", "images/stats-dump"];
     let bytes = places.iter().find_map(|name| fs::read(dir.join(name)).ok());
-    let bytes = bytes.ok_or_else(|| failed("the engine has written no statistics"))?;
+    frozen_in(&bytes.ok_or_else(|| failed("the engine has written no statistics"))?)
+}
+
+/// The frozen time in ms that `stats-dump` holds.
+pub fn frozen_in(bytes: &[u8]) -> Result<f64, Trouble> {
     // two magic numbers, the length of the message, the message
     let message = bytes.get(12..).unwrap_or_default();
     let times = Times::decode(message).map_err(failed)?;
     let dump = times.dump.ok_or_else(|| failed("the statistics are not those of a dump"))?;
     Ok(f64::from(dump.frozen_time) / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_callers_time_is_in_parts_with_names() {
+        let log = "(00.001000) Version: 4.2\n(00.005000) Frozen\nno time\n(00.081000) finished\n";
+        assert!((worked(log).unwrap() - 80.0).abs() < 1e-9);
+        let called = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let after = |ms: u64| called + Duration::from_millis(ms);
+        let account =
+            |written| Ok(Account { work: 80.0, made: after(10), written: after(written) });
+        let parts = named(&Ok(60.0), account(91), called, 100.0);
+        let of = |parts: &Values, name: &str| {
+            parts.iter().find(|(n, _)| n == name).unwrap().1.clone().ok().map(f64::round)
+        };
+        assert_eq!(of(&parts, "engine"), Some(20.0));
+        assert_eq!(of(&parts, "runtime"), Some(19.0));
+        assert_eq!(of(&parts, "unnamed"), Some(1.0));
+        // Three of a hundred without a name are too many.
+        assert_eq!(of(&named(&Ok(60.0), account(93), called, 100.0), "unnamed"), None);
+        let none = named(&Err(failed("none")), account(91), called, 100.0);
+        assert!(none.iter().all(|(_, part)| part.is_err()), "{none:?}");
+    }
 }
