@@ -38,6 +38,8 @@ go_build() {
 # container, or a machine without CAP_SYS_RESOURCE). There it is built with the score left as it is.
 without_oom_score() {
 	(echo -999 >/proc/self/oom_score_adj) 2>/dev/null && return
+	# `go list` names no directory of a module that is not in the cache yet.
+	GOFLAGS=-mod=mod go mod download gvisor.dev/gvisor || return 1
 	cp -r "$(GOFLAGS=-mod=mod go list -m -f '{{.Dir}}' gvisor.dev/gvisor)" copy && chmod -R u+w copy
 	local file=copy/pkg/shim/v1/manager.go
 	grep -q 'oomScoreMax = -999$' "$file" || { echo "gVisor's shim has changed: see without_oom_score" >&2; return 1; }
@@ -49,7 +51,9 @@ go_build containerd github.com/containerd/containerd/v2 "$containerd" \
 	github.com/containerd/containerd/v2/cmd/containerd \
 	github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 go_build gvisor gvisor.dev/gvisor "$gvisor" gvisor.dev/gvisor/runsc gvisor.dev/gvisor/shim
-[ -e "$out/bin/shim" ] && mv "$out/bin/shim" "$out/bin/containerd-shim-runsc-v1"
+if [ -e "$out/bin/shim" ]; then
+	mv "$out/bin/shim" "$out/bin/containerd-shim-runsc-v1"
+fi
 
 # youki takes long: only where that was asked for.
 if [ "${TORPOR_LONG:-}" = 1 ] && [ ! -e "$out/bin/youki" ]; then

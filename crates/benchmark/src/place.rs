@@ -348,8 +348,9 @@ fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, Pl
     fs::write(&config, toml(endpoint, dir)).map_err(failed)?;
     // containerd looks for the program that makes checkpoints on its PATH.
     let mut path = vec![dir.join("bin")];
-    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
+    // Its own shim lies beside it; that of another containerd may lie beside a handler's.
     path.extend(containerd.parent().map(Path::to_owned));
+    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
     path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
     let path = std::env::join_paths(path)

@@ -142,3 +142,38 @@ fn a_containerd_that_is_killed_is_started_again() {
     assert!(samples(start) + samples(bridge) >= 7, "{start} {bridge}");
     assert_gone(&place, &groups);
 }
+
+#[test]
+fn without_its_network_and_its_shims_it_comes_to_an_end() {
+    let place = place("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
+    let (mut child, groups) = started(&place);
+    let run = |program: &str, arguments: &[&str]| {
+        // What is to be ended may have ended by itself.
+        let _ = Command::new(program).args(arguments).stderr(Stdio::null()).status();
+    };
+    let of = |what: &str| {
+        let all = place.processes().into_iter().filter(|(_, line)| line.starts_with(what));
+        all.map(|(pid, _)| pid.to_string()).collect::<Vec<_>>()
+    };
+    for pid in of("/usr/bin/containerd ") {
+        run("nsenter", &["--net", "--target", &pid, "ip", "link", "delete", "bench0"]);
+    }
+    for pid in of("/usr/bin/containerd-shim") {
+        run("kill", &["-KILL", &pid]);
+    }
+    let until = Instant::now() + Duration::from_secs(240);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it does not end: {:?}", place.processes());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    for name in ["operations.life.total", "operations.bridge.create"] {
+        let row = row(&results, name, "here/runc");
+        // An item or two may have met the end of what was killed; then the reason is told.
+        let failures = row["failures"].as_u64().unwrap();
+        assert!(samples(row) as u64 + failures == 4 && failures <= 2, "{row}");
+        assert!(failures == 0 || row["reason"].is_string(), "{row}");
+    }
+    assert_gone(&place, &groups);
+}
