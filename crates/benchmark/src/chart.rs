@@ -141,17 +141,26 @@ fn band(svg: &mut String, one: &Series<'_>, place: usize, middle: f64, x: &impl 
             x(high)
         );
     }
+    let far = |value: f64| {
+        let fence = 3.0 * (summary.p75 - summary.p25);
+        value < summary.p25 - fence || value > summary.p75 + fence
+    };
+    // One path for all dots keeps the page small. Strokes of no length with round ends are dots.
+    let mut dots = String::new();
     for (number, &value) in one.values.iter().enumerate() {
         // In three rows by turns, so that equal values do not hide each other.
-        let shift = [-5.0, 0.0, 5.0][number % 3];
-        let _ = write!(
-            svg,
-            "<circle class=\"dot c{place}\" cx={:.1} cy={:.1} r=2.6><title>{}</title></circle>",
-            x(value),
-            middle + shift,
-            self::number(value)
-        );
+        let at = middle + [-5.0, 0.0, 5.0][number % 3];
+        let _ = write!(dots, "M{:.1} {at:.1}h0", x(value));
+        if far(value) {
+            let _ = write!(
+                svg,
+                "<circle class=\"far c{place}\" cx={:.1} cy={at:.1} r=5><title>{}</title></circle>",
+                x(value),
+                self::number(value)
+            );
+        }
     }
+    let _ = write!(svg, "<path class=\"dots c{place}\" d=\"{dots}\" />");
 }
 
 /// A line for each target over a number of containers.
@@ -227,7 +236,8 @@ mod tests {
         let described = summary(&values).unwrap();
         let series = [Series { name: "a<b", values: &values, summary: &described }];
         let svg = distributions("t\"", "ms", &series);
-        assert_eq!(svg.matches("<circle").count(), 5);
+        // Each is a dot, and the one that lies far out has a ring.
+        assert_eq!((svg.matches("h0").count(), svg.matches("<circle").count()), (5, 1));
         assert!(svg.contains("a&lt;b") && svg.contains("t&quot;") && !svg.contains("NaN"));
     }
 

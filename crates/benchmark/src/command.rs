@@ -9,10 +9,12 @@ use clap::{Args, Subcommand};
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::compare::{Verdict, compare};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Host};
+use crate::kubernetes::{self, Cluster};
+use crate::many::{self, Way};
 use crate::results::{self, Results};
 use crate::workload::{self, Workload};
-use crate::{keeper, registry, report, run as running, statistics};
+use crate::{agent, keeper, registry, report, run as running, statistics};
 
 /// The subcommands of `torpor benchmark`.
 #[derive(Debug, Subcommand)]
@@ -113,6 +115,51 @@ pub struct Run {
     /// Begin anew, and throw away what the directory holds of a run before
     #[arg(long)]
     again: bool,
+    /// Measure for a coordinator that speaks through the standard streams, or print the results of a
+    /// configuration for whoever reads them
+    #[arg(long, conflicts_with_all = ["host", "kubernetes"])]
+    agent: bool,
+    /// Measure another machine, where SSH goes as `user@host`; may be given several times
+    #[arg(long, value_name = "USER@HOST", conflicts_with = "kubernetes")]
+    host: Vec<String>,
+    /// Measure nodes of a cluster that have this label: a Job on each of them
+    #[arg(long, value_name = "SELECTOR", requires = "image")]
+    kubernetes: Option<String>,
+    /// The image with this tool in it, for `--kubernetes`
+    #[arg(long)]
+    image: Option<String>,
+    /// The namespace of Jobs
+    #[arg(long, default_value = "default")]
+    namespace: String,
+    /// How many minutes a Job may take
+    #[arg(long, default_value_t = 240)]
+    minutes: u64,
+}
+
+impl Run {
+    /// The configuration with what the command line says.
+    fn config(&self) -> Result<Config, String> {
+        let mut config = self.configured.read().map_err(text)?;
+        config.runs = self.runs.unwrap_or(config.runs);
+        config.seed = self.seed.or(config.seed);
+        config.filters.0.extend(self.filter.iter().cloned());
+        for host in &self.host {
+            let name = host.rsplit('@').next().unwrap_or(host).to_owned();
+            config.hosts.push(Host { name, ssh: Some(host.clone()), ..Host::default() });
+        }
+        crate::config::check(&config).map_err(text)?;
+        Ok(config)
+    }
+
+    /// The cluster whose nodes are measured.
+    fn cluster(&self) -> Option<Cluster> {
+        Some(Cluster {
+            selector: self.kubernetes.clone()?,
+            namespace: self.namespace.clone(),
+            image: self.image.clone()?,
+            limit: self.minutes.saturating_mul(60),
+        })
+    }
 }
 
 /// What `compare` is told.
@@ -223,12 +270,26 @@ fn list(json: bool, configured: &Configured) -> Result<(), String> {
 }
 
 fn measure(arguments: Run) -> Result<(), String> {
-    let mut config = arguments.configured.read().map_err(text)?;
-    config.runs = arguments.runs.unwrap_or(config.runs);
-    config.seed = arguments.seed.or(config.seed);
-    config.filters.0.extend(arguments.filter);
+    if arguments.agent {
+        let config = match arguments.configured.config {
+            Some(_) => Some(arguments.config()?),
+            None => None,
+        };
+        return block_on(agent::serve(config, arguments.output, arguments.again))?;
+    }
+    let mut config = arguments.config()?;
+    let cluster = arguments.cluster();
     let output = arguments.output.or(config.output.take());
     let output = output.ok_or("where do results go? Give a directory with --output")?;
+    let mut ways: Vec<Way> = config.hosts.iter().cloned().map(Way::Command).collect();
+    if let Some(cluster) = &cluster {
+        ways.extend(kubernetes::nodes(cluster)?.into_iter().map(Way::Node));
+    }
+    if !ways.is_empty() {
+        many::run(&ways, cluster.as_ref(), config, &output, arguments.again)?;
+        println!("{}", output.join("report.html").display());
+        return Ok(());
+    }
     let results = block_on(running::run(config, &output, arguments.again))?.map_err(text)?;
     eprintln!();
     println!("{}", report::summary(&results));

@@ -40,6 +40,9 @@ pub struct Config {
     pub criu: Option<PathBuf>,
     /// The runtimes.
     pub endpoints: Vec<Endpoint>,
+    /// Other machines that are measured instead of this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Host>,
 }
 
 impl Default for Config {
@@ -52,14 +55,48 @@ impl Default for Config {
             seed: None,
             deadline: 30,
             patience: 180,
-            scale: vec![5, 10, 50],
+            scale: vec![5, 10, 50, 100],
             concurrency: 5,
             memory: vec![16, 256],
             effort: 1.0,
             threshold: 0.05,
             criu: None,
             endpoints: Vec::new(),
+            hosts: Vec::new(),
         }
+    }
+}
+
+/// Another machine: how an agent is started there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Host {
+    /// The directory of its results, below that of all.
+    pub name: String,
+    /// Where SSH goes: `user@host`, or a name of its configuration.
+    pub ssh: Option<String>,
+    /// The program there.
+    pub program: Option<String>,
+    /// In place of SSH: a command to which `run --agent` is added, and whose standard streams are the agent's.
+    pub command: Vec<String>,
+}
+
+impl Host {
+    /// The command that starts an agent there.
+    #[must_use]
+    pub fn start(&self) -> Vec<String> {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let mut all = match &self.ssh {
+            Some(to) => {
+                let mut all = words("ssh -o BatchMode=yes -o ServerAliveInterval=15 --");
+                all.push(to.clone());
+                all.extend(words(self.program.as_deref().unwrap_or("torpor benchmark")));
+                all
+            }
+            None => self.command.clone(),
+        };
+        all.extend(words("run --agent"));
+        all
     }
 }
 
@@ -173,7 +210,11 @@ pub fn read(path: &Path) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-fn check(config: &Config) -> Result<(), ConfigError> {
+/// Whether the values of a configuration make sense.
+///
+/// # Errors
+/// What does not.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
     let wrong = |text: String| Err(ConfigError::Value(text));
     if config.runs == 0 || config.runs > 100_000 {
         return wrong("`runs` must be from 1 to 100000".into());
@@ -190,6 +231,7 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     if config.concurrency == 0 || config.scale.iter().any(|&n| n == 0 || n > 10_000) {
         return wrong("`concurrency` must be above 0, each `scale` from 1 to 10000".into());
     }
+    check_hosts(config)?;
     let mut names = std::collections::BTreeSet::new();
     for endpoint in &config.endpoints {
         if endpoint.socket.is_some() == endpoint.containerd.is_some() {
@@ -205,6 +247,25 @@ fn check(config: &Config) -> Result<(), ConfigError> {
             if !names.insert(name.clone()) {
                 return wrong(format!("there are two targets with the name `{name}`"));
             }
+        }
+    }
+    Ok(())
+}
+
+fn check_hosts(config: &Config) -> Result<(), ConfigError> {
+    let wrong = |text: String| Err(ConfigError::Value(text));
+    let mut names = std::collections::BTreeSet::new();
+    for host in &config.hosts {
+        let name = &host.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
+            return wrong(format!("host `{name}`: names are letters, digits, and -_. inside"));
+        }
+        if host.ssh.is_some() != host.command.is_empty() {
+            return wrong(format!("host `{name}` needs either `ssh` or `command`"));
+        }
+        if !names.insert(name) {
+            return wrong(format!("there are two hosts with the name `{name}`"));
         }
     }
     Ok(())
@@ -311,6 +372,35 @@ mod tests {
         assert!(!config.filters.take("operations.bridge.create"));
     }
 
+    /// The keys of a value, and those of a schema's object.
+    fn assert_same_keys(value: &impl Serialize, schema: &serde_json::Value) {
+        let keys = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(keys(&serde_json::to_value(value).unwrap()), keys(&schema["properties"]));
+    }
+
+    #[test]
+    fn the_schema_has_every_key_and_its_default() {
+        let text = include_str!("../../../docs/benchmark.schema.json");
+        let schema: serde_json::Value = serde_json::from_str(text).unwrap();
+        let text = "endpoints: [{name: a, socket: /s, handlers: [{name: x}]}]\n\
+                    hosts: [{name: a, ssh: b}]\n";
+        let config = parse(text).unwrap();
+        assert_same_keys(&config, &schema);
+        assert_same_keys(&config.endpoints[0], &schema["$defs"]["endpoint"]);
+        assert_same_keys(&config.endpoints[0].handlers[0], &schema["$defs"]["handler"]);
+        assert_same_keys(&config.hosts[0], &schema["$defs"]["host"]);
+        let defaults = serde_json::to_value(Config::default()).unwrap();
+        for (key, about) in schema["properties"].as_object().unwrap() {
+            let default = about.get("default").filter(|default| **default != serde_json::json!([]));
+            if let Some(default) = default {
+                let (said, is) = (default.as_f64(), defaults[key].as_f64());
+                assert!(said == is && (said.is_some() || *default == defaults[key]), "{key}");
+            }
+        }
+    }
+
     #[test]
     fn nonsense_is_named() {
         for (text, word) in [
@@ -318,6 +408,9 @@ mod tests {
             ("runs: 0", "runs"),
             ("effort: .nan", "effort"),
             ("endpoints: [{name: a, handlers: []}]", "either"),
+            ("hosts: [{name: a}]", "either"),
+            ("hosts: [{name: ../a, ssh: b}]", "letters"),
+            ("hosts: [{name: a, ssh: b}, {name: a, ssh: c}]", "two hosts"),
             ("endpoints: [{name: 'a b', socket: /s, handlers: [{name: x}]}]", "letters"),
         ] {
             let error = parse(text).unwrap_err();

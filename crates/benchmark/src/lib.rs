@@ -3,6 +3,7 @@
 //! It needs nothing of the engine. Results come from a journal that is written as samples come
 //! ([`journal`]), and everything that runtimes do wrong ends in the cell that it belongs to.
 
+mod agent;
 pub mod catalogue;
 pub mod cell;
 mod cgroups;
@@ -17,7 +18,9 @@ pub mod gather;
 mod image;
 pub mod journal;
 mod keeper;
+mod kubernetes;
 pub mod machine;
+mod many;
 mod own;
 mod past;
 mod place;

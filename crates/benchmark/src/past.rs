@@ -26,6 +26,28 @@ const THEN: &[Finding] = &[
     ("scalability.containers-50.start", "starting 50, s", 37.69, 43.36),
 ];
 
+/// How far apart two runtimes are when one is called slower than the other.
+const APART: f64 = 1.1;
+
+/// Whether what was found then is found now: who of the two is slower, if any.
+fn holds(then: f64, now: f64) -> &'static str {
+    let side = |times: f64| if times > APART { 1 } else { -i32::from(times < 1.0 / APART) };
+    match (side(then), side(now)) {
+        (a, b) if a == b => "holds",
+        (_, 0) => "no difference any more",
+        (0, _) => "a difference now",
+        _ => "the other way round",
+    }
+}
+
+/// What was measured in 2019 for a benchmark, with runc and with runsc.
+#[must_use]
+pub fn medians(benchmark: &str) -> Option<String> {
+    let &(_, what, runc, runsc) = THEN.iter().find(|(name, ..)| *name == benchmark)?;
+    let unit = what.rsplit(' ').next()?;
+    Some(format!("{runc} / {runsc} {unit}"))
+}
+
 /// The findings of 2019 beside those of a run. Amounts of work differ, so that what can be compared is how
 /// much slower gVisor is than runc: then and now, where the run has both.
 #[must_use]
@@ -51,7 +73,28 @@ pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -
                 "then_times": format!("{:.2}", then_runsc / then_runc),
                 "now": [shown(a), shown(b)],
                 "now_times": a.zip(b).map_or("—".into(), |(a, b)| format!("{:.2}", times(b, a))),
+                "holds": a.zip(b).map_or("", |(a, b)| holds(then_runsc / then_runc, times(b, a))),
             }))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_holds_when_the_same_one_is_slower() {
+        assert_eq!(holds(9.7, 3.0), "holds");
+        assert_eq!(holds(1.05, 0.95), "holds");
+        assert_eq!(holds(1.7, 1.02), "no difference any more");
+        assert_eq!(holds(1.7, 0.5), "the other way round");
+        assert_eq!(holds(1.0, 2.0), "a difference now");
+    }
+
+    #[test]
+    fn the_past_is_told_with_its_unit() {
+        assert_eq!(medians("performance.cpu.total").as_deref(), Some("23.86 / 26.29 s"));
+        assert_eq!(medians("operations.image.pull"), None);
+    }
 }

@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::io::Read;
 use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::read::GzEncoder;
 use minijinja::{AutoEscape, Environment, Error, context};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::catalogue::{Benchmark, Direction};
 use crate::chart::{Series, distributions, number, scaling};
-use crate::past::findings;
+use crate::past::{findings, medians};
 use crate::results::{self, Results, Row, Status};
 use crate::statistics::ratio;
 
@@ -39,6 +42,8 @@ struct Line {
     measures: String,
     isolates: String,
     better: &'static str,
+    /// What was measured in 2019 with runc and with runsc.
+    past: String,
     cells: Vec<Entry>,
     chart: String,
 }
@@ -77,6 +82,7 @@ fn line(results: &Results, benchmark: &Benchmark) -> Line {
             Direction::Lower => "less is better",
             Direction::Higher => "more is better",
         },
+        past: medians(&benchmark.name).unwrap_or_default(),
         cells,
         chart,
     }
@@ -229,13 +235,45 @@ fn machine(results: &Results) -> Value {
         "scales": scales(results),
         "densities": densities(results),
         "findings": findings(|name, target| median_of(results, name, target), results),
-        "raw": STANDARD.encode(raw),
+        "raw": STANDARD.encode(packed(&raw)),
         "noise": format!("{noise:.1}"),
         "calibrations": results.calibration.samples.len(),
         "minutes": format!("{:.1}", (results.finished - results.started) / 60.0),
         "date": date(results.started),
         "seed": results.seed.to_string(),
     })
+}
+
+/// Bytes, compressed: samples take a tenth of their room.
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    // Reading from memory into memory does not fail.
+    let _ = GzEncoder::new(bytes, Compression::best()).read_to_end(&mut packed);
+    packed
+}
+
+/// Medians of several machines in one table: for each benchmark and target that at least one has.
+fn together(all: &[&Results]) -> Vec<Value> {
+    let mut names: Vec<(&str, &str, &str)> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    for results in all {
+        for benchmark in &results.benchmarks {
+            for target in &results.targets {
+                if seen.insert((&benchmark.name, &target.name)) {
+                    names.push((&benchmark.name, &benchmark.unit, &target.name));
+                }
+            }
+        }
+    }
+    let of = |results: &Results, name: &str, target: &str| {
+        let row = results.rows.iter().find(|r| r.benchmark == name && r.target == target);
+        row.map_or("—".into(), |row| entry(row, false).text)
+    };
+    let line = |&(name, unit, target): &(&str, &str, &str)| {
+        let cells: Vec<String> = all.iter().map(|results| of(results, name, target)).collect();
+        json!({ "name": name, "unit": unit, "target": target, "cells": cells })
+    };
+    names.iter().map(line).collect()
 }
 
 /// A day, from seconds of the epoch.
@@ -268,7 +306,9 @@ fn render(name: &str, template: &str, values: minijinja::Value) -> Result<String
 pub fn html(all: &[&Results]) -> Result<String, Error> {
     let machines: Vec<Value> = all.iter().map(|results| machine(results)).collect();
     let machines = minijinja::Value::from(minijinja::value::Serde(machines));
-    render("report.html", PAGE, context! { machines, style => STYLE })
+    let together = if all.len() > 1 { together(all) } else { Vec::new() };
+    let together = minijinja::Value::from(minijinja::value::Serde(together));
+    render("report.html", PAGE, context! { machines, together, style => STYLE })
 }
 
 /// The same as Markdown, without charts.

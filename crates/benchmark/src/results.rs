@@ -151,9 +151,17 @@ pub fn read(path: &Path) -> Result<Results, ResultsError> {
     if size > LARGEST {
         return Err(broken(format!("the file has {size} bytes; at most {LARGEST} are read")));
     }
-    let text = std::fs::read(&file).map_err(failed)?;
+    parse(&file, &std::fs::read(&file).map_err(failed)?)
+}
+
+/// The results that bytes hold which came from `name`.
+///
+/// # Errors
+/// If they are damaged.
+pub fn parse(name: &Path, bytes: &[u8]) -> Result<Results, ResultsError> {
+    let broken = |text: String| ResultsError::Broken(name.to_owned(), text);
     let mut results: Results =
-        serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
+        serde_json::from_slice(bytes).map_err(|error| broken(error.to_string()))?;
     check(&results).map_err(broken)?;
     // Samples are the truth: a summary is never taken from the file.
     results.rows.iter_mut().for_each(Row::summarize);

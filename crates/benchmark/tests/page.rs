@@ -1,0 +1,142 @@
+//! The page of a large run: small enough, complete without a network, readable on a phone. A headless Chromium
+//! shows it, where one is installed.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use base64::Engine;
+use common::{Place, success};
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
+
+const TARGETS: usize = 8;
+const ROWS: usize = 100;
+const SAMPLES: u64 = 12;
+
+/// Results as large as those of a whole matrix, some of them without values.
+fn results(place: &Place) -> Value {
+    let mut random = fastrand::Rng::with_seed(5);
+    let targets: Vec<String> = (0..TARGETS).map(|n| format!("containerd-2.2/runtime{n}")).collect();
+    let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
+    for number in 0..ROWS {
+        let name = format!("operations.component{number}.facet");
+        benchmarks.push(json!({
+            "name": name, "unit": "ms", "direction": "lower", "measures": "a & b < c",
+            "isolates": "nothing", "needs": [], "group": "life",
+        }));
+        for (place, target) in targets.iter().enumerate() {
+            let lacks = (number + place) % 25 == 0;
+            let samples: Vec<Value> = (0..if lacks { 0 } else { SAMPLES })
+                .map(|order| {
+                    let value =
+                        100.0 + 20.0 * random.f64() + f64::from(u8::from(order == 3)) * 500.0;
+                    json!({"order": order, "time": 1.0, "warmup": false, "value": value})
+                })
+                .collect();
+            rows.push(json!({
+                "benchmark": name, "target": target, "failures": 0, "summary": null,
+                "status": if lacks { "unsupported" } else { "ok" },
+                "reason": if lacks { json!("it cannot <b>do</b> this") } else { Value::Null },
+                "samples": samples,
+            }));
+        }
+    }
+    let about = |name: &String| json!({"name": name, "endpoint": "", "runtime": "", "facts": {}, "digests": {}});
+    let all = json!({
+        "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
+        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {},
+        "machine": {
+            "hostname": "h", "cpu": "c", "cpus": 2, "architecture": "a", "memory": 1, "kernel": "k",
+            "cgroup": "v2", "governor": "", "system": "s", "facts": {},
+        },
+        "calibration": {"samples": [5.0], "median": 5.0, "deviation": 0.0, "noisy": false},
+        "targets": targets.iter().map(about).collect::<Vec<_>>(),
+        "benchmarks": benchmarks, "rows": rows,
+    });
+    fs::write(place.path("results.json"), all.to_string()).unwrap();
+    all
+}
+
+fn report(place: &Place) -> PathBuf {
+    let mut tool = place.tool();
+    tool.arg("report").arg(place.path("results.json")).arg("--output").arg(place.path(""));
+    success(&tool.output().unwrap());
+    place.path("report.html")
+}
+
+#[test]
+fn it_is_small_and_holds_every_sample() {
+    let place = Place::new();
+    let all = results(&place);
+    let page = fs::read_to_string(report(&place)).unwrap();
+    assert!(page.len() <= 2_000_000, "{} bytes", page.len());
+    for part in ["<script src", "<link", "<img", "http://", "https://", "url(", "@import"] {
+        assert!(!page.contains(part), "the page asks for something: {part}");
+    }
+    assert!(!page.contains("<b>do</b>"), "a reason is not escaped");
+    let (_, rest) = page.split_once("data:application/gzip;base64,").unwrap();
+    let raw = rest.split('"').next().unwrap().replace("&#x2f;", "/");
+    let packed = base64::engine::general_purpose::STANDARD.decode(raw).unwrap();
+    let mut text = String::new();
+    GzDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap();
+    let held: Value = serde_json::from_str(&text).unwrap();
+    let samples = |all: &Value| -> Vec<Value> {
+        all["rows"].as_array().unwrap().iter().map(|row| row["samples"].clone()).collect()
+    };
+    assert_eq!(samples(&held), samples(&all));
+}
+
+/// Loads the report as a phone does, and writes down what it finds.
+const PROBE: &str = r#"<!doctype html><body><iframe id=f width=390 height=800 src=report.html></iframe><script>
+onload = () => {
+	const frame = document.getElementById("f"), page = frame.contentDocument;
+	const root = page.documentElement;
+	const found = {
+		wide: root.scrollWidth - root.clientWidth,
+		charts: page.querySelectorAll("svg").length,
+		cells: page.querySelectorAll("td.ok, td.unsupported").length,
+		blank: [...page.querySelectorAll("td.ok, td.unsupported")].filter(c => !c.textContent.trim()).length,
+		requests: frame.contentWindow.performance.getEntriesByType("resource").length,
+	};
+	document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+};
+</script>"#;
+
+/// What a Chromium without a network finds in a report.
+fn seen(place: &Place) -> Option<Value> {
+    let chromium = Path::new("/usr/bin/chromium");
+    if !chromium.exists() {
+        return None;
+    }
+    fs::write(place.path("probe.html"), PROBE).unwrap();
+    let profile = format!("--user-data-dir={}", place.path("profile").display());
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "240", "unshare", "--net"]).arg(chromium).arg(profile);
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]);
+    command.args(["--virtual-time-budget=20000", "--dump-dom"]);
+    command.arg(format!("file://{}", place.path("probe.html").display()));
+    let said = success(&command.output().unwrap());
+    let (_, rest) = said.split_once("FOUND").unwrap_or_else(|| panic!("no answer: {said}"));
+    Some(serde_json::from_str(rest.split("END").next().unwrap()).unwrap())
+}
+
+#[test]
+fn a_browser_shows_it_on_a_phone_without_a_network() {
+    let place = Place::new();
+    results(&place);
+    report(&place);
+    let Some(found) = seen(&place) else {
+        eprintln!("left out: a_browser_shows_it_on_a_phone_without_a_network (it takes chromium)");
+        return;
+    };
+    let expected = json!({
+        "wide": 0, "charts": ROWS, "cells": ROWS * TARGETS, "blank": 0, "requests": 0,
+    });
+    assert_eq!(found, expected);
+}
