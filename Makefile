@@ -39,6 +39,7 @@ docs:             ## the compatibility table, from the outcomes of the last test
 
 bench: build      ## measure, against cp; prints the table and writes JSON
 	@scripts/bench.sh
+	@scripts/benchmark-matrix.sh
 
 fuzz:             ## every fuzz target for SECONDS seconds
 	@scripts/fuzz.sh $(SECONDS)
