@@ -27,10 +27,21 @@ const OPTIONS: &str = "criu.conf";
 /// A container of the runtime, without CRI.
 struct Container<'a> {
     cell: &'a Cell<'a>,
-    binary: &'a Path,
+    binary: PathBuf,
     dir: PathBuf,
     id: String,
     sealed: bool,
+    /// Whether it is gVisor, whose sentry writes its own state: no engine takes part.
+    sentry: bool,
+}
+
+/// What is told of parts that only an engine has.
+const NO_ENGINE: &str =
+    "gVisor checkpoints by itself, and does not tell how long it froze the container";
+
+/// gVisor's program, beside its shim.
+fn beside(path: &[PathBuf]) -> Option<PathBuf> {
+    path.iter().map(|dir| dir.join("runsc")).find(|file| file.is_file())
 }
 
 /// One checkpoint that leaves its container running, and one restore from it.
@@ -47,7 +58,11 @@ async fn prepare<'a>(
     sealed: bool,
 ) -> Result<Container<'a>, Trouble> {
     let unsupported = |text: &str| Trouble::Unsupported(text.to_owned());
-    let binary = cell.handler.binary.as_deref();
+    let sentry = cell.handler.kind.contains("runsc");
+    if sentry && sealed {
+        return Err(unsupported("gVisor checkpoints by itself, and does not seal"));
+    }
+    let binary = cell.handler.binary.clone().or_else(|| beside(&cell.handler.path));
     let binary = binary.ok_or_else(|| unsupported("the configuration names no `binary`"))?;
     let torpor = cell.config.criu.clone().or_else(own::torpor);
     let torpor = torpor.ok_or_else(|| unsupported("there is no torpor to act as criu"))?;
@@ -59,10 +74,11 @@ async fn prepare<'a>(
     }
     fs::write(dir.join(OPTIONS), "").map_err(failed)?;
     symlink(&torpor, dir.join("bin/criu")).map_err(failed)?;
-    let container = Container { cell, binary, dir, id, sealed };
+    let container = Container { cell, binary, dir, id, sealed, sentry };
     let help = container.call(&["checkpoint", "--help"], Duration::from_secs(10)).await?;
-    if !help.status.success() {
-        let name = binary.display();
+    // gVisor's help ends with an error.
+    if !sentry && !help.status.success() {
+        let name = container.binary.display();
         let text =
             format!("this build of {name} has no checkpoint (`{name} checkpoint --help` fails)");
         return Err(Trouble::Unsupported(text));
@@ -137,11 +153,14 @@ impl Container<'_> {
             Some(init) => {
                 let mut command = Command::new("nsenter");
                 command.args(["--target", &init.to_string(), "--mount", "--pid", "--net", "--ipc"]);
-                command.arg("--").arg(self.binary);
+                command.arg("--").arg(&self.binary);
                 command
             }
-            None => Command::new(self.binary),
+            None => Command::new(&self.binary),
         };
+        if self.sentry {
+            command.args(["--platform=systrap", "--network=none", "--ignore-cgroups"]);
+        }
         let path = std::env::var("PATH").unwrap_or_default();
         // A container keeps the standard streams of its maker: they must be nothing that only this
         // process has, or no engine could restore them.
@@ -208,7 +227,8 @@ impl Container<'_> {
         let called = SystemTime::now();
         let begun = Instant::now();
         let places = ["--image-path", &image_path, "--work-path", &work_path];
-        let checkpoint = [&["checkpoint", "--leave-running"][..], &places, &[id]].concat();
+        let places = if self.sentry { &places[..2] } else { &places[..] };
+        let checkpoint = [&["checkpoint", "--leave-running"][..], places, &[id]].concat();
         self.done(&checkpoint).await?;
         let client = ms(begun);
         let count = self.beat().map_or(0, |beat| beat.count);
@@ -220,12 +240,13 @@ impl Container<'_> {
             return Err(failed("the engine was told to seal its images, and has not"));
         }
         let bytes = size(&images);
-        let frozen = frozen(&self.dir);
+        let none = || Err(Trouble::Unsupported(NO_ENGINE.into()));
+        let frozen = if self.sentry { none() } else { frozen(&self.dir) };
         // Before the restore, which may write beside it.
         let parts = named(&frozen, Account::read(&self.dir.join("work/dump.log")), called, client);
         let last = self.beat().map_or(0, |beat| beat.count);
         let begun = Instant::now();
-        let restore = [&["restore", "--detach", "--bundle", &bundle][..], &places, &[id]].concat();
+        let restore = [&["restore", "--detach", "--bundle", &bundle][..], places, &[id]].concat();
         let (restored, answered) = tokio::join!(
             async { self.done(&restore).await.map(|()| ms(begun)) },
             // The count goes back to what it was when the container was frozen.
