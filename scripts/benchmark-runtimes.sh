@@ -55,9 +55,10 @@ if [ -e "$out/bin/shim" ]; then
 	mv "$out/bin/shim" "$out/bin/containerd-shim-runsc-v1"
 fi
 
-# youki takes long: only where that was asked for.
+# youki takes long: only where that was asked for. Without features it works with no control groups at all; that for
+# seccomp takes a library of its own.
 if [ "${TORPOR_LONG:-}" = 1 ] && [ ! -e "$out/bin/youki" ]; then
-	cargo install --locked --root "$out" --version "$youki" youki ||
+	cargo install --locked --root "$out" --version "$youki" --features v1,v2 youki ||
 		echo "youki does not build: left out" >&2
 fi
 

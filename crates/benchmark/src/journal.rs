@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -116,7 +117,11 @@ impl Journal {
     /// # Errors
     /// If it cannot be written.
     pub fn create(path: &Path, head: &Head) -> io::Result<Self> {
-        let mut journal = Self { file: File::create(path)? };
+        // What is there goes only when it is sure that nobody writes it.
+        let options = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = alone(options?)?;
+        file.set_len(0)?;
+        let mut journal = Self { file };
         journal.line(head)?;
         Ok(journal)
     }
@@ -127,8 +132,8 @@ impl Journal {
     /// # Errors
     /// If it cannot be read or written, or is damaged elsewhere than in its last line.
     pub fn open(path: &Path) -> io::Result<(Self, Past)> {
+        let mut file = alone(OpenOptions::new().write(true).open(path)?)?;
         let (past, length) = read(path)?;
-        let mut file = OpenOptions::new().write(true).open(path)?;
         file.set_len(length)?;
         file.seek(SeekFrom::End(0))?;
         Ok((Self { file }, past))
@@ -147,6 +152,17 @@ impl Journal {
     /// If it cannot be written.
     pub fn add(&mut self, line: &Line) -> io::Result<()> {
         self.line(line)
+    }
+}
+
+/// Takes a journal for this process alone, until it ends.
+fn alone(file: File) -> io::Result<File> {
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::other(
+            "another run writes here; wait for its end, or choose another directory with --output",
+        )),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -197,6 +213,9 @@ mod tests {
         journal.add(&Line::Begin(0)).unwrap();
         let whole = std::fs::read(&path).unwrap();
         journal.add(&Line::Done { item: 0, time: 1.0, outcomes: Vec::new() }).unwrap();
+        // Nobody else writes it meanwhile, or begins anew.
+        assert!(Journal::open(&path).is_err() && Journal::create(&path, &head).is_err());
+        drop(journal);
         let all = std::fs::read(&path).unwrap();
         for cut in whole.len()..all.len() {
             std::fs::write(&path, &all[..cut]).unwrap();

@@ -88,14 +88,11 @@ pub async fn run(mut config: Config, output: &Path, again: bool) -> Result<Resul
     };
     std::fs::create_dir_all(output).map_err(at(output))?;
     let path = output.join(JOURNAL);
-    if again && path.exists() {
-        std::fs::remove_file(&path).map_err(at(&path))?;
-    }
     if config.endpoints.is_empty() {
         config.endpoints = crate::config::found().await?;
     }
     config.output = None;
-    let (journal, past) = if path.exists() {
+    let (journal, past) = if path.exists() && !again {
         resume(&path, &config)?
     } else {
         begin(&path, &config).map_err(at(&path))?
