@@ -52,16 +52,21 @@ pub fn medians(benchmark: &str) -> Option<String> {
 /// much slower gVisor is than runc: then and now, where the run has both.
 #[must_use]
 pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -> Vec<Value> {
-    let handler = |name: &str| {
-        let ends = |target: &&crate::results::Target| target.name.ends_with(&format!("/{name}"));
-        results.targets.iter().find(ends).map(|target| target.name.as_str())
+    // Both under one endpoint: the first that has values of both, or else of runc.
+    let endpoints = || {
+        let of = |target: &crate::results::Target| Some(target.name.rsplit_once('/')?.0.to_owned());
+        results.targets.iter().filter_map(of)
     };
-    let (runc, runsc) = (handler("runc"), handler("runsc"));
-    let of = |name: &str, target: Option<&str>| target.and_then(|target| median(name, target));
+    let pair = |name: &str| {
+        let of = |endpoint: &str, handler: &str| median(name, &format!("{endpoint}/{handler}"));
+        let pairs: Vec<_> = endpoints().map(|e| (of(&e, "runc"), of(&e, "runsc"))).collect();
+        let both = pairs.iter().find(|(a, b)| a.is_some() && b.is_some());
+        both.or_else(|| pairs.iter().find(|(a, _)| a.is_some())).copied().unwrap_or_default()
+    };
     THEN.iter()
         .filter_map(|&(name, what, then_runc, then_runsc)| {
             let benchmark = results.benchmarks.iter().find(|b| b.name == name)?;
-            let (a, b) = (of(name, runc), of(name, runsc));
+            let (a, b) = pair(name);
             let more = benchmark.direction == crate::catalogue::Direction::Higher;
             let times = |slow: f64, base: f64| if more { base / slow } else { slow / base };
             let shown = |value: Option<f64>| value.map_or("—".into(), crate::chart::number);

@@ -130,9 +130,14 @@ fn entry(row: &Row, best: bool) -> Entry {
         text,
         interval: interval.unwrap_or_default(),
         best,
-        reason: row.reason.clone().unwrap_or_default(),
+        reason: printable(row.reason.as_deref().unwrap_or_default()),
         samples: summary.map_or(0, |s| s.n),
     }
+}
+
+/// Text without characters that a page cannot show: runtimes put all sorts of things into errors.
+fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), " ")
 }
 
 /// What failed or is not supported, with the targets and benchmarks of each reason together.
@@ -146,7 +151,8 @@ fn troubles(results: &Results) -> Vec<Value> {
             _ if row.failures > 0 => "failed at times",
             _ => continue,
         };
-        let key = (results::without_ids(row.reason.as_deref().unwrap_or_default()), what);
+        let key =
+            (results::without_ids(&printable(row.reason.as_deref().unwrap_or_default())), what);
         reasons.entry(key).or_default().push((row.target.clone(), row.benchmark.clone()));
     }
     let joined = |list: &[(String, String)], pick: fn(&(String, String)) -> &String| {

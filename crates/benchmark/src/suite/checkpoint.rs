@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::cell::{Cell, Network, Spec, Trouble, Values, failed, ms};
 use crate::cgroups;
+use crate::cri::CallError;
 use crate::cri::messages::ImageSpec;
 
 use super::direct::{ALIVE, frozen_in, mebibytes};
@@ -16,6 +17,11 @@ use crate::workload::Beat;
 /// `CheckpointContainer`, and a container that is created from what it wrote.
 pub async fn through_cri(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let client = cell.client();
+    // Who lacks the call says so of a container that is not there, too, and needs none.
+    let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;
+    if let Err(error @ CallError::Unsupported { .. }) = probe {
+        return Err(error.into());
+    }
     let pod = cell.pod(Network::Host).await?;
     let spec = Spec::workload("heartbeat --size 16 --file /tmp/beat");
     let launched = cell.launch(&pod, &spec).await?;
@@ -117,6 +123,6 @@ async fn restore(
 }
 
 /// A runtime that does not know checkpoints as images takes the path for a name, and says so.
-fn refused(error: crate::cri::CallError) -> Trouble {
+fn refused(error: CallError) -> Trouble {
     Trouble::Unsupported(format!("no container can be created from a checkpoint: {error}"))
 }
