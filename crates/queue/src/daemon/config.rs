@@ -32,6 +32,12 @@ pub struct Config {
     pub orphan_after: Millis,
     /// Milliseconds between SIGTERM and SIGKILL.
     pub grace: Millis,
+    /// How the memory in checkpoints is compressed: lz4 or zstd, with a level after a colon;
+    /// not at all if it is null.
+    pub compress: Option<String>,
+    /// Bytes that all checkpoints may take (default: no limit). Those that only protect jobs
+    /// that run are given up first, the largest before the others.
+    pub images: Option<u64>,
 }
 
 impl Default for Config {
@@ -61,6 +67,8 @@ impl Default for Config {
             memory_reserve: 256 << 20,
             orphan_after: 60_000,
             grace: 10_000,
+            compress: Some("lz4".to_owned()),
+            images: None,
         }
     }
 }
@@ -89,6 +97,12 @@ impl Config {
         for (name, class) in &self.rules.classes {
             if class.slice.is_some_and(|slice| slice <= 0) {
                 return Err(format!("the slice of class {name} must be above 0"));
+            }
+            if class.recipient.is_some() != class.identity.is_some() {
+                return Err(format!(
+                    "class {name} needs both recipient and identity: its jobs are sealed, and \
+                     brought back"
+                ));
             }
         }
         Ok(())

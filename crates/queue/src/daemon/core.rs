@@ -14,7 +14,7 @@ use super::config::Config;
 use super::record::{Place, Record};
 use super::store::{Error, Store};
 use crate::files::{self, JobDir};
-use crate::preemption::Speed;
+use crate::preemption::{Dirt, Speed};
 use crate::scheduler::share::Usage;
 use crate::scheduler::{JobId, Millis, Reason};
 use crate::shepherd::message::{self, Exit, Order};
@@ -90,6 +90,8 @@ pub struct Core {
     pub(super) saving: BTreeSet<JobId>,
     /// When a job was last saved, or when that was tried.
     pub(super) last_save: BTreeMap<JobId, Millis>,
+    /// How fast jobs change the memory of their last checkpoint.
+    pub(super) dirt: BTreeMap<JobId, Dirt>,
     /// Until when a job is not asked to give way in the way that has failed.
     pub(super) not_before: BTreeMap<JobId, Millis>,
     /// Clients that are a job, by their number; and since when there is none.
@@ -129,6 +131,7 @@ impl Core {
             again: None,
             saving: BTreeSet::new(),
             last_save: BTreeMap::new(),
+            dirt: BTreeMap::new(),
             not_before: BTreeMap::new(),
             followers: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -233,12 +236,13 @@ impl Core {
         self.go(id, Place::Ended, "ended", json!({ "exit": exit.number(), "note": note }));
         self.links.remove(&id);
         self.ending.remove(&id);
+        self.dirt.remove(&id);
         self.not_before.remove(&id);
         self.last_save.remove(&id);
         self.saving.remove(&id);
         self.keep_facts();
         let dir = self.dir(id);
-        super::disk::remove_checkpoints(&dir, None);
+        super::disk::remove_all(&dir);
         crate::shepherd::cgroups(&dir).remove();
         // Followers look for it instead of asking all the time.
         let _ = std::fs::write(dir.path().join("ended"), "");

@@ -3,23 +3,53 @@
 use std::fs;
 use std::io;
 
-use crate::files::JobDir;
+use crate::files::{self, JobDir};
 use crate::shepherd::engine;
 
 /// The number of the newest checkpoint that is on stable storage.
 #[must_use]
 pub fn newest(dir: &JobDir) -> Option<u64> {
-    numbers(dir).into_iter().filter(|&seq| dir.durable(seq).exists()).max()
+    let whole = |&seq: &u64| chain(dir, seq).iter().all(|&seq| dir.durable(seq).exists());
+    numbers(dir).into_iter().filter(whole).max()
 }
 
-/// Removes checkpoints that are older than `keep`, or all.
-pub fn remove_checkpoints(dir: &JobDir, keep: Option<u64>) {
+/// Removes all checkpoints but `keep`, those that it builds on, and those that are newer.
+pub fn keep_only(dir: &JobDir, keep: u64) {
+    let needed = chain(dir, keep);
     for seq in numbers(dir) {
-        if keep.is_none_or(|keep| seq < keep) {
-            // What cannot be removed now is removed with the next one.
-            let _ = fs::remove_dir_all(dir.checkpoint(seq));
+        if seq < keep && !needed.contains(&seq) {
+            remove(dir, seq);
         }
     }
+}
+
+/// Removes all checkpoints.
+pub fn remove_all(dir: &JobDir) {
+    numbers(dir).into_iter().for_each(|seq| remove(dir, seq));
+}
+
+fn remove(dir: &JobDir, seq: u64) {
+    // What cannot be removed now is removed with the next one.
+    let _ = fs::remove_dir_all(dir.checkpoint(seq));
+}
+
+/// A checkpoint and those that it builds on, the newest first.
+#[must_use]
+pub fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
+    let mut found = vec![seq];
+    let mut base = engine::record(&dir.checkpoint(seq)).ok().and_then(|record| record.base);
+    // Numbers only grow, so that a damaged record leads to no circle.
+    while let Some(seq) = base.filter(|seq| found.last().is_some_and(|last| seq < last)) {
+        found.push(seq);
+        base = engine::record(&dir.checkpoint(seq)).ok().and_then(|record| record.base);
+    }
+    found
+}
+
+/// Bytes of all checkpoints of a job.
+#[must_use]
+pub fn bytes(dir: &JobDir) -> u64 {
+    numbers(dir).into_iter().filter_map(|seq| files::size(&dir.checkpoint(seq)).ok()).sum()
 }
 
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes

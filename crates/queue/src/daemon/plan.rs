@@ -11,7 +11,7 @@ use crate::files;
 use crate::preemption::{self, Facts, Means, Price};
 use crate::scheduler::{self, Action, JobId, Millis, Phase, World};
 use crate::shepherd;
-use crate::shepherd::message::{Exit, Order};
+use crate::shepherd::message::{Exit, Order, Style};
 
 /// A job's own command for giving way may take this long, in seconds.
 const COMMAND_PATIENCE: u64 = 60;
@@ -75,9 +75,7 @@ impl Core {
             place if place.holds_slots() => Phase::Running,
             _ => Phase::Waiting,
         };
-        let failed = self.not_before.get(&record.id).is_some_and(|&until| now < until);
         let in_memory = record.place == Place::Stopped;
-        let memory = || shepherd::cgroups(&self.dir(record.id)).memory();
         let ran = record.ran_by(now);
         let estimate = spec.estimate.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
         let deadline = spec.deadline.map(|s| Millis::try_from(s * 1000).unwrap_or(Millis::MAX));
@@ -97,18 +95,34 @@ impl Core {
             guaranteed: record.guaranteed,
             in_memory,
             memory_wanted: spec.limits.memory.unwrap_or(0),
-            facts: Facts {
-                memory: if phase == Phase::Running {
-                    memory().unwrap_or(0)
-                } else {
-                    record.image_bytes
-                },
-                unsaved_ms: u64::try_from(ran - record.saved).unwrap_or(0),
-                refused: failed || self.refusals.contains_key(&spec.kind()),
-                has_command: spec.preempt_cmd.is_some() && !failed,
-                speed: self.speed,
-            },
+            facts: self.facts(record, phase, ran, now),
         }
+    }
+
+    /// What is known about letting a job give way.
+    fn facts(&self, record: &Record, phase: Phase, ran: Millis, now: Millis) -> Facts {
+        let spec = &record.spec;
+        let failed = self.not_before.get(&record.id).is_some_and(|&until| now < until);
+        let memory = if phase == Phase::Running {
+            shepherd::cgroups(&self.dir(record.id)).memory().unwrap_or(0)
+        } else {
+            record.image_bytes
+        };
+        Facts {
+            memory,
+            to_save: self.to_save(record.id, memory, now),
+            unsaved_ms: u64::try_from(ran - record.saved).unwrap_or(0),
+            refused: failed || self.refusals.contains_key(&spec.kind()),
+            has_command: spec.preempt_cmd.is_some() && !failed,
+            speed: self.speed,
+        }
+    }
+
+    /// Bytes that a checkpoint of a job has to write: all of its memory, or what has changed
+    /// since the one before.
+    pub(super) fn to_save(&self, id: JobId, memory: u64, now: Millis) -> u64 {
+        let Some(dirt) = self.dirt.get(&id) else { return memory };
+        dirt.by(now).min(memory)
     }
 
     /// Why a job must not run for now.
@@ -169,6 +183,7 @@ impl Core {
         let means = price.means;
         record.giving_way = Some(GivingWay { to, means, at: now, price });
         let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
+        let memory = self.to_save(id, memory, now);
         let place = if means == Means::Stop { Place::Stopping } else { Place::Leaving };
         self.go(id, place, "giving-way", json!({ "means": means, "to": to }));
         let order = match means {
@@ -187,7 +202,19 @@ impl Core {
             record.next_checkpoint - 1
         });
         self.save(id, None);
-        Order::Checkpoint { seq, keep, rounds }
+        Order::Checkpoint { seq, keep, rounds, style: self.style(id) }
+    }
+
+    /// How the images of a job are written.
+    fn style(&self, id: JobId) -> Style {
+        let class = self.jobs.get(&id).map_or("", |record| record.spec.class.as_str());
+        let rules = &self.config.rules;
+        let class = rules.classes.get(class).unwrap_or(&rules.other);
+        Style {
+            compress: self.config.compress.clone(),
+            recipient: class.recipient.clone(),
+            identity: class.identity.clone(),
+        }
     }
 
     /// Bytes of a job's output so far.

@@ -8,7 +8,7 @@ use super::core::Core;
 use super::disk;
 use super::record::Place;
 use crate::files;
-use crate::preemption::Means;
+use crate::preemption::{Dirt, Means};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd;
 use crate::shepherd::message::{Ending, Exit, Order, Phase, Report, Saved};
@@ -95,8 +95,9 @@ impl Core {
         let now = files::now();
         self.last_save.insert(id, now);
         self.speed.saved(saved.bytes, saved.took_us);
+        self.note_dirt(id, saved, now);
         let Some(record) = self.jobs.get_mut(&id) else { return };
-        record.image_bytes = saved.bytes;
+        record.image_bytes = record.image_bytes.max(saved.bytes);
         record.losses = 0;
         record.overhead += millis(saved.frozen_us);
         let data = json!({
@@ -120,12 +121,32 @@ impl Core {
         self.keep_facts();
     }
 
+    /// What a job that runs on has changed since it was saved before says how fast it does.
+    fn note_dirt(&mut self, id: JobId, saved: &Saved, now: Millis) {
+        if saved.ended_tasks {
+            self.dirt.remove(&id);
+            return;
+        }
+        let dirt = match (self.dirt.get(&id), saved.since_ms) {
+            (Some(dirt), Some(since)) => dirt.changed(now, saved.bytes, since),
+            _ => Dirt::whole(now),
+        };
+        self.dirt.insert(id, dirt);
+    }
+
     fn durable(&mut self, id: JobId, seq: u64) {
+        let dir = self.dir(id);
+        let newest = self.jobs.get(&id).and_then(|record| record.durable);
+        if newest.is_some_and(|newest| newest > seq) {
+            // Its news was overtaken.
+            return;
+        }
+        disk::keep_only(&dir, seq);
         if let Some(record) = self.jobs.get_mut(&id) {
             record.durable = Some(seq);
+            record.image_bytes = disk::bytes(&dir);
         }
         self.save(id, Some(("durable", json!({ "seq": seq }))));
-        disk::remove_checkpoints(&self.dir(id), Some(seq));
     }
 
     /// A job could not give way as it was told to, or be saved: it goes on.
@@ -250,6 +271,7 @@ impl Core {
         record.ran -= lost;
         let (losses, cancelled) = (record.losses, record.cancelled);
         self.saving.remove(&id);
+        self.dirt.remove(&id);
         self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
         shepherd::cgroups(&dir).remove();
         if cancelled {
@@ -273,7 +295,7 @@ impl Core {
             record.ran = 0;
             record.durable = None;
             record.base = lengths;
-            disk::remove_checkpoints(&self.dir(id), None);
+            disk::remove_all(&self.dir(id));
             let data = json!({ "exit": ending.exit.number() });
             return self.go(id, Place::Queued, "retried", data);
         }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::core::Core;
+use super::disk;
 use super::record::{Place, Record};
 use crate::files;
 use crate::preemption::{self, Means};
@@ -26,6 +27,30 @@ impl Core {
             self.save_if_due(id, now);
             self.sink_if_due(id, now);
             self.preempt_if_held(id, now);
+        }
+        self.make_room();
+    }
+
+    /// Gives up checkpoints that are there only because the machine might fail, the largest
+    /// first, until all of them take no more than they may. Those that jobs sleep in stay.
+    fn make_room(&mut self) {
+        let Some(most) = self.config.images else { return };
+        while self.image_bytes() > most {
+            let spare = self.jobs.values().filter(|job| {
+                let busy = self.saving.contains(&job.id);
+                job.place == Place::Running && job.durable.is_some() && !busy
+            });
+            let Some(id) = spare.max_by_key(|job| job.image_bytes).map(|job| job.id) else {
+                return;
+            };
+            disk::remove_all(&self.dir(id));
+            let mut bytes = 0;
+            if let Some(record) = self.jobs.get_mut(&id) {
+                bytes = record.image_bytes;
+                (record.durable, record.image_bytes, record.saved) = (None, 0, 0);
+            }
+            self.dirt.remove(&id);
+            self.save(id, Some(("evicted", json!({ "bytes": bytes }))));
         }
     }
 
@@ -122,6 +147,7 @@ impl Core {
             || failed
             || self.ending.contains_key(&id)
             || self.refusals.contains_key(&record.spec.kind())
+            || self.config.images.is_some_and(|most| self.image_bytes() >= most)
         {
             return;
         }
@@ -130,6 +156,7 @@ impl Core {
             return;
         }
         let memory = shepherd::cgroups(&self.dir(id)).memory().unwrap_or(0);
+        let memory = self.to_save(id, memory, now);
         let mean = u64::try_from(self.config.mean_time_between_failures).unwrap_or(u64::MAX);
         let interval = preemption::interval_ms(self.speed.save_ms(memory), mean);
         if now - last < Millis::try_from(interval).unwrap_or(Millis::MAX) {

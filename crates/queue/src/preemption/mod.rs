@@ -4,10 +4,12 @@
 //! Nothing here knows of queues or of where jobs are placed: a node agent of a cluster
 //! has the same questions.
 
+mod dirt;
 mod speed;
 
 use serde::{Deserialize, Serialize};
 
+pub use dirt::Dirt;
 pub use speed::Speed;
 
 /// How a job gives way, in the order in which they are preferred.
@@ -51,6 +53,8 @@ const COMMAND_MS: u64 = 100;
 pub struct Facts {
     /// Bytes of memory that it holds.
     pub memory: u64,
+    /// Bytes of it that a checkpoint has to write: those that are in none yet.
+    pub to_save: u64,
     /// How long it has run since it was last saved or started, in milliseconds.
     pub unsaved_ms: u64,
     /// Whether it, or its kind, was found not to be saveable.
@@ -119,7 +123,7 @@ fn price(facts: &Facts, means: Means, pressure: Pressure) -> Option<Price> {
         Means::Stop => (STOP_MS, STOP_MS, 0),
         Means::Checkpoint if facts.refused => return None,
         Means::Checkpoint => {
-            (facts.speed.save_ms(facts.memory), facts.speed.restore_ms(facts.memory), 0)
+            (facts.speed.save_ms(facts.to_save), facts.speed.restore_ms(facts.memory), 0)
         }
         Means::Command if !facts.has_command => return None,
         Means::Command => (COMMAND_MS, COMMAND_MS, 0),
@@ -170,6 +174,7 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             memory: 1 << 30,
+            to_save: 1 << 30,
             unsaved_ms: 90_000,
             refused: false,
             has_command: true,

@@ -24,6 +24,7 @@ pub mod simulation;
 mod victims;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,8 +55,10 @@ pub struct Class {
     pub interactive: bool,
     /// By which means its jobs give way.
     pub means: Vec<Means>,
-    /// Whether its checkpoints are sealed, and for whom.
+    /// For whom its checkpoints are sealed, if they are.
     pub recipient: Option<String>,
+    /// The file with the key that opens them again.
+    pub identity: Option<PathBuf>,
 }
 
 impl Default for Class {
@@ -69,6 +72,7 @@ impl Default for Class {
             interactive: false,
             means: Means::ALL.to_vec(),
             recipient: None,
+            identity: None,
         }
     }
 }

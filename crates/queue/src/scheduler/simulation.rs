@@ -267,6 +267,7 @@ impl Machine {
             memory_wanted: task.memory,
             facts: Facts {
                 memory: task.memory,
+                to_save: task.memory,
                 unsaved_ms: u64::try_from(unsaved).unwrap_or(0),
                 refused: !task.saveable,
                 has_command: false,

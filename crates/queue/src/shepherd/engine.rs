@@ -9,12 +9,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use torpor_worker::{Class, Event, Job, Outcome, Worker};
 
-use super::message::Saved;
+use super::message::{Saved, Style};
 use super::pump::{Input, Output};
 use super::work;
 use crate::cgroup::Cgroups;
@@ -56,13 +56,42 @@ pub struct Record {
     pub boot: String,
     /// Where the images are, relative to the checkpoint.
     pub images: PathBuf,
+    /// The checkpoint that it builds on: it holds what has changed since that one.
+    #[serde(default)]
+    pub base: Option<u64>,
+    /// How many checkpoints it builds on, one on the other.
+    #[serde(default)]
+    pub depth: u32,
+    /// The key that opens it, if it is sealed.
+    #[serde(default)]
+    pub identity: Option<PathBuf>,
+}
+
+/// A checkpoint does not build on more than so many others: each must be kept, and read.
+const MOST_DEPTH: u32 = 8;
+
+/// From so many bytes of images on, a job runs while its memory is still coming.
+const LAZY_FROM: u64 = 128 << 20;
+
+/// How long a save waits for memory that is still coming in.
+const LAZY_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The process that brings in the memory of a job that runs already.
+pub const PAGER: &str = "torpor-lazy";
+
+/// A checkpoint that the next one can build on: changes of memory are counted since.
+#[derive(Debug, Clone)]
+pub struct Base {
+    record: Record,
+    at: Instant,
 }
 
 /// How saving went.
 #[derive(Debug)]
 pub enum SaveEnd {
-    /// It is saved; the record is not on stable storage yet.
-    Saved(Saved),
+    /// It is saved; the record is not on stable storage yet. The next one can build on it
+    /// if the job runs on.
+    Saved(Saved, Option<Base>),
     /// It is not, and the job goes on.
     Failed {
         /// Whether another try is useless.
@@ -85,6 +114,10 @@ pub struct Save {
     pub keep: bool,
     /// Rounds before the last.
     pub rounds: u32,
+    /// How the images are written.
+    pub style: Style,
+    /// The checkpoint that this one builds on, if it can.
+    pub base: Option<Base>,
     /// Its streams.
     pub streams: Streams,
     /// Its cgroups.
@@ -100,9 +133,9 @@ impl Save {
     fn run(&self) -> SaveEnd {
         let begun = Instant::now();
         match self.save() {
-            Ok(Ok(mut saved)) => {
+            Ok(Ok((mut saved, base))) => {
                 saved.took_us = micros(begun);
-                SaveEnd::Saved(saved)
+                SaveEnd::Saved(saved, base)
             }
             Ok(Err(outcome)) => SaveEnd::Failed {
                 refused: matches!(outcome.class, Class::Refused | Class::Usage),
@@ -112,11 +145,15 @@ impl Save {
         }
     }
 
-    fn save(&self) -> io::Result<Result<Saved, Outcome>> {
+    fn save(&self) -> io::Result<Result<(Saved, Option<Base>), Outcome>> {
+        wait_for_memory()?;
         let dir = self.dir.checkpoint(self.seq);
         let _ = fs::remove_dir_all(&dir);
         fs::DirBuilder::new().mode(0o700).create(&dir)?;
-        let mut before = None;
+        let base = self.usable_base();
+        let mut before = base.map(|base| {
+            format!("../checkpoint-{}/{}", base.record.seq, base.record.images.display())
+        });
         for round in 1..=self.rounds {
             let name = format!("round-{round}");
             let outcome = self.round(&dir, &name, before.as_deref())?;
@@ -127,7 +164,13 @@ impl Save {
             before = Some(name);
         }
         let name = format!("round-{}", self.rounds + 1);
-        let mut record = Record { images: name.clone().into(), ..self.record()? };
+        let mut record = Record {
+            images: name.clone().into(),
+            base: base.map(|base| base.record.seq),
+            depth: base.map_or(0, |base| base.record.depth + 1),
+            identity: self.style.identity.clone(),
+            ..self.record()?
+        };
         let outcome = self.last_round(&dir, &name, before.as_deref(), &mut record)?;
         if outcome.class != Class::Done {
             let _ = fs::remove_dir_all(&dir);
@@ -136,7 +179,27 @@ impl Save {
         fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
         let frozen_us = outcome.report.statistics.get("frozen_time").copied().unwrap_or(0);
         let bytes = files::size(&dir).unwrap_or(0);
-        Ok(Ok(Saved { seq: self.seq, frozen_us, took_us: 0, bytes, ended_tasks: !self.keep }))
+        let since = base.map(|base| base.at.elapsed().as_millis());
+        let saved = Saved {
+            seq: self.seq,
+            frozen_us,
+            took_us: 0,
+            bytes,
+            since_ms: since.and_then(|millis| u64::try_from(millis).ok()),
+            ended_tasks: !self.keep,
+        };
+        let next = self.keep.then(|| Base { record, at: Instant::now() });
+        Ok(Ok((saved, next)))
+    }
+
+    /// The checkpoint before, if this one may build on it.
+    fn usable_base(&self) -> Option<&Base> {
+        self.base.as_ref().filter(|base| {
+            let dir = self.dir.checkpoint(base.record.seq);
+            base.record.depth < MOST_DEPTH
+                && base.record.identity == self.style.identity
+                && dir.join(&base.record.images).exists()
+        })
     }
 
     /// Keeps the job's own directory, if it has one, with the memory of the same moment.
@@ -173,6 +236,15 @@ impl Save {
         if let Some(before) = before {
             args.extend(["--prev-images-dir".to_owned(), format!("../{before}")]);
         }
+        if let Some(method) = &self.style.compress {
+            args.extend(["--compress".to_owned(), method.clone()]);
+        }
+        if let Some(recipient) = &self.style.recipient {
+            args.extend(["--encrypt", "--recipient", recipient].map(str::to_owned));
+        }
+        if let Some(identity) = &self.style.identity {
+            args.extend(["--identity".to_owned(), identity.display().to_string()]);
+        }
         if let Some(freezer) = self.cgroups.freezer() {
             args.extend(["--freeze-cgroup".to_owned(), freezer.display().to_string()]);
         }
@@ -201,7 +273,7 @@ impl Save {
             args.push(word.to_owned());
         }
         args.push(GHOST_LIMIT.to_owned());
-        if before.is_some() {
+        if before.is_some() || self.keep {
             args.push("--track-mem".to_owned());
         }
         if self.keep {
@@ -229,10 +301,19 @@ impl Save {
 /// # Errors
 /// The kernel's.
 pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
+    let place = dir.checkpoint(seq);
+    if let Some(base) = record(&place)?.base
+        && !dir.durable(base).exists()
+    {
+        // Depths are bounded where checkpoints are made, and numbers only grow.
+        if base >= seq {
+            return Err(io::Error::other(format!("checkpoint {seq} builds on a later one")));
+        }
+        settle(dir, base)?;
+    }
     for stream in [dir.out(), dir.err()] {
         fs::File::open(stream)?.sync_all()?;
     }
-    let place = dir.checkpoint(seq);
     files::sync_tree(&place)?;
     files::sync_dir(dir.path())?;
     fs::write(dir.durable(seq), "")?;
@@ -245,6 +326,25 @@ pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
 /// If there is none, or it is damaged.
 pub fn record(checkpoint: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(checkpoint.join("record.json"))?)?)
+}
+
+/// Waits until a job that was brought back has all of its memory: before, it cannot be
+/// saved.
+fn wait_for_memory() -> io::Result<()> {
+    let begun = Instant::now();
+    while is_memory_coming() {
+        if begun.elapsed() > LAZY_PATIENCE {
+            return Err(io::Error::other("its memory is still being brought in"));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Whether a pager is at work in this pid namespace.
+#[must_use]
+pub fn is_memory_coming() -> bool {
+    super::ending::alive().iter().any(|(_, name)| name == PAGER)
 }
 
 /// The process id that was given out last in this pid namespace.
@@ -296,6 +396,15 @@ impl Wake {
             .map(str::to_owned)
             .collect();
         args.push(images.display().to_string());
+        match &record.identity {
+            Some(identity) => {
+                args.extend(["--identity".to_owned(), identity.display().to_string()]);
+            }
+            None if files::size(&self.checkpoint).unwrap_or(0) >= LAZY_FROM => {
+                args.push("--lazy-pages".to_owned());
+            }
+            None => {}
+        }
         let ends: [Option<&OwnedFd>; 3] = [
             self.streams.input.as_ref().map(|input| input.job_end()),
             Some(self.streams.out.job_end()),

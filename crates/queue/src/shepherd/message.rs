@@ -1,6 +1,7 @@
 //! What the daemon and a shepherd say to each other: one JSON object a line.
 
 use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub enum Order {
         keep: bool,
         /// How many rounds of written pages come before, while it runs.
         rounds: u32,
+        /// How the images are written.
+        #[serde(default)]
+        style: Style,
     },
     /// Bring the job back from the checkpoint that it sleeps in.
     Restore,
@@ -41,6 +45,18 @@ pub enum Order {
     },
     /// End the job and all that belongs to it.
     Kill,
+}
+
+/// How images are written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Style {
+    /// By which method they are compressed.
+    pub compress: Option<String>,
+    /// For whom they are sealed.
+    pub recipient: Option<String>,
+    /// The key that opens them again.
+    pub identity: Option<PathBuf>,
 }
 
 /// How the job is, as a shepherd tells everyone who connects.
@@ -110,6 +126,8 @@ pub struct Saved {
     pub took_us: u64,
     /// Bytes of its images.
     pub bytes: u64,
+    /// Milliseconds since the checkpoint that it builds on, if it does.
+    pub since_ms: Option<u64>,
     /// Whether the job's tasks ended with it.
     pub ended_tasks: bool,
 }

@@ -37,7 +37,7 @@ pub use launch::launch;
 use crate::cgroup::Cgroups;
 use crate::files::JobDir;
 use crate::spec::Spec;
-use engine::{Record, SaveEnd, Streams};
+use engine::{Base, Record, SaveEnd, Streams};
 use message::{Exit, Order, Phase, Report};
 use pump::{Input, Output};
 
@@ -79,6 +79,8 @@ enum Happening {
     Settled(u64, io::Result<()>),
     /// Bringing back is over.
     Woken(Result<u64, String>),
+    /// All memory of a job that was brought back is there.
+    MemoryCame,
     /// The command for giving way has ended, or its time is over.
     Vacated(Result<(), String>),
 }
@@ -102,6 +104,10 @@ struct Shepherd {
     exit: Option<Exit>,
     /// The newest checkpoint.
     checkpoint: Option<u64>,
+    /// What the next checkpoint can build on.
+    base: Option<Base>,
+    /// Whether memory of the job was still coming in when that was last looked at.
+    lazy: bool,
     /// Whether the command for giving way is at work.
     vacating: bool,
     /// An order that came while the job was saved and is to run on.
@@ -146,6 +152,8 @@ impl Shepherd {
             root: 0,
             exit: None,
             checkpoint: from.map(|record| record.seq),
+            base: None,
+            lazy: false,
             vacating: false,
             deferred: None,
         })
@@ -191,9 +199,14 @@ impl Shepherd {
                 Happening::Saved(end) => self.saved(end),
                 Happening::Settled(seq, outcome) => self.settled(seq, outcome),
                 Happening::Woken(outcome) => self.woken(outcome),
+                Happening::MemoryCame => self.lazy = false,
                 Happening::Vacated(outcome) => self.vacated(outcome),
             }
             if let Some(exit) = self.is_over() {
+                if self.lost_its_memory(exit) {
+                    // Its checkpoint is untouched: it goes on from there.
+                    return Err(io::Error::other("what brought its memory in was killed"));
+                }
                 return self.end(exit);
             }
         }
@@ -205,6 +218,12 @@ impl Shepherd {
     fn is_over(&self) -> Option<Exit> {
         let settled = matches!(self.phase, Phase::Running | Phase::Stopped);
         self.exit.filter(|_| settled)
+    }
+
+    /// Whether the job was killed because nobody could give it its memory any more.
+    fn lost_its_memory(&self, exit: Exit) -> bool {
+        let killed = exit == Exit::Signal(rustix::process::Signal::KILL.as_raw());
+        killed && self.lazy && !engine::is_memory_coming()
     }
 
     /// Takes note of children of this thread that have ended: the job's first process,

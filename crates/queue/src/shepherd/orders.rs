@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::engine::{Save, SaveEnd, Wake, settle};
-use super::message::{Exit, Order, Phase, Report};
+use super::engine::{Save, SaveEnd, Wake, is_memory_coming, settle};
+use super::message::{Exit, Order, Phase, Report, Style};
 use super::{Happening, Shepherd, micros};
 
 impl Shepherd {
@@ -18,8 +18,8 @@ impl Shepherd {
             (Order::Signal { signal, group }, _) => self.signal(signal, group),
             (Order::Stop, Phase::Running) => self.stop(),
             (Order::Continue, Phase::Stopped) => self.go_on(),
-            (Order::Checkpoint { seq, keep, rounds }, Phase::Running | Phase::Stopped) => {
-                self.save(seq, keep, rounds);
+            (Order::Checkpoint { seq, keep, rounds, style }, Phase::Running | Phase::Stopped) => {
+                self.save(seq, keep, rounds, style)
             }
             (Order::Restore, Phase::Asleep) => self.wake(),
             (Order::PreemptCommand { timeout }, Phase::Running) => self.vacate(timeout),
@@ -87,7 +87,7 @@ impl Shepherd {
         super::ending::signal_all(signal)
     }
 
-    fn save(&mut self, seq: u64, keep: bool, rounds: u32) {
+    fn save(&mut self, seq: u64, keep: bool, rounds: u32, style: Style) {
         self.was_stopped = self.phase == Phase::Stopped;
         if self.was_stopped {
             // The engine freezes the tree itself, and cannot run rounds on a frozen one.
@@ -100,6 +100,8 @@ impl Shepherd {
             root: self.root,
             keep,
             rounds: if self.was_stopped { 0 } else { rounds },
+            style,
+            base: self.base.take(),
             streams: self.streams.clone(),
             cgroups: self.cgroups.clone(),
         };
@@ -111,8 +113,9 @@ impl Shepherd {
     pub(super) fn saved(&mut self, end: SaveEnd) {
         self.reap();
         match end {
-            SaveEnd::Saved(saved) => {
+            SaveEnd::Saved(saved, base) => {
                 let seq = saved.seq;
+                self.base = base;
                 self.checkpoint = Some(seq);
                 if saved.ended_tasks {
                     // It was killed as a part of being saved.
@@ -178,6 +181,7 @@ impl Shepherd {
         match outcome {
             Ok(took_us) => {
                 self.phase = Phase::Running;
+                self.await_memory();
                 self.tell(&Report::Restored { took_us });
             }
             Err(text) => {
@@ -185,6 +189,20 @@ impl Shepherd {
                 self.phase = Phase::Asleep;
                 self.tell(&Report::NotRestored { text });
             }
+        }
+    }
+
+    /// Notices when a job that runs already has all of its memory.
+    fn await_memory(&mut self) {
+        self.lazy = is_memory_coming();
+        if self.lazy {
+            let inputs = self.inputs.clone();
+            thread::spawn(move || {
+                while is_memory_coming() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                let _ = inputs.send(Happening::MemoryCame);
+            });
         }
     }
 

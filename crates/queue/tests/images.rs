@@ -1,0 +1,129 @@
+//! Checkpoints on disk: built on one another, compressed, sealed, bounded, brought back
+//! while their memory still comes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::process::Command;
+
+use common::{Daemon, shepherds, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// Holds so many MiB of its own, changes one byte of each in turn, and says how often it has
+/// been through; the sum shows that nothing of it was lost.
+fn holder(mib: u32, rounds: u32) -> Vec<String> {
+    let script = format!(
+        "import time, random\nn = {mib} << 20\nx = bytearray(random.Random(7).randbytes(1 << 20)) * {mib}\n\
+         before = sum(x[::4096])\nfor i in range({rounds}):\n    x[(i % {mib}) << 20] = (x[(i % {mib}) << 20] + 1) % 256\n    \
+         print('round', i, flush=True)\n    time.sleep(0.02)\n\
+         print((sum(x[::4096]) - before) % 256 == {rounds} % 256, flush=True)"
+    );
+    ["python3", "-c", &script].map(str::to_owned).into()
+}
+
+fn events(daemon: &Daemon, id: u64, kind: &str) -> Vec<Value> {
+    let show = daemon.show(id);
+    let all = show["events"].as_array().unwrap().clone();
+    all.into_iter().filter(|event| event["kind"] == kind).map(|e| e["data"].clone()).collect()
+}
+
+fn whole(daemon: &Daemon, id: u64, rounds: u32) {
+    daemon.wait_for(id, "done");
+    let lines: String = (0..rounds).map(|i| format!("round {i}\n")).collect();
+    assert_eq!(daemon.output(id), format!("{lines}True\n"));
+}
+
+#[test]
+fn a_checkpoint_holds_what_has_changed_since_the_last() {
+    let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
+    let daemon = Daemon::configured(&config, &[]);
+    let command = holder(48, 500);
+    let id = daemon.submit(&["--class", "batch"], &common::words(&command));
+    let saved = until("three checkpoints", || {
+        let saved = events(&daemon, id, "saved");
+        (saved.len() >= 3).then_some(saved)
+    });
+    let bytes = |event: &Value| event["bytes"].as_u64().unwrap();
+    // The first has all of it, the others a page for each byte that was changed.
+    assert!(bytes(&saved[0]) > 40 << 20, "{saved:?}");
+    assert!(bytes(&saved[2]) < 20 << 20, "{saved:?}");
+    until("the third is durable", || (daemon.show(id)["checkpoint"].as_u64()? >= 3).then_some(()));
+    // The machine fails; the job is put together from all of them.
+    for pid in shepherds(&daemon.data()) {
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    }
+    whole(&daemon, id, 500);
+    assert!(daemon.job(id)["run"].as_u64().unwrap() >= 2);
+}
+
+#[test]
+fn a_job_runs_while_its_memory_still_comes() {
+    let daemon = Daemon::start(&[]);
+    let command = holder(300, 200);
+    let id = daemon.submit(&["--class", "batch"], &common::words(&command));
+    daemon.wait_for_output(id, "round 3\n");
+    // Twice at once: the second must wait until all of its memory is there.
+    for _ in 0..2 {
+        daemon.ok(&["preempt", &id.to_string()]);
+        daemon.ok(&["resume", &id.to_string()]);
+        daemon.wait_for(id, "running");
+    }
+    whole(&daemon, id, 200);
+    assert_eq!(daemon.job(id)["preemptions"], 2);
+    assert!(daemon.ok(&["top", "--json"]).contains("\"refusals\":{}"));
+}
+
+#[test]
+fn a_class_may_have_its_checkpoints_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    let made = Command::new(common::torpor()).args(["key", "generate"]).arg(&key).output().unwrap();
+    assert!(made.status.success(), "{}", common::shown(&made));
+    let text = std::fs::read_to_string(&key).unwrap() + &String::from_utf8_lossy(&made.stdout);
+    let recipient = text.split_whitespace().find(|word| word.starts_with("age1")).unwrap();
+    let config = json!({
+        "compress": null,
+        "rules": { "classes": {
+            "open": { "priority": 0 },
+            "secret": { "priority": 0, "recipient": recipient, "identity": key },
+        } },
+    });
+    let daemon = Daemon::configured(&config, &["--slots", "2"]);
+    let script = "import time\nx = bytes(reversed(b'terces yrev a')) * 9\nfor i in range(80):\n    \
+                  print('round', i, flush=True)\n    time.sleep(0.03)\nprint(len(x) == 117, flush=True)";
+    for (class, readable) in [("open", true), ("secret", false)] {
+        let id = daemon.submit(&["--class", class], &["python3", "-c", script]);
+        daemon.wait_for_output(id, "round 1\n");
+        daemon.ok(&["preempt", &id.to_string()]);
+        let place = daemon.data().join("jobs").join(id.to_string());
+        let found = Command::new("grep")
+            .args(["-r", "-q", "--include=*.img", "a very secret"])
+            .arg(&place)
+            .status()
+            .unwrap();
+        assert_eq!(found.success(), readable, "{class}");
+        daemon.ok(&["resume", &id.to_string()]);
+        whole(&daemon, id, 80);
+    }
+}
+
+#[test]
+fn checkpoints_that_only_protect_make_room() {
+    let config = json!({
+        "shortest_interval": 200, "mean_time_between_failures": 500, "images": 4 << 20,
+    });
+    let daemon = Daemon::configured(&config, &["--slots", "2"]);
+    let command = holder(16, 300);
+    let runs = daemon.submit(&["--class", "batch"], &common::words(&command));
+    until("it is evicted", || (!events(&daemon, runs, "evicted").is_empty()).then_some(()));
+    // A job that sleeps in its checkpoint keeps it, whatever the limit is.
+    let command = holder(16, 20);
+    let sleeps = daemon.submit(&["--class", "batch"], &common::words(&command));
+    daemon.wait_for_output(sleeps, "round 1\n");
+    daemon.ok(&["preempt", &sleeps.to_string()]);
+    daemon.wait_for(runs, "done");
+    daemon.ok(&["resume", &sleeps.to_string()]);
+    whole(&daemon, sleeps, 20);
+}
