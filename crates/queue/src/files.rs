@@ -86,6 +86,10 @@ impl JobDir {
     }
 }
 
+/// Where a job finds its own directory: the same path on each machine, so that it can go on
+/// on another. It is mounted there where only the job sees it.
+pub const WORK: &str = "/run/torpor/job";
+
 /// Makes the name of a directory's entries stable.
 ///
 /// # Errors

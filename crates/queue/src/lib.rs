@@ -6,6 +6,7 @@
 //! - `shepherd` is the process that keeps one job, and outlives the daemon;
 //! - `command` is what people and scripts call.
 
+mod bundle;
 mod cgroup;
 mod command;
 mod daemon;

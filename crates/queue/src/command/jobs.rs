@@ -243,6 +243,42 @@ fn last_refusal(job: &Value) -> String {
     refusal.map_or("nobody says why".to_owned(), |event| word(&event["data"]["why"]).to_owned())
 }
 
+/// `move`
+#[derive(Debug, Args)]
+pub struct Move {
+    /// The job
+    id: u64,
+    /// The machine's name in the pool
+    #[arg(long, value_name = "MACHINE")]
+    to: String,
+}
+
+impl Move {
+    /// Lets the job go, and waits until it has.
+    ///
+    /// # Errors
+    /// If it stays; the sentence says why.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        let path = format!("/v1/jobs/{}", self.id);
+        client.json("POST", &format!("{path}/move?to={}", self.to), b"")?;
+        loop {
+            let job = client.json("GET", &path, b"")?;
+            match word(&job["state"]) {
+                "moved" => {
+                    println!("{}", job["destination"]["job"]);
+                    return Ok(ExitCode::SUCCESS);
+                }
+                "done" | "failed" | "cancelled" => return Err("it has ended before".to_owned()),
+                _ if job["destination"].is_null() => {
+                    return Err(word(&job["note"]).to_owned());
+                }
+                _ => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
 /// One job.
 #[derive(Debug, Args)]
 pub struct One {

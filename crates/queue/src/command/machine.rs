@@ -59,6 +59,9 @@ pub struct Drain {
     /// Let jobs run again
     #[arg(long)]
     end: bool,
+    /// Let all jobs go on on this machine of the pool
+    #[arg(long, value_name = "MACHINE", conflicts_with = "end")]
+    to: Option<String>,
     /// Return once nothing runs any more
     #[arg(long, conflicts_with = "end")]
     wait: bool,
@@ -71,7 +74,8 @@ impl Drain {
     /// If the daemon does not answer, or this user may not.
     pub fn run(self) -> Result<ExitCode, String> {
         let client = client()?;
-        client.json("POST", &format!("/v1/drain?end={}", u8::from(self.end)), b"")?;
+        let to = self.to.map_or(String::new(), |to| format!("&to={to}"));
+        client.json("POST", &format!("/v1/drain?end={}{to}", u8::from(self.end)), b"")?;
         while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
             thread::sleep(Duration::from_millis(50));
         }

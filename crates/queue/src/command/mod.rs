@@ -40,6 +40,8 @@ pub enum QueueCommand {
     Preempt(jobs::Preempt),
     /// Let a job go on that was preempted by hand
     Resume(jobs::One),
+    /// Let a job go on on another machine of the pool
+    Move(jobs::Move),
     /// Try whether a command can be saved and brought back, before it matters
     Check(submit::Check),
     /// Show the machine: slots, memory, jobs that run
@@ -96,6 +98,7 @@ pub fn run(command: QueueCommand) -> ExitCode {
         QueueCommand::Cancel(cancel) => cancel.run(),
         QueueCommand::Preempt(preempt) => preempt.run(),
         QueueCommand::Resume(one) => one.resume(),
+        QueueCommand::Move(motion) => motion.run(),
         QueueCommand::Check(check) => check.run(),
         QueueCommand::Top(top) => top.run(),
         QueueCommand::Drain(drain) => drain.run(),

@@ -39,6 +39,10 @@ pub struct Serve {
     /// The private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+    /// The authority of a pool's own: who shows a certificate of it is another machine, and may
+    /// hand jobs over
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
 }
 
 fn means(word: &str) -> Result<Means, String> {
@@ -65,7 +69,7 @@ impl Serve {
         }
         let tokens = self.tokens.as_deref().map(Tokens::read).transpose()?.unwrap_or_default();
         let tls = self.tls_cert.zip(self.tls_key);
-        let tls = tls.map(|(certificate, key)| Tls { certificate, key });
+        let tls = tls.map(|(certificate, key)| Tls { certificate, key, authority: self.tls_ca });
         serve(Setup { data: self.data, listen: self.listen, config, tokens, tls })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -16,6 +16,8 @@ pub struct Identity {
     pub user: Option<User>,
     /// Whether they may see and change what is not theirs.
     pub admin: bool,
+    /// Whether it is another machine of the pool.
+    pub machine: bool,
 }
 
 impl Identity {
@@ -24,10 +26,16 @@ impl Identity {
     pub fn of_peer(uid: u32, gid: u32) -> Self {
         let own = rustix::process::geteuid().as_raw();
         if uid == 0 || uid == own {
-            return Self { owner: None, user: None, admin: true };
+            return Self { owner: None, user: None, admin: true, machine: false };
         }
         let user = User { uid, gid, groups: Vec::new() };
-        Self { owner: Some(format!("uid-{uid}")), user: Some(user), admin: false }
+        Self { owner: Some(format!("uid-{uid}")), user: Some(user), admin: false, machine: false }
+    }
+
+    /// Another machine of the pool, which has shown its certificate.
+    #[must_use]
+    pub fn of_machine() -> Self {
+        Self { owner: None, user: None, admin: true, machine: true }
     }
 
     /// Puts in a submission what its sender has no say in.
@@ -104,6 +112,7 @@ impl Tokens {
             owner: Some(token.owner.clone()),
             user: Some(User { uid: token.uid, gid: token.gid, groups: Vec::new() }),
             admin: token.admin,
+            machine: false,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! What can be asked over HTTP; described for clients in `openapi.json`.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,6 +68,20 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
     }
 }
 
+/// Takes a job from another machine of the pool.
+#[must_use]
+pub fn import(
+    queue: &Arc<Queue>,
+    who: &Identity,
+    request: &Request,
+    body: &mut dyn Read,
+) -> Response {
+    if !who.machine {
+        return Response::problem(403, "only machines of the pool, by their certificates, may");
+    }
+    super::import::take(queue, request.query("key"), body)
+}
+
 fn admin(who: &Identity, work: impl FnOnce() -> Response) -> Response {
     if who.admin { work() } else { Response::problem(403, "only administrators may do this") }
 }
@@ -93,7 +107,14 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
             with(&queue.lock(), id, Core::brief)
         }
         ("POST", ["preempt"]) => preempt(queue, id, request),
-        ("POST", ["resume"]) => {
+        ("POST", ["move"]) => {
+            let to = request.query("to").unwrap_or("");
+            match queue.change(|core| core.move_to(id, to)) {
+                Ok(()) => with(&queue.lock(), id, Core::brief),
+                Err(text) => Response::problem(409, &text),
+            }
+        }
+        ("POST", ["resume" | "release"]) => {
             queue.change(|core| core.set_held(id, false));
             with(&queue.lock(), id, Core::brief)
         }
@@ -159,7 +180,20 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
         }
         Ok(true)
     };
-    match add() {
+    let added = add();
+    let away = queue.lock().away(id);
+    if let (Ok(true), Some((client, there))) = (&added, away) {
+        let path = format!(
+            "/v1/jobs/{there}/stdin?at={}&end={}",
+            request.number("at").unwrap_or(0),
+            request.query("end").unwrap_or("0")
+        );
+        // The client sends again what is not there.
+        if let Err(text) = client.json("PUT", &path, &request.body) {
+            return Response::problem(500, &text);
+        }
+    }
+    match added {
         Ok(true) => Response::json(&json!({})),
         Ok(false) => Response::problem(409, "something before this is missing"),
         Err(e) => Response::problem(500, &format!("keep the input: {e}")),
@@ -194,6 +228,11 @@ fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 
 fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
     let draining = request.query("end") != Some("1");
+    if let Some(machine) = request.query("to")
+        && let Err(text) = queue.change(|core| core.move_all(machine))
+    {
+        return Response::problem(409, &text);
+    }
     queue.change(|core| {
         core.draining = draining;
         if let Err(e) = core.store.keep_fact("draining", &draining) {
@@ -286,6 +325,13 @@ impl Core {
         let ends = matches!(signal, 1 | 2 | 3 | 9 | 15);
         match record.place {
             Place::Ended => {}
+            Place::Away => {
+                if let Some((client, job)) = self.away(id) {
+                    let group = u8::from(group);
+                    let path = format!("/v1/jobs/{job}/signal?signal={signal}&group={group}");
+                    super::transfer::tell(client, path);
+                }
+            }
             Place::Starting | Place::Running | Place::Waking => {
                 self.order(id, &Order::Signal { signal, group });
             }
@@ -303,6 +349,7 @@ impl Core {
         match record.place {
             Place::Ended => return Err("it is over".to_owned()),
             Place::Running => {}
+            Place::Away => return Err("it is on another machine".to_owned()),
             // Once it runs it is made to give way.
             _ => {
                 self.set_held(id, true);

@@ -35,6 +35,8 @@ pub struct Config {
     /// How the memory in checkpoints is compressed: lz4 or zstd, with a level after a colon;
     /// not at all if it is null.
     pub compress: Option<String>,
+    /// Other machines of the pool: their names, and their addresses (`https://HOST:PORT`).
+    pub pool: BTreeMap<String, String>,
     /// Bytes that all checkpoints may take (default: no limit). Those that only protect jobs
     /// that run are given up first, the largest before the others.
     pub images: Option<u64>,
@@ -68,6 +70,7 @@ impl Default for Config {
             orphan_after: 60_000,
             grace: 10_000,
             compress: Some("lz4".to_owned()),
+            pool: BTreeMap::new(),
             images: None,
         }
     }

@@ -6,7 +6,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde_json::{Value, json};
 
@@ -30,9 +30,9 @@ pub struct Queue {
 impl Queue {
     /// A daemon with this state.
     #[must_use]
-    pub fn new(core: Core) -> std::sync::Arc<Self> {
-        let queue = std::sync::Arc::new(Self { core: Mutex::new(core), changed: Condvar::new() });
-        queue.lock().queue = std::sync::Arc::downgrade(&queue);
+    pub fn new(core: Core) -> Arc<Self> {
+        let queue = Arc::new(Self { core: Mutex::new(core), changed: Condvar::new() });
+        queue.lock().queue = Arc::downgrade(&queue);
         queue
     }
 
@@ -96,6 +96,12 @@ pub struct Core {
     pub(super) not_before: BTreeMap<JobId, Millis>,
     /// Clients that are a job, by their number; and since when there is none.
     pub(super) followers: BTreeMap<JobId, (u32, Millis)>,
+    /// Jobs that are on their way to another machine, or followed there.
+    pub(super) transfers: BTreeSet<JobId>,
+    /// What names this daemon to others: nobody else's jobs have keys that begin with it.
+    pub(super) name: String,
+    /// How other machines of the pool are spoken to.
+    pub pool: Option<Arc<rustls::ClientConfig>>,
     /// Jobs that were told to end, and when.
     pub(super) ending: BTreeMap<JobId, Millis>,
     /// What is going wrong with the state on disk, so that it can be shown.
@@ -115,6 +121,15 @@ impl Core {
         let speed = store.fact("speed")?.unwrap_or_default();
         let usage = store.fact("usage")?.unwrap_or_default();
         let draining = store.fact("draining")?.unwrap_or(false);
+        let name = match store.fact::<String>("name")? {
+            Some(name) => name,
+            None => {
+                let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
+                let name = uuid.unwrap_or_default().trim().to_owned();
+                store.keep_fact("name", &name)?;
+                name
+            }
+        };
         let refusals = store.refusals()?.into_iter().collect();
         Ok(Self {
             queue: Weak::new(),
@@ -134,6 +149,9 @@ impl Core {
             dirt: BTreeMap::new(),
             not_before: BTreeMap::new(),
             followers: BTreeMap::new(),
+            transfers: BTreeSet::new(),
+            name,
+            pool: None,
             ending: BTreeMap::new(),
             trouble: None,
         })

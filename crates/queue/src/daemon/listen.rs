@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 
 use super::access::{Identity, Tokens};
 use super::api;
 use super::core::Queue;
+use super::pool;
 use crate::files;
 use crate::http::{Address, Request, Response, Stream, answer_one};
 
@@ -33,6 +33,8 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// The authority of the pool: who has a certificate of it is another machine.
+    pub authority: Option<PathBuf>,
 }
 
 /// Listens at an address, on a thread of its own.
@@ -69,12 +71,17 @@ pub fn listen(
 }
 
 fn server_config(tls: &Tls) -> io::Result<Arc<rustls::ServerConfig>> {
-    let chain = CertificateDer::pem_file_iter(&tls.certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| io::Error::other(format!("{}: {e}", tls.certificate.display())))?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key)
-        .map_err(|e| io::Error::other(format!("{}: {e}", tls.key.display())))?;
-    let config = rustls::ServerConfig::builder().with_no_client_auth();
+    let (chain, key) = pool::proof(tls)?;
+    let config = rustls::ServerConfig::builder();
+    let config = match &tls.authority {
+        None => config.with_no_client_auth(),
+        Some(authority) => {
+            // People have tokens and no certificates.
+            let roots = Arc::new(pool::authorities(authority)?);
+            let verifier = WebPkiClientVerifier::builder(roots).allow_unauthenticated().build();
+            config.with_client_cert_verifier(verifier.map_err(io::Error::other)?)
+        }
+    };
     Ok(Arc::new(config.with_single_cert(chain, key).map_err(io::Error::other)?))
 }
 
@@ -143,7 +150,11 @@ impl Door {
             Some(config) => {
                 let session = rustls::ServerConnection::new(config).map_err(io::Error::other)?;
                 let mut stream = rustls::StreamOwned::new(session, stream);
-                self.answer(&mut stream, None)?;
+                while stream.conn.is_handshaking() {
+                    stream.conn.complete_io(&mut stream.sock)?;
+                }
+                let machine = stream.conn.peer_certificates().map(|_| Identity::of_machine());
+                self.answer(&mut stream, machine)?;
                 stream.conn.send_close_notify();
                 while stream.conn.wants_write() {
                     stream.conn.write_tls(&mut stream.sock)?;
@@ -154,7 +165,10 @@ impl Door {
     }
 
     fn answer(&self, stream: &mut dyn Stream, identity: Option<Identity>) -> io::Result<()> {
-        answer_one(stream, |request| match identity.or_else(|| self.by_token(&request)) {
+        answer_one(stream, |request, body| match identity.or_else(|| self.by_token(&request)) {
+            Some(identity) if request.is_large() => {
+                api::import(&self.queue, &identity, &request, body)
+            }
             Some(identity) => api::handle(&self.queue, &identity, &request),
             None if api::is_public(&request) => api::public(&request),
             None => Response::problem(401, "a token is needed: Authorization: Bearer TOKEN"),

@@ -14,7 +14,7 @@ impl Core {
         let now = files::now();
         let mut text = String::new();
         let mut states: BTreeMap<&str, u64> = BTreeMap::new();
-        for state in ["queued", "running", "preempting", "preempted", "resuming"] {
+        for state in ["queued", "running", "preempting", "preempted", "resuming", "moved"] {
             states.insert(state, 0);
         }
         for state in ["done", "failed", "cancelled"] {

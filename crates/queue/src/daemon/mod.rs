@@ -6,13 +6,16 @@ pub mod config;
 mod core;
 mod disk;
 mod follow;
+mod import;
 mod link;
 mod listen;
 mod metrics;
 mod plan;
+mod pool;
 pub mod record;
 mod runs;
 mod store;
+mod transfer;
 mod upkeep;
 mod view;
 
@@ -61,7 +64,10 @@ pub fn serve(setup: Setup) -> Result<(), String> {
     fs::create_dir_all(data.join("jobs")).map_err(|e| format!("{}: {e}", data.display()))?;
     let data = fs::canonicalize(&data).map_err(|e| format!("{}: {e}", data.display()))?;
     let _lock = lock(&data)?;
-    let core = Core::open(data, config).map_err(|e| e.to_string())?;
+    let mut core = Core::open(data, config).map_err(|e| e.to_string())?;
+    if let Some(tls) = &tls {
+        core.pool = pool::client_config(tls).map_err(|e| e.to_string())?;
+    }
     let queue = Queue::new(core);
     recover(&queue);
     let tokens = Arc::new(tokens);

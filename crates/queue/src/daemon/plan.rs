@@ -127,8 +127,15 @@ impl Core {
 
     /// Why a job must not run for now.
     fn hold(&self, record: &Record) -> Option<String> {
-        if record.held {
+        if record.held && record.destination.is_none() {
             return Some("it was told to stay where it is (torpor queue resume)".to_owned());
+        }
+        if let Some(there) = &record.destination {
+            let machine = &there.machine;
+            return Some(match there.job {
+                Some(job) => format!("it is on {machine}, where it is job {job}"),
+                None => format!("it is on its way to {machine}"),
+            });
         }
         let pending =
             |id: &&JobId| self.jobs.get(id).is_some_and(|job| job.exit != Some(Exit::Code(0)));

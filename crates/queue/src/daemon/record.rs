@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::transfer::Destination;
 use crate::preemption::{Means, Price};
 use crate::scheduler::{JobId, Millis};
 use crate::shepherd::message::Exit;
@@ -27,6 +28,8 @@ pub enum Place {
     Asleep,
     /// It is being brought back.
     Waking,
+    /// It goes on on another machine.
+    Away,
     /// It is over.
     Ended,
 }
@@ -109,6 +112,9 @@ pub struct Record {
     pub overhead: Millis,
     /// Milliseconds of its work that were lost and done again.
     pub lost: Millis,
+    /// The other machine that it goes to, or has gone to.
+    #[serde(default)]
+    pub destination: Option<Destination>,
 }
 
 impl Record {
@@ -142,6 +148,7 @@ impl Record {
             base: [0, 0],
             overhead: 0,
             lost: 0,
+            destination: None,
         }
     }
 
@@ -176,6 +183,7 @@ impl Record {
             (Place::Stopping | Place::Leaving, _) => "preempting",
             (Place::Stopped | Place::Asleep, _) => "preempted",
             (Place::Waking, _) => "resuming",
+            (Place::Away, _) => "moved",
         }
     }
 }

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::core::Core;
-use super::disk;
 use super::record::{Place, Record};
+use super::{disk, transfer};
 use crate::files;
 use crate::preemption::{self, Means};
 use crate::scheduler::{JobId, Millis};
@@ -27,6 +27,7 @@ impl Core {
             self.save_if_due(id, now);
             self.sink_if_due(id, now);
             self.preempt_if_held(id, now);
+            self.transfer_if_ready(id);
         }
         self.make_room();
     }
@@ -101,6 +102,9 @@ impl Core {
         if record.place == Place::Ended || record.cancelled {
             return;
         }
+        if record.place == Place::Away {
+            return self.cancel_away(id, signal);
+        }
         record.cancelled = true;
         if note.is_some() {
             record.note = note;
@@ -109,11 +113,24 @@ impl Core {
         self.tell_to_end(id, signal, now);
     }
 
+    /// Ends a job that is on another machine. It ends here when it has ended there.
+    pub(super) fn cancel_away(&mut self, id: JobId, signal: i32) {
+        if let Some((client, job)) = self.away(id) {
+            transfer::tell(client, format!("/v1/jobs/{job}/cancel?signal={signal}"));
+        }
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.cancelled = true;
+        }
+        self.save(id, Some(("cancelled", json!({ "signal": signal }))));
+    }
+
     fn tell_to_end(&mut self, id: JobId, signal: i32, now: Millis) {
         self.ending.insert(id, now);
         let Some(record) = self.jobs.get(&id) else { return };
         match record.place {
-            Place::Ended => {}
+            Place::Ended | Place::Away => {}
+            // It may have arrived on the other machine already, where it is ended then.
+            _ if self.transfers.contains(&id) => {}
             Place::Queued => self.end(id, Exit::Signal(signal), None),
             Place::Asleep if !record.shepherd => self.end(id, Exit::Signal(signal), None),
             Place::Stopped => self.order(id, &Order::Kill),
@@ -123,7 +140,10 @@ impl Core {
 
     /// Who was told to end and has not is killed after a while.
     fn bring_to_an_end(&mut self, id: JobId, now: Millis) {
-        let Some(record) = self.live(id) else { return };
+        let Some(record) = self.live(id).filter(|job| job.place != Place::Away) else { return };
+        if self.transfers.contains(&id) {
+            return;
+        }
         if record.cancelled && !self.ending.contains_key(&id) {
             // The daemon was started anew in the meantime.
             return self.tell_to_end(id, SIGTERM, now);

@@ -52,8 +52,12 @@ impl Core {
         value["overhead_ms"] = json!(record.overhead);
         value["lost_ms"] = json!(record.lost);
         value["held"] = json!(record.held);
+        value["destination"] = json!(record.destination);
+        let input = std::fs::metadata(self.dir(record.id).stdin());
+        value["input_bytes"] = json!(input.map_or(0, |meta| meta.len()));
         value["failures"] = json!(record.failures);
-        let waits = matches!(record.place, Place::Queued | Place::Stopped | Place::Asleep);
+        let waits =
+            matches!(record.place, Place::Queued | Place::Stopped | Place::Asleep | Place::Away);
         let reason = self.reasons.get(&record.id).filter(|_| waits);
         value["why"] = json!(reason);
         value["why_text"] = json!(reason.map(|reason| self.explain(reason)));
@@ -129,6 +133,8 @@ impl Core {
             "memory_free": self.world().memory_free,
             "image_bytes": self.image_bytes(),
             "draining": self.draining,
+            "processor": super::pool::processor(),
+            "pool": self.config.pool.keys().collect::<Vec<_>>(),
             "usage": self.usage,
             "rules": self.config.rules,
             "refusals": self.refusals,

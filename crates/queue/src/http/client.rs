@@ -144,6 +144,21 @@ impl Client {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> io::Result<Answer> {
+        self.send(method, path, headers, body.len() as u64, |stream| stream.write_all(body))
+    }
+
+    /// As [`ask`](Self::ask), with a body of `length` bytes that `write` writes.
+    ///
+    /// # Errors
+    /// As those of `ask` and of `write`.
+    pub fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        length: u64,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<Answer> {
         let mut stream = self.connect()?;
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: queue\r\n");
         if let Some(token) = &self.token {
@@ -152,9 +167,9 @@ impl Client {
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
-        head.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
+        head.push_str(&format!("Content-Length: {length}\r\n\r\n"));
         stream.write_all(head.as_bytes())?;
-        stream.write_all(body)?;
+        write(&mut stream)?;
         stream.flush()?;
         let (head, before) = read_head(&mut *stream)?;
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];

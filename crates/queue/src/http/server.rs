@@ -24,6 +24,12 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether the body is handed on as it comes: a job from another machine.
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.method == "POST" && self.path == "/v1/import"
+    }
+
     /// The value of a header.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -123,10 +129,21 @@ fn title(status: u16) -> &'static str {
 /// If the other end is gone. What is no request is answered, and is no error.
 pub fn answer_one(
     stream: &mut dyn Stream,
-    handle: impl FnOnce(Request) -> Response,
+    handle: impl FnOnce(Request, &mut dyn Read) -> Response,
 ) -> io::Result<()> {
     let response = match read_request(stream)? {
-        Ok(request) => handle(request),
+        Ok((mut request, length, before)) => {
+            let mut body = io::Cursor::new(before).chain(&mut *stream).take(length);
+            if request.is_large() {
+                handle(request, &mut body)
+            } else {
+                body.read_to_end(&mut request.body)?;
+                if (request.body.len() as u64) < length {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                handle(request, &mut io::empty())
+            }
+        }
         Err(refusal) => refusal,
     };
     let (status, kind) = (response.status, response.kind);
@@ -151,8 +168,11 @@ pub fn answer_one(
     }
 }
 
-fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Request, Response>> {
-    let (head, mut body) = read_head(stream)?;
+/// A request, the length of its body, and what of that was read already.
+type Head = (Request, u64, Vec<u8>);
+
+fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Head, Response>> {
+    let (head, before) = read_head(stream)?;
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     if !matches!(parsed.parse(&head), Ok(httparse::Status::Complete(_))) {
@@ -164,7 +184,7 @@ fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Request, Response>
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         (decode(name), decode(value))
     };
-    let mut request = Request {
+    let request = Request {
         method: parsed.method.unwrap_or("GET").to_owned(),
         path: decode(path),
         query: query.split('&').filter(|part| !part.is_empty()).map(pair).collect(),
@@ -178,17 +198,10 @@ fn read_request(stream: &mut dyn Stream) -> io::Result<Result<Request, Response>
     let Ok(length) = length else {
         return Ok(Err(Response::problem(400, "the length of the body is no number")));
     };
-    if length > MAX_BODY {
+    if length > MAX_BODY && !request.is_large() {
         return Ok(Err(Response::problem(413, "the body is too long")));
     }
-    let missing = length.saturating_sub(body.len() as u64);
-    stream.take(missing).read_to_end(&mut body)?;
-    if (body.len() as u64) < length {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    body.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-    request.body = body;
-    Ok(Ok(request))
+    Ok(Ok((request, length, before)))
 }
 
 /// Decodes `%` and two digits, and `+`.
@@ -244,7 +257,7 @@ mod tests {
     fn ask(input: &str) -> (Option<Request>, String) {
         let mut wire = Wire { input: io::Cursor::new(input.into()), output: Vec::new() };
         let mut seen = None;
-        let answered = answer_one(&mut wire, |request| {
+        let answered = answer_one(&mut wire, |request, _| {
             seen = Some(request);
             Response::json(&serde_json::json!({ "ok": true }))
         });

@@ -8,7 +8,7 @@ use rustix::fs::Mode;
 use rustix::process::{Gid, Uid, setsid, umask};
 use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
-use crate::files::JobDir;
+use crate::files::{self, JobDir};
 use crate::spec::Spec;
 
 /// What a shell answers where a command is not there, or cannot be run.
@@ -43,7 +43,8 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
         .map_err(|e| format!("become a subreaper: {e}"))?;
     umask(Mode::from_raw_mode(spec.umask & 0o777));
     become_user(&spec).map_err(|e| format!("become user {}: {e}", spec.user.uid))?;
-    let start = if spec.input.is_some() { dir.work() } else { spec.dir.clone() };
+    let own = spec.input.is_some();
+    let start = if own { PathBuf::from(files::WORK) } else { spec.dir.clone() };
     std::env::set_current_dir(&start).map_err(|e| format!("enter {}: {e}", start.display()))?;
     // What the daemon was started with is not the job's, and would be in the way of its
     // checkpoints.

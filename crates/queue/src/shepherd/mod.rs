@@ -162,6 +162,7 @@ impl Shepherd {
     /// Starts the job from its beginning.
     fn start_job(&mut self) -> io::Result<()> {
         work::create(&self.dir, &self.spec)?;
+        work::show(&self.dir)?;
         let end = |fd: &OwnedFd| fd.try_clone().map(Stdio::from);
         let input = match &self.streams.input {
             Some(input) => end(input.job_end())?,

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
-use crate::files::JobDir;
+use crate::files::{JobDir, WORK};
 use crate::spec::Spec;
 
 /// Makes a job's own directory, if it is to have one.
@@ -27,6 +27,19 @@ pub fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
     fs::create_dir(&work)?;
     chown(&work, Some(spec.user.uid), Some(spec.user.gid))?;
     copy_as_user(spec, &input.join("."), &work)
+}
+
+/// Shows the job its own directory, if it has one, at the place that is the same everywhere.
+/// This process is in a mount namespace of the job's own.
+///
+/// # Errors
+/// The kernel's.
+pub fn show(dir: &JobDir) -> io::Result<()> {
+    if dir.work().exists() {
+        fs::create_dir_all(WORK)?;
+        rustix::mount::mount_bind(dir.work(), WORK)?;
+    }
+    Ok(())
 }
 
 /// Copies artefacts to where the job was submitted; returns what could not be copied.

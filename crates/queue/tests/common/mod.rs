@@ -117,6 +117,12 @@ impl Daemon {
         });
     }
 
+    /// The port that it listens on for https.
+    pub fn https_port(&self) -> String {
+        let address = self.args.iter().find_map(|arg| arg.strip_prefix("https://localhost:"));
+        address.unwrap().to_owned()
+    }
+
     /// Kills the daemon as a crash would.
     pub fn kill(&mut self) {
         let mut child = self.child.take().unwrap();

@@ -1,0 +1,246 @@
+//! Files of a job on their way to another machine: a list of what comes, then the contents,
+//! one after the other.
+//!
+//! What is unpacked was sent by another machine and is checked as such: names stay below
+//! the directory, nothing that is there is written to, and links are made last, so that no
+//! file is written through one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// No list is longer.
+const MAX_LIST: u64 = 64 << 20;
+
+/// One thing that is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    path: PathBuf,
+    what: What,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    mtime: (i64, i64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum What {
+    Dir,
+    File(u64),
+    Link(PathBuf),
+}
+
+/// What is to be sent, with its length.
+#[derive(Debug)]
+pub struct Bundle {
+    root: PathBuf,
+    list: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+impl Bundle {
+    /// All below `root` for which `wanted` says yes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of(root: &Path, wanted: impl Fn(&Path) -> bool) -> io::Result<Self> {
+        let mut entries = Vec::new();
+        collect(root, Path::new(""), &wanted, &mut entries)?;
+        let list = serde_json::to_vec(&entries)?;
+        Ok(Self { root: root.to_owned(), list, entries })
+    }
+
+    /// Bytes that [`write`](Self::write) writes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        let contents = self.entries.iter().map(|entry| match entry.what {
+            What::File(size) => size,
+            _ => 0,
+        });
+        8 + self.list.len() as u64 + contents.sum::<u64>()
+    }
+
+    /// Sends it. A file that has grown since is cut, one that has shrunk is an error.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+        to.write_all(&(self.list.len() as u64).to_be_bytes())?;
+        to.write_all(&self.list)?;
+        for entry in &self.entries {
+            if let What::File(size) = entry.what {
+                let mut file = File::open(self.root.join(&entry.path))?.take(size);
+                if io::copy(&mut file, to)? != size {
+                    return Err(io::Error::other(format!("{} has shrunk", entry.path.display())));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn collect(
+    root: &Path,
+    below: &Path,
+    wanted: &impl Fn(&Path) -> bool,
+    found: &mut Vec<Entry>,
+) -> io::Result<()> {
+    for entry in fs::read_dir(root.join(below))? {
+        let entry = entry?;
+        let (path, meta) = (below.join(entry.file_name()), entry.metadata()?);
+        if !wanted(&path) {
+            continue;
+        }
+        let what = if meta.is_dir() {
+            What::Dir
+        } else if meta.is_symlink() {
+            What::Link(fs::read_link(entry.path())?)
+        } else if meta.is_file() {
+            What::File(meta.len())
+        } else {
+            continue;
+        };
+        let is_dir = what == What::Dir;
+        found.push(Entry {
+            path: path.clone(),
+            what,
+            mode: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+        });
+        if is_dir {
+            collect(root, &path, wanted, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Unpacks what is read into `to`, which must be a new directory.
+///
+/// # Errors
+/// The kernel's, and whatever is wrong with what comes.
+pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
+    let mut length = [0; 8];
+    from.read_exact(&mut length)?;
+    let length = u64::from_be_bytes(length);
+    if length > MAX_LIST {
+        return Err(io::Error::other("the list of files is too long"));
+    }
+    let mut list = Vec::new();
+    Read::take(&mut *from, length).read_to_end(&mut list)?;
+    let entries: Vec<Entry> = serde_json::from_slice(&list)?;
+    if let Some(entry) = entries.iter().find(|entry| !is_below(&entry.path)) {
+        return Err(io::Error::other(format!("{} is no name below", entry.path.display())));
+    }
+    for entry in &entries {
+        let path = to.join(&entry.path);
+        match entry.what {
+            What::Dir => fs::create_dir(&path)?,
+            What::File(size) => {
+                let mut options = OpenOptions::new();
+                let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+                if io::copy(&mut Read::take(&mut *from, size), &mut file)? != size {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                adorn(&path, entry)?;
+            }
+            What::Link(_) => {}
+        }
+    }
+    for entry in entries.iter().rev() {
+        let path = to.join(&entry.path);
+        match &entry.what {
+            What::Link(target) => {
+                symlink(target, &path)?;
+                lchown(&path, Some(entry.uid), Some(entry.gid))?;
+            }
+            What::Dir => adorn(&path, entry)?,
+            What::File(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_below(path: &Path) -> bool {
+    path.components().next().is_some()
+        && path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn adorn(path: &Path, entry: &Entry) -> io::Result<()> {
+    chown(path, Some(entry.uid), Some(entry.gid))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(entry.mode & 0o7777))?;
+    let (seconds, nanoseconds) = entry.mtime;
+    let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    Ok(rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(root: &Path) -> Vec<u8> {
+        let bundle = Bundle::of(root, |path| path != Path::new("left-out")).unwrap();
+        let mut bytes = Vec::new();
+        bundle.write(&mut bytes).unwrap();
+        assert_eq!(bytes.len() as u64, bundle.length());
+        bytes
+    }
+
+    #[test]
+    fn what_is_sent_arrives() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(from.path().join("a/b")).unwrap();
+        fs::write(from.path().join("a/b/file"), "content").unwrap();
+        fs::write(from.path().join("left-out"), "content").unwrap();
+        symlink("../file", from.path().join("a/link")).unwrap();
+        fs::set_permissions(from.path().join("a"), fs::Permissions::from_mode(0o750)).unwrap();
+        let bytes = packed(from.path());
+        unpack(&mut bytes.as_slice(), to.path()).unwrap();
+        assert_eq!(fs::read(to.path().join("a/b/file")).unwrap(), b"content");
+        assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../file"));
+        assert_eq!(fs::metadata(to.path().join("a")).unwrap().mode() & 0o7777, 0o750);
+        assert!(!to.path().join("left-out").exists());
+        for cut in [0, 5, 20, bytes.len() - 1] {
+            let to = tempfile::tempdir().unwrap();
+            assert!(unpack(&mut &bytes[..cut], to.path()).is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn nothing_gets_out_of_its_directory() {
+        let entry = |path: &str, what: What| Entry {
+            path: path.into(),
+            what,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            mtime: (0, 0),
+        };
+        let outside = tempfile::tempdir().unwrap();
+        let link = What::Link(outside.path().to_owned());
+        for entries in [
+            vec![entry("../x", What::File(1))],
+            vec![entry("/tmp/x", What::File(1))],
+            vec![entry("", What::Dir)],
+            vec![entry("a/./../../x", What::File(1))],
+            vec![entry("a", link.clone()), entry("a/x", What::File(1))],
+            vec![entry("a", What::File(0)), entry("a", What::File(1))],
+        ] {
+            let list = serde_json::to_vec(&entries).unwrap();
+            let mut bytes = (list.len() as u64).to_be_bytes().to_vec();
+            bytes.extend(list);
+            bytes.push(b'x');
+            let to = tempfile::tempdir().unwrap();
+            assert!(unpack(&mut bytes.as_slice(), to.path()).is_err(), "{entries:?}");
+            assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+        }
+        let long = u64::MAX.to_be_bytes();
+        assert!(unpack(&mut long.as_slice(), outside.path()).is_err());
+    }
+}

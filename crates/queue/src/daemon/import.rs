@@ -1,0 +1,112 @@
+//! A job that comes from another machine of the pool.
+
+use std::fs;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::core::{Core, Queue};
+use super::disk;
+use super::record::{Place, Record};
+use super::transfer::Handover;
+use crate::bundle;
+use crate::files;
+use crate::http::Response;
+use crate::scheduler::JobId;
+
+/// No description of a job is longer.
+const MAX_RECORD: u64 = 8 << 20;
+
+/// Takes a job in. It is held until the other machine knows that it is here.
+pub fn take(queue: &Arc<Queue>, key: Option<&str>, body: &mut dyn Read) -> Response {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let Some(key) = key.filter(|key| key.len() < 100 && !key.is_empty() && key.chars().all(plain))
+    else {
+        return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
+    };
+    let taken = receive(queue, key, body);
+    // Who still sends would not hear the answer.
+    let drained = io::copy(body, &mut io::sink());
+    match taken.and_then(|id| drained.map(|_| id)) {
+        Ok(id) => Response { status: 201, ..Response::json(&json!({ "id": id })) },
+        Err(e) => Response::problem(409, &e.to_string()),
+    }
+}
+
+fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<JobId> {
+    let known = queue.lock().store.submitted_as(key).map_err(io::Error::other)?;
+    if let Some((_, id)) = known
+        && queue.lock().dir(id).path().exists()
+    {
+        return Ok(id);
+    }
+    let mut length = [0; 8];
+    body.read_exact(&mut length)?;
+    let length = u64::from_be_bytes(length);
+    if length > MAX_RECORD {
+        return Err(io::Error::other("the description of the job is too long"));
+    }
+    let mut text = Vec::new();
+    Read::take(&mut *body, length).read_to_end(&mut text)?;
+    let Handover { record } = serde_json::from_slice(&text)?;
+    record.spec.check().map_err(io::Error::other)?;
+    let place = queue.lock().data.join("incoming").join(key);
+    let _ = fs::remove_dir_all(&place);
+    fs::create_dir_all(&place)?;
+    let unpacked = bundle::unpack(body, &place)
+        .and_then(|()| files::write_stable(&place.join("spec.json"), &record.spec))
+        .and_then(|()| files::sync_tree(&place));
+    if let Err(e) = unpacked {
+        let _ = fs::remove_dir_all(&place);
+        return Err(e);
+    }
+    queue.change(|core| core.adopt(key, record, &place))
+}
+
+impl Core {
+    /// Keeps a job whose files are all here.
+    fn adopt(&mut self, key: &str, from: Record, place: &std::path::Path) -> io::Result<JobId> {
+        use std::os::unix::fs::PermissionsExt;
+        let now = files::now();
+        let known = self.store.submitted_as(key).map_err(io::Error::other)?;
+        let id = match known {
+            Some((_, id)) => id,
+            None => {
+                let make = |id| here(id, from, now);
+                let record =
+                    self.store.add(Some((key, "")), now, make).map_err(io::Error::other)?;
+                let id = record.id;
+                self.jobs.insert(id, record);
+                id
+            }
+        };
+        let dir = self.dir(id);
+        fs::set_permissions(place, fs::Permissions::from_mode(0o711))?;
+        fs::rename(place, dir.path())?;
+        files::sync_dir(&self.data.join("jobs"))?;
+        if let Some(record) = self.jobs.get_mut(&id) {
+            record.durable = disk::newest(&dir);
+            record.image_bytes = disk::bytes(&dir);
+            record.place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
+        }
+        self.save(id, Some(("arrived", json!({}))));
+        Ok(id)
+    }
+}
+
+/// The job as it begins here: with what it has done, and held.
+fn here(id: JobId, from: Record, now: i64) -> Record {
+    Record {
+        ran: from.ran,
+        saved: from.saved,
+        preemptions: from.preemptions,
+        next_checkpoint: from.next_checkpoint,
+        failures: from.failures,
+        base: from.base,
+        overhead: 0,
+        lost: 0,
+        held: true,
+        ..Record::new(id, crate::spec::Spec { after: Vec::new(), ..from.spec }, now)
+    }
+}

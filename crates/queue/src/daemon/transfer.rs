@@ -1,0 +1,371 @@
+//! Jobs that go on on another machine of the pool.
+//!
+//! A job is made a checkpoint and handed over under a key that stays the same however
+//! often that is tried, so that it arrives once. There it is held until this daemon has on
+//! disk that it has gone. From then on this daemon is its client: what it writes there is
+//! added to the output here, input and signals go there, and it ends here when it ends
+//! there. What cannot be brought back there is taken back.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::core::{Core, Queue};
+use super::follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
+use super::record::{Place, Record};
+use super::{disk, pool};
+use crate::bundle::Bundle;
+use crate::files;
+use crate::http::Client;
+use crate::preemption::Means;
+use crate::scheduler::JobId;
+use crate::shepherd::message::{Exit, Order};
+use crate::shepherd::pump::read_from;
+
+/// How long to wait before a machine that does not answer is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Bytes of input that are passed on at a time.
+const MOST_INPUT: usize = 4 << 20;
+
+/// No frame of output is longer.
+const MOST_FRAME: u32 = 1 << 20;
+
+/// Where a job goes, or has gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    /// The machine's name in the pool.
+    pub machine: String,
+    /// Under which key it is handed over.
+    pub key: String,
+    /// The job's number there, once it has gone.
+    pub job: Option<JobId>,
+}
+
+/// What is told to the machine that a job goes to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Handover {
+    /// The job, as it is here.
+    pub record: Record,
+}
+
+impl Core {
+    /// Lets a job go on on another machine.
+    ///
+    /// # Errors
+    /// A sentence, if it cannot.
+    pub fn move_to(&mut self, id: JobId, machine: &str) -> Result<(), String> {
+        self.peer(machine)?;
+        let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
+        match (record.place, &record.destination) {
+            (Place::Ended, _) => return Err("it is over".to_owned()),
+            (Place::Away, _) => return Err("it is on another machine already".to_owned()),
+            (_, Some(there)) => return Err(format!("it is on its way to {}", there.machine)),
+            _ => {}
+        }
+        let kind = record.spec.kind();
+        if record.place == Place::Running
+            && let Some(why) = self.refusals.get(&kind)
+        {
+            return Err(format!("it cannot be saved: {why}"));
+        }
+        let key = format!("{}-{id}-{}", self.name, record.next_checkpoint);
+        record.destination = Some(Destination { machine: machine.to_owned(), key, job: None });
+        let running = record.place == Place::Running;
+        self.save(id, Some(("moving", json!({ "to": machine }))));
+        if running {
+            self.preempt(id, Some(Means::Checkpoint)).inspect_err(|_| self.stay(id, ""))?;
+        } else {
+            // One that is about to run gives way as soon as it does.
+            self.set_held(id, true);
+        }
+        Ok(())
+    }
+
+    /// Lets all jobs go on on another machine.
+    ///
+    /// # Errors
+    /// A sentence, if that is not in the pool.
+    pub fn move_all(&mut self, machine: &str) -> Result<(), String> {
+        self.peer(machine)?;
+        let here = |job: &&Record| {
+            !matches!(job.place, Place::Ended | Place::Away) && job.destination.is_none()
+        };
+        let ids: Vec<JobId> = self.jobs.values().filter(here).map(|job| job.id).collect();
+        for id in ids {
+            // Who cannot go stays, as `show` says.
+            if let Err(why) = self.move_to(id, machine) {
+                self.save(id, Some(("stays", json!({ "why": why }))));
+            }
+        }
+        Ok(())
+    }
+
+    /// A job that was to go stays here after all.
+    fn stay(&mut self, id: JobId, why: &str) {
+        self.transfers.remove(&id);
+        let Some(record) = self.jobs.get_mut(&id) else { return };
+        record.destination = None;
+        if record.place == Place::Away {
+            record.place = Place::Asleep;
+        }
+        if !why.is_empty() {
+            record.note = Some(format!("it stays here: {why}"));
+        }
+        self.save(id, Some(("stays", json!({ "why": why }))));
+        self.set_held(id, false);
+    }
+
+    /// Sends a job on its way as soon as all of it is on disk, and follows one that has gone.
+    pub(super) fn transfer_if_ready(&mut self, id: JobId) {
+        let Some(record) = self.jobs.get(&id) else { return };
+        let Some(destination) = record.destination.clone() else { return };
+        if self.transfers.contains(&id) {
+            return;
+        }
+        let latest = record.durable == Some(record.next_checkpoint - 1);
+        let ready = match record.place {
+            Place::Queued | Place::Away => true,
+            Place::Asleep => record.durable.is_some() && (latest || !record.shepherd),
+            _ => false,
+        };
+        let failed = record.place == Place::Running && !record.held && !self.saving.contains(&id);
+        if failed {
+            return self.stay(id, "it could not be saved");
+        }
+        if record.place == Place::Stopped && !self.saving.contains(&id) {
+            self.saving.insert(id);
+            let order = self.checkpoint(id, false, 0);
+            return self.order(id, &order);
+        }
+        let Some(queue) = self.queue.upgrade().filter(|_| ready) else { return };
+        if let Some(record) = self.jobs.get_mut(&id)
+            && record.shepherd
+        {
+            // The checkpoint is all there is of it.
+            record.shepherd = false;
+            self.order(id, &Order::Kill);
+            self.links.remove(&id);
+            self.save(id, None);
+        }
+        self.transfers.insert(id);
+        thread::spawn(move || Transfer { queue, id, destination }.run());
+    }
+
+    /// The machine that a job has gone to, and its number there.
+    pub(super) fn away(&self, id: JobId) -> Option<(Client, JobId)> {
+        let record = self.jobs.get(&id).filter(|record| record.place == Place::Away)?;
+        let destination = record.destination.as_ref()?;
+        Some((self.peer(&destination.machine).ok()?, destination.job?))
+    }
+}
+
+/// Tells the machine that a job has gone to something, on a thread of its own.
+pub fn tell(client: Client, path: String) {
+    thread::spawn(move || {
+        // A machine that is away is told again by whoever asks again.
+        let _ = client.json("POST", &path, b"");
+    });
+}
+
+/// One job that goes, or has gone.
+struct Transfer {
+    queue: Arc<Queue>,
+    id: JobId,
+    destination: Destination,
+}
+
+impl Transfer {
+    fn run(mut self) {
+        if self.destination.job.is_none() {
+            match self.hand_over() {
+                Ok(job) => self.destination.job = Some(job),
+                Err(why) => return self.queue.change(|core| core.stay(self.id, &why)),
+            }
+            let there = json!({ "to": self.destination.machine, "job": self.destination.job });
+            let cancelled = self.queue.change(|core| {
+                if let Some(record) = core.jobs.get_mut(&self.id) {
+                    record.destination = Some(self.destination.clone());
+                    record.held = false;
+                }
+                core.go(self.id, Place::Away, "moved", there);
+                core.jobs.get(&self.id).is_some_and(|record| record.cancelled)
+            });
+            if cancelled {
+                self.queue.change(|core| core.cancel_away(self.id, 15));
+            }
+        }
+        loop {
+            match self.follow() {
+                Ok(true) => return,
+                Ok(false) | Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    fn client(&self) -> Result<Client, String> {
+        self.queue.lock().peer(&self.destination.machine)
+    }
+
+    /// Sends the job; returns its number there.
+    fn hand_over(&self) -> Result<JobId, String> {
+        let client = self.client()?;
+        let machine = client.json("GET", "/v1/machine", b"")?;
+        can_go_on(&machine)?;
+        let (record, dir) = {
+            let core = self.queue.lock();
+            (core.jobs.get(&self.id).cloned().ok_or("it is gone")?, core.dir(self.id))
+        };
+        let chain = record.durable.map(|seq| disk::chain(&dir, seq)).unwrap_or_default();
+        let names: Vec<String> = chain.iter().map(|seq| format!("checkpoint-{seq}")).collect();
+        let wanted = |path: &Path| {
+            let mut parts = path.iter().filter_map(|part| part.to_str());
+            match (parts.next(), parts.next()) {
+                (Some("out" | "err" | "in" | "in.end"), _) => true,
+                // Of its own directory, only what belongs to the newest one is needed.
+                (Some(name), Some("work")) => names.first().is_some_and(|first| first == name),
+                (Some(name), _) => names.iter().any(|known| known == name),
+                _ => false,
+            }
+        };
+        let bundle = Bundle::of(dir.path(), wanted).map_err(|e| e.to_string())?;
+        let handover = serde_json::to_vec(&Handover { record }).map_err(|e| e.to_string())?;
+        let length = 8 + handover.len() as u64 + bundle.length();
+        let path = format!("/v1/import?key={}", self.destination.key);
+        let answer = client.send("POST", &path, &[], length, |to| {
+            to.write_all(&(handover.len() as u64).to_be_bytes())?;
+            to.write_all(&handover)?;
+            bundle.write(to)
+        });
+        let answer = answer.map_err(|e| client.unreachable(&e))?;
+        let status = answer.status;
+        let body = answer.whole().map_err(|e| client.unreachable(&e))?;
+        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+        value["id"].as_u64().filter(|_| status < 300).ok_or_else(|| {
+            let detail = value["detail"].as_str().unwrap_or("it does not say why");
+            format!("{} refuses it: {detail}", self.destination.machine)
+        })
+    }
+
+    /// Is the client of the job there; whether it is over.
+    fn follow(&self) -> Result<bool, String> {
+        let client = self.client()?;
+        let job = self.destination.job.ok_or("it has not gone")?;
+        client.json("POST", &format!("/v1/jobs/{job}/release"), b"")?;
+        self.pass_input(&client, job)?;
+        match self.read(&client, job) {
+            Err(e) => Err(e.to_string()),
+            Ok(None) => Ok(false),
+            Ok(Some(end)) => {
+                let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
+                if never_ran(&shown) && end.cancelled.is_none() {
+                    let why = end.note.unwrap_or_else(|| "it did not run there".to_owned());
+                    let why = format!("{}: {why}", self.destination.machine);
+                    self.queue.change(|core| core.stay(self.id, &why));
+                } else {
+                    self.queue.change(|core| {
+                        core.transfers.remove(&self.id);
+                        core.end(self.id, end.exit, end.note);
+                    });
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Passes on what came in on standard input and is not there yet.
+    fn pass_input(&self, client: &Client, job: JobId) -> Result<(), String> {
+        let dir = self.queue.lock().dir(self.id);
+        let shown = client.json("GET", &format!("/v1/jobs/{job}"), b"")?;
+        let mut at = shown["input_bytes"].as_u64().unwrap_or(0);
+        loop {
+            let end = u8::from(dir.stdin_end().exists());
+            let data = read_from(&dir.stdin(), at, MOST_INPUT).map_err(|e| e.to_string())?;
+            if data.is_empty() && end == 0 {
+                return Ok(());
+            }
+            let end = u8::from(end == 1 && data.len() < MOST_INPUT);
+            client.json("PUT", &format!("/v1/jobs/{job}/stdin?at={at}&end={end}"), &data)?;
+            at += data.len() as u64;
+            if end == 1 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Adds what the job writes to its output here, until it ends or the other machine goes
+    /// away.
+    fn read(&self, client: &Client, job: JobId) -> io::Result<Option<End>> {
+        let dir = self.queue.lock().dir(self.id);
+        let open = |path| OpenOptions::new().create(true).append(true).open(path);
+        let mut files = [open(dir.out())?, open(dir.err())?];
+        let length = |file: &std::fs::File| file.metadata().map(|meta| meta.len());
+        let path = format!(
+            "/v1/jobs/{job}/stream?out={}&err={}&follow=1&wait=1",
+            length(&files[0])?,
+            length(&files[1])?
+        );
+        let mut answer = client.ask("GET", &path, &[], b"")?;
+        if answer.status != 200 {
+            return Err(io::Error::other(format!("it answered with {}", answer.status)));
+        }
+        loop {
+            let mut head = [0; 5];
+            answer.read_exact(&mut head)?;
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+            if length > MOST_FRAME {
+                return Err(io::Error::other("its answer makes no sense"));
+            }
+            let mut data = vec![0; length as usize];
+            answer.read_exact(&mut data)?;
+            match head[0] {
+                FRAME_OUT => files[0].write_all(&data)?,
+                FRAME_ERR => files[1].write_all(&data)?,
+                FRAME_END => {
+                    files.iter().try_for_each(std::fs::File::sync_all)?;
+                    files::sync_dir(dir.path())?;
+                    return Ok(serde_json::from_slice(&data)?);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// How a job ended there.
+#[derive(Debug, Deserialize)]
+struct End {
+    exit: Exit,
+    note: Option<String>,
+    #[serde(rename = "state")]
+    #[serde(deserialize_with = "cancelled")]
+    cancelled: Option<()>,
+}
+
+fn cancelled<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<()>, D::Error> {
+    Ok((String::deserialize(from)? == "cancelled").then_some(()))
+}
+
+/// Whether a job came from elsewhere and was never running where it is shown.
+fn never_ran(shown: &Value) -> bool {
+    let mut events = shown["events"].as_array().into_iter().flatten();
+    !events.any(|event| matches!(event["kind"].as_str(), Some("resumed" | "started" | "running")))
+}
+
+/// Whether jobs of this machine can go on there.
+fn can_go_on(machine: &Value) -> Result<(), String> {
+    let theirs = machine["processor"].as_array();
+    let theirs: Vec<&str> = theirs.into_iter().flatten().filter_map(Value::as_str).collect();
+    let missing: Vec<String> =
+        pool::processor().into_iter().filter(|word| !theirs.contains(&word.as_str())).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!("its processor has no {}", missing.join(", ")))
+}

@@ -1,0 +1,203 @@
+//! Jobs go on on another machine of the pool: two daemons that show each other certificates.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Daemon, counted, counter, shown, until, words};
+use serde_json::{Value, json};
+
+fn openssl(dir: &Path, args: &[&str]) {
+    let output = Command::new("openssl").args(args).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+}
+
+/// An authority, a certificate for localhost of it, and one of another authority.
+fn certificates(dir: &Path) {
+    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
+    for ca in ["ca", "other"] {
+        let mut args = vec!["req", "-x509", "-subj", "/CN=pool"];
+        args.extend(curve);
+        let (key, pem) = (format!("{ca}.key"), format!("{ca}.pem"));
+        args.extend(["-keyout", &key, "-out", &pem]);
+        openssl(dir, &args);
+    }
+    let mut args = vec!["req", "-subj", "/CN=localhost", "-keyout", "key", "-out", "request"];
+    args.extend(curve.iter().filter(|word| !["-days", "2"].contains(word)));
+    openssl(dir, &args);
+    std::fs::write(dir.join("extensions"), "subjectAltName=DNS:localhost\n").unwrap();
+    for (ca, out) in [("ca", "certificate"), ("other", "wrong")] {
+        let (key, pem) = (format!("{ca}.key"), format!("{ca}.pem"));
+        openssl(
+            dir,
+            &[
+                "x509",
+                "-req",
+                "-in",
+                "request",
+                "-CA",
+                &pem,
+                "-CAkey",
+                &key,
+                "-CAcreateserial",
+                "-days",
+                "2",
+                "-extfile",
+                "extensions",
+                "-out",
+                out,
+            ],
+        );
+    }
+}
+
+fn port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Two daemons, each the other's only peer.
+fn pair(dir: &Path, config: &Value) -> [Daemon; 2] {
+    certificates(dir);
+    let ports = [port(), port()];
+    let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let start = |own: usize, name: &str, other: usize| {
+        let mut config = config.clone();
+        config["pool"] = json!({ name: format!("https://localhost:{}", ports[other]) });
+        Daemon::configured(
+            &config,
+            &[
+                "--listen",
+                &format!("https://localhost:{}", ports[own]),
+                "--tls-cert",
+                &at("certificate"),
+                "--tls-key",
+                &at("key"),
+                "--tls-ca",
+                &at("ca.pem"),
+            ],
+        )
+    };
+    [start(0, "b", 1), start(1, "a", 0)]
+}
+
+#[test]
+fn a_job_goes_on_on_another_machine_and_its_client_does_not_notice() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let script = "import sys, time\nfor i in range(100):\n    print(i, flush=True)\n    \
+                  print('e', i, file=sys.stderr, flush=True)\n    time.sleep(0.03)\n\
+                  print('end ' + sys.stdin.readline(), end='')\nsys.exit(9)";
+    let mut client = a
+        .queue(&["submit", "--wait", "--class", "batch", "--", "python3", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdin = client.stdin.take().unwrap();
+    until("a job", || a.ok(&["list", "--json"]).contains("\"running\"").then_some(()));
+    a.wait_for_output(1, "10\n");
+    assert_eq!(a.ok(&["move", "1", "--to", "b"]), "1\n");
+    assert!(a.ok(&["show", "1"]).contains("on b"));
+    // And back, as a job of its own there.
+    b.wait_for(1, "running");
+    until("it writes", || b.output(1).contains("30\n").then_some(()));
+    assert_eq!(b.ok(&["move", "1", "--to", "a"]), "2\n");
+    let mut stdin = stdin;
+    std::io::Write::write_all(&mut stdin, b"of the line\n").unwrap();
+    drop(stdin);
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(9), "{}", shown(&output));
+    let numbers: String = (0..100).map(|i| format!("{i}\n")).collect();
+    let errors: String = (0..100).map(|i| format!("e {i}\n")).collect();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{numbers}end of the line\n"));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), errors);
+    for (daemon, id) in [(&a, 1), (&b, 1), (&a, 2)] {
+        assert_eq!(daemon.job(id)["exit"], 9);
+    }
+}
+
+#[test]
+fn files_of_a_job_travel_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let input = dir.path().join("input");
+    std::fs::create_dir(&input).unwrap();
+    std::fs::write(input.join("seed"), "seed\n").unwrap();
+    let script = "exec 5<seed; i=0; while [ $i -lt 60 ]; do echo $i >>found; i=$((i+1)); \
+                  sleep 0.05; done; cat <&5; cat found";
+    let options = ["--input", input.to_str().unwrap()];
+    let id = a.submit(&options, &["bash", "-c", script]);
+    let found = a.data().join("jobs/1/work/found");
+    until("the job writes", || {
+        std::fs::read_to_string(&found).ok()?.contains("\n9\n").then_some(())
+    });
+    a.ok(&["drain", "--to", "b"]);
+    a.wait_for(id, "done");
+    let lines: String = (0..60).map(|i| format!("{i}\n")).collect();
+    assert_eq!(a.output(id), format!("seed\n{lines}"));
+    assert_eq!(b.job(1)["state"], "done");
+    let late = a.submit(&[], &["true"]);
+    assert!(a.ok(&["show", &late.to_string()]).contains("drained"));
+}
+
+#[test]
+fn a_job_is_on_one_machine_whatever_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut a, mut b] = pair(dir.path(), &json!({}));
+    let id = a.submit(&[], &words(&counter(150, 0.05)));
+    a.wait_for_output(id, "5\n");
+    a.ok(&["move", "1", "--to", "b"]);
+    a.wait_for_output(id, "20\n");
+    // Each of them goes away for a moment.
+    a.kill();
+    a.launch();
+    b.kill();
+    b.launch();
+    a.wait_for_output(id, "60\n");
+    assert_eq!(a.job(id)["state"], "moved");
+    // Who cancels it here ends it there.
+    let other = a.submit(&[], &["sleep", "1000"]);
+    a.wait_for(other, "running");
+    assert_eq!(a.ok(&["move", &other.to_string(), "--to", "b"]), "2\n");
+    a.ok(&["cancel", &other.to_string()]);
+    a.wait_for(other, "cancelled");
+    b.wait_for(2, "cancelled");
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), counted(150));
+    assert_eq!(b.output(1), counted(150));
+}
+
+#[test]
+fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, mut b] = pair(dir.path(), &json!({}));
+    let id = a.submit(&[], &words(&counter(60, 0.05)));
+    a.wait_for_output(id, "3\n");
+    let nowhere = a.queue(&["move", "1", "--to", "c"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no machine c"));
+    b.kill();
+    let away = a.queue(&["move", "1", "--to", "b"]).output().unwrap();
+    assert!(!away.status.success());
+    assert!(String::from_utf8_lossy(&away.stderr).contains("it stays here"), "{}", shown(&away));
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), counted(60));
+    // Neither without a certificate nor with one of another authority.
+    b.launch();
+    let place = b.https_port();
+    for proof in [&[][..], &["--cert", "wrong", "--key", "key"]] {
+        let answer = Command::new("curl")
+            .args(["--silent", "--show-error", "--cacert", "ca.pem", "--data", "x"])
+            .args(proof)
+            .arg(format!("https://localhost:{place}/v1/import?key=k"))
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let said = shown(&answer);
+        assert!(said.contains("token is needed") || !answer.status.success(), "{said}");
+    }
+    assert_eq!(b.ok(&["list", "--json"]), "[]\n");
+}
