@@ -122,6 +122,20 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Moves a process back into them that has gone elsewhere.
+    ///
+    /// # Errors
+    /// If it cannot be moved.
+    pub fn bring_back(&self, pid: u32) -> io::Result<()> {
+        let name = self.dirs().next().and_then(Path::file_name).and_then(|name| name.to_str());
+        let (Some(name), Ok(text)) = (name, fs::read_to_string(format!("/proc/{pid}/cgroup")))
+        else {
+            return Ok(());
+        };
+        let here = text.lines().filter(|line| line.ends_with(name)).count();
+        if here < self.dirs().filter(|dir| dir.exists()).count() { self.enter(pid) } else { Ok(()) }
+    }
+
     /// The directory of the cgroup that freezes the job, if there is one.
     #[must_use]
     pub fn freezer(&self) -> Option<&Path> {

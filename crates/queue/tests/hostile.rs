@@ -111,3 +111,28 @@ fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     drop(daemon);
     std::process::Command::new("umount").arg("-l").arg(disk.path()).status().unwrap();
 }
+
+#[test]
+fn a_job_that_goes_to_another_cgroup_gives_way_and_ends_all_the_same() {
+    let daemon = Daemon::start(&[]);
+    // The whole tree goes to the topmost cgroups, and a child of it alone.
+    let script = "for c in /sys/fs/cgroup/*/cgroup.procs /sys/fs/cgroup/cgroup.procs; do \
+                  echo $$ >$c; done 2>/dev/null; (while :; do echo apart; sleep 0.02; done) & \
+                  for i in $(seq 40); do echo line $i; sleep 0.05; done; kill $!; echo end";
+    let id = daemon.submit(&[], &["bash", "-c", script]);
+    daemon.wait_for_output(id, "line 3");
+    for means in ["stop", "checkpoint"] {
+        daemon.ok(&["preempt", &id.to_string(), "--means", means]);
+        let before = daemon.output(id);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert_eq!(daemon.output(id), before, "{means}: it runs on");
+        daemon.ok(&["resume", &id.to_string()]);
+        daemon.wait_for(id, "running");
+    }
+    daemon.wait_for(id, "done");
+    let output = daemon.output(id);
+    let lines: Vec<&str> = output.lines().filter(|line| *line != "apart").collect();
+    let expected: Vec<String> = (1..=40).map(|i| format!("line {i}")).collect();
+    assert_eq!(lines[..40], expected);
+    assert_eq!(lines[40..], ["end"]);
+}

@@ -292,3 +292,48 @@ fn a_driver_without_a_daemon_is_a_system_failure() {
     assert_eq!(status.code(), Some(42));
     daemon.launch();
 }
+
+/// The page, in a real browser: what it shows comes from the daemon and from nowhere else.
+#[test]
+fn the_page_in_a_browser() {
+    if !common::long("the_page_in_a_browser") {
+        return;
+    }
+    if !Command::new("chromium").arg("--version").output().is_ok_and(|o| o.status.success()) {
+        println!("the_page_in_a_browser: left out, chromium is not there");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = json!([{ "token": "administrator-token", "owner": "root", "admin": true }]);
+    let file = dir.path().join("tokens");
+    std::fs::write(&file, tokens.to_string()).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("http://127.0.0.1:{port}");
+    let daemon =
+        Daemon::start(&["--listen", &address, "--tokens", file.to_str().unwrap(), "--slots", "1"]);
+    let long = daemon.submit(&["--class", "batch"], &["sh", "-c", "echo a line; sleep 1000"]);
+    daemon.wait_for_output(long, "a line");
+    let urgent = daemon.submit(&["--class", "urgent"], &["sh", "-c", "sleep 1"]);
+    daemon.wait_for(urgent, "done");
+    let waits = daemon.submit(&["--class", "batch"], &["true"]);
+    let browse = |what: &str, text: bool| {
+        let mut browser = Command::new("chromium");
+        browser
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
+            .args(["--disable-dev-shm-usage", "--timeout=15000", "--window-size=1100,700", what])
+            .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
+            .arg(format!("{address}/#token=administrator-token"));
+        let output = browser.stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+        if text { String::from_utf8_lossy(&output.stdout).into_owned() } else { String::new() }
+    };
+    let page = browse("--dump-dom", true);
+    for word in ["1 of 1 slots", "running", "done", "queued", "waits for job 1", "<rect"] {
+        assert!(page.contains(word), "{word} in {page}");
+    }
+    assert!(!page.contains("https://") && !page.contains("src=\"http"), "{page}");
+    daemon.ok(&["cancel", &waits.to_string()]);
+    if let Some(picture) = std::env::var_os("TORPOR_SCREENSHOT") {
+        browse(&format!("--screenshot={}", picture.to_str().unwrap()), false);
+    }
+}

@@ -95,6 +95,64 @@ fn address_sanitizer() {
 }
 
 #[test]
+fn thread_sanitizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = SUM
+        .replace(
+            "int main",
+            "#include <pthread.h>\nstatic void *idle(void *p) { return p; }\nint main",
+        )
+        .replace(
+            "if (r % 100 == 0) {",
+            "if (r % 100 == 0) { pthread_t t; pthread_create(&t, 0, idle, 0); pthread_join(t, 0);",
+        );
+    let program = compile(dir.path(), "tsan", &source, &["-fsanitize=thread"]);
+    // The randomization of addresses of this kernel is more than it can take.
+    let command = ["setarch", "-R", program.to_str().unwrap(), "4000"];
+    same_as_alone("thread sanitizer", &command, 6);
+}
+
+#[test]
+fn an_emulator_boots_linux() {
+    if !long("an_emulator_boots_linux") || !there("qemu-system-x86_64") {
+        return;
+    }
+    let Some(kernel) = std::env::var_os("TORPOR_TEST_KERNEL") else {
+        println!("an_emulator_boots_linux: left out, set TORPOR_TEST_KERNEL to a vmlinuz");
+        return;
+    };
+    let daemon = Daemon::start(&[]);
+    // Without a root file system it panics in the end, which ends the machine.
+    let append = "console=ttyS0 panic=-1";
+    let id = daemon.submit(
+        &["--class", "batch"],
+        &[
+            "qemu-system-x86_64",
+            "-accel",
+            "tcg",
+            "-m",
+            "256",
+            "-nographic",
+            "-no-reboot",
+            "-nodefaults",
+            "-serial",
+            "stdio",
+            "-kernel",
+            kernel.to_str().unwrap(),
+            "-append",
+            append,
+        ],
+    );
+    daemon.wait_for_output(id, "Linux version");
+    let job = preempt_at_random(&daemon, id, 10);
+    assert_eq!(job["exit"], 0, "{}", daemon.show(id));
+    let output = daemon.output(id);
+    assert_eq!(output.matches("Linux version").count(), 1);
+    assert!(output.contains("Unable to mount root fs"), "{output}");
+    println!("emulator: {} preemptions", job["preemptions"]);
+}
+
+#[test]
 fn valgrind() {
     if !there("valgrind") {
         return;

@@ -106,7 +106,8 @@ impl Run {
         }
     }
 
-    fn last_word(&self) -> Option<Ending> {
+    /// What the shepherd has left on stable storage, if the run had come to its end.
+    pub(super) fn last_word(&self) -> Option<Ending> {
         let text = fs::read(self.dir.run(self.run).join(shepherd::ENDING)).ok()?;
         let ending: Ending = serde_json::from_slice(&text).ok()?;
         (ending.job == self.job && ending.run == self.run).then_some(ending)

@@ -12,6 +12,8 @@ mod listen;
 mod metrics;
 mod plan;
 mod pool;
+#[cfg(test)]
+mod power;
 pub mod record;
 mod runs;
 mod store;

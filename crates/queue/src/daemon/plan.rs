@@ -177,6 +177,7 @@ impl Core {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.run += 1;
+        record.boot = shepherd::engine::boot();
         let (run, base) = (record.run, record.base);
         self.go(id, Place::Starting, "starting", json!({ "from": from }));
         let Some(queue) = self.queue.upgrade() else { return };

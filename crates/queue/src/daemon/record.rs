@@ -105,6 +105,12 @@ pub struct Record {
     pub failures: u32,
     /// How often its run was lost since it was last saved.
     pub losses: u32,
+    /// How often it was lost because the machine failed, since it was last saved.
+    #[serde(default)]
+    pub machine_losses: u32,
+    /// The boot of the machine in which its run was started.
+    #[serde(default)]
+    pub boot: String,
     /// Bytes of output that were there before the attempt that counts.
     #[serde(default)]
     pub base: [u64; 2],
@@ -145,6 +151,8 @@ impl Record {
             cancelled: false,
             failures: 0,
             losses: 0,
+            machine_losses: 0,
+            boot: String::new(),
             base: [0, 0],
             overhead: 0,
             lost: 0,

@@ -16,6 +16,9 @@ use crate::shepherd::message::{Ending, Exit, Order, Phase, Report, Saved};
 /// A run that is lost so often without a checkpoint in between is not started again.
 const MOST_LOSSES: u32 = 3;
 
+/// Nor is one that so many failures of the machine in a row have taken: it may be their cause.
+const MOST_MACHINE_LOSSES: u32 = 30;
+
 /// After a failure that is not the job's own, the same is not tried for so long.
 const BACK_OFF: Millis = 30_000;
 
@@ -98,7 +101,7 @@ impl Core {
         self.note_dirt(id, saved, now);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.image_bytes = record.image_bytes.max(saved.bytes);
-        record.losses = 0;
+        (record.losses, record.machine_losses) = (0, 0);
         record.overhead += millis(saved.frozen_us);
         let data = json!({
             "means": "checkpoint", "seq": saved.seq, "bytes": saved.bytes,
@@ -256,7 +259,11 @@ impl Core {
     pub(super) fn lose(&mut self, id: JobId, why: &str) {
         let dir = self.dir(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
-        record.losses += 1;
+        if record.boot == shepherd::engine::boot() {
+            record.losses += 1;
+        } else {
+            record.machine_losses += 1;
+        }
         record.shepherd = false;
         disk::adopt(&dir);
         record.durable = disk::newest(&dir);
@@ -269,14 +276,15 @@ impl Core {
         let lost = (record.ran - record.saved).max(0);
         record.lost += lost;
         record.ran -= lost;
-        let (losses, cancelled) = (record.losses, record.cancelled);
+        let (losses, cancelled) = (record.losses + record.machine_losses, record.cancelled);
+        let too_often = record.losses > MOST_LOSSES || record.machine_losses > MOST_MACHINE_LOSSES;
         self.saving.remove(&id);
         self.dirt.remove(&id);
         self.save(id, Some(("lost", json!({ "why": why, "lost_ms": lost }))));
         shepherd::cgroups(&dir).remove();
         if cancelled {
             self.end(id, Exit::Signal(9), None);
-        } else if losses > MOST_LOSSES {
+        } else if too_often {
             let note = format!("{why}, {losses} times without a checkpoint in between");
             self.end(id, Exit::Code(125), Some(note));
         }

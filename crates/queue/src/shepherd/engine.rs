@@ -91,7 +91,7 @@ pub struct Base {
 pub enum SaveEnd {
     /// It is saved; the record is not on stable storage yet. The next one can build on it
     /// if the job runs on.
-    Saved(Saved, Option<Base>),
+    Saved(Saved, Option<Box<Base>>),
     /// It is not, and the job goes on.
     Failed {
         /// Whether another try is useless.
@@ -100,6 +100,9 @@ pub enum SaveEnd {
         text: String,
     },
 }
+
+/// A checkpoint that was made, and what the next one can build on.
+type Done = (Saved, Option<Box<Base>>);
 
 /// What is to be saved.
 #[derive(Debug)]
@@ -117,7 +120,7 @@ pub struct Save {
     /// How the images are written.
     pub style: Style,
     /// The checkpoint that this one builds on, if it can.
-    pub base: Option<Base>,
+    pub base: Option<Box<Base>>,
     /// Its streams.
     pub streams: Streams,
     /// Its cgroups.
@@ -145,7 +148,7 @@ impl Save {
         }
     }
 
-    fn save(&self) -> io::Result<Result<(Saved, Option<Base>), Outcome>> {
+    fn save(&self) -> io::Result<Result<Done, Outcome>> {
         wait_for_memory()?;
         let dir = self.dir.checkpoint(self.seq);
         let _ = fs::remove_dir_all(&dir);
@@ -188,13 +191,13 @@ impl Save {
             since_ms: since.and_then(|millis| u64::try_from(millis).ok()),
             ended_tasks: !self.keep,
         };
-        let next = self.keep.then(|| Base { record, at: Instant::now() });
+        let next = self.keep.then(|| Box::new(Base { record, at: Instant::now() }));
         Ok(Ok((saved, next)))
     }
 
     /// The checkpoint before, if this one may build on it.
     fn usable_base(&self) -> Option<&Base> {
-        self.base.as_ref().filter(|base| {
+        self.base.as_deref().filter(|base| {
             let dir = self.dir.checkpoint(base.record.seq);
             base.record.depth < MOST_DEPTH
                 && base.record.identity == self.style.identity

@@ -105,7 +105,7 @@ struct Shepherd {
     /// The newest checkpoint.
     checkpoint: Option<u64>,
     /// What the next checkpoint can build on.
-    base: Option<Base>,
+    base: Option<Box<Base>>,
     /// Whether memory of the job was still coming in when that was last looked at.
     lazy: bool,
     /// Whether the command for giving way is at work.

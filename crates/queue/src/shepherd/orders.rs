@@ -54,8 +54,18 @@ impl Shepherd {
         }
     }
 
+    /// Brings those back that have gone to other cgroups, where they would run on.
+    fn gather(&self) {
+        let own = |name: &str| name.starts_with("torpor-");
+        for (pid, _) in super::ending::alive().into_iter().filter(|(_, name)| !own(name)) {
+            // One that has ended needs nothing.
+            let _ = u32::try_from(pid).map(|pid| self.cgroups.bring_back(pid));
+        }
+    }
+
     fn stop(&mut self) {
         let begun = Instant::now();
+        self.gather();
         match self.freeze(true) {
             Ok(()) => {
                 self.phase = Phase::Stopped;
@@ -93,6 +103,7 @@ impl Shepherd {
             // The engine freezes the tree itself, and cannot run rounds on a frozen one.
             let _ = self.freeze(false);
         }
+        self.gather();
         self.phase = Phase::Saving;
         let save = Save {
             dir: self.dir.clone(),
