@@ -320,9 +320,14 @@ fn the_page_in_a_browser() {
         let mut browser = Command::new("chromium");
         browser
             .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
-            .args(["--disable-dev-shm-usage", "--timeout=15000", "--window-size=1100,700", what])
+            .args([
+                "--disable-dev-shm-usage",
+                "--virtual-time-budget=8000",
+                "--window-size=1100,700",
+                what,
+            ])
             .arg(format!("--user-data-dir={}", dir.path().join("profile").display()))
-            .arg(format!("{address}/#token=administrator-token"));
+            .arg(format!("{address}/#still=1&token=administrator-token"));
         let output = browser.stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{}", shown(&output));
         if text { String::from_utf8_lossy(&output.stdout).into_owned() } else { String::new() }
