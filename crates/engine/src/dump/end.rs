@@ -86,9 +86,11 @@ impl Dump<'_> {
             Ok(())
         } else {
             network::release(self);
+            network::let_in(self);
             hooks.notify(Event::NetworkUnlock)
         };
         self.let_go(end);
+        network::let_in(self);
         unlocked
     }
 

@@ -173,7 +173,8 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
             return Err(Error::refused(
                 cx.tasks[task].pid,
                 format!("SysV shared memory at {:x}", vma.map.start),
-                "belongs to the IPC namespace of the host; run the tree in an IPC namespace of its own",
+                "belongs to the IPC namespace of the host; start the tree in one of its own \
+                 (unshare --ipc, afl-fuzz in it)",
             ));
         }
         entry.shmid = vma.map.inode;

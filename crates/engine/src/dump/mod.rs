@@ -333,7 +333,7 @@ fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-fn own_pid() -> i32 {
+pub(crate) fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 

@@ -24,6 +24,7 @@ use crate::memory::changes::Means;
 use crate::memory::keeper;
 use crate::memory::track::Tracking;
 use crate::memory::vma::{self, Vma};
+use crate::network::accept;
 use crate::options::Options;
 use crate::page_server::{Lender, Loan, Returned};
 use crate::{DumpReport, support};
@@ -127,7 +128,9 @@ impl Session {
         let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(opts)? } else { None };
         self.tracks = opts.track_mem && runs_on;
+        let held_off = accept::settle(opts, &mut self.guardian);
         let mut tree = self.stop(opts, images, (tracking, away), vma::read)?;
+        tree.cx.network.held_off = held_off;
         tree.lender = lender;
         tree.cx.find_relatives();
         Ok(Frozen { tree })

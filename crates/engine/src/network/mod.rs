@@ -8,6 +8,7 @@
 //! are killed the lock stays, until the restore removes it. The peers send again what was
 //! lost meanwhile: that is what TCP is for.
 
+pub mod accept;
 mod iptables;
 mod nftables;
 pub mod rules;
@@ -41,6 +42,8 @@ pub struct Held {
     tool: Option<Tool>,
     locks: Vec<Lock>,
     connections: Vec<Connection>,
+    /// New connections are held off.
+    pub held_off: Option<accept::HeldOff>,
 }
 
 /// A connection that was dumped.
@@ -159,10 +162,21 @@ fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
 
 /// The inode numbers of all sockets in the descriptor tables of the tree.
 fn socket_inodes(cx: &Dump<'_>) -> Result<HashSet<u32>> {
+    let tasks: Vec<i32> = cx.tasks.iter().filter(|t| !t.is_zombie()).map(|t| t.pid).collect();
+    inodes_of(&tasks)
+}
+
+/// The inode numbers of all sockets in the descriptor tables of processes. One that has ended
+/// has none.
+fn inodes_of(pids: &[i32]) -> Result<HashSet<u32>> {
     let mut all = HashSet::new();
-    for task in cx.tasks.iter().filter(|t| !t.is_zombie()) {
-        for fd in proc::numbers(task.pid, "fd")? {
-            let Ok(link) = std::fs::read_link(format!("/proc/{}/fd/{fd}", task.pid)) else {
+    for pid in pids {
+        let numbers = match proc::numbers(*pid, "fd") {
+            Err(Error::Gone { .. }) => continue,
+            numbers => numbers?,
+        };
+        for fd in numbers {
+            let Ok(link) = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")) else {
                 continue;
             };
             let link = link.to_string_lossy();
@@ -251,6 +265,13 @@ pub fn release(cx: &mut Dump<'_>) {
                 tracing::debug!("{e}");
             }
         }
+    }
+}
+
+/// New connections may come again, if they were held off.
+pub fn let_in(cx: &mut Dump<'_>) {
+    if let Some(held) = cx.network.held_off.take() {
+        held.end(&mut cx.guardian);
     }
 }
 
