@@ -221,6 +221,17 @@ pub fn peer_address(fd: BorrowedFd<'_>) -> Result<Vec<u8>> {
     address(libc::getpeername, fd)
 }
 
+/// The address that a socket is or was connected to: TCP knows it until it connects anew.
+///
+/// # Errors
+/// `ENOTCONN` if there was none; `EINVAL` if `length`, that of an address of its family, is not.
+pub fn last_peer_address(fd: BorrowedFd<'_>, length: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0u8; length];
+    let len = get_raw(fd, libc::SOL_SOCKET, libc::SO_PEERNAME, &mut bytes)?;
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
 /// Binds a socket.
 ///
 /// # Errors

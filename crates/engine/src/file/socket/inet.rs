@@ -15,7 +15,7 @@ use super::address::Address;
 use super::queue::{Packet, Packets};
 use super::tcp::{self, Repaired};
 use super::{
-    Socket, SocketDumper, bad_entry, create, datagram, diag, multicast, netns_of, options,
+    Socket, SocketDumper, bad_entry, datagram, diag, multicast, netns_of, options, ping,
     restore_flags, state,
 };
 use crate::dump::Dump;
@@ -102,12 +102,6 @@ fn check_kind(found: &Found, about: &Socket) -> Result<()> {
             "Internet sockets of type {kind} and protocol {protocol} are not supported"
         ))),
     }
-}
-
-/// Whether it is an ICMP ("ping") socket.
-pub(super) fn is_ping(about: &Socket) -> bool {
-    about.kind == libc::SOCK_DGRAM
-        && matches!(about.protocol, libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6)
 }
 
 fn v6only(fd: BorrowedFd<'_>, family: i32) -> Option<bool> {
@@ -199,7 +193,10 @@ fn dump_tcp(
     isk.tcp_opts = Some(dump_tcp_options(fd));
     // What a listener of Multipath TCP accepts from peers that know only TCP is plain TCP.
     if about.protocol == libc::IPPROTO_MPTCP && !is_idle(isk.state, fd) {
-        return Err(found.refuse("it is a connection of Multipath TCP, which is not supported"));
+        return Err(found.refuse(
+            "it is a connection of Multipath TCP, which is not supported; run the program \
+             without (GODEBUG=multipathtcp=0 for one built with Go)",
+        ));
     }
     match isk.state {
         state::LISTEN => {
@@ -260,10 +257,22 @@ fn dump_closed(
     // Multipath TCP counts a byte where there is none.
     let unread = readable && socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0);
     if isk.src_port == 0 || !(unread || error) {
+        note_last_peer(fd, about, isk);
         return Ok(());
     }
     (isk.dst_port, isk.dst_addr) = (isk.src_port, isk.src_addr.clone());
     tcp::dump(cx, found, about, isk)
+}
+
+/// Notes whom a closed socket was connected to: SO_PEERNAME still tells.
+fn note_last_peer(fd: BorrowedFd<'_>, about: &Socket, isk: &mut InetSkEntry) {
+    let length = Address::unspecified(about.domain).to_bytes().len();
+    let peer = socket::last_peer_address(fd, length).ok().and_then(|bytes| Address::parse(&bytes));
+    let is_tcp = about.protocol == libc::IPPROTO_TCP;
+    if let Some(peer) = peer.filter(|peer| is_tcp && peer.port != 0 && isk.src_port != 0) {
+        isk.torpor_peer_port = Some(peer.port.into());
+        isk.torpor_peer_addr = peer.to_image();
+    }
 }
 
 fn dump_tcp_options(fd: BorrowedFd<'_>) -> TcpOptsEntry {
@@ -356,6 +365,7 @@ impl Restorer for InetRestorer {
             let isk = part(entry)?;
             addresses(isk)?;
             check_entry(isk)?;
+            tcp::with_last_peer(isk).as_ref().map(addresses).transpose()?;
             if isk.opts.so_reuseport() {
                 self.shared.insert(port(isk));
             }
@@ -367,7 +377,9 @@ impl Restorer for InetRestorer {
 
     fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let isk = part(entry)?;
-        let fd = create(cx, isk.ns_id, isk.family, isk.r#type, isk.proto)?;
+        let with_peer = tcp::with_last_peer(isk);
+        let isk = with_peer.as_ref().unwrap_or(isk);
+        let fd = ping::make(cx, isk)?;
         self.prepare(fd.as_fd(), isk)?;
         if tcp::is_connection(isk) && !self.close {
             let sleeping = tcp::open(cx, isk, &fd)?;
@@ -529,7 +541,7 @@ pub(super) fn restore_options(
 }
 
 /// The kernel shuts down what is not connected, too, but complains.
-fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
+pub(super) fn shut_down(fd: BorrowedFd<'_>, how: SkShutdown) {
     let how = match how {
         SkShutdown::None => return,
         SkShutdown::Read => rustix::net::Shutdown::Read,

@@ -13,6 +13,7 @@ mod multicast;
 mod netlink;
 mod options;
 mod packet;
+mod ping;
 mod procfs;
 mod queue;
 pub mod tcp;
@@ -179,7 +180,9 @@ impl Spaces {
     fn portless_peer(&mut self, socket: &Socket) -> Result<Option<Address>> {
         let inode = socket.inode;
         let seen = match socket.kind {
-            libc::SOCK_DGRAM if !inet::is_ping(socket) => self.inet(socket)?.cloned(),
+            libc::SOCK_DGRAM if !ping::is_ping(socket.kind, socket.protocol) => {
+                self.inet(socket)?.cloned()
+            }
             _ => match self.0.get(&socket.space) {
                 Some(space) => run_in(&[space.file.as_fd()], || procfs::find(socket, inode))?,
                 None => None,

@@ -2,7 +2,7 @@
 
 use super::Socket;
 use super::diag::InetSocket;
-use super::inet::is_ping;
+use super::ping::is_ping;
 use crate::error::{Context, Result};
 
 /// The entry of a raw or ICMP socket in the network namespace of this thread.
@@ -10,7 +10,7 @@ use crate::error::{Context, Result};
 /// # Errors
 /// The kernel's.
 pub(super) fn find(socket: &Socket, inode: u32) -> Result<Option<InetSocket>> {
-    let kind = if is_ping(socket) { "icmp" } else { "raw" };
+    let kind = if is_ping(socket.kind, socket.protocol) { "icmp" } else { "raw" };
     let v6 = if socket.domain == libc::AF_INET6 { "6" } else { "" };
     let path = format!("/proc/thread-self/net/{kind}{v6}");
     let text = std::fs::read_to_string(&path).context(|| format!("read {path}"))?;

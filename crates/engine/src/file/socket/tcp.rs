@@ -78,6 +78,16 @@ pub fn is_connection(isk: &InetSkEntry) -> bool {
         && isk.state != state::LISTEN
 }
 
+/// The entry of a closed socket that has no `tcp-stream` image, as of a connection with the peer
+/// that it had last; `None` for others.
+pub(super) fn with_last_peer(isk: &InetSkEntry) -> Option<InetSkEntry> {
+    let is_closed = isk.state == state::CLOSE && isk.dst_port == 0 && isk.src_port != 0;
+    let is_tcp = isk.r#type == libc::SOCK_STREAM.cast_unsigned()
+        && isk.proto == libc::IPPROTO_TCP.cast_unsigned();
+    let port = isk.torpor_peer_port.filter(|&port| is_closed && is_tcp && port != 0)?;
+    Some(InetSkEntry { dst_port: port, dst_addr: isk.torpor_peer_addr.clone(), ..isk.clone() })
+}
+
 /// The ends of a connection as packets have them, the remote one first: IPv4 even if the socket
 /// is IPv6.
 pub fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
@@ -322,6 +332,10 @@ fn unsent_len(isk: &InetSkEntry, stream: &TcpStreamEntry) -> u32 {
 }
 
 fn load_stream(images: &ImageDir, isk: &InetSkEntry) -> Result<(TcpStreamEntry, Vec<u8>, Vec<u8>)> {
+    if isk.torpor_peer_port.is_some() {
+        // Nothing is left of it.
+        return Ok((TcpStreamEntry::default(), Vec::new(), Vec::new()));
+    }
     let mut reader = images
         .reader(kind::TCP_STREAM, isk.ino.into())?
         .ok_or_else(|| bad_entry(isk.id, "is connected, but has no tcp-stream image"))?;
@@ -356,8 +370,11 @@ fn restore_negotiated(fd: BorrowedFd<'_>, stream: &TcpStreamEntry) -> Result<()>
     if stream.mss_clamp != 0 {
         add(KIND_MSS, stream.mss_clamp);
     }
-    socket::set(fd, Opt::TCP_REPAIR_OPTIONS, &options)
-        .context(|| "TCP_REPAIR_OPTIONS".to_owned())?;
+    // The kernel takes no empty list.
+    if !options.is_empty() {
+        socket::set(fd, Opt::TCP_REPAIR_OPTIONS, &options)
+            .context(|| "TCP_REPAIR_OPTIONS".to_owned())?;
+    }
     match stream.timestamp.filter(|_| stream.opt_mask & OPT_TIMESTAMPS != 0) {
         Some(timestamp) => set(fd, TCP_TIMESTAMP, timestamp.cast_signed()),
         None => Ok(()),
@@ -428,9 +445,13 @@ impl Sleeping {
             }
             state::CLOSE if self.stream.torpor_reset() => reach(RST, state::CLOSE)?,
             state::CLOSE => {
-                reach(FIN | ACK, state::CLOSE_WAIT)?;
-                shut()?;
-                reach(ACK, state::CLOSE)?;
+                let closed = reach(FIN | ACK, state::CLOSE_WAIT)
+                    .and_then(|()| shut())
+                    .and_then(|()| reach(ACK, state::CLOSE));
+                match closed {
+                    Err(e) if self.isk.torpor_peer_port.is_some() => self.forget_peer(&e)?,
+                    closed => closed?,
+                }
             }
             _ => {}
         }
@@ -440,6 +461,18 @@ impl Sleeping {
         }
         self.set_window(&self.stream)?;
         self.fit_segments()
+    }
+
+    /// Leaves a closed socket without the peer that it had last, which few programs ask for.
+    fn forget_peer(&self, reason: &Error) -> Result<()> {
+        tracing::warn!("socket {} does not know its last peer any more: {reason}", self.isk.id);
+        let fd = self.socket.as_fd();
+        let nobody = [0; 16];
+        socket::connect(fd, &nobody).context(|| format!("disconnect socket {}", self.isk.id))?;
+        // What is left of that is an error, which is fetched by this.
+        let _ = socket::get_int(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+        super::inet::shut_down(fd, self.isk.shutdown());
+        Ok(())
     }
 
     fn window_is_known(&self) -> bool {
