@@ -11,10 +11,12 @@ use torpor_sys::socket;
 
 use super::diag::NetlinkSocket;
 use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags};
-use crate::dump::Dump;
+use crate::dump::{Dump, own_pid};
 use crate::error::{Context, Result};
 use crate::file::{Found, Restorer};
+use crate::namespace::net::netlink;
 use crate::namespace::run_in;
+use crate::proc;
 use crate::restore::Restore;
 
 /// `NETLINK_CONNECTED`, a state of its own.
@@ -70,7 +72,7 @@ fn one_word(mut groups: Vec<u32>) -> Vec<u32> {
 /// What the kernel knows a socket as, apart from itself.
 fn role(cx: &Dump<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'static str>> {
     match about.protocol {
-        NETLINK_AUDIT => Ok(Some("may be the audit daemon's")),
+        NETLINK_AUDIT => Ok(has_audit_daemon(cx).then_some("may be the audit daemon's")),
         NETLINK_NETFILTER => {
             let space = cx.ns.by_inode(about.space).and_then(|ns| ns.file.as_ref());
             let Some(space) = space else { return Ok(None) };
@@ -85,6 +87,32 @@ fn role(cx: &Dump<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'
         }
         _ => Ok(None),
     }
+}
+
+/// Whether a task of the tree is the audit daemon, whom the kernel sends all events. Others write
+/// a message now and then (dbus-daemon, sshd, login), or listen to a group (journald).
+fn has_audit_daemon(cx: &Dump<'_>) -> bool {
+    const AUDIT_GET: u16 = 1000;
+    // struct audit_status: mask, enabled, failure, pid.
+    match netlink::Socket::open(NETLINK_AUDIT).and_then(|mut kernel| kernel.ask(AUDIT_GET)) {
+        Ok(status) => {
+            let daemon = netlink::word(status.body(), 12).unwrap_or(0);
+            cx.tasks.iter().any(|task| daemon != 0 && task.tgid.cast_unsigned() == daemon)
+        }
+        // Who may ask and is not answered is in a pid or user namespace: no daemon is there.
+        Err(e) => {
+            tracing::debug!("who the audit daemon is cannot be told: {e}");
+            !may_ask()
+        }
+    }
+}
+
+/// Whether this program has `CAP_AUDIT_CONTROL`.
+fn may_ask() -> bool {
+    const AUDIT_CONTROL: u64 = 30;
+    let status = proc::status(own_pid()).ok();
+    let effective = status.and_then(|status| status.number("CapEff", 16));
+    effective.is_some_and(|set| set >> AUDIT_CONTROL & 1 != 0)
 }
 
 /// Each line: number of the queue or group, number of the socket …

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_sys::socket::{self, Message as Datagram};
+use torpor_sys::socket::{self, Message as Datagram, Opt};
 
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
@@ -85,6 +85,29 @@ impl Socket {
     pub fn get(&mut self, kind: u16, body: &[u8]) -> Result<Option<Message>> {
         self.send(kind, REQUEST | ACK, body)?;
         Ok(self.answers()?.0.into_iter().next())
+    }
+
+    /// Asks a part of the kernel that answers in its own time.
+    ///
+    /// # Errors
+    /// What the kernel answers; `EAGAIN` if it does not.
+    pub fn ask(&mut self, kind: u16) -> Result<Message> {
+        // struct timeval: two seconds.
+        let patience = [2i64, 0].map(i64::to_ne_bytes);
+        socket::set(self.fd.as_fd(), Opt::RCVTIMEO, patience.as_flattened())
+            .context(|| "SO_RCVTIMEO".to_owned())?;
+        self.send(kind, REQUEST, &[])?;
+        let mut buffer = [0u8; 8192];
+        let received = socket::receive(self.fd.as_fd(), &mut buffer, 0)
+            .context(|| "netlink answer".to_owned())?;
+        let bad = || Error::invalid("netlink", "an answer that makes no sense");
+        let bytes = buffer.get(..received.len).unwrap_or_default();
+        let message = Message::first(bytes).ok_or_else(bad)?;
+        if message.kind() != ERROR {
+            return Ok(message);
+        }
+        let code = word(message.body(), 0).unwrap_or(0).cast_signed();
+        Err(std::io::Error::from_raw_os_error(-code)).context(|| "netlink".to_owned())
     }
 
     /// Has something changed. The kernel's answer is the inner result.
