@@ -184,6 +184,15 @@ fn make_device(
 ) -> Result<()> {
     let device = spaces[here].devices[index].clone();
     let name = device.name.clone();
+    let given = cx.opts.external.iter().find_map(|external| match external {
+        External::NetDev { inner, outer } if *inner == name => Some(outer),
+        _ => None,
+    });
+    let is_movable = matches!(device.r#type(), NdType::Veth | NdType::Extlink);
+    if let Some(outer) = given.filter(|_| is_movable) {
+        // The images need not say that it comes from outside.
+        return link::move_in(&mut host.socket, outer, &device, spaces[here].file);
+    }
     match device.r#type() {
         NdType::Loopback => Ok(()),
         NdType::Veth => {
@@ -196,14 +205,7 @@ fn make_device(
         // The kernel has made the first one itself.
         NdType::Sit if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
         NdType::Sit => link::make_sit(&mut spaces[here].socket, &device),
-        NdType::Extlink => {
-            let outer = cx.opts.external.iter().find_map(|external| match external {
-                External::NetDev { inner, outer } if *inner == name => Some(outer),
-                _ => None,
-            });
-            let outer = outer.ok_or_else(|| not_given("netdev", &name))?;
-            link::move_in(&mut host.socket, outer, &device, spaces[here].file)
-        }
+        NdType::Extlink => Err(not_given("netdev", &name)),
         kind @ (NdType::Tun | NdType::Venet) => {
             Err(Error::Unsupported(format!("network device {name} ({})", kind.as_str_name())))
         }

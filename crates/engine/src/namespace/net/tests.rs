@@ -232,6 +232,24 @@ fn ends_outside() {
     assert!(shell(&host, "ip link show out1").contains("master br9"));
 }
 
+/// The images have a pair, and the caller brings an end of another one for it.
+#[test]
+fn a_device_is_brought_in_place_of_a_pair() {
+    let [host, space] = [fresh(NsKind::Net), fresh(NsKind::Net)];
+    let file = format!("/proc/{}/fd/{}", std::process::id(), space.as_raw_fd());
+    shell(&host, &format!("ip link add out0 type veth peer name eth0 netns {file}"));
+    shell(&space, "ip link set eth0 up; ip address add 10.9.0.1/24 dev eth0");
+    let dir = tempfile::tempdir().unwrap();
+    dump(&[space.try_clone().unwrap()], dir.path(), &Options::default()).unwrap();
+    shell(&host, "ip link del out0; ip link add mine type veth peer name other");
+    let external = vec![External::NetDev { inner: "eth0".into(), outer: "mine".into() }];
+    let opts = Options { external, ..Options::default() };
+    let after = run_in(&[host.as_fd()], || restore(1, dir.path(), &opts)).unwrap();
+    assert!(shell(&after[0], "ip address show dev eth0").contains("10.9.0.1/24"));
+    let left = shell(&host, "ip -o link show");
+    assert!(left.contains("other") && !left.contains(": mine"), "{left}");
+}
+
 #[test]
 fn what_cannot_be_made_again_is_refused() {
     let space = fresh(NsKind::Net);
