@@ -274,7 +274,9 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             stats::display(settings, &report);
         }
         Command::Restore => {
-            let report = work::restore(settings, &mut hooks)?;
+            let mut asked = settings.clone();
+            asked.engine.refuse_unused = true;
+            let report = work::restore(&asked, &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
             after_restore(settings, report.pid)?;

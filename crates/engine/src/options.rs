@@ -107,6 +107,9 @@ pub struct Options {
     pub external: Vec<External>,
     /// Open files handed to the restore under a key (`--inherit-fd`).
     pub inherit_fd: Vec<InheritFd>,
+    /// A restore refuses what it was given and nothing in the images asks for. Container runtimes
+    /// give what a container might have.
+    pub refuse_unused: bool,
     /// Existing namespaces to restore into (`-J`).
     pub join_ns: Vec<JoinNs>,
     /// The network namespace is made but left empty (`--empty-ns net`).
@@ -237,6 +240,7 @@ impl Default for Options {
             root: None,
             external: Vec::new(),
             inherit_fd: Vec::new(),
+            refuse_unused: false,
             join_ns: Vec::new(),
             empty_netns: false,
             skip_mnt: Vec::new(),

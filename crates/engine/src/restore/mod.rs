@@ -17,6 +17,7 @@ pub mod stages;
 mod task;
 mod transport;
 mod tree;
+mod unused;
 mod verify;
 
 use std::collections::HashMap;
@@ -133,6 +134,9 @@ impl<'a> Restore<'a> {
     ) -> Result<Self> {
         let mut checkpoint = load::load(&images, held)?;
         let verdict = judge::enforce(opts, &images, &mut checkpoint, checked)?;
+        if opts.refuse_unused {
+            unused::check(opts, &images, &checkpoint)?;
+        }
         images.stop_pinning(|name| !load::is_loaded(name));
         let Checkpoint { inventory, tasks, files } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;

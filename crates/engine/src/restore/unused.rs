@@ -1,0 +1,118 @@
+//! What a restore was given and its images have no use for: a typing error, most likely, that would
+//! show as something missing much later.
+
+use std::collections::HashSet;
+
+use torpor_images::proto::{FdTypes, NdType, NetDeviceEntry, NetnsEntry, PidnsEntry, TtyInfoEntry};
+use torpor_images::{ImageDir, kind};
+
+use super::load::Checkpoint;
+use crate::error::{Error, Result};
+use crate::external::External;
+use crate::namespace::NsKind;
+use crate::options::Options;
+
+/// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
+/// asks for. Mounts are left to themselves: runtimes name those that may be there.
+///
+/// # Errors
+/// The option, and what there is instead; damaged images.
+pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Result<()> {
+    let is_device = |external: &External| {
+        matches!(
+            external,
+            External::NetDev { .. } | External::Veth { .. } | External::Macvlan { .. }
+        )
+    };
+    if opts.inherit_fd.is_empty() && !opts.external.iter().any(is_device) {
+        return Ok(());
+    }
+    let spaces = Spaces::read(images, checkpoint)?;
+    let keys = keys(images, checkpoint, &spaces)?;
+    for inherit in &opts.inherit_fd {
+        if !keys.contains(bare(&inherit.key)) {
+            return Err(unused(format!("--inherit-fd fd[N]:{}", inherit.key), &keys));
+        }
+    }
+    for external in &opts.external {
+        let (inner, is_kind): (_, fn(NdType) -> bool) = match external {
+            External::NetDev { inner, .. } => {
+                (inner, |kind| matches!(kind, NdType::Extlink | NdType::Veth))
+            }
+            External::Veth { inner, .. } => (inner, |kind| kind == NdType::Veth),
+            External::Macvlan { inner, .. } => (inner, |kind| kind == NdType::Macvlan),
+            _ => continue,
+        };
+        let fits = |d: &&NetDeviceEntry| is_kind(d.r#type());
+        let there: HashSet<String> =
+            spaces.devices.iter().filter(fits).map(|device| device.name.clone()).collect();
+        if !opts.empty_netns && !there.contains(inner) {
+            return Err(unused(format!("--external {external}"), &there));
+        }
+    }
+    Ok(())
+}
+
+fn unused(option: String, there: &HashSet<String>) -> Error {
+    const SHOWN: usize = 8;
+    let mut names: Vec<&str> = there.iter().map(String::as_str).collect();
+    names.sort_unstable_by_key(|name| (!name.contains('['), *name));
+    names.truncate(SHOWN);
+    let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+    Error::Usage(format!("{option}: nothing in the images asks for it; there is {known}"))
+}
+
+/// A path is given with or without the slash, the number of a pipe or socket with or without the
+/// colon of procfs.
+fn bare(key: &str) -> &str {
+    key.strip_prefix('/').unwrap_or(key)
+}
+
+/// What the images have of network and pid namespaces.
+struct Spaces {
+    /// Names of those that are handed over.
+    external: HashSet<String>,
+    devices: Vec<NetDeviceEntry>,
+}
+
+impl Spaces {
+    fn read(images: &ImageDir, checkpoint: &Checkpoint) -> Result<Self> {
+        let ids = |kind: NsKind| -> HashSet<u32> {
+            checkpoint.tasks.iter().filter_map(|task| kind.id_in(&task.ids)).collect()
+        };
+        let mut spaces = Spaces { external: HashSet::new(), devices: Vec::new() };
+        for id in ids(NsKind::Net) {
+            let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, id.into())?;
+            spaces.external.extend(entry.and_then(|entry| entry.ext_key));
+            let devices: Vec<_> = images.read_all_or_empty(kind::NETDEV, id.into())?;
+            spaces.devices.extend(devices);
+        }
+        for id in ids(NsKind::Pid) {
+            let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, id.into())?;
+            spaces.external.extend(entry.and_then(|entry| entry.ext_key));
+        }
+        Ok(spaces)
+    }
+}
+
+/// All that `--inherit-fd` can stand for.
+fn keys(images: &ImageDir, checkpoint: &Checkpoint, spaces: &Spaces) -> Result<HashSet<String>> {
+    let mut keys = spaces.external.clone();
+    let mut number = |kind: &str, number: u32| {
+        keys.insert(format!("{kind}:[{number}]"));
+        keys.insert(format!("{kind}[{number}]"));
+    };
+    for file in checkpoint.files.values() {
+        match file.r#type() {
+            FdTypes::Pipe => number("pipe", file.pipe.map_or(0, |pipe| pipe.pipe_id)),
+            FdTypes::Unixsk => number("socket", file.usk.as_ref().map_or(0, |usk| usk.ino)),
+            _ => {}
+        }
+    }
+    let paths = checkpoint.files.values().filter_map(|file| file.reg.as_ref());
+    keys.extend(paths.map(|reg| bare(&String::from_utf8_lossy(&reg.name)).to_owned()));
+    for tty in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
+        keys.insert(format!("tty[{:x}:{:x}]", tty.rdev, tty.dev.unwrap_or(0)));
+    }
+    Ok(keys)
+}
