@@ -82,6 +82,9 @@ impl From<Error> for Failure {
                 source: torpor_seal::Error::Keys(error),
                 ..
             }) => Self::new(key_errno(error), text).class(Class::Forbidden),
+            Error::Image(torpor_images::Error::Seal { .. }) => Self::new(libc::EBADMSG, text)
+                .class(Class::BadImage)
+                .hint("they are not what was sealed: use another copy of the images"),
             Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
                 .class(Class::BadImage)
                 .hint("torpor image info FILE says what kind of image a file is"),

@@ -57,7 +57,10 @@ pub(super) fn dump(
         return Err(found.refuse("it is bound to a network device that is gone"));
     }
     if socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0) {
-        return Err(found.refuse("it is a packet socket with packets that were not read yet"));
+        return Err(found.refuse(
+            "it is a packet socket with packets that were not read yet, which \
+             cannot be received again; stop the capture first",
+        ));
     }
     let psk = PacketSockEntry {
         id: found.id,
