@@ -21,6 +21,8 @@ const DONE: u16 = 3;
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
+/// Change what is there (`NLM_F_REPLACE`).
+pub const REPLACE: u16 = 0x100;
 /// Make it if it does not exist (`NLM_F_CREATE`).
 pub const CREATE: u16 = 0x400;
 /// Fail if it exists (`NLM_F_EXCL`).

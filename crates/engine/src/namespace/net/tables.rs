@@ -7,7 +7,7 @@ use std::io::{self, Read};
 
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::netlink::{Body, CREATE, Message, NETFILTER, ROUTE, Socket, word};
+use super::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use crate::error::{Context, Error, Result};
 
 /// A kind of list.
@@ -86,6 +86,9 @@ const RTM_DELADDR: u16 = 21;
 const RTM_DELRULE: u16 = 33;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_NODAD: u32 = 0x02;
+const IFA_F_TENTATIVE: u32 = 0x40;
 const RTA_MULTIPATH: u16 = 9;
 /// `struct ifaddrmsg`, `struct rtmsg`.
 const IFADDRMSG: usize = 8;
@@ -177,6 +180,27 @@ fn address_key(message: &Message) -> (Option<u32>, Option<u8>, Vec<u8>) {
     (word(message.body(), 4), prefix, address.unwrap_or_default().to_vec())
 }
 
+fn address_flags(message: &Message) -> u32 {
+    let header = message.body().get(2).copied().unwrap_or_default();
+    message.attributes(IFADDRMSG).word(IFA_FLAGS).unwrap_or(header.into())
+}
+
+/// The request for an IPv6 address that is usable at once; `None` for others. The kernel looks for
+/// duplicates when its own time has come, by the setting that the device has then, which is not
+/// before it has a carrier: a bridge gets that from its ports, later.
+fn settled(message: &Message) -> Option<Vec<u8>> {
+    let flags = address_flags(message);
+    let is_v6 = message.body().first() == Some(&INET6);
+    if !is_v6 || flags & (IFA_F_NODAD | IFA_F_TENTATIVE) != 0 {
+        return None;
+    }
+    // Of two attributes of a kind the kernel takes the last.
+    let mut body = Body::new(message.body());
+    body.0.resize(body.0.len().next_multiple_of(4), 0);
+    body.put_word(IFA_FLAGS, flags | IFA_F_NODAD);
+    Some(body.0)
+}
+
 /// Gives the devices of the calling thread's namespace the addresses that they had,
 /// and no others: the kernel adds some by itself when a device comes up.
 ///
@@ -186,17 +210,34 @@ pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
     let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
     let mut socket = Socket::open(ROUTE)?;
     let keys: HashSet<_> = wanted.iter().map(address_key).collect();
+    for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
+        // The kernel has added it just now, and may look for duplicates yet.
+        if keys.contains(&address_key(&message)) && address_flags(&message) & IFA_F_TENTATIVE != 0 {
+            remove_address(&mut socket, &message)?;
+        }
+    }
     for (index, message) in wanted.iter().enumerate() {
-        ADDRESSES.add(&mut socket, message.body())?.context(|| ADDRESSES.failed(ns_id, index))?;
+        let what = || ADDRESSES.failed(ns_id, index);
+        let Some(settled) = settled(message) else {
+            ADDRESSES.add(&mut socket, message.body())?.context(what)?;
+            continue;
+        };
+        ADDRESSES.add(&mut socket, &settled)?.context(what)?;
+        // It had been looked for before: the flag that says otherwise goes again.
+        if let Err(e) = socket.change(ADDRESSES.add, REPLACE, message.body())? {
+            tracing::warn!("{}: its flags: {e}", what());
+        }
     }
     for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
         if !keys.contains(&address_key(&message)) {
-            socket
-                .change(RTM_DELADDR, 0, message.body())?
-                .context(|| "removing an address".to_owned())?;
+            remove_address(&mut socket, &message)?;
         }
     }
     Ok(())
+}
+
+fn remove_address(socket: &mut Socket, message: &Message) -> Result<()> {
+    socket.change(RTM_DELADDR, 0, message.body())?.context(|| "removing an address".to_owned())
 }
 
 /// Adds the routes. One that needs another first is tried again after that.
