@@ -1,5 +1,5 @@
 // area: TCP
-// shows: LAST_ACK and CLOSING whose last acknowledgement is lost, with nothing left to be sent
+// shows: LAST_ACK whose last acknowledgement is lost, with nothing left to be sent
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

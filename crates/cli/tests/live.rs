@@ -57,6 +57,22 @@ fn a_detached_restore_does_not() {
 }
 
 #[test]
+fn what_was_given_and_is_not_asked_for_is_named() {
+    let task = Sleeper::start();
+    task.put_to_sleep(&[]);
+    for (option, value, said) in [
+        ("--inherit-fd", "fd[0]:pipe:[1]", "--inherit-fd fd[N]:pipe:[1]"),
+        ("--external", "veth[eth0]:outside", "--external veth[eth0]:outside"),
+    ] {
+        assert!(!task.restore(&["-d", option, value]).status().unwrap().success());
+        let wanted = format!("{said}: nothing in the images asks for it");
+        assert!(task.log("restore.log").contains(&wanted), "{}", task.log("restore.log"));
+    }
+    assert!(task.restore(&["-d"]).status().unwrap().success());
+    assert!(task.lives());
+}
+
+#[test]
 fn a_sibling_belongs_to_the_caller() {
     let task = Sleeper::start();
     task.put_to_sleep(&[]);

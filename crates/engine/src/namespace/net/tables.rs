@@ -210,15 +210,21 @@ pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
     let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
     let mut socket = Socket::open(ROUTE)?;
     let keys: HashSet<_> = wanted.iter().map(address_key).collect();
+    let mut there = HashSet::new();
     for message in socket.list(ADDRESSES.get, ADDRESSES.header)? {
-        // The kernel has added it just now, and may look for duplicates yet.
-        if keys.contains(&address_key(&message)) && address_flags(&message) & IFA_F_TENTATIVE != 0 {
+        let key = address_key(&message);
+        if address_flags(&message) & IFA_F_TENTATIVE == 0 {
+            there.insert(key);
+        } else if keys.contains(&key) {
+            // The kernel has added it just now, and may look for duplicates yet.
             remove_address(&mut socket, &message)?;
         }
     }
     for (index, message) in wanted.iter().enumerate() {
         let what = || ADDRESSES.failed(ns_id, index);
-        let Some(settled) = settled(message) else {
+        // To change one adds a route that those of the loopback device do not have.
+        let is_there = there.contains(&address_key(message));
+        let Some(settled) = settled(message).filter(|_| !is_there) else {
             ADDRESSES.add(&mut socket, message.body())?.context(what)?;
             continue;
         };
