@@ -1,6 +1,6 @@
 // area: mounts
 // shows: bind mounts whose source was removed
-// modes: pidns ns
+// modes: pidns ns userns
 #include "zoo.h"
 #include <sys/mount.h>
 

@@ -1,6 +1,6 @@
 // area: System V and POSIX IPC
 // shows: the limits of an IPC namespace
-// modes: ns
+// modes: ns userns
 #include "zoo.h"
 
 static const char *names[] = { "msgmax", "msgmnb", "msgmni", "shmmax", "shmall", "shmmni", "sem", "shm_rmid_forced" };

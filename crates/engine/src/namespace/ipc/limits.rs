@@ -5,6 +5,7 @@ use torpor_images::proto::{IpcVarEntry, MqueueEntry};
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
 
 /// Sysctls that choose the id of the next object.
 pub(super) const NEXT_SEM: &str = "kernel/sem_next_id";
@@ -82,10 +83,14 @@ impl Next {
 }
 
 /// Sets the limits that are different in a new namespace. Returns the message queues, too.
-pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<(Next, Vec<MqueueEntry>)> {
+pub(super) fn restore(
+    images: &ImageDir,
+    ns_id: u32,
+    maps: &IdMaps,
+) -> Result<(Next, Vec<MqueueEntry>)> {
     let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
     let sem: Vec<String> = entry.sem_ctls.iter().map(u32::to_string).collect();
-    set("kernel/sem", &sem.join("\t"))?;
+    set("kernel/sem", &sem.join("\t"), maps)?;
     let limits = [
         ("kernel/msgmax", entry.msg_ctlmax.into()),
         ("kernel/msgmnb", entry.msg_ctlmnb.into()),
@@ -99,7 +104,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<(Next, Vec<Mqueue
         ("fs/mqueue/msgsize_max", entry.mq_msgsize_max.into()),
     ];
     for (name, value) in limits {
-        set(name, &u64::to_string(&value))?;
+        set(name, &u64::to_string(&value), maps)?;
     }
     let defaults = [
         ("fs/mqueue/msg_default", entry.mq_msg_default),
@@ -107,7 +112,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<(Next, Vec<Mqueue
     ];
     for (name, value) in defaults {
         if let Some(value) = value {
-            set(name, &value.to_string())?;
+            set(name, &value.to_string(), maps)?;
         }
     }
     let next = Next([
@@ -118,17 +123,24 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32) -> Result<(Next, Vec<Mqueue
     Ok((next, entry.torpor_mqueues))
 }
 
-/// Writes a limit unless it is so already: most are, and some may not be written.
-fn set(name: &str, value: &str) -> Result<()> {
+/// Writes a limit unless it is so already: most are, and some may not be written. Those of a
+/// namespace that a user namespace owns belong to its root, whatever else the caller may do.
+fn set(name: &str, value: &str, maps: &IdMaps) -> Result<()> {
     match read(name)? {
-        Some(now) if now == value || value.is_empty() => Ok(()),
-        _ => write(name, value),
+        Some(now) if now == value || value.is_empty() => return Ok(()),
+        _ => {}
     }
+    let (Some(uid), Some(gid)) = (maps.uid_outside(0), maps.gid_outside(0)) else {
+        return write(name, value);
+    };
+    let path = format!("/proc/sys/{name}");
+    torpor_sys::ipc::with_effective_ids(uid, gid, || std::fs::write(&path, value))
+        .context(|| format!("write {value:?} to {path}"))
 }
 
 /// Turns on the removal of segments that nobody is attached to. Their makers are gone
 /// after a restore, so it must wait until the tasks are attached.
-pub(super) fn finish(images: &ImageDir, ns_id: u32) -> Result<()> {
+pub(super) fn finish(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
     let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
-    set(RMID_FORCED, &entry.shm_rmid_forced.to_string())
+    set(RMID_FORCED, &entry.shm_rmid_forced.to_string(), maps)
 }

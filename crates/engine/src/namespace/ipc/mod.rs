@@ -54,7 +54,7 @@ pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
     let space = cx.ns.open_file(ns_id)?;
     let (images, maps) = (&cx.images, &cx.id_maps);
     run_in(&[space.as_fd()], || {
-        let (next, queues) = limits::restore(images, ns_id)?;
+        let (next, queues) = limits::restore(images, ns_id, maps)?;
         mqueue::restore(&queues, maps)?;
         sem::restore(images, ns_id, maps)?;
         msg::restore(images, ns_id, maps)?;
@@ -70,10 +70,10 @@ pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
 /// The kernel's.
 pub fn finish(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
     let space = cx.ns.open_file(ns_id)?;
-    let images = &cx.images;
+    let (images, maps) = (&cx.images, &cx.id_maps);
     run_in(&[space.as_fd()], || {
         shm::remove(images, ns_id)?;
-        limits::finish(images, ns_id)
+        limits::finish(images, ns_id, maps)
     })
 }
 
