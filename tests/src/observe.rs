@@ -295,6 +295,10 @@ fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
     let mut ids = Vec::new();
     for entry in std::fs::read_dir(task.dir.join("task"))? {
         let dir = entry?.path();
+        // A worker of io_uring: the kernel's own, which comes and goes as that likes.
+        if read(&dir.join("comm")).is_ok_and(|comm| comm.starts_with("iou-")) {
+            continue;
+        }
         let seen = inner_id(&dir).and_then(|id| {
             if id != task.inner {
                 status(&format!("thread {id} "), &dir, put)?;

@@ -130,6 +130,16 @@ pub fn stat(pid: i32) -> Result<Stat> {
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/stat"), "unknown layout"))
 }
 
+/// Reads `/proc/PID/task/TID/stat`.
+///
+/// # Errors
+/// The kernel's.
+pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat> {
+    let name = format!("task/{tid}/stat");
+    parse_stat(&bytes(pid, &name)?)
+        .ok_or_else(|| Error::invalid(format!("/proc/{pid}/{name}"), "unknown layout"))
+}
+
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     // The name may contain anything, parentheses and blanks too: its end is the last one.
     let end = text.iter().rposition(|&b| b == b')')?;

@@ -145,19 +145,28 @@ struct Stopping {
     ended_leader: usize,
     /// Whether all have ended.
     is_zombie: bool,
+    /// Threads of the kernel's own that work for it (io_uring): they run no program.
+    workers: HashSet<i32>,
 }
 
 impl Stopping {
     fn new(pid: i32, seized: Vec<i32>) -> Self {
-        Stopping { pid, seized, threads: Vec::new(), ended_leader: 0, is_zombie: false }
+        Stopping {
+            pid,
+            seized,
+            threads: Vec::new(),
+            ended_leader: 0,
+            is_zombie: false,
+            workers: HashSet::new(),
+        }
     }
 
     /// Asks all its threads to stop that were not asked yet.
     fn seize(&mut self) -> Result<()> {
         let pid = self.pid;
         check_core_dump(pid, &proc::status(pid)?)?;
-        let met: HashSet<i32> =
-            self.threads.iter().map(Tracee::tid).chain(self.seized.iter().copied()).collect();
+        let known = self.threads.iter().map(Tracee::tid).chain(self.seized.iter().copied());
+        let met: HashSet<i32> = known.chain(self.workers.iter().copied()).collect();
         let tids = proc::numbers(pid, "task")?;
         for &tid in &tids {
             if met.contains(&tid) {
@@ -186,6 +195,10 @@ impl Stopping {
         loop {
             for tid in self.seized.drain(..) {
                 match wait_stopped(pid, tid, deadline) {
+                    Ok(tracee) if is_worker(pid, &tracee) => {
+                        tracee.finish()?;
+                        self.workers.insert(tid);
+                    }
                     Ok(tracee) => self.threads.push(tracee),
                     Err(Error::Gone { .. }) if tid != pid => {}
                     Err(e) => return Err(e),
@@ -194,7 +207,14 @@ impl Stopping {
             let status = proc::status(pid)?;
             // An unknown number is none that all of them could be.
             let all = status.number("Threads", 10).and_then(|n| usize::try_from(n).ok());
-            if self.is_zombie || all == Some(self.threads.len() + self.ended_leader) {
+            // They come and go as the kernel likes.
+            let workers = match self.workers.len() {
+                0 => 0,
+                _ => {
+                    proc::numbers(pid, "task")?.iter().filter(|t| self.workers.contains(t)).count()
+                }
+            };
+            if self.is_zombie || all == Some(self.threads.len() + self.ended_leader + workers) {
                 return self.stopped(status);
             }
             if Instant::now() > deadline {
@@ -255,6 +275,16 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
         Err(_) if has_ended(&proc::thread_status(pid, tid)?) => seize(pid, tid),
         Err(e) => Err(gone(e)),
     }
+}
+
+/// Whether a thread is one of the kernel's own, which do the work of io_uring where that would
+/// block: it has no registers of a program.
+fn is_worker(pid: i32, thread: &Tracee) -> bool {
+    /// `PF_IO_WORKER` and `PF_USER_WORKER` of linux/sched.h.
+    const WORKER: u32 = 1 << 4 | 1 << 14;
+    let registers = thread.registers();
+    (registers.rip, registers.rsp) == (0, 0)
+        && proc::thread_stat(pid, thread.tid()).is_ok_and(|stat| stat.flags & WORKER != 0)
 }
 
 /// Whether a thread is a zombie.

@@ -16,7 +16,7 @@ use torpor_images::proto::{MmEntry, VmaEntry};
 use super::outbox::{self, Away, to_run};
 use super::{Dump, lost, micros, twin};
 use crate::error::{Error, Result};
-use crate::file::{lock, memfd, regular};
+use crate::file::{io_uring, lock, memfd, regular};
 use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
@@ -185,6 +185,8 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         let (id, flags) = memfd::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
+    } else if vma.is(status::IO_URING) {
+        entry.shmid = u64::from(io_uring::of_mapping(cx, task, vma)?);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
         let (id, flags) = regular::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);

@@ -17,6 +17,7 @@ pub mod ext;
 pub mod fifo;
 pub mod fown;
 pub mod ghost;
+pub mod io_uring;
 pub mod lock;
 pub mod memfd;
 pub mod mqueue;
@@ -235,6 +236,7 @@ pub fn dumpers() -> Vec<Box<dyn Dumper>> {
         Box::<tty::TtyDumper>::default(),
         Box::<memfd::MemfdDumper>::default(),
         Box::<mqueue::MqueueDumper>::default(),
+        Box::<io_uring::IoUringDumper>::default(),
         Box::<regular::RegularDumper>::default(),
     ]
 }
@@ -253,6 +255,7 @@ pub fn restorers() -> Vec<(FdTypes, Box<dyn Restorer>)> {
         (FdTypes::Ns, Box::<ns_file::NsFileRestorer>::default()),
         (FdTypes::Pipe, Box::<pipe::PipeRestorer>::default()),
         (FdTypes::Tty, Box::<tty::TtyRestorer>::default()),
+        (FdTypes::Ext, Box::<io_uring::IoUringRestorer>::default()),
         (FdTypes::Memfd, Box::<memfd::MemfdRestorer>::default()),
         (FdTypes::Reg, Box::<regular::RegularRestorer>::default()),
         (FdTypes::Inetsk, Box::<socket::InetRestorer>::default()),

@@ -67,7 +67,7 @@ fn can_wait(vma: &VmaEntry) -> bool {
         | status::FILE_PRIVATE
         | status::MEMFD
         | status::SYSVIPC
-        | status::AIO_RING
+        | status::RINGS
         | status::GUARD;
     // What is locked is never to be missing.
     let flags = libc::MAP_SHARED | libc::MAP_LOCKED | libc::MAP_HUGETLB;

@@ -39,6 +39,10 @@ pub mod status {
     pub const AIO_RING: u32 = 1 << 13;
     /// Mapping of a memfd.
     pub const MEMFD: u32 = 1 << 14;
+    /// Rings of an io_uring instance.
+    pub const IO_URING: u32 = 1 << 15;
+    /// What comes with the instance of something, and not by itself.
+    pub const RINGS: u32 = AIO_RING | IO_URING;
     /// Guard pages inside another mapping.
     pub const GUARD: u32 = 1 << 16;
 }
@@ -169,10 +173,15 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     }
     let name = vma.map.name.strip_suffix(" (deleted)").unwrap_or(&vma.map.name);
     if name == "/secretmem" {
-        return Err(refuse(pid, vma, "memfd_secret memory cannot be read from outside"));
+        return Err(refuse(
+            pid,
+            vma,
+            "memfd_secret memory is hidden from the kernel itself, so nobody but the program can \
+             read it; let the program use memory that is locked (mlock) instead",
+        ));
     }
     if name.starts_with("anon_inode:[io_uring]") || name.starts_with("anon_inode:io_uring") {
-        return Err(refuse(pid, vma, "io_uring rings are not supported"));
+        return Ok(REGULAR | IO_URING);
     }
     let of_file = vma.map.inode != 0 || vma.map.dev != 0;
     if name == "/[aio]" {

@@ -82,7 +82,7 @@ pub(super) fn fill(
 ) -> Result<u64> {
     let image = &cx.tasks[task].image;
     let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
-    let own = status::VDSO | status::VVAR | status::AIO_RING;
+    let own = status::VDSO | status::VVAR | status::RINGS;
     let writable = |vma: &VmaEntry| is_private(vma) && vma.status & own == 0 && !cx.leaves(vma);
     let vmas = vmas.iter().filter(|v| writable(v));
     let there = match there {

@@ -240,7 +240,7 @@ fn clear(
 fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
     let (sysv, plain): (Vec<&Mapped>, Vec<&Mapped>) = vmas
         .iter()
-        .filter(|m| m.vma.status & (KERNELS | status::AIO_RING) == 0)
+        .filter(|m| m.vma.status & (KERNELS | status::RINGS) == 0)
         .partition(|m| m.vma.status & status::SYSVIPC != 0);
     let (anonymous, backed): (Vec<&Mapped>, Vec<&Mapped>) = plain.into_iter().partition(|m| {
         m.vma.status & status::ANON_PRIVATE != 0 && m.vma.status & status::MEMFD == 0

@@ -27,7 +27,7 @@ const KINDS: u32 = !(status::REGULAR | status::STACK | status::HEAP);
 /// Whether a mapping is made before the last round: it is the task's alone, and what it shows
 /// will be the same.
 pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
-    let late = status::MEMFD | status::SYSVIPC | status::AIO_RING;
+    let late = status::MEMFD | status::SYSVIPC | status::RINGS;
     let of_file = vma.status & status::FILE_PRIVATE != 0;
     let file = u32::try_from(vma.shmid).unwrap_or(u32::MAX);
     is_private(vma)
@@ -118,7 +118,7 @@ fn are_alike(old: &VmaEntry, new: &VmaEntry) -> bool {
     let file = |v: &VmaEntry| {
         (v.status & status::FILE_PRIVATE != 0).then(|| v.start.wrapping_sub(v.pgoff))
     };
-    let special = super::KERNELS | status::AIO_RING;
+    let special = super::KERNELS | status::RINGS;
     old.status & special == 0 && kind(old) == kind(new) && file(old) == file(new)
 }
 

@@ -23,7 +23,7 @@ pub fn verify(cx: &Restore<'_>) -> Result<()> {
         if !image.pages.are_verified_singly() {
             continue;
         }
-        let filled = || image.vmas().filter(|vma| vma.status & (KERNELS | status::AIO_RING) == 0);
+        let filled = || image.vmas().filter(|vma| vma.status & (KERNELS | status::RINGS) == 0);
         let stretches = image.pages.stretches().iter();
         for stretch in stretches.filter(|stretch| !stretch.is_zero() && !stretch.is_remote()) {
             let range = &stretch.range;

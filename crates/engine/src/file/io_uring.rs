@@ -1,0 +1,618 @@
+//! Instances of io_uring: their rings, what is in them, and registered buffers.
+//!
+//! No call reads the state of an instance, and none sets it. The dump lets what is in flight be
+//! answered, for as long as [`PATIENCE`], and saves the memory of the rings. The restore makes an
+//! instance of the same size. The kernel counts requests and answers for itself, and the program
+//! counts on: so the new instance does nothing as often as the old one did something. Then
+//! its rings get the content that they had.
+//!
+//! The kernel lets nobody send an instance over a socket: each task makes its own.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry, VmaEntry};
+use torpor_sys::vm;
+use torpor_tracee::{Mapping, RemoteAddr, parse_maps};
+
+use super::description::part;
+use super::{Dumper, FdInfo, Found, Holder, Restorer};
+use crate::dump::Dump;
+use crate::error::{Context, Error, Result};
+use crate::memory::vma::{PAGE, Vma, status};
+use crate::proc;
+use crate::restore::{Restore, place_words};
+
+/// How long requests may take that are in flight when the tasks are stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two looks at them.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// `IORING_SETUP_*` of linux/io_uring.h.
+const SETUP_CQSIZE: u32 = 1 << 3;
+const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
+const SETUP_SQE128: u32 = 1 << 10;
+const SETUP_CQE32: u32 = 1 << 11;
+const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
+const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
+const SETUP_NO_SQARRAY: u32 = 1 << 16;
+/// What a restore makes instances with.
+const KNOWN: u32 = SETUP_TASKRUN_FLAG
+    | SETUP_SQE128
+    | SETUP_CQE32
+    | SETUP_SINGLE_ISSUER
+    | SETUP_DEFER_TASKRUN
+    | SETUP_NO_SQARRAY;
+
+/// Requests of io_uring_register(2).
+const REGISTER_BUFFERS: u64 = 0;
+const REGISTER_EVENTFD: u64 = 4;
+const REGISTER_NAPI: u64 = 27;
+const REGISTER_RESIZE_RINGS: u64 = 33;
+/// `IORING_ENTER_GETEVENTS`.
+const GETEVENTS: u64 = 1;
+/// `IORING_OFF_SQES`: where in its file the requests of an instance are.
+const OFF_SQES: u64 = 0x1000_0000;
+/// The largest rings that the kernel makes.
+const MAX_SQ: u32 = 32768;
+/// How many calls a restore makes to count up an instance: some ten microseconds each.
+const MAX_CALLS: u32 = 4_000_000;
+
+/// Offsets in `struct io_rings` of the kernel: heads and tails of both rings, then what describes
+/// them, then the answers.
+const SQ_TAIL: usize = 4;
+const CQ_HEAD: usize = 8;
+const ANSWERS: usize = 64;
+
+/// Where `struct io_uring_params` has what the kernel says, and its length.
+const PARAMS: usize = 120;
+const PARAMS_CQ_ENTRIES: usize = 4;
+const PARAMS_FLAGS: usize = 8;
+/// Offsets of: head, tail of the first ring; head, tail, answers of the second.
+const PARAMS_OFFSETS: [(usize, u32); 5] = [(40, 0), (44, 4), (80, 8), (84, 12), (100, 64)];
+
+/// Bytes of both rings, in whole pages.
+fn rings_length(setup: u32, sq: u32, cq: u32) -> u64 {
+    let answer = if setup & SETUP_CQE32 != 0 { 32 } else { 16 };
+    let answers = ANSWERS as u64 + u64::from(cq) * answer;
+    let array = if setup & SETUP_NO_SQARRAY != 0 { 0 } else { u64::from(sq) * 4 };
+    (answers.next_multiple_of(64) + array).next_multiple_of(PAGE)
+}
+
+/// Bytes of all requests, in whole pages.
+fn requests_length(setup: u32, sq: u32) -> u64 {
+    let request = if setup & SETUP_SQE128 != 0 { 128 } else { 64 };
+    (u64::from(sq) * request).next_multiple_of(PAGE)
+}
+
+/// What fdinfo says of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    sq_entries: u32,
+    cq_entries: u32,
+    /// Requests that the kernel has taken.
+    taken: u32,
+    /// Answers that it has given.
+    given: u32,
+}
+
+impl Counts {
+    fn parse(info: &FdInfo) -> Option<Self> {
+        let number = |key: &str| -> Option<u32> {
+            let text = info.values(key).next()?;
+            match text.strip_prefix("0x") {
+                Some(hex) => u32::from_str_radix(hex, 16).ok(),
+                None => text.parse().ok(),
+            }
+        };
+        let entries = |key| number(key)?.checked_add(1).filter(|n| n.is_power_of_two());
+        Some(Counts {
+            sq_entries: entries("SqMask")?,
+            cq_entries: entries("CqMask")?,
+            taken: number("CachedSqHead")?,
+            given: number("CachedCqTail")?,
+        })
+    }
+
+    /// Requests that have no answer yet.
+    fn in_flight(&self) -> u32 {
+        self.taken.wrapping_sub(self.given)
+    }
+}
+
+/// The dump half.
+#[derive(Debug, Default)]
+pub struct IoUringDumper {
+    /// Number, inode, and the task that was met first.
+    met: Vec<(u32, u64, usize)>,
+}
+
+impl Dumper for IoUringDumper {
+    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+        if !found.is_anon("[io_uring]") {
+            return Ok(None);
+        }
+        check(found)?;
+        let counts = drain(cx, found)?;
+        let setup = ask(cx, found)?;
+        let (setup, rings, requests) = read(cx, found, setup, counts)?;
+        self.met.push((found.id, found.stat.st_ino, found.task));
+        let instance = TorporIoUringEntry {
+            id: found.id,
+            flags: found.flags(),
+            setup,
+            sq_entries: counts.sq_entries,
+            cq_entries: counts.cq_entries,
+            rings,
+            requests,
+            buffers: buffers(found)?,
+        };
+        Ok(Some(FileEntry { torpor_io_uring: Some(instance), ..found.entry(FdTypes::Ext) }))
+    }
+
+    /// An instance can be made again for one task only, and nothing can watch it meanwhile.
+    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+        for &(id, ino, owner) in &self.met {
+            let refuse = |reason: &str| {
+                Err(Error::refused(cx.tasks[owner].pid, "its io_uring instance", reason))
+            };
+            let table = cx.tasks[owner].ids.files_id;
+            for task in cx.tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != table) {
+                for fd in proc::numbers(task.pid, "fd")? {
+                    let stat = rustix::fs::stat(format!("/proc/{}/fd/{fd}", task.pid));
+                    if stat.is_ok_and(|stat| stat.st_ino == ino) {
+                        return refuse("is shared with another process, which is not supported");
+                    }
+                }
+            }
+            let mut sets = cx.files.entries().iter().filter_map(|entry| entry.epfd.as_ref());
+            if sets.any(|set| set.tfd.iter().any(|watch| watch.torpor_file_id == Some(id))) {
+                return refuse("is watched by an epoll set, which is not supported");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what fdinfo shows and no restore can make.
+fn check(found: &Found) -> Result<()> {
+    let is_other = |key: &str, usual: &str| found.info.values(key).any(|value| value != usual);
+    if is_other("SqThread", "-1") {
+        return Err(found.refuse(
+            "the kernel polls its requests by a thread (IORING_SETUP_SQPOLL), which is not \
+             supported; let the program submit them itself",
+        ));
+    }
+    if is_other("UserFiles", "0") {
+        return Err(found.refuse(
+            "it has registered files, which is not supported; let the program use its descriptors",
+        ));
+    }
+    if found.info.rest.iter().any(|line| line.starts_with("Personalities")) {
+        return Err(found.refuse("it has registered credentials, which is not supported"));
+    }
+    Ok(())
+}
+
+/// Registered buffers: lines `N: ADDRESS/LENGTH` after their number.
+fn buffers(found: &Found) -> Result<Vec<TorporIoUringBuffer>> {
+    let mut lines = found.info.rest.iter().skip_while(|line| !line.starts_with("UserBufs:"));
+    let count = lines.next().and_then(|line| line.strip_prefix("UserBufs:")?.trim().parse().ok());
+    let count: usize = count.unwrap_or(0);
+    let parse = |line: &String| -> Option<TorporIoUringBuffer> {
+        let (_, place) = line.split_once(':')?;
+        let Some((address, length)) = place.trim().split_once('/') else {
+            return Some(TorporIoUringBuffer { address: 0, length: 0 });
+        };
+        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        Some(TorporIoUringBuffer { address, length: length.parse().ok()? })
+    };
+    let all: Option<Vec<_>> = lines.take(count).map(parse).collect();
+    all.filter(|all| all.len() == count)
+        .ok_or_else(|| found.refuse("its fdinfo does not show its registered buffers"))
+}
+
+/// Whether a line of fdinfo is of a poll, or of an answer that waits for room.
+fn is_waiting(line: &str) -> bool {
+    line.starts_with("op=") || line.starts_with("user_data=")
+}
+
+/// Waits until nothing is in flight. Answers that need their task get it: it asks for them.
+fn drain(cx: &mut Dump<'_>, found: &Found) -> Result<Counts> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
+        let counts = Counts::parse(&info)
+            .filter(|counts| counts.sq_entries <= MAX_SQ && counts.cq_entries <= 2 * MAX_SQ)
+            .ok_or_else(|| found.refuse("its fdinfo shows no rings"))?;
+        // Polls that stay after an answer, and answers that the ring has no room for.
+        let lists = info.rest.iter().skip_while(|line| !line.starts_with("PollList"));
+        let waits = lists.map(|line| line.trim_start()).any(is_waiting);
+        if counts.in_flight() == 0 && !waits {
+            return match counts.taken / counts.sq_entries {
+                ..=MAX_CALLS => Ok(counts),
+                _ => Err(found.refuse(format!(
+                    "it has answered {} requests: to count that far again takes too long",
+                    counts.taken
+                ))),
+            };
+        }
+        if Instant::now() > deadline {
+            return Err(found.refuse(format!(
+                "{} of its requests are in flight and were not answered in {} seconds (one that \
+                 waits for a client, or a timeout, may take for ever); try again when it rests",
+                counts.in_flight().cast_signed(),
+                PATIENCE.as_secs(),
+            )));
+        }
+        let fd = u64::from(found.fd.cast_unsigned());
+        let mut batch = cx.remote(found.task)?.batch();
+        batch.call(libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS, 0, 0]);
+        batch.run()?;
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Asks the kernel how an instance was set up, by requests that fail before they do anything:
+/// their argument is an address where nothing is.
+fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+    let fd = u64::from(found.fd.cast_unsigned());
+    let mut batch = cx.remote(found.task)?.batch();
+    let mut probe = |request| batch.call(libc::SYS_io_uring_register, [fd, request, 1, 1]);
+    let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
+    let resize = probe(REGISTER_RESIZE_RINGS);
+    let out = batch.run()?;
+    let error = |call| out.result(call).err().and_then(|e| e.raw_os_error());
+    let reason = match error(event) {
+        Some(libc::EFAULT) => match error(napi) {
+            Some(libc::EFAULT) => None,
+            _ => Some("it polls for answers (IORING_SETUP_IOPOLL), or this kernel cannot tell"),
+        },
+        Some(libc::EBUSY) => Some("it tells an eventfd of answers, which is not supported"),
+        Some(libc::EACCES) => Some("it is restricted (IORING_REGISTER_RESTRICTIONS)"),
+        Some(libc::EEXIST) => Some("only another thread may use it (IORING_SETUP_SINGLE_ISSUER)"),
+        Some(libc::EBADFD) => Some("it is not enabled yet (IORING_SETUP_R_DISABLED)"),
+        _ => Some("the kernel does not tell how it was set up"),
+    };
+    if let Some(reason) = reason {
+        return Err(found.refuse(reason));
+    }
+    Ok(match error(resize) {
+        // Linux 6.13 and later: only these can be resized.
+        Some(libc::EFAULT) => SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_TASKRUN_FLAG,
+        _ => 0,
+    })
+}
+
+/// Reads the memory of an instance, and tells from that what else it was set up with.
+fn read(
+    cx: &mut Dump<'_>,
+    found: &Found,
+    setup: u32,
+    counts: Counts,
+) -> Result<(u32, Vec<u8>, Vec<u8>)> {
+    let Counts { sq_entries, cq_entries, .. } = counts;
+    // The longest that both can be, and a page more: what is longer than that is unknown.
+    let longest = rings_length(SETUP_CQE32, sq_entries, cq_entries) + PAGE;
+    let rings = read_part(cx, found, 0, longest)?;
+    let longest = requests_length(SETUP_SQE128, sq_entries) + PAGE;
+    let requests = read_part(cx, found, OFF_SQES, longest)?;
+    let long_answers = [0, SETUP_CQE32];
+    let long_requests = [0, SETUP_SQE128];
+    let requests_fit = |&more: &u32| requests_length(more, sq_entries) == requests.len() as u64;
+    let rings_fit = |&more: &u32| {
+        let array = rings_length(more, sq_entries, cq_entries);
+        let none = rings_length(more | SETUP_NO_SQARRAY, sq_entries, cq_entries);
+        [array, none].contains(&(rings.len() as u64))
+    };
+    let unknown = || found.refuse("its rings have a size that is not known");
+    let setup = setup | long_requests.into_iter().find(requests_fit).ok_or_else(unknown)?;
+    let setup = setup | long_answers.into_iter().find(rings_fit).ok_or_else(unknown)?;
+    Ok((setup | array_of(setup, counts, &rings), rings, requests))
+}
+
+/// Whether requests go through an array of indexes. Programs fill it with the numbers from 0 on,
+/// which is what the kernel does without: if nothing is in it yet both are the same.
+fn array_of(setup: u32, counts: Counts, rings: &[u8]) -> u32 {
+    let bare = rings_length(setup, counts.sq_entries, counts.cq_entries) != rings.len() as u64;
+    let answer = if setup & SETUP_CQE32 != 0 { 32 } else { 16 };
+    let answers = (ANSWERS + counts.cq_entries as usize * answer).next_multiple_of(64);
+    let array = rings.get(answers..).unwrap_or_default();
+    let array = &array[..array.len().min(counts.sq_entries as usize * 4)];
+    if bare || array.iter().all(|&byte| byte == 0) { SETUP_NO_SQARRAY } else { 0 }
+}
+
+/// Maps a part of an instance in its task for a moment, and reads what is there of `length` bytes.
+fn read_part(cx: &mut Dump<'_>, found: &Found, offset: u64, length: u64) -> Result<Vec<u8>> {
+    let fd = u64::from(found.fd.cast_unsigned());
+    let prot = u64::from((libc::PROT_READ | libc::PROT_WRITE).cast_unsigned());
+    let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
+    let mut batch = cx.remote(found.task)?.batch();
+    let mapped = batch.call(libc::SYS_mmap, [0, length, prot, shared, fd, offset]);
+    let Ok(at) = batch.run()?.result(mapped) else {
+        return Err(found.refuse("its rings are memory of the program's own, or not to be mapped"));
+    };
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    let read = vm::read(found.pid, at, &mut bytes);
+    cx.remote(found.task)?.call("munmap", libc::SYS_munmap, [at, length])?;
+    let read = read.context(|| format!("read the rings of fd {}", found.fd))?;
+    bytes.truncate(read);
+    Ok(bytes)
+}
+
+/// The number of the instance that a mapping of a task shows.
+///
+/// # Errors
+/// Refused, if the task does not have it open.
+pub fn of_mapping(cx: &Dump<'_>, task: usize, vma: &Vma) -> Result<u32> {
+    let table = cx.tasks[task].ids.files_id;
+    let is_own = |pid: i32| cx.tasks.iter().any(|t| t.pid == pid && t.ids.files_id == table);
+    let mut all = cx.files.open_on(vma.map.inode);
+    let own = all.find(|&(pid, _, id)| {
+        let kind = cx.files.entries().iter().find(|entry| entry.id == id);
+        is_own(pid) && kind.is_some_and(|entry| entry.torpor_io_uring.is_some())
+    });
+    own.map(|(_, _, id)| id).ok_or_else(|| {
+        Error::refused(
+            cx.tasks[task].pid,
+            format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
+            "shows the rings of an io_uring instance that the task does not have open",
+        )
+    })
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct IoUringRestorer {
+    /// The instances that are made, and where: task and descriptor.
+    made: Vec<(u32, Holder)>,
+}
+
+impl Restorer for IoUringRestorer {
+    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
+            let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
+            let (sq, cq) = (ring.sq_entries, ring.cq_entries);
+            let known = ring.setup & !KNOWN == 0
+                && size(sq, MAX_SQ)
+                && size(cq, 2 * MAX_SQ)
+                && ring.rings.len() as u64 == rings_length(ring.setup, sq, cq)
+                && ring.requests.len() as u64 == requests_length(ring.setup, sq)
+                && word(&ring.rings, 0) / sq <= MAX_CALLS
+                && word(&ring.rings, 0) == word(&ring.rings, 12);
+            if !known {
+                let reason = format!("file {} is an impossible io_uring instance", entry.id);
+                return Err(Error::invalid("files.img", reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the place: the instance is made by the task, see [`Restorer::attach`].
+    fn open(&mut self, _cx: &mut Restore<'_>, _entry: &FileEntry) -> Result<OwnedFd> {
+        rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+            .context(|| "the place of an io_uring instance".to_owned())
+    }
+
+    fn attach(&mut self, cx: &mut Restore<'_>, holder: Holder, entry: &FileEntry) -> Result<()> {
+        let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
+        let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
+        let from = match first {
+            Some(first) if first.task == holder.task => u64::from(first.fd.cast_unsigned()),
+            Some(_) => {
+                let reason = format!("io_uring instance {} is in two processes", entry.id);
+                return Err(Error::invalid("fdinfo", reason));
+            }
+            None => make(cx, holder.task, ring)?,
+        };
+        let fds = &cx.tasks[holder.task].image.fds;
+        let own = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
+        let cloexec = own.is_some_and(|fd| fd.flags & 1 != 0);
+        let flags = if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 };
+        let to = u64::from(holder.fd.cast_unsigned());
+        let husk = cx.remote(holder.task)?;
+        husk.call("dup3 of an io_uring instance", libc::SYS_dup3, [from, to, flags.into()])?;
+        if first.is_none() {
+            husk.call("close", libc::SYS_close, [from])?;
+            self.made.push((entry.id, holder));
+            let pidfd = proc::pidfd(cx.tasks[holder.task].pid)?;
+            let file = pidfd_getfd(&pidfd, holder.fd, PidfdGetfdFlags::empty())
+                .context(|| "pidfd_getfd of an io_uring instance".to_owned())?;
+            cx.files.insert(entry.id, file);
+        }
+        Ok(())
+    }
+}
+
+/// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
+/// its descriptor.
+fn make(cx: &mut Restore<'_>, task: usize, ring: &TorporIoUringEntry) -> Result<u64> {
+    let fd = setup(cx, task, ring)?;
+    let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
+    let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
+    let prot = u64::from((libc::PROT_READ | libc::PROT_WRITE).cast_unsigned());
+    let husk = cx.remote(task)?;
+    let rings = husk.call("mmap of rings", libc::SYS_mmap, [0, lengths[0], prot, shared, fd, 0])?;
+    let args = [0, lengths[1], prot, shared, fd, OFF_SQES];
+    let requests = husk.call("mmap of requests", libc::SYS_mmap, args)?;
+    advance(cx, task, fd, rings, ring)?;
+    let husk = cx.remote(task)?;
+    husk.write(RemoteAddr(rings), &ring.rings)?;
+    husk.write(RemoteAddr(requests), &ring.requests)?;
+    husk.call("munmap of rings", libc::SYS_munmap, [rings, lengths[0]])?;
+    husk.call("munmap of requests", libc::SYS_munmap, [requests, lengths[1]])?;
+    map(cx, task, fd, ring.id)?;
+    register(cx, task, fd, ring)?;
+    Ok(fd)
+}
+
+/// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
+fn setup(cx: &mut Restore<'_>, task: usize, ring: &TorporIoUringEntry) -> Result<u64> {
+    let mut params = [0; PARAMS];
+    params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
+    params[PARAMS_FLAGS..][..4].copy_from_slice(&(ring.setup | SETUP_CQSIZE).to_ne_bytes());
+    let mut batch = cx.remote(task)?.batch();
+    let place = batch.inout(&params);
+    let made = batch.call(libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]);
+    let out = batch.run()?;
+    let fd = out.expect(made, || {
+        "io_uring_setup (it must be allowed: sysctl kernel.io_uring_disabled)".to_owned()
+    })?;
+    let same = PARAMS_OFFSETS.iter().all(|&(at, offset)| out.u32_at(place, at) == offset)
+        && out.u32_at(place, 0) == ring.sq_entries
+        && out.u32_at(place, PARAMS_CQ_ENTRIES) == ring.cq_entries;
+    match same {
+        true => Ok(fd),
+        false => Err(Error::invalid("files.img", "io_uring rings of this kernel look differently")),
+    }
+}
+
+/// Does nothing as often as the instance has answered something: requests are all zero, which
+/// stands for that.
+fn advance(
+    cx: &mut Restore<'_>,
+    task: usize,
+    fd: u64,
+    rings: u64,
+    ring: &TorporIoUringEntry,
+) -> Result<()> {
+    let wanted = word(&ring.rings, 0);
+    let at_once = ring.sq_entries.min(ring.cq_entries);
+    let mut done = 0;
+    while done < wanted {
+        let count = at_once.min(wanted - done);
+        let husk = cx.remote(task)?;
+        husk.write(RemoteAddr(rings + SQ_TAIL as u64), &(done + count).to_ne_bytes())?;
+        let args = [fd, count.into(), 0, 0, 0, 0];
+        let taken = husk.call("io_uring_enter", libc::SYS_io_uring_enter, args)?;
+        let mut given = [0; 4];
+        husk.read(RemoteAddr(rings + 12), &mut given)?;
+        if taken != u64::from(count) || u32::from_ne_bytes(given) != done + count {
+            let reason = "an io_uring instance does not do nothing as often as it is asked to";
+            return Err(Error::invalid("files.img", reason));
+        }
+        done += count;
+        husk.write(RemoteAddr(rings + CQ_HEAD as u64), &done.to_ne_bytes())?;
+    }
+    Ok(())
+}
+
+/// Maps the instance where the task has it. The kernel maps it only where it likes itself: so all
+/// that it could like is taken for the moment, but for the right place.
+fn map(cx: &mut Restore<'_>, task: usize, fd: u64, id: u32) -> Result<()> {
+    let vmas: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+    let of_it = |vma: &&VmaEntry| vma.status & status::IO_URING != 0 && vma.shmid == u64::from(id);
+    for vma in vmas.iter().filter(of_it) {
+        let what = || format!("mapping {:x}-{:x} (io_uring)", vma.start, vma.end);
+        let husk = cx.remote(task)?;
+        let here = parse_maps(&proc::read(husk.pid(), "maps")?);
+        let others = elsewhere(&here, vma);
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let fixed = u64::from((private | libc::MAP_FIXED_NOREPLACE).cast_unsigned());
+        let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
+        let mut batch = husk.batch();
+        for place in &others {
+            let len = place.end - place.start;
+            batch.must(libc::SYS_mmap, [place.start, len, 0, fixed, u64::MAX, 0]);
+        }
+        let args = [0, vma.end - vma.start, vma.prot.into(), shared, fd, vma.pgoff];
+        let mapped = batch.must(libc::SYS_mmap, args);
+        for place in &others {
+            batch.must(libc::SYS_munmap, [place.start, place.end - place.start]);
+        }
+        let out = batch.run()?;
+        if let Some((_, error)) = out.first_error() {
+            return Err(error).context(what);
+        }
+        let at = out.expect(mapped, what)?;
+        if at != vma.start {
+            let reason = format!("{}: the kernel chose {at:x}", what());
+            return Err(Error::invalid("mm", reason));
+        }
+    }
+    Ok(())
+}
+
+/// The parts of an address space where nothing is and a mapping could be, but for where it is to
+/// be.
+fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
+    /// The lowest address that everybody may map (`vm.mmap_min_addr` as it is usual).
+    const LOWEST: u64 = 1 << 16;
+    const HIGHEST: u64 = (1 << 47) - PAGE;
+    let mut places = Vec::new();
+    let mut from = LOWEST;
+    let taken = here.iter().map(|map| (map.start, map.end)).chain([(wanted.start, wanted.end)]);
+    let mut taken: Vec<(u64, u64)> = taken.collect();
+    taken.sort_unstable();
+    let len = wanted.end - wanted.start;
+    for (start, end) in taken.into_iter().chain([(HIGHEST, HIGHEST)]) {
+        let gap = from..start.min(HIGHEST);
+        // What touches the place would make it longer.
+        let touches = gap.end == wanted.start || gap.start == wanted.end;
+        if gap.start < gap.end && (touches || gap.end - gap.start >= len) {
+            places.push(gap);
+        }
+        from = from.max(end);
+    }
+    places
+}
+
+/// Registers the buffers that the instance had.
+fn register(cx: &mut Restore<'_>, task: usize, fd: u64, ring: &TorporIoUringEntry) -> Result<()> {
+    if ring.buffers.is_empty() {
+        return Ok(());
+    }
+    let words: Vec<u64> = ring.buffers.iter().flat_map(|b| [b.address, b.length]).collect();
+    let count = ring.buffers.len() as u64;
+    let mut batch = cx.remote(task)?.batch();
+    if !batch.fits(words.len() * 8) {
+        return Err(Error::invalid("files.img", "an io_uring instance has too many buffers"));
+    }
+    let place = place_words(&mut batch, &words).0;
+    let done = batch.call(libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]);
+    let what = || "registering buffers with io_uring (see the limit on locked memory)".to_owned();
+    batch.run()?.expect(done, what)?;
+    Ok(())
+}
+
+/// The 32 bits at a place of the rings.
+fn word(rings: &[u8], at: usize) -> u32 {
+    rings.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fdinfo_is_understood() {
+        let text = "pos:\t0\nSqMask:\t0x7\nCachedSqHead:\t12\nCqMask:\t0xf\nCachedCqTail:\t10\n";
+        let counts = Counts::parse(&FdInfo::parse(text)).unwrap();
+        assert_eq!((counts.sq_entries, counts.cq_entries, counts.in_flight()), (8, 16, 2));
+        assert_eq!(Counts::parse(&FdInfo::parse("SqMask:\t0xffffffff\n")), None);
+    }
+
+    #[test]
+    fn all_is_taken_but_the_place() {
+        let text = "100000-200000 r--p 00000000 00:00 0 \n203000-204000 r--p 00000000 00:00 0 \n";
+        let wanted = VmaEntry { start: 0x300000, end: 0x302000, ..VmaEntry::default() };
+        let places = elsewhere(&parse_maps(text), &wanted);
+        let end = (1 << 47) - PAGE;
+        let all = [0x10000..0x100000, 0x200000..0x203000, 0x204000..0x300000, 0x302000..end];
+        assert_eq!(places, all);
+        let wanted = VmaEntry { start: 0x200000, end: 0x202000, ..wanted };
+        assert_eq!(elsewhere(&parse_maps(text), &wanted)[1], 0x202000..0x203000);
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_kernel() {
+        assert_eq!(rings_length(0, 8, 16), 4096);
+        assert_eq!(rings_length(0, 256, 512), 12288);
+        assert_eq!(rings_length(SETUP_NO_SQARRAY, 64, 252), 4096);
+        assert_eq!(requests_length(SETUP_SQE128, 64), 8192);
+    }
+}
