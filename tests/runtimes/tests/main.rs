@@ -9,6 +9,7 @@ mod docker;
 mod failure;
 mod hostile;
 mod images;
+mod mariadb;
 mod podman;
 mod policy;
 mod postgres;
