@@ -85,9 +85,11 @@ impl From<Error> for Failure {
             Error::Image(torpor_images::Error::Seal { .. }) => Self::new(libc::EBADMSG, text)
                 .class(Class::BadImage)
                 .hint("they are not what was sealed: use another copy of the images"),
-            Error::Invalid { .. } | Error::Image(_) => Self::new(libc::EBADMSG, text)
-                .class(Class::BadImage)
-                .hint("torpor image info FILE says what kind of image a file is"),
+            Error::Invalid { .. } | Error::Image(_) | Error::Unreadable(_) => {
+                Self::new(libc::EBADMSG, text)
+                    .class(Class::BadImage)
+                    .hint("torpor image info FILE says what kind of image a file is")
+            }
             Error::Forbidden(_) => Self::new(libc::EPERM, text)
                 .class(Class::Forbidden)
                 .hint("torpor image audit DIR shows all that images ask for"),

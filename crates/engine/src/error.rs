@@ -37,6 +37,9 @@ pub enum Error {
     /// An image file is missing, damaged or not an image.
     #[error(transparent)]
     Image(#[from] torpor_images::Error),
+    /// The process that reads images ([`crate::reader`]) could not: the same, in its words.
+    #[error("{0}")]
+    Unreadable(String),
     /// The images decode, but contradict each other or this machine.
     #[error("{image}: {reason}")]
     Invalid {

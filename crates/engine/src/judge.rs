@@ -4,18 +4,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
-use torpor_policy::collect::{self, Settings, collect};
 use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Capabilities, Checked, Device, Grant, Origin, Passed, Policy, Request, Rules, Violation,
+    Ask, Capabilities, Checked, Device, Grant, Origin, Passed, Policy, Request, Rules, Violation,
 };
 
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::host::{self, Claim};
-use crate::namespace::net::conf;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
+use crate::reader::{self, Look};
 use crate::restore::load::{self, Checkpoint};
 
 /// What images ask for, and what of it the policy does not allow.
@@ -37,8 +36,8 @@ pub fn audit(opts: &Options) -> Result<Audit> {
     let mut images = opts.images()?;
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
-    let mut checkpoint = load::load(&images, load::Pages::Now)?;
-    let found = find(opts, &images, &mut checkpoint)?;
+    let found = find(opts, &images)?;
+    load::load(&images, load::Pages::Now)?;
     let origin = found.origin(opts)?;
     let violations = found.judge(opts, origin, &checked);
     Ok(Audit { requests: found.requests, violations, origin })
@@ -52,20 +51,16 @@ pub(crate) struct Verdict {
     origin: Option<Origin>,
     /// What would show that the images are this host's, if it has not mattered yet.
     claim: Option<Claim>,
+    /// Whether threads give up new privileges of which the images do not say it.
+    gives_up: bool,
 }
 
-/// Ends a restore whose images ask for more than they may. What they do not say becomes what it
-/// has to be.
+/// Ends a restore whose images ask for more than they may.
 ///
 /// # Errors
 /// All that is not allowed, at once; damaged images.
-pub(crate) fn enforce(
-    opts: &Options,
-    images: &ImageDir,
-    checkpoint: &mut Checkpoint,
-    checked: &Checked,
-) -> Result<Verdict> {
-    let mut found = find(opts, images, checkpoint)?;
+pub(crate) fn enforce(opts: &Options, images: &ImageDir, checked: &Checked) -> Result<Verdict> {
+    let mut found = find(opts, images)?;
     let as_foreign = found.judge(opts, Origin::Elsewhere, checked);
     // All pages would have to be read to know whose they are.
     let matters = found.claim.is_some() && as_foreign != found.judge(opts, Origin::Here, checked);
@@ -78,7 +73,12 @@ pub(crate) fn enforce(
         }
     };
     match violations.is_empty() {
-        true => Ok(Verdict { passed: found.passed, origin: Some(origin), claim: found.claim }),
+        true => Ok(Verdict {
+            passed: found.passed,
+            origin: Some(origin),
+            claim: found.claim,
+            gives_up: found.gives_up,
+        }),
         false => Err(Error::Forbidden(violations)),
     }
 }
@@ -88,6 +88,7 @@ struct Found {
     requests: Vec<Request>,
     passed: Passed,
     claim: Option<Claim>,
+    gives_up: bool,
 }
 
 impl Found {
@@ -109,74 +110,19 @@ fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
     Ok(Origin::Elsewhere)
 }
 
-fn find(opts: &Options, images: &ImageDir, checkpoint: &mut Checkpoint) -> Result<Found> {
-    let claim = host::claim(opts, images, &checkpoint.inventory)?;
-    let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
+fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
     let passed = passed(opts)?;
-    if opts.policy.requires_no_new_privileges(origin, &passed) {
-        give_up_new_privileges(checkpoint);
+    let Look { mut requests, unsaid } = reader::look(images, &passed)?;
+    let claim = host::claim(opts, images, &images.inventory()?)?;
+    let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
+    let gives_up = opts.policy.requires_no_new_privileges(origin, &passed);
+    let unsaid = |request: &Request| request.task.is_some_and(|thread| unsaid.contains(&thread));
+    for request in requests.iter_mut().filter(|request| gives_up && unsaid(request)) {
+        if let Ask::NoNewPrivileges(given_up) = &mut request.ask {
+            *given_up = true;
+        }
     }
-    // What contradicts itself is an error whatever the policy allows.
-    let view = collect::Checkpoint {
-        images,
-        inventory: &checkpoint.inventory,
-        tasks: checkpoint
-            .tasks
-            .iter()
-            .map(|task| collect::Task {
-                pid: task.tree.pid,
-                ids: &task.ids,
-                threads: &task.tree.threads,
-                cores: &task.cores,
-                zombie: task.is_zombie(),
-            })
-            .collect(),
-        files: checkpoint.files.values().collect(),
-    };
-    let requests = collect(&view, &SETTINGS, &passed).map_err(|error| match error {
-        collect::Error::Image(error) => error.into(),
-        collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
-    })?;
-    Ok(Found { requests, passed, claim })
-}
-
-/// Says of all threads that they get no new privileges if nothing is said of them: CRIU 3.17
-/// does not record it.
-fn give_up_new_privileges(checkpoint: &mut Checkpoint) {
-    let cores = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.cores);
-    let creds = cores.filter_map(|core| core.thread_core.as_mut()?.creds.as_mut());
-    for creds in creds.filter(|creds| creds.no_new_privs.is_none()) {
-        creds.no_new_privs = Some(1);
-    }
-}
-
-/// The settings of network namespaces, and what they are in this one.
-const SETTINGS: Settings = Settings {
-    v4: conf::V4,
-    v6: conf::V6,
-    unix: conf::UNIX,
-    ipv4: conf::IPV4,
-    here: |name| {
-        let text = std::fs::read_to_string(format!("/proc/sys/net/{name}")).ok()?;
-        Some(text.trim().to_owned())
-    },
-    fresh: |names| fresh(names).unwrap_or_else(|_| vec![None; names.len()]),
-};
-
-/// The settings of a network namespace that is made for the purpose.
-fn fresh(names: &[String]) -> std::io::Result<Vec<Option<String>>> {
-    let read = || -> std::io::Result<Vec<Option<String>>> {
-        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET)?;
-        let value = |name: &String| {
-            let text = std::fs::read_to_string(format!("/proc/sys/net/{name}")).ok()?;
-            Some(text.trim().to_owned())
-        };
-        Ok(names.iter().map(value).collect())
-    };
-    // Only the thread is in it.
-    std::thread::scope(|scope| {
-        scope.spawn(read).join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))
-    })
+    Ok(Found { requests, passed, claim, gives_up })
 }
 
 /// What the caller of the restore has passed.
@@ -247,6 +193,16 @@ fn name_of(kind: JoinNsKind) -> &'static str {
 }
 
 impl Verdict {
+    /// What the images do not say becomes what it has to be: no thread of which nothing is said
+    /// gets new privileges (CRIU 3.17 does not record it).
+    pub(crate) fn complete(&self, checkpoint: &mut Checkpoint) {
+        let cores = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.cores);
+        let creds = cores.filter_map(|core| core.thread_core.as_mut()?.creds.as_mut());
+        for creds in creds.filter(|creds| self.gives_up && creds.no_new_privs.is_none()) {
+            creds.no_new_privs = Some(1);
+        }
+    }
+
     /// Ends a restore that has opened a device for its tasks that the policy does not
     /// allow: the images name files by their paths, and what is there only shows now.
     /// The cgroup of a container does not limit what others open for it.

@@ -25,6 +25,7 @@ pub mod page_server;
 mod parallel;
 pub mod proc;
 mod ranges;
+mod reader;
 pub mod restore;
 pub mod seal;
 mod stats;

@@ -65,7 +65,10 @@ fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     let table = page.split("## Processes").nth(1).unwrap().split("## The way").next().unwrap();
     let names: Vec<&str> =
         quoted(table).into_iter().filter(|name| name.starts_with("torpor-")).collect();
-    assert_eq!(names, ["torpor-guard", "torpor-keeper", "torpor-lazy", "torpor-pager"]);
+    assert_eq!(
+        names,
+        ["torpor-guard", "torpor-reader", "torpor-keeper", "torpor-lazy", "torpor-pager"]
+    );
     for name in names {
         assert!(code.contains(&format!("set_name(c\"{name}\")")), "{name}");
     }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use torpor_store::{Directory, NotRegular, Store, check_name};
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
 use crate::page_sums::{Label, PageSums};
-use crate::pin::Pins;
+use crate::pin::{Pins, is_memory};
 use crate::proto::InventoryEntry;
 use crate::reader::Reader;
 use crate::sealed::Unwrap;
@@ -158,6 +158,9 @@ impl ImageDir {
 
     /// The names of everything that is there, sorted.
     pub fn names(&self) -> Result<Vec<String>> {
+        if let Some(known) = self.pins.names() {
+            return Ok(known.to_vec());
+        }
         let mut names = self.store.names().map_err(|e| Error::io(self.path(), "list", e))?;
         names.sort();
         Ok(names)
@@ -342,13 +345,15 @@ impl ImageDir {
     fn open_reader(&self, kind: Kind, id: u64) -> Result<Reader> {
         let name = kind.file_name(id);
         let path = self.path().join(&name);
-        let file = self.open_file(&name)?;
-        if let Some(seal) = self.seal_of(kind) {
-            let (source, len) = self.open_records(seal, &name, file)?;
-            return Reader::new(kind, &path, source, len);
+        known_name(&name)?;
+        let (source, len) = self.pins.source(&name, &path, || self.open_now(&name))?;
+        match self.seal_of(kind) {
+            Some(seal) => {
+                let (source, len) = self.open_records(seal, &name, source)?;
+                Reader::new(kind, &path, source, len)
+            }
+            None => Reader::new(kind, &path, source, len),
         }
-        let len = file.metadata().map_err(|error| Error::io(&path, "stat", error))?.len();
-        Reader::new(kind, &path, Box::new(file), len)
     }
 
     /// Creates a file that is written without a [`Writer`] (readable too), and so
@@ -401,6 +406,28 @@ impl ImageDir {
     /// is missing stays missing; but for pages and pagemaps, which can be large.
     pub fn start_pinning(&self) {
         self.pins.start();
+    }
+
+    /// Opens all files of entries now, so that nothing but these and their list is looked for until
+    /// [`ImageDir::stop_pinning`]: whoever reads them need not be able to open any.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn pin_all(&self) -> Result<()> {
+        let names = self.names()?;
+        let is_meant = |name: &&String| Kind::of_file(name).is_some() && !is_memory(name);
+        for name in names.iter().filter(is_meant) {
+            let path = self.path().join(name);
+            self.pins.source(name, &path, || self.open_now(name)).map(drop)?;
+        }
+        self.pins.complete(names);
+        Ok(())
+    }
+
+    /// Descriptors that the kept files are read through.
+    #[must_use]
+    pub fn pinned_descriptors(&self) -> Vec<RawFd> {
+        self.pins.descriptors()
     }
 
     /// Files that have not been opened yet are opened as they are then; of those that

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::os::fd::AsRawFd;
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
@@ -22,12 +23,20 @@ const SMALL: u64 = 1 << 20;
 pub const MAX_PINNED: u64 = 4 << 30;
 
 /// A file's content.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Content {
-    Small(Vec<u8>),
-    /// A memory file that cannot be changed.
-    Large(File),
+    Small(Arc<[u8]>),
+    /// A memory file that cannot be changed, and its size.
+    Large(Arc<File>, u64),
 }
+
+/// A file that is read, wherever its bytes are.
+pub(crate) trait Bytes: Read + Seek + Send {}
+
+impl<T: Read + Seek + Send> Bytes for T {}
+
+/// A file that is read from its beginning, and its size.
+pub(crate) type Source = (Box<dyn Bytes>, u64);
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,6 +45,8 @@ struct State {
     /// Whether files that are opened for the first time are kept.
     open: bool,
     bytes: u64,
+    /// The names of all files, if what is not kept is not there.
+    names: Option<Arc<[String]>>,
 }
 
 /// The files of a directory that are kept.
@@ -57,12 +68,34 @@ impl Pins {
     pub(crate) fn stop(&self, wanted: impl Fn(&str) -> bool) {
         let mut state = self.state();
         state.open = false;
+        state.names = None;
         state.kept.retain(|name, _| wanted(name));
+    }
+
+    /// All that there is of `names` is kept by now: the rest counts as missing.
+    pub(crate) fn complete(&self, names: Vec<String>) {
+        self.state().names = Some(names.into());
+    }
+
+    /// The names of all files, if they are known.
+    pub(crate) fn names(&self) -> Option<Arc<[String]>> {
+        self.state().names.clone()
+    }
+
+    /// Descriptors of kept files.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let of = |content: &Option<Content>| match content {
+            Some(Content::Large(file, _)) => Some(file.as_raw_fd()),
+            _ => None,
+        };
+        self.state().kept.values().filter_map(of).collect()
     }
 
     /// Whether there was a file `name`, if that is known.
     pub(crate) fn has(&self, name: &str) -> Option<bool> {
-        self.state().kept.get(name).map(Option::is_some)
+        let state = self.state();
+        let listed = || Some(state.names.as_ref()?.iter().any(|known| known == name));
+        state.kept.get(name).map(Option::is_some).or_else(listed)
     }
 
     /// The file `name`: as it is kept, else as `open` opens it, which is then kept.
@@ -72,11 +105,40 @@ impl Pins {
         path: &Path,
         open: impl FnOnce() -> Result<File>,
     ) -> Result<File> {
+        match self.kept(name, path, open)? {
+            Kept::Not(file) => Ok(file),
+            Kept::As(content) => {
+                content.open().map_err(|error| Error::io(path, "open a copy of", error))
+            }
+        }
+    }
+
+    /// The same, to be read from its beginning, with its size.
+    pub(crate) fn source(
+        &self,
+        name: &str,
+        path: &Path,
+        open: impl FnOnce() -> Result<File>,
+    ) -> Result<Source> {
+        match self.kept(name, path, open)? {
+            Kept::As(content) => Ok(content.source()),
+            Kept::Not(file) => {
+                let len = file.metadata().map_err(|error| Error::io(path, "stat", error))?.len();
+                Ok((Box::new(file), len))
+            }
+        }
+    }
+
+    fn kept(&self, name: &str, path: &Path, open: impl FnOnce() -> Result<File>) -> Result<Kept> {
+        let missing = || Error::Missing { file: path.to_owned() };
         let mut state = self.state();
         if !state.kept.contains_key(name) {
+            if state.names.as_ref().is_some_and(|names| !names.iter().any(|known| known == name)) {
+                return Err(missing());
+            }
             let file = open();
             if !state.open || is_memory(name) {
-                return file;
+                return file.map(Kept::Not);
             }
             let content = match file {
                 Ok(file) => {
@@ -90,13 +152,16 @@ impl Pins {
             };
             state.kept.insert(name.to_owned(), content);
         }
-        match state.kept.get(name) {
-            Some(Some(content)) => {
-                content.open().map_err(|error| Error::io(path, "open a copy of", error))
-            }
-            _ => Err(Error::Missing { file: path.to_owned() }),
-        }
+        let content = state.kept.get(name).and_then(Option::as_ref);
+        content.cloned().map(Kept::As).ok_or_else(missing)
     }
+}
+
+/// A file that was asked for.
+enum Kept {
+    /// It is not kept.
+    Not(File),
+    As(Content),
 }
 
 /// Pages of memory and where they belong: large, read once, and no right follows from
@@ -112,14 +177,14 @@ fn copy(file: File, path: &Path, left: u64) -> Result<(Content, u64)> {
     (&file).take(SMALL.min(left) + 1).read_to_end(&mut bytes).map_err(failed)?;
     let mut size = bytes.len() as u64;
     let content = if size <= SMALL {
-        Content::Small(bytes)
+        Content::Small(bytes.into())
     } else {
         let mut copy = memory_file(&bytes).map_err(failed)?;
         size +=
             std::io::copy(&mut file.take(left - left.min(size) + 1), &mut copy).map_err(failed)?;
         fcntl_add_seals(&copy, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK)
             .map_err(|errno| failed(errno.into()))?;
-        Content::Large(copy)
+        Content::Large(Arc::new(copy), size)
     };
     if size > left {
         let file = path.to_owned();
@@ -145,7 +210,45 @@ impl Content {
                 file.rewind()?;
                 Ok(file)
             }
-            Content::Large(file) => File::open(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            Content::Large(file, _) => File::open(format!("/proc/self/fd/{}", file.as_raw_fd())),
         }
+    }
+
+    /// The same without a descriptor of its own.
+    fn source(self) -> Source {
+        match self {
+            Content::Small(bytes) => {
+                let len = bytes.len() as u64;
+                (Box::new(Cursor::new(bytes)), len)
+            }
+            Content::Large(file, len) => (Box::new(At { file, at: 0, len }), len),
+        }
+    }
+}
+
+/// Reads a file that others read, too.
+struct At {
+    file: Arc<File>,
+    at: u64,
+    len: u64,
+}
+
+impl Read for At {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for At {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        let (from, by) = match to {
+            SeekFrom::Start(at) => (at, 0),
+            SeekFrom::Current(by) => (self.at, by),
+            SeekFrom::End(by) => (self.len, by),
+        };
+        self.at = from.checked_add_signed(by).ok_or(std::io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
     }
 }

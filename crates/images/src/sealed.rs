@@ -2,7 +2,6 @@
 //! written and opened when it is read, without those who write and read knowing.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use torpor_seal::{Checkpoint, MasterKey, Sum};
 use crate::dir::ImageDir;
 use crate::error::{Error, Result};
 use crate::kind::{self, Kind};
+use crate::pin::Bytes;
 
 /// Finds the key of a checkpoint by what its header, which anybody may have written,
 /// says.
@@ -108,7 +108,7 @@ impl ImageDir {
             )),
             other => other,
         })?;
-        let (mut source, len) = self.open_records(seal, manifest::FILE_NAME, file)?;
+        let (mut source, len) = self.open_records(seal, manifest::FILE_NAME, Box::new(file))?;
         let path = self.path().join(manifest::FILE_NAME);
         if len > manifest::MAX_LEN {
             let limit = manifest::MAX_LEN;
@@ -211,7 +211,7 @@ impl ImageDir {
         &self,
         seal: &Arc<Checkpoint>,
         name: &str,
-        file: File,
+        file: Box<dyn Bytes>,
     ) -> Result<(Box<dyn Read + Send>, u64)> {
         let reader =
             seal.reader(name, BufReader::new(file)).map_err(|source| self.unsealed(source))?;
@@ -265,7 +265,7 @@ impl ImageDir {
 
 /// Notes how long opening takes.
 struct Timed {
-    reader: RecordReader<BufReader<File>>,
+    reader: RecordReader<BufReader<Box<dyn Bytes>>>,
     seal: Arc<Checkpoint>,
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::BitOr;
 
+use serde::{Deserialize, Serialize};
+
 /// The names, by number, without `CAP_` (linux/capability.h).
 const NAMES: [&str; 41] = [
     "CHOWN",
@@ -58,7 +60,7 @@ pub(crate) mod number {
 }
 
 /// A set of capabilities.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities(pub u64);
 
 impl Capabilities {

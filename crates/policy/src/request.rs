@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::capabilities::Capabilities;
+use crate::collect;
 
 /// One thing that a checkpoint asks of the machine that restores it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// The image file that asks.
     pub image: String,
@@ -18,7 +20,7 @@ pub struct Request {
 }
 
 /// A device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// A block device, else a character device.
     pub block: bool,
@@ -28,8 +30,11 @@ pub struct Device {
     pub minor: Option<u32>,
 }
 
+/// A word of the kernel's, or of docs/policy.md: a kind of namespace, the name of a limit.
+pub type Word = &'static str;
+
 /// What can be asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
     /// All capabilities that a thread has or could get (permitted, effective,
     /// inheritable, ambient and bounding).
@@ -47,11 +52,12 @@ pub enum Ask {
     /// A group id of a thread, as this host would have it.
     Group(u32),
     /// A task lives in this host's namespace of a kind, or something of it belongs there.
-    HostNamespace(&'static str),
+    HostNamespace(#[serde(deserialize_with = "word")] Word),
     /// A namespace that is made.
     Namespace {
         /// Its kind.
-        kind: &'static str,
+        #[serde(deserialize_with = "word")]
+        kind: Word,
         /// Its number in the images.
         number: u32,
     },
@@ -74,7 +80,8 @@ pub enum Ask {
     /// A socket that sends and receives what it likes: packets of other programs.
     RawSocket {
         /// Its kind.
-        kind: &'static str,
+        #[serde(deserialize_with = "word")]
+        kind: Word,
         /// Its number.
         file: u32,
     },
@@ -98,7 +105,8 @@ pub enum Ask {
     /// A limit that is raised.
     Raise {
         /// Its name in the kernel.
-        name: &'static str,
+        #[serde(deserialize_with = "word")]
+        name: Word,
         /// What it is to be.
         to: i128,
     },
@@ -163,7 +171,7 @@ pub enum Ask {
 }
 
 /// A mount that images ask for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
     /// The number of its mount namespace.
     pub space: u32,
@@ -178,7 +186,7 @@ pub struct Mount {
 }
 
 /// What a mount shows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum From {
     /// The root directory that the caller gives.
     Root,
@@ -205,7 +213,30 @@ pub enum From {
     },
 }
 
+/// One of the words that requests have.
+fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
+    let word = String::deserialize(from)?;
+    let unknown = || serde::de::Error::custom(format!("{word:?} is no such word"));
+    collect::words().find(|known| *known == word).ok_or_else(unknown)
+}
+
 impl Request {
+    /// Requests as bytes, for another process.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn encode(all: &[Self]) -> Result<Vec<u8>, String> {
+        serde_json::to_vec(all).map_err(|error| error.to_string())
+    }
+
+    /// Requests from another process.
+    ///
+    /// # Errors
+    /// What [`Request::encode`] has not written.
+    pub fn decode(bytes: &[u8]) -> Result<Vec<Self>, String> {
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+
     /// It as JSON.
     #[must_use]
     pub fn to_json(&self) -> Json {

@@ -5,6 +5,7 @@
 //! one documented sequence of them.
 #![allow(unsafe_code)]
 
+pub mod confine;
 pub mod epoll;
 pub mod event;
 pub mod fcntl;

@@ -132,8 +132,9 @@ impl<'a> Restore<'a> {
         checked: &Checked,
         held: load::Pages,
     ) -> Result<Self> {
+        let verdict = judge::enforce(opts, &images, checked)?;
         let mut checkpoint = load::load(&images, held)?;
-        let verdict = judge::enforce(opts, &images, &mut checkpoint, checked)?;
+        verdict.complete(&mut checkpoint);
         if opts.refuse_unused {
             unused::check(opts, &images, &checkpoint)?;
         }

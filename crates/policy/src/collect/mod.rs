@@ -51,10 +51,13 @@ pub struct Checkpoint<'a> {
     pub files: Vec<&'a FileEntry>,
 }
 
+/// Values of settings, by their names below `net`, with slashes: `ipv4/conf/lo/forwarding`.
+pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
+
 /// A list of settings of a network namespace as the images have them: values without
 /// names.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings {
+#[derive(Clone, Copy)]
+pub struct Settings<'a> {
     /// Names of `net.ipv4.conf.DEVICE`.
     pub v4: &'static [&'static str],
     /// Names of `net.ipv6.conf.DEVICE`.
@@ -63,11 +66,16 @@ pub struct Settings {
     pub unix: &'static [&'static str],
     /// Names of `net.ipv4`.
     pub ipv4: &'static [&'static str],
-    /// The value that this host has for a setting by its name below `net`, with
-    /// slashes: `ipv4/conf/lo/forwarding`.
-    pub here: fn(&str) -> Option<String>,
-    /// The values that a new network namespace has for settings.
-    pub fresh: fn(&[String]) -> Vec<Option<String>>,
+    /// The values that this host has.
+    pub here: Values<'a>,
+    /// The values that a new network namespace has.
+    pub fresh: Values<'a>,
+}
+
+impl std::fmt::Debug for Settings<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings").finish_non_exhaustive()
+    }
 }
 
 /// Why images cannot be judged.
@@ -95,7 +103,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Damaged images.
 pub fn collect(
     checkpoint: &Checkpoint<'_>,
-    settings: &Settings,
+    settings: &Settings<'_>,
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     references::check(checkpoint)?;
@@ -160,6 +168,12 @@ const KINDS: [Kind; 8] = [
     ("user", |ids| ids.user_ns_id),
     ("uts", |ids| ids.uts_ns_id),
 ];
+
+/// The words that stand in requests as they are.
+pub(crate) fn words() -> impl Iterator<Item = &'static str> {
+    let kinds = KINDS.iter().map(|(kind, _)| *kind);
+    kinds.chain(LIMITS).chain(["oom_score_adj", "packet", "raw"])
+}
 
 impl Checkpoint<'_> {
     /// The number of a task's namespace, if it is not this host's own.

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
-use super::{Checkpoint, Error, Requests, Result, Settings};
+use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::{check_iptables, check_nftables};
 use crate::request::Ask;
 
@@ -14,7 +14,7 @@ const MAX_LIST: u64 = 64 << 20;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
-    settings: &Settings,
+    settings: &Settings<'_>,
     all: &mut Requests,
 ) -> Result<()> {
     let images = checkpoint.images;
@@ -84,10 +84,10 @@ fn sysctls(
     id: u64,
     netns: &NetnsEntry,
     devices: &[NetDeviceEntry],
-    settings: &Settings,
+    settings: &Settings<'_>,
     all: &mut Requests,
 ) {
-    let mut differing: Vec<(String, String, Ask)> = vec![];
+    let mut all_values: Vec<(String, String, Ask)> = vec![];
     let mut compare =
         |image: Kind, directory: &str, base: &str, names: &[&str], values: &[SysctlEntry]| {
             for (name, entry) in names.iter().zip(values) {
@@ -97,10 +97,8 @@ fn sysctls(
                     (None, None) => continue,
                 };
                 let path = format!("{base}/{name}");
-                if (settings.here)(&path).as_deref() != Some(&value) {
-                    let name = format!("net.{}.{name}", directory.replace('/', "."));
-                    differing.push((path, image.file_name(id), Ask::Sysctl { name, value }));
-                }
+                let name = format!("net.{}.{name}", directory.replace('/', "."));
+                all_values.push((path, image.file_name(id), Ask::Sysctl { name, value }));
             }
         };
     let conf = |version: &str, device: &str| format!("ipv{version}/conf/{device}");
@@ -122,16 +120,27 @@ fn sysctls(
     }
     compare(kind::NETNS, "unix", "unix", settings.unix, &netns.unix_conf);
     compare(kind::NETNS, "ipv4", "ipv4", settings.ipv4, &netns.ipv4_sysctl);
-    if differing.is_empty() {
-        return;
-    }
     // What a new namespace has by itself is not asked for either.
-    let paths: Vec<String> = differing.iter().map(|(path, ..)| path.clone()).collect();
-    for ((_, image, ask), fresh) in differing.into_iter().zip((settings.fresh)(&paths)) {
-        if !matches!(&ask, Ask::Sysctl { value, .. } if Some(value) == fresh.as_ref()) {
-            all.add(image, None, ask);
-        }
+    let differing = without(all_values, settings.here);
+    for (_, image, ask) in without(differing, settings.fresh) {
+        all.add(image, None, ask);
     }
+}
+
+/// Leaves out the settings that have these values anyway.
+fn without(settings: Vec<(String, String, Ask)>, values: Values<'_>) -> Vec<(String, String, Ask)> {
+    if settings.is_empty() {
+        return settings;
+    }
+    let paths: Vec<String> = settings.iter().map(|(path, ..)| path.clone()).collect();
+    let mut known = values(&paths).into_iter();
+    let differs = |(_, _, ask): &(String, String, Ask)| {
+        let known = known.next().flatten();
+        !matches!(ask, Ask::Sysctl { value, .. } if Some(value) == known.as_ref())
+    };
+    let mut settings = settings;
+    settings.retain(differs);
+    settings
 }
 
 /// The length of `struct nlmsghdr`, and of `rtmsg` and `fib_rule_hdr` (linux/netlink.h,

@@ -1,0 +1,273 @@
+//! The reader: a process that can do nothing but read images, and says what they ask for.
+//!
+//! Images are made by strangers, and whoever decodes them first would be the one that a mistake
+//! in a decoder gives to them. So that is a fork of the supervisor that has given up everything:
+//! it has the bytes of the images, a line to the supervisor, and no other descriptor, no
+//! capability, no user of this host, and no system call but those that computing needs. What it
+//! says is a list of requests, which the supervisor judges; nothing is decoded by anyone else
+//! before.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use torpor_images::ImageDir;
+use torpor_policy::collect::{self, Settings, Values, collect};
+use torpor_policy::{Passed, Request};
+use torpor_sys::{confine, process, secrecy};
+use tracing::subscriber::{NoSubscriber, with_default};
+
+use crate::error::{Context, Error, Result};
+use crate::namespace::net::conf;
+use crate::restore::load::{self, Checkpoint};
+
+/// What images ask for.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Look {
+    /// Everything.
+    pub requests: Vec<Request>,
+    /// The threads of which they do not say whether they have given up new privileges.
+    pub unsaid: BTreeSet<u32>,
+}
+
+/// No message is longer, in bytes.
+const MAX_MESSAGE: usize = 1 << 30;
+/// No file of a setting is.
+const MAX_SETTING: u64 = 4096;
+
+/// Kinds of messages: settings of this host and of a new namespace, by name, and their values; the
+/// end.
+const HERE: u8 = b'h';
+const FRESH: u8 = b'f';
+const VALUES: u8 = b'v';
+const DONE: u8 = b'd';
+const INVALID: u8 = b'i';
+const FAILED: u8 = b'e';
+
+/// Looks at images that are pinned, in a process of its own.
+///
+/// # Errors
+/// Damaged images.
+pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
+    images.pin_all()?;
+    let what = || "start the process that reads images".to_owned();
+    let (ours, theirs) = UnixStream::pair().context(what)?;
+    let theirs = File::from(OwnedFd::from(theirs));
+    let pid = match process::fork(|| answer(&theirs, images, passed)) {
+        Ok(pid) => pid,
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            tracing::debug!("This process has threads: it reads the images itself");
+            return look_here(images, passed, &here, &fresh);
+        }
+        Err(error) => return Err(error).context(what),
+    };
+    drop(theirs);
+    let told = listen(File::from(OwnedFd::from(ours)));
+    // It has nothing left to say; somebody else may have waited for it.
+    let _ = process::wait(pid, true);
+    told
+}
+
+/// Decodes the images and lists what they ask for.
+fn look_here(
+    images: &ImageDir,
+    passed: &Passed,
+    here: Values<'_>,
+    fresh: Values<'_>,
+) -> Result<Look> {
+    let checkpoint = load::load(images, load::Pages::Later)?;
+    let settings =
+        Settings { v4: conf::V4, v6: conf::V6, unix: conf::UNIX, ipv4: conf::IPV4, here, fresh };
+    let view = view(images, &checkpoint);
+    let requests = collect(&view, &settings, passed).map_err(|error| match error {
+        collect::Error::Image(error) => error.into(),
+        collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
+    })?;
+    Ok(Look { requests, unsaid: unsaid(&checkpoint) })
+}
+
+fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkpoint<'a> {
+    let tasks = checkpoint.tasks.iter().map(|task| collect::Task {
+        pid: task.tree.pid,
+        ids: &task.ids,
+        threads: &task.tree.threads,
+        cores: &task.cores,
+        zombie: task.is_zombie(),
+    });
+    collect::Checkpoint {
+        images,
+        inventory: &checkpoint.inventory,
+        tasks: tasks.collect(),
+        files: checkpoint.files.values().collect(),
+    }
+}
+
+fn unsaid(checkpoint: &Checkpoint) -> BTreeSet<u32> {
+    let of_task = |task: &load::TaskImage| {
+        let threads = task.tree.threads.clone().into_iter().zip(task.cores.clone());
+        let unsaid = threads.filter(|(_, core)| {
+            let creds = core.thread_core.as_ref().and_then(|core| core.creds.as_ref());
+            creds.is_some_and(|creds| creds.no_new_privs.is_none())
+        });
+        unsaid.map(|(thread, _)| thread).collect::<Vec<_>>()
+    };
+    checkpoint.tasks.iter().flat_map(of_task).collect()
+}
+
+/// The reader.
+fn answer(line: &File, images: &ImageDir, passed: &Passed) -> i32 {
+    // A name is of use to who lists processes only.
+    let _ = process::set_name(c"torpor-reader");
+    if images.is_sealed().unwrap_or(false) {
+        // What opens the images is not inherited locked; the keys can do without.
+        let _ = secrecy::protect();
+    }
+    let mut keep = images.pinned_descriptors();
+    keep.push(line.as_raw_fd());
+    let told = match confine::confine(&keep) {
+        Ok(()) => with_default(NoSubscriber::default(), || tell(line, images, passed)),
+        Err(error) => send(line, FAILED, &[Some(&format!("give up all rights: {error}"))]),
+    };
+    i32::from(told.is_err())
+}
+
+fn tell(line: &File, images: &ImageDir, passed: &Passed) -> io::Result<()> {
+    let values = |kind: u8, names: &[String]| -> Vec<Option<String>> {
+        let names: Vec<_> = names.iter().map(|name| Some(name.as_str())).collect();
+        let asked = send(line, kind, &names).and_then(|()| receive(line));
+        // Without them all are taken for different.
+        asked.map_or_else(|_| vec![None; names.len()], |(_, values)| strings(&values))
+    };
+    let look =
+        || look_here(images, passed, &|names| values(HERE, names), &|names| values(FRESH, names));
+    let looked = catch_unwind(AssertUnwindSafe(look));
+    match looked.unwrap_or_else(|_| Err(Error::Bug("reading the images panicked".to_owned()))) {
+        Ok(look) => {
+            let mut bytes = vec![];
+            bytes.extend(u32::try_from(look.unsaid.len()).unwrap_or_default().to_le_bytes());
+            look.unsaid.iter().for_each(|thread| bytes.extend(thread.to_le_bytes()));
+            bytes.extend(Request::encode(&look.requests).map_err(io::Error::other)?);
+            send_bytes(line, DONE, &bytes)
+        }
+        Err(Error::Invalid { image, reason }) => {
+            send(line, INVALID, &[Some(&image), Some(&reason)])
+        }
+        Err(error) => send(line, FAILED, &[Some(&error.to_string())]),
+    }
+}
+
+/// The supervisor's end: answers what the reader cannot know, until it is done.
+fn listen(line: File) -> Result<Look> {
+    loop {
+        let (kind, bytes) = receive(&line)
+            .map_err(|_| Error::Unreadable("the process that reads the images has ended".into()))?;
+        let mut words = strings(&bytes).into_iter().flatten();
+        let values = match kind {
+            HERE => here,
+            FRESH => fresh,
+            DONE => return look_of(&bytes).ok_or_else(senseless),
+            INVALID => {
+                let image = words.next().ok_or_else(senseless)?;
+                return Err(Error::Invalid { image, reason: words.next().unwrap_or_default() });
+            }
+            FAILED => return Err(Error::Unreadable(words.next().unwrap_or_default())),
+            _ => return Err(senseless()),
+        };
+        let values = values(&words.collect::<Vec<_>>());
+        let values: Vec<_> = values.iter().map(Option::as_deref).collect();
+        send(&line, VALUES, &values).context(|| "answer the reader of images".to_owned())?;
+    }
+}
+
+fn senseless() -> Error {
+    Error::Unreadable("the process that reads the images says what makes no sense".to_owned())
+}
+
+fn look_of(bytes: &[u8]) -> Option<Look> {
+    let (count, mut rest) = bytes.split_first_chunk()?;
+    let mut unsaid = BTreeSet::new();
+    for _ in 0..u32::from_le_bytes(*count) {
+        let (thread, behind) = rest.split_first_chunk()?;
+        unsaid.insert(u32::from_le_bytes(*thread));
+        rest = behind;
+    }
+    Some(Look { requests: Request::decode(rest).ok()?, unsaid })
+}
+
+/// Strings, each behind its length; the highest length is that of none.
+fn send(line: &File, kind: u8, strings: &[Option<&str>]) -> io::Result<()> {
+    let mut bytes = vec![];
+    for string in strings {
+        let length = string.map_or(Ok(u32::MAX), |text| u32::try_from(text.len()));
+        bytes.extend(length.map_err(io::Error::other)?.to_le_bytes());
+        bytes.extend(string.unwrap_or_default().as_bytes());
+    }
+    send_bytes(line, kind, &bytes)
+}
+
+fn strings(mut bytes: &[u8]) -> Vec<Option<String>> {
+    let mut all = vec![];
+    while let Some((length, rest)) = bytes.split_first_chunk() {
+        let length = u32::from_le_bytes(*length);
+        if length == u32::MAX {
+            (bytes, _) = (rest, all.push(None));
+            continue;
+        }
+        let Some((text, rest)) = rest.split_at_checked(length as usize) else { break };
+        all.push(Some(String::from_utf8_lossy(text).into_owned()));
+        bytes = rest;
+    }
+    all
+}
+
+fn send_bytes(mut line: &File, kind: u8, bytes: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let mut message = vec![kind];
+    message.extend(length.to_le_bytes());
+    message.extend(bytes);
+    line.write_all(&message)
+}
+
+fn receive(mut line: &File) -> io::Result<(u8, Vec<u8>)> {
+    let mut head = [0; 5];
+    line.read_exact(&mut head)?;
+    let [kind, length @ ..] = head;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_MESSAGE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![];
+    let read = line.take(length as u64).read_to_end(&mut bytes)?;
+    if read < length { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((kind, bytes)) }
+}
+
+/// Settings of the caller's network namespace.
+fn here(names: &[String]) -> Vec<Option<String>> {
+    names.iter().map(|name| setting(name)).collect()
+}
+
+/// A setting by its name, which images have a part in.
+fn setting(name: &str) -> Option<String> {
+    let plain = name.split('/').all(|part| !["", ".", ".."].contains(&part));
+    let file = plain.then(|| File::open(format!("/proc/sys/net/{name}")).ok()).flatten()?;
+    let mut text = String::new();
+    file.take(MAX_SETTING).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Those of a network namespace that is made for the purpose.
+fn fresh(names: &[String]) -> Vec<Option<String>> {
+    let read = || -> io::Result<Vec<Option<String>>> {
+        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET)?;
+        Ok(here(names))
+    };
+    // Only the thread is in it.
+    let values = std::thread::scope(|scope| scope.spawn(read).join());
+    match values {
+        Ok(Ok(values)) => values,
+        _ => vec![None; names.len()],
+    }
+}

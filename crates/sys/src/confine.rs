@@ -1,0 +1,236 @@
+//! A process that can do nothing but compute, read what it was given and answer.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::{Result, check};
+
+/// The ids of nobody, which own nothing (the kernel's overflow ids).
+const NOBODY: u32 = 65_534;
+
+/// What a confined process may call: memory, the descriptors that it has, its own end.
+const ALLOWED: [libc::c_long; 32] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_fstat,
+    libc::SYS_fcntl,
+    libc::SYS_dup,
+    libc::SYS_memfd_create,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_futex,
+    libc::SYS_getrandom,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_sched_yield,
+    libc::SYS_clock_gettime,
+    libc::SYS_gettimeofday,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Those of them with protection bits (the third argument), which must not make code.
+const WITH_PROTECTION: [libc::c_long; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
+
+/// `AUDIT_ARCH_X86_64` of linux/audit.h.
+const ARCHITECTURE: u32 = 0xc000_003e;
+
+/// Takes from this process all that it can do: its descriptors but `keep`, its user, capabilities,
+/// and all system calls but the few that reading and computing need. Only for a process that is
+/// a fresh copy; none of it can be taken back.
+///
+/// # Errors
+/// The kernel's. The process must end then, and do nothing before.
+pub fn confine(keep: &[RawFd]) -> Result<()> {
+    close_all_but(keep);
+    become_nobody()?;
+    drop_capabilities()?;
+    // SAFETY: numbers only.
+    unsafe {
+        check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
+        // A change of the user ids would have undone it.
+        check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0))?;
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
+    }
+    filter()
+}
+
+fn close_all_but(keep: &[RawFd]) {
+    let mut keep: Vec<u32> = keep.iter().map(|fd| fd.cast_unsigned()).collect();
+    keep.sort_unstable();
+    let mut from = 0;
+    for fd in keep {
+        if fd > from {
+            close_range(from, fd - 1);
+        }
+        from = fd + 1;
+    }
+    close_range(from, u32::MAX);
+}
+
+fn close_range(first: u32, last: u32) {
+    // SAFETY: numbers. The caller is a fresh fork that promises to use none of them; their
+    // owners never run their destructors, since the process ends with _exit.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+}
+
+/// Where there are other users to become: without the right to it, or in a user namespace that
+/// does not know them, it stays who it is.
+fn become_nobody() -> Result<()> {
+    // SAFETY: no list of groups, and numbers. This thread is the only one.
+    let results = unsafe {
+        [
+            libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()),
+            libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY),
+            libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY),
+        ]
+    };
+    for result in results {
+        match check(result).map_err(|error| (error.raw_os_error(), error)) {
+            Ok(_) | Err((Some(libc::EPERM | libc::EINVAL), _)) => {}
+            Err((_, error)) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// `struct __user_cap_header_struct` of linux/capability.h.
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+fn drop_capabilities() -> Result<()> {
+    /// `_LINUX_CAPABILITY_VERSION_3`.
+    const VERSION: u32 = 0x2008_0522;
+    let header = Header { version: VERSION, pid: 0 };
+    let none = [0_u32; 6];
+    // SAFETY: a header and two sets of three words, which the call only reads.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) }).map(drop)
+}
+
+/// A step of a filter (linux/filter.h).
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k }
+}
+
+/// The steps: all calls but those in `ALLOWED` fail with `EPERM`.
+fn steps() -> Result<Vec<libc::sock_filter>> {
+    /// `offsetof` of `struct seccomp_data` (linux/seccomp.h): nr, arch, the third argument.
+    const NUMBER: u32 = 0;
+    const ARCH: u32 = 4;
+    const THIRD: u32 = 32;
+    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
+    let equal = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
+    let end = |action| step(libc::BPF_RET | libc::BPF_K, 0, 0, action);
+    let denied = end(libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned());
+    let allowed = end(libc::SECCOMP_RET_ALLOW);
+    let number = |call: libc::c_long| u32::try_from(call).map_err(io::Error::other);
+    let mut steps = vec![
+        load(ARCH),
+        equal(ARCHITECTURE, 1, 0),
+        end(libc::SECCOMP_RET_KILL_PROCESS),
+        load(NUMBER),
+    ];
+    for call in ALLOWED {
+        if WITH_PROTECTION.contains(&call) {
+            let code = libc::PROT_EXEC.cast_unsigned();
+            steps.extend([
+                equal(number(call)?, 0, 4),
+                load(THIRD),
+                step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, code),
+                denied,
+                allowed,
+            ]);
+        } else {
+            steps.extend([equal(number(call)?, 0, 1), allowed]);
+        }
+    }
+    steps.push(denied);
+    Ok(steps)
+}
+
+fn filter() -> Result<()> {
+    let mut steps = steps()?;
+    let program = libc::sock_fprog {
+        len: u16::try_from(steps.len()).map_err(io::Error::other)?,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: a program of as many steps as it says, which the call copies.
+    let set = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+    };
+    check(set).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    /// What a confined process can do, by the bits of its exit code; in a process of its own, since
+    /// others here have threads.
+    #[test]
+    fn nothing_is_left_but_to_compute() {
+        if std::env::var_os("CONFINE_TEST").is_none() {
+            let me = std::env::current_exe().unwrap();
+            let name = "confine::tests::nothing_is_left_but_to_compute";
+            let mut command = std::process::Command::new(me);
+            let done = command.env("CONFINE_TEST", "1").args(["--exact", name]).output().unwrap();
+            // The harness never comes back from it: the process ends within.
+            let said = String::from_utf8_lossy(&done.stdout).into_owned();
+            assert_eq!(done.status.code(), Some(42), "{said}");
+            return;
+        }
+        let kept = std::fs::File::open("/proc/thread-self/status").unwrap();
+        let other = std::fs::File::open("/proc/thread-self/status").unwrap();
+        confine(&[kept.as_raw_fd()]).unwrap();
+        let mut text = vec![0; 4096];
+        let read = rustix::io::read(&kept, &mut text).unwrap();
+        let text = String::from_utf8_lossy(&text[..read]).into_owned();
+        let says = |key: &str, value: &str| {
+            text.lines().any(|line| line.starts_with(key) && line.ends_with(value))
+        };
+        let refused = |result: std::result::Result<(), Errno>| result == Err(Errno::PERM);
+        let exec = rustix::mm::ProtFlags::EXEC | rustix::mm::ProtFlags::READ;
+        // SAFETY: a mapping anywhere, which is not made.
+        let code = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                4096,
+                exec,
+                rustix::mm::MapFlags::PRIVATE,
+            )
+        };
+        let right = [
+            says("CapEff:", "0000000000000000"),
+            says("CapPrm:", "0000000000000000"),
+            refused(rustix::fs::open("/", rustix::fs::OFlags::PATH, 0.into()).map(drop)),
+            rustix::io::read(&other, &mut [0; 8]) == Err(Errno::BADF),
+            refused(code.map(drop)),
+            std::hint::black_box(vec![1_u8; 1 << 22]).len() == 1 << 22,
+        ];
+        let wrong = right.iter().position(|right| !right).and_then(|at| i32::try_from(at).ok());
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(wrong.unwrap_or(42)) };
+    }
+}
