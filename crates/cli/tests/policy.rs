@@ -227,6 +227,42 @@ fn networks() {
     task.allowed(&["network.links=['loopback', 'bridge']", "network.routes=true"]);
 }
 
+/// Rules are allowed, but not what names files of the host, or programs for it to run.
+#[test]
+fn firewalls_are_rules_only() {
+    let task = Asleep::new(&["--net"], "ip link set lo up; nft add table inet t");
+    let images = ImageDir::open(task.images()).unwrap();
+    let network = images.ids(kind::NFTABLES).unwrap()[0];
+    let refused = |image: kind::Kind, text: &str| {
+        let path = task.images().join(image.file_name(network));
+        let whole = fs::read(&path);
+        fs::write(&path, text).unwrap();
+        task.denied(&[], &[&format!("{}: line ", image.file_name(network))]);
+        whole.map_or_else(|_| fs::remove_file(&path), |whole| fs::write(&path, whole)).unwrap();
+    };
+    for text in [
+        "include \"/etc/shadow\"\n",
+        "table ip a {\ninclude \"/etc/shadow\"\n}\n",
+        "table ip a { } ; include \"/etc/shadow\"\n",
+        "define x = 1\n",
+        "flush ruleset\n",
+    ] {
+        refused(kind::NFTABLES, text);
+    }
+    for rule in [
+        "-A INPUT -M /tmp/x -j ACCEPT",
+        "-A INPUT --modprobe=/tmp/x",
+        "-A INPUT --modp /tmp/x",
+        "-N X -M /tmp/x",
+        "-A INPUT -m ../../tmp/x",
+    ] {
+        let text = format!("*filter\n:INPUT ACCEPT [0:0]\n{rule}\nCOMMIT\n");
+        refused(kind::IPTABLES, &text);
+        refused(kind::IP6TABLES, &text);
+    }
+    task.allowed(&[]);
+}
+
 #[test]
 fn images_that_were_changed_are_no_longer_this_hosts() {
     let task = Asleep::new(&["--uts"], ":");

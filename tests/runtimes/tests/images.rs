@@ -20,7 +20,7 @@ use torpor_runtimes_tests::scratch::Scratch;
 use crate::counting::goes_on;
 
 /// A machine that takes no images for its own, and that asks for the groups of the images.
-const FOREIGN: &str = "host-key none\nmanage-cgroups soft\n";
+pub(crate) const FOREIGN: &str = "host-key none\nmanage-cgroups soft\n";
 
 /// Counts, beside a process that does nothing, and keeps an unlinked file open.
 const PROGRAM: &str = "echo content >/dev/shm/file; exec 7>/vol/ghost; rm /vol/ghost; \
@@ -44,7 +44,7 @@ struct Images {
     scratch: PathBuf,
 }
 
-fn bundle(scratch: &Scratch) -> Bundle {
+pub(crate) fn bundle(scratch: &Scratch) -> Bundle {
     for volume in ["ro", "vol"] {
         scratch.dir(volume);
     }
@@ -70,6 +70,7 @@ impl Asleep<'_> {
         let _ = fs::remove_dir_all(&whole);
         fs::rename(&images, &whole).unwrap();
         for (what, change, wanted) in rows {
+            eprintln!("{what}");
             command("cp", &["-a"]).arg(&whole).arg(&images).succeed();
             let path = images.clone();
             let dir = ImageDir::open(&path).unwrap();

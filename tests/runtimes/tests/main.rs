@@ -6,6 +6,7 @@ mod applications;
 mod containerd;
 mod counting;
 mod docker;
+mod edits;
 mod failure;
 mod hostile;
 mod images;
