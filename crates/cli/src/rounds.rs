@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use torpor_engine::restore::Plan;
 use torpor_engine::{Error, Hooks, Options, RestoreReport, Result};
+use torpor_images::ImageDir;
 
 /// The longest line.
 const MAX_LINE: u64 = 8192;
@@ -78,7 +79,7 @@ pub fn restore(opts: &Options, socket: &Path, hooks: &mut dyn Hooks) -> Result<R
     let images_dir = loop {
         match director.word()? {
             Word::Round(dir) => {
-                let applied = skeleton.apply(&dir)?;
+                let applied = skeleton.apply(ImageDir::open(&dir)?)?;
                 tracing::debug!("{}: {} pages", dir.display(), applied.written);
                 director.ready()?;
             }
