@@ -6,6 +6,10 @@
 //! capability, no user of this host, and no system call but those that computing needs. What it
 //! says is a list of requests, which the supervisor judges; nothing is decoded by anyone else
 //! before.
+//!
+//! Its memory is not locked, also where that of the supervisor is (sealed images): locked memory
+//! counts against a limit for who has no rights, and its stack could not grow. It lives for about
+//! as long as the images take to decode.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use torpor_images::ImageDir;
 use torpor_policy::collect::{self, Settings, Values, collect};
 use torpor_policy::{Passed, Request};
-use torpor_sys::{confine, process, secrecy};
+use torpor_sys::{confine, process};
 use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::error::{Context, Error, Result};
@@ -121,10 +125,6 @@ fn unsaid(checkpoint: &Checkpoint) -> BTreeSet<u32> {
 fn answer(line: &File, images: &ImageDir, passed: &Passed) -> i32 {
     // A name is of use to who lists processes only.
     let _ = process::set_name(c"torpor-reader");
-    if images.is_sealed().unwrap_or(false) {
-        // What opens the images is not inherited locked; the keys can do without.
-        let _ = secrecy::protect();
-    }
     let mut keep = images.pinned_descriptors();
     keep.push(line.as_raw_fd());
     let told = match confine::confine(&keep) {
