@@ -10,6 +10,7 @@ use clap::{Arg, ArgAction, Args, FromArgMatches, Subcommand};
 use clap_complete::Shell;
 use torpor_benchmark::BenchmarkCommand;
 use torpor_crit::ImageCommand;
+use torpor_kubernetes::KubernetesCommand;
 use torpor_migrate::{AgentCommand, MigrateCommand};
 use torpor_queue::QueueCommand;
 use torpor_snapshot::SnapshotCommand;
@@ -84,6 +85,10 @@ fn snapshot_tree() -> clap::Command {
     group::<SnapshotCommand>("snapshot", "Start applications warm, from snapshots")
 }
 
+fn kubernetes_tree() -> clap::Command {
+    group::<KubernetesCommand>("kubernetes", "Let pods give way, and come back with their state")
+}
+
 fn migrate_tree() -> clap::Command {
     single::<MigrateCommand>("migrate", "Move a running container to another host")
 }
@@ -99,11 +104,20 @@ fn system(name: &str, args: &[OsString]) -> Option<ExitCode> {
             parsed(benchmark_tree(), args).map_or_else(|code| code, torpor_benchmark::run)
         }
         "queue" => parsed(queue_tree(), args).map_or_else(|code| code, torpor_queue::run),
+        "kubernetes" => {
+            parsed(kubernetes_tree(), args).map_or_else(|code| code, torpor_kubernetes::run)
+        }
         "snapshot" => parsed(snapshot_tree(), args).map_or_else(|code| code, torpor_snapshot::run),
         "migrate" => parsed(migrate_tree(), args).map_or_else(|code| code, torpor_migrate::migrate),
         "agent" => parsed(agent_tree(), args).map_or_else(|code| code, torpor_migrate::agent),
         _ => return None,
     })
+}
+
+/// `kubectl torpor`: the commands of `torpor kubernetes`.
+#[must_use]
+pub fn kubectl(args: &[OsString]) -> ExitCode {
+    parsed(kubernetes_tree(), args).map_or_else(|code| code, torpor_kubernetes::run)
 }
 
 /// Clap reads these command lines itself.
@@ -201,6 +215,7 @@ pub fn tree(name: Name) -> clap::Command {
                     .subcommand(migrate_tree())
                     .subcommand(agent_tree())
                     .subcommand(snapshot_tree())
+                    .subcommand(kubernetes_tree())
                     .subcommand(queue_tree())
                     .subcommand(benchmark_tree()),
                 |root, (own, about)| root.subcommand(plain(own).about(*about)),
@@ -210,7 +225,7 @@ pub fn tree(name: Name) -> clap::Command {
                 .filter_map(|long| Opt::find(long))
                 .fold(root, |root, opt| root.arg(arg(opt, "Options", opt.short)))
         }
-        Name::Criu | Name::Crit => add_options(root, |_| true),
+        _ => add_options(root, |_| true),
     }
 }
 

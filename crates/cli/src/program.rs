@@ -18,6 +18,10 @@ pub enum Name {
     Criu,
     /// As a replacement of `crit`.
     Crit,
+    /// As containerd's runtime, in front of runc.
+    Runc,
+    /// As a plugin of kubectl.
+    Kubectl,
 }
 
 impl Name {
@@ -28,6 +32,8 @@ impl Name {
         match base.and_then(OsStr::to_str) {
             Some("criu") => Self::Criu,
             Some("crit") => Self::Crit,
+            Some(torpor_kubernetes::wrapper::NAME) => Self::Runc,
+            Some(torpor_kubernetes::plugin::NAME) => Self::Kubectl,
             _ => Self::Torpor,
         }
     }
@@ -39,6 +45,8 @@ impl Name {
             Self::Torpor => "torpor",
             Self::Criu => "criu",
             Self::Crit => "crit",
+            Self::Runc => torpor_kubernetes::wrapper::NAME,
+            Self::Kubectl => torpor_kubernetes::plugin::NAME,
         }
     }
 }
@@ -55,7 +63,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             &seal::configured_identities(),
         );
     }
+    if name == Name::Runc {
+        return torpor_kubernetes::wrapper::run(args);
+    }
     let args: Vec<OsString> = args.collect();
+    if name == Name::Kubectl {
+        return help::kubectl(&args);
+    }
     log::get();
     match run(name, args) {
         Ok(code) => code,
@@ -124,7 +138,7 @@ fn version(name: Name) -> String {
         Name::Torpor => {
             format!("torpor {} (as criu: {COMPATIBLE})", env!("CARGO_PKG_VERSION"))
         }
-        Name::Criu | Name::Crit => format!("Version: {COMPATIBLE}"),
+        _ => format!("Version: {COMPATIBLE}"),
     }
 }
 

@@ -4,6 +4,7 @@
 //! - [`scheduler`] decides who runs, a pure function of state and time;
 //! - `daemon` keeps the state of one machine and does what was decided;
 //! - `shepherd` is the process that keeps one job, and outlives the daemon;
+//! - [`http`] is as much of HTTP as daemons need;
 //! - `command` is what people and scripts call.
 
 mod bundle;
@@ -11,7 +12,7 @@ mod cgroup;
 mod command;
 mod daemon;
 mod files;
-mod http;
+pub mod http;
 pub mod preemption;
 pub mod scheduler;
 mod shepherd;

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::hierarchy::{Hierarchies, Membership, parse};
-use super::restore::write;
+use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
-use crate::namespace::mount::own_tree;
+use crate::namespace::mount::{Tree, own_tree};
 use crate::proc;
 use crate::restore::Restore;
 
@@ -25,8 +25,14 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 /// Freezes the groups of all tasks, which are about to be let go.
 ///
 /// # Errors
-/// If a task has no group of its own, or shares one with this program; the kernel's.
+/// If a task has no group of its own, or one that this program cannot leave; the kernel's.
 pub fn freeze(cx: &Restore<'_>) -> Result<()> {
+    let host = own_tree()?;
+    let mut hierarchies = Hierarchies::default();
+    // Only a runtime that says where the tasks go has put this program there, too.
+    if let Some(root) = cx.tasks.first().filter(|_| !cx.opts.cgroup_roots.is_empty()) {
+        leave(cx, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
+    }
     let own = own_groups()?;
     let mut all = BTreeSet::new();
     for task in cx.tasks.iter().filter(|task| !task.threads.is_empty()) {
@@ -41,8 +47,6 @@ pub fn freeze(cx: &Restore<'_>) -> Result<()> {
         })?;
         all.insert((name.clone(), path.clone()));
     }
-    let host = own_tree()?;
-    let mut hierarchies = Hierarchies::default();
     for (name, path) in all {
         let what = || format!("freeze cgroup {}", path.display());
         let yard = cx.opts.cgroup_yard.as_deref();
@@ -51,6 +55,35 @@ pub fn freeze(cx: &Restore<'_>) -> Result<()> {
             if name.is_empty() { ("cgroup.freeze", "1") } else { ("freezer.state", "FROZEN") };
         tracing::info!("Freezing cgroup {}, where the tasks wait", path.display());
         write(dir.as_fd(), file, value).context(what)?;
+    }
+    Ok(())
+}
+
+/// Leaves those of the groups `theirs` that this program is in, for their parents: runc puts it
+/// into the container's, where it would be frozen with the tasks.
+fn leave(
+    cx: &Restore<'_>,
+    theirs: &Membership,
+    host: &Tree,
+    hierarchies: &mut Hierarchies,
+) -> Result<()> {
+    let own = own_groups()?;
+    let program = std::fs::read_link("/proc/self/exe").ok();
+    let tasks: BTreeSet<i32> = cx.tasks.iter().map(|task| task.pid).collect();
+    for (name, path) in theirs.iter().filter(|(name, path)| has(&own, name, path)) {
+        let Some(parent) = path.parent() else { continue };
+        let what = || format!("leave cgroup {}", path.display());
+        let hierarchy = hierarchies.get(name, host, cx.opts.cgroup_yard.as_deref())?;
+        // The group that a hierarchy is mounted at may be the one: there is no way out then.
+        let Ok(target) = hierarchy.open(parent) else { continue };
+        let group = hierarchy.open(path).context(what)?;
+        let members = read(group.as_fd(), "cgroup.procs").context(what)?;
+        for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()) {
+            let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+            if !tasks.contains(&pid) && exe.is_some() && exe == program {
+                write(target.as_fd(), "cgroup.procs", &pid.to_string()).context(what)?;
+            }
+        }
     }
     Ok(())
 }

@@ -335,7 +335,7 @@ fn open_dir(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd>
     rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
-fn read(dir: BorrowedFd<'_>, file: &str) -> rustix::io::Result<String> {
+pub(super) fn read(dir: BorrowedFd<'_>, file: &str) -> rustix::io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, file, flags, Mode::empty())?;
     let mut value = vec![0; 1 << 16];

@@ -1,0 +1,117 @@
+//! The agent of a node: decides which pods are saved and which containers restored, keeps
+//! checkpoints, and hands them to the agents of other nodes. It touches no process: that is done
+//! by the wrapper, which runs beside it as part of the container runtime.
+
+mod node;
+mod peer;
+mod store;
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::api::{Api, ApiArgs};
+use crate::error::{Context, Result};
+use crate::message::{Answer, Ask, SOCKET, receive, send};
+use node::Node;
+pub use peer::{ACCOUNT, server, speak};
+
+/// How often the store is compared with the objects.
+const SWEEP: Duration = Duration::from_secs(30);
+/// No more is asked at a time.
+const MOST: usize = 512;
+/// How long the other end may take to say something.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The agent of a node.
+#[derive(Debug, Clone, Args)]
+pub struct AgentArgs {
+    /// The name of the node
+    #[arg(long, value_name = "NAME")]
+    pub node: String,
+    /// The socket for the wrapper
+    #[arg(long, value_name = "FILE", default_value = SOCKET)]
+    pub socket: PathBuf,
+    /// Where checkpoints are kept
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/torpor/kubernetes")]
+    pub state: PathBuf,
+    /// Where the agents of other nodes ask for checkpoints: the address of this node, and a port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// The API server
+    #[command(flatten)]
+    pub api: ApiArgs,
+}
+
+/// Runs the agent; it does not end.
+///
+/// # Errors
+/// If it cannot begin.
+pub fn run(args: &AgentArgs) -> Result<()> {
+    let api = Api::open(&args.api)?;
+    let (certificate, tls) = peer::identity(args.listen.ip())?;
+    let node = Arc::new(Node::new(args, api, certificate)?);
+    let shown = || args.socket.display().to_string();
+    if let Some(dir) = args.socket.parent() {
+        fs::create_dir_all(dir).context(shown)?;
+    }
+    // One that an agent before this one has left behind.
+    match fs::remove_file(&args.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).context(shown),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&args.socket).context(shown)?;
+    fs::set_permissions(&args.socket, fs::Permissions::from_mode(0o600)).context(shown)?;
+    let peers = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
+    {
+        let node = Arc::clone(&node);
+        thread::spawn(move || peer::serve(&peers, &tls, &node));
+    }
+    {
+        let node = Arc::clone(&node);
+        thread::spawn(move || {
+            loop {
+                thread::sleep(SWEEP);
+                if let Err(error) = node.sweep() {
+                    eprintln!("sweep: {error}");
+                }
+            }
+        });
+    }
+    let busy = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let stream = stream.context(shown)?;
+        if busy.load(Ordering::Relaxed) >= MOST {
+            // Who gets no answer goes on without.
+            continue;
+        }
+        let (node, busy) = (Arc::clone(&node), Arc::clone(&busy));
+        busy.fetch_add(1, Ordering::Relaxed);
+        thread::spawn(move || {
+            if let Err(error) = answer(&node, stream) {
+                eprintln!("the wrapper: {error}");
+            }
+            busy.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+    Ok(())
+}
+
+fn answer(node: &Node, mut stream: UnixStream) -> Result<()> {
+    stream.set_read_timeout(Some(PATIENCE)).context(|| "the socket")?;
+    let ask: Ask = receive(&stream)?;
+    let answer = node.answer(&ask).unwrap_or_else(|error| {
+        eprintln!("{ask:?}: {error}");
+        Answer::Plain
+    });
+    send(&mut stream, &answer)
+}

@@ -1,0 +1,212 @@
+//! Checkpoints on their way between nodes. The one that has it shows the certificate that stands in
+//! the checkpoint's status; the one that wants it shows its token, and gets it only if the pod that
+//! has claimed the checkpoint is on its node.
+
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rcgen::{CertificateParams, KeyPair, SanType};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+use torpor_queue::http::{Body, Request, Response, answer_one};
+use ureq::http;
+
+use super::node::Node;
+use super::store::{pack, unpack};
+use crate::api::{Api, client};
+use crate::checkpoint::{claimed_by, path};
+use crate::error::{Context, Error, Result};
+use crate::pod::{is_name, text};
+
+/// How long the other end may say nothing.
+const SILENCE: Duration = Duration::from_secs(30);
+/// The account of the agents.
+pub const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
+/// Where the API server says which node a token is of.
+const NODE: &str = "authentication.kubernetes.io/node-name";
+
+/// A certificate of this agent (in PEM) and what serves with it. It is made anew with each start,
+/// and the checkpoints of before go on to name the old one: they start cold.
+///
+/// # Errors
+/// If there is no TLS.
+pub fn identity(address: IpAddr) -> Result<(String, Arc<ServerConfig>)> {
+    let what = || "the certificate of the agent";
+    let key = KeyPair::generate().context(what)?;
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::IpAddress(address)];
+    let certificate = params.self_signed(&key).context(what)?;
+    let tls = server(vec![certificate.der().clone()], &key)?;
+    Ok((certificate.pem(), tls))
+}
+
+/// What serves with a certificate.
+///
+/// # Errors
+/// If there is no TLS.
+pub fn server(
+    chain: Vec<rustls::pki_types::CertificateDer<'static>>,
+    key: &KeyPair,
+) -> Result<Arc<ServerConfig>> {
+    let what = || "TLS";
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .context(what)?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .context(what)?;
+    Ok(Arc::new(config))
+}
+
+/// Answers one request over TLS.
+///
+/// # Errors
+/// If the other end is gone.
+pub fn speak(
+    stream: TcpStream,
+    tls: &Arc<ServerConfig>,
+    handle: impl FnOnce(Request) -> Response,
+) -> Result<()> {
+    let what = || "a connection";
+    stream.set_read_timeout(Some(SILENCE)).context(what)?;
+    stream.set_write_timeout(Some(SILENCE)).context(what)?;
+    let session = ServerConnection::new(Arc::clone(tls)).context(what)?;
+    let mut stream = StreamOwned::new(session, stream);
+    answer_one(&mut stream, handle).context(what)?;
+    stream.conn.send_close_notify();
+    std::io::Write::flush(&mut stream).context(what)
+}
+
+/// Serves other agents; does not end.
+pub fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<Node>) {
+    for stream in listener.incoming().flatten() {
+        let (tls, node) = (Arc::clone(tls), Arc::clone(node));
+        thread::spawn(move || {
+            if let Err(error) = speak(stream, &tls, |request| answer(&node, &request)) {
+                eprintln!("another node: {error}");
+            }
+        });
+    }
+}
+
+fn answer(node: &Node, request: &Request) -> Response {
+    let parts: Vec<&str> = request.path.split('/').collect();
+    let ["", "v1", "checkpoints", namespace, name] = parts.as_slice() else {
+        return Response::problem(404, "there is nothing of this name");
+    };
+    if !is_name(namespace) || !is_name(name) {
+        return Response::problem(400, "this is no name");
+    }
+    match allowed(node, request, namespace, name) {
+        Ok(None) => {}
+        Ok(Some(objection)) => return Response::problem(403, &objection),
+        Err(error) => return Response::problem(500, &error.to_string()),
+    }
+    match node.store.find(namespace, name) {
+        None => Response::problem(404, "the checkpoint is not here"),
+        Some(dir) => Response {
+            status: 200,
+            kind: "application/x-tar",
+            body: Body::Stream(Box::new(move |to| pack(&dir, to))),
+        },
+    }
+}
+
+/// Asks the API server who has sent a request, and for which pod it may be.
+fn allowed(node: &Node, request: &Request, namespace: &str, name: &str) -> Result<Option<String>> {
+    let token = request.header("Authorization").and_then(|value| value.strip_prefix("Bearer "));
+    let Some(token) = token else { return Ok(Some("show a token".into())) };
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": { "token": token },
+    });
+    let review = node.api.create("/apis/authentication.k8s.io/v1/tokenreviews", &review)?;
+    let Some(checkpoint) = node.api.get(&path(namespace, name))? else {
+        return Ok(Some("there is no such checkpoint".into()));
+    };
+    let pod = text(&checkpoint, "/status/claimedBy/name").to_owned();
+    if !is_name(&pod) {
+        return Ok(Some("the checkpoint is claimed by nobody".into()));
+    }
+    let pod = node.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?;
+    Ok(objection(&review, &checkpoint, &pod.unwrap_or_default()))
+}
+
+/// Why whoever `review` is of must not have the checkpoint that is for `pod`, if so.
+#[must_use]
+pub fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Option<String> {
+    let status = &review["status"];
+    if status["authenticated"] != true || text(status, "/user/username") != ACCOUNT {
+        return Some("the token is of no agent".into());
+    }
+    let uid = text(pod, "/metadata/uid");
+    if uid.is_empty() || claimed_by(checkpoint) != Some(uid) {
+        return Some("the checkpoint is not claimed for the pod".into());
+    }
+    let node = status["user"]["extra"][NODE][0].as_str().unwrap_or_default();
+    if node.is_empty() || text(pod, "/spec/nodeName") != node {
+        return Some(format!("the pod of the checkpoint is not on the node {node:?}"));
+    }
+    None
+}
+
+/// Fetches a checkpoint from the node that has it.
+///
+/// # Errors
+/// If it does not answer, is another one, or refuses.
+pub fn fetch(api: &Api, checkpoint: &Value, dir: &Path) -> Result<()> {
+    let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
+    let (address, certificate) = (text(peer, "/address"), text(peer, "/certificate"));
+    let url = format!(
+        "https://{address}/v1/checkpoints/{}/{}",
+        text(checkpoint, "/metadata/namespace"),
+        text(checkpoint, "/metadata/name")
+    );
+    let agent = client(certificate.as_bytes(), SILENCE)?;
+    let request = http::Request::builder()
+        .uri(&url)
+        .header("Authorization", format!("Bearer {}", api.token()?))
+        .body(())
+        .context(|| &url)?;
+    let answer = agent.run(request).context(|| &url)?;
+    if !answer.status().is_success() {
+        return Err(Error::new(format!("{url}: {}", answer.status())));
+    }
+    unpack(answer.into_body().into_with_config().limit(u64::MAX).reader(), dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_node_of_the_pod_gets_a_checkpoint() {
+        let review = json!({ "status": {
+            "authenticated": true,
+            "user": { "username": ACCOUNT, "extra": { NODE: ["node2"] } },
+        } });
+        let checkpoint = json!({ "status": { "claimedBy": { "name": "p", "uid": "u" } } });
+        let pod = json!({ "metadata": { "uid": "u" }, "spec": { "nodeName": "node2" } });
+        assert_eq!(objection(&review, &checkpoint, &pod), None);
+        let mut stolen = review.clone();
+        stolen["status"]["user"]["extra"][NODE] = json!(["node3"]);
+        assert!(objection(&stolen, &checkpoint, &pod).is_some());
+        stolen["status"]["user"]["extra"] = Value::Null;
+        assert!(objection(&stolen, &checkpoint, &pod).is_some());
+        let mut other = review.clone();
+        other["status"]["user"]["username"] = json!("system:serviceaccount:a:torpor-agent");
+        assert!(objection(&other, &checkpoint, &pod).is_some());
+        let mut forged = review.clone();
+        forged["status"]["authenticated"] = json!(false);
+        assert!(objection(&forged, &checkpoint, &pod).is_some());
+        assert!(objection(&review, &json!({}), &pod).is_some());
+        assert!(objection(&review, &checkpoint, &json!({})).is_some());
+    }
+}

@@ -1,0 +1,224 @@
+//! The checkpoints that a node has: a directory for each, in one for each namespace.
+
+use std::fs::{self, DirBuilder};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use tar::{Archive, Builder, EntryType};
+
+use crate::error::{Context, Error, Result};
+use crate::pod::is_name;
+
+/// The end of the name of a directory that is not complete.
+const PART: &str = ".part";
+
+/// The checkpoints of a node.
+#[derive(Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+fn make(dir: &Path) -> Result<()> {
+    let made = DirBuilder::new().mode(0o700).recursive(true).create(dir);
+    made.context(|| dir.display().to_string())
+}
+
+impl Store {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn open(dir: &Path) -> Result<Self> {
+        make(dir)?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// Where a checkpoint is, if it is here.
+    #[must_use]
+    pub fn find(&self, namespace: &str, name: &str) -> Option<PathBuf> {
+        let dir = self.place(namespace, name).ok()?;
+        dir.is_dir().then_some(dir)
+    }
+
+    fn place(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        match is_name(namespace) && is_name(name) {
+            true => Ok(self.dir.join(namespace).join(name)),
+            false => Err(Error::new(format!("{namespace:?}/{name:?} is no name"))),
+        }
+    }
+
+    /// An empty directory for a checkpoint that is to come.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn begin(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let dir = self.place(namespace, &format!("{name}{PART}"))?;
+        remove(&dir)?;
+        make(&dir)?;
+        Ok(dir)
+    }
+
+    /// The checkpoint that was begun is complete. Returns its size.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn complete(&self, namespace: &str, name: &str) -> Result<u64> {
+        let dir = self.place(namespace, name)?;
+        let part = self.place(namespace, &format!("{name}{PART}"))?;
+        remove(&dir)?;
+        fs::rename(&part, &dir).context(|| part.display().to_string())?;
+        Ok(size(&dir))
+    }
+
+    /// Removes a checkpoint, complete or not.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove(&self, namespace: &str, name: &str) -> Result<()> {
+        remove(&self.place(namespace, name)?)?;
+        remove(&self.place(namespace, &format!("{name}{PART}"))?)
+    }
+
+    /// All that are complete: namespace and name.
+    #[must_use]
+    pub fn all(&self) -> Vec<(String, String)> {
+        let names = |dir: &Path| -> Vec<String> {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+        };
+        let mut found = Vec::new();
+        for namespace in names(&self.dir) {
+            for name in names(&self.dir.join(&namespace)) {
+                if !name.ends_with(PART) {
+                    found.push((namespace.clone(), name));
+                }
+            }
+        }
+        found
+    }
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(|| dir.display().to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn size(dir: &Path) -> u64 {
+    let mut bytes = 0;
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => todo.push(entry.path()),
+                Ok(meta) => bytes += meta.len(),
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
+}
+
+/// Writes a checkpoint as one stream.
+///
+/// # Errors
+/// If it cannot be read, or the other end is gone.
+pub fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
+    let mut archive = Builder::new(to);
+    archive.follow_symlinks(false);
+    archive.append_dir_all(".", dir)?;
+    archive.finish()
+}
+
+/// Reads what [`pack`] has written: plain files in directories, nothing else.
+///
+/// # Errors
+/// What holds anything else, or leads out of the directory; no place.
+pub fn unpack(from: impl Read, dir: &Path) -> Result<()> {
+    let what = || "a checkpoint from another node";
+    let mut archive = Archive::new(from);
+    let mut complete = false;
+    for entry in archive.entries().context(what)? {
+        let mut entry = entry.context(what)?;
+        complete = true;
+        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Directory) {
+            let path = entry.path().map(|p| p.display().to_string()).unwrap_or_default();
+            return Err(Error::new(format!("{}: {path} is no plain file", what())));
+        }
+        if !entry.unpack_in(dir).context(what)? {
+            return Err(Error::new(format!("{} leads out of its directory", what())));
+        }
+    }
+    match complete {
+        true => Ok(()),
+        false => Err(Error::new(format!("{} is empty", what()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_there_when_it_is_complete() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        let part = store.begin("a", "web-0").unwrap();
+        fs::write(part.join("x"), "12345").unwrap();
+        assert_eq!(store.find("a", "web-0"), None);
+        assert!(store.all().is_empty());
+        assert_eq!(store.complete("a", "web-0").unwrap(), 5);
+        let dir = store.find("a", "web-0").unwrap();
+        let mut bytes = Vec::new();
+        pack(&dir, &mut bytes).unwrap();
+        let other = place.path().join("other");
+        fs::create_dir(&other).unwrap();
+        unpack(bytes.as_slice(), &other).unwrap();
+        assert_eq!(fs::read_to_string(other.join("x")).unwrap(), "12345");
+        store.remove("a", "web-0").unwrap();
+        assert_eq!(store.find("a", "web-0"), None);
+    }
+
+    #[test]
+    fn names_do_not_lead_out() {
+        let place = tempfile::tempdir().unwrap();
+        let store = Store::open(place.path()).unwrap();
+        for (namespace, name) in [("..", "x"), ("a", "../x"), ("a/b", "x"), ("", "x")] {
+            assert!(store.begin(namespace, name).is_err() && store.find(namespace, name).is_none());
+        }
+    }
+
+    #[test]
+    fn forged_archives_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let archive = |kind: EntryType, name: &str| {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            let bytes = header.as_gnu_mut().unwrap();
+            bytes.name[..name.len()].copy_from_slice(name.as_bytes());
+            if kind == EntryType::Symlink {
+                bytes.linkname[..4].copy_from_slice(b"/etc");
+            }
+            header.set_cksum();
+            let mut archive = Builder::new(Vec::new());
+            archive.append(&header, std::io::empty()).unwrap();
+            archive.into_inner().unwrap()
+        };
+        for bytes in [
+            archive(EntryType::Symlink, "x"),
+            archive(EntryType::Regular, "../x"),
+            archive(EntryType::Char, "null"),
+            archive(EntryType::Link, "x"),
+            Vec::new(),
+        ] {
+            assert!(unpack(bytes.as_slice(), place.path()).is_err());
+        }
+        assert!(fs::read_dir(place.path()).unwrap().next().is_none());
+    }
+}

@@ -1,0 +1,209 @@
+//! PodCheckpoint, as an object of the API.
+
+use serde_json::{Value, json};
+
+use crate::api::GROUP;
+use crate::pod::{Replica, condition, controller_of, template_hash, text};
+use crate::time;
+
+/// The path of a checkpoint.
+#[must_use]
+pub fn path(namespace: &str, name: &str) -> String {
+    format!("{GROUP}/namespaces/{namespace}/podcheckpoints/{name}")
+}
+
+/// The name of the checkpoint of a pod that gives way.
+#[must_use]
+pub fn name_of(pod: &str, uid: &str) -> String {
+    let short: String = uid.chars().filter(char::is_ascii_alphanumeric).take(10).collect();
+    let pod: String = pod.chars().take(200).collect();
+    format!("{}-{short}", pod.trim_end_matches(['-', '.']))
+}
+
+/// A checkpoint of `pod`, which is stopped afterwards.
+#[must_use]
+pub fn new(pod: &Value, name: &str, seconds: u64) -> Value {
+    let mut object = json!({
+        "apiVersion": "torpor.dev/v1alpha1",
+        "kind": "PodCheckpoint",
+        "metadata": { "name": name, "namespace": pod["metadata"]["namespace"] },
+        "spec": {
+            "sourcePod": { "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"] },
+            "timeoutSeconds": seconds.clamp(1, 3600),
+            "postCheckpointState": "Stopped",
+        },
+    });
+    if let Some(owner) = controller_of(pod) {
+        let mut owner = owner.clone();
+        // It must not keep its owner from being removed.
+        owner["controller"] = json!(false);
+        owner["blockOwnerDeletion"] = json!(false);
+        object["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    object
+}
+
+/// The status of a checkpoint that has begun.
+#[must_use]
+pub fn begun(pod: &Value, node: &str) -> Value {
+    let replica = Replica::of(pod);
+    json!({
+        "nodeName": node,
+        "sourcePodUID": pod["metadata"]["uid"],
+        "ownerUID": replica.as_ref().map(|r| r.owner.clone()).unwrap_or_default(),
+        "index": replica.map(|r| r.index).unwrap_or_default(),
+        "templateHash": template_hash(pod),
+        "conditions": [ready(false, "CheckpointInProgress", "")],
+    })
+}
+
+/// The condition that says whether there is one.
+#[must_use]
+pub fn ready(holds: bool, reason: &str, message: &str) -> Value {
+    json!({
+        "type": "Ready",
+        "status": if holds { "True" } else { "False" },
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": time::format(time::now()),
+    })
+}
+
+/// Whether a checkpoint is complete.
+#[must_use]
+pub fn is_ready(checkpoint: &Value) -> bool {
+    condition(checkpoint, "Ready").is_some_and(|condition| condition["status"] == "True")
+}
+
+/// Whether it may still become complete.
+#[must_use]
+pub fn is_in_progress(checkpoint: &Value) -> bool {
+    match condition(checkpoint, "Ready") {
+        None => true,
+        Some(condition) => {
+            condition["status"] != "True" && condition["reason"] != "CheckpointFailed"
+        }
+    }
+}
+
+/// The uid of the pod that it is for.
+#[must_use]
+pub fn claimed_by(checkpoint: &Value) -> Option<&str> {
+    checkpoint["status"]["claimedBy"]["uid"].as_str()
+}
+
+/// Whose checkpoint it is.
+#[must_use]
+pub fn replica(checkpoint: &Value) -> Replica {
+    Replica {
+        namespace: text(checkpoint, "/metadata/namespace").to_owned(),
+        owner: text(checkpoint, "/status/ownerUID").to_owned(),
+        index: text(checkpoint, "/status/index").to_owned(),
+    }
+}
+
+/// Why a container of `pod` must not be restored from `checkpoint`, if so.
+#[must_use]
+pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
+    let name = text(checkpoint, "/metadata/name");
+    let uid = text(pod, "/metadata/uid");
+    if text(pod, "/metadata/namespace") != text(checkpoint, "/metadata/namespace") {
+        return Some(format!("the checkpoint {name} is of another namespace"));
+    }
+    if uid.is_empty() || claimed_by(checkpoint) != Some(uid) {
+        return Some(format!("the checkpoint {name} is not claimed for this pod"));
+    }
+    if !is_ready(checkpoint) {
+        return Some(format!("the checkpoint {name} is not complete"));
+    }
+    if text(checkpoint, "/status/templateHash") != template_hash(pod) {
+        return Some(format!(
+            "the pod is made of something else than that of the checkpoint {name}"
+        ));
+    }
+    None
+}
+
+/// Whether a container has been restored from a checkpoint already.
+#[must_use]
+pub fn is_spent(checkpoint: &Value, container: &str) -> bool {
+    let all = checkpoint["status"]["restoredContainers"].as_array();
+    all.is_some_and(|all| all.iter().any(|c| c["name"] == container))
+}
+
+/// Whether all containers of a checkpoint have been restored.
+#[must_use]
+pub fn is_used(checkpoint: &Value) -> bool {
+    let all = checkpoint["status"]["checkpointedContainers"].as_array();
+    all.is_some_and(|all| {
+        !all.is_empty() && all.iter().all(|c| is_spent(checkpoint, text(c, "/name")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Value, Value) {
+        let pod = json!({
+            "metadata": {
+                "namespace": "a", "name": "web-0", "uid": "u1",
+                "ownerReferences": [{ "uid": "o", "controller": true }],
+            },
+            "spec": { "containers": [{ "name": "c", "image": "i" }] },
+        });
+        let mut checkpoint = new(&pod, "web-0-x", 30);
+        checkpoint["status"] = begun(&pod, "node1");
+        checkpoint["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
+        let mut target = pod.clone();
+        target["metadata"]["uid"] = json!("u2");
+        checkpoint["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "u2" });
+        (target, checkpoint)
+    }
+
+    #[test]
+    fn what_was_claimed_is_restored() {
+        let (pod, checkpoint) = pair();
+        assert_eq!(objection(&pod, &checkpoint), None);
+        assert_eq!(replica(&checkpoint), Replica::of(&pod).unwrap());
+    }
+
+    #[test]
+    fn attacks_are_refused() {
+        type Attack = fn(&mut Value, &mut Value);
+        let attacks: [(&str, Attack); 6] = [
+            ("another namespace", |pod, _| pod["metadata"]["namespace"] = json!("b")),
+            ("not claimed", |pod, _| pod["metadata"]["uid"] = json!("u3")),
+            ("not claimed", |pod, _| pod["metadata"]["uid"] = json!("")),
+            ("not claimed", |_, c| c["status"]["claimedBy"] = Value::Null),
+            ("something else", |pod, _| {
+                pod["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
+            }),
+            ("not complete", |_, c| {
+                c["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+            }),
+        ];
+        for (expected, attack) in attacks {
+            let (mut pod, mut checkpoint) = pair();
+            attack(&mut pod, &mut checkpoint);
+            let found = objection(&pod, &checkpoint).unwrap_or_default();
+            assert!(found.contains(expected), "{expected}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_container_is_restored_once() {
+        let (_, mut checkpoint) = pair();
+        checkpoint["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
+        assert!(!is_spent(&checkpoint, "c") && !is_used(&checkpoint));
+        checkpoint["status"]["restoredContainers"] = json!([{ "name": "c" }]);
+        assert!(is_spent(&checkpoint, "c") && is_used(&checkpoint));
+    }
+
+    #[test]
+    fn names_of_checkpoints() {
+        let name = name_of("web-0", "0a1b2c3d-4e5f-6789");
+        assert_eq!(name, "web-0-0a1b2c3d4e");
+        assert!(crate::pod::is_name(&name));
+    }
+}

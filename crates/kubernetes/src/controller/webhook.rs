@@ -1,0 +1,203 @@
+//! What is done to pods and jobs when they are made: pure functions of the requests.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use crate::pod::{
+    GATE, GATED, RESTORE_FROM, RESTORE_REQUEST, RUNTIME_CLASS, controller_of, gates, is_name,
+    is_ours, text,
+};
+
+/// Who may restore: asked of the API server.
+pub trait Ask {
+    /// Whether `user` (of an admission request) may `restore` a checkpoint.
+    fn may_restore(&self, user: &Value, namespace: &str, name: &str) -> Result<bool, String>;
+}
+
+/// Answers an AdmissionReview.
+#[must_use]
+pub fn review(review: &Value, ask: &dyn Ask) -> Value {
+    let request = &review["request"];
+    let decided = match text(request, "/kind/kind") {
+        "Pod" => pod(request, ask),
+        "Job" => Ok(job(&request["object"])),
+        _ => Ok(Vec::new()),
+    };
+    let mut response = json!({ "uid": request["uid"], "allowed": decided.is_ok() });
+    match decided {
+        Ok(patch) if patch.is_empty() => {}
+        Ok(patch) => {
+            response["patchType"] = json!("JSONPatch");
+            response["patch"] = json!(BASE64_STANDARD.encode(Value::Array(patch).to_string()));
+        }
+        Err(reason) => response["status"] = json!({ "code": 403, "message": reason }),
+    }
+    json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response })
+}
+
+/// A pod of ours waits behind the gate until the controller has decided.
+fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
+    let pod = &request["object"];
+    let annotations = &pod["metadata"]["annotations"];
+    if annotations.get(RESTORE_FROM).is_some() {
+        return Err(format!(
+            "the annotation {RESTORE_FROM} is the controller's: ask with {RESTORE_REQUEST}"
+        ));
+    }
+    if !is_ours(pod) {
+        return Ok(Vec::new());
+    }
+    let wanted = annotations[RESTORE_REQUEST].as_str();
+    if let Some(name) = wanted {
+        if !is_name(name) {
+            return Err(format!("{RESTORE_REQUEST}: {name:?} is no name of a checkpoint"));
+        }
+        if !ask.may_restore(&request["userInfo"], text(request, "/namespace"), name)? {
+            return Err(format!(
+                "{} may not restore podcheckpoints {name}",
+                text(request, "/userInfo/username")
+            ));
+        }
+    }
+    // Nobody has saved anything for a pod that nobody replaces.
+    if wanted.is_none() && controller_of(pod).is_none() {
+        return Ok(Vec::new());
+    }
+    let mut patch = Vec::new();
+    if !gates(pod).any(|name| name == GATE) {
+        let gate = json!({ "name": GATE });
+        patch.push(match pod["spec"]["schedulingGates"].is_array() {
+            true => json!({ "op": "add", "path": "/spec/schedulingGates/-", "value": gate }),
+            false => json!({ "op": "add", "path": "/spec/schedulingGates", "value": [gate] }),
+        });
+    }
+    patch.push(match pod["metadata"]["labels"].is_object() {
+        true => json!({ "op": "add", "path": pointer("/metadata/labels", GATED), "value": "true" }),
+        false => json!({ "op": "add", "path": "/metadata/labels", "value": { GATED: "true" } }),
+    });
+    Ok(patch)
+}
+
+/// The place of a field whose name has a slash.
+#[must_use]
+pub fn pointer(parent: &str, name: &str) -> String {
+    format!("{parent}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+/// A job whose pods give way waits with each replacement until the pod has ended, and is not
+/// charged for it.
+fn job(job: &Value) -> Vec<Value> {
+    let spec = &job["spec"];
+    if spec["template"]["spec"]["runtimeClassName"] != RUNTIME_CLASS {
+        return Vec::new();
+    }
+    let mut patch = Vec::new();
+    // The API server may have put its default in already.
+    if spec["podReplacementPolicy"] != "Failed" {
+        let value = json!("Failed");
+        patch.push(json!({ "op": "add", "path": "/spec/podReplacementPolicy", "value": value }));
+    }
+    // It takes a template that never starts a container again.
+    if spec["podFailurePolicy"].is_null() && spec["template"]["spec"]["restartPolicy"] == "Never" {
+        let rule = json!({
+            "action": "Ignore",
+            "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }],
+        });
+        let value = json!({ "rules": [rule] });
+        patch.push(json!({ "op": "add", "path": "/spec/podFailurePolicy", "value": value }));
+    }
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Says(bool);
+
+    impl Ask for Says {
+        fn may_restore(&self, _: &Value, _: &str, _: &str) -> Result<bool, String> {
+            Ok(self.0)
+        }
+    }
+
+    fn asked(kind: &str, object: Value, says: bool) -> (bool, Vec<Value>) {
+        let request = json!({ "request": {
+            "uid": "r", "kind": { "kind": kind }, "namespace": "a", "object": object,
+            "userInfo": { "username": "alice" },
+        } });
+        let answer = review(&request, &Says(says));
+        let response = &answer["response"];
+        assert_eq!(response["uid"], "r");
+        let patch = response["patch"]
+            .as_str()
+            .map(|text| serde_json::from_slice(&BASE64_STANDARD.decode(text).unwrap()).unwrap());
+        (response["allowed"] == true, patch.unwrap_or_default())
+    }
+
+    fn pod() -> Value {
+        json!({
+            "metadata": { "ownerReferences": [{ "uid": "o", "controller": true }] },
+            "spec": { "runtimeClassName": "torpor" },
+        })
+    }
+
+    #[test]
+    fn replacements_are_gated() {
+        let (allowed, patch) = asked("Pod", pod(), false);
+        assert!(allowed);
+        assert_eq!(patch[0]["path"], "/spec/schedulingGates");
+        assert_eq!(patch[1]["value"], json!({ GATED: "true" }));
+        let mut other = pod();
+        other["spec"]["schedulingGates"] = json!([{ "name": "x" }]);
+        other["metadata"]["labels"] = json!({ "a": "b" });
+        let (_, patch) = asked("Pod", other, false);
+        assert_eq!(patch[0]["path"], "/spec/schedulingGates/-");
+        assert_eq!(patch[1]["path"], "/metadata/labels/torpor.dev~1gated");
+    }
+
+    #[test]
+    fn pods_of_others_are_left_alone() {
+        let mut other = pod();
+        other["spec"]["runtimeClassName"] = json!("runc");
+        assert_eq!(asked("Pod", other, false), (true, vec![]));
+        let mut bare = pod();
+        bare["metadata"] = json!({});
+        assert_eq!(asked("Pod", bare, false), (true, vec![]));
+    }
+
+    #[test]
+    fn a_forged_annotation_is_refused() {
+        for class in ["torpor", "runc"] {
+            let mut forged = pod();
+            forged["spec"]["runtimeClassName"] = json!(class);
+            forged["metadata"]["annotations"] = json!({ RESTORE_FROM: "x" });
+            assert!(!asked("Pod", forged, true).0);
+        }
+    }
+
+    #[test]
+    fn who_asks_must_be_allowed_to() {
+        let mut asks = pod();
+        asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "x" });
+        assert!(!asked("Pod", asks.clone(), false).0);
+        let (allowed, patch) = asked("Pod", asks.clone(), true);
+        assert!(allowed && patch.len() == 2);
+        asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "../x" });
+        assert!(!asked("Pod", asks, true).0);
+    }
+
+    #[test]
+    fn jobs_wait_and_are_not_charged() {
+        let job = json!({ "spec": {
+            "podReplacementPolicy": "TerminatingOrFailed",
+            "template": { "spec": { "runtimeClassName": "torpor", "restartPolicy": "Never" } },
+        } });
+        let (_, patch) = asked("Job", job, false);
+        assert_eq!(patch.len(), 2);
+        assert_eq!(patch[0]["value"], "Failed");
+        let other = json!({ "spec": { "template": { "spec": {} } } });
+        assert_eq!(asked("Job", other, false), (true, vec![]));
+    }
+}

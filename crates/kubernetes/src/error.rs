@@ -1,0 +1,52 @@
+//! What can go wrong.
+
+use std::fmt::Display;
+
+/// An error.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server said no.
+    #[error("{what}: the API server answers {status}: {text}")]
+    Refused {
+        /// What was asked.
+        what: String,
+        /// The HTTP status.
+        status: u16,
+        /// What it said.
+        text: String,
+    },
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Error {
+    /// An error with a text of its own.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self::Other(text.into())
+    }
+
+    /// Whether somebody else has changed or made the object first.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused { status: 409, .. })
+    }
+}
+
+/// What comes out of it.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Says what was being done when something failed.
+pub trait Context<T> {
+    /// Adds what was being done.
+    ///
+    /// # Errors
+    /// The one that was there.
+    fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T>;
+}
+
+impl<T, E: Display> Context<T> for std::result::Result<T, E> {
+    fn context<S: Display>(self, what: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|error| Error::Other(format!("{}: {error}", what())))
+    }
+}

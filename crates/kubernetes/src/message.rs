@@ -1,0 +1,157 @@
+//! What the wrapper and the agent of a node say to each other: a line of JSON each way, over a Unix
+//! socket that only root can open.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+
+/// Where the agent listens, if nothing else is said.
+pub const SOCKET: &str = "/run/torpor/agent.sock";
+/// No line is longer.
+const MAX_LINE: u64 = 1 << 20;
+
+/// A container of a pod, as containerd's CRI names it in the container's annotations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Container {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub pod: String,
+    /// The uid of the pod.
+    pub uid: String,
+    /// The name of the container.
+    pub name: String,
+}
+
+/// What the wrapper asks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Ask {
+    /// A container is created: is there a checkpoint to continue from?
+    Create {
+        /// Which one.
+        container: Container,
+    },
+    /// It came to this.
+    Created {
+        /// Which one.
+        container: Container,
+        /// Whether it waits, restored.
+        restored: bool,
+        /// Why not.
+        reason: String,
+    },
+    /// A container is told to end: is it to be saved?
+    Stop {
+        /// Which one.
+        container: Container,
+    },
+    /// The pod has been saved, or not.
+    Saved {
+        /// One of its containers.
+        container: Container,
+        /// The containers in the checkpoint.
+        containers: Vec<String>,
+        /// What went wrong; nothing is left of the checkpoint then.
+        error: Option<String>,
+        /// How long the pod was frozen, in milliseconds.
+        frozen_ms: u64,
+    },
+}
+
+/// What the agent answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// As if there were no Torpor.
+    Plain,
+    /// Restore this.
+    Restore {
+        /// The directory of the checkpoint.
+        dir: PathBuf,
+        /// Whether a container that cannot be restored must not start.
+        always: bool,
+        /// The file with the key of the images.
+        identity: Option<PathBuf>,
+    },
+    /// Save the whole pod there, and say how it went.
+    Save {
+        /// An empty directory.
+        dir: PathBuf,
+        /// For whom the images are sealed.
+        recipient: Option<String>,
+        /// How long it may take.
+        seconds: u64,
+    },
+    /// Taken note of.
+    Noted,
+    /// It cannot be restored, and must not start.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Asks the agent.
+///
+/// # Errors
+/// If there is none, or it does not answer in time.
+pub fn ask(socket: &Path, ask: &Ask, patience: Duration) -> Result<Answer> {
+    let what = || format!("the agent at {}", socket.display());
+    let mut stream = UnixStream::connect(socket).context(what)?;
+    stream.set_read_timeout(Some(patience)).context(what)?;
+    stream.set_write_timeout(Some(patience)).context(what)?;
+    send(&mut stream, ask)?;
+    receive(&stream)
+}
+
+/// Sends a line.
+///
+/// # Errors
+/// If the other end is gone.
+pub fn send(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(message).context(|| "a message")?;
+    line.push(b'\n');
+    stream.write_all(&line).context(|| "send a message")
+}
+
+/// Receives a line.
+///
+/// # Errors
+/// If the other end is gone, or what it says is no message.
+pub fn receive<T: DeserializeOwned>(stream: impl Read) -> Result<T> {
+    let mut line = Vec::new();
+    let mut reader = BufReader::new(stream.take(MAX_LINE));
+    reader.read_until(b'\n', &mut line).context(|| "receive a message")?;
+    if line.last() != Some(&b'\n') {
+        return Err(Error::new("the other end has said nothing, or too much"));
+    }
+    serde_json::from_slice(&line).context(|| "a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_lines() {
+        let container =
+            Container { namespace: "n".into(), pod: "p".into(), uid: "u".into(), name: "c".into() };
+        let mut wire = Vec::new();
+        send(&mut wire, &Ask::Create { container: container.clone() }).unwrap();
+        let Ask::Create { container: found } = receive(wire.as_slice()).unwrap() else {
+            panic!("another message");
+        };
+        assert_eq!(found, container);
+        for hostile in ["", "{", "{\"ask\":\"create\"}", "[]\n", "{\"ask\":\"other\"}\n"] {
+            assert!(receive::<Ask>(hostile.as_bytes()).is_err(), "{hostile}");
+        }
+        assert!(receive::<Ask>(std::io::repeat(b'x')).is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! What is read off a pod: whose replica it is, which one, and what it is made of.
+
+use aws_lc_rs::digest::{SHA256, digest};
+use serde_json::{Value, json};
+
+/// The runtime class, and the handler of containerd, of pods that can be saved.
+pub const RUNTIME_CLASS: &str = "torpor";
+/// The scheduling gate behind which a replacement waits.
+pub const GATE: &str = "torpor.dev/restore";
+/// The label of what has waited behind the gate.
+pub const GATED: &str = "torpor.dev/gated";
+/// Names the checkpoint that a pod continues from. Only the controller writes it.
+pub const RESTORE_FROM: &str = "torpor.dev/restore-from";
+/// Names the checkpoint that whoever made the pod wants it to continue from.
+pub const RESTORE_REQUEST: &str = "torpor.dev/restore-request";
+/// What is done if a pod cannot be restored: `IfPresent` or `Always`.
+pub const RESTORE_POLICY: &str = "torpor.dev/restore-policy";
+
+/// Which replica of whom a pod is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Replica {
+    /// The namespace.
+    pub namespace: String,
+    /// The uid of the pod's controller.
+    pub owner: String,
+    /// Its ordinal or completion index; empty where replicas are all alike.
+    pub index: String,
+}
+
+/// A text in an object; empty if it is not there.
+#[must_use]
+pub fn text<'v>(object: &'v Value, path: &str) -> &'v str {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// An annotation.
+#[must_use]
+pub fn annotation<'v>(object: &'v Value, name: &str) -> Option<&'v str> {
+    object["metadata"]["annotations"][name].as_str()
+}
+
+/// The reference to the controller of an object.
+#[must_use]
+pub fn controller_of(object: &Value) -> Option<&Value> {
+    let all = object["metadata"]["ownerReferences"].as_array()?;
+    all.iter().find(|owner| owner["controller"] == true)
+}
+
+impl Replica {
+    /// Which one a pod is; `None` for a pod that nobody replaces.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let owner = controller_of(pod)?["uid"].as_str()?;
+        let labels = &pod["metadata"]["labels"];
+        let index = [
+            labels["apps.kubernetes.io/pod-index"].as_str(),
+            labels["batch.kubernetes.io/job-completion-index"].as_str(),
+            annotation(pod, "batch.kubernetes.io/job-completion-index"),
+        ];
+        Some(Self {
+            namespace: text(pod, "/metadata/namespace").to_owned(),
+            owner: owner.to_owned(),
+            index: index.into_iter().flatten().next().unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+/// Whether a pod runs under our runtime class.
+#[must_use]
+pub fn is_ours(pod: &Value) -> bool {
+    pod["spec"]["runtimeClassName"] == RUNTIME_CLASS
+}
+
+/// Whether a pod waits behind our gate.
+#[must_use]
+pub fn is_gated(pod: &Value) -> bool {
+    gates(pod).any(|name| name == GATE)
+}
+
+/// The names of the gates of a pod.
+pub fn gates(pod: &Value) -> impl Iterator<Item = &str> {
+    let all = pod["spec"]["schedulingGates"].as_array();
+    all.into_iter().flatten().filter_map(|gate| gate["name"].as_str())
+}
+
+/// What of a specification says where and when a pod runs, and not what it is.
+const PLACEMENT: &[&str] = &[
+    "affinity",
+    "nodeName",
+    "nodeSelector",
+    "preemptionPolicy",
+    "priority",
+    "priorityClassName",
+    "schedulingGates",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "topologySpreadConstraints",
+    "hostname",
+];
+
+/// A digest of what a pod is made of: of two pods with the same, one can continue the other.
+#[must_use]
+pub fn template_hash(pod: &Value) -> String {
+    let mut spec = pod["spec"].clone();
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|name, _| !PLACEMENT.contains(&name.as_str()));
+    }
+    // Each pod has its own volume with its token, of a random name.
+    let is_token = |name: &str| name.starts_with("kube-api-access-");
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.retain(|volume| !is_token(text(volume, "/name")));
+        if volumes.is_empty() {
+            spec["volumes"] = Value::Null;
+        }
+    }
+    for list in ["containers", "initContainers"] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            if let Some(mounts) = container["volumeMounts"].as_array_mut() {
+                mounts.retain(|mount| !is_token(text(mount, "/name")));
+                if mounts.is_empty() {
+                    container["volumeMounts"] = Value::Null;
+                }
+            }
+        }
+    }
+    let hash = digest(&SHA256, canonical(&spec).as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// JSON with sorted names, without what is null.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let mut fields: Vec<_> = fields.iter().filter(|(_, value)| !value.is_null()).collect();
+            fields.sort_unstable_by_key(|(name, _)| *name);
+            let parts: Vec<String> =
+                fields.iter().map(|(n, v)| format!("{}:{}", json!(n), canonical(v))).collect();
+            format!("{{{}}}", parts.join(","))
+        }
+        Value::Array(items) => {
+            let parts: Vec<String> = items.iter().map(canonical).collect();
+            format!("[{}]", parts.join(","))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whether a condition of an object holds.
+#[must_use]
+pub fn condition<'v>(object: &'v Value, kind: &str) -> Option<&'v Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
+}
+
+/// Whether a name is one of Kubernetes' (and no path).
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    !name.is_empty()
+        && name.len() <= 253
+        && name.chars().all(plain)
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && !name.contains("..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(token: &str, node: &str, image: &str) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "a",
+                "labels": { "apps.kubernetes.io/pod-index": "3" },
+                "ownerReferences": [
+                    { "uid": "x" }, { "uid": "u", "controller": true },
+                ],
+            },
+            "spec": {
+                "nodeName": node,
+                "runtimeClassName": "torpor",
+                "volumes": [{ "name": format!("kube-api-access-{token}") }],
+                "containers": [{
+                    "name": "c", "image": image,
+                    "volumeMounts": [{ "name": format!("kube-api-access-{token}") }],
+                }],
+            },
+        })
+    }
+
+    #[test]
+    fn replicas() {
+        let replica = Replica::of(&pod("a", "n", "i")).unwrap();
+        assert_eq!((replica.owner.as_str(), replica.index.as_str()), ("u", "3"));
+        assert_eq!(Replica::of(&json!({ "metadata": {} })), None);
+    }
+
+    #[test]
+    fn the_hash_is_of_what_a_pod_is() {
+        let one = template_hash(&pod("abcde", "n1", "i"));
+        assert_eq!(one, template_hash(&pod("fghij", "n2", "i")));
+        assert_ne!(one, template_hash(&pod("abcde", "n1", "other")));
+        let mut changed = pod("abcde", "n1", "i");
+        changed["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
+        assert_ne!(one, template_hash(&changed));
+        let mut bare = pod("abcde", "n1", "i");
+        bare["spec"]["volumes"] = Value::Null;
+        bare["spec"]["containers"][0].as_object_mut().unwrap().remove("volumeMounts");
+        assert_eq!(one, template_hash(&bare), "a volume for the token is none of the pod's own");
+    }
+
+    #[test]
+    fn names_are_no_paths() {
+        assert!(is_name("web-0.x1"));
+        for bad in ["", "../x", "a/b", ".a", "a..b", "A", "a\0"] {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A container that comes back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::bundle::{Bundle, Volume};
+use super::layer::{self, Layer};
+use super::words::Words;
+use super::{call, save};
+use crate::error::{Context, Error, Result};
+use crate::message::Container;
+
+/// How long a restore may take: with the agent's time it stays below the kubelet's two minutes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A restore.
+pub struct Restore<'a> {
+    /// The command line of `create`.
+    pub words: &'a Words,
+    /// The container, as runc names it.
+    pub id: &'a str,
+    /// Its bundle.
+    pub bundle: &'a Bundle,
+    /// The container, as the pod names it.
+    pub container: &'a Container,
+    /// The checkpoint.
+    pub dir: &'a Path,
+    /// The key of its images.
+    pub identity: Option<&'a Path>,
+}
+
+impl Restore<'_> {
+    /// Restores the container, which then waits frozen, and marks it.
+    ///
+    /// # Errors
+    /// If it cannot be restored: all is then as before.
+    pub fn run(&self, mark: &Path) -> Result<()> {
+        let images = self.dir.join("containers").join(&self.container.name);
+        if !images.join("inventory.img").exists() {
+            let text = format!("the checkpoint has no container {}", self.container.name);
+            return Err(Error::new(text));
+        }
+        let layer = Layer::of(&self.bundle.root())?;
+        let mut filled = Vec::new();
+        let result = self
+            .attempt(&images, &layer, &mut filled)
+            .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()));
+        if result.is_err() {
+            self.undo(&layer, &filled)?;
+        }
+        result
+    }
+
+    fn attempt(&self, images: &Path, layer: &Layer, filled: &mut Vec<Volume>) -> Result<()> {
+        layer.apply(&self.dir.join(save::changes(&self.container.name)))?;
+        for volume in self.bundle.volumes() {
+            let file = self.dir.join(save::volume(&volume));
+            // Another container of the pod may have had it filled, and work on it by now.
+            if file.exists() && layer::is_empty(&volume.dir) {
+                filled.push(volume.clone());
+                layer::fill(&volume.dir, &file)?;
+            }
+        }
+        let work = self.work()?;
+        let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
+        if let Some(identity) = self.identity {
+            options.push_str(&format!("identity {}\n", identity.display()));
+        }
+        let config = work.join("engine.conf");
+        fs::write(&config, options).context(|| config.display().to_string())?;
+        let mut call = call::command(self.words, "restore");
+        call.args(["--detach", "--file-locks", "--ext-unix-sk", "--image-path"]).arg(images);
+        call.arg("--work-path").arg(&work).args(&self.words.rest);
+        call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
+        call.env("CRIU_CONFIG_FILE", config).stdin(Stdio::inherit());
+        call::within(&mut call, LIMIT).map_err(|error| match save::reason(&work, "restore.log") {
+            Some(reason) => Error::new(format!("{error}: {reason}")),
+            None => error,
+        })
+    }
+
+    /// Where the engine writes its log.
+    fn work(&self) -> Result<PathBuf> {
+        let work = self.bundle.dir.join("torpor");
+        fs::create_dir_all(&work).context(|| work.display().to_string())?;
+        Ok(work)
+    }
+
+    /// Makes everything what it was.
+    fn undo(&self, layer: &Layer, filled: &[Volume]) -> Result<()> {
+        save::end(self.words, self.id);
+        // There may be nothing to delete.
+        let mut delete = call::command(self.words, "delete");
+        delete.args(["--force", self.id]).stdin(Stdio::null());
+        delete.stdout(Stdio::null()).stderr(Stdio::null());
+        let _ = call::within(&mut delete, LIMIT);
+        for volume in filled {
+            layer::empty(&volume.dir)?;
+        }
+        layer.reset()
+    }
+}
