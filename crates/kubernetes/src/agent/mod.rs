@@ -58,7 +58,8 @@ pub struct AgentArgs {
 /// If it cannot begin.
 pub fn run(args: &AgentArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
-    let (certificate, tls) = peer::identity(args.listen.ip())?;
+    fs::create_dir_all(&args.state).context(|| args.state.display().to_string())?;
+    let (certificate, tls) = peer::identity(&args.state.join("agent.pem"), args.listen.ip())?;
     let node = Arc::new(Node::new(args, api, certificate)?);
     let shown = || args.socket.display().to_string();
     if let Some(dir) = args.socket.parent() {

@@ -2,14 +2,18 @@
 //! the checkpoint's status; the one that wants it shows its token, and gets it only if the pod that
 //! has claimed the checkpoint is on its node.
 
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair, SanType};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 use torpor_queue::http::{Body, Request, Response, answer_one};
@@ -29,29 +33,50 @@ pub const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
 /// Where the API server says which node a token is of.
 const NODE: &str = "authentication.kubernetes.io/node-name";
 
-/// A certificate of this agent (in PEM) and what serves with it. It is made anew with each start,
-/// and the checkpoints of before go on to name the old one: they start cold.
+/// The certificate of this agent (in PEM) and what serves with it, kept in `file`: checkpoints name
+/// it for as long as they are there.
 ///
 /// # Errors
-/// If there is no TLS.
-pub fn identity(address: IpAddr) -> Result<(String, Arc<ServerConfig>)> {
-    let what = || "the certificate of the agent";
+/// If it cannot be read or written; if there is no TLS.
+pub fn identity(file: &Path, address: IpAddr) -> Result<(String, Arc<ServerConfig>)> {
+    let what = || file.display().to_string();
+    let kept = match fs::read_to_string(file) {
+        Ok(kept) if kept.starts_with(&format!("{address}\n")) => kept,
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).context(what);
+        }
+        _ => make(file, address)?,
+    };
+    let (_, pem) = kept.split_once('\n').unwrap_or_default();
+    let key = KeyPair::from_pem(pem).context(what)?;
+    let chain = CertificateDer::pem_slice_iter(pem.as_bytes());
+    let chain = chain.collect::<std::result::Result<Vec<_>, _>>().context(what)?;
+    let end = pem.find("-----BEGIN PRIVATE KEY-----").unwrap_or(pem.len());
+    Ok((pem[..end].to_owned(), server(chain, &key)?))
+}
+
+/// Makes a certificate for an address, and keeps it with its key.
+fn make(file: &Path, address: IpAddr) -> Result<String> {
+    let what = || file.display().to_string();
     let key = KeyPair::generate().context(what)?;
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![SanType::IpAddress(address)];
     let certificate = params.self_signed(&key).context(what)?;
-    let tls = server(vec![certificate.der().clone()], &key)?;
-    Ok((certificate.pem(), tls))
+    let text = format!("{address}\n{}{}", certificate.pem(), key.serialize_pem());
+    // Half of a file would be worse than none.
+    let part = file.with_extension("part");
+    let _ = fs::remove_file(&part);
+    let opened = File::options().write(true).create_new(true).mode(0o600).open(&part);
+    opened.and_then(|mut to| to.write_all(text.as_bytes())).context(what)?;
+    fs::rename(&part, file).context(what)?;
+    Ok(text)
 }
 
 /// What serves with a certificate.
 ///
 /// # Errors
 /// If there is no TLS.
-pub fn server(
-    chain: Vec<rustls::pki_types::CertificateDer<'static>>,
-    key: &KeyPair,
-) -> Result<Arc<ServerConfig>> {
+pub fn server(chain: Vec<CertificateDer<'static>>, key: &KeyPair) -> Result<Arc<ServerConfig>> {
     let what = || "TLS";
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -80,7 +105,7 @@ pub fn speak(
     let mut stream = StreamOwned::new(session, stream);
     answer_one(&mut stream, handle).context(what)?;
     stream.conn.send_close_notify();
-    std::io::Write::flush(&mut stream).context(what)
+    stream.flush().context(what)
 }
 
 /// Serves other agents; does not end.
@@ -185,6 +210,17 @@ pub fn fetch(api: &Api, checkpoint: &Value, dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_certificate_of_an_agent_is_kept() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("agent.pem");
+        let of = |address: &str| identity(&file, address.parse().unwrap()).unwrap().0;
+        let first = of("10.0.0.1");
+        assert!(!first.contains("PRIVATE") && first.contains("CERTIFICATE"));
+        assert_eq!(of("10.0.0.1"), first);
+        assert_ne!(of("10.0.0.2"), first, "the node has another address");
+    }
 
     #[test]
     fn only_the_node_of_the_pod_gets_a_checkpoint() {

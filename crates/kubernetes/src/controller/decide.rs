@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(decided(&[old.clone(), new.clone()], &[]), []);
         let mut saving = checkpoint(&old);
         saving["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
-        assert_eq!(decided(&[new.clone()], &[saving.clone()]), []);
+        assert_eq!(decided(std::slice::from_ref(&new), std::slice::from_ref(&saving)), []);
         saving["status"]["conditions"] = json!([ready(false, "CheckpointFailed", "x")]);
         let actions = decided(&[old, new.clone()], &[saving]);
         assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
@@ -259,7 +259,7 @@ mod tests {
         let mut changed = pod("n", "0", true);
         changed["spec"]["containers"][0]["image"] = json!("other");
         for pod in [foreign, changed] {
-            let actions = decided(&[pod.clone()], std::slice::from_ref(&saved));
+            let actions = decided(std::slice::from_ref(&pod), std::slice::from_ref(&saved));
             assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
             let mut asks = pod;
             asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "c-o" });
