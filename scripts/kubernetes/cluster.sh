@@ -14,8 +14,8 @@ if [ "${1:-}" != --inside ]; then
 	unshare --mount --pid --fork --kill-child --propagation private --net \
 		bash "$0" --inside "$dir" "$torpor" "$programs" "$name" "$(realpath "$(dirname "$0")")" <&0 &
 	unshared=$!
-	until read -r inside <"/proc/$unshared/task/$unshared/children" && [ -n "$inside" ]; do sleep 0.1; done
-	echo "$inside" | tr -d ' ' >"$dir/pid"
+	while inside=$(cat "/proc/$unshared/task/$unshared/children" 2>/dev/null) && [ -z "$inside" ]; do sleep 0.1; done
+	echo "${inside%% *}" >"$dir/pid"
 	wait "$unshared" || code=$?
 	for _ in 1 2 3 4 5 6 7 8 9 10; do
 		find /sys/fs/cgroup -depth -type d -path "*/$name*" -exec rmdir {} + 2>/dev/null && break

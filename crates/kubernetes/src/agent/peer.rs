@@ -48,11 +48,12 @@ pub fn identity(file: &Path, address: IpAddr) -> Result<(String, Arc<ServerConfi
         _ => make(file, address)?,
     };
     let (_, pem) = kept.split_once('\n').unwrap_or_default();
-    let key = KeyPair::from_pem(pem).context(what)?;
-    let chain = CertificateDer::pem_slice_iter(pem.as_bytes());
-    let chain = chain.collect::<std::result::Result<Vec<_>, _>>().context(what)?;
     let end = pem.find("-----BEGIN PRIVATE KEY-----").unwrap_or(pem.len());
-    Ok((pem[..end].to_owned(), server(chain, &key)?))
+    let (certificate, key) = pem.split_at(end);
+    let key = KeyPair::from_pem(key).context(what)?;
+    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes());
+    let chain = chain.collect::<std::result::Result<Vec<_>, _>>().context(what)?;
+    Ok((certificate.to_owned(), server(chain, &key)?))
 }
 
 /// Makes a certificate for an address, and keeps it with its key.
