@@ -287,6 +287,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             drop(hooks);
             stats::display(settings, &report);
         }
+        Command::Restore if settings.keep_template.is_some() => work::keep_template(settings)?,
         Command::Restore => {
             let mut asked = settings.clone();
             asked.engine.refuse_unused = true;

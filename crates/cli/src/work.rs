@@ -149,6 +149,17 @@ pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreRepo
     concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
 }
 
+/// Leaves a template behind.
+///
+/// # Errors
+/// Whatever the engine meets.
+pub fn keep_template(settings: &Settings) -> Result<(), Failure> {
+    require_rights(settings)?;
+    let Some(file) = &settings.keep_template else { return Ok(()) };
+    let result = torpor_engine::keep_template(&settings.engine, file);
+    concluded(result, "The template is ready", "No template was made.").map(drop)
+}
+
 fn images(settings: &Settings) -> Result<ImageDir, Failure> {
     ImageDir::open(&settings.engine.images_dir).map_err(|e| Error::from(e).into())
 }

@@ -159,6 +159,8 @@ const ROWS: &[Row] = &[
     ("--lazy-pages", |s| s.engine.lazy_pages),
     ("--record-working-set", |s| s.engine.record_working_set == Some(Duration::from_secs(10))),
     ("--record-working-set=3", |s| s.engine.record_working_set == Some(Duration::from_secs(3))),
+    ("--keep-template f", |s| is(&s.keep_template, "f")),
+    ("--template f", |s| is(&s.engine.template, "f")),
     ("--stream", |s| s.engine.stream),
     ("--page-server", |s| s.use_page_server),
     ("--address 10.0.0.1", |s| s.address.as_deref() == Some("10.0.0.1")),

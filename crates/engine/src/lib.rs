@@ -40,6 +40,7 @@ pub use hooks::{Event, Hooks, NoHooks};
 pub use judge::{Audit, audit};
 pub use options::Options;
 pub use restore::restore;
+pub use restore::template::keep as keep_template;
 
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 

@@ -171,6 +171,9 @@ pub struct Options {
     /// For how long a lazy restore notes which pages are touched, and leaves the others in
     /// the images (`--record-working-set`).
     pub record_working_set: Option<Duration>,
+    /// A file that names a template: a stopped process with memory of the first task, for that
+    /// to be born by (`--template`).
+    pub template: Option<PathBuf>,
     /// How a pre-dump reads memory (`--pre-dump-mode`).
     pub pre_dump_mode: PreDumpMode,
     /// Save pages that tasks share since they were forked once (`--dedup-relatives`).
@@ -265,6 +268,7 @@ impl Default for Options {
             auto_dedup: false,
             lazy_pages: false,
             record_working_set: None,
+            template: None,
             pre_dump_mode: PreDumpMode::Splice,
             dedup_relatives: false,
             compress: None,

@@ -20,7 +20,7 @@ const HUSK_BASE: u64 = 0x20000;
 const LEAVING: Duration = Duration::from_millis(200);
 
 /// Options of tasks that Torpor made: they end with it.
-const OPTIONS: u64 = option::TRACESYSGOOD
+pub(crate) const OPTIONS: u64 = option::TRACESYSGOOD
     | option::TRACEFORK
     | option::TRACEVFORK
     | option::TRACECLONE

@@ -18,6 +18,7 @@ mod maps;
 mod rseq;
 mod stop;
 mod stub;
+mod template;
 mod twin;
 
 pub use batch::{Batch, Call, Outcome, Slot};

@@ -529,7 +529,7 @@ fn wait_gone(mut tids: Vec<i32>) {
 }
 
 /// Sends a signal to a process.
-fn send(pid: i32, signal: i32) -> std::io::Result<()> {
+pub(crate) fn send(pid: i32, signal: i32) -> std::io::Result<()> {
     use rustix::process::{Pid, Signal, kill_process};
     match (Pid::from_raw(pid), Signal::from_named_raw(signal)) {
         (Some(pid), Some(signal)) => Ok(kill_process(pid, signal)?),

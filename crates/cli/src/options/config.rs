@@ -152,6 +152,7 @@ const EXTENSIONS: &[&str] = &[
     "sign-cert",
     "sign-key",
     "suite",
+    "template",
     "threads",
     "trust",
 ];

@@ -27,6 +27,8 @@ pub struct Settings {
     pub status_fd: Option<i32>,
     /// `--ps-socket`.
     pub ps_socket: Option<i32>,
+    /// `--keep-template`.
+    pub keep_template: Option<PathBuf>,
     /// `--rounds`.
     pub rounds: Option<PathBuf>,
     /// `--close`.
@@ -94,6 +96,7 @@ impl Default for Settings {
             inherit_fd: Vec::new(),
             status_fd: None,
             ps_socket: None,
+            keep_template: None,
             rounds: None,
             close_fds: Vec::new(),
             external_sharing: false,

@@ -19,7 +19,7 @@ use crate::error::{Context, Error, Result};
 use crate::options::JoinNsKind;
 
 pub(crate) use space::send_into;
-pub use space::{Made, dump, enter, finish, restore, restore_late, take_external};
+pub use space::{Made, dump, enter, finish, restore, restore_late, set_clocks, take_external};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

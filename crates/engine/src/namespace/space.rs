@@ -104,6 +104,13 @@ impl Made {
         self.flags
     }
 
+    /// Whether the husk has to be cloned from a thread that is prepared for it by more than what
+    /// can be done to the husk later.
+    #[must_use]
+    pub fn needs_place(&self) -> bool {
+        self.pids.is_some()
+    }
+
     /// To be called on the thread that the husk is cloned from.
     ///
     /// # Errors
@@ -189,7 +196,10 @@ pub fn restore_late(cx: &mut Restore<'_>) -> Result<()> {
 
 /// Moves all husks into a time namespace whose clocks show what the images say: the offsets of
 /// one that somebody lives in cannot be changed.
-fn set_clocks(cx: &mut Restore<'_>) -> Result<()> {
+///
+/// # Errors
+/// The kernel's; damaged images.
+pub fn set_clocks(cx: &mut Restore<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }

@@ -15,6 +15,7 @@ pub mod memory;
 mod rounds;
 pub mod stages;
 mod task;
+pub mod template;
 mod transport;
 mod tree;
 mod unused;
@@ -90,6 +91,7 @@ pub struct Restore<'a> {
     /// Whether that goes for stacks, too.
     stacks_wait: bool,
     staged: bool,
+    template: template::Role,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -187,6 +189,7 @@ impl<'a> Restore<'a> {
             is_lazy: false,
             stacks_wait: false,
             staged: false,
+            template: template::Role::None,
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -247,6 +250,13 @@ impl<'a> Restore<'a> {
     fn make_root(&mut self) -> Result<i32> {
         let made = namespace::Made::load(self)?;
         let vpid = self.tasks[0].vpid;
+        if let Some(husk) = template::bear(self, &made) {
+            let pid = husk.pid();
+            self.adopt(0, husk)?;
+            // It could not be born into its time namespace.
+            namespace::set_clocks(self)?;
+            return Ok(pid);
+        }
         let sibling = if self.opts.restore_sibling { libc::CLONE_PARENT as u64 } else { 0 };
         let birth = Birth {
             flags: made.flags() | sibling,

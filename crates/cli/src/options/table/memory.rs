@@ -77,6 +77,20 @@ pub(super) const MEMORY: &[Opt] = &[
          note them beside the images, for later lazy restores to bring them in first",
     ),
     value(
+        ("keep-template", None, "FILE"),
+        RESTORE,
+        store!(keep_template = some path),
+        "Restore nothing but memory of the first task, into a process that is left behind stopped, and \
+         name it in FILE: restores with --template FILE are born by it and share that memory",
+    ),
+    value(
+        ("template", None, "FILE"),
+        RESTORE,
+        store!(engine.template = some path),
+        "Have the first task be born by the template that FILE names, if it is one of these images; \
+         else it is restored as always",
+    ),
+    value(
         ("rounds", None, "SOCKET"),
         RESTORE,
         store!(rounds = some path),

@@ -24,9 +24,10 @@ use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 pub use self::bequest::plan;
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
-use super::Restore;
 use super::layers::Pages;
+use super::template::{self, Role};
 use super::transport::Transport;
+use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
 use crate::file::{lock, memfd, regular};
 use crate::memory::aio;
@@ -109,9 +110,15 @@ fn open_inherited(
 /// The kernel's; contradictions in the images.
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted = early(cx, task);
-    let inherited = parent.map(|p| cx.tasks[p].mapped.clone()).unwrap_or_default();
     let filled = Arc::clone(&cx.tasks[task].bequest);
-    let theirs = parent.map(|p| Arc::clone(&cx.tasks[p].bequest));
+    let (inherited, theirs) = match parent {
+        Some(p) => (cx.tasks[p].mapped.clone(), Some(Arc::clone(&cx.tasks[p].bequest))),
+        // A template has what this task has.
+        None if cx.template == Role::Uses => {
+            (of_template(cx, task), Some(Arc::clone(&filled)))
+        }
+        None => (Vec::new(), None),
+    };
     let here = current(cx, task)?;
     let base = free_place(&wanted, &here)?;
     let old_stub = cx.remote(task)?.stub_range();
@@ -149,10 +156,21 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     Ok(())
 }
 
-/// The mappings that a husk is built with: all, unless later rounds follow.
+/// The mappings that a husk is built with: all, unless later rounds follow, or it is a template.
 fn early(cx: &Restore<'_>, task: usize) -> Vec<VmaEntry> {
     let vmas = cx.tasks[task].image.vmas();
-    vmas.filter(|vma| !cx.staged || refit::is_early(cx, vma)).copied().collect()
+    let is_early = |vma: &&VmaEntry| match cx.template {
+        Role::Makes => template::is_made(vma),
+        _ => !cx.staged || refit::is_early(cx, vma),
+    };
+    vmas.filter(is_early).copied().collect()
+}
+
+/// What a copy of the template has.
+fn of_template(cx: &Restore<'_>, task: usize) -> Vec<Mapped> {
+    let Task { image, bequest, .. } = &cx.tasks[task];
+    let kept = image.vmas().filter(|vma| template::has(vma));
+    kept.map(|vma| Mapped::new(*vma, bequest, false)).collect()
 }
 
 /// The mappings that the husk has now.

@@ -1,0 +1,157 @@
+//! Templates: a stopped process with the memory of the first task, of which many restores of the
+//! same images take theirs as copies.
+//!
+//! What is private and anonymous is in the template. A restore that is told of one has its first
+//! husk born by it in place of being born by the restore: then it has these pages, which the
+//! kernel shares copy-on-write, as it does after any fork. For the rest of the restore the
+//! template is a parent from which the husk has inherited them. Whatever is in the way, a
+//! restore goes on without.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use torpor_images::ImageDir;
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::{Tracee, parse_maps, stub_place};
+
+use super::{Restore, load, memory};
+use crate::error::{Context, Error, Result};
+use crate::lazy;
+use crate::memory::vma::status;
+use crate::namespace::{Made, NsKind};
+use crate::options::Options;
+use crate::{proc, support};
+
+/// How long a template may take to be taken hold of.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a restore has to do with a template.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Nothing.
+    #[default]
+    None,
+    /// It makes one.
+    Makes,
+    /// Its first husk is born by one.
+    Uses,
+}
+
+/// Makes a template of the images in `opts.images_dir` and names it in `file`; its pid.
+///
+/// # Errors
+/// Images that cannot be restored; the kernel's. Nothing is left then.
+pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
+    support::check(opts)?;
+    let mut images = ImageDir::open(&opts.images_dir)?;
+    images.start_pinning();
+    let checked = crate::seal::open(&mut images, opts)?;
+    let mut cx = Restore::new(opts, images, &checked, load::Pages::Now)?;
+    if let Some(why) = obstacle(&cx) {
+        return Err(Error::Unsupported(format!("a template of these images: {why}")));
+    }
+    cx.template = Role::Makes;
+    let (husk, _pidfd) = Tracee::spawn_husk(0, &[])?;
+    cx.adopt(0, husk)?;
+    memory::build(&mut cx, 0, None)?;
+    let pid = cx.tasks[0].pid;
+    let images = lazy::id_of(&cx.images)?;
+    let text = format!("{pid} {} {images}\n", proc::stat(pid)?.start_time);
+    fs::write(file, text).context(|| file.display().to_string())?;
+    let Some(husk) = cx.tasks[0].threads.pop() else { return Err(Error::Gone { pid }) };
+    husk.leave_behind()?;
+    tracing::info!("The template is process {pid}");
+    Ok(pid)
+}
+
+/// Why these images can have no template, if so.
+fn obstacle(cx: &Restore<'_>) -> Option<&'static str> {
+    let root = &cx.tasks[0].image;
+    let mut namespaces = cx.ns.all.iter();
+    if cx.opts.lazy_pages || root.pages.any_remote() {
+        Some("memory that comes later is nowhere yet")
+    } else if namespaces.any(|ns| ns.kind == NsKind::User && !ns.is_host) {
+        Some("a user namespace, into which its owner has to be born")
+    } else if root.is_zombie() || root.tree.sid != root.tree.pid {
+        Some("its first task leads no session")
+    } else {
+        None
+    }
+}
+
+/// Whether the template has a mapping.
+pub(super) fn has(vma: &VmaEntry) -> bool {
+    lazy::may_wait(vma)
+}
+
+/// The mappings that a template is made with: those of the kernel have to be out of the way.
+pub(super) fn is_made(vma: &VmaEntry) -> bool {
+    has(vma) || vma.status & (status::VDSO | status::VVAR) != 0
+}
+
+/// The first husk, as a copy of the template that the options name. None if they name none, or
+/// if it cannot be used.
+pub(super) fn bear(cx: &mut Restore<'_>, made: &Made) -> Option<Tracee> {
+    let file = cx.opts.template.clone()?;
+    match copy(cx, &file, made) {
+        Ok(husk) => {
+            cx.template = Role::Uses;
+            Some(husk)
+        }
+        Err(why) => {
+            tracing::warn!("the template is not used: {why}");
+            None
+        }
+    }
+}
+
+fn copy(cx: &Restore<'_>, path: &Path, made: &Made) -> Result<Tracee> {
+    let shown = || path.display().to_string();
+    let file = fs::File::open(path).context(shown)?;
+    // Only one can have hold of it.
+    flock(&file, FlockOperation::LockExclusive).context(shown)?;
+    let text = std::io::read_to_string(std::io::Read::take(&file, 4096)).context(shown)?;
+    let pid = check(cx, &text, made).map_err(|why| Error::invalid(shown(), why))?;
+    Tracee::seize(pid, false)?;
+    let mut template =
+        Tracee::stopped(pid, pid, PATIENCE)?.ok_or(Error::Gone { pid })?;
+    let maps = parse_maps(&proc::read(pid, "maps")?);
+    let place = stub_place(&maps).ok_or_else(|| Error::invalid(shown(), "it is full"))?;
+    template.inject(&maps, place)?;
+    let husk = template.copy_of_template(made.flags(), &[cx.tasks[0].vpid]);
+    template.eject(&maps)?;
+    template.finish()?;
+    Ok(husk?)
+}
+
+/// The pid of the template that `text` names, if it is one of these images, and is still there.
+fn check(cx: &Restore<'_>, text: &str, made: &Made) -> std::result::Result<i32, String> {
+    let mut words = text.trim_end().splitn(3, ' ');
+    let pid = words.next().and_then(|word| word.parse::<i32>().ok()).filter(|pid| *pid > 1);
+    let start = words.next().and_then(|word| word.parse::<u64>().ok());
+    let (Some(pid), Some(start), Some(images)) = (pid, start, words.next()) else {
+        return Err("it names no template".to_owned());
+    };
+    if let Some(why) = obstacle(cx) {
+        return Err(why.to_owned());
+    }
+    if made.needs_place() {
+        return Err("the first task is born into namespaces that are there already".to_owned());
+    }
+    if lazy::id_of(&cx.images).ok().as_deref() != Some(images) {
+        return Err("it is one of other images".to_owned());
+    }
+    if !proc::stat(pid).is_ok_and(|stat| stat.start_time == start) {
+        return Err("the template has ended".to_owned());
+    }
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    for kind in NsKind::ALL {
+        let inode = |pid| proc::ns_inode(pid, kind.name()).ok();
+        if inode(pid) != inode(own) {
+            return Err(format!("it is in another {} namespace", kind.name()));
+        }
+    }
+    Ok(pid)
+}
