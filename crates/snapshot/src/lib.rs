@@ -27,6 +27,7 @@ pub mod shelf;
 pub mod source;
 pub mod store;
 pub mod stored;
+pub mod template;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ use crate::error::Result;
 use crate::lint::LintArgs;
 use crate::run::RunArgs;
 use crate::shelf::{GcArgs, OneArgs};
+use crate::template::KeepArgs;
 
 /// The runtime that containers belong to.
 #[derive(Debug, Args)]
@@ -54,6 +56,8 @@ pub enum SnapshotCommand {
     Create(CreateArgs),
     /// Start a container from a snapshot, or cold if there is none that fits
     Run(RunArgs),
+    /// Restore a snapshot once and keep it, for containers that share its memory
+    Keep(KeepArgs),
     /// List the snapshots in a place
     List(OneArgs),
     /// Say what a snapshot is, and what it needs
@@ -99,6 +103,7 @@ fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {
     match command {
         SnapshotCommand::Create(args) => create::create(&args),
         SnapshotCommand::Run(args) => run::run(&args),
+        SnapshotCommand::Keep(args) => template::keep(&args),
         SnapshotCommand::List(args) => shelf::list(&args),
         SnapshotCommand::Inspect(args) => shelf::inspect(&args),
         SnapshotCommand::Verify(args) => shelf::verify(&args),

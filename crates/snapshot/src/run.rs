@@ -1,5 +1,6 @@
 //! `torpor snapshot run`: from the snapshot if it fits, else from the beginning.
 
+use std::cell::OnceCell;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -20,13 +21,14 @@ use crate::description::{Description, Origin};
 use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own, is_marked, mark_restored};
-use crate::oci::Manifest;
+use crate::oci::{self, Manifest};
 use crate::ready::Container;
 use crate::reference::Reference;
 use crate::runc::{Restore, Runc, Streams};
 use crate::source::Source;
 use crate::store::{self, Store};
-use crate::{Runtime, archive, feed, fits, places};
+use crate::template::Template;
+use crate::{Runtime, archive, feed, fits, places, template};
 
 /// The exit status of a cold start in place of one from the snapshot.
 const COLD: u8 = 3;
@@ -108,6 +110,8 @@ pub struct RunArgs {
 /// How a container was started.
 struct Started {
     snapshot: bool,
+    /// Whether it shares the memory of a template.
+    shares: bool,
     /// Why not from the snapshot.
     reason: Option<Error>,
     pid: u32,
@@ -122,13 +126,15 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let begin = Instant::now();
     let runc = Runc::new(args.runtime.root.as_deref())?;
     let mut cold = false;
+    let snapshot = OnceCell::new();
     for number in 1..=args.count {
         let id = if args.count == 1 { args.id.clone() } else { format!("{}-{number}", args.id) };
         check_id(&id)?;
         if runc.state(&id)?.is_some() {
             return Err(Error::new(format!("there is a container {id} already")));
         }
-        let start = Start { args, runc: &runc, id: &id, begin };
+        let begin = if number == 1 { begin } else { Instant::now() };
+        let start = Start { args, runc: &runc, id: &id, begin, snapshot: &snapshot };
         let started = start.start()?;
         cold |= !started.snapshot && args.policy != Policy::Never;
         report(args, &id, &started);
@@ -163,6 +169,7 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             "reason": reason,
             "first_instruction_ms": (started.milliseconds * 1000.0).round() / 1000.0,
             "pid": started.pid,
+            "template": started.shares,
         });
         println!("{object}");
     } else {
@@ -176,6 +183,42 @@ struct Start<'a> {
     runc: &'a Runc,
     id: &'a str,
     begin: Instant,
+    /// The snapshot, when it has been found and fits.
+    snapshot: &'a OnceCell<Snapshot>,
+}
+
+/// A snapshot that fits, and what it is restored with.
+struct Snapshot {
+    store: Box<dyn Store>,
+    manifest: Manifest,
+    description: Description,
+    bundle: Bundle,
+    template: Option<Template>,
+}
+
+impl Snapshot {
+    /// Finds the snapshot that is asked for.
+    fn open(args: &RunArgs) -> Result<Self> {
+        let store = store::open(&args.reference)?;
+        let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+        let manifest = Manifest::parse(&bytes)?;
+        let description = Description::read(&*store, &manifest)?;
+        let mut origin = description.origin.clone();
+        if let Some(source) = &args.from {
+            origin.from = source.to_string();
+        }
+        let bundle = bundle_of(&origin)?;
+        fits::check(&description, &bundle)?;
+        // For when the place does not answer. That it cannot be noted is no reason not to start.
+        let _ = places::note(&args.reference.to_string(), &origin);
+        let mut template = template::find(&args.reference, &oci::sha256(&bytes));
+        if template.is_none() && args.count > 1 && !description.sealed {
+            let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
+            // Without one each has its own memory.
+            template = made.map_err(|error| eprintln!("They share no memory: {error}")).ok();
+        }
+        Ok(Self { store, manifest, description, bundle, template })
+    }
 }
 
 impl Start<'_> {
@@ -198,7 +241,7 @@ impl Start<'_> {
         let pid = done.and_then(|()| self.runc.pid(self.id));
         let milliseconds = self.elapsed();
         match pid {
-            Ok(pid) => Ok(Started { snapshot: false, reason, pid, milliseconds }),
+            Ok(pid) => Ok(Started { snapshot: false, shares: false, reason, pid, milliseconds }),
             Err(error) => {
                 self.runc.delete(self.id);
                 instance.remove();
@@ -252,20 +295,13 @@ impl Start<'_> {
 
     /// Starts from the snapshot. Nothing is left if that does not work.
     fn warm(&self) -> Result<Started> {
-        let store = store::open(&self.args.reference)?;
-        let manifest = store::manifest(&*store)?;
-        let description = Description::read(&*store, &manifest)?;
-        let mut origin = description.origin.clone();
-        if let Some(source) = &self.args.from {
-            origin.from = source.to_string();
+        if self.snapshot.get().is_none() {
+            let _ = self.snapshot.set(Snapshot::open(self.args)?);
         }
-        let bundle = bundle_of(&origin)?;
-        fits::check(&description, &bundle)?;
-        // For when the place does not answer. That it cannot be noted is no reason not to start.
-        let _ = places::note(&self.args.reference.to_string(), &origin);
-        let unpack = |upper: &Path| unpack(&*store, &manifest, upper);
-        let instance = Instance::make(&self.dir(), &bundle, &self.own(), unpack)?;
-        let restored = self.restore(&*store, &manifest, &description, &instance);
+        let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
+        let unpack = |upper: &Path| unpack(&*snapshot.store, &snapshot.manifest, upper);
+        let instance = Instance::make(&self.dir(), &snapshot.bundle, &self.own(), unpack)?;
+        let restored = self.restore(snapshot, &instance);
         if restored.is_err() {
             self.runc.delete(self.id);
             instance.remove();
@@ -273,13 +309,9 @@ impl Start<'_> {
         restored
     }
 
-    fn restore(
-        &self,
-        store: &dyn Store,
-        manifest: &Manifest,
-        description: &Description,
-        instance: &Instance,
-    ) -> Result<Started> {
+    fn restore(&self, snapshot: &Snapshot, instance: &Instance) -> Result<Started> {
+        let Snapshot { store, manifest, description, template, .. } = snapshot;
+        let store = &**store;
         let (images, work) = (instance.dir.join("images"), instance.dir.join("work"));
         let bytes = torpor_seal::secret::random::<8>().map_err(|e| Error::new(e.to_string()))?;
         let generation = u64::from_le_bytes(bytes);
@@ -289,10 +321,12 @@ impl Start<'_> {
         mark_restored(instance.root(), generation)?;
         self.write_environment(instance.root())?;
         let remote = !matches!(self.args.reference, Reference::Dir { .. });
-        let lazy = !description.sealed;
+        let lazy = !description.sealed && template.is_none();
         let fed = lazy && remote && self.args.prefetch == Prefetch::None;
         let mut feeder = None;
-        if fed {
+        if let Some(template) = template {
+            template.link_packs(&images)?;
+        } else if fed {
             // The engine opens the files of the packs when it starts.
             drop(Fetch::new(store, (description, manifest), &images, remote)?);
             feeder = Some(feed::start(&self.args.reference, manifest, &instance.dir)?);
@@ -300,6 +334,7 @@ impl Start<'_> {
             Fetch::new(store, (description, manifest), &images, remote)?.all(&|| false)?;
         }
         let mut options = "tcp-close\n".to_owned();
+        options += &files_option("template", &template.as_ref().map(Template::process))?;
         options += &files_option("identity", &self.args.identity)?;
         options += &files_option("trust", &self.args.trust)?;
         if self.args.require_signature {
@@ -327,7 +362,8 @@ impl Start<'_> {
             // All of it is in memory.
             let _ = fs::remove_dir_all(&images);
         }
-        Ok(Started { snapshot: true, reason: None, pid, milliseconds })
+        let shares = template.is_some() && template::was_used(&work);
+        Ok(Started { snapshot: true, shares, reason: None, pid, milliseconds })
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {

@@ -225,7 +225,7 @@ fn finished(call: &mut Command) -> Result<Output> {
 }
 
 /// The error in a log of the engine's that others follow from.
-fn first_error(log: &Path) -> Option<String> {
+pub(crate) fn first_error(log: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(log).ok()?.take(16 << 20).read_to_string(&mut text).ok()?;
     let mut errors = text.lines().filter(|line| line.contains("Error ("));

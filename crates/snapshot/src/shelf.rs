@@ -16,7 +16,7 @@ use crate::oci::{self, Descriptor, Manifest};
 use crate::reference::Reference;
 use crate::runc::Runc;
 use crate::store::{self, Store};
-use crate::{Runtime, cache, places};
+use crate::{Runtime, cache, places, template};
 
 /// How much of a blob is read at once.
 const PART: u64 = 4 << 20;
@@ -193,6 +193,7 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
         freed += store::open(reference)?.collect()?;
     } else {
         freed += cache::evict()?;
+        template::sweep();
         let runc = Runc::new(args.runtime.root.as_deref())?;
         for entry in fs::read_dir(places::instances()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_string_lossy().into_owned();

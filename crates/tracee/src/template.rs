@@ -42,8 +42,7 @@ impl Tracee {
         let born = self.spawn_child(flags | libc::CLONE_PARENT as u64, 0, set_tid);
         self.set_options(0)?;
         let husk = born?;
-        ptrace::set_options(husk.tid, OPTIONS)
-            .map_err(Error::os(husk.tid, "PTRACE_SETOPTIONS"))?;
+        ptrace::set_options(husk.tid, OPTIONS).map_err(Error::os(husk.tid, "PTRACE_SETOPTIONS"))?;
         Ok(husk)
     }
 }

@@ -115,8 +115,7 @@ fn copy(cx: &Restore<'_>, path: &Path, made: &Made) -> Result<Tracee> {
     let text = std::io::read_to_string(std::io::Read::take(&file, 4096)).context(shown)?;
     let pid = check(cx, &text, made).map_err(|why| Error::invalid(shown(), why))?;
     Tracee::seize(pid, false)?;
-    let mut template =
-        Tracee::stopped(pid, pid, PATIENCE)?.ok_or(Error::Gone { pid })?;
+    let mut template = Tracee::stopped(pid, pid, PATIENCE)?.ok_or(Error::Gone { pid })?;
     let maps = parse_maps(&proc::read(pid, "maps")?);
     let place = stub_place(&maps).ok_or_else(|| Error::invalid(shown(), "it is full"))?;
     template.inject(&maps, place)?;

@@ -81,6 +81,16 @@ int main(int argc, char **argv)
 			dprintf(fd, "%016llx", (unsigned long long)sum);
 		} else if (!strncmp(words, "page ", 5)) {
 			dprintf(fd, "%016llx", (unsigned long long)memory[strtoul(words + 5, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "drop ", 5)) {
+			// What was given back reads as zeros.
+			uint64_t *page = memory + strtoul(words + 5, NULL, 0) * PAGE / 8;
+			int failed = madvise(page, PAGE, MADV_DONTNEED);
+			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
+		} else if (!strncmp(words, "entropy", 7)) {
+			// Of the kind that a library keeps: filled when it is found empty.
+			if (!*random && getentropy(random, sizeof(*random)))
+				return 1;
+			dprintf(fd, "%016llx", (unsigned long long)*random);
 		} else if (!strncmp(words, "random", 6)) {
 			dprintf(fd, "%llu", (unsigned long long)*random);
 		}

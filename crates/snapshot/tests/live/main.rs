@@ -9,3 +9,4 @@ mod place;
 mod podman;
 mod registry;
 mod sealed;
+mod template;

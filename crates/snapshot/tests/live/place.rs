@@ -169,6 +169,13 @@ impl Drop for Place {
         for id in String::from_utf8_lossy(&list.stdout).lines() {
             let _ = self.runc(&["delete", "--force", id]).output();
         }
+        for entry in fs::read_dir(self.path("state/templates")).into_iter().flatten().flatten() {
+            let process = fs::read_to_string(entry.path().join("template")).unwrap_or_default();
+            let pid = process.split(' ').next().unwrap_or_default();
+            if !pid.is_empty() {
+                let _ = Command::new("kill").args(["-KILL", pid]).output();
+            }
+        }
         for entry in fs::read_dir(self.path("state/instances")).into_iter().flatten().flatten() {
             let _ = Command::new("umount").arg("-l").arg(entry.path().join("rootfs")).output();
         }

@@ -114,9 +114,7 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     let (inherited, theirs) = match parent {
         Some(p) => (cx.tasks[p].mapped.clone(), Some(Arc::clone(&cx.tasks[p].bequest))),
         // A template has what this task has.
-        None if cx.template == Role::Uses => {
-            (of_template(cx, task), Some(Arc::clone(&filled)))
-        }
+        None if cx.template == Role::Uses => (of_template(cx, task), Some(Arc::clone(&filled))),
         None => (Vec::new(), None),
     };
     let here = current(cx, task)?;
