@@ -253,7 +253,8 @@ fn new_number(others: &[(&Pack, &Descriptor)]) -> Result<u32> {
 }
 
 /// A time as RFC 3339 writes it.
-fn time(seconds: u64) -> String {
+#[must_use]
+pub fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86400, seconds % 86400);
     // Days since the first of March of the year 0, when each period of 400 years begins.
     let days = days + 719_468;

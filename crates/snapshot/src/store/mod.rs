@@ -3,6 +3,7 @@
 pub mod dir;
 pub mod http;
 pub mod registry;
+pub mod s3;
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -73,10 +74,7 @@ pub fn open(reference: &Reference) -> Result<Box<dyn Store>> {
         Reference::Registry { host, repository, tag } => {
             Box::new(registry::Registry::new(host, repository, tag))
         }
-        Reference::S3 { .. } => {
-            return Err(Error::new("snapshots in an object store are not supported yet")
-                .hint("use dir:PATH or a registry"));
-        }
+        Reference::S3 { bucket, prefix, name } => Box::new(s3::S3::new(bucket, prefix, name)),
     })
 }
 

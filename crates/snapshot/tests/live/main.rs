@@ -8,5 +8,6 @@ mod pipeline;
 mod place;
 mod podman;
 mod registry;
+mod s3;
 mod sealed;
 mod template;

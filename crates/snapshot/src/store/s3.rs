@@ -1,0 +1,369 @@
+//! Snapshots in an object store that speaks the protocol of S3: an OCI image layout below a
+//! prefix, as a directory has it. `aws s3 sync` gives one that other tools can read.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
+use ureq::Body;
+use ureq::http::Response;
+
+use super::Store;
+use super::http::{Call, Client, document};
+use crate::error::{Context, Error, Result};
+use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, Manifest, hex, hex_of};
+use crate::publish::time;
+
+/// How much is sent at once. Ten thousand parts are the most, so this allows 160 GB.
+const PART: usize = 16 << 20;
+/// How often a part is sent again.
+const ATTEMPTS: u32 = 3;
+
+/// A name in a bucket.
+#[derive(Debug)]
+pub struct S3 {
+    client: Client,
+    /// Scheme and host.
+    endpoint: String,
+    host: String,
+    /// `/BUCKET`, where the host is not the bucket's own.
+    base: String,
+    prefix: String,
+    name: String,
+    region: String,
+    /// Access key, secret and, if they are for some time only, their token.
+    keys: Option<(String, String, Option<String>)>,
+}
+
+fn variable(names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}
+
+impl S3 {
+    /// The snapshot `name` below a prefix of a bucket. The endpoint, the region and the keys are
+    /// those of the environment, by the names that other tools know.
+    #[must_use]
+    pub fn new(bucket: &str, prefix: &str, name: &str) -> Self {
+        let region = variable(&["AWS_REGION", "AWS_DEFAULT_REGION"]);
+        let region = region.unwrap_or_else(|| "us-east-1".to_owned());
+        let given = variable(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]);
+        let (endpoint, base) = match given {
+            Some(url) => (url.trim_end_matches('/').to_owned(), format!("/{bucket}")),
+            None => (format!("https://{bucket}.s3.{region}.amazonaws.com"), String::new()),
+        };
+        let host = endpoint.split_once("://").map_or(&*endpoint, |(_, host)| host).to_owned();
+        let id = variable(&["AWS_ACCESS_KEY_ID"]);
+        let secret = variable(&["AWS_SECRET_ACCESS_KEY"]);
+        let keys =
+            id.zip(secret).map(|(id, secret)| (id, secret, variable(&["AWS_SESSION_TOKEN"])));
+        let (prefix, name) = (prefix.to_owned(), name.to_owned());
+        Self { client: Client::new(&host), endpoint, host, base, prefix, name, region, keys }
+    }
+
+    fn path(&self, object: &str) -> String {
+        let prefix = if self.prefix.is_empty() { "" } else { "/" };
+        escaped(&format!("{}/{}{prefix}{object}", self.base, self.prefix), true)
+    }
+
+    fn blob(&self, digest: &str) -> Result<String> {
+        let hex = hex_of(digest).ok_or_else(|| Error::new(format!("the digest {digest:?}")))?;
+        Ok(self.path(&format!("blobs/sha256/{hex}")))
+    }
+
+    /// Makes a signed request. `query` is in order and escaped.
+    fn call(
+        &self,
+        method: &str,
+        path: &str,
+        query: &str,
+        more: &[(&str, &str)],
+        body: Option<&[u8]>,
+        statuses: &[u16],
+    ) -> Result<Response<Body>> {
+        let mark = if query.is_empty() { "" } else { "?" };
+        let url = format!("{}{path}{mark}{query}", self.endpoint);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = time(now.as_secs()).replace(['-', ':'], "");
+        let sum = hex(digest(&SHA256, body.unwrap_or_default()).as_ref());
+        let mut headers = vec![("x-amz-content-sha256", sum.as_str()), ("x-amz-date", &now)];
+        let authorization = self.keys.as_ref().map(|(id, secret, token)| {
+            headers.extend(token.as_deref().map(|token| ("x-amz-security-token", token)));
+            self.signature((method, path, query), &headers, (id, secret))
+        });
+        headers.extend(authorization.as_deref().map(|value| ("Authorization", value)));
+        headers.extend(more);
+        self.client.expect(&Call { method, url: &url, headers: &headers, body }, statuses)
+    }
+
+    /// What `Authorization` says: a signature of version 4 over the request and `headers`, the
+    /// first of which is the digest of the body.
+    fn signature(
+        &self,
+        (method, path, query): (&str, &str, &str),
+        headers: &[(&str, &str)],
+        (id, secret): (&str, &str),
+    ) -> String {
+        let (sum, now) = (headers[0].1, headers[1].1);
+        let mut lines = format!("host:{}\n", self.host);
+        let mut names = "host".to_owned();
+        for (name, value) in headers {
+            lines += &format!("{name}:{value}\n");
+            names += &format!(";{name}");
+        }
+        let request = format!("{method}\n{path}\n{query}\n{lines}\n{names}\n{sum}");
+        let day = &now[..8];
+        let scope = format!("{day}/{}/s3/aws4_request", self.region);
+        let request = hex(digest(&SHA256, request.as_bytes()).as_ref());
+        let text = format!("AWS4-HMAC-SHA256\n{now}\n{scope}\n{request}");
+        let mut key = format!("AWS4{secret}").into_bytes();
+        for part in [day, &self.region, "s3", "aws4_request", &text] {
+            key = sign(&Key::new(HMAC_SHA256, &key), part.as_bytes()).as_ref().to_vec();
+        }
+        let signed = hex(&key);
+        format!(
+            "AWS4-HMAC-SHA256 Credential={id}/{scope}, SignedHeaders={names}, Signature={signed}"
+        )
+    }
+
+    /// An object that is not large, and how its version is called.
+    fn get(&self, path: &str) -> Result<Option<(Vec<u8>, Option<String>)>> {
+        let answer = self.call("GET", path, "", &[], None, &[200, 404])?;
+        if answer.status() == 404 {
+            return Ok(None);
+        }
+        let version = answer.headers().get("etag").and_then(|value| value.to_str().ok());
+        let version = version.map(str::to_owned);
+        Ok(Some((document(answer)?, version)))
+    }
+
+    fn index(&self) -> Result<Option<(Index, Option<String>)>> {
+        let path = self.path("index.json");
+        let Some((text, version)) = self.get(&path)? else { return Ok(None) };
+        let index = serde_json::from_slice(&text).context(|| path)?;
+        Ok(Some((index, version)))
+    }
+
+    /// Changes the index, again if somebody else has changed it meanwhile.
+    fn change<T>(&self, change: impl Fn(&mut Index) -> T) -> Result<T> {
+        let (path, layout) = (self.path("index.json"), self.path("oci-layout"));
+        let content = br#"{"imageLayoutVersion":"1.0.0"}"#;
+        self.call("PUT", &layout, "", &[], Some(content), &[200])?;
+        for _ in 0..ATTEMPTS {
+            let found = self.index()?;
+            let is_new = found.is_none();
+            let (mut index, version) = found.unwrap_or_default();
+            let done = change(&mut index);
+            let text = serde_json::to_vec(&index).context(|| "the index")?;
+            let condition = match &version {
+                Some(version) => Some(("If-Match", version.as_str())),
+                None => is_new.then_some(("If-None-Match", "*")),
+            };
+            let headers: Vec<_> = condition.into_iter().collect();
+            let answer = self.call("PUT", &path, "", &headers, Some(&text), &[200, 409, 412])?;
+            if answer.status() == 200 {
+                return Ok(done);
+            }
+        }
+        Err(Error::new(format!("others change {path} all the time")))
+    }
+
+    /// Sends a large object part by part: a part that gets lost is sent again.
+    fn upload(&self, path: &str, size: u64, content: &mut File) -> Result<()> {
+        let answer = document(self.call("POST", path, "uploads=", &[], Some(&[]), &[200])?)?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let id = elements(&answer, "UploadId").next();
+        let id = escaped(id.ok_or_else(|| Error::new("the store names no upload"))?, false);
+        let sent = self.send_parts(path, &id, size, content);
+        if sent.is_err() {
+            // What is left of it would cost money.
+            let query = format!("uploadId={id}");
+            let _ = self.call("DELETE", path, &query, &[], None, &[204]);
+        }
+        sent
+    }
+
+    fn send_parts(&self, path: &str, id: &str, size: u64, content: &mut File) -> Result<()> {
+        let (mut at, mut number, mut data) = (0, 0, Vec::new());
+        let mut list = "<CompleteMultipartUpload>".to_owned();
+        while at < size {
+            data.clear();
+            let part = Read::by_ref(content).take(PART as u64).read_to_end(&mut data);
+            if part.context(|| "reading what is sent")? == 0 {
+                return Err(Error::new("what is sent is shorter than it was"));
+            }
+            number += 1;
+            let query = format!("partNumber={number}&uploadId={id}");
+            let answer = self.call("PUT", path, &query, &[], Some(&data), &[200])?;
+            let tag = answer.headers().get("etag").and_then(|value| value.to_str().ok());
+            let tag = tag.ok_or_else(|| Error::new("the store does not name a part"))?;
+            list += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>");
+            at += data.len() as u64;
+        }
+        list += "</CompleteMultipartUpload>";
+        let query = format!("uploadId={id}");
+        let done = self.call("POST", path, &query, &[], Some(list.as_bytes()), &[200])?;
+        // It may begin to say that all is well before it is.
+        let said = String::from_utf8_lossy(&document(done)?).into_owned();
+        match said.contains("<Error>") {
+            true => Err(Error::new(format!("the store: {said}"))),
+            false => Ok(()),
+        }
+    }
+
+    /// The objects below the prefix: names without it, and sizes.
+    fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
+        let root = if self.base.is_empty() { "/" } else { &self.base };
+        let prefix =
+            if self.prefix.is_empty() { String::new() } else { format!("{}/", self.prefix) };
+        let asked = escaped(&format!("{prefix}{below}"), false);
+        let (mut found, mut next) = (Vec::new(), String::new());
+        loop {
+            let query = format!("{next}list-type=2&prefix={asked}");
+            let answer = document(self.call("GET", root, &query, &[], None, &[200])?)?;
+            let answer = String::from_utf8_lossy(&answer).into_owned();
+            for object in elements(&answer, "Contents") {
+                let key = elements(object, "Key").next().unwrap_or_default();
+                let size = elements(object, "Size").next().and_then(|size| size.parse().ok());
+                let name = key.strip_prefix(&prefix).unwrap_or(key);
+                found.push((name.to_owned(), size.unwrap_or(0)));
+            }
+            match elements(&answer, "NextContinuationToken").next() {
+                Some(token) => next = format!("continuation-token={}&", escaped(token, false)),
+                None => return Ok(found),
+            }
+        }
+    }
+}
+
+/// The contents of elements of an answer. What is asked for here has nothing in it that XML
+/// would write otherwise.
+fn elements<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
+    let (open, close) = (format!("<{name}>"), format!("</{name}>"));
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let start = rest.find(&open)? + open.len();
+        let end = start + rest[start..].find(&close)?;
+        let found = &rest[start..end];
+        rest = &rest[end..];
+        Some(found)
+    })
+}
+
+/// Text as it stands in a path, or in a query.
+fn escaped(text: &str, is_path: bool) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b) || is_path && b == b'/';
+    let byte = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(byte).collect()
+}
+
+impl Store for S3 {
+    fn manifest(&self) -> Result<Option<Vec<u8>>> {
+        let Some((index, _)) = self.index()? else { return Ok(None) };
+        let Some(blob) = index.find(&self.name) else { return Ok(None) };
+        super::whole(self, blob, MAX_MANIFEST).map(Some)
+    }
+
+    fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let bytes = format!("bytes={}-{}", range.start, range.end - 1);
+        let header = [("Range", bytes.as_str())];
+        let asked: &[(&str, &str)] = if len == blob.size { &[] } else { &header };
+        let answer = self.call("GET", &self.blob(&blob.digest)?, "", asked, None, &[200, 206])?;
+        let is_whole = answer.status() == 200;
+        let mut body = answer.into_body().into_reader();
+        if is_whole && len < blob.size {
+            // Something on the way does not know of ranges.
+            let skipped =
+                std::io::copy(&mut Read::by_ref(&mut body).take(range.start), &mut std::io::sink());
+            skipped.context(|| format!("reading {}", blob.digest))?;
+        }
+        let mut data = Vec::new();
+        body.take(len).read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
+        match data.len() as u64 == len {
+            true => Ok(data),
+            false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
+        }
+    }
+
+    fn has(&self, blob: &Descriptor) -> Result<bool> {
+        let path = self.blob(&blob.digest)?;
+        let answer = self.call("HEAD", &path, "", &[], None, &[200, 404])?;
+        let size = answer.headers().get("content-length").and_then(|value| value.to_str().ok());
+        let size = size.and_then(|size| size.parse::<u64>().ok());
+        Ok(answer.status() == 200 && size.is_none_or(|size| size == blob.size))
+    }
+
+    fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
+        let path = self.blob(&blob.digest)?;
+        if blob.size > PART as u64 {
+            return self.upload(&path, blob.size, content);
+        }
+        let mut data = Vec::new();
+        content.read_to_end(&mut data).context(|| "reading what is sent")?;
+        self.call("PUT", &path, "", &[], Some(&data), &[200]).map(drop)
+    }
+
+    fn publish(&self, manifest: &[u8]) -> Result<()> {
+        let (digest, size) = (oci::sha256(manifest), manifest.len() as u64);
+        self.call("PUT", &self.blob(&digest)?, "", &[], Some(manifest), &[200])?;
+        self.change(|index| {
+            let (media_type, digest) = (MANIFEST.to_owned(), digest.clone());
+            let annotations = Default::default();
+            index.set(&self.name, Descriptor { media_type, digest, size, annotations });
+        })
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let index = self.index()?.map(|(index, _)| index).unwrap_or_default();
+        let name = |d: &Descriptor| d.annotations.get(oci::REF_NAME).cloned();
+        Ok(index.manifests.iter().filter_map(name).collect())
+    }
+
+    fn remove(&self) -> Result<bool> {
+        match self.index()? {
+            None => Ok(false),
+            Some(_) => self.change(|index| index.remove(&self.name)),
+        }
+    }
+
+    fn collect(&self) -> Result<u64> {
+        let Some((index, _)) = self.index()? else { return Ok(0) };
+        let mut wanted = HashSet::new();
+        for entry in &index.manifests {
+            wanted.insert(entry.digest.clone());
+            let bytes = super::whole(self, entry, MAX_MANIFEST)?;
+            wanted.extend(Manifest::parse(&bytes)?.blobs().map(|blob| blob.digest.clone()));
+        }
+        let wanted: HashSet<&str> = wanted.iter().filter_map(|digest| hex_of(digest)).collect();
+        let mut freed = 0;
+        for (name, size) in self.list("blobs/sha256/")? {
+            let is_wanted = name.rsplit('/').next().is_some_and(|hex| wanted.contains(hex));
+            if !is_wanted {
+                self.call("DELETE", &self.path(&name), "", &[], None, &[200, 204])?;
+                freed += size;
+            }
+        }
+        Ok(freed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_taken_apart() {
+        let text = "<R><Key>a</Key><Size>7</Size><Key></Key><Key>b";
+        assert_eq!(elements(text, "Key").collect::<Vec<_>>(), ["a", ""]);
+        assert_eq!(elements(text, "Size").next(), Some("7"));
+        assert_eq!(escaped("a b/c+d", true), "a%20b/c%2Bd");
+        assert_eq!(escaped("a/b=", false), "a%2Fb%3D");
+    }
+}

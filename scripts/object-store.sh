@@ -1,0 +1,7 @@
+#!/bin/sh
+# Installs a server that speaks the protocol of S3, for tests/live/s3.rs, below target/object-store.
+set -eu
+out="$(dirname "$0")/../target/object-store"
+[ -x "$out/bin/moto_server" ] && exit 0
+python3 -m venv "$out"
+"$out/bin/pip" install --quiet 'moto[server]==5.2.5'
