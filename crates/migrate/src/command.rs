@@ -12,6 +12,7 @@ use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
 use crate::nest;
 use crate::record::{STATE_DIR, make_private};
+use crate::runtime::{self, Container, Runtime};
 use crate::source::{self, Plan};
 use crate::wire::Peer;
 use crate::wire::address::{Address, Listener};
@@ -31,6 +32,18 @@ pub struct MigrateCommand {
     /// What to move, unless --pid names it, and the agent to move it to: unix:PATH or HOST:PORT
     #[arg(value_name = "[CONTAINER] DESTINATION", num_args = 0..=2)]
     words: Vec<String>,
+    /// Who knows the container
+    #[arg(
+        long,
+        value_name = "RUNTIME",
+        value_enum,
+        default_value = "runc",
+        conflicts_with = "pid"
+    )]
+    runtime: Runtime,
+    /// Where the runtime keeps its state (runc --root)
+    #[arg(long, value_name = "DIR")]
+    runtime_root: Option<PathBuf>,
     /// Move the tree of processes under PID
     #[arg(long, value_name = "PID")]
     pid: Option<i32>,
@@ -137,6 +150,12 @@ pub struct AgentCommand {
     /// addresses may come), and when they run here (moved) or do not come (stayed)
     #[arg(long, value_name = "COMMAND")]
     script: Option<String>,
+    /// Where runtimes keep the state of containers that come (runc --root)
+    #[arg(long, value_name = "DIR")]
+    runtime_root: Option<PathBuf>,
+    /// Let containers bring hooks: programs that their configuration has run on this host
+    #[arg(long)]
+    allow_hooks: bool,
     /// An option for the restores, as `torpor restore` has it; may be given several times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     restore_option: Vec<String>,
@@ -170,6 +189,15 @@ pub enum AgentSubcommand {
         /// Process ids up to this one are needed.
         above: i32,
     },
+    /// Have a runtime make or dump a container.
+    #[command(hide = true)]
+    Runtime,
+    /// Ask whether the engine may go on.
+    #[command(hide = true)]
+    Gate {
+        /// Whom.
+        socket: PathBuf,
+    },
     /// Be the first process of a pid namespace.
     #[command(hide = true)]
     Init {
@@ -193,6 +221,8 @@ pub fn agent(command: AgentCommand) -> ExitCode {
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
+        Some(AgentSubcommand::Runtime) => runtime::serve(),
+        Some(AgentSubcommand::Gate { ref socket }) => runtime::gate(socket),
         None if std::process::id() == 1 => nest::stand_in(),
         None => finish(try_agent(command)),
     }
@@ -228,12 +258,19 @@ fn try_migrate(command: MigrateCommand) -> Result<()> {
 }
 
 fn start(command: MigrateCommand) -> Result<()> {
-    let (pid, to) = match (command.pid, command.words.as_slice()) {
-        (Some(pid), [to]) => (pid, to),
+    let (pid, container, to) = match (command.pid, command.words.as_slice()) {
+        (Some(pid), [to]) => (pid, None, to),
+        (None, [id, to]) => {
+            let root = command.runtime_root.as_deref().map(whole).transpose()?;
+            let runtime = command.runtime;
+            let container = Container { runtime, id: id.clone(), root };
+            container.check()?;
+            (container.running()?.pid, Some(container), to)
+        }
         (None, [_]) => {
             return Err(Error::refused_with(
                 "nothing to move is named",
-                "torpor migrate --pid PID DESTINATION",
+                "torpor migrate CONTAINER DESTINATION, or --pid PID DESTINATION",
             ));
         }
         _ => return Err(Error::refused("--pid and a container exclude each other")),
@@ -244,6 +281,7 @@ fn start(command: MigrateCommand) -> Result<()> {
     let plan = Plan {
         id: command.id,
         pid,
+        container,
         to,
         key_files: command.keys.options(),
         mode: command.mode,
@@ -252,8 +290,8 @@ fn start(command: MigrateCommand) -> Result<()> {
         max_downtime: Duration::from_millis(command.max_downtime),
         max_rounds: command.max_rounds,
         bandwidth: command.bandwidth,
-        state_dir: command.state_dir,
-        work_dir: command.work_dir,
+        state_dir: whole(&command.state_dir)?,
+        work_dir: whole(&command.work_dir)?,
         script: command.script,
         dump_options: command.dump_option,
         ignore_cpu: command.ignore_cpu,
@@ -275,16 +313,18 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         )
     })?;
     let work_dir = match command.work_dir {
-        Some(dir) => dir,
+        Some(dir) => whole(&dir)?,
         None => memory_dir(Path::new(WORK_DIR).join("destination"))?,
     };
     let settings = Settings {
-        state_dir: command.state_dir,
+        state_dir: whole(&command.state_dir)?,
         work_dir,
         // Who may open a Unix socket is known already.
         keys: if matches!(address, Address::Unix(_)) { None } else { command.keys.read()? },
         script: command.script,
         restore_options: command.restore_option,
+        runtime_root: command.runtime_root.as_deref().map(whole).transpose()?,
+        allow_hooks: command.allow_hooks,
     };
     let has_keys = settings.keys.is_some();
     let agent = Agent::new(settings)?;
@@ -332,6 +372,11 @@ fn memory_dir(dir: PathBuf) -> Result<PathBuf> {
         }
     }
     Ok(dir)
+}
+
+/// Processes that are started have other working directories.
+fn whole(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).context(|| path.display().to_string())
 }
 
 /// Bytes, with K, M or G behind.

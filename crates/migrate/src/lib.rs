@@ -33,6 +33,7 @@ mod mode;
 mod nest;
 mod record;
 mod report;
+mod runtime;
 mod source;
 mod task;
 mod wire;

@@ -28,6 +28,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
+use crate::runtime::Container;
 use crate::task::Task;
 
 /// Where the records of this host are, unless told otherwise.
@@ -122,6 +123,9 @@ pub struct Record {
     /// The tasks here, the root first: those that are stopped at the source, the root at the
     /// destination.
     pub tasks: Vec<Task>,
+    /// The container that they are, if a runtime knows one.
+    #[serde(default)]
+    pub container: Option<Container>,
 }
 
 /// A record that this process alone writes.
@@ -330,6 +334,7 @@ mod tests {
             owner: None,
             worker: None,
             tasks: Vec::new(),
+            container: None,
         }
     }
 

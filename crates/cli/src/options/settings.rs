@@ -161,6 +161,12 @@ impl Settings {
     /// # Errors
     /// If options contradict each other.
     pub fn merge(&mut self) -> Result<(), String> {
+        if let Some(path) = self.address.as_deref().and_then(|to| to.strip_prefix("unix:")) {
+            let stream = std::os::unix::net::UnixStream::connect(path)
+                .map_err(|e| format!("--address unix:{path}: {e}"))?;
+            self.page_server.socket = Some(Arc::new(stream.into()));
+            self.address = None;
+        }
         if self.use_page_server {
             self.engine.page_server = Some(self.page_server());
         }

@@ -20,9 +20,10 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
+use crate::runtime::Container;
 use crate::wire::address::Listener;
 use crate::wire::frame::Line;
-use crate::wire::message::{Reply, Request, Summary};
+use crate::wire::message::{Reply, Request, Subject, Summary};
 use crate::wire::tls::Keys;
 
 /// Connections at a time: more wait to be accepted.
@@ -43,6 +44,28 @@ pub struct Settings {
     pub script: Option<String>,
     /// More options for restores.
     pub restore_options: Vec<String>,
+    /// Where runtimes keep their state, if not where they usually do.
+    pub runtime_root: Option<PathBuf>,
+    /// Whether containers may bring programs that run on this host.
+    pub allow_hooks: bool,
+}
+
+impl Settings {
+    /// Where containers that came here have their bundles.
+    fn bundles(&self) -> PathBuf {
+        self.state_dir.join("bundles")
+    }
+
+    /// The container that something that comes in is to become.
+    fn container(&self, subject: &Subject) -> Option<Container> {
+        match subject {
+            Subject::Container { runtime, id, .. } => {
+                let root = self.runtime_root.clone();
+                Some(Container { runtime: *runtime, id: id.clone(), root })
+            }
+            Subject::Tree { .. } => None,
+        }
+    }
 }
 
 /// A connection for pages, and the round that it is for.

@@ -12,6 +12,7 @@ use super::director::Director;
 use crate::engine::{self, POST_RESTORE, judge, over_pages, repeat, wait_readable};
 use crate::error::{Error, Result};
 use crate::host::pid_namespace;
+use crate::runtime::{self, Call, Container};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
 
@@ -28,6 +29,10 @@ pub(super) struct Beginning<'a> {
     pub is_lazy: bool,
     /// More options.
     pub options: &'a [String],
+    /// The container that it becomes.
+    pub container: Option<&'a Container>,
+    /// Its bundle.
+    pub bundle: &'a Path,
 }
 
 /// Tasks that are being made, and wait when they are.
@@ -48,8 +53,12 @@ impl Restore {
     /// # Errors
     /// If no process can be started.
     pub fn start(from: Beginning<'_>, director: Option<Director>) -> Result<Self> {
-        let Subject::Tree { shell_job, own_pids, .. } = *from.subject;
         let round = from.round.to_string();
+        let (shell_job, own_pids) = match (from.subject, from.container) {
+            (Subject::Tree { shell_job, own_pids, .. }, _) => (*shell_job, *own_pids),
+            (_, Some(container)) => return Self::start_container(from, container, director),
+            (subject, None) => return Err(Error::refused(format!("{subject} has no runtime"))),
+        };
         let words = ["restore", "--restore-detached", "--work-dir", ".", "--images-dir", &round];
         let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         if let Some(director) = &director {
@@ -74,6 +83,34 @@ impl Restore {
             engine::start(args, from.dir, &[POST_RESTORE], None)?
         };
         Ok(Self { worker, is_nested, director, root: None })
+    }
+
+    /// The runtime has the engine make them.
+    fn start_container(
+        from: Beginning<'_>,
+        container: &Container,
+        director: Option<Director>,
+    ) -> Result<Self> {
+        let images = from.dir.join(from.round.to_string()).display().to_string();
+        let (bundle, work) = (from.bundle.display().to_string(), from.dir.display().to_string());
+        let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
+        let words = named.into_iter().chain(["--detach"]).chain(runtime::WORDS);
+        let mut options = Vec::new();
+        if let Some(director) = &director {
+            options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
+        }
+        if from.is_lazy {
+            options.push("--lazy-pages".to_owned());
+        }
+        options.extend(from.options.iter().cloned());
+        let call = Call {
+            container: container.clone(),
+            action: "restore".to_owned(),
+            words: words.map(str::to_owned).collect(),
+            options,
+        };
+        let worker = runtime::start(&call, from.dir, &[POST_RESTORE], None)?;
+        Ok(Self { worker, is_nested: false, director, root: None })
     }
 
     /// The job's process.

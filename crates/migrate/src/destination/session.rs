@@ -14,6 +14,7 @@ use crate::engine::{judge, wait_readable};
 use crate::error::{Error, Result};
 use crate::host::{self, Host};
 use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::runtime;
 use crate::task::Task;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
@@ -33,11 +34,14 @@ struct Place<'a> {
     joined: Receiver<Joined>,
     ledger: Ledger,
     dir: PathBuf,
+    /// The bundle, if it is a container.
+    bundle: PathBuf,
 }
 
 impl<'a> Place<'a> {
     fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
         let here = Host::this();
+        let container = agent.settings.container(&begin.subject);
         let record = Record {
             id: begin.id.clone(),
             epoch: 0,
@@ -49,16 +53,28 @@ impl<'a> Place<'a> {
             owner: Some(Task::this()?),
             worker: None,
             tasks: Vec::new(),
+            container: container.clone(),
         };
         if !begin.ignore_cpu {
             begin.host.can_move_to(&here)?;
         }
+        if let Some(container) = &container {
+            container.check()?;
+            if container.state()?.is_some() {
+                return Err(Error::refused(format!("there is a container {} here", container.id)));
+            }
+        }
         let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let (token, dir) = (new_id()?, agent.settings.work_dir.join(&begin.id));
         make_private(&dir)?;
+        let mut bundle = PathBuf::new();
+        if let Subject::Container { id, config, .. } = &begin.subject {
+            let (bundles, hooks) = (agent.settings.bundles(), agent.settings.allow_hooks);
+            bundle = runtime::make_bundle(&bundles, id, config, hooks)?;
+        }
         let (sender, joined) = mpsc::channel();
         agent.joining().insert(token.clone(), sender);
-        Ok(Self { agent, begin, token, joined, ledger, dir })
+        Ok(Self { agent, begin, token, joined, ledger, dir, bundle })
     }
 }
 
@@ -261,6 +277,8 @@ impl Session<'_> {
             round,
             is_lazy: self.place.begin.is_lazy,
             options: &self.place.agent.settings.restore_options,
+            bundle: &self.place.bundle,
+            container: self.place.ledger.record().container.as_ref(),
         }
     }
 
@@ -358,6 +376,10 @@ impl Session<'_> {
         self.round = None;
         self.restore = None;
         self.pager = None;
+        let container = self.place.ledger.record().container.clone();
+        if container.is_some() {
+            runtime::wait(&self.place.dir);
+        }
         if self.place.ledger.record().phase == Phase::Deciding
             && let Err(error) = settle::decide(&mut self.place.ledger)
         {
@@ -367,6 +389,12 @@ impl Session<'_> {
             && let Err(error) = self.place.ledger.advance(Phase::Stayed, |_| {})
         {
             tracing::warn!("{error}");
+        }
+        if let Some(container) =
+            container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)
+        {
+            runtime::remove(&self.place.dir, &container);
+            runtime::remove_bundle(&self.place.agent.settings.bundles(), &container.id);
         }
         if self.place.ledger.record().phase == Phase::Stayed
             && self.is_arriving
@@ -386,6 +414,7 @@ impl std::fmt::Display for Subject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tree { pid, .. } => write!(f, "process {pid}"),
+            Self::Container { id, .. } => write!(f, "container {id}"),
         }
     }
 }

@@ -208,6 +208,12 @@ fn ask(to: &Peer, id: &str) -> Result<Verdict> {
 /// Ends the tasks here: they run at the destination.
 pub fn kill(ledger: &Ledger) {
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
+    // The runtime would list it as one that has ended.
+    if let Some(container) = &ledger.record().container
+        && let Ok(Some(_)) = container.state()
+    {
+        container.forget();
+    }
 }
 
 /// Lets the tasks go on that were stopped for the decision.

@@ -22,6 +22,7 @@ use crate::host::{self, Host, pid_namespace};
 use crate::mode::Mode;
 use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
 use crate::report::{Downtime, Report, Round};
+use crate::runtime::{Container, configuration};
 use crate::task::{self, Task};
 use crate::wire::Peer;
 use crate::wire::message::{Begin, Reply, Request, Subject};
@@ -33,6 +34,8 @@ pub struct Plan {
     pub id: Option<String>,
     /// The root of the tree.
     pub pid: i32,
+    /// The container that the tree is, if a runtime knows one.
+    pub container: Option<Container>,
     /// Where to.
     pub to: Peer,
     /// The options that name certificates.
@@ -113,16 +116,31 @@ pub fn run(plan: &Plan) -> Result<Report> {
     done.map(|pid| source.report(pid, start))
 }
 
+/// Whether the session of a tree is that of a shell, which does not move.
+fn is_shell_job(root: &Task) -> Result<bool> {
+    let session = task::stat(root.pid).map_or(0, |stat| stat.session);
+    Ok(!task::tree(root.pid)?.iter().any(|task| task.pid == session))
+}
+
+/// What moves, in the words that the destination understands.
+fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
+    if let Some(container) = &plan.container {
+        let config = configuration(&container.running()?.bundle)?;
+        let (runtime, id) = (container.runtime, container.id.clone());
+        return Ok(Subject::Container { runtime, id, config });
+    }
+    let own_pids = pid_namespace(&root.pid.to_string()) != pid_namespace("self");
+    Ok(Subject::Tree { pid: root.pid, own_pids, shell_job })
+}
+
 impl<'a> Source<'a> {
     /// Asks the destination whether it may come.
     fn begin(plan: &'a Plan, root: Task, cancel: Cancel) -> Result<Self> {
         let id = plan.id.clone().map_or_else(new_id, Ok)?;
-        let session = task::stat(root.pid).map_or(0, |stat| stat.session);
-        let tree = task::tree(root.pid)?;
-        let shell_job = !tree.iter().any(|task| task.pid == session);
-        let own_pids = pid_namespace(&root.pid.to_string()) != pid_namespace("self");
+        let shell_job = is_shell_job(&root)?;
         let here = Host::this();
-        let subject = Subject::Tree { pid: root.pid, own_pids, shell_job };
+        let subject = subject(plan, &root, shell_job)?;
+        let name = subject.to_string();
         let begin = Begin {
             id: id.clone(),
             host: here.clone(),
@@ -136,13 +154,14 @@ impl<'a> Source<'a> {
             id: id.clone(),
             epoch: 0,
             phase: Phase::Preparing,
-            subject: format!("process {}", root.pid),
+            subject: name,
             peer: plan.to.address.to_string(),
             boot: host::boot(),
             pids: here.pids,
             owner: Some(Task::this()?),
             worker: None,
             tasks: vec![root],
+            container: plan.container.clone(),
         };
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let watch = Some(Watch::start(&plan.state_dir, &id, &plan.key_files)?);

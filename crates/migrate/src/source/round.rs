@@ -15,8 +15,9 @@ use crate::engine::{self, POST_DUMP, judge, over_pages};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
 use crate::report::Round;
+use crate::runtime::{self, Call, Container};
 use crate::wire::frame::MAX_FRAME;
-use crate::wire::message::{Kind, Reply, Request};
+use crate::wire::message::{Kind, Reply, Request, is_image};
 
 impl Source<'_> {
     /// A round of tasks that run.
@@ -55,7 +56,10 @@ impl Source<'_> {
             match self.next(Some(&mut worker))? {
                 Happening::Job(Event::Point { held: true, .. }) => break,
                 Happening::Job(Event::Point { name, .. }) => match name.as_str() {
-                    "pre-dump" => start = Instant::now(),
+                    "pre-dump" => {
+                        start = Instant::now();
+                        self.link.meter.mark();
+                    }
                     // They are stopped by now. What came before was no page.
                     "network-lock" => self.link.meter.mark(),
                     _ => {}
@@ -80,7 +84,7 @@ impl Source<'_> {
         self.downtime.transfer = arrived.saturating_duration_since(first.max(start));
         self.downtime.arrived = Some(arrived);
         self.rounds.push(Round {
-            pages: written_pages(&self.round_dir(number)),
+            pages: written_pages(&self.statistics_dir(number)),
             bytes: self.link.meter.sent() - sent,
             time: arrived.saturating_duration_since(start),
             frozen: arrived.saturating_duration_since(start),
@@ -97,6 +101,10 @@ impl Source<'_> {
         // A tree can only be built by a whole dump: the first round is one, of tasks that run on.
         let is_whole = kind != Kind::Running
             || self.plan.mode.builds_early() && (number == 1 || self.plan.full_state);
+        if let Some(container) = &self.plan.container {
+            let (call, holds) = self.checkpoint(container, number, kind, is_whole);
+            return runtime::start(&call, &self.work.0, holds, Some(pages.as_fd()));
+        }
         let command = if is_whole { "dump" } else { "pre-dump" };
         let how = if kind == Kind::Lazy { "--lazy-pages" } else { "--page-server" };
         let words = [command, "--tree", &pid, "--images-dir", &number.to_string(), how];
@@ -119,6 +127,44 @@ impl Source<'_> {
         engine::start(args, &self.work.0, holds, Some(pages.as_fd()))
     }
 
+    /// A round of a container: its runtime has the engine dump it.
+    fn checkpoint(
+        &self,
+        container: &Container,
+        number: u32,
+        kind: Kind,
+        is_whole: bool,
+    ) -> (Call, &'static [&'static str]) {
+        let dir = self.round_dir(number).display().to_string();
+        let work = self.work.0.display().to_string();
+        let mut words: Vec<String> =
+            ["--image-path", &dir, "--work-path", &work].map(str::to_owned).to_vec();
+        if number > 1 {
+            words.extend(["--parent-path".to_owned(), format!("../{}", number - 1)]);
+        }
+        words.extend(runtime::WORDS.map(str::to_owned));
+        let how = if kind == Kind::Lazy { "--lazy-pages" } else { "--page-server" };
+        let mut options = vec![how.to_owned()];
+        if !is_whole {
+            words.push("--pre-dump".to_owned());
+        } else if kind == Kind::Running {
+            words.push("--leave-running".to_owned());
+            options.extend(["--track-mem", "--cow"].map(str::to_owned));
+        }
+        options.extend(self.plan.dump_options.iter().cloned());
+        let (container, action) = (container.clone(), "checkpoint".to_owned());
+        let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
+        (Call { container, action, words, options }, holds)
+    }
+
+    /// Where the dump of a round leaves its statistics.
+    fn statistics_dir(&self, number: u32) -> PathBuf {
+        match self.plan.container {
+            Some(_) => self.work.0.clone(),
+            None => self.round_dir(number),
+        }
+    }
+
     fn round_dir(&self, number: u32) -> PathBuf {
         self.work.0.join(number.to_string())
     }
@@ -130,7 +176,7 @@ impl Source<'_> {
         for entry in fs::read_dir(&dir).context(listed)? {
             let entry = entry.context(listed)?;
             let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| name.ends_with(".img")) else { continue };
+            let Some(name) = name.to_str().filter(|name| is_image(name)) else { continue };
             if entry.file_type().context(listed)?.is_file() {
                 self.send_file(&entry.path(), name)?;
             }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
 use crate::record::Phase;
+use crate::runtime::Runtime;
 
 /// What the source says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +100,15 @@ pub enum Subject {
         /// Whether its session, process group or terminal is that of a shell.
         shell_job: bool,
     },
+    /// A container.
+    Container {
+        /// Who knows it there, and will know it here.
+        runtime: Runtime,
+        /// Its id.
+        id: String,
+        /// The configuration of its bundle.
+        config: String,
+    },
 }
 
 /// What the destination says.
@@ -160,4 +170,32 @@ pub struct Summary {
     pub phase: Phase,
     /// The process id of the root, if it has been made.
     pub pid: Option<i32>,
+}
+
+/// Whether `name` is one that the images of a dump can have. runc leaves one of its own.
+#[must_use]
+pub fn is_image(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    name == "descriptors.json"
+        || name.len() <= 200
+            && name.ends_with(".img")
+            && !name.starts_with('.')
+            && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        for name in ["pages-1.img", "tmpfs-dev-62.tar.gz.img", "core-1.img", "descriptors.json"] {
+            assert!(is_image(name), "{name}");
+        }
+        for name in
+            ["", ".img", "../x.img", "a/b.img", "/x.img", "parent", "x.img\0", "restore.log"]
+        {
+            assert!(!is_image(name), "{name}");
+        }
+    }
 }

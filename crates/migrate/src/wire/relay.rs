@@ -123,7 +123,7 @@ fn dup() -> String {
 }
 
 /// Passes on what comes until nothing does, or nobody takes it any more.
-fn forward(mut from: impl Read, mut to: impl Write, mut passed: impl FnMut(usize)) {
+pub fn forward(mut from: impl Read, mut to: impl Write, mut passed: impl FnMut(usize)) {
     let mut buffer = vec![0; BUFFER];
     while let Ok(len @ 1..) = from.read(&mut buffer) {
         passed(len);

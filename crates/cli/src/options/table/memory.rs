@@ -119,7 +119,7 @@ pub(super) const PAGES: &[Opt] = &[
         ("address", None, "ADDRESS"),
         PEERS | SERVICE,
         store!(address = some string),
-        "Address of the page server, or path of the service's socket",
+        "Address of the page server (also unix:PATH), or path of the service's socket",
     ),
     value(
         ("port", None, "PORT"),

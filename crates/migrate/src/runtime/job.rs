@@ -1,0 +1,392 @@
+//! A runtime's call that takes the place of a job of the engine.
+//!
+//! ```text
+//!     migrate or agent ── runtime (this process) ── runc ── engine ── sh ── gate
+//! ```
+//!
+//! This process speaks as a worker does. At the points that matter the engine runs a script, *gate*,
+//! which asks here whether to go on: so the engine waits, and the runtime with it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+use torpor_images::proto::StatsEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker};
+
+use super::Container;
+use crate::engine::{PAGES, SELF, wait_readable};
+use crate::error::{Context, Error, Result};
+use crate::task::Task;
+use crate::wire::relay::forward;
+
+/// What *gate* hears if the engine is to go on.
+const GO: &str = "go\n";
+/// The longest line that *gate* says.
+const MAX_LINE: u64 = 200;
+/// How long a call may take to end that has lost whoever waited for it.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A call of a runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The container.
+    pub container: Container,
+    /// `checkpoint` or `restore`.
+    pub action: String,
+    /// The words after it; the container's id follows them.
+    pub words: Vec<String>,
+    /// Options of the engine, as its command line has them.
+    pub options: Vec<String>,
+}
+
+/// Starts a call in `dir`. The engine waits at the points `holds`; its connection for pages is `pages`.
+///
+/// # Errors
+/// If no process can be started.
+pub fn start(
+    call: &Call,
+    dir: &Path,
+    holds: &[&str],
+    pages: Option<BorrowedFd<'_>>,
+) -> Result<Worker> {
+    let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
+    let job = Job {
+        args: vec![text],
+        dir: dir.to_owned(),
+        holds: holds.iter().map(|&point| point.to_owned()).collect(),
+        descriptors: pages.iter().map(|_| PAGES).collect(),
+    };
+    let fds: Vec<BorrowedFd<'_>> = pages.into_iter().collect();
+    let mut command = Command::new(SELF);
+    command.args(["agent", "runtime"]).process_group(0);
+    Ok(Worker::start_as(&mut command, &job, &fds)?)
+}
+
+/// The process: one call.
+#[must_use]
+pub fn serve() -> ExitCode {
+    match try_serve() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_serve() -> Result<bool> {
+    let failed = || "the standard input".to_owned();
+    let socket = torpor_sys::inherited::duplicate(0).context(failed)?;
+    let null = fs::File::open("/dev/null").context(failed)?;
+    rustix::stdio::dup2_stdin(&null).context(failed)?;
+    let channel = Arc::new(Channel::new(socket));
+    let Some((job, mut fds)) = channel.receive::<Job>().context(failed)? else { return Ok(true) };
+    let outcome = carry_out(&job, fds.pop(), &channel).unwrap_or_else(|error| Outcome {
+        class: Class::Refused,
+        errno: 0,
+        text: error.to_string(),
+        hint: error.hint().map(str::to_owned),
+        report: Report::default(),
+    });
+    let done = outcome.class == Class::Done;
+    channel.send(&Event::Ended(outcome), &[]).context(failed)?;
+    Ok(done)
+}
+
+/// What is made for a call, in the directory of its job.
+#[derive(Debug)]
+struct Desk<'a> {
+    dir: &'a Path,
+    name: String,
+}
+
+impl Desk<'_> {
+    fn file(&self, what: &str) -> PathBuf {
+        self.dir.join(format!("{}.{what}", self.name))
+    }
+
+    /// The options that the runtime has no words for.
+    fn configure(&self, options: &[String], has_pages: bool) -> Result<()> {
+        let mut lines = lines(options);
+        let quoted = |path: PathBuf| path.display().to_string().replace('"', "\\\"");
+        lines.push(format!("action-script \"/bin/sh {}\"", quoted(self.file("sh"))));
+        if has_pages {
+            lines.push(format!("address \"unix:{}\"", quoted(self.file("pages"))));
+        }
+        let own = fs::read_link(SELF).context(|| SELF.to_owned())?;
+        let script = format!(
+            "case \"$CRTOOLS_SCRIPT_ACTION\" in pre-dump|post-dump|post-restore)\n\
+             exec '{}' agent gate '{}';; esac\n",
+            shell(&own),
+            shell(&self.file("gate")),
+        );
+        let write = |what: &str, text: &str| {
+            let path = self.file(what);
+            fs::write(&path, text).context(|| path.display().to_string())
+        };
+        write("conf", &(lines.join("\n") + "\n"))?;
+        write("sh", &script)?;
+        let bin = self.file("bin");
+        fs::create_dir_all(&bin).context(|| bin.display().to_string())?;
+        symlink(&own, bin.join("criu")).context(|| bin.display().to_string())
+    }
+
+    /// PATH, with this program first as the engine.
+    fn path(&self) -> std::ffi::OsString {
+        let mut path = self.file("bin").into_os_string();
+        path.push(":");
+        let usual = || "/usr/sbin:/usr/bin:/sbin:/bin".into();
+        path.push(std::env::var_os("PATH").unwrap_or_else(usual));
+        path
+    }
+
+    fn listen(&self, what: &str) -> Result<UnixListener> {
+        let path = self.file(what);
+        UnixListener::bind(&path).context(|| path.display().to_string())
+    }
+}
+
+/// A path between single quotes.
+fn shell(path: &Path) -> String {
+    path.display().to_string().replace('\'', "'\\''")
+}
+
+/// Options of a command line, as lines of a file.
+fn lines(options: &[String]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let quote = |value: &str| format!("\"{}\"", value.replace('"', "\\\""));
+    for word in options {
+        match (word.strip_prefix("--"), lines.last_mut()) {
+            (Some(option), _) => match option.split_once('=') {
+                Some((name, value)) => lines.push(format!("{name} {}", quote(value))),
+                None => lines.push(option.to_owned()),
+            },
+            (None, Some(line)) => *line = format!("{line} {}", quote(word)),
+            (None, None) => lines.push(word.clone()),
+        }
+    }
+    lines
+}
+
+fn carry_out(job: &Job, pages: Option<OwnedFd>, channel: &Arc<Channel>) -> Result<Outcome> {
+    let [text] = job.args.as_slice() else { return Err(Error::refused("the job is no call")) };
+    let call: Call =
+        serde_json::from_str(text).map_err(|error| Error::refused(error.to_string()))?;
+    let desk = Desk { dir: &job.dir, name: format!("runtime-{}", std::process::id()) };
+    desk.configure(&call.options, pages.is_some())?;
+    let gates = desk.listen("gate")?;
+    let is_lost = Arc::new(AtomicBool::new(false));
+    if let Some(pages) = pages {
+        relay(desk.listen("pages")?, pages, &is_lost);
+    }
+    let (teller, holds) = (Arc::clone(channel), job.holds.clone());
+    thread::spawn(move || keep(&gates, &teller, &holds));
+    let log = desk.file("log");
+    let mut command = call.container.call(Some(&log), &call.action);
+    command.args(&call.words).arg(&call.container.id).current_dir(&job.dir);
+    command.env("PATH", desk.path()).env("CRIU_CONFIG_FILE", desk.file("conf"));
+    let program = call.container.runtime.program();
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context(|| format!("start {program}"))?;
+    note(&job.dir, &child)?;
+    let status = child.wait().context(|| format!("wait for {program}"))?;
+    if status.success() {
+        let report = Report { statistics: statistics(&job.dir), ..Report::default() };
+        let text = String::new();
+        return Ok(Outcome { class: Class::Done, errno: 0, text, hint: None, report });
+    }
+    let class = if is_lost.load(Ordering::SeqCst) { Class::PeerLost } else { Class::Refused };
+    let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
+    let why = first_error(&job.dir.join(engine)).or_else(|| message(&log));
+    let text = why.unwrap_or_else(|| format!("{program} {}: {status}", call.action));
+    Ok(Outcome { class, errno: 0, text, hint: None, report: Report::default() })
+}
+
+/// Passes pages on between the engine, which connects, and the connection to the other host.
+fn relay(listener: UnixListener, pages: OwnedFd, is_lost: &Arc<AtomicBool>) {
+    let is_lost = Arc::clone(is_lost);
+    thread::spawn(move || {
+        let far = UnixStream::from(pages);
+        let Some(near) = talker(&listener, &far) else { return };
+        let (Ok(near_out), Ok(far_in)) = (near.try_clone(), far.try_clone()) else { return };
+        thread::spawn(move || {
+            forward(far_in, &near_out, |_| {});
+            is_lost.store(true, Ordering::SeqCst);
+            let _ = near_out.shutdown(Shutdown::Write);
+        });
+        forward(near, &far, |_| {});
+        let _ = far.shutdown(Shutdown::Write);
+    });
+}
+
+/// The runtime asks the engine what it can do, in processes that have nothing to say about pages: the
+/// first one that has, or that is said something to.
+fn talker(listener: &UnixListener, far: &UnixStream) -> Option<UnixStream> {
+    loop {
+        let (near, _) = listener.accept().ok()?;
+        let ready = wait_readable(&[near.as_fd(), far.as_fd()], None).ok()?;
+        let mut first = [0];
+        let peeked =
+            rustix::net::recv(&near, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        if ready == [false, true] || peeked.is_ok_and(|(_, len)| len > 0) {
+            return Some(near);
+        }
+    }
+}
+
+/// Answers each *gate*. A caller that is gone cannot have meant yes.
+fn keep(gates: &UnixListener, channel: &Channel, holds: &[String]) {
+    for mut stream in gates.incoming().flatten() {
+        let mut line = String::new();
+        let read = BufReader::new((&stream).take(MAX_LINE)).read_line(&mut line);
+        let Some((name, pid)) = line.trim_end().split_once(' ').filter(|_| read.is_ok()) else {
+            continue;
+        };
+        let held = holds.iter().any(|hold| hold == name);
+        let point = Event::Point { name: name.to_owned(), pid: pid.parse().ok(), port: None, held };
+        let told = channel.send(&point, &[]).is_ok();
+        let answered = || channel.receive::<Answer>().ok().flatten();
+        if told && (!held || answered().is_some_and(|(answer, _)| answer.go_on)) {
+            // If it is gone, the engine has noticed.
+            let _ = stream.write_all(GO.as_bytes());
+        }
+    }
+}
+
+/// *gate*: whether the engine may go on.
+#[must_use]
+pub fn gate(socket: &Path) -> ExitCode {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let line = format!("{} {}\n", variable("CRTOOLS_SCRIPT_ACTION"), variable("CRTOOLS_INIT_PID"));
+    let ask = || -> std::io::Result<bool> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.write_all(line.as_bytes())?;
+        let mut answer = String::new();
+        stream.take(MAX_LINE).read_to_string(&mut answer)?;
+        Ok(answer == GO)
+    };
+    if ask().unwrap_or(false) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn noted(dir: &Path) -> PathBuf {
+    dir.join("runtime.json")
+}
+
+/// Writes down which process it is, for whoever has to wait until it has ended.
+fn note(dir: &Path, child: &Child) -> Result<()> {
+    // It may have ended already.
+    let Ok(task) = Task::find(child.id().cast_signed()) else { return Ok(()) };
+    let text = serde_json::to_vec(&task).map_err(|error| Error::refused(error.to_string()))?;
+    fs::write(noted(dir), text).context(|| noted(dir).display().to_string())
+}
+
+/// The runtime's process that works in `dir`, or did.
+fn noted_task(dir: &Path) -> Option<Task> {
+    serde_json::from_slice(&fs::read(noted(dir)).ok()?).ok()
+}
+
+/// Waits until what works on a container in `dir` has ended.
+pub fn wait(dir: &Path) {
+    let Some(task) = noted_task(dir) else { return };
+    let start = Instant::now();
+    while task.lives() && start.elapsed() < PATIENCE {
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Removes what is left of a container that did not come: nothing works on it any more.
+pub fn remove(dir: &Path, container: &Container) {
+    if noted_task(dir).is_some() && matches!(container.state(), Ok(Some(_))) {
+        container.forget();
+    }
+}
+
+/// What a dump has counted, which it leaves where it works.
+fn statistics(dir: &Path) -> std::collections::BTreeMap<String, u64> {
+    let read = || -> torpor_images::Result<StatsEntry> {
+        ImageDir::open(dir)?.read_one(kind::STATS_DUMP, 0)
+    };
+    let numbers = read().ok().and_then(|stats| stats.dump).map(|dump| {
+        [("pages_written", dump.pages_written), ("frozen_time", dump.frozen_time.into())]
+    });
+    numbers.into_iter().flatten().map(|(name, number)| (name.to_owned(), number)).collect()
+}
+
+/// The beginning of a file that may be of any length.
+fn text_of(path: &Path) -> Option<String> {
+    const MAX: u64 = 16 << 20;
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(MAX).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The error in the engine's log that others follow from.
+fn first_error(log: &Path) -> Option<String> {
+    let text = text_of(log)?;
+    let line = text.lines().find(|line| line.contains("Error ("))?;
+    Some(line.split_once("): ").map_or(line, |(_, text)| text).to_owned())
+}
+
+/// The last error in the runtime's log.
+fn message(log: &Path) -> Option<String> {
+    let text = text_of(log)?;
+    let line = text.lines().rev().find(|line| line.contains("level=error"))?;
+    let said = line.split_once("msg=").map_or(line, |(_, text)| text);
+    Some(said.trim_matches('"').replace("\\\"", "\""))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn options_become_lines() {
+        let words = ["--cow", "--compress", "zstd", "--ghost-limit=1M", "--x", "a \"b"];
+        let words = words.map(str::to_owned);
+        let expected = ["cow", "compress \"zstd\"", "ghost-limit \"1M\"", "x \"a \\\"b\""];
+        assert_eq!(lines(&words), expected);
+        assert_eq!(shell(Path::new("/a'b")), "/a'\\''b");
+    }
+
+    #[test]
+    fn a_gate_opens_when_it_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gate");
+        let gates = UnixListener::bind(&path).unwrap();
+        let (near, far) = Channel::pair().unwrap();
+        thread::spawn(move || keep(&gates, &far, &["post-dump".to_owned()]));
+        for go_on in [true, false] {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(b"post-dump 7\n").unwrap();
+            let (event, _) = near.receive::<Event>().unwrap().unwrap();
+            let name = "post-dump".to_owned();
+            assert_eq!(event, Event::Point { name, pid: Some(7), port: None, held: true });
+            near.send(&Answer { go_on }, &[]).unwrap();
+            let mut said = String::new();
+            stream.read_to_string(&mut said).unwrap();
+            assert_eq!(said == GO, go_on);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Containers of runc move, and that of the other host knows them.
+//!
+//! Both hosts are this one: each has a state directory of its own for runc.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use support::{Host, judge, wait_until};
+use tempfile::TempDir;
+
+/// A container that counts in a file of its own.
+struct Container {
+    dir: TempDir,
+    id: String,
+    /// Where runc keeps its state: here, and there.
+    roots: [PathBuf; 2],
+}
+
+impl Container {
+    fn start(change: impl FnOnce(&mut Value)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = dir.path().join("bundle");
+        let make = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/rootfs/make");
+        fs::create_dir(&bundle).unwrap();
+        let made = Command::new(make).arg(bundle.join("rootfs")).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        assert!(Command::new("runc").arg("spec").current_dir(&bundle).status().unwrap().success());
+        let file = bundle.join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let script =
+            "i=0; while :; do i=$((i+1)); echo $i > /new; mv /new /count; sleep 0.01; done";
+        config["process"]["args"] = json!(["sh", "-c", script]);
+        config["process"]["terminal"] = json!(false);
+        config["root"]["readonly"] = json!(false);
+        change(&mut config);
+        fs::write(&file, config.to_string()).unwrap();
+        let name = dir.path().file_name().unwrap().to_str().unwrap().trim_start_matches('.');
+        let id = format!("torpor-{name}-{}", std::process::id());
+        let roots = ["here", "there"].map(|name| dir.path().join(name));
+        let container = Self { dir, id, roots };
+        let mut run = container.runc(0, "run");
+        run.arg("--bundle").arg(bundle).args(["--detach", &container.id]);
+        let status = run.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert!(status.success());
+        wait_until("it counts", || container.count() > 0);
+        container
+    }
+
+    fn runc(&self, host: usize, action: &str) -> Command {
+        let mut command = Command::new("runc");
+        command.arg("--root").arg(&self.roots[host]).arg(action).stdin(Stdio::null());
+        command
+    }
+
+    fn says(&self, host: usize, action: &str, words: &[&str]) -> String {
+        let output = self.runc(host, action).args(words).output().unwrap();
+        assert!(output.status.success(), "{action}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The ids that runc lists.
+    fn listed(&self, host: usize) -> Vec<String> {
+        let text = self.says(host, "list", &["--quiet"]);
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn count(&self) -> u64 {
+        let text = fs::read_to_string(self.dir.path().join("bundle/rootfs/count"));
+        text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    fn goes_on(&self) {
+        let before = self.count();
+        wait_until("the count grows", || self.count() > before + 3);
+    }
+
+    fn agent(&self) -> Host {
+        let mut there = Host::new();
+        there.options = vec!["--runtime-root".to_owned(), self.roots[1].display().to_string()];
+        there.start_agent();
+        there
+    }
+
+    fn moves(&self, here: &Host, mode: &str, to: &str) -> Result<Value, String> {
+        let root = self.roots[0].display().to_string();
+        let args = [&self.id, "--runtime-root", &root, "--mode", mode, "--json", to];
+        judge(&here.migrate(&args).output().unwrap())
+    }
+
+    fn state(&self, host: usize) -> Value {
+        serde_json::from_str(&self.says(host, "state", &[&self.id])).unwrap()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        for host in [0, 1] {
+            let _ = self.runc(host, "delete").args(["--force", &self.id]).output();
+        }
+    }
+}
+
+#[test]
+fn a_container_of_runc_moves_in_every_mode() {
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let container = Container::start(|_| {});
+        let (here, there) = (Host::new(), container.agent());
+        let before = container.count();
+        let report = container.moves(&here, mode, &there.address).unwrap();
+        assert!(report["rounds"][0]["pages"].as_u64().unwrap() > 0, "{report}");
+        // It has not begun anew.
+        container.goes_on();
+        assert!(container.count() > before);
+        assert!(container.listed(0).is_empty(), "{mode}: runc here has forgotten it");
+        assert_eq!(container.listed(1), std::slice::from_ref(&container.id), "{mode}");
+        let state = container.state(1);
+        assert_eq!((&state["status"], &state["pid"]), (&json!("running"), &report["pid"]));
+        assert_eq!(container.says(1, "exec", &[&container.id, "echo", "here"]), "here\n");
+        container.says(1, "kill", &[&container.id, "KILL"]);
+        wait_until("it has ended", || container.state(1)["status"] == "stopped");
+        container.says(1, "delete", &[&container.id]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        assert_eq!(here.phases("source"), ["moved"]);
+        assert_eq!(there.phases("destination"), ["moved"]);
+    }
+}
+
+#[test]
+fn a_container_that_cannot_come_stays() {
+    let container = Container::start(|_| {});
+    for (mode, point) in [("stop-and-copy", "pre-restore"), ("pipelined", "post-restore")] {
+        let (here, mut there) = (Host::new(), Host::new());
+        let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
+        there.options = ["--runtime-root", container.roots[1].to_str().unwrap()]
+            .into_iter()
+            .map(str::to_owned)
+            .chain(["--action-script", &script].map(|word| format!("--restore-option={word}")))
+            .collect();
+        there.start_agent();
+        container.moves(&here, mode, &there.address).unwrap_err();
+        container.goes_on();
+        assert_eq!(container.state(0)["status"], "running");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        wait_until("it is written down", || there.phases("destination") == ["stayed"]);
+        assert_eq!(here.phases("source"), ["stayed"]);
+        assert!(container.listed(1).is_empty());
+        assert!(!there.path("state/bundles").join(&container.id).exists());
+    }
+}
+
+#[test]
+fn names_hooks_and_roots_are_judged_first() {
+    let hook = json!([{ "path": "/bin/true" }]);
+    let container = Container::start(|config| config["hooks"] = json!({ "poststop": hook }));
+    let (here, there) = (Host::new(), container.agent());
+    let error = container.moves(&here, "pipelined", &there.address).unwrap_err();
+    assert!(error.contains("hooks") && error.contains("--allow-hooks"), "{error}");
+    let args = ["nobody", "--runtime-root", container.roots[0].to_str().unwrap(), &there.address];
+    let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
+    assert!(error.contains("runc knows no container nobody"), "{error}");
+    container.goes_on();
+}
