@@ -265,6 +265,12 @@ fn start(command: MigrateCommand) -> Result<()> {
             let runtime = command.runtime;
             let container = Container { runtime, id: id.clone(), root };
             container.check()?;
+            if command.mode.is_lazy() {
+                return Err(Error::refused_with(
+                    "containers cannot run there before their memory is there",
+                    "--mode pipelined",
+                ));
+            }
             (container.running()?.pid, Some(container), to)
         }
         (None, [_]) => {
