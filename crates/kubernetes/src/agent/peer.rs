@@ -104,7 +104,7 @@ pub fn speak(
     stream.set_write_timeout(Some(SILENCE)).context(what)?;
     let session = ServerConnection::new(Arc::clone(tls)).context(what)?;
     let mut stream = StreamOwned::new(session, stream);
-    answer_one(&mut stream, handle).context(what)?;
+    answer_one(&mut stream, |request, _| handle(request)).context(what)?;
     stream.conn.send_close_notify();
     stream.flush().context(what)
 }
