@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::results::Results;
+use crate::statistics::ratio;
 
 /// A finding: a benchmark of today, what was measured then, and medians with containerd of runc
 /// and of runsc.
@@ -57,18 +58,30 @@ pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -
         let of = |target: &crate::results::Target| Some(target.name.rsplit_once('/')?.0.to_owned());
         results.targets.iter().filter_map(of)
     };
-    let pair = |name: &str| {
+    let first = |name: &str| {
         let of = |endpoint: &str, handler: &str| median(name, &format!("{endpoint}/{handler}"));
-        let pairs: Vec<_> = endpoints().map(|e| (of(&e, "runc"), of(&e, "runsc"))).collect();
-        let both = pairs.iter().find(|(a, b)| a.is_some() && b.is_some());
-        both.or_else(|| pairs.iter().find(|(a, _)| a.is_some())).copied().unwrap_or_default()
+        let both = endpoints().find(|e| of(e, "runc").is_some() && of(e, "runsc").is_some());
+        both.or_else(|| endpoints().find(|e| of(e, "runc").is_some())).unwrap_or_default()
+    };
+    let values = |name: &str, target: &str| {
+        let row = results.rows.iter().find(|r| r.benchmark == name && r.target == target);
+        row.map(crate::results::Row::values).unwrap_or_default()
     };
     THEN.iter()
         .filter_map(|&(name, what, then_runc, then_runsc)| {
             let benchmark = results.benchmarks.iter().find(|b| b.name == name)?;
-            let (a, b) = pair(name);
+            let endpoint = first(name);
+            let [runc, runsc] = ["runc", "runsc"].map(|handler| format!("{endpoint}/{handler}"));
+            let (a, b) = (median(name, &runc), median(name, &runsc));
+            let apart = ratio(&values(name, &runc), &values(name, &runsc))
+                .is_some_and(|ratio| ratio.low > 1.0 || ratio.high < 1.0);
             let more = benchmark.direction == crate::catalogue::Direction::Higher;
             let times = |slow: f64, base: f64| if more { base / slow } else { slow / base };
+            // Of what this run cannot tell apart it says nothing.
+            let verdict = |a, b| match apart {
+                true => holds(then_runsc / then_runc, times(b, a)),
+                false => "this run cannot tell",
+            };
             let shown = |value: Option<f64>| value.map_or("—".into(), crate::chart::number);
             Some(json!({
                 "name": name,
@@ -78,7 +91,7 @@ pub fn findings(median: impl Fn(&str, &str) -> Option<f64>, results: &Results) -
                 "then_times": format!("{:.2}", then_runsc / then_runc),
                 "now": [shown(a), shown(b)],
                 "now_times": a.zip(b).map_or("—".into(), |(a, b)| format!("{:.2}", times(b, a))),
-                "holds": a.zip(b).map_or("", |(a, b)| holds(then_runsc / then_runc, times(b, a))),
+                "holds": a.zip(b).map_or("", |(a, b)| verdict(a, b)),
             }))
         })
         .collect()
