@@ -62,6 +62,9 @@ pub struct Record {
     /// How many checkpoints it builds on, one on the other.
     #[serde(default)]
     pub depth: u32,
+    /// Bytes of memory that the job held.
+    #[serde(default)]
+    pub memory: u64,
     /// The key that opens it, if it is sealed.
     #[serde(default)]
     pub identity: Option<PathBuf>,
@@ -70,7 +73,7 @@ pub struct Record {
 /// A checkpoint does not build on more than so many others: each must be kept, and read.
 const MOST_DEPTH: u32 = 8;
 
-/// From so many bytes of images on, a job runs while its memory is still coming.
+/// From so many bytes of memory on, a job runs while its memory is still coming.
 const LAZY_FROM: u64 = 128 << 20;
 
 /// How long a save waits for memory that is still coming in.
@@ -224,7 +227,8 @@ impl Save {
             self.streams.err.inode()?,
         ];
         let (seq, root) = (self.seq, self.root);
-        Ok(Record { seq, root, pipes, boot: boot(), ..Record::default() })
+        let memory = self.cgroups.memory().unwrap_or(0);
+        Ok(Record { seq, root, pipes, memory, boot: boot(), ..Record::default() })
     }
 
     fn args(&self, command: &str, images: &Path, before: Option<&str>) -> Vec<String> {
@@ -403,7 +407,7 @@ impl Wake {
             Some(identity) => {
                 args.extend(["--identity".to_owned(), identity.display().to_string()]);
             }
-            None if files::size(&self.checkpoint).unwrap_or(0) >= LAZY_FROM => {
+            None if record.memory >= LAZY_FROM => {
                 args.push("--lazy-pages".to_owned());
             }
             None => {}
