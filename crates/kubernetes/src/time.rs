@@ -26,7 +26,7 @@ pub fn format(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// As [`format`] with microseconds, which a Lease has.
+/// As [`format()`] with microseconds, which a Lease has.
 #[must_use]
 pub fn micro(seconds: i64) -> String {
     format(seconds).replace('Z', ".000000Z")
