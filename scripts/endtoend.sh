@@ -84,6 +84,7 @@ group migrate 600 cargo test --locked --package torpor-migrate --no-fail-fast
 group snapshot 600 cargo test --locked --package torpor-snapshot --no-fail-fast
 group queue 600 cargo test --locked --package torpor-queue --no-fail-fast
 group benchmark 600 cargo test --locked --package torpor-benchmark --no-fail-fast
+group kubernetes 600 cargo test --locked --package torpor-kubernetes --no-fail-fast
 group runtimes 1200 cargo test --locked --package torpor-runtimes-tests --no-fail-fast
 group fault 1200 cargo test --locked --package torpor-tests --test fault
 group exchange 300 cargo test --locked --package torpor-tests --test exchange
