@@ -7,12 +7,13 @@ set -euo pipefail
 if [ "${1:-}" != --inside ]; then
 	dir=$(realpath -m "$1") torpor=$(realpath "$2")
 	mkdir -p "$dir"
-	programs=$(realpath "$(dirname "$0")/../../target/kubernetes/bin")
+	here=$(realpath "$(dirname "$0")")
+	programs=$here/../../target/kubernetes/bin
 	name=torpor-k8s-$$
 	code=0
-	# The descriptor keeps the standard input for a process in the background.
+	# What is in the background keeps its standard input only if it is told to. It has one child: the inside.
 	unshare --mount --pid --fork --kill-child --propagation private --net \
-		bash "$0" --inside "$dir" "$torpor" "$programs" "$name" "$(realpath "$(dirname "$0")")" <&0 &
+		bash "$0" --inside "$dir" "$torpor" "$programs" "$name" "$here" <&0 &
 	unshared=$!
 	while inside=$(cat "/proc/$unshared/task/$unshared/children" 2>/dev/null) && [ -z "$inside" ]; do sleep 0.1; done
 	echo "${inside%% *}" >"$dir/pid"
