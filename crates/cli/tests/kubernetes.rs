@@ -311,7 +311,6 @@ fn forged(cluster: &Cluster) {
     let address = "--server=https://10.77.0.1:6443";
     let mut object = saved["items"][0].clone();
     object["status"]["checkpointLocation"]["peer"]["address"] = json!("10.0.0.1:1");
-    object["metadata"].as_object_mut().unwrap().remove("resourceVersion");
     let path = format!("/apis/torpor.dev/v1alpha1/namespaces/default/podcheckpoints/{name}/status");
     let words = [
         &token,
