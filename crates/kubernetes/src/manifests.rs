@@ -44,7 +44,7 @@ pub fn print(args: &ManifestsArgs) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::{GATE, RESTORE_FROM, RUNTIME_CLASS};
+    use crate::pod::{RESTORE_FROM, RUNTIME_CLASS};
 
     #[test]
     fn the_image_is_put_in() {
@@ -59,7 +59,6 @@ mod tests {
         for name in [RUNTIME_CLASS, RESTORE_FROM, crate::agent::ACCOUNT] {
             assert!(INSTALL.contains(name), "{name}");
         }
-        assert!(!INSTALL.contains(GATE), "the gate is no object");
     }
 
     #[test]
