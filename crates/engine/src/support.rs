@@ -83,7 +83,9 @@ mod tests {
     fn no_option_is_ignored() {
         let mut text = String::new();
         sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
-        // `timeout` is read through `patience()`, `threads` through `workers()`.
+        // `timeout` is read through `patience()`, `threads` through `workers()`, `store` and
+        // `images_dir` through `images()`.
+        text = text.replace("opts.images()", "opts.store opts.images_dir");
         text = text.replace("opts.patience()", "opts.timeout");
         text = text.replace("opts.workers()", "opts.threads");
         let own = include_str!("support.rs");

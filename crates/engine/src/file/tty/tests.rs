@@ -1,7 +1,9 @@
 //! Terminals of this process.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -10,6 +12,7 @@ use torpor_images::proto::FileEntry;
 use torpor_sys::tty;
 
 use super::queue;
+use crate::error::{Error, Result};
 use crate::file::testing::{World, fdinfo, link};
 
 /// A devpts instance of our own: numbers are not taken by others meanwhile.
@@ -46,13 +49,29 @@ impl Terminals {
     }
 
     fn restore(&self, entries: &[FileEntry]) -> Vec<OwnedFd> {
-        self.world.restore(entries).unwrap()
+        patiently(|| self.world.restore(entries))
     }
 }
 
 impl Drop for Terminals {
     fn drop(&mut self) {
         rustix::mount::unmount(&self.at, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+/// Tries again while the number of a terminal is taken: a child that another test starts at this
+/// moment has what was closed here, too, until it executes its program.
+fn patiently<T>(mut restore: impl FnMut() -> Result<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match restore() {
+            Err(Error::Os { source, .. })
+                if source.kind() == ErrorKind::ResourceBusy && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            done => return done.unwrap(),
+        }
     }
 }
 
@@ -160,9 +179,11 @@ fn a_slave_without_its_master_is_refused_or_given_a_new_one() {
     let entries = terminals.world.dump(&[&slave]).unwrap();
     let settings = tty::termios(&slave).unwrap();
     drop((master, slave));
-    let mut cx = crate::restore::Restore::into_this_process(&terminals.world.opts).unwrap();
-    let slave = cx.open_all(&[entries[0].id]).unwrap().pop().unwrap();
-    let master = cx.files.orphan_masters.pop().unwrap();
+    let (slave, master) = patiently(|| {
+        let mut cx = crate::restore::Restore::into_this_process(&terminals.world.opts)?;
+        let slave = cx.open_all(&[entries[0].id])?.pop().unwrap();
+        Ok((slave, cx.files.orphan_masters.pop().unwrap()))
+    });
     assert_eq!(tty::termios(&slave).unwrap(), settings);
     rustix::io::write(&master, b"abc").unwrap();
     assert_eq!(read(&slave), b"abc");
