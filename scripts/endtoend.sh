@@ -14,6 +14,12 @@ if [ "${1:-}" = long ]; then
 	long=yes
 	export TORPOR_LONG=1
 fi
+# What the caller has left open would be open in the programs that are put to sleep, too.
+for fd in /proc/$$/fd/*; do
+	fd=${fd##*/}
+	# 255 is this script.
+	[ "$fd" -le 2 ] || [ "$fd" = 255 ] || eval "exec $fd>&-"
+done
 mkdir -p "$out"
 rm -rf target/zoo/status "$out"/*.txt
 
