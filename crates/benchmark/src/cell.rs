@@ -123,7 +123,7 @@ pub fn workload(arguments: &str) -> Vec<String> {
 pub const IDLE: &str = "echo up; trap 'exit 0' TERM; sleep 2147483647 & wait";
 
 /// How often the state of a container is asked for while it is waited for.
-const POLL: Duration = Duration::from_millis(50);
+pub const POLL: Duration = Duration::from_millis(50);
 
 impl Cell<'_> {
     /// The connection.

@@ -15,7 +15,8 @@ const DEPTH: usize = 8;
 #[must_use]
 pub fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from(ROOT);
-    if root.join("cgroup.procs").exists() {
+    // Only the second version has this one; the root of the first is a file system like others.
+    if root.join("cgroup.controllers").exists() {
         return vec![root];
     }
     let entries = fs::read_dir(&root).into_iter().flatten().flatten();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::cell::{Cell, IDLE, Network, Spec, Trouble, Values, failed, ms, parse};
+use crate::cell::{Cell, IDLE, Network, POLL, Spec, Trouble, Values, failed, ms, parse};
 use crate::cgroups;
 use crate::cri::messages::LinuxContainerResources;
 use crate::place::limited;
@@ -99,6 +99,8 @@ pub async fn raise(cell: &Cell<'_>) -> Result<Values, Trouble> {
 
 /// The MiB that a container may take before it is ended.
 const LIMIT: i64 = 64;
+/// How long a runtime may take to tell why a container has ended.
+const CAUSE: Duration = Duration::from_secs(5);
 
 /// A program that takes more memory than it may.
 pub async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
@@ -110,8 +112,14 @@ pub async fn oom(cell: &Cell<'_>) -> Result<Values, Trouble> {
     };
     let spec = Spec { resources, ..Spec::workload("hog --limit 1024") };
     let launched = cell.launch(&pod, &spec).await?;
-    let status = cell.ended(&launched.id).await?;
+    let mut status = cell.ended(&launched.id).await?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+    // The runtime hears of the end and of its cause by two events, in any order.
+    let until = Instant::now() + CAUSE;
+    while status.reason != "OOMKilled" && Instant::now() < until {
+        tokio::time::sleep(POLL).await;
+        status = cell.ended(&launched.id).await?;
+    }
     let text = launched.text();
     cell.finish(&pod).await?;
     let printed = parse(&text)?;
