@@ -139,6 +139,10 @@ impl Tracee {
         let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
         let exit_signal = u64::from(exit_signal.cast_unsigned());
         let deadline = Instant::now() + LEAVING;
+        // Before the thread is there: its process may be killed while this one is waited for.
+        if is_thread {
+            self.leads_others = Some(true);
+        }
         loop {
             let mut batch = self.batch();
             let pids: Vec<u8> = set_tid.iter().flat_map(|p| p.to_le_bytes()).collect();
@@ -150,7 +154,6 @@ impl Tracee {
             let taken = outcome.result(call).err().and_then(|e| e.raw_os_error());
             if taken != Some(libc::EEXIST) || Instant::now() > deadline {
                 outcome.expect(call, || format!("clone3 for pid {set_tid:?}"))?;
-                self.leads_others = self.leads_others.map(|others| others || is_thread);
                 return self.meet_born(is_thread);
             }
             std::thread::sleep(Duration::from_millis(2));
