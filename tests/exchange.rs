@@ -55,6 +55,8 @@ const NATURAL: &[&str] = &[
     "zmm_upper",
     "hi16_zmm",
     "xstate_bv",
+    // Of the processor: AMD's have one bit more.
+    "mxcsr_mask",
     "mm_start_stack",
     "mm_arg_start",
     "mm_arg_end",

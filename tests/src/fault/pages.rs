@@ -162,7 +162,9 @@ impl Play<'_> {
             Victim::Pager => self.watch_pager(&mut restore, at)?,
             Victim::Daemon => None,
         };
-        restore.wait()?;
+        if !restore.wait()?.success() {
+            end_if_alone(&daemon)?;
+        }
         let daemon = joined(daemon)?;
         let left = self.left()?;
         // One that was not seen has ended before it could be killed.
@@ -191,6 +193,22 @@ impl Play<'_> {
         self.direct(&mut command, name)?;
         Ok(std::thread::spawn(move || watch(&mut command, Threads::First, at)))
     }
+}
+
+/// Ends a daemon that nobody has come to, which waits for ever, as CRIU's does: the restore has
+/// failed before. One that somebody has come to ends by itself.
+fn end_if_alone(daemon: &JoinHandle<Result<Watched>>) -> Result<()> {
+    const CONNECTED: &str = "03";
+    wait_for("the daemon to end, or to be alone", CALM, || {
+        let sockets = std::fs::read_to_string("/proc/net/unix")?;
+        let mut own = sockets.lines().filter(|line| line.ends_with("/lazy-pages.socket"));
+        let has_company = |line: &str| line.split_whitespace().nth(5) == Some(CONNECTED);
+        Ok((daemon.is_finished() || !own.any(has_company)).then_some(()))
+    })?;
+    if !daemon.is_finished() {
+        named("criu")?.into_iter().for_each(end);
+    }
+    Ok(())
 }
 
 /// Who is killed of those that bring pages in.
