@@ -162,10 +162,11 @@ impl Play<'_> {
             Victim::Pager => self.watch_pager(&mut restore, at)?,
             Victim::Daemon => None,
         };
-        if !restore.wait()?.success() {
-            end_if_alone(&daemon)?;
-        }
-        let daemon = joined(daemon)?;
+        let alone = !restore.wait()?.success() && end_if_alone(&daemon)?;
+        let daemon = match joined(daemon) {
+            Err(_) if alone => Watched::Ended { stops: 0, success: false },
+            watched => watched?,
+        };
         let left = self.left()?;
         // One that was not seen has ended before it could be killed.
         let pager = pager.unwrap_or(Watched::Ended { stops: 0, success: true });
@@ -196,8 +197,8 @@ impl Play<'_> {
 }
 
 /// Ends a daemon that nobody has come to, which waits for ever, as CRIU's does: the restore has
-/// failed before. One that somebody has come to ends by itself.
-fn end_if_alone(daemon: &JoinHandle<Result<Watched>>) -> Result<()> {
+/// failed before. One that somebody has come to ends by itself. Whether it was ended.
+fn end_if_alone(daemon: &JoinHandle<Result<Watched>>) -> Result<bool> {
     const CONNECTED: &str = "03";
     wait_for("the daemon to end, or to be alone", CALM, || {
         let sockets = std::fs::read_to_string("/proc/net/unix")?;
@@ -205,10 +206,11 @@ fn end_if_alone(daemon: &JoinHandle<Result<Watched>>) -> Result<()> {
         let has_company = |line: &str| line.split_whitespace().nth(5) == Some(CONNECTED);
         Ok((daemon.is_finished() || !own.any(has_company)).then_some(()))
     })?;
-    if !daemon.is_finished() {
+    let alone = !daemon.is_finished();
+    if alone {
         named("criu")?.into_iter().for_each(end);
     }
-    Ok(())
+    Ok(alone)
 }
 
 /// Who is killed of those that bring pages in.
