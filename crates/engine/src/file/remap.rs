@@ -485,8 +485,8 @@ fn make_ghost(cx: &mut Restore<'_>, reg: &RegFileEntry, ghost: u32) -> Result<He
     } else {
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         if !is_dir {
-            let pid = std::process::id();
-            name.name = format!(".torpor.{pid}.ghost.{ghost:x}").into_bytes();
+            let what = || "a name for an unlinked file".to_owned();
+            name.name = own_name("ghost", ghost).context(what)?.into_bytes();
         }
         let file = image.create(&cx.id_maps, name.dir.as_fd(), &name.name)?;
         cx.files.temporary.made.push((name.try_clone()?, flags));
@@ -533,6 +533,14 @@ fn link(from: &Held, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
     }
 }
 
+/// A name that nobody else has: other restores may work in the same directory, and the pids of
+/// their supervisors repeat in other namespaces.
+fn own_name(what: &str, number: u32) -> rustix::io::Result<String> {
+    let mut random = [0; 8];
+    aws_lc_rs::rand::fill(&mut random).map_err(|_| Errno::IO)?;
+    Ok(format!(".torpor.{:016x}.{what}.{number:x}", u64::from_ne_bytes(random)))
+}
+
 /// Renames what is called `name`, if there is such a thing.
 fn step_aside(
     cx: &mut Restore<'_>,
@@ -540,7 +548,7 @@ fn step_aside(
     name: &[u8],
 ) -> rustix::io::Result<Option<String>> {
     cx.files.temporary.asides += 1;
-    let other = format!(".torpor.{}.aside.{}", std::process::id(), cx.files.temporary.asides);
+    let other = own_name("aside", cx.files.temporary.asides)?;
     match rustix::fs::renameat_with(dir, name, dir, &other, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(Some(other)),
         Err(Errno::NOENT) => Ok(None),
