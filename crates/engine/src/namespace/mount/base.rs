@@ -108,7 +108,7 @@ impl Bases {
             None
         };
         let below = revived.as_ref().map_or(below.as_path(), |r| r.path.as_path());
-        let at = open_beneath(open.at.as_fd(), below, false).context(what)?;
+        let (at, _bare) = open_in(open.at.as_fd(), below).context(what)?;
         let copy = |attributes| -> Result<OwnedFd> {
             let copy = clone(at.as_fd()).context(what)?;
             torpor_sys::mount::set_attributes(copy.as_fd(), false, attributes).context(what)?;
@@ -136,9 +136,23 @@ impl Bases {
         let open = self.get(base).ok_or_else(|| unfit(mount, "its place has no origin"))?;
         let path = below.join(tree.place(node.mount));
         let what = || format!("look at {}", mount.mountpoint.display());
-        let place = open_beneath(open.at.as_fd(), &path, false).context(what)?;
+        let (place, _bare) = open_in(open.at.as_fd(), &path).context(what)?;
         let stat = rustix::fs::fstat(place).context(what)?;
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+}
+
+/// Opens what a base has itself at a path. Where something else is mounted there on this host
+/// (`ip netns add` leaves /run/netns mounted upon itself) it is looked for in a copy of the base
+/// alone, which has to stay as long as what was opened; before Linux 6.15 such a copy cannot be
+/// copied again.
+fn open_in(base: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<(OwnedFd, Option<OwnedFd>)> {
+    match open_beneath(base, path, false) {
+        Err(Errno::XDEV) => {
+            let bare = clone(base)?;
+            Ok((open_beneath(bare.as_fd(), path, false)?, Some(bare)))
+        }
+        opened => Ok((opened?, None)),
     }
 }
 
