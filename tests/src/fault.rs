@@ -568,9 +568,9 @@ impl Play<'_> {
 }
 
 /// Waits until nobody but the program, who started it, and who keeps what its rounds know is
-/// there.
+/// there. A guardian looks after tasks that it cannot reach for a minute.
 fn engine_gone(root: i32) -> Result<()> {
-    wait_for("the engine's processes to end", CALM, || {
+    wait_for("the engine's processes to end", CALM * 3, || {
         reap()?;
         let mut tree = observe::descendants(root)?;
         tree.push(1);
