@@ -82,13 +82,13 @@ fn output_may_be_opened_anew_by_its_name() {
 fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     let disk = tempfile::tempdir().unwrap();
     let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=3m", "none"])
+        .args(["-t", "tmpfs", "-o", "size=6m", "none"])
         .arg(disk.path())
         .status()
         .unwrap();
     assert!(mounted.success());
     let filler = disk.path().join("filler");
-    std::fs::write(&filler, vec![0; 1 << 20]).unwrap();
+    std::fs::write(&filler, vec![0; 3 << 20]).unwrap();
     let jobs = disk.path().join("jobs");
     std::fs::create_dir(&jobs).unwrap();
     let mut daemon = Daemon::start(&[]);
@@ -97,16 +97,16 @@ fn a_full_disk_holds_a_job_up_and_loses_nothing() {
     std::fs::remove_dir(&link).unwrap();
     std::os::unix::fs::symlink(&jobs, &link).unwrap();
     daemon.launch();
-    let script = "import sys\nfor i in range(30000):\n    sys.stdout.write('%060d\\n' % i)";
+    let script = "import sys\nfor i in range(60000):\n    sys.stdout.write('%060d\\n' % i)";
     let id = daemon.submit(&[], &["python3", "-c", script]);
     until("the disk is full", || {
-        (std::fs::metadata(jobs.join(format!("{id}/out"))).map_or(0, |m| m.len()) > 1_500_000)
+        (std::fs::metadata(jobs.join(format!("{id}/out"))).map_or(0, |m| m.len()) > 2_500_000)
             .then_some(())
     });
     assert_eq!(daemon.job(id)["state"], "running");
     std::fs::remove_file(filler).unwrap();
     daemon.wait_for(id, "done");
-    let expected: String = (0..30000).map(|i| format!("{i:060}\n")).collect();
+    let expected: String = (0..60000).map(|i| format!("{i:060}\n")).collect();
     assert!(daemon.output(id) == expected);
     drop(daemon);
     std::process::Command::new("umount").arg("-l").arg(disk.path()).status().unwrap();

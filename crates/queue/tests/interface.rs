@@ -16,11 +16,14 @@ use serde_json::{Value, json};
 fn ask(daemon: &Daemon, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(daemon.dir.path().join("socket")).unwrap();
     let length = body.len();
-    write!(
-        stream,
+    let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: q\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
+    );
+    // Who is refused may be answered before all has been read.
+    match stream.write_all(request.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        sent => sent.unwrap(),
+    }
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
