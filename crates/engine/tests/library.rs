@@ -102,9 +102,9 @@ fn destination() {
         receive(&mut from, &images, MOST).unwrap();
         Options { store: Some(Arc::new(images)), shell_job: true, ..Options::default() }
     };
-    let (first, mut skeleton);
-    first = next(1);
-    skeleton = Plan::read(&first).unwrap().for_rounds().unwrap().build(&mut NoHooks).unwrap();
+    let first = next(1);
+    let plan = Plan::read(&first).unwrap().for_rounds().unwrap();
+    let mut skeleton = plan.build(&mut NoHooks).unwrap();
     for round in 2..ROUNDS {
         let images: ImageDir = next(round).images().unwrap();
         skeleton.apply(images).unwrap();

@@ -1,6 +1,5 @@
 //! Snapshots in a directory: an OCI image layout, which other tools can copy.
 
-use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -12,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::Store;
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, Manifest, hex_of};
+use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex_of};
 
 /// A name in a directory.
 #[derive(Debug)]
@@ -152,13 +151,7 @@ impl Store for Dir {
             return Ok(0);
         }
         self.change(|index| {
-            let mut wanted = HashSet::new();
-            for entry in &index.manifests {
-                wanted.insert(entry.digest.clone());
-                let bytes = super::whole(self, entry, MAX_MANIFEST)?;
-                wanted.extend(Manifest::parse(&bytes)?.blobs().map(|blob| blob.digest.clone()));
-            }
-            let wanted: HashSet<&str> = wanted.iter().filter_map(|digest| hex_of(digest)).collect();
+            let wanted = super::wanted(self, &index.manifests)?;
             let blobs = self.path.join("blobs/sha256");
             let shown = || blobs.display().to_string();
             let mut freed = 0;

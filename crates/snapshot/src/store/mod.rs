@@ -5,12 +5,13 @@ pub mod http;
 pub mod registry;
 pub mod s3;
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::fs::File;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::oci::{Descriptor, Manifest, verify};
+use crate::oci::{Descriptor, MAX_MANIFEST, Manifest, hex_of, verify};
 use crate::reference::Reference;
 
 /// A place that has snapshots under names.
@@ -99,4 +100,19 @@ pub fn whole(store: &dyn Store, blob: &Descriptor, most: u64) -> Result<Vec<u8>>
     let bytes = store.read(blob, 0..blob.size)?;
     verify(blob, &bytes)?;
     Ok(bytes)
+}
+
+/// What the names of the blobs end in that some manifests need, these themselves included.
+///
+/// # Errors
+/// A manifest that cannot be read, or is none.
+fn wanted(store: &dyn Store, manifests: &[Descriptor]) -> Result<HashSet<String>> {
+    let mut wanted = HashSet::new();
+    let mut want = |blob: &Descriptor| wanted.extend(hex_of(&blob.digest).map(str::to_owned));
+    for entry in manifests {
+        want(entry);
+        let bytes = whole(store, entry, MAX_MANIFEST)?;
+        Manifest::parse(&bytes)?.blobs().for_each(&mut want);
+    }
+    Ok(wanted)
 }

@@ -1,7 +1,6 @@
 //! Snapshots in an object store that speaks the protocol of S3: an OCI image layout below a
 //! prefix, as a directory has it. `aws s3 sync` gives one that other tools can read.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -15,7 +14,7 @@ use ureq::http::Response;
 use super::Store;
 use super::http::{Call, Client, document};
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, Manifest, hex, hex_of};
+use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of};
 use crate::publish::time;
 
 /// How much is sent at once. Ten thousand parts are the most, so this allows 160 GB.
@@ -335,13 +334,7 @@ impl Store for S3 {
 
     fn collect(&self) -> Result<u64> {
         let Some((index, _)) = self.index()? else { return Ok(0) };
-        let mut wanted = HashSet::new();
-        for entry in &index.manifests {
-            wanted.insert(entry.digest.clone());
-            let bytes = super::whole(self, entry, MAX_MANIFEST)?;
-            wanted.extend(Manifest::parse(&bytes)?.blobs().map(|blob| blob.digest.clone()));
-        }
-        let wanted: HashSet<&str> = wanted.iter().filter_map(|digest| hex_of(digest)).collect();
+        let wanted = super::wanted(self, &index.manifests)?;
         let mut freed = 0;
         for (name, size) in self.list("blobs/sha256/")? {
             let is_wanted = name.rsplit('/').next().is_some_and(|hex| wanted.contains(hex));
