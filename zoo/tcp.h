@@ -67,6 +67,22 @@ static inline int tcp_state(int fd)
 	return info.tcpi_state;
 }
 
+/* One end of a connection that both have closed; the other one is gone. */
+static inline int tcp_closed_by_both(int family)
+{
+	int server, client;
+	char c;
+
+	tcp_pair(family, &server, &client);
+	TRY(shutdown(server, SHUT_WR));
+	CHECK_EQ(recv(client, &c, 1, 0), 0);
+	TRY(shutdown(client, SHUT_WR));
+	CHECK_EQ(recv(server, &c, 1, 0), 0);
+	WAIT_UNTIL(tcp_state(client) == TCP_CLOSE);
+	TRY(close(server));
+	return client;
+}
+
 /* Both ends work in both directions. */
 static inline void tcp_talk(int a, int b)
 {

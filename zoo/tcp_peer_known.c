@@ -26,15 +26,7 @@ int main(void)
 
 	signal(SIGPIPE, SIG_IGN);
 	for (int i = 0; i < 2; i++) {
-		int server;
-
-		tcp_pair(families[i], &server, &fds[i]);
-		TRY(shutdown(server, SHUT_WR));
-		CHECK_EQ(recv(fds[i], &c, 1, 0), 0);
-		TRY(shutdown(fds[i], SHUT_WR));
-		CHECK_EQ(recv(server, &c, 1, 0), 0);
-		WAIT_UNTIL(tcp_state(fds[i]) == TCP_CLOSE);
-		TRY(close(server));
+		fds[i] = tcp_closed_by_both(families[i]);
 		tcp_peer(fds[i], families[i], &before[i]);
 	}
 	zoo_ready();

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Place, group_exists, kill, row, samples, success, wait};
+use serde_json::Value;
 
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
                     - {name: runc, binary: /usr/sbin/runc}\n";
@@ -37,6 +38,18 @@ fn assert_gone(place: &Place, groups: &[String]) {
     for name in groups {
         wait(|| !group_exists(name), || format!("the control group {name} is left"));
     }
+}
+
+/// Waits for the end of a run that has been disturbed; its results, which are complete.
+fn completed(child: &mut Child, place: &Place) -> Value {
+    let until = Instant::now() + Duration::from_secs(240);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it does not end: {:?}", place.processes());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    results
 }
 
 #[test]
@@ -132,13 +145,7 @@ fn a_containerd_that_is_killed_is_started_again() {
     for (pid, _) in daemons() {
         assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
     }
-    let until = Instant::now() + Duration::from_secs(240);
-    while child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "it does not end: {:?}", place.processes());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let results = place.results();
-    assert_eq!(results["complete"], true);
+    let results = completed(&mut child, &place);
     let start = row(&results, "operations.container.start", "here/runc");
     let bridge = row(&results, "operations.bridge.create", "here/runc");
     // One item may have met the end of the daemon; all others have their values.
@@ -164,13 +171,7 @@ fn without_its_network_and_its_shims_it_comes_to_an_end() {
     for pid in of("/usr/bin/containerd-shim") {
         run("kill", &["-KILL", &pid]);
     }
-    let until = Instant::now() + Duration::from_secs(240);
-    while child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < until, "it does not end: {:?}", place.processes());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let results = place.results();
-    assert_eq!(results["complete"], true);
+    let results = completed(&mut child, &place);
     for name in ["operations.life.total", "operations.bridge.create"] {
         let row = row(&results, name, "here/runc");
         // An item or two may have met the end of what was killed; then the reason is told.
