@@ -408,8 +408,9 @@ impl ImageDir {
         self.pins.start();
     }
 
-    /// Opens all files of entries now, so that nothing but these and their list is looked for until
-    /// [`ImageDir::stop_pinning`]: whoever reads them need not be able to open any.
+    /// Opens all files of entries now, so that nothing but these and their list is looked for from
+    /// now on, also after [`ImageDir::stop_pinning`]: whoever reads them need not be able to open any,
+    /// and a file that is added later is not there.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -424,14 +425,20 @@ impl ImageDir {
         Ok(())
     }
 
+    /// How many bytes the files have that are kept.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pins.bytes()
+    }
+
     /// Descriptors that the kept files are read through.
     #[must_use]
     pub fn pinned_descriptors(&self) -> Vec<RawFd> {
         self.pins.descriptors()
     }
 
-    /// Files that have not been opened yet are opened as they are then; of those that
-    /// have, `wanted` names the ones that stay as they were.
+    /// Files that have not been opened yet are opened as they are then, if they are in the list of
+    /// [`ImageDir::pin_all`]; of those that have, `wanted` names the ones that stay as they were.
     pub fn stop_pinning(&self, wanted: impl Fn(&str) -> bool) {
         self.pins.stop(wanted);
     }

@@ -3,9 +3,10 @@
 //! Where a directory of images has a socket of the name [`SOCKET`], its packed pages files may
 //! have holes still: who reads a part of one asks there first, and is answered when the part is
 //! in place. A request is 20 bytes: the number of the file (4), the offset and the length of the
-//! part (8 each). The answer is one byte, 0 if the part is there.
+//! part (8 each); the length has the bit [`PATIENT`] as well where nobody waits for the part yet. The
+//! answer is one byte, 0 if the part is there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -20,6 +21,8 @@ use crate::error::{Error, Result};
 pub const SOCKET: &str = "pages.sock";
 /// The bytes of a request.
 pub const REQUEST: usize = 20;
+/// In the length of a part: it is read ahead, and may come when it suits.
+pub const PATIENT: u64 = 1 << 63;
 
 /// Who fetches the pages of a directory.
 #[derive(Debug)]
@@ -37,7 +40,13 @@ struct Line {
 }
 
 thread_local! {
+    static READS_AHEAD: Cell<bool> = const { Cell::new(false) };
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
+}
+
+/// What this thread reads from now on is what nobody waits for yet.
+pub fn read_ahead() {
+    READS_AHEAD.set(true);
 }
 
 impl Feed {
@@ -75,7 +84,8 @@ impl Feed {
             let mut request = [0; REQUEST];
             request[..4].copy_from_slice(&id.to_le_bytes());
             request[4..12].copy_from_slice(&offset.to_le_bytes());
-            request[12..].copy_from_slice(&len.to_le_bytes());
+            let patient = if READS_AHEAD.get() { PATIENT } else { 0 };
+            request[12..].copy_from_slice(&(len | patient).to_le_bytes());
             stream.write_all(&request)?;
             let mut answer = [1];
             stream.read_exact(&mut answer)?;

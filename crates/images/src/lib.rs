@@ -20,6 +20,7 @@ pub mod pages;
 pub mod payload;
 mod pin;
 pub mod reader;
+pub mod remap;
 pub mod sealed;
 mod sums;
 pub mod writer;

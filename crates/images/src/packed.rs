@@ -364,6 +364,11 @@ impl PackedReader {
         })
     }
 
+    /// Whether somebody fetches what is read.
+    pub(crate) fn is_fed(&self) -> bool {
+        self.feed.is_some()
+    }
+
     fn file(&self, cluster: &Cluster<'_>) -> Result<&(File, PathBuf)> {
         self.files.get(&cluster.pack).ok_or_else(|| Error::Missing { file: self.path.clone() })
     }

@@ -260,6 +260,12 @@ impl PagesReader {
         }
     }
 
+    /// Whether pages may have to be fetched from elsewhere when they are read ([`crate::feed`]).
+    #[must_use]
+    pub fn is_fed(&self) -> bool {
+        matches!(&self.0, From::Packed(packed) if packed.is_fed())
+    }
+
     /// Reads what stands at `offset`, or would if it were not compressed: whole pages, if
     /// the file is sealed.
     pub fn read_exact_at(&self, data: &mut [u8], offset: u64) -> Result<()> {

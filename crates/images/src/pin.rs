@@ -45,8 +45,16 @@ struct State {
     /// Whether files that are opened for the first time are kept.
     open: bool,
     bytes: u64,
-    /// The names of all files, if what is not kept is not there.
+    /// The names of all files, if there are no others but pages.
     names: Option<Arc<[String]>>,
+}
+
+impl State {
+    /// Whether `name` is among the names, if they are known. Pages may come later.
+    fn lists(&self, name: &str) -> Option<bool> {
+        let names = self.names.as_ref().filter(|_| !is_memory(name))?;
+        Some(names.iter().any(|known| known == name))
+    }
 }
 
 /// The files of a directory that are kept.
@@ -64,11 +72,11 @@ impl Pins {
         self.state().open = true;
     }
 
-    /// No more files are kept; of those that are, the ones that `wanted` names.
+    /// No more files are kept; of those that are, the ones that `wanted` names. The list of names
+    /// stays: a file that was not there when all were judged must not appear afterwards.
     pub(crate) fn stop(&self, wanted: impl Fn(&str) -> bool) {
         let mut state = self.state();
         state.open = false;
-        state.names = None;
         state.kept.retain(|name, _| wanted(name));
     }
 
@@ -80,6 +88,11 @@ impl Pins {
     /// The names of all files, if they are known.
     pub(crate) fn names(&self) -> Option<Arc<[String]>> {
         self.state().names.clone()
+    }
+
+    /// How many bytes all kept files have.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.state().bytes
     }
 
     /// Descriptors of kept files.
@@ -94,8 +107,7 @@ impl Pins {
     /// Whether there was a file `name`, if that is known.
     pub(crate) fn has(&self, name: &str) -> Option<bool> {
         let state = self.state();
-        let listed = || Some(state.names.as_ref()?.iter().any(|known| known == name));
-        state.kept.get(name).map(Option::is_some).or_else(listed)
+        state.kept.get(name).map(Option::is_some).or_else(|| state.lists(name))
     }
 
     /// The file `name`: as it is kept, else as `open` opens it, which is then kept.
@@ -133,7 +145,7 @@ impl Pins {
         let missing = || Error::Missing { file: path.to_owned() };
         let mut state = self.state();
         if !state.kept.contains_key(name) {
-            if state.names.as_ref().is_some_and(|names| !names.iter().any(|known| known == name)) {
+            if state.lists(name) == Some(false) {
                 return Err(missing());
             }
             let file = open();

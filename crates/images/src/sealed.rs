@@ -57,8 +57,9 @@ impl ImageDir {
         self.unwrap = Some(unwrap);
     }
 
-    /// Sealed checkpoints that this one builds on may lack their pages: a page server has them.
-    pub fn miss_pages_of_parents(&mut self) {
+    /// Sealed checkpoints, this one and those that it builds on, may lack their pages: a page server
+    /// has them.
+    pub fn miss_pages(&mut self) {
         self.pages_elsewhere = true;
     }
 

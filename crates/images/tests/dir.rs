@@ -219,3 +219,26 @@ fn what_was_opened_stays_as_it_was() {
     dir.stop_pinning(|name| name != "pstree.img");
     assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), [pstree(2)]);
 }
+
+#[test]
+fn what_is_added_later_is_not_there() {
+    let (temp, dir) = dir();
+    dir.write_one(kind::PSTREE, 0, &pstree(1)).unwrap();
+    let add = |name: &str| std::fs::write(temp.path().join(name), "new").unwrap();
+    dir.start_pinning();
+    dir.pin_all().unwrap();
+    add("nftables-1.img");
+    dir.stop_pinning(|name| name != "pstree.img");
+    add("iptables-1.img");
+    add("pages-1.img");
+    for kind in [kind::NFTABLES, kind::IPTABLES] {
+        assert!(dir.reader(kind, 1).unwrap().is_none());
+        assert!(dir.open_file(&kind.file_name(1)).unwrap_err().is_missing());
+        assert!(!dir.has(kind, 1).unwrap());
+        assert!(dir.ids(kind).unwrap().is_empty());
+    }
+    // It gives no rights, and may come late.
+    assert!(dir.has(kind::PAGES, 1).unwrap());
+    dir.open_file("pages-1.img").unwrap();
+    assert_eq!(dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap(), [pstree(1)]);
+}

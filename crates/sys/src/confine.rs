@@ -50,16 +50,27 @@ const WITH_PROTECTION: [libc::c_long; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 /// `AUDIT_ARCH_X86_64` of linux/audit.h.
 const ARCHITECTURE: u32 = 0xc000_003e;
 
+/// How much a confined process may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Processor time in seconds; `SIGXCPU` ends it then.
+    pub seconds: u64,
+    /// Memory in bytes, beside what it has already; to allocate more fails.
+    pub bytes: u64,
+}
+
 /// Takes from this process all that it can do: its descriptors but `keep`, its user, capabilities,
-/// and all system calls but the few that reading and computing need. Only for a process that is
-/// a fresh copy; none of it can be taken back.
+/// all system calls but the few that reading and computing need, and time and memory above `limits`.
+/// Only for a process that is a fresh copy; none of it can be taken back.
 ///
 /// # Errors
 /// The kernel's. The process must end then, and do nothing before.
-pub fn confine(keep: &[RawFd]) -> Result<()> {
+pub fn confine(keep: &[RawFd], limits: Limits) -> Result<()> {
+    limit(libc::RLIMIT_DATA, data()?.saturating_add(limits.bytes))?;
+    limit(libc::RLIMIT_CPU, limits.seconds)?;
     close_all_but(keep);
     become_nobody()?;
-    drop_capabilities()?;
+    keep_capabilities(0)?;
     // SAFETY: numbers only.
     unsafe {
         check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
@@ -68,6 +79,27 @@ pub fn confine(keep: &[RawFd]) -> Result<()> {
         check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
     }
     filter()
+}
+
+/// The memory of this process that can be written to and is its own, in bytes (proc_pid_statm(5)).
+fn data() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = text.split(' ').nth(5).and_then(|word| word.trim().parse::<u64>().ok());
+    let pages = pages.ok_or_else(|| io::Error::other("statm has no sixth number"))?;
+    Ok(pages.saturating_mul(4096))
+}
+
+/// Lowers a limit; one that is lower already stays.
+fn limit(which: libc::__rlimit_resource_t, most: u64) -> Result<()> {
+    let mut now = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: places for two numbers, which the first call writes and the second one reads.
+    unsafe {
+        check(libc::getrlimit(which, &raw mut now))?;
+        // Who ignores the signal of the lower one ends at the other.
+        now.rlim_cur = now.rlim_cur.min(most);
+        now.rlim_max = now.rlim_max.min(most.saturating_add(1));
+        check(libc::setrlimit(which, &raw const now)).map(drop)
+    }
 }
 
 fn close_all_but(keep: &[RawFd]) {
@@ -116,13 +148,28 @@ struct Header {
     pid: i32,
 }
 
-fn drop_capabilities() -> Result<()> {
-    /// `_LINUX_CAPABILITY_VERSION_3`.
-    const VERSION: u32 = 0x2008_0522;
+/// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h.
+const VERSION: u32 = 0x2008_0522;
+
+/// Takes all capabilities but those whose bits are in `keep` from this thread, for good: a thread that
+/// is started by it has not got them either. A program that a root user runs has those again that the
+/// bounding set allows, which stays as it is.
+///
+/// # Errors
+/// The kernel's.
+pub fn keep_capabilities(keep: u64) -> Result<()> {
     let header = Header { version: VERSION, pid: 0 };
-    let none = [0_u32; 6];
+    // Effective, permitted and inheritable ones: the low words, then the high ones.
+    let mut sets = [0_u32; 6];
+    // SAFETY: a header, and a place for two sets of three words.
+    check(unsafe { libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr()) })?;
+    let words = [keep & u64::from(u32::MAX), keep >> 32];
+    for (set, keep) in sets.chunks_mut(3).zip(words) {
+        let keep = u32::try_from(keep).unwrap_or_default();
+        set.iter_mut().for_each(|word| *word &= keep);
+    }
     // SAFETY: a header and two sets of three words, which the call only reads.
-    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) }).map(drop)
 }
 
 /// A step of a filter (linux/filter.h).
@@ -187,6 +234,26 @@ mod tests {
 
     use super::*;
 
+    /// A process of its own, which is confined and computes for ever.
+    #[test]
+    fn time_has_an_end() {
+        use std::os::unix::process::ExitStatusExt;
+        if std::env::var_os("CONFINE_TIME_TEST").is_none() {
+            let me = std::env::current_exe().unwrap();
+            let mut command = std::process::Command::new(me);
+            command.env("CONFINE_TIME_TEST", "1");
+            let done =
+                command.args(["--exact", "confine::tests::time_has_an_end"]).output().unwrap();
+            assert_eq!(done.status.signal(), Some(libc::SIGXCPU));
+            return;
+        }
+        confine(&[], Limits { seconds: 1, bytes: 1 << 20 }).unwrap();
+        let mut number = 0_u64;
+        loop {
+            number = std::hint::black_box(number).wrapping_add(1);
+        }
+    }
+
     /// What a confined process can do, by the bits of its exit code; in a process of its own, since
     /// others here have threads.
     #[test]
@@ -203,7 +270,7 @@ mod tests {
         }
         let kept = std::fs::File::open("/proc/thread-self/status").unwrap();
         let other = std::fs::File::open("/proc/thread-self/status").unwrap();
-        confine(&[kept.as_raw_fd()]).unwrap();
+        confine(&[kept.as_raw_fd()], Limits { seconds: 60, bytes: 16 << 20 }).unwrap();
         let mut text = vec![0; 4096];
         let read = rustix::io::read(&kept, &mut text).unwrap();
         let text = String::from_utf8_lossy(&text[..read]).into_owned();
@@ -228,6 +295,7 @@ mod tests {
             rustix::io::read(&other, &mut [0; 8]) == Err(Errno::BADF),
             refused(code.map(drop)),
             std::hint::black_box(vec![1_u8; 1 << 22]).len() == 1 << 22,
+            Vec::<u8>::new().try_reserve_exact(17 << 20).is_err(),
         ];
         let wrong = right.iter().position(|right| !right).and_then(|at| i32::try_from(at).ok());
         // SAFETY: ends the process.

@@ -25,6 +25,7 @@ pub mod secrecy;
 pub mod socket;
 pub mod stub;
 pub mod tty;
+pub mod tun;
 pub mod uffd;
 pub mod vm;
 pub mod xsave;

@@ -86,6 +86,23 @@ pub fn fanotify_add(group: impl AsFd, flags: u32, mask: u64, path: &CStr) -> Res
     check(unsafe { libc::fanotify_mark(fd, flags, mask, libc::AT_FDCWD, path.as_ptr()) }).map(drop)
 }
 
+/// The length of an event without further records (`struct fanotify_event_metadata`).
+pub const FANOTIFY_EVENT: usize = size_of::<libc::fanotify_event_metadata>();
+
+/// Reads one event of a fanotify descriptor into `buffer`, which must have room for one and no
+/// more, and so takes it out of the queue. Returns the file that comes with it.
+///
+/// # Errors
+/// `EINVAL` if the event is longer; `EAGAIN` if there is none and the descriptor does not wait.
+pub fn fanotify_take(group: impl AsFd, buffer: &mut [u8]) -> Result<Option<OwnedFd>> {
+    let place = std::mem::offset_of!(libc::fanotify_event_metadata, fd);
+    let read = rustix::io::read(group, &mut *buffer)?;
+    let number = buffer[..read].get(place..place + 4).and_then(|bytes| bytes.try_into().ok());
+    let number = number.map_or(libc::FAN_NOFD, libc::c_int::from_ne_bytes);
+    // SAFETY: the kernel has made this descriptor for who reads the event, unless it is FAN_NOFD.
+    Ok((number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

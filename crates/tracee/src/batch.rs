@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use torpor_sys::stub::Record;
 
+use crate::syscall::Syscall;
 use crate::{Error, RemoteAddr, Result, Tracee};
 
 /// A system call of a batch.
@@ -35,19 +36,17 @@ impl<'t> Batch<'t> {
     }
 
     /// Adds a call; the batch goes on if it fails.
-    pub fn call<const N: usize>(&mut self, number: libc::c_long, args: [u64; N]) -> Call {
-        const { assert!(N <= 6) };
-        let mut record =
-            Record { number: number.cast_unsigned(), result: Record::NOT_RUN, ..Record::default() };
-        record.args[..N].copy_from_slice(&args);
+    pub fn call(&mut self, call: impl Into<Syscall>) -> Call {
+        let Syscall { number, args } = call.into();
+        let record = Record { number, args, result: Record::NOT_RUN, ..Record::default() };
         self.records.push(record);
         Call(self.records.len() - 1)
     }
 
     /// Adds a call without which the rest makes no sense: if it fails, the calls
     /// after it are not made.
-    pub fn must<const N: usize>(&mut self, number: libc::c_long, args: [u64; N]) -> Call {
-        let call = self.call(number, args);
+    pub fn must(&mut self, call: impl Into<Syscall>) -> Call {
+        let call = self.call(call);
         self.records[call.0].flags = Record::STOP_ON_ERROR;
         call
     }

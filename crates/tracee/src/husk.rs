@@ -4,12 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_sys::process::{Gate, spawn_gated};
 use torpor_sys::ptrace::{self, option};
 use torpor_sys::stub;
 
 use crate::stop::{StopState, wait_for};
 use crate::stub::{STUB_SIZE, Stub};
+use crate::syscall::{self, Syscall};
 use crate::{Batch, Call, Error, RemoteAddr, Result, Tracee};
 
 /// Where the program of a husk is linked to: above the usual `mmap_min_addr`.
@@ -93,7 +95,8 @@ impl Tracee {
     /// # Errors
     /// `EEXIST` in `Os` when a pid is taken; what `before` and `prepare` return.
     pub fn bear(birth: &Birth<'_>) -> Result<(Self, OwnedFd)> {
-        let os = |what| move |source| Error::Os { pid: 0, what, source };
+        let pid = birth.set_tid.first().copied().unwrap_or(0);
+        let os = |what| move |source| Error::Os { pid, what, source };
         let image = program_file().map_err(os("memfd_create"))?;
         let gate = Gate::new().map_err(os("pipe"))?;
         let Birth { flags, set_tid, before, prepare } = birth;
@@ -184,20 +187,9 @@ impl Tracee {
     /// # Errors
     /// `EEXIST` in `Remote` if something is mapped there.
     pub fn move_stub(&mut self, base: u64) -> Result<()> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        self.call(
-            "mmap of the stub",
-            libc::SYS_mmap,
-            [
-                base,
-                STUB_SIZE,
-                u64::from(prot.cast_unsigned()),
-                u64::from(flags.cast_unsigned()),
-                u64::MAX,
-                0,
-            ],
-        )?;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let mmap = syscall::mmap_anonymous(base..base + STUB_SIZE, ProtFlags::all(), flags);
+        self.call("mmap of the stub", mmap)?;
         self.write(RemoteAddr(base), stub::code())?;
         self.stub = Some(Stub::at(base));
         Ok(())
@@ -213,14 +205,17 @@ impl Tracee {
     ///
     /// # Errors
     /// Gone; or the kernel's answer in `Remote`.
-    pub fn call_alone(&mut self, what: &str, number: libc::c_long, args: [u64; 4]) -> Result<u64> {
+    pub fn call_alone(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64> {
+        let Syscall { number, args } = call.into();
         let stub = self.stub()?;
         let regs = torpor_sys::ptrace::Registers {
-            rax: number.cast_unsigned(),
+            rax: number,
             rdi: args[0],
             rsi: args[1],
             rdx: args[2],
             r10: args[3],
+            r8: args[4],
+            r9: args[5],
             rip: stub.syscall_at(),
             orig_rax: u64::MAX,
             ..self.own
@@ -321,7 +316,7 @@ impl Tracee {
 pub(crate) fn clone3(batch: &mut Batch<'_>, args: [u64; 11]) -> Call {
     let bytes: Vec<u8> = args.iter().flat_map(|word| word.to_le_bytes()).collect();
     let place = batch.bytes(&bytes);
-    batch.call(libc::SYS_clone3, [place.0, bytes.len() as u64])
+    batch.call((libc::SYS_clone3, [place.0, bytes.len() as u64]))
 }
 
 fn program_file() -> std::io::Result<OwnedFd> {

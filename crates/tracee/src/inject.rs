@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::FileExt;
 
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_sys::ptrace::Registers;
 use torpor_sys::stub::{self, Record};
 
-use crate::lone::{LoneCall, SystemCall, memory, mmap};
+use crate::lone::{LoneCall, memory};
 use crate::stub::{PAGE, Room, STUB_SIZE, Stub};
+use crate::syscall::{Syscall, mmap_anonymous, munmap};
 use crate::{Error, Mapping, RemoteAddr, Result, Tracee, frame};
 
 impl Tracee {
@@ -27,12 +29,15 @@ impl Tracee {
     pub fn inject_all<'t>(
         tasks: impl IntoIterator<Item = (&'t mut Self, &'t [Mapping], u64)>,
     ) -> Result<()> {
-        let (read_write, exec) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_EXEC);
-        let new = libc::MAP_FIXED_NOREPLACE;
+        let read_write = ProtFlags::READ | ProtFlags::WRITE;
+        let stub_at = |base, prot| {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+            mmap_anonymous(base..base + STUB_SIZE, prot, flags)
+        };
         let (mut places, mut calls) = (Vec::new(), Vec::new());
         for (tracee, maps, base) in tasks {
             tracee.check_code()?;
-            let call = mmap([base, STUB_SIZE], read_write | exec, new);
+            let call = stub_at(base, read_write | ProtFlags::EXEC);
             places.push((maps, base));
             calls.push(LoneCall::new(tracee, maps, call));
         }
@@ -44,11 +49,10 @@ impl Tracee {
                     // It may have no memory that is writable and executable (PR_SET_MDWE,
                     // SELinux): the code gets a page of its own, that only a tracer can write.
                     Err(e) if is_denied(&e) => {
-                        tracee.map(maps, mmap([base, STUB_SIZE], read_write, new))?;
-                        tracee.map(
-                            maps,
-                            mmap([base, PAGE], libc::PROT_READ | exec, libc::MAP_FIXED),
-                        )?;
+                        let code = ProtFlags::READ | ProtFlags::EXEC;
+                        let over = MapFlags::PRIVATE | MapFlags::FIXED;
+                        tracee.map(maps, stub_at(base, read_write))?;
+                        tracee.map(maps, mmap_anonymous(base..base + PAGE, code, over))?;
                         memory(tracee.tid)
                             .and_then(|memory| memory.write_all_at(stub::code(), base))
                             .map_err(Error::os(tracee.tid, "writing the stub"))?;
@@ -72,7 +76,7 @@ impl Tracee {
         Err(Error::Unusable { pid: self.tid, reason })
     }
 
-    fn map(&mut self, maps: &[Mapping], call: SystemCall) -> Result<()> {
+    fn map(&mut self, maps: &[Mapping], call: Syscall) -> Result<()> {
         let result = self.call_without_stub(maps, call)?;
         self.answer("mmap of the stub", result).map(drop)
     }
@@ -103,7 +107,7 @@ impl Tracee {
     ) -> Vec<Result<()>> {
         let calls = tasks.into_iter().filter_map(|(tracee, maps)| {
             let stub = tracee.stub.take()?;
-            let call = (libc::SYS_munmap, [stub.base, STUB_SIZE, 0, 0, 0, 0]);
+            let call = munmap(stub.base..stub.base + STUB_SIZE);
             Some(LoneCall::new(tracee, maps, call))
         });
         let done = LoneCall::run_all(calls.collect()).into_iter();

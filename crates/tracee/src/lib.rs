@@ -18,6 +18,7 @@ mod maps;
 mod rseq;
 mod stop;
 mod stub;
+pub mod syscall;
 mod template;
 mod twin;
 

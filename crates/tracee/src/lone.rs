@@ -18,30 +18,21 @@ use torpor_sys::ptrace::Registers;
 
 use crate::leftover::{read_maps, stop_thread};
 use crate::stub::PAGE;
+use crate::syscall::Syscall;
 use crate::{Error, Mapping, Result, Tracee, frame};
-
-/// Number and arguments.
-pub(crate) type SystemCall = (libc::c_long, [u64; 6]);
-
-/// Anonymous memory: first address and length.
-pub(crate) fn mmap(range: [u64; 2], prot: i32, flags: i32) -> SystemCall {
-    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let [prot, flags] = [prot, flags].map(|bits| u64::from(bits.cast_unsigned()));
-    (libc::SYS_mmap, [range[0], range[1], prot, flags, u64::MAX, 0])
-}
 
 /// A single system call with nothing of ours mapped in the task.
 pub(crate) struct LoneCall<'t> {
     tracee: &'t mut Tracee,
     maps: &'t [Mapping],
-    call: SystemCall,
+    call: Syscall,
     way_back: Option<WayBack>,
     /// What the kernel answered, once it has.
     answer: Result<u64>,
 }
 
 impl<'t> LoneCall<'t> {
-    pub(crate) fn new(tracee: &'t mut Tracee, maps: &'t [Mapping], call: SystemCall) -> Self {
+    pub(crate) fn new(tracee: &'t mut Tracee, maps: &'t [Mapping], call: Syscall) -> Self {
         LoneCall { tracee, maps, call, way_back: None, answer: Ok(0) }
     }
 
@@ -60,9 +51,9 @@ impl<'t> LoneCall<'t> {
 
     /// Sends the task to the call.
     fn enter(&mut self, _: u64) -> Result<u64> {
-        let (number, args) = self.call;
+        let Syscall { number, args } = self.call;
         let mut regs = Registers {
-            rax: number.cast_unsigned(),
+            rax: number,
             rdi: args[0],
             rsi: args[1],
             rdx: args[2],
@@ -137,7 +128,7 @@ impl Tracee {
     }
 
     /// Makes a system call with nothing of ours mapped in the task.
-    pub(crate) fn call_without_stub(&mut self, maps: &[Mapping], call: SystemCall) -> Result<u64> {
+    pub(crate) fn call_without_stub(&mut self, maps: &[Mapping], call: Syscall) -> Result<u64> {
         let done = LoneCall::run_all(vec![LoneCall::new(self, maps, call)]);
         done.into_iter().next().map_or(Err(Error::Gone { pid: 0 }), |(_, result)| result)
     }
@@ -285,7 +276,13 @@ fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// Gone; traced by somebody else; the kernel's answer in `Remote`.
-pub fn call_once(pid: i32, what: &str, call: SystemCall, patience: Duration) -> Result<u64> {
+pub fn call_once(
+    pid: i32,
+    what: &str,
+    call: impl Into<Syscall>,
+    patience: Duration,
+) -> Result<u64> {
+    let call = call.into();
     let deadline = Instant::now() + patience;
     let mut leader = loop {
         match stop_thread(pid, pid, deadline)? {

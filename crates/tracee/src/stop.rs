@@ -13,6 +13,7 @@ use torpor_sys::xsave;
 
 use crate::leftover::is_zombie;
 use crate::stub::Stub;
+use crate::syscall::Syscall;
 use crate::{Batch, Error, RemoteAddr, Result};
 
 /// What is blocked during a batch: all but the signal that ends it.
@@ -112,12 +113,12 @@ impl Tracee {
         self.leads_others = Some(others);
     }
 
-    /// Whether the process is to end if the supervisor does before it has let the thread go.
+    /// The process is to end if the supervisor does before it has let the thread go.
     ///
     /// # Errors
     /// Gone.
-    pub fn die_with_supervisor(&self, tied: bool) -> Result<()> {
-        self.set_options(if tied { option::EXITKILL } else { 0 })
+    pub fn die_with_supervisor(&self) -> Result<()> {
+        self.set_options(option::EXITKILL)
     }
 
     /// Sets the options of tracing: those that every task has, and `more`.
@@ -213,14 +214,9 @@ impl Tracee {
     ///
     /// # Errors
     /// The task's or the kernel's; use a [`Batch`] where failure is expected.
-    pub fn call<const N: usize>(
-        &mut self,
-        what: &str,
-        number: libc::c_long,
-        args: [u64; N],
-    ) -> Result<u64> {
+    pub fn call(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64> {
         let mut batch = self.batch();
-        let call = batch.call(number, args);
+        let call = batch.call(call);
         batch.run()?.expect(call, || what.to_owned())
     }
 
@@ -456,7 +452,7 @@ impl Tracee {
         let signal = (status & 0x7f).cast_signed();
         if signal == 0 {
             let mut batch = self.batch();
-            batch.call(libc::SYS_exit_group, [u64::from(status >> 8 & 0xff)]);
+            batch.call((libc::SYS_exit_group, [u64::from(status >> 8 & 0xff)]));
             match batch.run() {
                 Err(Error::Gone { .. }) => {}
                 Err(e) => return Err(e),
@@ -469,7 +465,7 @@ impl Tracee {
             }
         } else {
             // The stop at the end of a batch is one at which a signal can be injected.
-            self.call("getpid", libc::SYS_getpid, [])?;
+            self.call("getpid", (libc::SYS_getpid, []))?;
             ptrace::set_signal_mask(tid, 0).map_err(Error::os(tid, "PTRACE_SETSIGMASK"))?;
             ptrace::cont(tid, signal).map_err(Error::os(tid, "PTRACE_CONT"))?;
         }

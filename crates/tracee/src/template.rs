@@ -7,6 +7,7 @@ use torpor_sys::ptrace::{self, option};
 
 use crate::husk::OPTIONS;
 use crate::stop::send;
+use crate::syscall::prctl;
 use crate::{Error, Result, Tracee};
 
 /// What a template calls itself, so that who looks for it knows whose it is.
@@ -18,11 +19,11 @@ impl Tracee {
     /// # Errors
     /// Gone; the kernel's.
     pub fn leave_behind(mut self) -> Result<()> {
-        self.call("setsid", libc::SYS_setsid, [])?;
+        self.call("setsid", (libc::SYS_setsid, []))?;
         let mut batch = self.batch();
         let name = batch.cstr(NAME);
-        batch.call(libc::SYS_prctl, [u64::from(libc::PR_SET_NAME.cast_unsigned()), name.0]);
-        batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+        batch.call(prctl(libc::PR_SET_NAME, [name.0]));
+        batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
         batch.run()?;
         self.set_options(0)?;
         let tid = self.tid;

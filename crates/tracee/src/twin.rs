@@ -9,6 +9,7 @@
 use torpor_sys::ptrace::{Registers, option};
 
 use crate::husk::clone3;
+use crate::syscall::prctl;
 use crate::{Result, Tracee, frame};
 
 /// What a twin calls itself, so that who looks for it knows whose it is.
@@ -44,7 +45,7 @@ impl Tracee {
     /// Gone; `ECHILD` if it has reaped it already.
     pub fn reap_shadow(&mut self, pid: u64) -> Result<()> {
         let mut batch = self.batch();
-        let reap = batch.call(libc::SYS_wait4, [pid, 0, libc::__WALL.cast_unsigned().into(), 0]);
+        let reap = batch.call((libc::SYS_wait4, [pid, 0, libc::__WALL.cast_unsigned().into(), 0]));
         batch.run()?.expect(reap, || "wait4 for a shadow".to_owned()).map(drop)
     }
 
@@ -84,8 +85,8 @@ impl Tracee {
         twin.set_options(option::EXITKILL)?;
         let mut batch = twin.batch();
         let name = batch.cstr(NAME);
-        batch.call(libc::SYS_prctl, [u64::from(libc::PR_SET_NAME.cast_unsigned()), name.0]);
-        batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+        batch.call(prctl(libc::PR_SET_NAME, [name.0]));
+        batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
         batch.run()?;
         Ok(twin)
     }
@@ -98,7 +99,7 @@ impl Tracee {
         let mut batch = self.batch();
         for &(start, len) in ranges {
             let advice = libc::MADV_DONTNEED.cast_unsigned().into();
-            batch.call(libc::SYS_madvise, [start, len as u64, advice]);
+            batch.call((libc::SYS_madvise, [start, len as u64, advice]));
         }
         batch.run().map(drop)
     }

@@ -63,10 +63,10 @@ fn a_sleeper_runs_calls_and_goes_on() {
     let mut t = stop(pid);
     t.inject(&before, stub_place(&before).unwrap()).unwrap();
     let mut batch = t.batch();
-    let pid_call = batch.call(libc::SYS_getpid, []);
-    let bad = batch.call(libc::SYS_close, [9999]);
+    let pid_call = batch.call((libc::SYS_getpid, []));
+    let bad = batch.call((libc::SYS_close, [9999]));
     let slot = batch.space(16);
-    let clock = batch.call(libc::SYS_clock_gettime, [1, slot.addr.0]);
+    let clock = batch.call((libc::SYS_clock_gettime, [1, slot.addr.0]));
     let out = batch.run().unwrap();
     assert_eq!(out.result(pid_call).unwrap(), u64::try_from(pid).unwrap());
     assert_eq!(out.result(bad).unwrap_err().raw_os_error(), Some(libc::EBADF));
@@ -91,15 +91,15 @@ fn a_failing_call_ends_the_batch_when_asked() {
     let mut t = stop(pid);
     t.inject(&m, stub_place(&m).unwrap()).unwrap();
     let mut batch = t.batch();
-    let open = batch.must(libc::SYS_openat, [at_cwd(), 0, 0]);
-    let never = batch.call(libc::SYS_getpid, []);
+    let open = batch.must((libc::SYS_openat, [at_cwd(), 0, 0]));
+    let never = batch.call((libc::SYS_getpid, []));
     let out = batch.run().unwrap();
     assert_eq!(out.result(open).unwrap_err().raw_os_error(), Some(libc::EFAULT));
     assert_eq!(out.result(never).unwrap_err().raw_os_error(), Some(libc::ECANCELED));
     let mut batch = t.batch();
     let path = batch.cstr("/dev/null");
-    let open = batch.must(libc::SYS_openat, [at_cwd(), path.0, 0]);
-    let close = batch.call(libc::SYS_close, [9999]);
+    let open = batch.must((libc::SYS_openat, [at_cwd(), path.0, 0]));
+    let close = batch.call((libc::SYS_close, [9999]));
     batch.forward(open, close, 0);
     let out = batch.run().unwrap();
     assert_eq!(out.result(close).unwrap(), 0);
@@ -114,7 +114,7 @@ fn many_records_are_run_in_chunks() {
     let mut t = stop(pid);
     t.inject(&m, stub_place(&m).unwrap()).unwrap();
     let mut batch = t.batch();
-    let calls: Vec<_> = (0..2000).map(|_| batch.call(libc::SYS_getppid, [])).collect();
+    let calls: Vec<_> = (0..2000).map(|_| batch.call((libc::SYS_getppid, []))).collect();
     let out = batch.run().unwrap();
     for call in calls {
         assert_eq!(out.result(call).unwrap(), u64::from(std::process::id()));
@@ -130,7 +130,7 @@ fn a_reader_restarts_its_read() {
     let m = maps(pid);
     let mut t = stop(pid);
     t.inject(&m, stub_place(&m).unwrap()).unwrap();
-    t.call("getpid", libc::SYS_getpid, []).unwrap();
+    t.call("getpid", (libc::SYS_getpid, [])).unwrap();
     t.eject(&m).unwrap();
     t.finish().unwrap();
     child.0.stdin.take().unwrap().write_all(b"hello").unwrap();
@@ -143,14 +143,17 @@ fn a_reader_restarts_its_read() {
 fn a_husk_makes_children_and_threads() {
     let (mut husk, _pidfd) = Tracee::spawn_husk(0, &[]).unwrap();
     assert_eq!(
-        husk.call("getpid", libc::SYS_getpid, []).unwrap(),
+        husk.call("getpid", (libc::SYS_getpid, [])).unwrap(),
         u64::try_from(husk.pid()).unwrap()
     );
     husk.move_stub(0x7000_0000).unwrap();
-    assert_eq!(husk.call("getppid", libc::SYS_getppid, []).unwrap(), u64::from(std::process::id()));
+    assert_eq!(
+        husk.call("getppid", (libc::SYS_getppid, [])).unwrap(),
+        u64::from(std::process::id())
+    );
     let mut child = husk.spawn_child(0, libc::SIGCHLD, &[]).unwrap();
     assert_eq!(
-        child.call("getppid", libc::SYS_getppid, []).unwrap(),
+        child.call("getppid", (libc::SYS_getppid, [])).unwrap(),
         u64::try_from(husk.pid()).unwrap()
     );
     let flags = libc::CLONE_THREAD
@@ -160,13 +163,13 @@ fn a_husk_makes_children_and_threads() {
         | libc::CLONE_FS;
     let mut thread = husk.spawn_child(u64::from(flags.cast_unsigned()), 0, &[]).unwrap();
     assert_eq!(
-        thread.call("gettid", libc::SYS_gettid, []).unwrap(),
+        thread.call("gettid", (libc::SYS_gettid, [])).unwrap(),
         u64::try_from(thread.tid()).unwrap()
     );
     let name = std::fs::read_to_string(format!("/proc/{}/maps", husk.pid())).unwrap();
     assert!(name.contains("70000000-"), "{name}");
     child.exit_with(7 << 8).unwrap();
-    let status = husk.call("wait4", libc::SYS_wait4, [u64::MAX, 0, 0, 0]).unwrap();
+    let status = husk.call("wait4", (libc::SYS_wait4, [u64::MAX, 0, 0, 0])).unwrap();
     assert!(status > 0);
 }
 
@@ -182,7 +185,7 @@ fn a_process_that_somebody_kills_is_not_waited_for() {
         }
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     });
-    let error = husk.call("pause", libc::SYS_pause, []).unwrap_err();
+    let error = husk.call("pause", (libc::SYS_pause, [])).unwrap_err();
     assert!(matches!(error, torpor_tracee::Error::Gone { .. }), "{error}");
     killer.join().unwrap();
     drop((thread, husk));
@@ -209,7 +212,7 @@ fn a_twin_gives_up_memory_that_its_original_keeps() {
     assert_eq!((resident(twin.pid()), resident(pid)), (0, kib));
     twin.end_twin();
     let all = i64::from(libc::__WALL).cast_unsigned();
-    original.call("wait4", libc::SYS_wait4, [u64::MAX, 0, all, 0]).unwrap();
+    original.call("wait4", (libc::SYS_wait4, [u64::MAX, 0, all, 0])).unwrap();
     original.eject(&before).unwrap();
     original.finish().unwrap();
 }
@@ -224,7 +227,7 @@ fn tracer_for_the_kill_test() {
         let mut t = stop(pid);
         t.inject(&m, stub_place(&m).unwrap()).unwrap();
         for _ in 0..3 {
-            t.call("getpid", libc::SYS_getpid, []).unwrap();
+            t.call("getpid", (libc::SYS_getpid, [])).unwrap();
         }
         t.eject(&m).unwrap();
         t.finish().unwrap();
@@ -248,7 +251,7 @@ fn tracer_for_the_thread_test() {
         let mut batch = thread.batch();
         let room = batch.space(128 * 1024);
         for _ in 0..30 {
-            batch.call(libc::SYS_getrandom, [room.addr.0, 128 * 1024, 0]);
+            batch.call((libc::SYS_getrandom, [room.addr.0, 128 * 1024, 0]));
         }
         batch.run().unwrap();
     }
@@ -299,7 +302,7 @@ fn a_signal_mask_comes_back() {
     let base = stub_place(&before).unwrap();
     let mut t = stop(pid);
     t.inject(&before, base).unwrap();
-    t.call("getpid", libc::SYS_getpid, []).unwrap();
+    t.call("getpid", (libc::SYS_getpid, [])).unwrap();
     torpor_sys::ptrace::set_signal_mask(pid, !(1 << (libc::SIGURG - 1))).unwrap();
     drop(t);
     assert_ne!(blocked(), own);
@@ -341,9 +344,9 @@ fn threads_run_batches_side_by_side() {
         for thread in some {
             let mut batch = thread.batch();
             let comm = batch.space(16);
-            let name = batch.call(libc::SYS_prctl, [libc::PR_GET_NAME as u64, comm.addr.0]);
+            let name = batch.call((libc::SYS_prctl, [libc::PR_GET_NAME as u64, comm.addr.0]));
             // More than there is room for at once.
-            let last = (0..60).map(|_| batch.call(libc::SYS_gettid, [])).last().unwrap();
+            let last = (0..60).map(|_| batch.call((libc::SYS_gettid, []))).last().unwrap();
             calls.push((name, comm, last));
             batches.push(batch);
         }

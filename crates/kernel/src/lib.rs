@@ -1,0 +1,11 @@
+//! What the kernel tells about tasks, sockets and networks, and how it is asked: procfs, netlink and
+//! its lists of sockets, from inside any namespace. It knows nothing of images, dumps or restores.
+
+mod error;
+pub mod namespace;
+pub mod netlink;
+pub mod parallel;
+pub mod proc;
+pub mod sock_diag;
+
+pub use error::{Context, Error, Result};
