@@ -12,6 +12,8 @@
 #[path = "../../crates/images/tests/common/types.rs"]
 mod types;
 
+pub mod plan;
+
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -64,6 +66,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("texts", texts),
     ("pages", pages),
     ("lazy", lazy),
+    ("plan", plan::plan),
 ];
 
 /// The kinds that have entries, in the order in which a byte chooses them.
@@ -362,15 +365,17 @@ fn right_sum(block: &mut [u8]) {
 }
 
 /// Reads what people and runtimes write: a policy, a container's configuration, a file of
-/// options, a file of a machine's options.
+/// options, a file of a machine's options, rules of packet filters.
 pub fn texts(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(data) else { return };
-    match choice % 4 {
+    match choice % 6 {
         0 => drop(Policy::parse(text)),
         1 => drop(Spec::parse(data)),
         2 => drop(torpor_cli::options::parse_config(text)),
-        _ => drop(leaves(text)),
+        3 => drop(leaves(text)),
+        4 => drop(torpor_policy::check_nftables(text)),
+        _ => drop(torpor_policy::check_iptables(text)),
     }
 }
 

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use common::Numbers;
 use torpor_fuzz::{TARGETS, WITH_PAYLOAD, kinds};
 
-/// How many mutations of the corpus each target gets.
+/// How many mutations of the corpus each target gets; those that read whole checkpoints fewer.
 const MUTATIONS: u64 = 4000;
+const OF_CHECKPOINTS: u64 = 200;
 
 fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
@@ -28,7 +29,8 @@ fn nothing_in_the_corpus_or_near_it_panics() {
         for (path, input) in paths.iter().zip(&inputs) {
             run(*target, input, &path.display().to_string());
         }
-        for seed in 0..MUTATIONS {
+        let mutations = if *name == "plan" { OF_CHECKPOINTS } else { MUTATIONS };
+        for seed in 0..mutations {
             let mut numbers = Numbers(seed);
             let mut input = numbers.pick(&inputs).clone();
             for _ in 0..=numbers.below(4) {
@@ -110,6 +112,7 @@ fn write_corpus() {
     write_archives(&write);
     write_texts(&write);
     write_lazy(&write);
+    write_plan(&write);
     for name in ["criu_req", "criu_resp"] {
         let descriptor = common::POOL.get_message_by_name(&format!("criu.{name}")).unwrap();
         let message = common::message(&descriptor, &mut Numbers(1));
@@ -215,6 +218,20 @@ fn packed_page() -> Vec<u8> {
     [sizes[0].to_le_bytes().as_slice(), cluster].concat()
 }
 
+/// The images as they are, and some edits of each.
+fn write_plan(write: &dyn Fn(&str, &str, &[u8])) {
+    for (number, tree) in torpor_fuzz::plan::TREES.iter().enumerate() {
+        let mut numbers = Numbers(number as u64 + 1);
+        let number = u8::try_from(number).unwrap();
+        write("plan", tree, &[number]);
+        for edits in 1..=8 {
+            let mut input = vec![number];
+            input.extend((0..edits * 7).map(|_| numbers.next().to_le_bytes()[0]));
+            write("plan", &format!("{tree}_{edits}"), &input);
+        }
+    }
+}
+
 /// Two tasks, one of them without memory that waits.
 fn write_lazy(write: &dyn Fn(&str, &str, &[u8])) {
     // One byte says how many descriptors and how long.
@@ -234,7 +251,7 @@ fn write_lazy(write: &dyn Fn(&str, &str, &[u8])) {
     write("lazy", "tasks", &input.concat());
 }
 
-/// The documented policy, the configuration of a container, and files of options.
+/// The documented policy, the configuration of a container, files of options, rules of packet filters.
 fn write_texts(write: &dyn Fn(&str, &str, &[u8])) {
     let part = |number: u8, text: &str| [&[number], text.as_bytes()].concat();
     let page = include_str!("../../docs/policy.md");
@@ -250,6 +267,12 @@ fn write_texts(write: &dyn Fn(&str, &str, &[u8])) {
     write("texts", "options", &part(2, options));
     let machine = "encrypt = true\nrecipient = ['age1x', 'b']\n[log]\nverbosity = 4\n";
     write("texts", "machine", &part(3, machine));
+    let nftables = "table ip t {\n\tchain c {\n\t\tip saddr 10.0.0.1 accept # handle 3\n\t}\n}\n";
+    write("texts", "nftables", &part(4, nftables));
+    write("texts", "nftables_space", &part(4, "table ip t {\u{a0}}"));
+    let iptables =
+        "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -m comment --comment \"a b\" -j DROP\nCOMMIT\n";
+    write("texts", "iptables", &part(5, iptables));
 }
 
 /// Parts of a sealed checkpoint.

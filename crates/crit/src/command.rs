@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json, json};
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_seal::keys::Identities;
 
+use crate::discard::Discard;
 use crate::error::{Error, Result};
 use crate::explore::{What, explore};
 use crate::image::{View, decode, decode_file, encode, entries, info};
@@ -44,6 +45,8 @@ pub enum ImageCommand {
     Rss(Explore),
     /// Change for whom a checkpoint is sealed; its memory is not touched
     Rewrap(Rewrap),
+    /// Throw a checkpoint away, with the names that its dump has given to files (link_remap.N)
+    Discard(Discard),
 }
 
 /// How sealed images are opened.
@@ -162,6 +165,7 @@ pub fn run(command: ImageCommand, defaults: &Identities) -> ExitCode {
         ImageCommand::Mems(args) => shown(&args, What::Mems),
         ImageCommand::Rss(args) => shown(&args, What::Rss),
         ImageCommand::Rewrap(args) => args.run(defaults, &mut io::stdout()),
+        ImageCommand::Discard(args) => args.run(defaults, &mut io::stdout()),
     };
     report("torpor image", result)
 }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod discard;
 mod error;
 mod explore;
 mod form;

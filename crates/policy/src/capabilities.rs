@@ -60,7 +60,7 @@ pub(crate) mod number {
 }
 
 /// A set of capabilities.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Capabilities(pub u64);
 
 impl Capabilities {

@@ -77,6 +77,8 @@ fn tokens(line: &str) -> impl Iterator<Item = Result<Token<'_>, &'static str>> {
             '$' => (Err("a variable"), rest.len()),
             '\'' | '`' => (Err("a quotation mark that nft does not print"), rest.len()),
             c if c.is_control() => (Err("a control character"), rest.len()),
+            // It would end a word before it begins, for ever: `a {` and U+00A0 did.
+            c if c.is_whitespace() => (Err("a space that nft does not print"), rest.len()),
             '{' | '}' | ';' | ',' | '=' | '(' | ')' => (Ok(Token::Mark(first)), 1),
             _ => {
                 let ends = |c: char| c.is_whitespace() || "{};,=()\"#\\$'`".contains(c);
@@ -228,6 +230,8 @@ mod tests {
             ("table ip t {", "no end"),
             ("}", "without its beginning"),
             ("table ip t { \"}", "a text has no end"),
+            ("table ip t {\u{a0}}", "a space that nft does not print"),
+            ("table ip t { a\u{2028}b }", "a space that nft does not print"),
         ] {
             let found = check_nftables(rules).unwrap_err();
             assert!(found.contains(why), "{rules:?}: {found}");
@@ -276,9 +280,11 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_comes_to_an_end(text: String) {
+        fn any_text_comes_to_an_end(text in r"(\PC|[a-z\-]|\s|[{};,=()])*") {
             let _ = check_nftables(&text);
+            let _ = check_nftables(&format!("table t {{{text}"));
             let _ = check_iptables(&text);
+            let _ = check_iptables(&format!("-A {text}"));
         }
     }
 }

@@ -349,6 +349,9 @@ impl Rules {
         match &mount.from {
             From::Root | From::Part { .. } => None,
             From::Given { path, .. } => self.deny_source(path.as_deref(), true, passed),
+            From::Device { path, name, options, .. } => self
+                .deny_source(path.as_deref(), true, passed)
+                .or_else(|| self.deny_device_mount(name, options)),
             From::Host(path) => self.deny_source(Some(path), false, passed),
             From::FileSystem { name, options } => self.deny_file_system(name, options, passed),
         }
@@ -371,6 +374,22 @@ impl Rules {
             _ => "this path is not among those allowed",
         };
         (!allowed).then(|| ("mounts.sources", why.to_owned()))
+    }
+
+    /// A device is given, and no other one with it; what is on it says a rule that lists types.
+    fn deny_device_mount(&self, name: &str, options: &str) -> Option<Denial> {
+        /// Options of ext4, XFS, Btrfs and EROFS that name further devices.
+        const FURTHER: [&str; 5] = ["journal_path", "journal_dev", "logdev", "rtdev", "device"];
+        let rule = "mounts.file-systems";
+        let key = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
+        let further = || options.split(',').map(key).find(|key| FURTHER.contains(&key.as_str()));
+        match &self.file_systems {
+            Limit::All => None,
+            Limit::Only(names) if !names.iter().any(|known| known == name) => {
+                Some((rule, "this type is not among those allowed".to_owned()))
+            }
+            _ => further().map(|key| (rule, format!("the option {key} names a further device"))),
+        }
     }
 
     fn deny_file_system(&self, name: &str, options: &str, passed: &Passed) -> Option<Denial> {

@@ -10,6 +10,7 @@
 pub mod archive;
 mod capabilities;
 pub mod collect;
+mod credentials;
 mod file;
 mod firewall;
 pub mod groups;
@@ -24,6 +25,7 @@ mod toml;
 pub use archive::scan as scan_archive;
 pub use capabilities::Capabilities;
 pub use collect::LIMITS;
+pub use credentials::{Credentials, Sets};
 pub use firewall::{check_iptables, check_nftables};
 pub use judge::{Checked, Origin, Signer, Violation};
 pub use passed::{Passed, Spec};

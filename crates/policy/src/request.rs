@@ -9,7 +9,7 @@ use crate::capabilities::Capabilities;
 use crate::collect;
 
 /// One thing that a checkpoint asks of the machine that restores it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Request {
     /// The image file that asks.
     pub image: String,
@@ -20,7 +20,7 @@ pub struct Request {
 }
 
 /// A device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Device {
     /// A block device, else a character device.
     pub block: bool,
@@ -34,7 +34,7 @@ pub struct Device {
 pub type Word = &'static str;
 
 /// What can be asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Ask {
     /// All capabilities that a thread has or could get (permitted, effective,
     /// inheritable, ambient and bounding).
@@ -171,7 +171,7 @@ pub enum Ask {
 }
 
 /// A mount that images ask for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mount {
     /// The number of its mount namespace.
     pub space: u32,
@@ -186,7 +186,7 @@ pub struct Mount {
 }
 
 /// What a mount shows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum From {
     /// The root directory that the caller gives.
     Root,
@@ -196,6 +196,17 @@ pub enum From {
         key: String,
         /// The path; `None` if none is given.
         path: Option<String>,
+    },
+    /// A file system on a device that the caller gives for a name.
+    Device {
+        /// The name.
+        key: String,
+        /// The device; `None` if none is given.
+        path: Option<String>,
+        /// Its type.
+        name: String,
+        /// Its options.
+        options: String,
     },
     /// A path of this host that the images name.
     Host(String),
@@ -354,6 +365,9 @@ impl fmt::Display for Mount {
             From::Root => f.write_str("the root that is given"),
             From::Given { path: Some(path), .. } => write!(f, "{path:?} of this host, as given"),
             From::Given { key, path: None } => write!(f, "what is given as {key:?}"),
+            From::Device { key, name, .. } => {
+                write!(f, "file system {name} of the device that is given as {key:?}")
+            }
             From::Host(path) => write!(f, "{path:?} of this host"),
             From::Part { .. } => f.write_str("a part of a mount that is given"),
             From::FileSystem { name, .. } => write!(f, "file system {name}"),

@@ -16,7 +16,7 @@ const PRIVATE: [&str; 6] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "overl
 const HARMLESS: [&str; 4] = ["tmpfs", "devpts", "mqueue", "overlay"];
 
 /// `MS_*` flags of mount(2) that take rights away, and their names.
-const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];
+pub(crate) const NARROW: [(u32, &str); 4] = [(1, "ro"), (2, "nosuid"), (4, "nodev"), (8, "noexec")];
 const READ_ONLY: u32 = 1;
 
 /// Devices that every container has (OCI runtime specification, default devices, the
@@ -167,7 +167,7 @@ fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
                 || path.as_ref().is_some_and(|path| plain(&wanted.source) == plain(path))
         }),
         From::Host(path) => configured_sources(passed, |wanted| is_below(path, &wanted.source)),
-        From::Root | From::FileSystem { .. } => return None,
+        From::Root | From::FileSystem { .. } | From::Device { .. } => return None,
     };
     let each: Vec<(&str, Vec<&str>)> =
         sources.into_iter().map(|(at, flags)| (at, lost(flags, mount))).collect();
@@ -328,7 +328,7 @@ fn is_of_kernel(mount: &Mount) -> bool {
     match &mount.from {
         From::FileSystem { name, .. } => !HARMLESS.contains(&name.as_str()),
         From::Host(_) => true,
-        From::Root | From::Part { .. } | From::Given { .. } => false,
+        From::Root | From::Part { .. } | From::Given { .. } | From::Device { .. } => false,
     }
 }
 

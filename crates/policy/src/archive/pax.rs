@@ -57,7 +57,7 @@ fn time(value: &[u8]) -> Result<(i64, u32)> {
     let nanos: u32 = format!("{part:0<9.9}").parse().map_err(|_| wrong())?;
     // What is before 1970 counts backwards.
     match text.starts_with('-') && nanos > 0 {
-        true => Ok((seconds - 1, 1_000_000_000 - nanos)),
+        true => Ok((seconds.checked_sub(1).ok_or_else(wrong)?, 1_000_000_000 - nanos)),
         false => Ok((seconds, nanos)),
     }
 }

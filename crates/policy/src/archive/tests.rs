@@ -159,6 +159,8 @@ fn records_are_read_strictly() {
     assert_eq!(extra.name(&[0; BLOCK]), b"y");
     assert_eq!(extra.modified, Some((-2, 750_000_000)));
     assert!(read(&[b"11 path=/x\n", b"11 path=/y\n"]).is_err());
+    // A second before the first that there is.
+    assert!(read(&[b"33 mtime=-9223372036854775808.5\n"]).is_err());
 }
 
 /// What tar writes comes out as it went in.

@@ -7,6 +7,7 @@ use torpor_images::kind;
 use torpor_images::proto::{
     GhostFileEntry, MemfdInodeEntry, MntEntry, RegFileEntry, RemapFilePathEntry, RemapType,
 };
+use torpor_images::remap::found_by;
 
 use super::mounts::is_tmpfs;
 use super::{Checkpoint, Error, Requests, Result};
@@ -20,8 +21,6 @@ const BLOCK: u32 = 0o060_000;
 const REGULAR: u32 = 0o100_000;
 /// `MS_RDONLY` of mount(2).
 const READ_ONLY: u32 = 1;
-/// The bit that marked ghosts before `remap_type` was there.
-pub(super) const OLD_GHOST: u32 = 1 << 31;
 
 pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     ghosts(checkpoint, all)?;
@@ -59,9 +58,9 @@ fn opened(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
         let image = kind::FILES.file_name(0);
         all.add(&*image, None, Ask::Open { path: path(reg), flags: reg.flags });
         let Some(remap) = remaps.get(&entry.id) else { continue };
-        let changed = match (is_ghost(remap), remap.remap_type()) {
-            (true, _) => Some(reg),
-            (false, RemapType::Linked) => names.get(&remap.remap_id).copied(),
+        let changed = match found_by(remap) {
+            (RemapType::Ghost, _) => Some(reg),
+            (RemapType::Linked, file) => names.get(&file).copied(),
             _ => None,
         };
         for file in changed.into_iter().chain([reg]) {
@@ -77,12 +76,8 @@ fn opened(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
 fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
     let mut seen = BTreeSet::new();
     for entry in checkpoint.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-        let is_ghost = is_ghost(&entry);
-        let id = match entry.remap_type {
-            Some(_) => entry.remap_id,
-            None => entry.remap_id & !OLD_GHOST,
-        };
-        if !is_ghost || !seen.insert(id) {
+        let (found_by, id) = found_by(&entry);
+        if found_by != RemapType::Ghost || !seen.insert(id) {
             continue;
         }
         // One that is missing ends the restore by itself.
@@ -104,14 +99,6 @@ fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether a file is found as a ghost.
-pub(super) fn is_ghost(entry: &RemapFilePathEntry) -> bool {
-    match entry.remap_type {
-        Some(_) => entry.remap_type() == RemapType::Ghost,
-        None => entry.remap_id & OLD_GHOST != 0,
-    }
 }
 
 fn name_of(checkpoint: &Checkpoint<'_>, file: u32) -> String {

@@ -8,6 +8,7 @@ mod groups;
 mod limits;
 mod mounts;
 mod network;
+mod parts;
 mod references;
 mod sockets;
 mod tasks;
@@ -20,6 +21,8 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
+pub use self::network::kind_of_link;
+use crate::credentials::Credentials;
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 
@@ -34,6 +37,8 @@ pub struct Task<'a> {
     pub threads: &'a [u32],
     /// Its threads, in that order.
     pub cores: &'a [CoreEntry],
+    /// What each of them may do, in that order.
+    pub credentials: &'a [Option<Credentials>],
     /// It has ended and only waits to be noticed.
     pub zombie: bool,
 }
@@ -114,7 +119,7 @@ pub fn collect(
     limits::collect(checkpoint, passed, &mut all);
     groups::collect(checkpoint, passed, &mut all)?;
     files::collect(checkpoint, &mut all)?;
-    sockets::collect(checkpoint, &mut all);
+    sockets::collect(checkpoint, &maps, &mut all)?;
     mounts::collect(checkpoint, passed, &mut all)?;
     if !passed.empty_network {
         network::collect(checkpoint, settings, &mut all)?;

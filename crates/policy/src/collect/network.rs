@@ -27,7 +27,7 @@ pub(super) fn collect(
         }
         let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
         for device in &devices {
-            let kind = kind_of(device.r#type());
+            let kind = kind_of_link(device.r#type());
             let ask = Ask::Link { name: device.name.clone(), kind };
             all.add(kind::NETDEV.file_name(id), None, ask);
         }
@@ -47,7 +47,9 @@ pub(super) fn collect(
     Ok(())
 }
 
-fn kind_of(ty: NdType) -> String {
+/// The name of a kind of network device in requests.
+#[must_use]
+pub fn kind_of_link(ty: NdType) -> String {
     match ty {
         NdType::Extlink => "external".to_owned(),
         ty => ty.as_str_name().to_ascii_lowercase(),

@@ -8,12 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType, TaskKobjIdsEntry,
+    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType,
+    SkPacketEntry, TaskKobjIdsEntry,
 };
+use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
 
-use super::files::{OLD_GHOST, is_ghost};
-use super::{Checkpoint, Error, KINDS, Result};
+use super::mounts::DEVICE_KEY;
+use super::{Checkpoint, Error, KINDS, Result, parts};
 
 /// Which kind of namespace each number is.
 #[derive(Debug, Default)]
@@ -61,7 +63,9 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
+    parts::check(checkpoint)?;
     files(checkpoint, &numbers)?;
+    packets(checkpoint)?;
     remaps(checkpoint)?;
     mounts(checkpoint)?;
     groups(checkpoint)
@@ -187,6 +191,22 @@ fn kind_of_flag(flag: u32) -> Option<&'static str> {
     })
 }
 
+/// Messages that wait in queues: of which socket, from which, and with which files.
+fn packets(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
+    let known: BTreeSet<u32> = checkpoint.files.iter().map(|entry| entry.id).collect();
+    while let Some(packet) = packets.next::<SkPacketEntry>()? {
+        packets.raw(packet.length.into())?;
+        let files = packet.scm.iter().flat_map(|message| &message.rights).copied();
+        let named = files.chain(packet.torpor_from).chain([packet.id_for]);
+        if let Some(id) = named.into_iter().find(|id| !known.contains(id)) {
+            let reason = format!("a message is of file {id}, which files.img lacks");
+            return invalid(kind::SK_QUEUES.file_name(0), reason);
+        }
+    }
+    Ok(())
+}
+
 /// Files that are found in another way than by their paths.
 fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let image = kind::REMAP_FPATH.file_name(0);
@@ -204,14 +224,14 @@ fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
         if !seen.insert(id) {
             return invalid(image, format!("file {id} appears twice"));
         }
-        if is_ghost(&entry) {
-            let ghost = u64::from(entry.remap_id & !OLD_GHOST);
-            if !checkpoint.images.has(kind::GHOST_FILE, ghost)? {
-                let missing = kind::GHOST_FILE.file_name(ghost);
+        let (found_by, number) = found_by(&entry);
+        if found_by == RemapType::Ghost {
+            if !checkpoint.images.has(kind::GHOST_FILE, number.into())? {
+                let missing = kind::GHOST_FILE.file_name(number.into());
                 return invalid(missing, "is missing, but remap-fpath.img refers to it".to_owned());
             }
-        } else if entry.remap_type() == RemapType::Linked {
-            let name = regular.get(&entry.remap_id).copied().unwrap_or_default();
+        } else if found_by == RemapType::Linked {
+            let name = regular.get(&number).copied().unwrap_or_default();
             if !is_given_name(name) {
                 let name = String::from_utf8_lossy(name);
                 let reason = format!("file {id} goes by {name:?}, a name that no dump gives");
@@ -220,13 +240,6 @@ fn remaps(checkpoint: &Checkpoint<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether a path is one that a dump links an unlinked file to. The restore removes it.
-fn is_given_name(path: &[u8]) -> bool {
-    let name = path.rsplit(|&b| b == b'/').next().unwrap_or_default();
-    let number = name.strip_prefix(b"link_remap.").unwrap_or_default();
-    !number.is_empty() && number.iter().all(u8::is_ascii_digit)
 }
 
 /// Types of file systems by their names in the kernel, which images have numbers for.
@@ -263,7 +276,12 @@ fn mounts(checkpoint: &Checkpoint<'_>) -> Result<()> {
             if !ids.insert(id) {
                 return invalid(image, format!("mount {id} appears twice"));
             }
-            let named = mount.fsname.clone().filter(|_| mount.fstype == Fstype::Auto as u32);
+            let by_name = [Fstype::Auto, Fstype::Unsupported].map(|ty| ty as u32);
+            let named = mount.fsname.clone().filter(|_| by_name.contains(&mount.fstype));
+            if mount.ext_key.as_deref() == Some(DEVICE_KEY) && named.is_none() {
+                let reason = format!("mount {id} is of a device, but its type has none");
+                return invalid(image, reason);
+            }
             if let Some(name) = &named
                 && NUMBERED.iter().any(|(known, _)| known == name)
             {
@@ -304,5 +322,21 @@ fn groups(checkpoint: &Checkpoint<'_>) -> Result<()> {
             }
         }
     }
+    let mut left: Vec<&CgroupDirEntry> = entry.controllers.iter().flat_map(|c| &c.dirs).collect();
+    while let Some(dir) = left.pop() {
+        let inside = dir.children.iter().map(|child| child.dir_name.as_slice());
+        let properties = dir.properties.iter().map(|property| property.name.as_bytes());
+        if let Some(name) = inside.chain(properties).find(|name| !is_name(name)) {
+            let names = [&dir.dir_name, name].map(String::from_utf8_lossy);
+            let reason = format!("{:?} in group {:?} is no name of a file", names[1], names[0]);
+            return invalid(image, reason);
+        }
+        left.extend(&dir.children);
+    }
     Ok(())
+}
+
+/// Whether it is the name of a file in a directory.
+fn is_name(name: &[u8]) -> bool {
+    !name.contains(&b'/') && !matches!(name, b"" | b"." | b"..")
 }

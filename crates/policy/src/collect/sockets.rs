@@ -1,11 +1,13 @@
 //! Open files that reach further than a path: sockets, and descriptors that are told of
 //! what others do.
 
+use std::collections::BTreeSet;
+
 use torpor_images::kind;
-use torpor_images::proto::{FanotifyFileEntry, MarkType};
+use torpor_images::proto::{FanotifyFileEntry, MarkType, SkPacketEntry};
 
 use super::references::network_of;
-use super::{Checkpoint, Requests};
+use super::{Checkpoint, Maps, Requests, Result};
 use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
@@ -16,7 +18,8 @@ const EXTERNAL: u32 = 1;
 /// (linux/fanotify.h).
 const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
+    senders(checkpoint, maps, all)?;
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(|ids| ids.net_ns_id);
     for entry in &checkpoint.files {
@@ -35,10 +38,31 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
             let name = name.strip_suffix('\0').unwrap_or(&name).to_owned();
             add(Ask::ExternalSocket { name });
         }
+        // Whoever connects to it, or is connected, sees these ids as those of the other end.
+        if let Some(peer) = entry.usk.as_ref().and_then(|socket| socket.torpor_peer) {
+            add(Ask::User(maps.user(peer.uid)));
+            add(Ask::Group(maps.group(peer.gid)));
+        }
         if let Some(group) = &entry.ffy {
             add(fanotify(group));
         }
     }
+    Ok(())
+}
+
+/// The ids in whose name messages wait in queues: who reads one is told that they have sent it.
+fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
+    let Some(mut packets) = checkpoint.images.reader(kind::SK_QUEUES, 0)? else { return Ok(()) };
+    let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
+    while let Some(packet) = packets.next::<SkPacketEntry>()? {
+        packets.raw(packet.length.into())?;
+        users.extend(packet.torpor_ucred.map(|sender| maps.user(sender.uid)));
+        groups.extend(packet.torpor_ucred.map(|sender| maps.group(sender.gid)));
+    }
+    let image = kind::SK_QUEUES.file_name(0);
+    users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
+    groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
+    Ok(())
 }
 
 fn fanotify(group: &FanotifyFileEntry) -> Ask {

@@ -1,10 +1,10 @@
 //! What threads may do.
 
 use torpor_images::kind;
-use torpor_images::proto::{CoreEntry, CredsEntry, SeccompMode};
+use torpor_images::proto::{CoreEntry, SeccompMode};
 
 use super::{Checkpoint, KINDS, Maps, Requests, Task};
-use crate::capabilities::Capabilities;
+use crate::credentials::Credentials;
 use crate::request::Ask;
 
 pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
@@ -15,11 +15,12 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 all.add(image, Some(task.pid), Ask::HostNamespace(kind));
             }
         }
-        for (&thread, core) in task.threads.iter().zip(task.cores) {
+        let threads = task.threads.iter().zip(task.cores).zip(task.credentials);
+        for ((&thread, core), credentials) in threads {
             let image = kind::CORE.file_name(thread.into());
             let mut add = |ask| all.add(&*image, Some(thread), ask);
-            match core.thread_core.as_ref().and_then(|core| core.creds.as_ref()) {
-                Some(creds) => credentials(creds, maps, &mut add),
+            match credentials {
+                Some(credentials) => rights(credentials, maps, &mut add),
                 None => add(Ask::NoCredentials),
             }
             // A leader that has ended runs nothing.
@@ -30,18 +31,16 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
     }
 }
 
-fn credentials(creds: &CredsEntry, maps: &Maps, add: &mut impl FnMut(Ask)) {
-    let sets = [&creds.cap_inh, &creds.cap_prm, &creds.cap_eff, &creds.cap_bnd, &creds.cap_amb];
-    let all = sets.into_iter().map(|set| Capabilities::from_words(set));
-    add(Ask::Capabilities(all.fold(Capabilities::default(), |all, set| all | set)));
-    add(Ask::NoNewPrivileges(creds.no_new_privs.is_some_and(|on| on != 0)));
-    add(Ask::Profile(creds.lsm_profile.clone()));
-    let mut users = [creds.uid, creds.euid, creds.suid, creds.fsuid].map(|id| maps.user(id));
+fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {
+    add(Ask::Capabilities(wanted.capabilities.all()));
+    add(Ask::NoNewPrivileges(wanted.no_new_privileges == Some(true)));
+    add(Ask::Profile(wanted.profile.clone()));
+    let mut users = wanted.users.map(|id| maps.user(id));
     users.sort_unstable();
     let mut last = None;
     users.into_iter().filter(|&id| last.replace(id) != Some(id)).for_each(|id| add(Ask::User(id)));
-    let own = [creds.gid, creds.egid, creds.sgid, creds.fsgid];
-    let mut groups: Vec<u32> = own.iter().chain(&creds.groups).map(|&id| maps.group(id)).collect();
+    let own = wanted.groups.iter().chain(&wanted.further);
+    let mut groups: Vec<u32> = own.map(|&id| maps.group(id)).collect();
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().for_each(|id| add(Ask::Group(id)));

@@ -182,15 +182,23 @@ impl Signature {
         if trust.is_empty() {
             return Err(Error::NoTrust);
         }
-        let chain = self.chain.iter().map(|der| CertificateDer::from(der.clone())).collect();
-        let certificate = Certificate::new(chain)
-            .map_err(|reason| Error::Spec { what: "the signature".into(), reason })?;
+        let certificate = self.claimed()?;
         let authority = trust.check(&certificate, Some(Purpose::Signing))?;
         if self.fits(bytes, &certificate) {
             let (name, authority) = (certificate.name().to_owned(), authority.unwrap_or_default());
             return Ok(Verified { name, authority });
         }
         Err(Error::Signature { subject: certificate.subject().to_owned() })
+    }
+
+    /// The certificate of who is said to have signed, which nobody has verified.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn claimed(&self) -> Result<Certificate> {
+        let chain = self.chain.iter().map(|der| CertificateDer::from(der.clone())).collect();
+        Certificate::new(chain)
+            .map_err(|reason| Error::Spec { what: "the signature".into(), reason })
     }
 
     fn fits(&self, bytes: &[u8], certificate: &Certificate) -> bool {

@@ -1,0 +1,86 @@
+//! A checkpoint that nobody wants any more: its images go, and with them the names that the dump has
+//! given to files that had none (`--link-remap`).
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat2, unlinkat};
+use rustix::io::Errno;
+use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::remap::{found_by, is_given_name};
+use torpor_images::{ImageDir, kind};
+use torpor_seal::keys::Identities;
+
+use crate::command::Keys;
+use crate::error::{Error, Result};
+use crate::sealed;
+
+/// The arguments of `discard`.
+#[derive(Args, Debug)]
+pub struct Discard {
+    /// The directory of the images
+    dir: PathBuf,
+    /// The root directory of the tasks, as it is seen here: that of a container's file system
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+impl Discard {
+    /// Removes all of it, and says which names went.
+    ///
+    /// # Errors
+    /// Images that are damaged or no key opens; what cannot be removed. The images stay as long as a
+    /// name does.
+    pub(crate) fn run(&self, defaults: &Identities, out: &mut impl Write) -> Result<()> {
+        let images = sealed::open_dir(&self.dir, &self.keys.identities(defaults)?)?;
+        let io = |file: &Path| {
+            let file = file.to_owned();
+            move |source| Error::Io { file, source }
+        };
+        let root = File::open(&self.root).map_err(io(&self.root))?;
+        for name in given(&images)? {
+            let path = self.root.join(Path::new(std::ffi::OsStr::from_bytes(&name)));
+            let said = match remove(&root, &name) {
+                Ok(()) => "removed",
+                Err(Errno::NOENT) => "not there",
+                Err(error) => return Err(io(&path)(error.into())),
+            };
+            writeln!(out, "{}: {said}", path.display())
+                .map_err(io(Path::new("standard output")))?;
+        }
+        for name in images.names()?.iter().filter(|name| name.ends_with(".img")) {
+            images.remove(name)?;
+        }
+        Ok(())
+    }
+}
+
+/// The paths that the dump has given to files without a name, without the first slash.
+fn given(images: &ImageDir) -> Result<Vec<Vec<u8>>> {
+    let files: Vec<FileEntry> = images.read_all_or_empty(kind::FILES, 0)?;
+    let remaps: Vec<RemapFilePathEntry> = images.read_all_or_empty(kind::REMAP_FPATH, 0)?;
+    let linked = |file: &&FileEntry| {
+        remaps.iter().any(|remap| found_by(remap) == (RemapType::Linked, file.id))
+    };
+    let names = files.iter().filter(linked).filter_map(|file| Some(&file.reg.as_ref()?.name));
+    let own = names.filter(|name| is_given_name(name));
+    Ok(own.map(|name| name.strip_prefix(b"/").unwrap_or(name).to_vec()).collect())
+}
+
+fn base(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+/// Removes a name below `root`, which no link on the way leads out of.
+fn remove(root: &File, path: &[u8]) -> rustix::io::Result<()> {
+    let dir = path.strip_suffix(base(path)).unwrap_or_default();
+    let dir = if dir.is_empty() { b".".as_slice() } else { dir };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat2(root, dir, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    unlinkat(&dir, base(path), AtFlags::empty())
+}

@@ -1,0 +1,76 @@
+//! A checkpoint that is thrown away takes the names with it that its dump has given to files.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::ExitCode;
+
+use clap::Parser;
+use torpor_crit::ImageCommand;
+use torpor_images::proto::{FileEntry, RegFileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::{ImageDir, kind};
+use torpor_seal::keys::Identities;
+
+#[derive(Parser)]
+struct Command {
+    #[command(subcommand)]
+    image: ImageCommand,
+}
+
+/// Images of files by these names, all of which the dump has given, as they say.
+fn images(names: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let images = ImageDir::open(dir.path()).unwrap();
+    let (mut files, mut remaps) = (vec![], vec![]);
+    for (name, id) in names.iter().zip(1..) {
+        let reg = RegFileEntry { id, name: name.as_bytes().to_vec(), ..RegFileEntry::default() };
+        files.push(FileEntry { id, reg: Some(reg), ..FileEntry::default() });
+        remaps.push(RemapFilePathEntry {
+            orig_id: 100 + id,
+            remap_id: id,
+            remap_type: Some(RemapType::Linked.into()),
+        });
+    }
+    images.write_all(kind::FILES, 0, &files).unwrap();
+    images.write_all(kind::REMAP_FPATH, 0, &remaps).unwrap();
+    dir
+}
+
+fn discard(images: &std::path::Path, root: &std::path::Path) -> bool {
+    let words = ["image", "discard", images.to_str().unwrap(), "--root", root.to_str().unwrap()];
+    let code = torpor_crit::run(Command::parse_from(words).image, &Identities::default());
+    format!("{code:?}") == format!("{:?}", ExitCode::SUCCESS)
+}
+
+#[test]
+fn names_and_images_go_and_nothing_else() {
+    let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::create_dir(root.path().join("dir")).unwrap();
+    symlink(outside.path(), root.path().join("way")).unwrap();
+    for file in ["dir/link_remap.1", "dir/link_remap.99", "dir/precious", "link_remap.4"] {
+        fs::write(root.path().join(file), "").unwrap();
+    }
+    fs::write(outside.path().join("link_remap.3"), "").unwrap();
+    let names = ["/dir/link_remap.1", "/dir/precious", "/way/link_remap.3", "/gone/link_remap.5"];
+    let images = images(&[&names[..], &["link_remap.4"]].concat());
+    fs::write(images.path().join("dump.log"), "").unwrap();
+    assert!(discard(images.path(), root.path()));
+    let there = |name: &str| root.path().join(name).exists();
+    assert!(!there("dir/link_remap.1") && !there("link_remap.4"));
+    assert!(there("dir/link_remap.99"), "not this checkpoint's");
+    assert!(there("dir/precious"), "no name that a dump gives");
+    assert!(outside.path().join("link_remap.3").exists(), "a link led out of the root");
+    let left: Vec<_> =
+        fs::read_dir(images.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["dump.log"]);
+}
+
+#[test]
+fn images_stay_as_long_as_a_name_cannot_be_removed() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("link_remap.1")).unwrap();
+    let images = images(&["/link_remap.1"]);
+    assert!(!discard(images.path(), root.path()));
+    assert!(ImageDir::open(images.path()).unwrap().has(kind::REMAP_FPATH, 0).unwrap());
+}

@@ -1,0 +1,61 @@
+//! Whether each open file of the images is one thing.
+//!
+//! An entry has a number, a type, and a part for each type. Who reads it may go by any of them: so it has
+//! the part of its type and no other, and that has the same number.
+
+use torpor_images::kind;
+use torpor_images::proto::{FdTypes, FileEntry};
+
+use super::{Checkpoint, Error, Result};
+
+/// The number that a part of an entry has, if there is one.
+type Number = fn(&FileEntry) -> Option<u32>;
+
+/// The parts, by the types of files that have them.
+const PARTS: [(FdTypes, Number); 21] = [
+    (FdTypes::Reg, |entry| entry.reg.as_ref().map(|part| part.id)),
+    (FdTypes::Inetsk, |entry| entry.isk.as_ref().map(|part| part.id)),
+    (FdTypes::Ns, |entry| entry.nsf.as_ref().map(|part| part.id)),
+    (FdTypes::Packetsk, |entry| entry.psk.as_ref().map(|part| part.id)),
+    (FdTypes::Netlinksk, |entry| entry.nlsk.as_ref().map(|part| part.id)),
+    (FdTypes::Eventfd, |entry| entry.efd.as_ref().map(|part| part.id)),
+    (FdTypes::Eventpoll, |entry| entry.epfd.as_ref().map(|part| part.id)),
+    (FdTypes::Signalfd, |entry| entry.sgfd.as_ref().map(|part| part.id)),
+    (FdTypes::Tunf, |entry| entry.tunf.as_ref().map(|part| part.id)),
+    (FdTypes::Timerfd, |entry| entry.tfd.as_ref().map(|part| part.id)),
+    (FdTypes::Inotify, |entry| entry.ify.as_ref().map(|part| part.id)),
+    (FdTypes::Fanotify, |entry| entry.ffy.as_ref().map(|part| part.id)),
+    (FdTypes::Ext, |entry| entry.ext.as_ref().map(|part| part.id)),
+    (FdTypes::Ext, |entry| entry.torpor_io_uring.as_ref().map(|_| entry.id)),
+    (FdTypes::Unixsk, |entry| entry.usk.as_ref().map(|part| part.id)),
+    (FdTypes::Fifo, |entry| entry.fifo.as_ref().map(|part| part.id)),
+    (FdTypes::Pipe, |entry| entry.pipe.as_ref().map(|part| part.id)),
+    (FdTypes::Tty, |entry| entry.tty.as_ref().map(|part| part.id)),
+    (FdTypes::Memfd, |entry| entry.memfd.as_ref().map(|part| part.id)),
+    (FdTypes::Bpfmap, |entry| entry.bpf.as_ref().map(|part| part.id)),
+    (FdTypes::Pidfd, |entry| entry.pidfd.as_ref().map(|part| part.id)),
+];
+
+/// Checks all open files.
+///
+/// # Errors
+/// The number of one that has another part than that of its type, or one with another number.
+pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    for entry in &checkpoint.files {
+        let invalid = |reason: String| {
+            let reason = format!("file {}: {reason}", entry.id);
+            Err(Error::Invalid { image: kind::FILES.file_name(0), reason })
+        };
+        let parts = PARTS.iter().filter_map(|(ty, of)| Some((*ty, of(entry)?)));
+        for (ty, number) in parts {
+            if ty != entry.r#type() {
+                let (ty, own) = (ty.as_str_name(), entry.r#type().as_str_name());
+                return invalid(format!("it is of type {own}, but has a part of type {ty}"));
+            }
+            if number != entry.id {
+                return invalid(format!("its part has number {number}"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Edits of real images, by seeds: whatever a restore would make is in the plan that is judged. And
+//! images whose references make no sense: each is refused by file and entry, before anything is made.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../crates/images/tests/common/mod.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::Numbers;
+use serde_json::{Value, json};
+use torpor_engine::restore::unlisted;
+use torpor_fuzz::plan::{TREES, options, plan, tree};
+
+#[test]
+fn the_images_as_they_are_make_what_their_plans_list() {
+    for (number, name) in TREES.iter().enumerate() {
+        let images = tree(number).with(&BTreeMap::new());
+        assert_eq!(unlisted(&options(), &images).unwrap(), Vec::<String>::new(), "{name}");
+    }
+}
+
+/// `EDIT_SEED` is the number of the first.
+#[test]
+fn edited_images_make_what_their_plans_list() {
+    let rounds = if std::env::var_os("TORPOR_LONG").is_some() { 50_000 } else { 500 };
+    let first = std::env::var("EDIT_SEED").map_or(0, |seed| seed.parse().unwrap());
+    for seed in first..first + rounds {
+        let mut numbers = Numbers(seed);
+        let len = 1 + 7 * (1 + numbers.below(4));
+        let input: Vec<u8> = (0..len).map(|_| numbers.next().to_le_bytes()[0]).collect();
+        plan(&input);
+    }
+}
+
+/// An edit of one image: its name, the place of a value, and what takes its place. A place that
+/// ends with `+` is behind all of a list.
+type Edit = (&'static str, &'static str, Value);
+
+fn refusal(number: usize, edits: &[Edit]) -> String {
+    let tree = tree(number);
+    let mut edited = BTreeMap::new();
+    for (name, at, new) in edits {
+        let image = edited.entry((*name).to_owned()).or_insert_with(|| tree.image(name));
+        match at.strip_suffix("/+") {
+            Some(list) => {
+                image.pointer_mut(list).unwrap().as_array_mut().unwrap().push(new.clone())
+            }
+            None => {
+                let (top, key) = at.rsplit_once('/').unwrap();
+                let top = image.pointer_mut(top).unwrap();
+                match top.as_array_mut() {
+                    Some(list) => list[key.parse::<usize>().unwrap()] = new.clone(),
+                    None => drop(top.as_object_mut().unwrap().insert(key.to_owned(), new.clone())),
+                }
+            }
+        }
+    }
+    match unlisted(&options(), &tree.with(&edited)) {
+        Ok(missing) => format!("it is read: {missing:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A copy of an entry of the container's images.
+fn entry(name: &str, at: usize) -> Value {
+    tree(0).image(name)["entries"][at].clone()
+}
+
+/// References that lead to nothing or to two things, by kinds: each is refused, by its file and entry.
+#[test]
+fn references_that_make_no_sense_are_refused_by_file_and_entry() {
+    const MOUNTS: &str = "mountpoints-13.img";
+    const GROUPS: &str = "cgroup.img";
+    let cases: Vec<(&str, Vec<Edit>)> = vec![
+        // Tasks.
+        (
+            "pstree.img: task 42 comes before its parent 7",
+            vec![("pstree.img", "/entries/1/ppid", json!(7))],
+        ),
+        (
+            "pstree.img: pid 42 is impossible or appears twice",
+            vec![("pstree.img", "/entries/+", entry("pstree.img", 1))],
+        ),
+        (
+            "pstree.img: pid 1 is impossible or appears twice",
+            vec![("pstree.img", "/entries/1/threads/+", json!(1))],
+        ),
+        // Namespaces.
+        (
+            "core-42.img: number 9 is a user and a pid namespace",
+            vec![("ids-42.img", "/entries/0/user_ns_id", json!(9))],
+        ),
+        (
+            "core-42.img: its pid namespace is not that of the root task",
+            vec![("ids-42.img", "/entries/0/pid_ns_id", json!(77))],
+        ),
+        (
+            "ifaddr-10.img: no task lives in net namespace 10",
+            vec![
+                ("ids-1.img", "/entries/0/net_ns_id", json!(2)),
+                ("ids-42.img", "/entries/0/net_ns_id", json!(2)),
+            ],
+        ),
+        // Open files.
+        (
+            "files.img: file 1 appears twice",
+            vec![("files.img", "/entries/+", entry("files.img", 0))],
+        ),
+        (
+            "files.img: file 1: its part has number 7",
+            vec![("files.img", "/entries/0/reg/id", json!(7))],
+        ),
+        (
+            "files.img: file 1: it is of type PIPE, but has a part of type REG",
+            vec![("files.img", "/entries/0/type", json!("PIPE"))],
+        ),
+        (
+            "files.img: file 14: it is of type REG, but has a part of type PACKETSK",
+            vec![("files.img", "/entries/13/type", json!("REG"))],
+        ),
+        (
+            "files.img: file 11 is of net namespace 99, which is none",
+            vec![("files.img", "/entries/10/isk/ns_id", json!(99))],
+        ),
+        (
+            "files.img: file 11 is of net namespace 13, which is none",
+            vec![("files.img", "/entries/10/isk/ns_id", json!(13))],
+        ),
+        (
+            "files.img: file 22 is of uts namespace 99, which is none",
+            vec![("files.img", "/entries/21/nsf/ns_id", json!(99))],
+        ),
+        (
+            "fdinfo-2.img: fd 0 is file 999, which files.img lacks",
+            vec![("fdinfo-2.img", "/entries/0/id", json!(999))],
+        ),
+        (
+            "fdinfo-2.img: fd 0 is impossible",
+            vec![("fdinfo-2.img", "/entries/+", entry("fdinfo-2.img", 0))],
+        ),
+        (
+            "mm-1.img: its program is file 999, which files.img lacks",
+            vec![("mm-1.img", "/entries/0/exe_file_id", json!(999))],
+        ),
+        (
+            "fs-1.img: its working directory is file 999, which files.img lacks",
+            vec![("fs-1.img", "/entries/0/cwd_id", json!(999))],
+        ),
+        (
+            "fs-42.img: its root directory is file 999, which files.img lacks",
+            vec![("fs-42.img", "/entries/0/root_id", json!(999))],
+        ),
+        (
+            "is of file 999, which files.img lacks",
+            vec![("mm-1.img", "/entries/0/vmas/0/shmid", json!(999))],
+        ),
+        (
+            "sk-queues.img: a message is of file 999, which files.img lacks",
+            vec![("sk-queues.img", "/entries/0/id_for", json!(999))],
+        ),
+        (
+            "sk-queues.img: a message is of file 999, which files.img lacks",
+            vec![("sk-queues.img", "/entries/0/scm", json!([{"type": 1, "rights": [1, 999]}]))],
+        ),
+        // Unlinked files.
+        (
+            "remap-fpath.img: file 999 is none with a path",
+            vec![("remap-fpath.img", "/entries/0/orig_id", json!(999))],
+        ),
+        (
+            "remap-fpath.img: file 11 is none with a path",
+            vec![("remap-fpath.img", "/entries/0/orig_id", json!(11))],
+        ),
+        (
+            "remap-fpath.img: file 4 appears twice",
+            vec![("remap-fpath.img", "/entries/+", entry("remap-fpath.img", 0))],
+        ),
+        (
+            "ghost-file-9.img: is missing, but remap-fpath.img refers to it",
+            vec![("remap-fpath.img", "/entries/0/remap_id", json!(9))],
+        ),
+        (
+            "remap-fpath.img: file 4 goes by \"/dev/null\", a name that no dump gives",
+            vec![("remap-fpath.img", "/entries/0/remap_type", json!("LINKED"))],
+        ),
+        // Mounts.
+        (
+            "mountpoints-13.img: mount 131 appears twice",
+            vec![(MOUNTS, "/entries/+", entry(MOUNTS, 1))],
+        ),
+        (
+            "mountpoints-13.img: mount 131 has no parent",
+            vec![(MOUNTS, "/entries/1/parent_mnt_id", json!(999))],
+        ),
+        (
+            "mountpoints-13.img: 2 mounts hang together in a circle",
+            vec![
+                (MOUNTS, "/entries/7/parent_mnt_id", json!(140)),
+                (MOUNTS, "/entries/7/mountpoint", json!("/dev/null")),
+                (MOUNTS, "/entries/8/parent_mnt_id", json!(139)),
+                (MOUNTS, "/entries/9/parent_mnt_id", json!(130)),
+                (MOUNTS, "/entries/10/parent_mnt_id", json!(130)),
+            ],
+        ),
+        (
+            "mountpoints-13.img: mount 133 is at the place of another one",
+            vec![(MOUNTS, "/entries/3/mountpoint", json!("/lib"))],
+        ),
+        (
+            "mountpoints-13.img: mount 139: device 0:42 has two types of file systems",
+            vec![
+                (MOUNTS, "/entries/7/root_dev", json!(42)),
+                (MOUNTS, "/entries/7/fstype", json!(1)),
+            ],
+        ),
+        // Groups.
+        (
+            "core-42.img: its set of cgroups, 99, is not in cgroup.img",
+            vec![("core-42.img", "/entries/0/thread_core/cg_set", json!(99))],
+        ),
+        ("cgroup.img: set 2 appears twice", vec![(GROUPS, "/entries/0/sets/1/id", json!(2))]),
+        (
+            "cgroup.img: set 2: \"/a/../b\" is no path of a group",
+            vec![(GROUPS, "/entries/0/sets/0/ctls/0/path", json!("/a/../b"))],
+        ),
+        (
+            "cgroup.img: \"..\" in group \"/box/container\" is no name of a file",
+            vec![(GROUPS, "/entries/0/controllers/7/dirs/0/children/0/dir_name", json!(".."))],
+        ),
+        (
+            "cgroup.img: \"a/b\" in group \"/box/container\" is no name of a file",
+            vec![(GROUPS, "/entries/0/controllers/7/dirs/0/children/0/dir_name", json!("a/b"))],
+        ),
+        (
+            "cgroup.img: \"..\" in group \"inner\" is no name of a file",
+            vec![(
+                GROUPS,
+                "/entries/0/controllers/7/dirs/0/children/0/properties/0/name",
+                json!(".."),
+            )],
+        ),
+        // Filters.
+        (
+            "seccomp.img: there is no filter 3",
+            vec![
+                ("core-42.img", "/entries/0/thread_core/seccomp_mode", json!("filter")),
+                ("core-42.img", "/entries/0/thread_core/seccomp_filter", json!(3)),
+            ],
+        ),
+    ];
+    let mut wrong = vec![];
+    for (expected, edits) in cases {
+        let refused = refusal(0, &edits);
+        if !refused.contains(expected) {
+            wrong.push(format!("{refused}\n  is not: {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
