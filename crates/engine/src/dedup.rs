@@ -219,7 +219,7 @@ fn open_to_write(dir: &ImageDir, kind: Kind, id: u32, name: &str) -> Result<File
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::restore::layers::Pages;
+    use crate::restore::pages::Pages;
     use std::io::{Read, Write};
     use std::path::Path;
     use torpor_images::compress::Compression;

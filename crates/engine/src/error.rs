@@ -89,6 +89,17 @@ pub enum Error {
     Bug(String),
 }
 
+impl From<torpor_kernel::Error> for Error {
+    fn from(error: torpor_kernel::Error) -> Self {
+        match error {
+            torpor_kernel::Error::Gone { pid } => Error::Gone { pid },
+            torpor_kernel::Error::Os { what, source } => Error::Os { what, source },
+            torpor_kernel::Error::Invalid { what, reason } => Error::invalid(what, reason),
+            bug @ torpor_kernel::Error::Panicked(_) => Error::Bug(bug.to_string()),
+        }
+    }
+}
+
 /// How many violations an error names; all are in an audit.
 const MOST: usize = 100;
 
@@ -122,5 +133,22 @@ pub trait Context<T> {
 impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| Error::Os { what: what(), source: e.into() })
+    }
+}
+
+/// Adds what an operation was done to, where its own words do not say it.
+pub trait About<T> {
+    /// Names the object, lazily.
+    fn about(self, object: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> About<T> for Result<T> {
+    fn about(self, object: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| match error {
+            Error::Os { what, source } => {
+                Error::Os { what: format!("{}: {what}", object()), source }
+            }
+            other => other,
+        })
     }
 }

@@ -51,6 +51,12 @@ pub enum External {
         /// The terminal outside.
         path: String,
     },
+    /// The profile of a security module: `apparmor:PROFILE`. LXC names it here beside
+    /// `--lsm-profile`, which is what counts.
+    Profile {
+        /// The module and its profile, as they were given.
+        text: String,
+    },
     /// The inside end of a Unix socket pair: `unix[INODE]`.
     Unix {
         /// The inode of the socket.
@@ -136,6 +142,11 @@ impl FromStr for External {
         if let Some(path) = text.strip_prefix("console:").filter(|path| !path.is_empty()) {
             return Ok(Self::Console { path: path.into() });
         }
+        if let Some(("apparmor" | "selinux", profile)) = text.split_once(':')
+            && !profile.is_empty()
+        {
+            return Ok(Self::Profile { text: text.into() });
+        }
         let parsed = split(text).ok_or("expected TYPE[ID] or TYPE[ID]:VALUE")?;
         let Parts { kind, id, value } = parsed;
         let needed = || {
@@ -180,6 +191,7 @@ impl fmt::Display for External {
             Self::File { mnt_id, inode } => write!(f, "file[{mnt_id:x}:{inode:x}]"),
             Self::Tty { rdev, dev } => write!(f, "tty[{rdev:x}:{dev:x}]"),
             Self::Console { path } => write!(f, "console:{path}"),
+            Self::Profile { text } => f.write_str(text),
             Self::Unix { inode } => write!(f, "unix[{inode}]"),
             Self::Net { inode, name } => write!(f, "net[{inode}]:{name}"),
             Self::Pid { inode, name } => write!(f, "pid[{inode}]:{name}"),
@@ -245,6 +257,7 @@ mod tests {
             "file[1f:2a6]",
             "tty[8800:d]",
             "console:/dev/pts/0",
+            "apparmor:unconfined",
             "unix[4711]",
             "net[4026531840]:outer",
             "pid[4026531836]:outer",

@@ -5,83 +5,168 @@
 //! tasks with a stub, frozen cgroups, firewall rules, temporary files. A supervisor
 //! that ends in order says so and the guardian just leaves; one that dies without a
 //! word is cleaned up after, the latest first.
+//!
+//! The guardian knows none of these things itself. Whoever makes one has a [`Way`] to undo it,
+//! and the guardian is started with the list of all ways (`crate::undo`).
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::AtFlags;
+use torpor_sys::sched::{Attributes, attributes, set_attributes};
 use torpor_sys::socket::{self, Message};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
-/// Something that must not outlive a supervisor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Undo {
-    /// A stub in this process, at this address.
-    Stub(i32, u64),
-    /// This text, to be written to this file (a frozen cgroup).
-    Write(PathBuf, String),
-    /// A name to be removed from a directory. Inode number of this, name.
-    Unlink(u64, String),
-    /// A TCP socket may be in repair mode: as long as this process lives, it leaves it,
-    /// and gets its `SO_REUSEADDR` back. Process, inode number, option.
-    Repair(i32, u64, i32),
-    /// A TCP socket of a restore is to be closed without a word to its peer. Inode number.
-    Silence(u64),
-    /// This descriptor of a process may be a userfaultfd that was not fetched yet.
-    Uffd(i32, i32),
-    /// This process may have twins that it is to reap, younger than this start time.
-    Twin(i32, u64),
-    /// A program to be run in the network namespace at this path, with this input.
-    Run(PathBuf, Vec<String>, String),
+/// A way to undo something.
+#[derive(Debug)]
+pub struct Way {
+    /// Its name, which no other has.
+    pub name: &'static str,
+    /// Whether a descriptor belongs to what is undone ([`Guardian::watch_file`]).
+    pub has_file: bool,
+    /// When it is undone.
+    pub turn: Turn,
+    /// Undoes it, with the words and the descriptor that the guardian was told.
+    pub perform: fn(&Words<'_>, Option<BorrowedFd<'_>>) -> Result<()>,
 }
 
-impl Undo {
-    /// Whether a descriptor belongs to it.
-    fn is_of_file(&self) -> bool {
-        matches!(self, Undo::Unlink(..) | Undo::Repair(..) | Undo::Silence(_))
+/// When something is undone: of what has the same turn, the latest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Turn {
+    /// At once.
+    First,
+    /// When that is done: it may have made more of this.
+    After,
+    /// When no task has to do anything any more.
+    Last,
+}
+
+impl Way {
+    /// A way that needs no descriptor and no particular order.
+    pub const fn new(
+        name: &'static str,
+        perform: fn(&Words<'_>, Option<BorrowedFd<'_>>) -> Result<()>,
+    ) -> Self {
+        Way { name, has_file: false, turn: Turn::First, perform }
+    }
+
+    /// Something that is undone in this way. The words say what; none may have a NUL in it.
+    pub fn undo(&'static self, words: Vec<String>) -> Undo {
+        Undo { way: self, words }
     }
 }
 
+/// Something that must not outlive a supervisor.
+#[derive(Debug, Clone)]
+pub struct Undo {
+    way: &'static Way,
+    words: Vec<String>,
+}
+
+impl PartialEq for Undo {
+    fn eq(&self, other: &Self) -> bool {
+        (self.way.name, &self.words) == (other.way.name, &other.words)
+    }
+}
+
+/// What the guardian was told about something that it undoes.
+#[derive(Debug, Clone, Copy)]
+pub struct Words<'a>(&'a [String]);
+
+impl<'a> Words<'a> {
+    /// Word number `at`.
+    ///
+    /// # Errors
+    /// If there are not as many.
+    pub fn text(&self, at: usize) -> Result<&'a str> {
+        self.0.get(at).map(String::as_str).ok_or_else(|| bad(at))
+    }
+
+    /// Word number `at`, as a number.
+    ///
+    /// # Errors
+    /// If there are not as many, or it is none.
+    pub fn number<T: FromStr>(&self, at: usize) -> Result<T> {
+        self.text(at)?.parse().map_err(|_| bad(at))
+    }
+
+    /// All words from number `at` on.
+    pub fn rest(&self, at: usize) -> &'a [String] {
+        self.0.get(at..).unwrap_or_default()
+    }
+}
+
+fn bad(at: usize) -> Error {
+    Error::invalid("the guardian's list", format!("word {at} is missing, or no number"))
+}
+
 /// The supervisor's end. The default one has nobody at the other end: for work that
-/// leaves nothing behind.
-#[derive(Debug, Default)]
-pub struct Guardian {
-    line: Option<UnixStream>,
-    pid: i32,
+/// leaves nothing behind. Copies are of the same guardian, which leaves with the last of them.
+#[derive(Debug, Clone, Default)]
+pub struct Guardian(Option<Arc<Line>>);
+
+/// The connection to the guardian's process, whose end is waited for when it is closed.
+#[derive(Debug)]
+struct Line {
+    line: UnixStream,
+    process: Process,
+}
+
+/// The guardian's process.
+#[derive(Debug)]
+struct Process(i32);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = torpor_sys::process::wait(self.0, true);
+    }
+}
+
+/// See [`Guardian::hurry`]: the guardian's process, and how it was scheduled before.
+#[derive(Debug)]
+pub struct Hurry(Option<(i32, Attributes)>);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        if let Some((pid, before)) = &self.0 {
+            let _ = set_attributes(*pid, before);
+        }
+    }
 }
 
 /// How long the guardian waits for a task to stop, and to be out of the stub: nobody waits
 /// for the guardian, and a machine may be very busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Guardian {
-    /// Forks the guardian. Must come before the supervisor has a second thread.
+    /// Forks the guardian, which can undo things in these ways. Must come before the supervisor
+    /// has a second thread.
     ///
     /// # Errors
     /// The kernel's; `EBUSY` if there are threads already.
-    pub fn start() -> Result<Self> {
+    pub fn start(ways: &'static [&'static Way]) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
-        let pid = torpor_sys::process::fork(|| keep_watch(&theirs))
+        let pid = torpor_sys::process::fork(|| keep_watch(&theirs, ways))
             .context(|| "forking the guardian".to_owned())?;
         drop(theirs);
-        Ok(Guardian { line: Some(ours), pid })
+        Ok(Guardian(Some(Arc::new(Line { line: ours, process: Process(pid) }))))
     }
 
     /// Its process id; 0 if there is none.
     pub fn pid(&self) -> i32 {
-        self.pid
+        self.0.as_ref().map_or(0, |line| line.process.0)
     }
 
     /// From now on `undo` is done if the supervisor dies.
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn watch(&mut self, undo: &Undo) -> Result<()> {
+    pub fn watch(&self, undo: &Undo) -> Result<()> {
         self.tell(&encode(b'+', undo))
     }
 
@@ -89,21 +174,49 @@ impl Guardian {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn watch_file(&mut self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
-        let Some(line) = &mut self.line else { return Ok(()) };
+    pub fn watch_file(&self, undo: &Undo, file: BorrowedFd<'_>) -> Result<()> {
+        let Some(Line { line, .. }) = self.0.as_deref() else { return Ok(()) };
         let what = || "telling the guardian".to_owned();
         let data = encode(b'+', undo);
         let message = Message { data: &data, files: &[file], ..Message::default() };
         let sent = socket::send(line.as_fd(), &message, 0).context(what)?;
-        line.write_all(data.get(sent..).unwrap_or_default()).context(what)
+        (&*line).write_all(data.get(sent..).unwrap_or_default()).context(what)
     }
 
     /// `undo` has been done, or is not needed any more.
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn forget(&mut self, undo: &Undo) -> Result<()> {
+    pub fn forget(&self, undo: &Undo) -> Result<()> {
         self.tell(&encode(b'-', undo))
+    }
+
+    /// From now on none of `forgotten` is undone, but `undo` is done instead: there is no moment
+    /// at which only some of that holds.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn exchange(&self, forgotten: &[Undo], undo: &Undo) -> Result<()> {
+        let mut message: Vec<u8> = forgotten.iter().flat_map(|old| encode(b'~', old)).collect();
+        message.extend(encode(b'=', undo));
+        self.tell(&message)
+    }
+
+    /// While this is held the guardian comes before whoever else waits for a processor. The tasks
+    /// of a supervisor that was killed run as soon as it is gone; the guardian learns of its death
+    /// a moment before, from its closed files, and must not miss that moment where a task would
+    /// get errors until it has acted.
+    pub fn hurry(&self) -> Hurry {
+        let pid = self.0.as_ref().map(|line| line.process.0);
+        let before = pid.and_then(|pid| Some((pid, attributes(pid).ok()?)));
+        if let Some((pid, _)) = before {
+            let mut first = Attributes::default();
+            // `SCHED_FIFO` of linux/sched.h: its lowest priority is above all that have none.
+            (first.policy, first.priority) = (1, 1);
+            // Without the right to it the guardian is as good as it can be.
+            let _ = set_attributes(pid, &first);
+        }
+        Hurry(before)
     }
 
     /// While this is open, programs that are started inherit the line, and the guardian
@@ -113,92 +226,55 @@ impl Guardian {
     /// # Errors
     /// The kernel's.
     pub fn line_for_children(&self) -> Result<Option<OwnedFd>> {
-        let dup = |line: &UnixStream| {
-            let copy = rustix::io::dup(line)?;
+        let dup = |line: &Arc<Line>| {
+            let copy = rustix::io::dup(&line.line)?;
             rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty())?;
             Ok::<_, io::Error>(copy)
         };
-        self.line.as_ref().map(dup).transpose().context(|| "dup".to_owned())
+        self.0.as_ref().map(dup).transpose().context(|| "dup".to_owned())
     }
 
-    fn tell(&mut self, message: &[u8]) -> Result<()> {
-        match &mut self.line {
-            Some(line) => line.write_all(message).context(|| "telling the guardian".to_owned()),
+    fn tell(&self, message: &[u8]) -> Result<()> {
+        match self.0.as_deref() {
+            Some(Line { line, .. }) => {
+                (&*line).write_all(message).context(|| "telling the guardian".to_owned())
+            }
             None => Ok(()),
         }
     }
 }
 
-impl Drop for Guardian {
+impl Drop for Line {
     /// Everything is in order: the guardian may leave. Not so if the supervisor panics.
     fn drop(&mut self) {
-        if let Some(mut line) = self.line.take()
-            && !std::thread::panicking()
-        {
+        if !std::thread::panicking() {
             // If it is gone there is nobody to tell.
-            let _ = line.write_all(b".");
-        }
-        if self.pid != 0 {
-            let _ = torpor_sys::process::wait(self.pid, true);
+            let _ = self.line.write_all(b".");
         }
     }
 }
 
-/// Fields of a message are separated by NUL, messages end with a newline after one.
+/// Words of a message are separated by NUL, messages end with a newline after one.
 fn encode(sign: u8, undo: &Undo) -> Vec<u8> {
-    let path = |p: &Path| p.to_string_lossy().into_owned();
-    let fields: Vec<String> = match undo {
-        Undo::Stub(pid, base) => vec!["stub".into(), pid.to_string(), base.to_string()],
-        Undo::Write(file, text) => vec!["write".into(), path(file), text.clone()],
-        Undo::Unlink(inode, name) => vec!["unlink".into(), inode.to_string(), name.clone()],
-        Undo::Repair(pid, inode, reuse) => {
-            vec!["repair".into(), pid.to_string(), inode.to_string(), reuse.to_string()]
-        }
-        Undo::Silence(inode) => vec!["silence".into(), inode.to_string()],
-        Undo::Uffd(pid, fd) => vec!["uffd".into(), pid.to_string(), fd.to_string()],
-        Undo::Twin(pid, since) => vec!["twin".into(), pid.to_string(), since.to_string()],
-        Undo::Run(netns, argv, input) => {
-            let mut fields = vec!["run".to_owned(), path(netns), input.clone()];
-            fields.extend(argv.iter().cloned());
-            fields
-        }
-    };
     let mut out = vec![sign];
-    for field in fields {
-        out.extend(field.into_bytes());
+    for word in std::iter::once(undo.way.name).chain(undo.words.iter().map(String::as_str)) {
+        out.extend(word.bytes());
         out.push(0);
     }
     out.extend(b"\0\n");
     out
 }
 
-fn decode(message: &[u8]) -> Option<(u8, Undo)> {
+fn decode(message: &[u8], ways: &[&'static Way]) -> Option<(u8, Undo)> {
     let (&sign, rest) = message.split_first()?;
-    let fields: Vec<String> =
-        rest.split(|&b| b == 0).map(|f| String::from_utf8_lossy(f).into_owned()).collect();
-    let field = |i: usize| fields.get(i).cloned();
-    let undo = match fields.first()?.as_str() {
-        "stub" => Undo::Stub(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
-        "write" => Undo::Write(field(1)?.into(), field(2)?),
-        "unlink" => Undo::Unlink(field(1)?.parse().ok()?, field(2)?),
-        "repair" => {
-            Undo::Repair(field(1)?.parse().ok()?, field(2)?.parse().ok()?, field(3)?.parse().ok()?)
-        }
-        "silence" => Undo::Silence(field(1)?.parse().ok()?),
-        "uffd" => Undo::Uffd(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
-        "twin" => Undo::Twin(field(1)?.parse().ok()?, field(2)?.parse().ok()?),
-        "run" => Undo::Run(
-            field(1)?.into(),
-            fields.get(3..)?.iter().filter(|f| !f.is_empty()).cloned().collect(),
-            field(2)?,
-        ),
-        _ => return None,
-    };
-    Some((sign, undo))
+    let mut words = rest.split(|&b| b == 0).map(|w| String::from_utf8_lossy(w).into_owned());
+    let name = words.next()?;
+    let way = ways.iter().find(|way| way.name == name)?;
+    Some((sign, way.undo(words.collect())))
 }
 
 /// The guardian's life.
-fn keep_watch(theirs: &UnixStream) -> i32 {
+fn keep_watch(theirs: &UnixStream, ways: &[&'static Way]) -> i32 {
     // The copy of the supervisor's end would keep the line open for ever.
     torpor_sys::process::close_but(theirs.as_fd());
     let _ = torpor_sys::process::set_name(c"torpor-guard");
@@ -217,15 +293,14 @@ fn keep_watch(theirs: &UnixStream) -> i32 {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         }
-        if watch.take_messages(&mut pending) {
+        if watch.take_messages(&mut pending, ways) {
             return 0;
         }
     }
-    // A task that is still in its stub may be about to make a twin.
-    let (twins, others): (Vec<_>, Vec<_>) =
-        watch.list.iter().rev().partition(|(undo, _)| matches!(undo, Undo::Twin(..)));
-    for (undo, file) in others.into_iter().chain(twins) {
-        let _ = perform(undo, file.as_ref());
+    let mut all: Vec<_> = watch.list.iter().rev().collect();
+    all.sort_by_key(|(undo, _)| undo.way.turn);
+    for (Undo { way, words }, file) in all {
+        let _ = (way.perform)(&Words(words), file.as_ref().map(AsFd::as_fd));
     }
     0
 }
@@ -236,11 +311,13 @@ struct Watch {
     list: Vec<(Undo, Option<OwnedFd>)>,
     /// Files that came and whose messages are still to be read.
     files: VecDeque<OwnedFd>,
+    /// What is forgotten as soon as the message comes that it is exchanged for.
+    exchanged: Vec<Undo>,
 }
 
 impl Watch {
     /// Works through the complete messages; whether the supervisor has said goodbye.
-    fn take_messages(&mut self, pending: &mut Vec<u8>) -> bool {
+    fn take_messages(&mut self, pending: &mut Vec<u8>, ways: &[&'static Way]) -> bool {
         const END: &[u8] = b"\0\0\n";
         loop {
             if pending.first() == Some(&b'.') {
@@ -248,66 +325,40 @@ impl Watch {
             }
             let Some(end) = pending.windows(END.len()).position(|w| w == END) else { return false };
             let message: Vec<u8> = pending.drain(..end + END.len()).take(end).collect();
-            match decode(&message) {
+            match decode(&message, ways) {
                 Some((b'+', undo)) => {
-                    let file = undo.is_of_file().then(|| self.files.pop_front()).flatten();
+                    let file = undo.way.has_file.then(|| self.files.pop_front()).flatten();
                     self.list.push((undo, file));
                 }
-                Some((_, undo)) => {
-                    if let Some(at) = self.list.iter().rposition(|(u, _)| *u == undo) {
-                        self.list.remove(at);
-                    }
+                Some((b'~', undo)) => self.exchanged.push(undo),
+                Some((b'=', undo)) => {
+                    std::mem::take(&mut self.exchanged).iter().for_each(|old| self.forget(old));
+                    self.list.push((undo, None));
                 }
+                Some((_, undo)) => self.forget(&undo),
                 None => {}
             }
         }
     }
-}
 
-/// Undoes something; `file` is the one that came with it ([`Guardian::watch_file`]).
-pub(crate) fn perform(undo: &Undo, file: Option<&OwnedFd>) -> Result<()> {
-    match undo {
-        Undo::Stub(pid, base) => Ok(torpor_tracee::remove_leftover(*pid, *base, PATIENCE)?),
-        Undo::Write(file, text) => {
-            std::fs::write(file, text).context(|| format!("write {}", file.display()))
+    fn forget(&mut self, undo: &Undo) {
+        if let Some(at) = self.list.iter().rposition(|(known, _)| known == undo) {
+            self.list.remove(at);
         }
-        Undo::Unlink(_, name) => file.map_or(Ok(()), |dir| {
-            rustix::fs::unlinkat(dir, name, AtFlags::empty()).context(|| format!("unlink {name}"))
-        }),
-        Undo::Repair(pid, _, reuse) => match file {
-            // Closed in repair mode it is silent: so must it be if nobody goes on.
-            Some(socket) if crate::proc::open(*pid, "ns/net").is_ok() => {
-                crate::file::socket::tcp::leave_repair(socket.as_fd(), *reuse)
-            }
-            _ => Ok(()),
-        },
-        Undo::Silence(_) => {
-            file.map_or(Ok(()), |socket| crate::file::socket::tcp::silence(socket.as_fd()))
-        }
-        Undo::Uffd(pid, fd) => crate::memory::track::close_leftover(*pid, *fd, PATIENCE),
-        Undo::Twin(pid, since) => crate::dump::reap_twins(*pid, *since, PATIENCE),
-        Undo::Run(netns, argv, input) => run_inside(netns, argv, input),
     }
 }
 
-fn run_inside(netns: &Path, argv: &[String], input: &str) -> Result<()> {
-    use std::process::{Command, Stdio};
-    let Some((program, args)) = argv.split_first() else { return Ok(()) };
-    let file = std::fs::File::open(netns).context(|| format!("open {}", netns.display()))?;
-    crate::namespace::run_in(&[file.as_fd()], || {
-        let mut child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context(|| format!("start {program}"))?;
-        if let Some(stdin) = &mut child.stdin {
-            stdin.write_all(input.as_bytes()).context(|| format!("write to {program}"))?;
-        }
-        drop(child.stdin.take());
-        child.wait().context(|| format!("wait for {program}")).map(drop)
-    })
+#[cfg(test)]
+impl Undo {
+    /// Undoes it as the guardian would.
+    pub fn perform(&self, file: Option<BorrowedFd<'_>>) -> Result<()> {
+        (self.way.perform)(&Words(&self.words), file)
+    }
+
+    /// The name of its way.
+    pub fn way(&self) -> &'static str {
+        self.way.name
+    }
 }
 
 #[cfg(test)]
@@ -316,21 +367,28 @@ mod tests {
     use super::*;
     use rustix::fs::OFlags;
 
+    const NOTHING: fn(&Words<'_>, Option<BorrowedFd<'_>>) -> Result<()> = |_, _| Ok(());
+    static PLAIN: Way = Way::new("plain", NOTHING);
+    static FILE: Way = Way { has_file: true, ..Way::new("file", NOTHING) };
+    static WAYS: &[&Way] = &[&PLAIN, &FILE];
+
     #[test]
     fn messages_come_back_as_they_went() {
+        let words = |words: &[&str]| words.iter().map(|&w| w.to_owned()).collect::<Vec<_>>();
         let all = [
-            Undo::Stub(12, 0x7000),
-            Undo::Write("/a b".into(), "THAWED".into()),
-            Undo::Write("/x\ny".into(), "0".into()),
-            Undo::Unlink(5, "link".into()),
-            Undo::Repair(7, 8, 1),
-            Undo::Silence(9),
-            Undo::Uffd(9, 10),
-            Undo::Twin(11, 12),
-            Undo::Run("/n".into(), vec!["nft".into(), "-f".into()], "delete\ntable".into()),
+            PLAIN.undo(words(&["12", "28672"])),
+            PLAIN.undo(words(&["/a b", "THAWED"])),
+            PLAIN.undo(words(&["/x\ny", "0"])),
+            FILE.undo(words(&["5", "link"])),
+            FILE.undo(words(&["7", "8", "1"])),
+            FILE.undo(words(&["9"])),
+            PLAIN.undo(words(&["/n", "delete\ntable", "nft", "-f"])),
         ];
         let mut bytes: Vec<u8> = all.iter().flat_map(|u| encode(b'+', u)).collect();
         bytes.extend(encode(b'-', &all[2]));
+        // A way that the guardian was not started with.
+        static OTHER: Way = Way::new("other", NOTHING);
+        bytes.extend(encode(b'+', &OTHER.undo(Vec::new())));
         let mut watch = Watch::default();
         let (one, _) = UnixStream::pair().unwrap();
         let (two, _) = UnixStream::pair().unwrap();
@@ -338,7 +396,7 @@ mod tests {
         let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
         watch.files.extend([dir, OwnedFd::from(one), OwnedFd::from(two)]);
         let files: Vec<u64> = watch.files.iter().map(inode).collect();
-        assert!(!watch.take_messages(&mut bytes));
+        assert!(!watch.take_messages(&mut bytes, WAYS));
         let kept: Vec<&Undo> = all.iter().filter(|u| **u != all[2]).collect();
         assert_eq!(watch.list.iter().map(|(undo, _)| undo).collect::<Vec<_>>(), kept);
         let held = |undo: &Undo| watch.list.iter().find(|(u, _)| u == undo).unwrap().1.as_ref();
@@ -347,17 +405,23 @@ mod tests {
         }
         assert!(held(&all[0]).is_none());
         bytes.push(b'.');
-        assert!(watch.take_messages(&mut bytes));
+        assert!(watch.take_messages(&mut bytes, WAYS));
     }
 
     #[test]
-    fn a_name_is_removed_from_its_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("link_remap.1"), "").unwrap();
-        std::fs::write(dir.path().join("other"), "").unwrap();
-        let file = std::fs::File::open(dir.path()).unwrap().into();
-        perform(&Undo::Unlink(1, "link_remap.1".into()), Some(&file)).unwrap();
-        let left = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
-        assert_eq!(left.collect::<Vec<_>>(), ["other"]);
+    fn an_exchange_holds_as_a_whole_or_not_at_all() {
+        let [one, two, three] = ["1", "2", "3"].map(|word| PLAIN.undo(vec![word.to_owned()]));
+        let known = |watch: &Watch| watch.list.iter().map(|(u, _)| u.clone()).collect::<Vec<_>>();
+        let mut watch = Watch::default();
+        let mut bytes = [encode(b'+', &one), encode(b'+', &two)].concat();
+        bytes.extend([encode(b'~', &one), encode(b'~', &two)].concat());
+        let mut last = encode(b'=', &three);
+        let rest = last.split_off(last.len() - 1);
+        bytes.extend(last);
+        assert!(!watch.take_messages(&mut bytes, WAYS));
+        assert_eq!(known(&watch), [one, two]);
+        bytes.extend(rest);
+        assert!(!watch.take_messages(&mut bytes, WAYS));
+        assert_eq!(known(&watch), [three]);
     }
 }

@@ -1,6 +1,7 @@
 //! The restore policy: judges what has been loaded before anything is made of it.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
@@ -53,13 +54,24 @@ pub(crate) struct Verdict {
     claim: Option<Claim>,
     /// Whether threads give up new privileges of which the images do not say it.
     gives_up: bool,
+    /// What threads may do, all together.
+    pub capabilities: Capabilities,
+    /// Whether devices are made.
+    pub devices: bool,
+    /// How long it took to decode the images without rights, and to say what they ask for.
+    pub reading: Duration,
 }
 
-/// Ends a restore whose images ask for more than they may.
+/// Ends a restore whose images ask for more than they may. Else returns all that they ask for,
+/// too.
 ///
 /// # Errors
 /// All that is not allowed, at once; damaged images.
-pub(crate) fn enforce(opts: &Options, images: &ImageDir, checked: &Checked) -> Result<Verdict> {
+pub(crate) fn enforce(
+    opts: &Options,
+    images: &ImageDir,
+    checked: &Checked,
+) -> Result<(Verdict, Vec<Request>)> {
     let mut found = find(opts, images)?;
     let as_foreign = found.judge(opts, Origin::Elsewhere, checked);
     // All pages would have to be read to know whose they are.
@@ -72,15 +84,19 @@ pub(crate) fn enforce(opts: &Options, images: &ImageDir, checked: &Checked) -> R
             (origin, found.judge(opts, origin, checked))
         }
     };
-    match violations.is_empty() {
-        true => Ok(Verdict {
-            passed: found.passed,
-            origin: Some(origin),
-            claim: found.claim,
-            gives_up: found.gives_up,
-        }),
-        false => Err(Error::Forbidden(violations)),
+    if !violations.is_empty() {
+        return Err(Error::Forbidden(violations));
     }
+    let verdict = Verdict {
+        capabilities: capabilities(&found.requests),
+        devices: found.requests.iter().any(|r| matches!(r.ask, Ask::Device { .. })),
+        passed: found.passed,
+        origin: Some(origin),
+        claim: found.claim,
+        gives_up: found.gives_up,
+        reading: found.reading,
+    };
+    Ok((verdict, found.requests))
 }
 
 /// What is to be judged.
@@ -89,6 +105,18 @@ struct Found {
     passed: Passed,
     claim: Option<Claim>,
     gives_up: bool,
+    reading: Duration,
+}
+
+/// All that threads may do.
+fn capabilities(requests: &[Request]) -> Capabilities {
+    let of = |request: &Request| match request.ask {
+        Ask::Capabilities(set) => set,
+        // It keeps what the restoring program has.
+        Ask::NoCredentials => Capabilities(u64::MAX),
+        _ => Capabilities::default(),
+    };
+    requests.iter().map(of).fold(Capabilities::default(), |all, set| all | set)
 }
 
 impl Found {
@@ -112,7 +140,9 @@ fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
 
 fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
     let passed = passed(opts)?;
+    let begun = Instant::now();
     let Look { mut requests, unsaid } = reader::look(images, &passed)?;
+    let reading = begun.elapsed();
     let claim = host::claim(opts, images, &images.inventory()?)?;
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
     let gives_up = opts.policy.requires_no_new_privileges(origin, &passed);
@@ -122,7 +152,7 @@ fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
             *given_up = true;
         }
     }
-    Ok(Found { requests, passed, claim, gives_up })
+    Ok(Found { requests, passed, claim, gives_up, reading })
 }
 
 /// What the caller of the restore has passed.
@@ -196,10 +226,9 @@ impl Verdict {
     /// What the images do not say becomes what it has to be: no thread of which nothing is said
     /// gets new privileges (CRIU 3.17 does not record it).
     pub(crate) fn complete(&self, checkpoint: &mut Checkpoint) {
-        let cores = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.cores);
-        let creds = cores.filter_map(|core| core.thread_core.as_mut()?.creds.as_mut());
-        for creds in creds.filter(|creds| self.gives_up && creds.no_new_privs.is_none()) {
-            creds.no_new_privs = Some(1);
+        let all = checkpoint.tasks.iter_mut().flat_map(|task| &mut task.credentials).flatten();
+        for credentials in all.filter(|_| self.gives_up) {
+            credentials.no_new_privileges.get_or_insert(true);
         }
     }
 

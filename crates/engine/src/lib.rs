@@ -1,8 +1,8 @@
 //! Torpor's engine: dump and restore of process trees.
 //!
-//! Both work on a typed model ([`dump::Dump`], [`restore::Restore`]) that the modules
-//! below fill and use; one module is one kind of resource, with its dump and its
-//! restore next to each other.
+//! One module is one kind of resource, with its dump and its restore next to each other. It takes
+//! what it needs. The typed models that know all ([`dump::Dump`], [`restore::Restore`]) are for
+//! those who bring all together.
 
 pub mod cgroup;
 pub mod check;
@@ -22,8 +22,6 @@ pub mod namespace;
 pub mod network;
 pub mod options;
 pub mod page_server;
-mod parallel;
-pub mod proc;
 mod ranges;
 mod reader;
 pub mod restore;
@@ -32,6 +30,9 @@ mod stats;
 mod support;
 pub mod task;
 mod tool;
+mod undo;
+
+pub use torpor_kernel::proc;
 
 pub use dump::{Session, dump, pre_dump};
 pub use error::{Context, Error, Result};
@@ -39,8 +40,8 @@ pub use external::External;
 pub use hooks::{Event, Hooks, NoHooks};
 pub use judge::{Audit, audit};
 pub use options::Options;
-pub use restore::restore;
 pub use restore::template::keep as keep_template;
+pub use restore::{restore, restore_last};
 
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
 

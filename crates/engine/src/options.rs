@@ -107,8 +107,8 @@ pub struct Options {
     pub external: Vec<External>,
     /// Open files handed to the restore under a key (`--inherit-fd`).
     pub inherit_fd: Vec<InheritFd>,
-    /// A restore refuses what it was given and nothing in the images asks for. Container runtimes
-    /// give what a container might have.
+    /// Refuse what was given ([`Options::external`], [`Options::inherit_fd`]) and nothing in the
+    /// tree or in the images asks for. Container runtimes give what a container might have.
     pub refuse_unused: bool,
     /// Existing namespaces to restore into (`-J`).
     pub join_ns: Vec<JoinNs>,
@@ -608,6 +608,9 @@ pub struct PageServer {
     pub port: u16,
     /// A connected socket, instead of all that (`--ps-socket`).
     pub socket: Option<Arc<OwnedFd>>,
+    /// Compress pages as long as the other end takes them more slowly than this one could send them, wherever it is
+    /// (`--ps-compress`).
+    pub compress: bool,
     /// Encrypt the connection (`--tls`).
     pub tls: Option<Tls>,
 }

@@ -21,7 +21,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use torpor_images::ImageDir;
 use torpor_policy::collect::{self, Settings, Values, collect};
 use torpor_policy::{Passed, Request};
-use torpor_sys::{confine, process};
+use torpor_sys::confine::{self, Limits};
+use torpor_sys::process::{self, Status};
 use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::error::{Context, Error, Result};
@@ -51,16 +52,26 @@ const DONE: u8 = b'd';
 const INVALID: u8 = b'i';
 const FAILED: u8 = b'e';
 
+/// What the reader may use for images that have a number of bytes: by far more than any that a dump
+/// makes need, also if they hold an archive that has become a thousand times smaller.
+fn limits(bytes: u64) -> Limits {
+    Limits { seconds: 60 + 4 * (bytes >> 20), bytes: (256 << 20) + 64 * bytes }
+}
+
 /// Looks at images that are pinned, in a process of its own.
 ///
 /// # Errors
-/// Damaged images.
+/// Damaged images; those that take too long to read.
 pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
     images.pin_all()?;
+    look_within(images, passed, limits(images.pinned_bytes()))
+}
+
+fn look_within(images: &ImageDir, passed: &Passed, limits: Limits) -> Result<Look> {
     let what = || "start the process that reads images".to_owned();
     let (ours, theirs) = UnixStream::pair().context(what)?;
     let theirs = File::from(OwnedFd::from(theirs));
-    let pid = match process::fork(|| answer(&theirs, images, passed)) {
+    let pid = match process::fork(|| answer(&theirs, images, passed, limits)) {
         Ok(pid) => pid,
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             tracing::debug!("This process has threads: it reads the images itself");
@@ -71,12 +82,26 @@ pub(crate) fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
     drop(theirs);
     let told = listen(File::from(OwnedFd::from(ours)));
     // It has nothing left to say; somebody else may have waited for it.
-    let _ = process::wait(pid, true);
-    told
+    let ended = process::wait(pid, true);
+    match ended {
+        Ok(Some((_, Status::Signaled(signal)))) if told.is_err() => {
+            Err(Error::Unreadable(format!(
+                "the process that reads the images was ended by signal {signal}: for images of this \
+                 size it may take {} seconds and {} MiB of memory, more than any dump's need",
+                limits.seconds,
+                limits.bytes >> 20
+            )))
+        }
+        _ => told,
+    }
 }
 
-/// Decodes the images and lists what they ask for.
-fn look_here(
+/// Decodes the images here and lists what they ask for; `here` and `fresh` say what settings this
+/// host and a new network namespace have.
+///
+/// # Errors
+/// Damaged images.
+pub(crate) fn look_here(
     images: &ImageDir,
     passed: &Passed,
     here: Values<'_>,
@@ -99,6 +124,7 @@ fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkp
         ids: &task.ids,
         threads: &task.tree.threads,
         cores: &task.cores,
+        credentials: &task.credentials,
         zombie: task.is_zombie(),
     });
     collect::Checkpoint {
@@ -111,25 +137,27 @@ fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkp
 
 fn unsaid(checkpoint: &Checkpoint) -> BTreeSet<u32> {
     let of_task = |task: &load::TaskImage| {
-        let threads = task.tree.threads.clone().into_iter().zip(task.cores.clone());
-        let unsaid = threads.filter(|(_, core)| {
-            let creds = core.thread_core.as_ref().and_then(|core| core.creds.as_ref());
-            creds.is_some_and(|creds| creds.no_new_privs.is_none())
+        let threads = task.tree.threads.iter().zip(&task.credentials);
+        let unsaid = threads.filter(|(_, credentials)| {
+            credentials.as_ref().is_some_and(|known| known.no_new_privileges.is_none())
         });
-        unsaid.map(|(thread, _)| thread).collect::<Vec<_>>()
+        unsaid.map(|(&thread, _)| thread).collect::<Vec<_>>()
     };
     checkpoint.tasks.iter().flat_map(of_task).collect()
 }
 
 /// The reader.
-fn answer(line: &File, images: &ImageDir, passed: &Passed) -> i32 {
+fn answer(line: &File, images: &ImageDir, passed: &Passed, limits: Limits) -> i32 {
     // A name is of use to who lists processes only.
     let _ = process::set_name(c"torpor-reader");
     let mut keep = images.pinned_descriptors();
     keep.push(line.as_raw_fd());
-    let told = match confine::confine(&keep) {
+    let told = match confine::confine(&keep, limits) {
         Ok(()) => with_default(NoSubscriber::default(), || tell(line, images, passed)),
-        Err(error) => send(line, FAILED, &[Some(&format!("give up all rights: {error}"))]),
+        Err(error) => {
+            let why = format!("give up all rights before *.img are read: {error}");
+            send(line, FAILED, &[Some(&why)])
+        }
     };
     i32::from(told.is_err())
 }

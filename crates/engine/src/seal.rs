@@ -67,7 +67,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     images.seal(header, &master)?;
     images.open_parents_with(unwrap_with(opts));
     if opts.page_server.is_some() {
-        images.miss_pages_of_parents();
+        images.miss_pages();
     }
     Ok(())
 }
@@ -101,6 +101,9 @@ pub fn open(images: &mut ImageDir, opts: &Options) -> Result<Checked> {
         return Ok(Checked::default());
     }
     keep_secrets();
+    if opts.lazy_pages || opts.page_server.is_some() {
+        images.miss_pages();
+    }
     let mut checked = Checked { sealed: true, signers: Vec::new() };
     let signed = images.unseal(&unwrap_with(opts))?;
     let trust = &opts.open.trust;

@@ -58,6 +58,51 @@ fn files_that_are_named_exist() {
     }
 }
 
+/// How many files of the engine, tests aside, take a type by reference.
+fn takers(name: &str) -> Vec<String> {
+    fn walk(dir: &Path, found: &mut impl FnMut(&Path)) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { walk(&path, found) } else { found(&path) }
+        }
+    }
+    let source = root().join("crates/engine/src");
+    let mut all = Vec::new();
+    walk(&source, &mut |path| {
+        let short = path.strip_prefix(&source).unwrap().display().to_string();
+        let is_test = short.contains("test");
+        let text = std::fs::read_to_string(path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let taken = |kind: &str| {
+            let parameter = format!(": {kind}{name}<");
+            let plain = format!(": {kind}{name},");
+            let last = format!(": {kind}{name})");
+            [parameter, plain, last].iter().any(|shape| text.contains(shape))
+        };
+        if !is_test && (taken("&") || taken("&mut ")) {
+            all.push(short);
+        }
+    });
+    all
+}
+
+/// What knows all is for those who bring all together. A resource takes what it needs: else each
+/// of them imports, by way of such a type, all others.
+#[test]
+fn few_files_take_what_knows_all() {
+    for (name, folder) in [("Dump", "dump/"), ("Restore", "restore/")] {
+        let all = takers(name);
+        assert!(all.len() <= 10, "{} files take {name}: {all:?}", all.len());
+        assert!(!all.is_empty(), "nobody takes {name}: has it another name now?");
+        let others: Vec<_> = all.iter().filter(|file| !file.starts_with(folder)).collect();
+        assert!(others.is_empty(), "{name} leaves its folder: {others:?}");
+    }
+    for name in ["Paths", "Opener", "Around", "Neighbours", "Homes", "Assembly"] {
+        let all = takers(name);
+        assert!((1..=10).contains(&all.len()), "{} files take {name}: {all:?}", all.len());
+    }
+}
+
 #[test]
 fn processes_and_stages_have_the_names_that_they_have_in_the_code() {
     let page = page();

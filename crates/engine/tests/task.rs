@@ -12,6 +12,7 @@ use torpor_engine::task::{
     self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, Tree,
 };
 use torpor_images::proto::{CoreEntry, MmEntry};
+use torpor_policy::Credentials;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
 
 /// A process that ends with the test.
@@ -99,7 +100,7 @@ fn husks(state: &State) -> Vec<Tracee> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let at = rseq.rseq_abi_pointer & !0xfff;
         let args = [at, 8192, prot, u64::from(flags.cast_unsigned()), u64::MAX, 0];
-        leader.call("mmap", libc::SYS_mmap, args).unwrap();
+        leader.call("mmap", (libc::SYS_mmap, args)).unwrap();
     }
     let flags = libc::CLONE_THREAD
         | libc::CLONE_VM
@@ -170,7 +171,10 @@ fn all_state_comes_back() {
         thp_disabled: Some(before.mm.thp_disabled),
         ..MmEntry::default()
     };
-    let images = Images { mm: &mm, maps: &IdMaps::identity(), filters: &filters, profile: None };
+    let credentials: Vec<_> =
+        cores.iter_mut().map(|core| Credentials::take(core).unwrap()).collect();
+    let (maps, credentials) = (&IdMaps::identity(), &*credentials);
+    let images = Images { mm: &mm, maps, filters: &filters, credentials, profile: None };
     task::restore(&mut husks, &cores, &images).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();

@@ -9,20 +9,22 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstat};
 use rustix::io::Errno;
-use torpor_images::kind;
 use torpor_images::proto::{
     CgControllerEntry, CgMemberEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
     CgroupPropEntry,
 };
+use torpor_images::{ImageDir, kind};
 
 use super::hierarchy::{Hierarchies, Membership, parse};
 use super::properties::{Properties, is_list_of_tasks};
 use super::view::{View, outside};
 use super::wanted_properties;
-use crate::dump::Dump;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Result};
+use crate::namespace::Namespaces;
+use crate::namespace::mount::Tree;
 use crate::namespace::user::IdMaps;
-use crate::options::CgroupMode;
+use crate::options::{CgroupMode, Options};
 use crate::proc;
 
 /// How deep groups can lie in each other.
@@ -57,50 +59,66 @@ impl Sets {
     }
 }
 
+/// What the groups of a tree are looked for by.
+#[derive(Debug)]
+pub struct Survey<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// Where the image goes.
+    pub images: &'a ImageDir,
+    /// The namespaces of the tree.
+    pub spaces: &'a Namespaces,
+    /// The caller's own mounts.
+    pub host: &'a Tree,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// Device and inode of the file of a group that was frozen.
+    pub frozen: Option<(u64, u64)>,
+}
+
 /// Finds out which groups the tasks are in and writes them.
 ///
 /// # Errors
 /// The kernel's.
-pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
+pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
     if cx.opts.manage_cgroups == CgroupMode::Ignore {
         return Ok(());
     }
     let properties = wanted_properties(cx.opts)?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let own = only_wanted(cx, parse(&proc::bytes(own, "cgroup")?));
-    cx.cgroups.add(members(&own, &BTreeMap::new()));
+    sets.add(members(&own, &BTreeMap::new()));
     let mut threaded = BTreeSet::new();
     let mut views: HashMap<u32, View> = HashMap::new();
-    for task in 0..cx.tasks.len() {
+    for Task { pid, threads, ids, .. } in tasks {
+        let (pid, ns) = (*pid, ids.cgroup_ns_id.unwrap_or(0));
         let mut leaders = None;
-        for tid in cx.tasks[task].threads.iter().map(|t| t.tid()).collect::<Vec<_>>() {
-            let pid = cx.tasks[task].pid;
+        for tid in threads.iter().map(|t| t.tid()) {
             let groups = parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
             let groups = only_wanted(cx, groups);
-            let ns = cx.tasks[task].ids.cgroup_ns_id.unwrap_or(0);
             if let Entry::Vacant(place) = views.entry(ns) {
-                place.insert(View::of(&cx.ns, ns, pid, &groups)?);
+                place.insert(View::of(cx.spaces, ns, pid, &groups)?);
             }
             let prefixes = prefixes(pid, &views[&ns].roots, &groups)?;
-            let set = cx.cgroups.add(members(&groups, &prefixes));
-            cx.cgroups.of_thread.insert(tid, set);
+            let set = sets.add(members(&groups, &prefixes));
+            sets.of_thread.insert(tid, set);
             let leader: &Membership = leaders.get_or_insert_with(|| groups.clone());
             let others = groups.iter().filter(|(name, path)| leader.get(*name) != Some(path));
             threaded.extend(others.map(|(name, _)| name.clone()));
         }
     }
-    if cx.cgroups.all.len() == 1 {
+    if sets.all.len() == 1 {
         return Ok(());
     }
-    let controllers = dump_controllers(cx, &own, &properties, &threaded)?;
-    let sets = (OWN..).zip(&cx.cgroups.all);
-    let mut sets = sets.map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
-    let entry = CgroupEntry { torpor_own_set: sets.next(), sets: sets.collect(), controllers };
+    let controllers = dump_controllers(cx, sets, &own, &properties, &threaded)?;
+    let all = (OWN..).zip(&sets.all);
+    let mut all = all.map(|(id, ctls)| CgSetEntry { id, ctls: ctls.clone() });
+    let entry = CgroupEntry { torpor_own_set: all.next(), sets: all.collect(), controllers };
     Ok(cx.images.write_one(kind::CGROUP, 0, &entry)?)
 }
 
 /// Leaves out the hierarchies without the controllers of `--cgroup-dump-controller`.
-fn only_wanted(cx: &Dump<'_>, mut groups: Membership) -> Membership {
+fn only_wanted(cx: &Survey<'_>, mut groups: Membership) -> Membership {
     let wanted = &cx.opts.cgroup_dump_controllers;
     groups.retain(|name, _| {
         wanted.is_empty() || name.split(',').any(|n| wanted.iter().any(|w| w == n))
@@ -134,13 +152,14 @@ fn prefixes(pid: i32, roots: &Membership, groups: &Membership) -> Result<BTreeMa
 
 /// The trees of groups below those that tasks are in and the dumping program is not.
 fn dump_controllers(
-    cx: &Dump<'_>,
+    cx: &Survey<'_>,
+    sets: &Sets,
     own: &Membership,
     properties: &Properties,
     threaded: &BTreeSet<String>,
 ) -> Result<Vec<CgControllerEntry>> {
     let mut heads: BTreeMap<&str, BTreeSet<PathBuf>> = BTreeMap::new();
-    for member in cx.cgroups.all.iter().skip(1).flatten() {
+    for member in sets.all.iter().skip(1).flatten() {
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(&member.path));
         let below = chosen_root(cx, &member.name).filter(|root| path.starts_with(root));
         let path = below.map_or(path, |root| root.to_owned());
@@ -154,9 +173,8 @@ fn dump_controllers(
     let mut entries = Vec::new();
     for (name, heads) in heads {
         let yard = cx.opts.cgroup_yard.as_deref();
-        let hierarchy = hierarchies.get(name, &cx.mounts.host, yard)?;
-        let frozen = cx.freezer.frozen_before();
-        let keep = Keep { names: properties.of(name), maps: &cx.id_maps, frozen };
+        let hierarchy = hierarchies.get(name, cx.host, yard)?;
+        let keep = Keep { names: properties.of(name), maps: cx.id_maps, frozen: cx.frozen };
         let mut dirs = Vec::new();
         let topmost =
             heads.iter().filter(|h| !heads.iter().any(|other| *h != other && h.starts_with(other)));
@@ -182,7 +200,7 @@ fn dump_controllers(
 }
 
 /// The root that `--cgroup-root` gives for a hierarchy.
-fn chosen_root<'c>(cx: &'c Dump<'_>, hierarchy: &str) -> Option<&'c Path> {
+fn chosen_root<'c>(cx: &'c Survey<'_>, hierarchy: &str) -> Option<&'c Path> {
     let roots = &cx.opts.cgroup_roots;
     let named = roots.iter().find(|r| {
         r.controller.as_ref().is_some_and(|c| hierarchy.split(',').any(|name| name == c))

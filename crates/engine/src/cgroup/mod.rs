@@ -15,12 +15,10 @@ mod room;
 mod view;
 
 pub use cpuset::mirrors as mirrors_cpuset;
-pub use dump::{OWN, Sets, dump};
+pub use dump::{OWN, Sets, Survey, dump};
 pub use hierarchy::{parse as memberships, shown_by};
 pub use pause::freeze as freeze_tasks;
-pub use restore::{
-    Groups, finish, freeze_again, place, place_threads, prepare, roots, set_of_task, verify,
-};
+pub use restore::{Groups, roots, set_of_task};
 pub use room::spare_memory;
 pub use torpor_policy::groups::same as same_hierarchy;
 pub use view::View;

@@ -9,8 +9,9 @@ use super::hierarchy::{Hierarchies, Membership, parse};
 use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
+use crate::options::Options;
 use crate::proc;
-use crate::restore::Restore;
+use crate::restore::tasks::Task;
 
 /// The hierarchy of version 1 that freezes.
 const FREEZER: &str = "freezer";
@@ -26,16 +27,16 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 ///
 /// # Errors
 /// If a task has no group of its own, or one that this program cannot leave; the kernel's.
-pub fn freeze(cx: &Restore<'_>) -> Result<()> {
+pub fn freeze(opts: &Options, tasks: &[Task]) -> Result<()> {
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
     // Only a runtime that says where the tasks go has put this program there, too.
-    if let Some(root) = cx.tasks.first().filter(|_| !cx.opts.cgroup_roots.is_empty()) {
-        leave(cx, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
+    if let Some(root) = tasks.first().filter(|_| !opts.cgroup_roots.is_empty()) {
+        leave(opts, tasks, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
     }
     let own = own_groups()?;
     let mut all = BTreeSet::new();
-    for task in cx.tasks.iter().filter(|task| !task.threads.is_empty()) {
+    for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
         let groups = parse(&proc::bytes(task.pid, "cgroup")?);
         let found = group(&groups).filter(|(name, path)| !has(&own, name, path));
         let (name, path) = found.ok_or_else(|| {
@@ -49,7 +50,7 @@ pub fn freeze(cx: &Restore<'_>) -> Result<()> {
     }
     for (name, path) in all {
         let what = || format!("freeze cgroup {}", path.display());
-        let yard = cx.opts.cgroup_yard.as_deref();
+        let yard = opts.cgroup_yard.as_deref();
         let dir = hierarchies.get(&name, &host, yard)?.open(&path).context(what)?;
         let (file, value) =
             if name.is_empty() { ("cgroup.freeze", "1") } else { ("freezer.state", "FROZEN") };
@@ -62,18 +63,19 @@ pub fn freeze(cx: &Restore<'_>) -> Result<()> {
 /// Leaves those of the groups `theirs` that this program is in, for their parents: runc puts it
 /// into the container's, where it would be frozen with the tasks.
 fn leave(
-    cx: &Restore<'_>,
+    opts: &Options,
+    tasks: &[Task],
     theirs: &Membership,
     host: &Tree,
     hierarchies: &mut Hierarchies,
 ) -> Result<()> {
     let own = own_groups()?;
     let program = std::fs::read_link("/proc/self/exe").ok();
-    let tasks: BTreeSet<i32> = cx.tasks.iter().map(|task| task.pid).collect();
+    let tasks: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
     for (name, path) in theirs.iter().filter(|(name, path)| has(&own, name, path)) {
         let Some(parent) = path.parent() else { continue };
         let what = || format!("leave cgroup {}", path.display());
-        let hierarchy = hierarchies.get(name, host, cx.opts.cgroup_yard.as_deref())?;
+        let hierarchy = hierarchies.get(name, host, opts.cgroup_yard.as_deref())?;
         // The group that a hierarchy is mounted at may be the one: there is no way out then.
         let Ok(target) = hierarchy.open(parent) else { continue };
         let group = hierarchy.open(path).context(what)?;

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use torpor_images::kind;
 use torpor_images::proto::{
     CgControllerEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
 };
+use torpor_images::{ImageDir, kind};
+use torpor_tracee::Tracee;
 
 use torpor_policy::groups::{Places, Roots, path, same, set_of};
 
@@ -20,12 +21,12 @@ use super::hierarchy::{Hierarchies, Hierarchy, parse};
 use super::pause;
 use super::properties::{is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
-use crate::namespace::NsKind;
 use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind, send_into};
 use crate::options::{CgroupMode, Options};
 use crate::proc;
-use crate::restore::Restore;
+use crate::restore::tasks::{Task, Tasks};
 
 /// How long a failed restore waits for its tasks to leave the groups that it made.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -33,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The groups of a restore.
 #[derive(Debug, Default)]
 pub struct Groups {
+    /// Where hierarchies can be mounted.
+    yard: Option<PathBuf>,
     sets: HashMap<u32, CgSetEntry>,
     /// The set of the dumping program, which stands for that of the restoring one.
     own_set: u32,
@@ -82,6 +85,11 @@ impl Frozen {
 #[derive(Debug, Default)]
 struct Made(Vec<(OwnedFd, OsString)>);
 
+/// The number of the set that the leader of a task was in.
+pub fn set_of_task(task: &Task) -> Option<u32> {
+    set_of(task.image.cores.first()?)
+}
+
 impl Groups {
     /// The restore has succeeded: groups that it made stay.
     pub fn keep(&mut self) {
@@ -92,6 +100,331 @@ impl Groups {
     #[must_use]
     pub fn place_of(&self, hierarchy: &str, group: &Path) -> PathBuf {
         self.places.place_of(hierarchy, group)
+    }
+}
+
+impl Groups {
+    /// Reads the images and makes the groups, as far as the mode says.
+    ///
+    /// `root` is the set of the root task.
+    ///
+    /// # Errors
+    /// A group that should exist and does not, or the other way round; the kernel's.
+    pub fn prepare(
+        &mut self,
+        opts: &Options,
+        images: &ImageDir,
+        id_maps: &IdMaps,
+        root: Option<u32>,
+    ) -> Result<()> {
+        let Some(image) = self.load(opts, images, root)? else { return Ok(()) };
+        self.host = own_tree()?;
+        self.yard.clone_from(&opts.cgroup_yard);
+        for (controller, dir) in heads(&image) {
+            let name = controller.cnames.join(",");
+            self.make_head(opts.manage_cgroups, id_maps, &name, controller, dir)?;
+        }
+        Ok(())
+    }
+
+    /// Reads which groups there are to be, and where; nothing if they are not managed.
+    fn load(
+        &mut self,
+        opts: &Options,
+        images: &ImageDir,
+        root: Option<u32>,
+    ) -> Result<Option<CgroupEntry>> {
+        if opts.manage_cgroups == CgroupMode::Ignore {
+            return Ok(None);
+        }
+        let Some(image) = images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
+            return Ok(None);
+        };
+        self.own_set = images.inventory()?.root_cg_set.unwrap_or(0);
+        // Images of Torpor's old versions have the dumping program's set among the others.
+        let all = image.sets.iter().chain(&image.torpor_own_set);
+        self.sets = all.map(|set| (set.id, set.clone())).collect();
+        self.places = Places::of(&image, root, self.own_set, &roots(opts));
+        Ok(Some(image))
+    }
+
+    /// The groups that a restore makes, changes or puts tasks of the sets `of` into: hierarchy
+    /// and path. The first of `of` is the set of the root task.
+    ///
+    /// # Errors
+    /// Damaged images; a set that they lack.
+    pub fn planned(
+        opts: &Options,
+        images: &ImageDir,
+        of: &[Option<u32>],
+    ) -> Result<BTreeSet<(String, PathBuf)>> {
+        let mut groups = Groups::default();
+        let root = of.first().copied().flatten();
+        let Some(image) = groups.load(opts, images, root)? else { return Ok(BTreeSet::new()) };
+        let mut all = BTreeSet::new();
+        for (controller, head) in heads(&image) {
+            let name = controller.cnames.join(",");
+            let mut left = vec![(groups.place_of(&name, &path(&head.dir_name)), head)];
+            while let Some((place, dir)) = left.pop() {
+                let inside = dir.children.iter();
+                left.extend(inside.map(|c| (place.join(OsStr::from_bytes(&c.dir_name)), c)));
+                all.insert((name.clone(), place));
+            }
+        }
+        let own = groups.shared();
+        // All threads of most trees have the same.
+        let sets: BTreeSet<u32> = of.iter().flatten().copied().collect();
+        for set in sets.into_iter().filter(|&set| set != groups.own_set) {
+            all.extend(groups.groups_of(set, false)?.into_iter().filter(|g| !own.contains(g)));
+        }
+        Ok(all)
+    }
+
+    /// The groups that the restoring program stands for.
+    fn shared(&self) -> BTreeSet<(String, PathBuf)> {
+        let own = self.sets.get(&self.own_set);
+        own.iter()
+            .flat_map(|set| &set.ctls)
+            .map(|m| (m.name.clone(), self.place_of(&m.name, &path(&m.path))))
+            .collect()
+    }
+
+    /// Makes the groups above a head, then it and what is below.
+    fn make_head(
+        &mut self,
+        mode: CgroupMode,
+        id_maps: &IdMaps,
+        hierarchy: &str,
+        controller: &CgControllerEntry,
+        head: &CgroupDirEntry,
+    ) -> Result<()> {
+        let place = self.place_of(hierarchy, &path(&head.dir_name));
+        let image = || kind::CGROUP.file_name(0);
+        if place.components().any(|c| matches!(c, Component::ParentDir)) {
+            return Err(Error::invalid(image(), format!("group {} is no path", place.display())));
+        }
+        let mut work = Making {
+            mode,
+            maps: id_maps,
+            cpuset: controller.cnames.iter().any(|name| name == "cpuset"),
+            made: &mut self.made,
+            pending: &mut self.pending,
+            frozen: &mut self.frozen,
+        };
+        let root = self.hierarchies.get(hierarchy, &self.host, self.yard.as_deref())?;
+        let mut dir = open_nearest(root, &place)?;
+        let names: Vec<OsString> = dir.1.iter().map(|c| c.to_owned()).collect();
+        let Some((last, above)) = names.split_last() else {
+            work.existing(dir.0, head, &place)?;
+            return Ok(());
+        };
+        for name in above {
+            dir.0 = work.make(dir.0.as_fd(), name, &place)?;
+        }
+        work.group(dir.0.as_fd(), last, head, &place)
+    }
+
+    /// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
+    /// into its groups and its cgroup namespace. Before it has threads, memory or files.
+    ///
+    /// # Errors
+    /// The kernel's; a set that the images lack.
+    pub fn place(
+        &mut self,
+        tasks: &mut Tasks,
+        spaces: &mut Namespaces,
+        task: usize,
+        from: Option<usize>,
+    ) -> Result<()> {
+        let ns_of = |task: usize| tasks[task].image.ids.cgroup_ns_id.unwrap_or(0);
+        let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
+        let own = spaces.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
+        let set = set_of_task(&tasks[task]);
+        let stays = from.is_some() && set == from.and_then(|from| set_of_task(&tasks[from]));
+        if own {
+            let known = spaces.by_id(ns).and_then(|ns| ns.file.as_ref());
+            match known.map(OwnedFd::try_clone).transpose().context(|| "dup".to_owned())? {
+                Some(file) => send_into(tasks.remote(task)?, NsKind::Cgroup, &file)?,
+                None => self.make_namespace(tasks.remote(task)?, spaces, ns, set)?,
+            }
+        }
+        if let Some(set) = set.filter(|_| own || !stays) {
+            self.move_to(tasks[task].pid, set, false)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the husk of `task` the first in cgroup namespace `ns`: the groups that it is in
+    /// when it makes the namespace are the namespace's roots.
+    fn make_namespace(
+        &mut self,
+        husk: &mut Tracee,
+        spaces: &mut Namespaces,
+        ns: u32,
+        set: Option<u32>,
+    ) -> Result<()> {
+        if let Some(set) = set {
+            self.move_to(husk.pid(), set, true)?;
+        }
+        let new = NsKind::Cgroup.clone_flag();
+        husk.call("unshare(CLONE_NEWCGROUP)", (libc::SYS_unshare, [new]))?;
+        let file = proc::open(husk.pid(), "ns/cgroup")?;
+        if let Some(ns) = spaces.all.iter_mut().find(|n| n.id == ns) {
+            ns.file = Some(file.into());
+        }
+        Ok(())
+    }
+
+    /// Moves a process to the groups of a set, or only as far as they are above the root
+    /// of its cgroup namespace.
+    fn move_to(&mut self, pid: i32, set: u32, only_prefix: bool) -> Result<()> {
+        if set == self.own_set || self.sets.is_empty() {
+            return Ok(());
+        }
+        let mut groups = self.groups_of(set, only_prefix)?;
+        // What it shared with the dumping program it shares with this one.
+        let own = self.shared();
+        groups.retain(|group| !own.contains(group));
+        let now = parse(&proc::bytes(pid, "cgroup")?);
+        for (hierarchy, group) in groups {
+            if now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group) {
+                continue;
+            }
+            let dir = self.group_dir(&hierarchy, &group)?;
+            write(dir.as_fd(), "cgroup.procs", &pid.to_string()).context(|| {
+                format!("move task {pid} to cgroup {} ({hierarchy})", group.display())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The groups of a set, where they are now.
+    fn groups_of(&self, set: u32, only_prefix: bool) -> Result<Vec<(String, PathBuf)>> {
+        let image = || kind::CGROUP.file_name(0);
+        let entry = self.sets.get(&set);
+        let entry =
+            entry.ok_or_else(|| Error::invalid(image(), format!("there is no set {set}")))?;
+        let mut groups = Vec::new();
+        for member in &entry.ctls {
+            let prefix = member.cgns_prefix.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+            let bytes = match prefix {
+                Some(len) if only_prefix => member.path.get(..len).ok_or_else(|| {
+                    Error::invalid(
+                        image(),
+                        format!("a prefix in set {set} is longer than its path"),
+                    )
+                })?,
+                _ => &member.path,
+            };
+            let group = self.place_of(&member.name, &path(bytes));
+            groups.push((member.name.clone(), group));
+        }
+        Ok(groups)
+    }
+
+    fn group_dir(&mut self, hierarchy: &str, group: &Path) -> Result<OwnedFd> {
+        let root = self.hierarchies.get(hierarchy, &self.host, self.yard.as_deref())?;
+        root.open(group).context(|| format!("open cgroup {} ({hierarchy})", group.display()))
+    }
+
+    /// Puts those threads into their groups that are in others than their leader.
+    ///
+    /// # Errors
+    /// The kernel's; a set that the images lack.
+    pub fn place_threads(&mut self, tasks: &[Task]) -> Result<()> {
+        if self.sets.is_empty() {
+            return Ok(());
+        }
+        for t in tasks {
+            let Some(leader) = set_of_task(t) else { continue };
+            let threads = t.threads.iter().zip(&t.image.cores).skip(1);
+            let others: Vec<(i32, u32)> = threads
+                .filter_map(|(thread, core)| {
+                    let set = set_of(core).filter(|&set| set != leader)?;
+                    Some((thread.tid(), set))
+                })
+                .collect();
+            for (tid, set) in others {
+                self.move_thread(tid, leader, set)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn move_thread(&mut self, tid: i32, leader: u32, set: u32) -> Result<()> {
+        let leaders: BTreeSet<_> = self.groups_of(leader, false)?.into_iter().collect();
+        for (hierarchy, group) in self.groups_of(set, false)? {
+            if leaders.contains(&(hierarchy.clone(), group.clone())) {
+                continue;
+            }
+            let dir = self.group_dir(&hierarchy, &group)?;
+            let list = if hierarchy.is_empty() { "cgroup.threads" } else { "tasks" };
+            write(dir.as_fd(), list, &tid.to_string()).context(|| {
+                format!("move thread {tid} to cgroup {} ({hierarchy})", group.display())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether every task is in the groups of its set.
+    ///
+    /// # Errors
+    /// A task that is in another group.
+    pub fn verify(&self, tasks: &[Task]) -> Result<()> {
+        if self.sets.is_empty() {
+            return Ok(());
+        }
+        let own = self.shared();
+        for task in tasks.iter().filter(|t| !t.threads.is_empty()) {
+            let Some(set) = set_of_task(task).filter(|&set| set != self.own_set) else {
+                continue;
+            };
+            let now = parse(&proc::bytes(task.pid, "cgroup")?);
+            for member in self.groups_of(set, false)? {
+                let (hierarchy, group) = &member;
+                let there = now.iter().any(|(name, path)| same(name, hierarchy) && path == group);
+                if !there && !own.contains(&member) {
+                    let (pid, group) = (task.vpid, group.display());
+                    let reason = format!("task {pid}: it is not in cgroup {group} ({hierarchy})");
+                    return Err(Error::invalid("what was restored", reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the properties of groups, when all tasks are in them and need no more memory
+    /// for the restore.
+    ///
+    /// # Errors
+    /// The kernel's, with the name of the property.
+    pub fn finish(&self) -> Result<()> {
+        for group in &self.pending {
+            for property in &group.entry.properties {
+                set(group, &property.name, &property.value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last step before the tasks are let go: groups that were frozen are so again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn freeze_again(&mut self) -> Result<()> {
+        let own = pause::own_groups()?;
+        for group in std::mem::take(&mut self.frozen) {
+            // A runtime that has put this program into the container's group pauses containers for
+            // their dump (containerd does), and expects what it restores to run.
+            if own.values().any(|own| own.starts_with(&group.name)) {
+                tracing::warn!("cgroup {} was frozen, and is not now", group.name.display());
+                continue;
+            }
+            tracing::info!("Freezing cgroup {}", group.name.display());
+            write(group.dir.as_fd(), group.property, group.value)
+                .context(|| format!("freeze cgroup {}", group.name.display()))?;
+        }
+        Ok(())
     }
 }
 
@@ -116,31 +449,14 @@ impl Drop for Made {
     }
 }
 
-/// Reads the images and makes the groups, as far as the mode says.
-///
-/// # Errors
-/// A group that should exist and does not, or the other way round; the kernel's.
-pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
-    if cx.opts.manage_cgroups == CgroupMode::Ignore {
-        return Ok(());
-    }
-    let Some(image) = cx.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else { return Ok(()) };
-    cx.cgroups.own_set = cx.images.inventory()?.root_cg_set.unwrap_or(0);
-    cx.cgroups.host = own_tree()?;
-    // Images of Torpor's old versions have the dumping program's set among the others.
-    let all = image.sets.iter().chain(&image.torpor_own_set);
-    cx.cgroups.sets = all.map(|set| (set.id, set.clone())).collect();
-    let (root, own) = (set_of_task(cx, 0), cx.cgroups.own_set);
-    cx.cgroups.places = Places::of(&image, root, own, &roots(cx.opts));
-    for controller in &image.controllers {
-        // The root of a hierarchy stands for nothing to be made.
-        let is_root = |dir: &&CgroupDirEntry| path(&dir.dir_name) == Path::new("/");
-        for dir in controller.dirs.iter().filter(|dir| !(is_root(dir) && dir.children.is_empty())) {
-            let name = controller.cnames.join(",");
-            make_head(cx, &name, controller, dir)?;
-        }
-    }
-    Ok(())
+/// The topmost groups of the images, with the controllers of their hierarchies.
+fn heads(image: &CgroupEntry) -> impl Iterator<Item = (&CgControllerEntry, &CgroupDirEntry)> {
+    // The root of a hierarchy stands for nothing to be made.
+    let is_made =
+        |dir: &&CgroupDirEntry| path(&dir.dir_name) != Path::new("/") || !dir.children.is_empty();
+    image.controllers.iter().flat_map(move |controller| {
+        controller.dirs.iter().filter(is_made).map(move |dir| (controller, dir))
+    })
 }
 
 /// Where the caller wants the groups to be.
@@ -148,40 +464,6 @@ pub fn roots(opts: &Options) -> Roots {
     let given = opts.cgroup_roots.iter();
     let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
     Roots { given, own: vec![] }
-}
-
-/// Makes the groups above a head, then it and what is below.
-fn make_head(
-    cx: &mut Restore<'_>,
-    hierarchy: &str,
-    controller: &CgControllerEntry,
-    head: &CgroupDirEntry,
-) -> Result<()> {
-    let place = cx.cgroups.place_of(hierarchy, &path(&head.dir_name));
-    let image = || kind::CGROUP.file_name(0);
-    if place.components().any(|c| matches!(c, Component::ParentDir)) {
-        return Err(Error::invalid(image(), format!("group {} is no path", place.display())));
-    }
-    let mut work = Making {
-        mode: cx.opts.manage_cgroups,
-        maps: &cx.id_maps,
-        cpuset: controller.cnames.iter().any(|name| name == "cpuset"),
-        made: &mut cx.cgroups.made,
-        pending: &mut cx.cgroups.pending,
-        frozen: &mut cx.cgroups.frozen,
-    };
-    let yard = cx.opts.cgroup_yard.as_deref();
-    let root = cx.cgroups.hierarchies.get(hierarchy, &cx.cgroups.host, yard)?;
-    let mut dir = open_nearest(root, &place)?;
-    let names: Vec<OsString> = dir.1.iter().map(|c| c.to_owned()).collect();
-    let Some((last, above)) = names.split_last() else {
-        work.existing(dir.0, head, &place)?;
-        return Ok(());
-    };
-    for name in above {
-        dir.0 = work.make(dir.0.as_fd(), name, &place)?;
-    }
-    work.group(dir.0.as_fd(), last, head, &place)
 }
 
 /// The deepest directory above or at `place` that exists, and what is missing.
@@ -349,187 +631,6 @@ pub(super) fn write(dir: BorrowedFd<'_>, file: &str, value: &str) -> rustix::io:
     rustix::io::write(&file, value.as_bytes()).map(drop)
 }
 
-/// The number of the set that the leader of a task was in.
-pub fn set_of_task(cx: &Restore<'_>, task: usize) -> Option<u32> {
-    set_of(cx.tasks.get(task)?.image.cores.first()?)
-}
-
-/// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
-/// into its groups and its cgroup namespace. Before it has threads, memory or files.
-///
-/// # Errors
-/// The kernel's; a set that the images lack.
-pub fn place(cx: &mut Restore<'_>, task: usize, from: Option<usize>) -> Result<()> {
-    let ns_of = |task: usize| cx.tasks[task].image.ids.cgroup_ns_id.unwrap_or(0);
-    let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
-    let own = cx.ns.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
-    let set = set_of_task(cx, task);
-    let stays = from.is_some() && set == from.and_then(|from| set_of_task(cx, from));
-    if own {
-        let known = cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref());
-        match known.map(OwnedFd::try_clone).transpose().context(|| "dup".to_owned())? {
-            Some(file) => crate::namespace::send_into(cx, task, NsKind::Cgroup, &file)?,
-            None => make_namespace(cx, task, ns, set)?,
-        }
-    }
-    if let Some(set) = set.filter(|_| own || !stays) {
-        move_to(cx, cx.tasks[task].pid, set, false)?;
-    }
-    Ok(())
-}
-
-/// Makes the husk of `task` the first in cgroup namespace `ns`: the groups that it is in
-/// when it makes the namespace are the namespace's roots.
-fn make_namespace(cx: &mut Restore<'_>, task: usize, ns: u32, set: Option<u32>) -> Result<()> {
-    if let Some(set) = set {
-        move_to(cx, cx.tasks[task].pid, set, true)?;
-    }
-    let new = NsKind::Cgroup.clone_flag();
-    cx.remote(task)?.call("unshare(CLONE_NEWCGROUP)", libc::SYS_unshare, [new])?;
-    let file = proc::open(cx.tasks[task].pid, "ns/cgroup")?;
-    if let Some(ns) = cx.ns.all.iter_mut().find(|n| n.id == ns) {
-        ns.file = Some(file.into());
-    }
-    Ok(())
-}
-
-/// Moves a process to the groups of a set, or only as far as they are above the root
-/// of its cgroup namespace.
-fn move_to(cx: &mut Restore<'_>, pid: i32, set: u32, only_prefix: bool) -> Result<()> {
-    if set == cx.cgroups.own_set || cx.cgroups.sets.is_empty() {
-        return Ok(());
-    }
-    let mut groups = groups_of(cx, set, only_prefix)?;
-    // What it shared with the dumping program it shares with this one.
-    let own = cx.cgroups.sets.get(&cx.cgroups.own_set);
-    let own: Vec<(String, PathBuf)> = own
-        .iter()
-        .flat_map(|set| &set.ctls)
-        .map(|m| (m.name.clone(), cx.cgroups.place_of(&m.name, &path(&m.path))))
-        .collect();
-    groups.retain(|group| !own.contains(group));
-    let now = parse(&proc::bytes(pid, "cgroup")?);
-    for (hierarchy, group) in groups {
-        if now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group) {
-            continue;
-        }
-        let dir = group_dir(cx, &hierarchy, &group)?;
-        write(dir.as_fd(), "cgroup.procs", &pid.to_string())
-            .context(|| format!("move task {pid} to cgroup {} ({hierarchy})", group.display()))?;
-    }
-    Ok(())
-}
-
-/// The groups of a set, where they are now.
-fn groups_of(cx: &Restore<'_>, set: u32, only_prefix: bool) -> Result<Vec<(String, PathBuf)>> {
-    let image = || kind::CGROUP.file_name(0);
-    let entry = cx.cgroups.sets.get(&set);
-    let entry = entry.ok_or_else(|| Error::invalid(image(), format!("there is no set {set}")))?;
-    let mut groups = Vec::new();
-    for member in &entry.ctls {
-        let prefix = member.cgns_prefix.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
-        let bytes = match prefix {
-            Some(len) if only_prefix => member.path.get(..len).ok_or_else(|| {
-                Error::invalid(image(), format!("a prefix in set {set} is longer than its path"))
-            })?,
-            _ => &member.path,
-        };
-        let group = cx.cgroups.place_of(&member.name, &path(bytes));
-        groups.push((member.name.clone(), group));
-    }
-    Ok(groups)
-}
-
-fn group_dir(cx: &mut Restore<'_>, hierarchy: &str, group: &Path) -> Result<OwnedFd> {
-    let yard = cx.opts.cgroup_yard.as_deref();
-    let root = cx.cgroups.hierarchies.get(hierarchy, &cx.cgroups.host, yard)?;
-    root.open(group).context(|| format!("open cgroup {} ({hierarchy})", group.display()))
-}
-
-/// Puts those threads into their groups that are in others than their leader.
-///
-/// # Errors
-/// The kernel's; a set that the images lack.
-pub fn place_threads(cx: &mut Restore<'_>) -> Result<()> {
-    if cx.cgroups.sets.is_empty() {
-        return Ok(());
-    }
-    for task in 0..cx.tasks.len() {
-        let Some(leader) = set_of_task(cx, task) else { continue };
-        let t = &cx.tasks[task];
-        let threads = t.threads.iter().zip(&t.image.cores).skip(1);
-        let others: Vec<(i32, u32)> = threads
-            .filter_map(|(thread, core)| {
-                let set = set_of(core).filter(|&set| set != leader)?;
-                Some((thread.tid(), set))
-            })
-            .collect();
-        for (tid, set) in others {
-            move_thread(cx, tid, leader, set)?;
-        }
-    }
-    Ok(())
-}
-
-fn move_thread(cx: &mut Restore<'_>, tid: i32, leader: u32, set: u32) -> Result<()> {
-    let leaders: BTreeSet<_> = groups_of(cx, leader, false)?.into_iter().collect();
-    for (hierarchy, group) in groups_of(cx, set, false)? {
-        if leaders.contains(&(hierarchy.clone(), group.clone())) {
-            continue;
-        }
-        let dir = group_dir(cx, &hierarchy, &group)?;
-        let list = if hierarchy.is_empty() { "cgroup.threads" } else { "tasks" };
-        write(dir.as_fd(), list, &tid.to_string())
-            .context(|| format!("move thread {tid} to cgroup {} ({hierarchy})", group.display()))?;
-    }
-    Ok(())
-}
-
-/// Whether every task is in the groups of its set.
-///
-/// # Errors
-/// A task that is in another group.
-pub fn verify(cx: &Restore<'_>) -> Result<()> {
-    if cx.cgroups.sets.is_empty() {
-        return Ok(());
-    }
-    let own = cx.cgroups.sets.get(&cx.cgroups.own_set);
-    let own: BTreeSet<(&str, PathBuf)> = own
-        .iter()
-        .flat_map(|set| &set.ctls)
-        .map(|m| (&*m.name, cx.cgroups.place_of(&m.name, &path(&m.path))))
-        .collect();
-    for (index, task) in cx.tasks.iter().enumerate().filter(|(_, t)| !t.threads.is_empty()) {
-        let Some(set) = set_of_task(cx, index).filter(|&set| set != cx.cgroups.own_set) else {
-            continue;
-        };
-        let now = parse(&proc::bytes(task.pid, "cgroup")?);
-        for (hierarchy, group) in groups_of(cx, set, false)? {
-            let there = now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group);
-            if !there && !own.contains(&(&*hierarchy, group.clone())) {
-                let (pid, group) = (task.vpid, group.display());
-                let reason = format!("task {pid}: it is not in cgroup {group} ({hierarchy})");
-                return Err(Error::invalid("what was restored", reason));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Sets the properties of groups, when all tasks are in them and need no more memory
-/// for the restore.
-///
-/// # Errors
-/// The kernel's, with the name of the property.
-pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
-    for group in &cx.cgroups.pending {
-        for property in &group.entry.properties {
-            set(group, &property.name, &property.value)?;
-        }
-    }
-    Ok(())
-}
-
 /// Writes a property unless it has that value already: many cannot be written at all
 /// times, or only with another value.
 fn set(group: &Pending, name: &str, value: &str) -> Result<()> {
@@ -546,26 +647,6 @@ fn set(group: &Pending, name: &str, value: &str) -> Result<()> {
     }
     for (file, line) in writes(name, value) {
         write(dir, file, line).context(what)?;
-    }
-    Ok(())
-}
-
-/// The last step before the tasks are let go: groups that were frozen are so again.
-///
-/// # Errors
-/// The kernel's.
-pub fn freeze_again(cx: &mut Restore<'_>) -> Result<()> {
-    let own = pause::own_groups()?;
-    for group in std::mem::take(&mut cx.cgroups.frozen) {
-        // A runtime that has put this program into the container's group pauses containers for
-        // their dump (containerd does), and expects what it restores to run.
-        if own.values().any(|own| own.starts_with(&group.name)) {
-            tracing::warn!("cgroup {} was frozen, and is not now", group.name.display());
-            continue;
-        }
-        tracing::info!("Freezing cgroup {}", group.name.display());
-        write(group.dir.as_fd(), group.property, group.value)
-            .context(|| format!("freeze cgroup {}", group.name.display()))?;
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ impl View {
     ) -> Result<Self> {
         let ns = namespaces.by_id(ns).filter(|ns| !ns.is_host);
         let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(View::default()) };
-        let inside = parse(&run_in(&[file.as_fd()], || proc::bytes(pid, "cgroup"))?);
+        let inside = parse(&run_in(&[file.as_fd()], || Ok(proc::bytes(pid, "cgroup")?))?);
         let mut roots = Membership::new();
         for (name, path) in groups {
             let seen = inside.get(name).map_or(Path::new("/"), PathBuf::as_path);

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use torpor_tracee::syscall::Syscall;
 use torpor_tracee::{RemoteAddr, Tracee};
 
 /// A task of our own that exists for one experiment.
@@ -28,35 +29,25 @@ impl Lab {
     }
 
     /// Makes a system call there.
-    pub fn call<const N: usize>(
-        &mut self,
-        number: libc::c_long,
-        args: [u64; N],
-    ) -> Result<io::Result<u64>, String> {
-        self.call_with(number, &[], |_| args)
+    pub fn call(&mut self, call: impl Into<Syscall>) -> Result<io::Result<u64>, String> {
+        let call = call.into();
+        self.call_with(&[], |_| call)
     }
 
-    /// Makes a system call there with `data` in the task's memory; `args` gets its
-    /// address.
-    pub fn call_with<const N: usize>(
+    /// Makes a system call there with `data` in the task's memory, whose address `call` gets.
+    pub fn call_with<C: Into<Syscall>>(
         &mut self,
-        number: libc::c_long,
         data: &[u8],
-        args: impl FnOnce(RemoteAddr) -> [u64; N],
+        call: impl FnOnce(RemoteAddr) -> C,
     ) -> Result<io::Result<u64>, String> {
         let mut batch = self.husk.batch();
         let address = batch.bytes(data);
-        let call = batch.call(number, args(address));
+        let call = batch.call(call(address));
         Ok(batch.run().map_err(text)?.result(call))
     }
 
     /// Makes a system call there that must work.
-    pub fn must<const N: usize>(
-        &mut self,
-        what: &str,
-        number: libc::c_long,
-        args: [u64; N],
-    ) -> Result<u64, String> {
-        self.call(number, args)?.map_err(|e| format!("{what}: {e}"))
+    pub fn must(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64, String> {
+        self.call(call)?.map_err(|e| format!("{what}: {e}"))
     }
 }

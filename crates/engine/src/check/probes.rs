@@ -6,9 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 
 use rustix::fs::{CWD, FlockOperation, MemfdFlags, Mode, OFlags, ResolveFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_sys::ptrace;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
-use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{RemoteAddr, Tracee};
 
 use super::lab::Lab;
 use crate::memory::changes::Means;
@@ -108,17 +110,17 @@ pub fn timerfd() -> Outcome {
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
     let mut lab = Lab::new()?;
     let clock = arg(libc::CLOCK_MONOTONIC);
-    let fd = lab.must("timerfd_create", libc::SYS_timerfd_create, [clock, 0])?;
+    let fd = lab.must("timerfd_create", (libc::SYS_timerfd_create, [clock, 0]))?;
     let ticks = 1u64.to_le_bytes();
-    let set = |data: torpor_tracee::RemoteAddr| [fd, TFD_IOC_SET_TICKS, data.0];
-    lab.call_with(libc::SYS_ioctl, &ticks, set)?.map(drop).map_err(text)
+    let set = |data: RemoteAddr| syscall::ioctl(RemoteFd(fd), TFD_IOC_SET_TICKS, data);
+    lab.call_with(&ticks, set)?.map(drop).map_err(text)
 }
 
 pub fn aio_remap() -> Outcome {
     let mut lab = Lab::new()?;
     // io_setup wants a zeroed place for the context; the stack will do.
     let room = anonymous(&mut lab, 1)?;
-    lab.must("io_setup", libc::SYS_io_setup, [1, room])?;
+    lab.must("io_setup", (libc::SYS_io_setup, [1, room]))?;
     let maps = fs::read_to_string(format!("/proc/{}/maps", lab.pid())).map_err(text)?;
     let ring = maps.lines().find(|line| line.contains("[aio]")).ok_or("there is no AIO ring")?;
     let range = ring.split_whitespace().next().and_then(|range| range.split_once('-'));
@@ -126,16 +128,13 @@ pub fn aio_remap() -> Outcome {
     let number = |hex| u64::from_str_radix(hex, 16).map_err(text);
     let (start, end) = (number(start)?, number(end)?);
     let to = anonymous(&mut lab, end - start)?;
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    let args = [start, end - start, end - start, flags, to];
-    lab.must("mremap", libc::SYS_mremap, args)?;
-    lab.must("io_getevents", libc::SYS_io_getevents, [to, 0, 0, 0, 0]).map(drop)
+    lab.must("mremap", syscall::mremap(start..end, to))?;
+    lab.must("io_getevents", (libc::SYS_io_getevents, [to, 0, 0, 0, 0])).map(drop)
 }
 
 fn anonymous(lab: &mut Lab, len: u64) -> Result<u64, String> {
-    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    lab.must("mmap", libc::SYS_mmap, [0, len, prot, flags, u64::MAX, 0])
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    lab.must("mmap", syscall::mmap_anonymous(0..len, prot, MapFlags::PRIVATE))
 }
 
 // Memory.
@@ -148,7 +147,7 @@ pub fn pagemap_scan_guard_pages() -> Outcome {
     const MADV_GUARD_INSTALL: u64 = 102;
     let mut lab = Lab::new()?;
     let start = anonymous(&mut lab, 4096)?;
-    lab.must("MADV_GUARD_INSTALL", libc::SYS_madvise, [start, 4096, MADV_GUARD_INSTALL])?;
+    lab.must("MADV_GUARD_INSTALL", (libc::SYS_madvise, [start, 4096, MADV_GUARD_INSTALL]))?;
     let pagemap = fs::File::open(format!("/proc/{}/pagemap", lab.pid())).map_err(text)?;
     let (any_of, report) = (page::IS_GUARD, page::IS_GUARD);
     let what = Scan { start, end: start + 4096, any_of, report, ..Scan::default() };
@@ -171,9 +170,9 @@ fn userfaultfd(features: u64) -> Outcome {
     const UFFDIO_API: u64 = 0xc018_aa3f;
     const UFFD_API: u64 = 0xaa;
     let mut lab = Lab::new()?;
-    let fd = lab.must("userfaultfd", libc::SYS_userfaultfd, [0])?;
+    let fd = lab.must("userfaultfd", (libc::SYS_userfaultfd, [0]))?;
     let api: Vec<u8> = [UFFD_API, features, 0].iter().flat_map(|w| w.to_le_bytes()).collect();
-    let done = lab.call_with(libc::SYS_ioctl, &api, |data| [fd, UFFDIO_API, data.0])?;
+    let done = lab.call_with(&api, |data| syscall::ioctl(RemoteFd(fd), UFFDIO_API, data))?;
     done.map(drop).map_err(|e| format!("UFFDIO_API {features:#x}: {e}"))
 }
 
@@ -198,7 +197,7 @@ pub fn mem_dirty_track() -> Outcome {
 pub fn can_map_vdso() -> Outcome {
     const ARCH_MAP_VDSO_64: u64 = 0x2003;
     let mut lab = Lab::new()?;
-    match lab.call(libc::SYS_arch_prctl, [ARCH_MAP_VDSO_64, 0])? {
+    match lab.call((libc::SYS_arch_prctl, [ARCH_MAP_VDSO_64, 0]))? {
         // There is one already; a kernel that cannot says EINVAL.
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         Err(e) => Err(format!("ARCH_MAP_VDSO_64: {e}")),
@@ -208,14 +207,14 @@ pub fn can_map_vdso() -> Outcome {
 
 pub fn membarrier_get_registrations() -> Outcome {
     const GET_REGISTRATIONS: u64 = 1 << 9;
-    Lab::new()?.must("membarrier", libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0]).map(drop)
+    Lab::new()?.must("membarrier", (libc::SYS_membarrier, [GET_REGISTRATIONS, 0, 0])).map(drop)
 }
 
 pub fn timer_cr_ids() -> Outcome {
-    const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
+    const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
     const GET: u64 = 2;
-    let args = [PR_TIMER_CREATE_RESTORE_IDS, GET, 0, 0, 0];
-    Lab::new()?.must("PR_TIMER_CREATE_RESTORE_IDS", libc::SYS_prctl, args).map(drop)
+    let prctl = syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [GET]);
+    Lab::new()?.must("PR_TIMER_CREATE_RESTORE_IDS", prctl).map(drop)
 }
 
 // Tasks.
@@ -239,18 +238,16 @@ pub fn seccomp_suspend() -> Outcome {
 pub fn seccomp_filters() -> Outcome {
     /// `BPF_RET | BPF_K` with `SECCOMP_RET_ALLOW`.
     const ALLOW: [u8; 8] = [6, 0, 0, 0, 0, 0, 0xff, 0x7f];
-    const PR_SET_SECCOMP: u64 = 22;
     const MODE_FILTER: u64 = 2;
     let mut lab = Lab::new()?;
-    let no_new_privs = arg(libc::PR_SET_NO_NEW_PRIVS);
-    lab.must("PR_SET_NO_NEW_PRIVS", libc::SYS_prctl, [no_new_privs, 1, 0, 0, 0])?;
+    lab.must("PR_SET_NO_NEW_PRIVS", syscall::prctl(libc::PR_SET_NO_NEW_PRIVS, [1]))?;
     // struct sock_fprog points to the filter behind it.
     let room = anonymous(&mut lab, 4096)?;
     let mut data = 1u64.to_le_bytes().to_vec();
     data.extend((room + 16).to_le_bytes());
     data.extend(ALLOW);
     torpor_sys::vm::write(lab.pid(), room, &data).map_err(text)?;
-    lab.must("PR_SET_SECCOMP", libc::SYS_prctl, [PR_SET_SECCOMP, MODE_FILTER, room])?;
+    lab.must("PR_SET_SECCOMP", syscall::prctl(libc::PR_SET_SECCOMP, [MODE_FILTER, room]))?;
     let found = ptrace::seccomp_filter(lab.pid(), 0).map_err(text)?;
     ensure(found.is_some_and(|filter| filter == ALLOW), "the filter reads back differently")
 }
@@ -263,7 +260,7 @@ pub fn get_rseq_conf() -> Outcome {
 // Namespaces.
 
 fn unshare(flag: i32) -> Outcome {
-    Lab::new()?.must("unshare", libc::SYS_unshare, [arg(flag)]).map(drop)
+    Lab::new()?.must("unshare", (libc::SYS_unshare, [arg(flag)])).map(drop)
 }
 
 pub fn userns() -> Outcome {
@@ -287,8 +284,8 @@ pub fn move_mount_set_group() -> Outcome {
     const EMPTY_PATHS: u64 = 0x44;
     let mut lab = Lab::new()?;
     let nowhere = u64::MAX;
-    let call = lab.call_with(libc::SYS_move_mount, b"\0", |empty| {
-        [nowhere, empty.0, nowhere, empty.0, SET_GROUP | EMPTY_PATHS]
+    let call = lab.call_with(b"\0", |empty| {
+        (libc::SYS_move_mount, [nowhere, empty.0, nowhere, empty.0, SET_GROUP | EMPTY_PATHS])
     })?;
     match call {
         // Flags are looked at before descriptors.
@@ -301,13 +298,13 @@ pub fn move_mount_set_group() -> Outcome {
 // Sockets and network devices.
 
 fn socket(lab: &mut Lab, domain: i32, kind: i32, protocol: i32) -> Result<u64, String> {
-    lab.must("socket", libc::SYS_socket, [arg(domain), arg(kind), arg(protocol)])
+    lab.must("socket", (libc::SYS_socket, [arg(domain), arg(kind), arg(protocol)]))
 }
 
 /// A task in a network namespace of its own.
 fn netns_lab() -> Result<Lab, String> {
     let mut lab = Lab::new()?;
-    lab.must("unshare", libc::SYS_unshare, [arg(libc::CLONE_NEWNET)])?;
+    lab.must("unshare", (libc::SYS_unshare, [arg(libc::CLONE_NEWNET)]))?;
     Ok(lab)
 }
 
@@ -315,7 +312,7 @@ pub fn sk_ns() -> Outcome {
     const SIOCGSKNS: u64 = 0x894c;
     let mut lab = Lab::new()?;
     let fd = socket(&mut lab, libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
-    lab.must("SIOCGSKNS", libc::SYS_ioctl, [fd, SIOCGSKNS, 0]).map(drop)
+    lab.must("SIOCGSKNS", syscall::ioctl(RemoteFd(fd), SIOCGSKNS, RemoteAddr(0))).map(drop)
 }
 
 pub fn sk_unix_file() -> Outcome {
@@ -327,17 +324,18 @@ pub fn sk_unix_file() -> Outcome {
     address.extend(path.as_os_str().as_bytes());
     address.push(0);
     let len = address.len() as u64;
-    let bound = lab.call_with(libc::SYS_bind, &address, |data| [fd, data.0, len])?;
+    let bound = lab.call_with(&address, |data| (libc::SYS_bind, [fd, data.0, len]))?;
     bound.map_err(|e| format!("bind {}: {e}", path.display()))?;
-    let opened = lab.must("SIOCUNIXFILE", libc::SYS_ioctl, [fd, SIOCUNIXFILE, 0]);
+    let opened =
+        lab.must("SIOCUNIXFILE", syscall::ioctl(RemoteFd(fd), SIOCUNIXFILE, RemoteAddr(0)));
     fs::remove_file(&path).map_err(text)?;
     opened.map(drop)
 }
 
 fn set_option(lab: &mut Lab, fd: u64, level: i32, name: i32, value: i32) -> Outcome {
     let data = value.to_le_bytes();
-    let args = |data: torpor_tracee::RemoteAddr| [fd, arg(level), arg(name), data.0, 4];
-    lab.call_with(libc::SYS_setsockopt, &data, args)?.map(drop).map_err(text)
+    let set = |data: RemoteAddr| (libc::SYS_setsockopt, [fd, arg(level), arg(name), data.0, 4]);
+    lab.call_with(&data, set)?.map(drop).map_err(text)
 }
 
 pub fn sockopt_buf_lock() -> Outcome {
@@ -364,8 +362,8 @@ pub fn tcp_half_closed() -> Outcome {
     let mut address = u16::try_from(libc::AF_INET).map_err(text)?.to_le_bytes().to_vec();
     address.extend(port.to_be_bytes());
     address.extend([127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-    lab.call_with(libc::SYS_connect, &address, |data| [fd, data.0, 16])?.map_err(text)?;
-    lab.must("shutdown", libc::SYS_shutdown, [fd, SHUT_WR])?;
+    lab.call_with(&address, |data| (libc::SYS_connect, [fd, data.0, 16]))?.map_err(text)?;
+    lab.must("shutdown", (libc::SYS_shutdown, [fd, SHUT_WR]))?;
     set_option(&mut lab, fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, 1)
 }
 
@@ -380,13 +378,14 @@ pub fn tun_ns() -> Outcome {
     const IFF_TUN: u16 = 1;
     tun()?;
     let mut lab = netns_lab()?;
-    let open = |path: torpor_tracee::RemoteAddr| [arg(libc::AT_FDCWD), path.0, arg(libc::O_RDWR)];
-    let fd = lab.call_with(libc::SYS_openat, b"/dev/net/tun\0", open)?.map_err(text)?;
+    let open = |path| syscall::openat(RemoteFd::CWD, path, OFlags::RDWR, Mode::empty());
+    let fd = lab.call_with(b"/dev/net/tun\0", open)?.map_err(text)?;
     let mut ifreq = vec![0u8; 40];
     ifreq[16..18].copy_from_slice(&IFF_TUN.to_le_bytes());
-    let set = lab.call_with(libc::SYS_ioctl, &ifreq, |data| [fd, TUNSETIFF, data.0])?;
+    let set = lab.call_with(&ifreq, |data| syscall::ioctl(RemoteFd(fd), TUNSETIFF, data))?;
     set.map_err(|e| format!("TUNSETIFF: {e}"))?;
-    lab.must("TUNGETDEVNETNS", libc::SYS_ioctl, [fd, TUNGETDEVNETNS, 0]).map(drop)
+    lab.must("TUNGETDEVNETNS", syscall::ioctl(RemoteFd(fd), TUNGETDEVNETNS, RemoteAddr(0)))
+        .map(drop)
 }
 
 /// Sends one netlink request and returns the type of the answer, and its error
@@ -405,10 +404,10 @@ fn netlink(
     message.extend([0; 8]);
     message.extend(payload);
     let len = message.len() as u64;
-    let send = |data: torpor_tracee::RemoteAddr| [fd, data.0, len, 0, 0, 0];
-    lab.call_with(libc::SYS_sendto, &message, send)?.map_err(text)?;
+    let send = |data: RemoteAddr| (libc::SYS_sendto, [fd, data.0, len]);
+    lab.call_with(&message, send)?.map_err(text)?;
     let room = anonymous(lab, 4096)?;
-    lab.must("recvfrom", libc::SYS_recvfrom, [fd, room, 4096, 0, 0, 0])?;
+    lab.must("recvfrom", (libc::SYS_recvfrom, [fd, room, 4096, 0, 0, 0]))?;
     let mut answer = [0u8; 20];
     vm::read(lab.pid(), room, &mut answer).map_err(text)?;
     let kind = u16::from_le_bytes([answer[4], answer[5]]);

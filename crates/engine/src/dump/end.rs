@@ -2,11 +2,10 @@
 
 use torpor_tracee::{SIDE_BY_SIDE, Tracee};
 
-use super::{Dump, Task};
+use super::{Dump, Task, tasks};
 use crate::error::{Context, Error, Result};
 use crate::guardian::Undo;
 use crate::hooks::{Event, Hooks};
-use crate::network;
 use crate::options::Options;
 
 /// What becomes of the tasks after a dump.
@@ -33,26 +32,16 @@ impl End {
 }
 
 impl Dump<'_> {
-    /// Prepares the end that is `wanted`, if the work was a success. Tasks that are to be killed
-    /// end from here on if the supervisor does: there is no moment at which some of them
-    /// would go on alone. Without a success the images are no checkpoint.
+    /// Prepares the end that is `wanted`, if the work was a success. Without one the images are no
+    /// checkpoint.
     pub(super) fn decide(&mut self, wanted: End, done: Result<()>) -> (End, Result<()>) {
-        let done = done.and_then(|()| {
-            if wanted != End::Kill {
-                return Ok(());
-            }
-            network::silence(self)?;
-            self.tie_to_us(true)?;
-            let leaving = network::leave_still(self);
-            if leaving.is_err() {
-                self.tie_to_us(false)?;
-            }
-            leaving
+        let done = done.and_then(|()| match wanted {
+            End::Kill => self.commit(),
+            End::GoOn | End::Stop => Ok(()),
         });
         let end = if done.is_ok() { wanted } else { End::GoOn };
-        if done.is_ok()
-            && end != End::GoOn
-            && let Err(e) = self.files.remaps.keep(&mut self.guardian)
+        if end == End::Stop
+            && let Err(e) = self.keep_names()
         {
             tracing::warn!("{e}");
         }
@@ -69,10 +58,30 @@ impl Dump<'_> {
         }
     }
 
-    /// Whether all tasks are to end if we do.
-    fn tie_to_us(&self, tied: bool) -> Result<()> {
-        let mut threads = self.tasks.iter().flat_map(|task| &task.threads);
-        Ok(threads.try_for_each(|thread| thread.die_with_supervisor(tied))?)
+    /// From the guardian's receipt of one message on the tasks end, whatever becomes of us: there is
+    /// no moment at which some of them would go on alone. Nobody lets their connections or the
+    /// network go on then, nor takes names of files away.
+    fn commit(&mut self) -> Result<()> {
+        let _hurry = self.guardian.hurry();
+        self.network.silence(&self.guardian)?;
+        let mut void = self.network.undos();
+        void.extend(self.remaps.undos()?);
+        self.guardian.exchange(&void, &tasks::death(&self.tasks))?;
+        self.remaps.keep();
+        // The guardian needs a moment, in which a task that is not traced any more would run.
+        for thread in self.tasks.iter().flat_map(|task| &task.threads) {
+            if let Err(e) = thread.die_with_supervisor() {
+                tracing::debug!("{e}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The tasks may be ended when they are found stopped: the names of their files stay.
+    fn keep_names(&mut self) -> Result<()> {
+        let names = self.remaps.undos()?;
+        self.remaps.keep();
+        names.iter().try_for_each(|name| self.guardian.forget(name))
     }
 
     /// Ends the freeze: of the network, unless the tasks are killed, who need it held still
@@ -85,12 +94,12 @@ impl Dump<'_> {
         let unlocked = if end == End::Kill {
             Ok(())
         } else {
-            network::release(self);
-            network::let_in(self);
+            self.network.release(&self.guardian);
+            self.network.let_in(&self.guardian);
             hooks.notify(Event::NetworkUnlock)
         };
         self.let_go(end);
-        network::let_in(self);
+        self.network.let_in(&self.guardian);
         unlocked
     }
 
@@ -99,7 +108,7 @@ impl Dump<'_> {
     pub(super) fn let_go(&mut self, end: End) {
         let (kill, stop) = (end == End::Kill, end == End::Stop);
         let mut staying: Vec<&mut Task> = Vec::new();
-        for task in &mut self.tasks {
+        for task in self.tasks.iter_mut() {
             if kill && task.kill().is_ok() {
                 continue;
             }
@@ -123,9 +132,9 @@ impl Dump<'_> {
             tasks.iter_mut().for_each(|task| going_on.append(&mut task.threads));
         }
         let paused = if kill {
-            self.freezer.abandon(&mut self.guardian)
+            self.freezer.abandon(&self.guardian)
         } else {
-            self.freezer.freeze_again(&mut self.guardian)
+            self.freezer.freeze_again(&self.guardian)
         };
         if let Err(e) = paused {
             tracing::warn!("{e}");
@@ -144,7 +153,11 @@ impl Dump<'_> {
     /// Waits until the killed tasks have ended: for their memory and their
     /// pids to be free when the caller goes on.
     fn wait_killed(&mut self) {
+        let death = tasks::death(&self.tasks);
         Tracee::wait_all_gone(self.tasks.iter_mut().flat_map(|task| task.threads.drain(..)));
+        if let Err(e) = self.guardian.forget(&death) {
+            tracing::debug!("{e}");
+        }
     }
 }
 
@@ -152,7 +165,7 @@ impl Task {
     /// The stub that its first thread has, as the guardian knows it.
     fn stub(&self) -> Option<Undo> {
         let (base, _) = self.threads.first()?.stub_range()?;
-        Some(Undo::Stub(self.pid, base))
+        Some(super::tasks::stub(self.pid, base))
     }
 
     fn signal(&self, signal: rustix::process::Signal) {

@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::guardian::Guardian;
 use crate::proc;
 
+/// Threads that are bound to stop, by their processes.
+pub type Seized = HashMap<i32, Vec<i32>>;
+
 /// A task found in the tree.
 #[derive(Debug)]
 pub struct Stopped {
@@ -43,18 +46,19 @@ impl Stopped {
 /// for their children once more, the younger before the older: whoever loses its parent goes to
 /// one that is asked later.
 ///
+/// `first` stops those of a running tree that are to stop before the others.
+///
 /// # Errors
 /// A task that is traced by another program, that does not stop before
 /// `deadline`: refused by name.
 pub fn freeze(
     root: i32,
     freezer: &mut Freezer,
-    guardian: &mut Guardian,
-    deadline: Instant,
-    workers: usize,
+    guardian: &Guardian,
+    (deadline, workers): (Instant, usize),
+    first: impl FnOnce() -> Result<Seized>,
 ) -> Result<Vec<Stopped>> {
-    let mut seized =
-        if freezer.is_frozen() { seize_paused(root, workers)? } else { HashMap::new() };
+    let mut seized = if freezer.is_frozen() { seize_paused(root, workers)? } else { first()? };
     freezer.thaw(guardian)?;
     let mut stopped: Vec<Stopped> = Vec::new();
     let mut found = vec![root];
@@ -118,8 +122,8 @@ fn new_children<'t>(
 
 /// Seizes all threads of a tree that is paused by its cgroup: they make no others, and
 /// stop when they are thawed.
-fn seize_paused(root: i32, workers: usize) -> Result<HashMap<i32, Vec<i32>>> {
-    let mut seized: HashMap<i32, Vec<i32>> = HashMap::new();
+fn seize_paused(root: i32, workers: usize) -> Result<Seized> {
+    let mut seized = Seized::new();
     let mut order = vec![root];
     while let Some(pid) = order.pop() {
         let tids = proc::numbers(pid, "task")?;
@@ -132,6 +136,16 @@ fn seize_paused(root: i32, workers: usize) -> Result<HashMap<i32, Vec<i32>>> {
         }
     }
     Ok(seized)
+}
+
+/// Asks all threads of a process to stop, and returns those that are bound to.
+///
+/// # Errors
+/// Refused if it dumps core, or another program traces it; gone.
+pub fn seize_all(pid: i32) -> Result<Vec<i32>> {
+    let mut task = Stopping::new(pid, Vec::new());
+    task.seize()?;
+    Ok(task.seized)
 }
 
 /// A process that is to stop.
@@ -262,11 +276,7 @@ fn seize(pid: i32, tid: i32) -> Result<bool> {
         return Ok(false);
     }
     if let Some(tracer) = status.number("TracerPid", 10).filter(|&t| t != 0) {
-        return Err(Error::refused(
-            pid,
-            format!("thread {tid}"),
-            format!("is traced by task {tracer}; detach the debugger first"),
-        ));
+        return Err(Error::refused(pid, format!("thread {tid}"), traced_by(tracer)));
     }
     let filtered = status.number("Seccomp", 10).unwrap_or(0) != 0;
     match Tracee::seize(tid, filtered) {
@@ -309,4 +319,15 @@ fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
             "did not stop in time; it waits inside the kernel (vfork, a hung file system or device)",
         )),
     }
+}
+/// Why a task that another one traces is refused, and what to do, in that program's own terms.
+fn traced_by(tracer: u64) -> String {
+    let pid = i32::try_from(tracer).unwrap_or_default();
+    let comm = proc::stat(pid).map(|stat| stat.comm).unwrap_or_default();
+    let how = match &*comm {
+        b"gdb" => "type detach in it, or quit it",
+        b"strace" | b"ltrace" => "end it with SIGINT, which lets its tasks go on",
+        _ => "detach it",
+    };
+    format!("is traced by task {tracer} ({}): {how} first", String::from_utf8_lossy(&comm))
 }

@@ -9,7 +9,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Result};
-use crate::guardian::{Guardian, Undo};
+use crate::guardian::{Guardian, Turn, Undo, Way};
+
+/// The state that a cgroup had: a file, and what was in it. Tasks that are paused again can do
+/// nothing for what else is undone.
+pub static STATE: Way = Way {
+    turn: Turn::Last,
+    ..Way::new("write", |words, _| {
+        let (file, state) = (words.text(0)?, words.text(1)?);
+        std::fs::write(file, state).context(|| format!("write {file}"))
+    })
+};
 
 /// A frozen cgroup, or none.
 #[derive(Debug, Default)]
@@ -64,7 +74,7 @@ impl Freezer {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn thaw(&mut self, guardian: &mut Guardian) -> Result<()> {
+    pub fn thaw(&mut self, guardian: &Guardian) -> Result<()> {
         let Some(pause) = &self.pause else { return Ok(()) };
         guardian.watch(&pause.undo())?;
         pause.write(pause.thawed)?;
@@ -76,7 +86,7 @@ impl Freezer {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn freeze_again(&mut self, guardian: &mut Guardian) -> Result<()> {
+    pub fn freeze_again(&mut self, guardian: &Guardian) -> Result<()> {
         match &self.pause {
             Some(pause) if std::mem::take(&mut self.thawed) => {
                 pause.write(pause.frozen)?;
@@ -90,7 +100,7 @@ impl Freezer {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub fn abandon(&mut self, guardian: &mut Guardian) -> Result<()> {
+    pub fn abandon(&mut self, guardian: &Guardian) -> Result<()> {
         self.thawed = false;
         self.pause.take().map_or(Ok(()), |pause| guardian.forget(&pause.undo()))
     }
@@ -102,7 +112,8 @@ impl Pause {
     }
 
     fn undo(&self) -> Undo {
-        Undo::Write(self.file.clone(), self.frozen.to_owned())
+        let file = self.file.to_string_lossy().into_owned();
+        STATE.undo(vec![file, self.frozen.to_owned()])
     }
 }
 
@@ -127,26 +138,26 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("freezer.state");
         let state = || std::fs::read_to_string(&file).unwrap();
-        let mut guardian = Guardian::default();
+        let guardian = Guardian::default();
 
         std::fs::write(&file, "THAWED\n").unwrap();
         let mut freezer = Freezer::of(Some(dir.path())).unwrap();
         assert!(!freezer.is_frozen());
-        freezer.freeze_again(&mut guardian).unwrap();
+        freezer.freeze_again(&guardian).unwrap();
         drop(freezer);
         assert_eq!(state(), "THAWED\n");
 
         std::fs::write(&file, "FROZEN\n").unwrap();
         let mut freezer = Freezer::of(Some(dir.path())).unwrap();
         assert!(freezer.is_frozen());
-        freezer.thaw(&mut guardian).unwrap();
+        freezer.thaw(&guardian).unwrap();
         assert_eq!(state(), "THAWED");
         drop(freezer);
         assert_eq!(state(), "FROZEN");
 
         let mut freezer = Freezer::of(Some(dir.path())).unwrap();
-        freezer.thaw(&mut guardian).unwrap();
-        freezer.abandon(&mut guardian).unwrap();
+        freezer.thaw(&guardian).unwrap();
+        freezer.abandon(&guardian).unwrap();
         drop(freezer);
         assert_eq!(state(), "THAWED");
     }

@@ -2,11 +2,12 @@
 
 use std::cmp::Ordering;
 
+use torpor_kernel::parallel;
 use torpor_sys::kcmp::{Object, kcmp};
 
 use crate::error::{Context, Result};
 use crate::namespace::NsKind;
-use crate::{parallel, proc};
+use crate::proc;
 
 /// The inode numbers of the namespaces of a process.
 #[derive(Debug, Clone, Copy)]

@@ -14,11 +14,11 @@
 
 use std::sync::LazyLock;
 
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
 
 use super::Dump;
 use crate::error::{Error, Result};
-use crate::guardian::Undo;
 use crate::proc;
 
 /// `LANDLOCK_MAX_NUM_LAYERS` of the kernel, since domains can be stacked at all.
@@ -48,7 +48,7 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     }
     let since = proc::stat(cx.guardian.pid())?.start_time;
     let (mut witness, mut checked) = (None, Ok(()));
-    for task in cx.live_tasks() {
+    for task in cx.tasks.live() {
         checked = checked.and_then(|()| check_task(cx, task, since, &mut witness));
     }
     checked.and(dismiss(cx, since, witness))
@@ -86,7 +86,7 @@ fn vouch(threads: &mut [Tracee], open: &mut Vec<usize>, pid: u64) -> Result<()> 
         for (number, thread) in some.filter(|(number, _)| open.contains(number)) {
             let mut batch = thread.batch();
             let (head, len) = (batch.space(8).addr, batch.space(8).addr);
-            calls.push(batch.call(libc::SYS_get_robust_list, [pid, head.0, len.0]));
+            calls.push(batch.call((libc::SYS_get_robust_list, [pid, head.0, len.0])));
             batches.push(batch);
             numbers.push(number);
         }
@@ -103,7 +103,7 @@ fn vouch(threads: &mut [Tracee], open: &mut Vec<usize>, pid: u64) -> Result<()> 
 /// Makes a shadow of a thread, which is refused if that is in a domain. `None` if there is no room
 /// for one.
 fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<Option<Witness>> {
-    cx.guardian.watch(&Undo::Twin(cx.tasks[task].pid, since))?;
+    cx.guardian.watch(&super::twin::undo(cx.tasks[task].pid, since))?;
     let threads = &mut cx.tasks[task].threads;
     // The room of the first thread is the largest.
     if let (Some((first, others)), Some(other)) = (threads.split_first_mut(), thread.checked_sub(1))
@@ -154,11 +154,10 @@ fn layers(shadow: &mut Tracee) -> torpor_tracee::Result<usize> {
     let mut batch = shadow.batch();
     let rules = batch.bytes(&HANDLED.to_le_bytes()).0;
     let size = size_of_val(&HANDLED) as u64;
-    let created = batch.must(libc::SYS_landlock_create_ruleset, [rules, size, 0]);
-    let option = u64::from(libc::PR_SET_NO_NEW_PRIVS.cast_unsigned());
-    let unprivileged = batch.must(libc::SYS_prctl, [option, 1, 0, 0, 0]);
+    let created = batch.must((libc::SYS_landlock_create_ruleset, [rules, size, 0]));
+    let unprivileged = batch.must(syscall::prctl(libc::PR_SET_NO_NEW_PRIVS, [1]));
     // All files are closed in a shadow: the set of rules is number 0.
-    let added = [(); LAYERS].map(|()| batch.call(libc::SYS_landlock_restrict_self, [0, 0]));
+    let added = [(); LAYERS].map(|()| batch.call((libc::SYS_landlock_restrict_self, [0, 0])));
     let out = batch.run()?;
     out.expect(created, || "landlock_create_ruleset".to_owned())?;
     out.expect(unprivileged, || "PR_SET_NO_NEW_PRIVS".to_owned())?;
@@ -179,5 +178,5 @@ fn dismiss(cx: &mut Dump<'_>, since: u64, witness: Option<Witness>) -> Result<()
     if let Some(first) = cx.tasks[task].threads.first_mut() {
         first.reap_shadow(pid)?;
     }
-    cx.guardian.forget(&Undo::Twin(original, since))
+    cx.guardian.forget(&super::twin::undo(original, since))
 }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use torpor_sys::ptrace;
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, SIDE_BY_SIDE, Slot, Tracee};
 
 use super::{Dump, Task};
@@ -40,12 +41,15 @@ pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Re
     let starts: Vec<u64> = vmas.iter().filter(own).map(|vma| vma.map.start).collect();
     let mut chosen = 0;
     for starts in starts.chunks(AT_ONCE) {
-        let mut batch = cx.remote(task)?.batch();
+        let mut batch = cx.tasks.remote(task)?.batch();
         let asked: Vec<_> = starts
             .iter()
             .map(|&start| {
                 let mode = batch.space(4);
-                (batch.call(libc::SYS_get_mempolicy, [mode.addr.0, 0, 0, start, OF_ADDRESS]), mode)
+                (
+                    batch.call((libc::SYS_get_mempolicy, [mode.addr.0, 0, 0, start, OF_ADDRESS])),
+                    mode,
+                )
             })
             .collect();
         let out = batch.run()?;
@@ -64,7 +68,7 @@ pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Re
 /// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
 /// keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
-    let live = cx.live_tasks();
+    let live = cx.tasks.live();
     let mut leaders: Vec<&mut Tracee> =
         cx.tasks.iter_mut().filter_map(|task| task.threads.first_mut()).collect();
     let mut found = Vec::with_capacity(live.len());
@@ -78,7 +82,7 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
         let answers = questions.into_iter().zip(Batch::run_all(batches)?);
         found.extend(answers.map(|(questions, out)| questions.answer(&out)));
     }
-    for task in &cx.tasks {
+    for task in cx.tasks.iter() {
         check_threads(cx, task)?;
     }
     let mut sessions = HashSet::new();
@@ -125,14 +129,14 @@ impl Questions {
     fn ask(batch: &mut Batch<'_>) -> Self {
         let descriptor = batch.space(8).addr.0;
         let mask = batch.space(8);
-        let spec = u64::from(libc::PR_GET_SPECULATION_CTRL.cast_unsigned());
+        let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
         Questions {
             keyrings: [OF_THREAD, OF_PROCESS, OF_SESSION]
-                .map(|ring| batch.call(libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0])),
-            speculation: [0, 1, 2].map(|what| batch.call(libc::SYS_prctl, [spec, what, 0, 0, 0])),
-            cpuid: batch.call(libc::SYS_arch_prctl, [GET_CPUID, 0]),
-            segments: batch.call(libc::SYS_modify_ldt, [0, descriptor, 8]),
-            tags: (batch.call(libc::SYS_arch_prctl, [GET_UNTAG_MASK, mask.addr.0]), mask),
+                .map(|ring| batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0]))),
+            speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
+            cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
+            segments: batch.call((libc::SYS_modify_ldt, [0, descriptor, 8])),
+            tags: (batch.call((libc::SYS_arch_prctl, [GET_UNTAG_MASK, mask.addr.0])), mask),
         }
     }
 
@@ -159,10 +163,10 @@ impl Questions {
 
 /// The keys in the keyring of a session that a task is in.
 fn check_session(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
-    let leader = cx.remote(task)?;
+    let leader = cx.tasks.remote(task)?;
     let mut batch = leader.batch();
     let ids = batch.space(KEYS * 4);
-    let read = batch.call(libc::SYS_keyctl, [READ, ring, ids.addr.0, (KEYS * 4) as u64]);
+    let read = batch.call((libc::SYS_keyctl, [READ, ring, ids.addr.0, (KEYS * 4) as u64]));
     let out = batch.run()?;
     let len = out.result(read).unwrap_or(0);
     let count = usize::try_from(len / 4).unwrap_or(0).min(KEYS);
@@ -173,7 +177,7 @@ fn check_session(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
         .map(|key| {
             let text = batch.space(TEXT);
             let args = [DESCRIBE, key, text.addr.0, TEXT as u64];
-            (batch.call(libc::SYS_keyctl, args), text)
+            (batch.call((libc::SYS_keyctl, args)), text)
         })
         .collect();
     let out = batch.run()?;

@@ -14,9 +14,9 @@ use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
 use super::outbox::{self, Away, to_run};
-use super::{Dump, lost, micros, twin};
+use super::{Dump, files, lost, micros, twin};
 use crate::error::{Error, Result};
-use crate::file::{io_uring, lock, memfd, regular};
+use crate::file::io_uring;
 use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
@@ -67,7 +67,7 @@ pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> 
         entries.splice(at + 1..at + 1, guards.iter().map(guard_entry));
     }
     join_kernel_data(&mut entries);
-    let aios = aio::dump(cx, task, &vmas)?;
+    let aios = aio::dump(&mut cx.tasks, task, &vmas)?;
     cx.tasks[task].vmas = vmas;
     let mm = MmEntry { aios, ..mm_entry(cx, task, entries, flags)? };
     cx.later.add(kind::MM, u64::from(vpid.cast_unsigned()), mm);
@@ -83,7 +83,11 @@ fn plan_private(
     running: bool,
 ) -> Result<Vec<Vec<Found>>> {
     let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
-    let tracker = track::begin(cx, task)?;
+    let id = u64::from(vpid.cast_unsigned());
+    let Dump { memory, opts, tracking, tasks, guardian, .. } = cx;
+    let mut base =
+        |parent: &ImageDir| in_parent(&mut memory.away, opts.lazy_pages, parent, kind::PAGEMAP, id);
+    let tracker = track::begin(tracking, tasks, task, guardian, &mut base)?;
     let pagemap = proc::open(pid, "pagemap")?;
     let source = pages::source_of(pid, running)?;
     let twin = if running { None } else { twin::memory_of(cx, task)? };
@@ -113,9 +117,9 @@ fn plan_private(
         }
         runs.extend(pages.into_iter().map(|run| (source.clone(), run)));
     }
-    track::end(cx, tracker)?;
+    track::end(&mut cx.tracking, tracker)?;
     tracing::debug!("task {vpid}: {} runs of pages, {} mappings", runs.len(), vmas.len());
-    plan(cx, kind::PAGEMAP, u64::from(vpid.cast_unsigned()), runs)?;
+    plan(cx, kind::PAGEMAP, id, runs)?;
     Ok(guards)
 }
 
@@ -182,18 +186,18 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         let mode = if vma.has(b"mw") { libc::O_RDWR } else { libc::O_RDONLY };
         entry.fdflags = Some(mode.cast_unsigned());
     } else if vma.is(status::MEMFD) {
-        let (id, flags) = memfd::describe_mapped(cx, task, vma)?;
+        let (id, flags) = files::describe_memfd(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
     } else if vma.is(status::IO_URING) {
-        entry.shmid = u64::from(io_uring::of_mapping(cx, task, vma)?);
+        entry.shmid = u64::from(io_uring::of_mapping(&cx.tasks, &cx.files, task, vma)?);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
-        let (id, flags) = regular::describe_mapped(cx, task, vma)?;
+        let (id, flags) = files::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
-        entry.torpor_flock = lock::of_mapping(cx, task, vma.map.start);
+        entry.torpor_flock = cx.kinds.locks.of_mapping(task, vma.map.start);
     } else if vma.is(status::ANON_SHARED) {
-        let (id, flags) = memfd::describe_mapped(cx, task, vma)?;
+        let (id, flags) = files::describe_memfd(cx, task, vma)?;
         entry.shmid = u64::from(id);
         entry.fdflags = Some(flags);
         entry.flags &= !libc::MAP_ANONYMOUS.cast_unsigned();
@@ -229,17 +233,18 @@ pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source
 }
 
 /// What the checkpoint before, which `parent` is, has of an object of memory.
-pub(crate) fn in_parent(
-    cx: &mut Dump<'_>,
+fn in_parent(
+    away: &mut Option<Away>,
+    lazy: bool,
     parent: &ImageDir,
     kind: Kind,
     id: u64,
 ) -> Result<Vec<Run>> {
-    match &mut cx.memory.away {
+    match away {
         Some(away) => away.sent_before(parent, kind, id),
         // There is no server to be asked: if the restore has no such pages it fails, and the
         // tasks go on here.
-        None if cx.opts.lazy_pages => outbox::noted(parent, kind, id),
+        None if lazy => outbox::noted(parent, kind, id),
         None if parent.has(kind, id)? => Ok(Pagemap::read(parent, kind, id)?.runs),
         None => Ok(Vec::new()),
     }
@@ -400,7 +405,7 @@ fn mm_entry(
     flags: &MmFlags,
 ) -> Result<MmEntry> {
     let pid = cx.tasks[task].pid;
-    let exe_file_id = regular::describe_exe(cx, task)?;
+    let exe_file_id = files::describe_exe(cx, task)?;
     let auxv = proc::bytes(pid, "auxv")?;
     let stat = &cx.tasks[task].stat;
     Ok(MmEntry {

@@ -5,7 +5,9 @@
 //! and the inventory last: a directory without it is not a checkpoint. Until the
 //! very end the tasks can simply be let go.
 
+mod clients;
 mod end;
+pub(crate) mod files;
 pub mod freeze;
 pub mod freezer;
 mod ids;
@@ -16,13 +18,10 @@ pub(crate) mod memory;
 mod outbox;
 mod session;
 mod task;
-mod twin;
+pub mod tasks;
+pub(crate) mod twin;
+mod unused;
 
-pub use end::End;
-pub use session::{Frozen, Session, Written, dump, pre_dump};
-pub use twin::reap as reap_twins;
-
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,18 +32,21 @@ use torpor_images::proto::{
     TaskKobjIdsEntry,
 };
 use torpor_images::{ImageDir, kind};
-use torpor_tracee::{Mapping, SIDE_BY_SIDE, Tracee};
+use torpor_kernel::parallel;
+use torpor_tracee::{SIDE_BY_SIDE, Tracee};
 
 use self::freeze::Stopped;
 use self::freezer::Freezer;
 use self::ids::{Inodes, Shared};
 use self::later::Later;
 use self::outbox::Away;
+use self::tasks::Tasks;
 use self::twin::Twins;
-use crate::error::{Error, Result};
-use crate::file::lock;
-use crate::file::table::{self, FileTable};
-use crate::guardian::{Guardian, Undo};
+use crate::error::{About, Error, Result};
+use crate::file::found::{self, own_pid};
+use crate::file::remap::Remaps;
+use crate::file::table::FileTable;
+use crate::guardian::Guardian;
 use crate::hooks::{Event, Hooks};
 use crate::memory::relatives::Relatives;
 use crate::memory::track::Tracking;
@@ -54,7 +56,11 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Namespace, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::{Filters, Settings};
-use crate::{cgroup, cpuinfo, network, parallel, proc};
+use crate::{cgroup, cpuinfo, network, proc};
+
+pub use self::tasks::Task;
+pub use end::End;
+pub use session::{Frozen, Session, Written, dump, pre_dump};
 
 /// Everything that the dump knows while the tree is frozen.
 #[derive(Debug)]
@@ -64,7 +70,7 @@ pub struct Dump<'a> {
     /// Where the images go.
     pub images: Arc<ImageDir>,
     /// The tasks, parents before children, the root first.
-    pub tasks: Vec<Task>,
+    pub tasks: Tasks,
     /// The namespaces that the tasks live in.
     pub ns: Namespaces,
     /// The mounts in them ([`Mounts::collect`]).
@@ -73,6 +79,10 @@ pub struct Dump<'a> {
     pub cgroups: cgroup::Sets,
     /// The open files met so far.
     pub files: FileTable,
+    /// Files whose path does not lead to them.
+    pub remaps: Remaps,
+    /// What each kind of file knows.
+    kinds: files::Kinds,
     /// What was done to hold the network still.
     pub network: network::Held,
     /// Cleans up if the supervisor is killed.
@@ -85,8 +95,6 @@ pub struct Dump<'a> {
     pub id_maps: IdMaps,
     /// Seccomp filters met so far.
     filters: Filters,
-    /// The ids of all threads in the images, by their ids here.
-    vtids: HashMap<i32, i32>,
     /// What is to be copied when everything else is known.
     memory: memory::Memory,
     /// Images that are still to be written.
@@ -103,91 +111,7 @@ pub struct Dump<'a> {
     stats: DumpStatsEntry,
 }
 
-/// A task (thread group) of the dumped tree.
-#[derive(Debug)]
-pub struct Task {
-    /// Its pid here.
-    pub tgid: i32,
-    /// The id here of its first thread that has not ended, as which the kernel answers for
-    /// the process: its pid, as a rule. Of a leader that has ended it shows neither memory
-    /// nor files.
-    pub pid: i32,
-    /// Its pid in the images: in the innermost pid namespace of the tree's root.
-    pub vpid: i32,
-    /// The task as a file.
-    pub pidfd: OwnedFd,
-    /// Kernel objects that it shares with others, numbered from 1.
-    pub ids: TaskKobjIdsEntry,
-    /// `/proc/PID/stat`.
-    pub stat: proc::Stat,
-    /// `/proc/PID/status`.
-    pub status: proc::Status,
-    /// Its stopped threads, the leader first unless it has ended; none for a zombie.
-    pub threads: Vec<Tracee>,
-    /// `/proc/PID/task/TID/status` of each.
-    statuses: Vec<proc::Status>,
-    /// More of what procfs says of it.
-    settings: Settings,
-    /// Its descriptors, unless a task before it has the same.
-    pub(crate) descriptors: Vec<table::Listed>,
-    /// The signal that job control had stopped it with.
-    pub stop_signal: Option<i32>,
-    /// Its mappings, as they were before anything of ours was mapped.
-    pub vmas: Vec<Vma>,
-    maps: Vec<Mapping>,
-}
-
-impl Task {
-    /// Whether it has ended and only waits to be waited for.
-    pub fn is_zombie(&self) -> bool {
-        self.threads.is_empty()
-    }
-
-    /// Whether one of its threads can have confined itself by Landlock.
-    fn may_be_confined(&self, thread: usize) -> bool {
-        let status = self.statuses.get(thread);
-        status.is_none_or(|status| status.number("NoNewPrivs", 10) != Some(0))
-    }
-
-    /// Whether its first thread has ended, and others have not.
-    pub fn has_lost_leader(&self) -> bool {
-        self.pid != self.tgid
-    }
-}
-
 impl Dump<'_> {
-    /// Remote calls in the first thread of `task`.
-    ///
-    /// # Errors
-    /// If the task is a zombie, or has no room for the stub.
-    pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
-        let t = &self.tasks[task];
-        let (pid, first) = (t.pid, t.threads.first());
-        if first.is_none_or(|first| first.stub_range().is_none()) {
-            self.inject(&[task])?;
-        }
-        self.tasks[task].threads.first_mut().ok_or(Error::Gone { pid })
-    }
-
-    /// Puts stubs into those of some tasks that have none.
-    fn inject(&mut self, tasks: &[usize]) -> Result<()> {
-        let mut wanted = Vec::new();
-        let some = self.tasks.iter_mut().enumerate().filter(|(i, _)| tasks.contains(i));
-        for (_, t) in some {
-            let pid = t.pid;
-            let first = t.threads.first_mut().ok_or(Error::Gone { pid })?;
-            if first.stub_range().is_some() {
-                continue;
-            }
-            let base = torpor_tracee::stub_place(&t.maps).ok_or_else(|| {
-                Error::refused(pid, "its address space", "is full: there is no room for a stub")
-            })?;
-            self.guardian.watch(&Undo::Stub(pid, base))?;
-            wanted.push((first, t.maps.as_slice(), base));
-        }
-        Ok(Tracee::inject_all(wanted)?)
-    }
-
     /// Leaves something out that a task can do without as a rule.
     ///
     /// # Errors
@@ -199,24 +123,6 @@ impl Dump<'_> {
         tracing::warn!("task {pid}: {object}: {reason}");
         Ok(())
     }
-
-    /// The id in the images of the thread with id `tid` here.
-    pub fn vtid_of(&self, tid: i32) -> Option<i32> {
-        self.vtids.get(&tid).copied()
-    }
-
-    /// The id in the images of the process group with id `pgid` here, if a task of the
-    /// tree is in it.
-    pub fn vpgid_of(&self, pgid: i32) -> Option<i32> {
-        let member = self.tasks.iter().find(|task| task.stat.pgid == pgid)?;
-        let inside = member.status.numbers("NSpgid", 10).last().copied()?;
-        i32::try_from(inside).ok().filter(|&id| id != 0)
-    }
-
-    /// The pid in the images of the task with pid `pid` here.
-    pub fn vpid_of(&self, pid: i32) -> Option<i32> {
-        self.tasks.iter().find(|t| t.tgid == pid).map(|t| t.vpid)
-    }
 }
 
 /// Collects and writes everything but the inventory.
@@ -227,42 +133,59 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    namespace::dump(cx)?;
+    let pages = namespace::dump(cx.opts, &cx.images, &cx.id_maps, &cx.ns)?;
+    for (id, pages, source) in pages {
+        memory::plan_shared(cx, id, pages, &source)?;
+    }
     check_lazy(cx)?;
     tracing::info!("Locking the network");
-    network::lock(cx)?;
+    let live: Vec<i32> = cx.tasks.live().iter().map(|&task| cx.tasks[task].pid).collect();
+    cx.network.lock(cx.opts, &cx.guardian, &cx.ns, &live)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
     tracing::info!("Dumping cgroups");
-    cgroup::dump(cx)?;
+    let search = cgroup::Survey {
+        opts: cx.opts,
+        images: &cx.images,
+        spaces: &cx.ns,
+        host: &cx.mounts.host,
+        id_maps: &cx.id_maps,
+        frozen: cx.freezer.frozen_before(),
+    };
+    cgroup::dump(&search, &cx.tasks, &mut cx.cgroups)?;
     twin::prepare(cx)?;
     tracing::info!("Dumping descriptors");
     cx.read_settings()?;
     for task in 0..cx.tasks.len() {
-        if !cx.tasks[task].is_zombie() && cx.is_first_with(task, |ids| ids.files_id) {
-            table::dump_descriptors(cx, task)?;
+        if !cx.tasks[task].is_zombie() && cx.tasks.is_first_with(task, |ids| ids.files_id) {
+            files::dump_descriptors(cx, task)?;
         }
     }
-    lock::find_mapped(cx)?;
+    cx.kinds.locks.find_mapped(cx.opts, &cx.tasks)?;
     tracing::info!("Dumping tasks and their mappings");
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
             task::dump_zombie(cx, task);
         }
     }
-    for tasks in cx.live_tasks().chunks(SIDE_BY_SIDE) {
+    for tasks in cx.tasks.live().chunks(SIDE_BY_SIDE) {
         let flags = task::dump(cx, tasks)?;
         for (&task, flags) in tasks.iter().zip(&flags) {
-            memory::dump_mappings(cx, task, flags)?;
+            let pid = cx.tasks[task].pid;
+            memory::dump_mappings(cx, task, flags).about(|| format!("memory of task {pid}"))?;
         }
         cx.later.begin()?;
     }
     landlock::check(cx)?;
     lost::check(cx)?;
     tracing::info!("Dumping what files are in, and file systems");
-    table::finish(cx)?;
+    files::finish(cx)?;
+    if cx.opts.refuse_unused {
+        unused::check(cx)?;
+    }
     // A file system in memory is packed with the names that unlinked files were given in it.
-    mount::dump(cx)?;
+    let Dump { opts, images, mounts, ns: spaces, id_maps, tasks, .. } = &*cx;
+    mount::Saving { opts, images, mounts, spaces, id_maps, tasks }.write()?;
     cx.filters.save(&cx.images)?;
     cx.processor = cpuinfo::dump_for(&cx.images, cx.opts.cpu_cap)?;
     cx.write_tree()?;
@@ -333,10 +256,6 @@ fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-pub(crate) fn own_pid() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
 /// Microseconds, as the stats have them.
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
@@ -347,16 +266,18 @@ impl<'a> Dump<'a> {
         opts: &'a Options,
         images: ImageDir,
         frozen: Vec<Stopped>,
+        guardian: Guardian,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
         let seen = parallel::map(&frozen, opts.workers(), |task| {
             let vmas = if task.threads.is_empty() { Vec::new() } else { mappings(task.face)? };
-            Ok((proc::stat(task.face)?, vmas))
+            Ok::<_, Error>((proc::stat(task.face)?, vmas))
         })?;
         let tasks = frozen.into_iter().zip(seen).map(|(task, seen)| Task::new(task, seen));
         let tasks = tasks.collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
-        Ok(Dump { tasks, id_maps, ..Dump::of(opts, images) })
+        let tasks = Tasks::new(tasks, guardian.clone());
+        Ok(Dump { tasks, id_maps, ..Dump::of(opts, images, guardian) })
     }
 
     /// Reads what procfs says of each thread, and so the ids of the threads as the images
@@ -369,36 +290,42 @@ impl<'a> Dump<'a> {
         let others: Vec<(i32, i32)> = self.tasks.iter().flat_map(others).collect();
         let read = |&(pid, tid): &(i32, i32)| proc::thread_status(pid, tid);
         let mut others = parallel::map(&others, self.opts.workers(), read)?.into_iter();
-        for task in &mut self.tasks {
+        for task in self.tasks.iter_mut() {
             let leader = std::iter::once(task.status.clone());
             task.statuses = leader.chain(others.by_ref()).take(task.threads.len()).collect();
-            self.vtids.insert(task.tgid, task.vpid);
-            for (thread, status) in task.threads.iter().zip(&task.statuses) {
+        }
+        let own = self.tasks.iter().flat_map(|task| {
+            let threads = task.threads.iter().zip(&task.statuses).map(|(thread, status)| {
                 let vtid = status.ns_pids().last().copied().unwrap_or(thread.tid());
-                self.vtids.insert(thread.tid(), vtid);
-            }
+                (thread.tid(), vtid)
+            });
+            std::iter::once((task.tgid, task.vpid)).chain(threads)
+        });
+        for (tid, vtid) in own.collect::<Vec<_>>() {
+            self.tasks.note_thread(tid, vtid);
         }
         Ok(())
     }
 
-    fn of(opts: &'a Options, images: ImageDir) -> Self {
+    fn of(opts: &'a Options, images: ImageDir, guardian: Guardian) -> Self {
         let images = Arc::new(images);
         let later = Later::new(Arc::clone(&images), opts.workers());
         Dump {
             opts,
             images,
-            tasks: Vec::new(),
+            tasks: Tasks::new(Vec::new(), guardian.clone()),
             ns: Namespaces::default(),
             mounts: Mounts::default(),
             cgroups: cgroup::Sets::default(),
-            files: FileTable::new(),
+            files: FileTable::default(),
+            remaps: Remaps::default(),
+            kinds: files::Kinds::default(),
             network: network::Held::default(),
             own_ids: TaskKobjIdsEntry::default(),
-            guardian: Guardian::default(),
+            guardian,
             freezer: Freezer::default(),
             id_maps: IdMaps::identity(),
             filters: Filters::default(),
-            vtids: HashMap::new(),
             memory: memory::Memory::default(),
             later,
             tracking: Tracking::default(),
@@ -411,7 +338,7 @@ impl<'a> Dump<'a> {
 
     /// Numbers what tasks share: address spaces, tables, namespaces.
     fn number_objects(&mut self) -> Result<()> {
-        let live = self.live_tasks();
+        let live = self.tasks.live();
         // The dumping program comes first: a task that shares a namespace with it has
         // that namespace from the host.
         let all = live.iter().map(|&task| self.tasks[task].pid);
@@ -463,7 +390,7 @@ impl<'a> Dump<'a> {
 
     /// Says what was frozen.
     fn log_tasks(&self) {
-        for task in &self.tasks {
+        for task in self.tasks.iter() {
             let Task { vpid, tgid, ids, stat, .. } = task;
             if task.is_zombie() {
                 tracing::debug!("task {vpid} ({tgid} here, {}): zombie", text(&stat.comm));
@@ -480,7 +407,7 @@ impl<'a> Dump<'a> {
                 ids.sighand_id
             );
             for thread in &task.threads {
-                let vtid = self.vtid_of(thread.tid()).unwrap_or_default();
+                let vtid = self.tasks.vtid_of(thread.tid()).unwrap_or_default();
                 tracing::debug!("task {vpid}: thread {vtid} ({} here)", thread.tid());
             }
         }
@@ -503,25 +430,21 @@ impl<'a> Dump<'a> {
             is_host: pid == own_pid(),
             file: Some(proc::open(pid, &format!("ns/{}", kind.name()))?.into()),
             task,
+            pid: self.tasks[task].pid,
         });
         Ok(id)
-    }
-
-    /// Those that are no zombies.
-    fn live_tasks(&self) -> Vec<usize> {
-        (0..self.tasks.len()).filter(|&task| !self.tasks[task].is_zombie()).collect()
     }
 
     /// Reads what procfs says of each process, so that whoever describes it need not wait
     /// for that.
     fn read_settings(&mut self) -> Result<()> {
-        let live = self.live_tasks();
-        let first = |task| self.is_first_with(task, |ids| ids.files_id);
+        let live = self.tasks.live();
+        let first = |task| self.tasks.is_first_with(task, |ids| ids.files_id);
         let wanted = live.iter().map(|&task| (self.tasks[task].pid, first(task)));
         let wanted: Vec<(i32, bool)> = wanted.collect();
         let read = |&(pid, first): &(i32, bool)| {
-            let descriptors = if first { table::list(pid)? } else { Vec::new() };
-            Ok((Settings::of(pid)?, descriptors))
+            let descriptors = if first { found::list(pid)? } else { Vec::new() };
+            Ok::<_, Error>((Settings::of(pid)?, descriptors))
         };
         let all = parallel::map(&wanted, self.opts.workers(), read)?;
         for (task, (settings, descriptors)) in live.into_iter().zip(all) {
@@ -531,22 +454,16 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    /// Whether `task` is the first one with its number of some shared object.
-    fn is_first_with(&self, task: usize, id: impl Fn(&TaskKobjIdsEntry) -> u32) -> bool {
-        let number = id(&self.tasks[task].ids);
-        !self.tasks[..task].iter().any(|t| !t.is_zombie() && id(&t.ids) == number)
-    }
-
     fn write_tree(&mut self) -> Result<()> {
         let mut tree = Vec::new();
-        for t in &self.tasks {
-            let vpid_here = |pid: i32| self.vpid_of(pid).unwrap_or(0);
+        for t in self.tasks.iter() {
+            let vpid_here = |pid: i32| self.tasks.vpid_of(pid).unwrap_or(0);
             let in_ns = |key: &str| {
                 t.status.numbers(key, 10).last().copied().and_then(|v| u32::try_from(v).ok())
             };
             let ended = t.is_zombie() || t.has_lost_leader();
             let leader = ended.then_some(t.vpid.cast_unsigned());
-            let vtid = |t: &Tracee| self.vtids.get(&t.tid()).copied().unwrap_or(t.tid());
+            let vtid = |t: &Tracee| self.tasks.vtid_of(t.tid()).unwrap_or(t.tid());
             let living = t.threads.iter().map(|t| vtid(t).cast_unsigned());
             let threads = leader.into_iter().chain(living).collect();
             tree.push(PstreeEntry {
@@ -636,9 +553,9 @@ impl<'a> Dump<'a> {
 /// Opens a task, by its thread `pid` that can be asked.
 fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
     if pid == tgid {
-        return proc::pidfd(pid);
+        return Ok(proc::pidfd(pid)?);
     }
-    match proc::pidfd_of_thread(pid) {
+    match proc::pidfd_of_thread(pid).map_err(Error::from) {
         Err(Error::Os { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
             let reason = "has ended and others go on, which takes Linux 6.9";
             Err(Error::refused(tgid, "its first thread", reason))
@@ -677,7 +594,7 @@ impl Task {
 impl<'a> Dump<'a> {
     /// A dump of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        Dump { ns, ..Dump::of(opts, images) }
+        Dump { ns, ..Dump::of(opts, images, Guardian::default()) }
     }
 
     /// A dump of this process, which goes on running.
@@ -686,7 +603,8 @@ impl<'a> Dump<'a> {
         let frozen = Stopped { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
         let task = Task::new(frozen, (proc::stat(pid)?, crate::memory::vma::read(pid)?))?;
         let images = opts.new_images()?;
-        let mut cx = Dump { tasks: vec![task], ..Dump::of(opts, images) };
+        let mut cx = Dump::of(opts, images, Guardian::default());
+        cx.tasks.push(task);
         let inode = proc::ns_inode(pid, NsKind::Mnt.name())?;
         cx.tasks[0].ids.mnt_ns_id = Some(cx.namespace_id(pid, 0, NsKind::Mnt, inode)?);
         cx.mounts = Mounts::collect(&cx.ns, |_| true)?;

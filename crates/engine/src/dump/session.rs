@@ -15,7 +15,7 @@ use torpor_images::ImageDir;
 use torpor_images::packed::Packed;
 
 use super::outbox::Away;
-use super::{Dump, End, freeze, memory, micros, run, twin};
+use super::{Dump, End, clients, freeze, memory, micros, run, twin};
 use crate::dump::freezer::Freezer;
 use crate::error::{Error, Result};
 use crate::guardian::Guardian;
@@ -53,6 +53,9 @@ pub fn pre_dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     Ok(report)
 }
 
+/// How the mappings of a process are read.
+type Mappings = fn(i32) -> Result<Vec<Vma>>;
+
 /// A tree that is dumped, perhaps in rounds.
 #[derive(Debug)]
 pub struct Session {
@@ -71,7 +74,7 @@ impl Session {
     /// An option that is not supported; the kernel's.
     pub fn open(opts: &Options) -> Result<Self> {
         support::check(opts)?;
-        Ok(Session { pid: opts.pid, guardian: Guardian::start()?, tracks: false })
+        Ok(Session { pid: opts.pid, guardian: Guardian::start(crate::undo::WAYS)?, tracks: false })
     }
 
     /// Saves the memory of the tree as far as it changed since the round before
@@ -96,7 +99,8 @@ impl Session {
         // Soft-dirty bits count only where the flags of a mapping say that it has been there since.
         let by_flags = Means::of_this_kernel() == Ok(Means::SoftDirty);
         let mappings = if by_flags { vma::read } else { vma::read_quickly };
-        let mut tree = self.stop(opts, images, (tracking, away), mappings)?;
+        let none_first = |_: &Options| Ok(freeze::Seized::new());
+        let mut tree = self.stop(opts, images, (tracking, away), (none_first, mappings))?;
         let stock = tree.take_stock();
         tree.cx.let_go(End::GoOn);
         tree.ended = true;
@@ -128,8 +132,8 @@ impl Session {
         let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(opts)? } else { None };
         self.tracks = opts.track_mem && runs_on;
-        let held_off = accept::settle(opts, &mut self.guardian);
-        let mut tree = self.stop(opts, images, (tracking, away), vma::read)?;
+        let held_off = accept::settle(opts, &self.guardian);
+        let mut tree = self.stop(opts, images, (tracking, away), (clients::stop, vma::read))?;
         tree.cx.network.held_off = held_off;
         tree.lender = lender;
         tree.cx.find_relatives();
@@ -147,21 +151,20 @@ impl Session {
         opts: &'s Options,
         images: ImageDir,
         (tracking, away): (Tracking, Option<Away>),
-        mappings: fn(i32) -> Result<Vec<Vma>>,
+        (first, mappings): (fn(&Options) -> Result<freeze::Seized>, Mappings),
     ) -> Result<Tree<'s>> {
         let start = Instant::now();
         let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
-        let (deadline, workers) = (start + opts.patience(), opts.workers());
-        let guardian = &mut self.guardian;
-        let frozen = freeze::freeze(opts.pid, &mut freezer, guardian, deadline, workers)?;
+        let limits = (start + opts.patience(), opts.workers());
+        let first = || first(opts);
+        let frozen = freeze::freeze(opts.pid, &mut freezer, &self.guardian, limits, first)?;
         let freezing = start.elapsed();
-        let mut cx = Dump::new(opts, images, frozen, mappings)?;
-        cx.guardian = std::mem::take(guardian);
+        let mut cx = Dump::new(opts, images, frozen, self.guardian.clone(), mappings)?;
         cx.freezer = freezer;
         cx.tracking = tracking;
         cx.memory.away = away;
         cx.stats.freezing_time = micros(freezing);
-        Ok(Tree { cx, guardian, start, lender: None, ended: false })
+        Ok(Tree { cx, start, lender: None, ended: false })
     }
 }
 
@@ -189,8 +192,6 @@ fn begin(opts: &Options) -> Result<ImageDir> {
 #[derive(Debug)]
 struct Tree<'s> {
     cx: Dump<'s>,
-    /// Where the session has its guardian.
-    guardian: &'s mut Guardian,
     start: Instant,
     /// Serves pages that the images do not get.
     lender: Option<Lender<'s>>,
@@ -248,7 +249,6 @@ impl Drop for Tree<'_> {
             let error = self.fail(error, &mut NoHooks);
             tracing::debug!("{error}");
         }
-        *self.guardian = std::mem::take(&mut self.cx.guardian);
     }
 }
 

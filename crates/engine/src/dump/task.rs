@@ -5,9 +5,8 @@ use torpor_images::proto::{CoreEntry, FsEntry, TaskCoreEntry, core_entry::March}
 use torpor_tracee::Tracee;
 
 use super::later::Later;
-use super::{Dump, Task};
+use super::{Dump, Task, files};
 use crate::error::{Error, Result};
-use crate::file::regular;
 use crate::proc;
 use crate::task::{MmFlags, Process, ProcessState, Seen, Settings, Tree, state};
 
@@ -33,7 +32,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
     for &task in tasks {
         dump_fs(cx, task)?;
     }
-    cx.inject(tasks)?;
+    cx.tasks.inject(tasks)?;
     let mut taken: Vec<Taken> = tasks.iter().map(|&task| Taken::of(&mut cx.tasks[task])).collect();
     let states = ask(cx, tasks, &mut taken);
     for (&task, taken) in tasks.iter().zip(taken) {
@@ -45,7 +44,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
             write_lost_leader(cx, task, &mut state.core)?;
         }
         let first = cx.tasks[task].pid;
-        let vtid = cx.vtid_of(first).unwrap_or(first);
+        let vtid = cx.tasks.vtid_of(first).unwrap_or(first);
         write_core(&mut cx.later, vtid, state.core, cx.cgroups.of(first));
         flags.push(state.mm);
     }
@@ -73,8 +72,8 @@ impl Taken {
 /// Asks all threads, and has the images of all but the first ones written meanwhile.
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
-    let Dump { tasks: all, vtids, id_maps, filters, cgroups, later, .. } = cx;
-    let vtid = |tid: i32| vtids.get(&tid).copied();
+    let Dump { tasks: all, id_maps, filters, cgroups, later, .. } = cx;
+    let vtid = |tid: i32| all.vtid_of(tid);
     let mut tree = Tree { maps: id_maps, vtid: &vtid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, settings } = taken;
@@ -147,8 +146,8 @@ fn write_core(later: &mut Later, vtid: i32, mut core: CoreEntry, set: Option<u32
 fn dump_fs(cx: &mut Dump<'_>, task: usize) -> Result<()> {
     let umask = cx.tasks[task].status.number("Umask", 8);
     let entry = FsEntry {
-        cwd_id: regular::describe_path(cx, task, "cwd")?,
-        root_id: regular::describe_path(cx, task, "root")?,
+        cwd_id: files::describe_path(cx, task, "cwd")?,
+        root_id: files::describe_path(cx, task, "root")?,
         umask: umask.and_then(|u| u32::try_from(u).ok()),
     };
     let vpid = u64::from(cx.tasks[task].vpid.cast_unsigned());

@@ -19,7 +19,7 @@ use torpor_tracee::Tracee;
 use super::Dump;
 use crate::cgroup;
 use crate::error::{Error, Result};
-use crate::guardian::Undo;
+use crate::guardian::{self, Turn, Undo, Way};
 use crate::memory::frames;
 use crate::memory::pages::{Found, Job, Source};
 use crate::memory::vma::{PAGE, Vma};
@@ -144,9 +144,9 @@ fn lack_of_memory(cx: &Dump<'_>) -> Result<Option<String>> {
 pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
     let Some(since) = cx.twins.since else { return Ok(None) };
     let original = cx.tasks[task].pid;
-    let undo = Undo::Twin(original, since);
+    let undo = undo(original, since);
     cx.guardian.watch(&undo)?;
-    let tracee = match cx.remote(task)?.spawn_twin() {
+    let tracee = match cx.tasks.remote(task)?.spawn_twin() {
         Ok(tracee) => tracee,
         Err(e @ torpor_tracee::Error::Remote { .. }) => {
             tracing::warn!("the memory of task {original} is copied at the freeze: {e}");
@@ -158,6 +158,18 @@ pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
     let pid = tracee.pid();
     cx.twins.list.push(Twin { original, tracee });
     Ok(Some(Source::Twin(Arc::new(proc::open(pid, "mem")?), pid)))
+}
+
+/// The twins that a process may have, younger than a start time. A task that is still in its stub
+/// may be about to make one.
+pub static TWIN: Way = Way {
+    turn: Turn::After,
+    ..Way::new("twin", |words, _| reap(words.number(0)?, words.number(1)?, guardian::PATIENCE))
+};
+
+/// What reaps the twins of a process.
+pub(super) fn undo(pid: i32, since: u64) -> Undo {
+    TWIN.undo(vec![pid.to_string(), since.to_string()])
 }
 
 /// Whether a twin has a mapping, and alone.
@@ -178,7 +190,7 @@ pub fn end(cx: &mut Dump<'_>) {
                 tracing::warn!("task {original} keeps a dead child that it does not know of: {e}");
             }
         }
-        if let Err(e) = cx.guardian.forget(&Undo::Twin(original, since)) {
+        if let Err(e) = cx.guardian.forget(&undo(original, since)) {
             tracing::debug!("{e}");
         }
     }
@@ -221,7 +233,7 @@ pub fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
 fn wait_for(pid: i32, child: i32) -> Result<bool> {
     let child = i64::from(child).cast_unsigned();
     let options = u64::from((libc::__WALL | libc::WNOHANG).cast_unsigned());
-    let call = (libc::SYS_wait4, [child, 0, options, 0, 0, 0]);
+    let call = (libc::SYS_wait4, [child, 0, options]);
     match torpor_tracee::call_once(pid, "wait4", call, PATIENCE) {
         Ok(0) => Ok(false),
         Ok(_) => Ok(true),

@@ -14,12 +14,13 @@ use torpor_images::proto::{EventpollFileEntry, EventpollTfdEntry, FdTypes, FileE
 use torpor_sys::epoll::Interest;
 use torpor_sys::kcmp::kcmp_epoll_target;
 
+use super::Found;
 use super::description::{duplicate, part, set_status_flags};
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
+use super::open::OpenFiles;
+use super::table::FileTable;
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::Restore;
+use crate::restore::tasks::Task;
 
 /// The dump half. Watched files may be met after the set: they are looked for in the
 /// end.
@@ -49,8 +50,12 @@ struct Watched {
     dev: u32,
 }
 
-impl Dumper for EpollDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl EpollDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventpoll]") {
             return Ok(None);
         }
@@ -74,15 +79,19 @@ impl Dumper for EpollDumper {
         Ok(Some(FileEntry { epfd: Some(epfd), ..found.entry(FdTypes::Eventpoll) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    ///
+    /// # Errors
+    /// Refused, if something dangles; the image files'.
+    pub fn finish(&mut self, table: &mut FileTable) -> Result<()> {
         for set in self.sets.drain(..) {
             let open = proc::numbers(set.pid, "fd")?;
             let entries = set
                 .watched
                 .iter()
-                .map(|watched| resolve(cx, &set, watched, &open))
+                .map(|watched| resolve(table, &set, watched, &open))
                 .collect::<Result<Vec<_>>>()?;
-            if let Some(epfd) = cx.files.entry_mut(set.id).and_then(|entry| entry.epfd.as_mut()) {
+            if let Some(epfd) = table.entry_mut(set.id).and_then(|entry| entry.epfd.as_mut()) {
                 epfd.tfd = entries;
             }
         }
@@ -111,7 +120,12 @@ fn parse(line: &str) -> Option<Watched> {
 }
 
 /// Finds the file that an entry watches, and a descriptor of it in the set's task.
-fn resolve(cx: &Dump<'_>, set: &Set, watched: &Watched, open: &[i32]) -> Result<EventpollTfdEntry> {
+fn resolve(
+    table: &FileTable,
+    set: &Set,
+    watched: &Watched,
+    open: &[i32],
+) -> Result<EventpollTfdEntry> {
     let watches = |pid: i32, fd: i32| {
         kcmp_epoll_target(pid, fd, set.pid, set.fd, watched.number, watched.nth).unwrap_or(false)
     };
@@ -136,12 +150,12 @@ fn resolve(cx: &Dump<'_>, set: &Set, watched: &Watched, open: &[i32]) -> Result<
         torpor_number: None,
     };
     if open.contains(&number) && watches(set.pid, number) {
-        entry.torpor_file_id = cx.files.id_of(set.pid, number);
+        entry.torpor_file_id = table.id_of(set.pid, number);
         return Ok(entry);
     }
-    let target = cx.files.open_on(watched.ino).find(|&(pid, fd, _)| watches(pid, fd));
+    let target = table.open_on(watched.ino).find(|&(pid, fd, _)| watches(pid, fd));
     let (_, _, id) = target.ok_or_else(refuse)?;
-    let other = open.iter().find(|&&fd| cx.files.id_of(set.pid, fd) == Some(id));
+    let other = open.iter().find(|&&fd| table.id_of(set.pid, fd) == Some(id));
     if let Some(other) = other.and_then(|&fd| u32::try_from(fd).ok()) {
         entry.tfd = other;
     }
@@ -155,12 +169,16 @@ pub struct EpollRestorer {
     made: Vec<EventpollFileEntry>,
 }
 
-impl Restorer for EpollRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl EpollRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
             let other = epfd.tfd.iter().filter_map(|t| t.torpor_file_id);
-            if let Some(id) = other.into_iter().find(|id| !cx.entries.contains_key(id)) {
+            if let Some(id) = other.into_iter().find(|id| !all.contains_key(id)) {
                 let reason = format!("epoll set {} watches {id}, which is no file", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
@@ -168,7 +186,11 @@ impl Restorer for EpollRestorer {
         Ok(())
     }
 
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
         let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
             .context(|| "epoll_create".to_owned())?;
@@ -179,16 +201,36 @@ impl Restorer for EpollRestorer {
 
     /// Watching is set up when everything is open. What sockets bring in flight comes
     /// later, and is opened by whoever needs it.
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// The descriptions that are watched.
+    ///
+    /// # Errors
+    /// Contradictions in the images.
+    pub fn watched(&self, tasks: &[Task], all: &HashMap<u32, FileEntry>) -> Result<Vec<u32>> {
+        let pairs = self.made.iter().flat_map(|epfd| epfd.tfd.iter().map(move |e| (epfd, e)));
+        pairs.map(|(epfd, entry)| target(tasks, all, epfd, entry)).collect()
+    }
+
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(
+        &mut self,
+        tasks: &[Task],
+        all: &HashMap<u32, FileEntry>,
+        files: &OpenFiles,
+    ) -> Result<()> {
         for epfd in self.made.drain(..) {
-            let files = epfd
+            let watched = epfd
                 .tfd
                 .iter()
-                .map(|entry| Ok((entry, watched_file(cx, &epfd, entry)?)))
+                .map(|entry| {
+                    Ok((entry, duplicate(files.need(target(tasks, all, &epfd, entry)?)?)?))
+                })
                 .collect::<Result<Vec<_>>>()?;
             let interests: Vec<_> =
-                files.iter().map(|(entry, file)| interest(entry, file.as_fd())).collect();
-            let set = duplicate(cx.file(epfd.id)?)?;
+                watched.iter().map(|(entry, file)| interest(entry, file.as_fd())).collect();
+            let set = duplicate(files.need(epfd.id)?)?;
             torpor_sys::epoll::add(set.as_fd(), &interests)
                 .context(|| format!("EPOLL_CTL_ADD to epoll set {}", epfd.id))?;
         }
@@ -207,27 +249,27 @@ fn interest<'f>(entry: &EventpollTfdEntry, file: BorrowedFd<'f>) -> Interest<'f>
 
 /// The file that an entry watches: by its number in the images, or by descriptor of a
 /// task that holds the set.
-fn watched_file(
-    cx: &mut Restore<'_>,
+fn target(
+    tasks: &[Task],
+    all: &HashMap<u32, FileEntry>,
     epfd: &EventpollFileEntry,
     entry: &EventpollTfdEntry,
-) -> Result<OwnedFd> {
+) -> Result<u32> {
     let by_number = || {
-        let tables = cx.tasks.iter().map(|task| &task.image.fds);
+        let tables = tasks.iter().map(|task| &task.image.fds);
         let holders = tables.filter(|fds| fds.iter().any(|fd| fd.id == epfd.id));
         let id = holders.flatten().find(|fd| fd.fd == entry.tfd).map(|fd| fd.id);
-        id.filter(|id| cx.entries.get(id).is_none_or(|file| is_watched(file, entry) != Some(false)))
+        id.filter(|id| all.get(id).is_none_or(|file| is_watched(file, entry) != Some(false)))
     };
     // A socket that a message holds only, and so no task.
     let by_inode = || {
-        let mut files = cx.entries.values();
+        let mut files = all.values();
         files.find(|file| is_watched(file, entry) == Some(true)).map(|file| file.id)
     };
-    let id = entry.torpor_file_id.or_else(by_number).or_else(by_inode).ok_or_else(|| {
+    entry.torpor_file_id.or_else(by_number).or_else(by_inode).ok_or_else(|| {
         let reason = format!("epoll set {} watches fd {}, which nobody has", epfd.id, entry.tfd);
         Error::invalid("files.img", reason)
-    })?;
-    duplicate(cx.file(id)?)
+    })
 }
 
 /// Whether an entry watches this file, if its inode tells: those of sockets are their own.
@@ -242,6 +284,8 @@ fn is_watched(file: &FileEntry, entry: &EventpollTfdEntry) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+
+    use torpor_images::proto::UnixSkEntry;
 
     use super::*;
     use crate::file::testing::World;
@@ -285,6 +329,25 @@ mod tests {
         let mut seen: Vec<u64> = events[..n].iter().map(|e| { e.data }.u64()).collect();
         seen.sort_unstable();
         assert_eq!(seen, [3, u64::MAX]);
+    }
+
+    /// As CRIU writes it: a number that no task has, with the inode of a socket that is in flight.
+    #[test]
+    fn a_socket_that_only_a_message_holds_is_found_by_its_inode() {
+        let socket = |id, ino| {
+            let usk = UnixSkEntry { id, ino, ..UnixSkEntry::default() };
+            (id, FileEntry { id, usk: Some(usk), ..FileEntry::default() })
+        };
+        let all = HashMap::from([socket(5, 77), socket(6, 78)]);
+        let epfd = EventpollFileEntry { id: 4, ..EventpollFileEntry::default() };
+        let watch = |inode| EventpollTfdEntry {
+            tfd: 4,
+            inode: Some(inode),
+            ..EventpollTfdEntry::default()
+        };
+        assert_eq!(target(&[], &all, &epfd, &watch(78)).unwrap(), 6);
+        let error = target(&[], &all, &epfd, &watch(79)).unwrap_err().to_string();
+        assert!(error.contains("which nobody has"), "{error}");
     }
 
     #[test]

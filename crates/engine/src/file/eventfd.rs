@@ -5,11 +5,9 @@ use std::os::fd::OwnedFd;
 use rustix::event::EventfdFlags;
 use torpor_images::proto::{EventfdFileEntry, FdTypes, FileEntry};
 
+use super::Found;
 use super::description::{part, set_status_flags};
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
 
 /// `EFD_SEMAPHORE`. Images of Torpor's old versions have it in the lowest bit of the flags,
 /// which is free: an eventfd is always open for reading and writing, `O_RDWR` is bit 1.
@@ -36,8 +34,12 @@ impl EventfdDumper {
     }
 }
 
-impl Dumper for EventfdDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl EventfdDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventfd]") {
             return Ok(None);
         }
@@ -59,28 +61,26 @@ impl Dumper for EventfdDumper {
     }
 }
 
-/// The restore half.
-#[derive(Debug, Default)]
-pub struct EventfdRestorer;
-
-impl Restorer for EventfdRestorer {
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
-        let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;
-        let kind = if semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
-        let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .context(|| "eventfd".to_owned())?;
-        if efd.counter == u64::MAX {
-            return Err(Error::invalid("files.img", format!("eventfd {} counts too far", efd.id)));
-        }
-        // eventfd(2) takes 32 bits only.
-        if efd.counter > 0 {
-            rustix::io::write(&file, &efd.counter.to_ne_bytes())
-                .context(|| "write to an eventfd".to_owned())?;
-        }
-        set_status_flags(&file, efd.flags & !SEMAPHORE)?;
-        Ok(file)
+/// Opens a description.
+///
+/// # Errors
+/// Contradictions in the images; the kernel's.
+pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
+    let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
+    let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;
+    let kind = if semaphore { EventfdFlags::SEMAPHORE } else { EventfdFlags::empty() };
+    let file = rustix::event::eventfd(0, kind | EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .context(|| "eventfd".to_owned())?;
+    if efd.counter == u64::MAX {
+        return Err(Error::invalid("files.img", format!("eventfd {} counts too far", efd.id)));
     }
+    // eventfd(2) takes 32 bits only.
+    if efd.counter > 0 {
+        rustix::io::write(&file, &efd.counter.to_ne_bytes())
+            .context(|| "write to an eventfd".to_owned())?;
+    }
+    set_status_flags(&file, efd.flags & !SEMAPHORE)?;
+    Ok(file)
 }
 
 #[cfg(test)]

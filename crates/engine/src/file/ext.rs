@@ -4,10 +4,18 @@
 //! descriptor refers to; `--inherit-fd` gives a restore an open file for a key, which
 //! may also be a pipe, a socket or a path that the dump treats like any other.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags, fstat, makedev};
+
+use crate::error::{Context, Result};
 use crate::external::External;
+use crate::file::description::reopen;
+use crate::namespace::mount::Roots;
 use crate::options::Options;
+
+/// The null device (Documentation/admin-guide/devices.txt in the kernel's sources).
+const NULL: (u32, u32) = (1, 3);
 
 /// The file that the caller of a restore gave for `key`.
 pub fn inherited<'o>(opts: &'o Options, key: &str) -> Option<BorrowedFd<'o>> {
@@ -26,6 +34,26 @@ pub fn inherited_path<'o>(opts: &'o Options, path: &[u8]) -> Option<BorrowedFd<'
     let bare = |p: &[u8]| p.strip_prefix(b"/").unwrap_or(p).to_vec();
     let wanted = bare(path);
     opts.inherit_fd.iter().find(|i| bare(i.key.as_bytes()) == wanted).map(|i| i.fd.as_fd())
+}
+
+/// The null device of the tree's own mounts in place of `file`, if that is a null device too. A
+/// runtime does the same when it starts a container: a later dump would find one of the host's
+/// outside of the tree.
+///
+/// # Errors
+/// fstat(2).
+pub fn own_null(roots: &Roots, file: BorrowedFd<'_>, flags: OFlags) -> Result<Option<OwnedFd>> {
+    let is_null =
+        |file: BorrowedFd<'_>| fstat(file).map(|stat| stat.st_rdev == makedev(NULL.0, NULL.1));
+    if !is_null(file).context(|| "fstat".to_owned())? {
+        return Ok(None);
+    }
+    // A tree without one keeps what the caller gave. What has the name may be something else, which
+    // must not be opened.
+    let node =
+        roots.open_path(-1, b"/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+    let node = node.filter(|node| is_null(node.as_fd()).unwrap_or(false));
+    node.map(|node| reopen(node, flags)).transpose()
 }
 
 /// The name in the images of an open file, if the dump was told that it is external.

@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FileType, OFlags};
+use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FifoEntry, FileEntry, RegFileEntry};
 
 use super::description::{duplicate, is_readable, part};
+use super::open::OpenFiles;
+use super::opener::Opener;
 use super::queue::{Queues, Saved};
-use super::{Dumper, Found, Restorer, regular};
-use crate::dump::Dump;
+use super::remap::Paths;
+use super::{Found, regular};
 use crate::error::{Error, Result};
-use crate::restore::Restore;
 
 /// The dump half.
 #[derive(Debug)]
@@ -29,8 +31,12 @@ impl Default for FifoDumper {
     }
 }
 
-impl Dumper for FifoDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl FifoDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
         let is_fifo = FileType::from_raw_mode(found.stat.st_mode) == FileType::Fifo;
         if !is_fifo || !found.link_bytes().starts_with(b"/") || found.is_path_only() {
             return Ok(None);
@@ -41,16 +47,20 @@ impl Dumper for FifoDumper {
         if is_readable(found.flags()) || pipe_id == next {
             self.known.insert(key, (pipe_id, duplicate(found.file.as_fd())?));
         }
-        let regf_id = Some(regular::describe_as_path(cx, found)?);
+        let regf_id = Some(regular::describe_as_path(paths, found)?);
         let fifo = FifoEntry { id: found.id, pipe_id, regf_id };
         Ok(Some(FileEntry { fifo: Some(fifo), ..found.entry(FdTypes::Fifo) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    ///
+    /// # Errors
+    /// Refused, if something dangles; the image files'.
+    pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
         for (pipe_id, file) in self.known.values() {
-            self.queues.save(&cx.images, file, *pipe_id)?;
+            self.queues.save(images, file, *pipe_id)?;
         }
-        self.queues.finish(&cx.images)
+        self.queues.finish(images)
     }
 }
 
@@ -64,19 +74,32 @@ pub struct FifoRestorer {
     anchors: HashMap<u32, OwnedFd>,
 }
 
-impl Restorer for FifoRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl FifoRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(
+        &mut self,
+        images: &ImageDir,
+        all: &HashMap<u32, FileEntry>,
+        entries: &[FileEntry],
+    ) -> Result<()> {
         for entry in entries {
-            path(cx, part(entry.id, entry.fifo.as_ref(), "fifo")?)?;
+            path(all, part(entry.id, entry.fifo.as_ref(), "fifo")?)?;
         }
         self.entries = entries.to_vec();
-        self.saved = Saved::load(&cx.images, kind::FIFO_DATA)?;
+        self.saved = Saved::load(images, kind::FIFO_DATA)?;
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
-        let path = path(cx, fifo)?;
+        let path = path(cx.entries, fifo)?;
         if !self.anchors.contains_key(&fifo.pipe_id) {
             let flags = OFlags::RDWR | OFlags::NONBLOCK;
             let anchor = regular::open(cx, &RegFileEntry { flags: flags.bits(), ..path.clone() })?;
@@ -86,13 +109,17 @@ impl Restorer for FifoRestorer {
         regular::open(cx, &path)
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, cx: &mut Opener<'_>, files: &mut OpenFiles) -> Result<()> {
         // Those that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
         for entry in std::mem::take(&mut self.entries) {
-            if cx.files.get(entry.id).is_none() {
+            if files.get(entry.id).is_none() {
                 let file = self.open(cx, &entry)?;
-                cx.files.insert(entry.id, file);
+                files.insert(entry.id, file);
             }
         }
         // Or else nobody would ever see an end of file.
@@ -102,10 +129,9 @@ impl Restorer for FifoRestorer {
 }
 
 /// The path of a fifo. Images of old versions have it under the same number.
-fn path(cx: &Restore<'_>, fifo: &FifoEntry) -> Result<RegFileEntry> {
+fn path(all: &HashMap<u32, FileEntry>, fifo: &FifoEntry) -> Result<RegFileEntry> {
     let id = fifo.regf_id.unwrap_or(fifo.id);
-    cx.entries
-        .get(&id)
+    all.get(&id)
         .and_then(|entry| entry.reg.clone())
         .ok_or_else(|| Error::invalid("files.img", format!("fifo {} has no path", fifo.id)))
 }

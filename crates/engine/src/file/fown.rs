@@ -1,6 +1,7 @@
 //! Who is sent a signal when a file becomes ready: owner, signal and `O_ASYNC`
 //! (fcntl(2), `F_SETOWN_EX`, `F_SETSIG`).
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::OFlags;
@@ -9,27 +10,30 @@ use rustix::process::Pid;
 use rustix::thread::set_thread_res_uid;
 use torpor_images::proto::{FileEntry, FownEntry};
 use torpor_sys::fcntl::Owner;
+use torpor_tracee::syscall;
 
 use super::description::duplicate;
-use crate::dump::Dump;
+use super::open::OpenFiles;
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
+use crate::namespace::user::IdMaps;
+use crate::restore::tasks;
 
 /// `F_OWNER_TID` and `F_OWNER_PGRP` of fcntl.h; between them, `F_OWNER_PID`.
 const TID: u32 = 0;
 const PGRP: u32 = 2;
 
 /// The owner of a file, with its ids as the images know them.
-pub fn of(cx: &Dump<'_>, file: impl AsFd) -> FownEntry {
+pub fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
     let Ok(owner) = torpor_sys::fcntl::owner(file) else { return FownEntry::default() };
     let mut fown = FownEntry { signum: owner.signal.cast_unsigned(), ..FownEntry::default() };
     let id = match owner.pid_type {
-        PGRP => cx.vpgid_of(owner.pid),
-        _ => cx.vtid_of(owner.pid),
+        PGRP => tasks.vpgid_of(owner.pid),
+        _ => tasks.vtid_of(owner.pid),
     };
     // An owner outside of the tree, or one that has ended, gets no more signals.
     if let Some(id) = id.filter(|_| owner.pid != 0) {
-        let inside = |uid| cx.id_maps.uid_inside(uid).unwrap_or(uid);
+        let inside = |uid| id_maps.uid_inside(uid).unwrap_or(uid);
         fown.pid_type = owner.pid_type;
         fown.pid = id.cast_unsigned();
         (fown.uid, fown.euid) = (inside(owner.uid), inside(owner.euid));
@@ -42,25 +46,30 @@ pub fn of(cx: &Dump<'_>, file: impl AsFd) -> FownEntry {
 ///
 /// # Errors
 /// The kernel's.
-pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
-    let mut all = Vec::new();
-    for entry in cx.entries.values() {
-        let Some((fown, flags)) = owner_in(cx, entry) else { continue };
+pub fn restore(
+    all: &HashMap<u32, FileEntry>,
+    files: &OpenFiles,
+    tasks: &mut tasks::Tasks,
+    id_maps: &IdMaps,
+) -> Result<()> {
+    let mut owned = Vec::new();
+    for entry in all.values() {
+        let Some((fown, flags)) = owner_in(all, entry) else { continue };
         let is_async = flags & libc::O_ASYNC.cast_unsigned() != 0;
         if fown.pid == 0 && fown.signum == 0 && !is_async {
             continue;
         }
-        if let Some(file) = cx.files.get(entry.id) {
-            all.push((entry.id, duplicate(file)?, fown, is_async));
+        if let Some(file) = files.get(entry.id) {
+            owned.push((entry.id, duplicate(file)?, fown, is_async));
         }
     }
-    for (id, file, fown, is_async) in all {
-        give(cx, file.as_fd(), &fown).map_err(|error| match error {
+    for (id, file, fown, is_async) in owned {
+        give(tasks, id_maps, file.as_fd(), &fown).map_err(|error| match error {
             Error::Os { what, source } => Error::Os { what: format!("file {id}: {what}"), source },
             other => other,
         })?;
         if is_async {
-            set_async(cx, id, &file)?;
+            set_async(tasks, id, &file)?;
         }
     }
     Ok(())
@@ -68,25 +77,25 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
 
 /// Sets `O_ASYNC`. The signal tells the number under which that was done (`si_fd`), so
 /// a task that has the file does it.
-fn set_async(cx: &mut Restore<'_>, id: u32, file: &OwnedFd) -> Result<()> {
+fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
     let flags = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
     let flags = flags | OFlags::from_bits_retain(libc::O_ASYNC.cast_unsigned());
-    let holder = cx.tasks.iter().enumerate().find_map(|(task, t)| {
+    let holder = tasks.iter().enumerate().find_map(|(task, t)| {
         let fd = t.image.fds.iter().find(|fd| fd.id == id)?;
         Some((task, fd.fd))
     });
     let Some((task, fd)) = holder else {
         return rustix::fs::fcntl_setfl(file, flags).context(|| "F_SETFL O_ASYNC".to_owned());
     };
-    let mut batch = cx.remote(task)?.batch();
-    let args = [u64::from(fd), libc::F_SETFL as u64, u64::from(flags.bits())];
-    let set = batch.call(libc::SYS_fcntl, args);
+    let mut batch = tasks.remote(task)?.batch();
+    let fcntl = syscall::fcntl(fd.into(), libc::F_SETFL, flags.bits().into());
+    let set = batch.call(fcntl);
     batch.run()?.expect(set, || format!("F_SETFL O_ASYNC of fd {fd}"))?;
     Ok(())
 }
 
 /// The owner and the flags in an entry of any type.
-fn owner_in(cx: &Restore<'_>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
+fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
     macro_rules! any_of {
         ($($field:ident),*) => {
             $(if let Some(message) = &entry.$field {
@@ -95,18 +104,26 @@ fn owner_in(cx: &Restore<'_>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
         };
     }
     any_of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
-    // A fifo is described by the file of its path.
-    let path = cx.entries.get(&entry.fifo.as_ref()?.regf_id?)?;
-    path.reg.as_ref().map(|reg| (reg.fown, reg.flags))
+    // A fifo and a tun are described by the file of their path.
+    let reg = match &entry.tunf {
+        Some(tunf) => tunf.torpor_reg.as_ref(),
+        None => all.get(&entry.fifo.as_ref()?.regf_id?)?.reg.as_ref(),
+    };
+    reg.map(|reg| (reg.fown, reg.flags))
 }
 
-fn give(cx: &Restore<'_>, file: BorrowedFd<'_>, fown: &FownEntry) -> Result<()> {
+fn give(
+    tasks: &tasks::Tasks,
+    id_maps: &IdMaps,
+    file: BorrowedFd<'_>,
+    fown: &FownEntry,
+) -> Result<()> {
     let owner = Owner {
         pid_type: fown.pid_type,
-        pid: real_id(cx, fown)?,
+        pid: real_id(tasks, fown)?,
         signal: fown.signum.cast_signed(),
-        uid: cx.id_maps.uid_outside(fown.uid).unwrap_or(fown.uid),
-        euid: cx.id_maps.uid_outside(fown.euid).unwrap_or(fown.euid),
+        uid: id_maps.uid_outside(fown.uid).unwrap_or(fown.uid),
+        euid: id_maps.uid_outside(fown.euid).unwrap_or(fown.euid),
     };
     as_user(&owner, || {
         torpor_sys::fcntl::set_owner(file, &owner).context(|| "F_SETOWN_EX".to_owned())
@@ -131,20 +148,20 @@ fn as_user(owner: &Owner, work: impl FnOnce() -> Result<()> + Send) -> Result<()
 }
 
 /// The id here of the thread, process or group that the images name.
-fn real_id(cx: &Restore<'_>, fown: &FownEntry) -> Result<i32> {
+fn real_id(tasks: &tasks::Tasks, fown: &FownEntry) -> Result<i32> {
     if fown.pid == 0 {
         return Ok(0);
     }
     let found = match fown.pid_type {
-        TID => cx.tasks.iter().find_map(|task| {
+        TID => tasks.iter().find_map(|task| {
             let at = task.image.tree.threads.iter().position(|&tid| tid == fown.pid)?;
             task.threads.get(at).map(|thread| thread.tid())
         }),
-        PGRP => cx.tasks.iter().find(|task| task.image.tree.pgid == fown.pid).and_then(|task| {
+        PGRP => tasks.iter().find(|task| task.image.tree.pgid == fown.pid).and_then(|task| {
             let group = rustix::process::getpgid(Pid::from_raw(task.pid)).ok()?;
             Some(group.as_raw_nonzero().get())
         }),
-        _ => cx.real_pid(fown.pid.cast_signed()),
+        _ => tasks.real_pid(fown.pid.cast_signed()),
     };
     found.ok_or_else(|| {
         Error::invalid("files.img", format!("the owner {} of a file is no task", fown.pid))

@@ -16,7 +16,6 @@ use torpor_images::{ImageDir, Reader, Writer, kind};
 
 use super::Found;
 use super::description::{inside, kernel_number, outside, reopen};
-use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 
@@ -27,15 +26,21 @@ const CHUNK: u64 = 1 << 20;
 ///
 /// # Errors
 /// Refused, if it is too large or of a type that cannot be made again.
-pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
+pub fn save(
+    images: &ImageDir,
+    limit: u64,
+    id_maps: &IdMaps,
+    found: &Found,
+    ghost: u32,
+) -> Result<()> {
     let stat = &found.stat;
     let kind = FileType::from_raw_mode(stat.st_mode);
     // Blocks of stat(2) are 512 bytes.
     let data = stat.st_blocks.cast_unsigned().saturating_mul(512);
-    if kind == FileType::RegularFile && data > cx.opts.ghost_limit {
+    if kind == FileType::RegularFile && data > limit {
         return Err(found.refuse(format!(
             "it is unlinked and holds {data} bytes, more than --ghost-limit {} allows",
-            cx.opts.ghost_limit
+            limit
         )));
     }
     let sparse = kind == FileType::RegularFile && data < stat.st_size.cast_unsigned();
@@ -45,7 +50,7 @@ pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
         _ => None,
     };
     let is_device = matches!(kind, FileType::CharacterDevice | FileType::BlockDevice);
-    let (uid, gid) = inside(&cx.id_maps, stat);
+    let (uid, gid) = inside(id_maps, stat);
     let entry = GhostFileEntry {
         uid,
         gid,
@@ -59,7 +64,7 @@ pub fn save(cx: &Dump<'_>, found: &Found, ghost: u32) -> Result<()> {
         size: (kind == FileType::RegularFile).then_some(stat.st_size.cast_unsigned()),
         symlnk_target: target,
     };
-    let mut writer = cx.images.writer(kind::GHOST_FILE, u64::from(ghost))?;
+    let mut writer = images.writer(kind::GHOST_FILE, u64::from(ghost))?;
     writer.entry(&entry)?;
     if kind == FileType::RegularFile && stat.st_size > 0 {
         // A description of our own: the task's would share its offset with us.

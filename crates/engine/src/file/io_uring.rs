@@ -13,18 +13,24 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use rustix::io::DupFlags;
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use torpor_images::proto::{FdTypes, FileEntry, TorporIoUringBuffer, TorporIoUringEntry, VmaEntry};
 use torpor_sys::vm;
-use torpor_tracee::{Mapping, RemoteAddr, parse_maps};
+use torpor_tracee::syscall::{self, RemoteFd, Syscall};
+use torpor_tracee::{Mapping, RemoteAddr, Tracee, parse_maps};
 
 use super::description::part;
-use super::{Dumper, FdInfo, Found, Holder, Restorer};
-use crate::dump::Dump;
+use super::open::OpenFiles;
+use super::table::FileTable;
+use super::{FdInfo, Found, Holder};
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, Vma, status};
 use crate::proc;
-use crate::restore::{Restore, place_words};
+use crate::restore::tasks;
+use crate::restore::transport::place_words;
 
 /// How long requests may take that are in flight when the tasks are stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -130,15 +136,19 @@ pub struct IoUringDumper {
     met: Vec<(u32, u64, usize)>,
 }
 
-impl Dumper for IoUringDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl IoUringDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, tasks: &mut Tasks, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[io_uring]") {
             return Ok(None);
         }
         check(found)?;
-        let counts = drain(cx, found)?;
-        let setup = ask(cx, found)?;
-        let (setup, rings, requests) = read(cx, found, setup, counts)?;
+        let counts = drain(tasks, found)?;
+        let setup = ask(tasks, found)?;
+        let (setup, rings, requests) = read(tasks, found, setup, counts)?;
         self.met.push((found.id, found.stat.st_ino, found.task));
         let instance = TorporIoUringEntry {
             id: found.id,
@@ -154,13 +164,17 @@ impl Dumper for IoUringDumper {
     }
 
     /// An instance can be made again for one task only, and nothing can watch it meanwhile.
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    ///
+    /// # Errors
+    /// Refused, if something dangles; the image files'.
+    pub fn finish(&mut self, tasks: &Tasks, table: &FileTable) -> Result<()> {
         for &(id, ino, owner) in &self.met {
             let refuse = |reason: &str| {
-                Err(Error::refused(cx.tasks[owner].pid, "its io_uring instance", reason))
+                Err(Error::refused(tasks[owner].pid, "its io_uring instance", reason))
             };
-            let table = cx.tasks[owner].ids.files_id;
-            for task in cx.tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != table) {
+            let own = tasks[owner].ids.files_id;
+            for task in tasks.iter().filter(|t| !t.is_zombie() && t.ids.files_id != own) {
                 for fd in proc::numbers(task.pid, "fd")? {
                     let stat = rustix::fs::stat(format!("/proc/{}/fd/{fd}", task.pid));
                     if stat.is_ok_and(|stat| stat.st_ino == ino) {
@@ -168,7 +182,7 @@ impl Dumper for IoUringDumper {
                     }
                 }
             }
-            let mut sets = cx.files.entries().iter().filter_map(|entry| entry.epfd.as_ref());
+            let mut sets = table.entries().iter().filter_map(|entry| entry.epfd.as_ref());
             if sets.any(|set| set.tfd.iter().any(|watch| watch.torpor_file_id == Some(id))) {
                 return refuse("is watched by an epoll set, which is not supported");
             }
@@ -221,7 +235,7 @@ fn is_waiting(line: &str) -> bool {
 }
 
 /// Waits until nothing is in flight. Answers that need their task get it: it asks for them.
-fn drain(cx: &mut Dump<'_>, found: &Found) -> Result<Counts> {
+fn drain(tasks: &mut Tasks, found: &Found) -> Result<Counts> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let info = FdInfo::parse(&proc::read(found.pid, &format!("fdinfo/{}", found.fd))?);
@@ -249,8 +263,8 @@ fn drain(cx: &mut Dump<'_>, found: &Found) -> Result<Counts> {
             )));
         }
         let fd = u64::from(found.fd.cast_unsigned());
-        let mut batch = cx.remote(found.task)?.batch();
-        batch.call(libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS, 0, 0]);
+        let mut batch = tasks.remote(found.task)?.batch();
+        batch.call((libc::SYS_io_uring_enter, [fd, 0, 0, GETEVENTS, 0, 0]));
         batch.run()?;
         std::thread::sleep(PAUSE);
     }
@@ -258,10 +272,10 @@ fn drain(cx: &mut Dump<'_>, found: &Found) -> Result<Counts> {
 
 /// Asks the kernel how an instance was set up, by requests that fail before they do anything:
 /// their argument is an address where nothing is.
-fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
+fn ask(tasks: &mut Tasks, found: &Found) -> Result<u32> {
     let fd = u64::from(found.fd.cast_unsigned());
-    let mut batch = cx.remote(found.task)?.batch();
-    let mut probe = |request| batch.call(libc::SYS_io_uring_register, [fd, request, 1, 1]);
+    let mut batch = tasks.remote(found.task)?.batch();
+    let mut probe = |request| batch.call((libc::SYS_io_uring_register, [fd, request, 1, 1]));
     let (event, napi) = (probe(REGISTER_EVENTFD), probe(REGISTER_NAPI));
     let resize = probe(REGISTER_RESIZE_RINGS);
     let out = batch.run()?;
@@ -289,7 +303,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
 
 /// Reads the memory of an instance, and tells from that what else it was set up with.
 fn read(
-    cx: &mut Dump<'_>,
+    tasks: &mut Tasks,
     found: &Found,
     setup: u32,
     counts: Counts,
@@ -297,9 +311,9 @@ fn read(
     let Counts { sq_entries, cq_entries, .. } = counts;
     // The longest that both can be, and a page more: what is longer than that is unknown.
     let longest = rings_length(SETUP_CQE32, sq_entries, cq_entries) + PAGE;
-    let rings = read_part(cx, found, 0, longest)?;
+    let rings = read_part(tasks, found, 0, longest)?;
     let longest = requests_length(SETUP_SQE128, sq_entries) + PAGE;
-    let requests = read_part(cx, found, OFF_SQES, longest)?;
+    let requests = read_part(tasks, found, OFF_SQES, longest)?;
     let long_answers = [0, SETUP_CQE32];
     let long_requests = [0, SETUP_SQE128];
     let requests_fit = |&more: &u32| requests_length(more, sq_entries) == requests.len() as u64;
@@ -325,19 +339,22 @@ fn array_of(setup: u32, counts: Counts, rings: &[u8]) -> u32 {
     if bare || array.iter().all(|&byte| byte == 0) { SETUP_NO_SQARRAY } else { 0 }
 }
 
+/// mmap(2) of a part of an instance, wherever the kernel likes.
+fn view(fd: RemoteFd, offset: u64, length: u64) -> Syscall {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    syscall::mmap(0..length, prot, MapFlags::SHARED, (fd, offset))
+}
+
 /// Maps a part of an instance in its task for a moment, and reads what is there of `length` bytes.
-fn read_part(cx: &mut Dump<'_>, found: &Found, offset: u64, length: u64) -> Result<Vec<u8>> {
-    let fd = u64::from(found.fd.cast_unsigned());
-    let prot = u64::from((libc::PROT_READ | libc::PROT_WRITE).cast_unsigned());
-    let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
-    let mut batch = cx.remote(found.task)?.batch();
-    let mapped = batch.call(libc::SYS_mmap, [0, length, prot, shared, fd, offset]);
+fn read_part(tasks: &mut Tasks, found: &Found, offset: u64, length: u64) -> Result<Vec<u8>> {
+    let mut batch = tasks.remote(found.task)?.batch();
+    let mapped = batch.call(view(found.fd.into(), offset, length));
     let Ok(at) = batch.run()?.result(mapped) else {
         return Err(found.refuse("its rings are memory of the program's own, or not to be mapped"));
     };
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
     let read = vm::read(found.pid, at, &mut bytes);
-    cx.remote(found.task)?.call("munmap", libc::SYS_munmap, [at, length])?;
+    tasks.remote(found.task)?.call("munmap", syscall::munmap(at..at + length))?;
     let read = read.context(|| format!("read the rings of fd {}", found.fd))?;
     bytes.truncate(read);
     Ok(bytes)
@@ -347,17 +364,17 @@ fn read_part(cx: &mut Dump<'_>, found: &Found, offset: u64, length: u64) -> Resu
 ///
 /// # Errors
 /// Refused, if the task does not have it open.
-pub fn of_mapping(cx: &Dump<'_>, task: usize, vma: &Vma) -> Result<u32> {
-    let table = cx.tasks[task].ids.files_id;
-    let is_own = |pid: i32| cx.tasks.iter().any(|t| t.pid == pid && t.ids.files_id == table);
-    let mut all = cx.files.open_on(vma.map.inode);
+pub fn of_mapping(tasks: &Tasks, table: &FileTable, task: usize, vma: &Vma) -> Result<u32> {
+    let files_id = tasks[task].ids.files_id;
+    let is_own = |pid: i32| tasks.iter().any(|t| t.pid == pid && t.ids.files_id == files_id);
+    let mut all = table.open_on(vma.map.inode);
     let own = all.find(|&(pid, _, id)| {
-        let kind = cx.files.entries().iter().find(|entry| entry.id == id);
+        let kind = table.entries().iter().find(|entry| entry.id == id);
         is_own(pid) && kind.is_some_and(|entry| entry.torpor_io_uring.is_some())
     });
     own.map(|(_, _, id)| id).ok_or_else(|| {
         Error::refused(
-            cx.tasks[task].pid,
+            tasks[task].pid,
             format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
             "shows the rings of an io_uring instance that the task does not have open",
         )
@@ -371,8 +388,12 @@ pub struct IoUringRestorer {
     made: Vec<(u32, Holder)>,
 }
 
-impl Restorer for IoUringRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl IoUringRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
             let size = |n: u32, most: u32| n.is_power_of_two() && n <= most;
@@ -392,13 +413,26 @@ impl Restorer for IoUringRestorer {
         Ok(())
     }
 
-    /// Keeps the place: the instance is made by the task, see [`Restorer::attach`].
-    fn open(&mut self, _cx: &mut Restore<'_>, _entry: &FileEntry) -> Result<OwnedFd> {
+    /// Keeps the place: the instance is made by the task, see [`IoUringRestorer::attach`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(&self) -> Result<OwnedFd> {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
             .context(|| "the place of an io_uring instance".to_owned())
     }
 
-    fn attach(&mut self, cx: &mut Restore<'_>, holder: Holder, entry: &FileEntry) -> Result<()> {
+    /// Makes the instance in a task that holds the descriptor.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn attach(
+        &mut self,
+        tasks: &mut tasks::Tasks,
+        files: &mut OpenFiles,
+        holder: Holder,
+        entry: &FileEntry,
+    ) -> Result<()> {
         let ring = part(entry.id, entry.torpor_io_uring.as_ref(), "io_uring instance")?;
         let first = self.made.iter().find(|(id, _)| *id == entry.id).map(|(_, first)| *first);
         let from = match first {
@@ -407,22 +441,26 @@ impl Restorer for IoUringRestorer {
                 let reason = format!("io_uring instance {} is in two processes", entry.id);
                 return Err(Error::invalid("fdinfo", reason));
             }
-            None => make(cx, holder.task, ring)?,
+            None => {
+                let task = &mut tasks[holder.task];
+                let vmas: Vec<VmaEntry> = task.image.vmas().copied().collect();
+                make(tasks.remote(holder.task)?, &vmas, ring)?
+            }
         };
-        let fds = &cx.tasks[holder.task].image.fds;
+        let fds = &tasks[holder.task].image.fds;
         let own = fds.iter().find(|fd| fd.fd.cast_signed() == holder.fd);
         let cloexec = own.is_some_and(|fd| fd.flags & 1 != 0);
-        let flags = if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 };
-        let to = u64::from(holder.fd.cast_unsigned());
-        let husk = cx.remote(holder.task)?;
-        husk.call("dup3 of an io_uring instance", libc::SYS_dup3, [from, to, flags.into()])?;
+        let flags = if cloexec { DupFlags::CLOEXEC } else { DupFlags::empty() };
+        let husk = tasks.remote(holder.task)?;
+        let dup3 = syscall::dup3(RemoteFd(from), holder.fd.into(), flags);
+        husk.call("dup3 of an io_uring instance", dup3)?;
         if first.is_none() {
-            husk.call("close", libc::SYS_close, [from])?;
+            husk.call("close", syscall::close(RemoteFd(from)))?;
             self.made.push((entry.id, holder));
-            let pidfd = proc::pidfd(cx.tasks[holder.task].pid)?;
+            let pidfd = proc::pidfd(tasks[holder.task].pid)?;
             let file = pidfd_getfd(&pidfd, holder.fd, PidfdGetfdFlags::empty())
                 .context(|| "pidfd_getfd of an io_uring instance".to_owned())?;
-            cx.files.insert(entry.id, file);
+            files.insert(entry.id, file);
         }
         Ok(())
     }
@@ -430,34 +468,29 @@ impl Restorer for IoUringRestorer {
 
 /// Makes an instance in a husk whose other memory is in place, maps it where it was, and returns
 /// its descriptor.
-fn make(cx: &mut Restore<'_>, task: usize, ring: &TorporIoUringEntry) -> Result<u64> {
-    let fd = setup(cx, task, ring)?;
+fn make(husk: &mut Tracee, vmas: &[VmaEntry], ring: &TorporIoUringEntry) -> Result<u64> {
+    let fd = setup(husk, ring)?;
     let lengths = [ring.rings.len() as u64, ring.requests.len() as u64];
-    let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
-    let prot = u64::from((libc::PROT_READ | libc::PROT_WRITE).cast_unsigned());
-    let husk = cx.remote(task)?;
-    let rings = husk.call("mmap of rings", libc::SYS_mmap, [0, lengths[0], prot, shared, fd, 0])?;
-    let args = [0, lengths[1], prot, shared, fd, OFF_SQES];
-    let requests = husk.call("mmap of requests", libc::SYS_mmap, args)?;
-    advance(cx, task, fd, rings, ring)?;
-    let husk = cx.remote(task)?;
+    let rings = husk.call("mmap of rings", view(RemoteFd(fd), 0, lengths[0]))?;
+    let requests = husk.call("mmap of requests", view(RemoteFd(fd), OFF_SQES, lengths[1]))?;
+    advance(husk, fd, rings, ring)?;
     husk.write(RemoteAddr(rings), &ring.rings)?;
     husk.write(RemoteAddr(requests), &ring.requests)?;
-    husk.call("munmap of rings", libc::SYS_munmap, [rings, lengths[0]])?;
-    husk.call("munmap of requests", libc::SYS_munmap, [requests, lengths[1]])?;
-    map(cx, task, fd, ring.id)?;
-    register(cx, task, fd, ring)?;
+    husk.call("munmap of rings", syscall::munmap(rings..rings + lengths[0]))?;
+    husk.call("munmap of requests", syscall::munmap(requests..requests + lengths[1]))?;
+    map(husk, vmas, fd, ring.id)?;
+    register(husk, fd, ring)?;
     Ok(fd)
 }
 
 /// Calls io_uring_setup(2) and makes sure that the kernel has laid the rings out as they were.
-fn setup(cx: &mut Restore<'_>, task: usize, ring: &TorporIoUringEntry) -> Result<u64> {
+fn setup(husk: &mut Tracee, ring: &TorporIoUringEntry) -> Result<u64> {
     let mut params = [0; PARAMS];
     params[PARAMS_CQ_ENTRIES..][..4].copy_from_slice(&ring.cq_entries.to_ne_bytes());
     params[PARAMS_FLAGS..][..4].copy_from_slice(&(ring.setup | SETUP_CQSIZE).to_ne_bytes());
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = husk.batch();
     let place = batch.inout(&params);
-    let made = batch.call(libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]);
+    let made = batch.call((libc::SYS_io_uring_setup, [ring.sq_entries.into(), place.addr.0]));
     let out = batch.run()?;
     let fd = out.expect(made, || {
         "io_uring_setup (it must be allowed: sysctl kernel.io_uring_disabled)".to_owned()
@@ -473,22 +506,15 @@ fn setup(cx: &mut Restore<'_>, task: usize, ring: &TorporIoUringEntry) -> Result
 
 /// Does nothing as often as the instance has answered something: requests are all zero, which
 /// stands for that.
-fn advance(
-    cx: &mut Restore<'_>,
-    task: usize,
-    fd: u64,
-    rings: u64,
-    ring: &TorporIoUringEntry,
-) -> Result<()> {
+fn advance(husk: &mut Tracee, fd: u64, rings: u64, ring: &TorporIoUringEntry) -> Result<()> {
     let wanted = word(&ring.rings, 0);
     let at_once = ring.sq_entries.min(ring.cq_entries);
     let mut done = 0;
     while done < wanted {
         let count = at_once.min(wanted - done);
-        let husk = cx.remote(task)?;
         husk.write(RemoteAddr(rings + SQ_TAIL as u64), &(done + count).to_ne_bytes())?;
         let args = [fd, count.into(), 0, 0, 0, 0];
-        let taken = husk.call("io_uring_enter", libc::SYS_io_uring_enter, args)?;
+        let taken = husk.call("io_uring_enter", (libc::SYS_io_uring_enter, args))?;
         let mut given = [0; 4];
         husk.read(RemoteAddr(rings + 12), &mut given)?;
         if taken != u64::from(count) || u32::from_ne_bytes(given) != done + count {
@@ -503,26 +529,23 @@ fn advance(
 
 /// Maps the instance where the task has it. The kernel maps it only where it likes itself: so all
 /// that it could like is taken for the moment, but for the right place.
-fn map(cx: &mut Restore<'_>, task: usize, fd: u64, id: u32) -> Result<()> {
-    let vmas: Vec<VmaEntry> = cx.tasks[task].image.vmas().copied().collect();
+fn map(husk: &mut Tracee, vmas: &[VmaEntry], fd: u64, id: u32) -> Result<()> {
     let of_it = |vma: &&VmaEntry| vma.status & status::IO_URING != 0 && vma.shmid == u64::from(id);
     for vma in vmas.iter().filter(of_it) {
         let what = || format!("mapping {:x}-{:x} (io_uring)", vma.start, vma.end);
-        let husk = cx.remote(task)?;
         let here = parse_maps(&proc::read(husk.pid(), "maps")?);
         let others = elsewhere(&here, vma);
-        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let fixed = u64::from((private | libc::MAP_FIXED_NOREPLACE).cast_unsigned());
-        let shared = u64::from(libc::MAP_SHARED.cast_unsigned());
+        let fixed = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         let mut batch = husk.batch();
         for place in &others {
-            let len = place.end - place.start;
-            batch.must(libc::SYS_mmap, [place.start, len, 0, fixed, u64::MAX, 0]);
+            batch.must(syscall::mmap_anonymous(place.clone(), ProtFlags::empty(), fixed));
         }
-        let args = [0, vma.end - vma.start, vma.prot.into(), shared, fd, vma.pgoff];
-        let mapped = batch.must(libc::SYS_mmap, args);
+        let prot = ProtFlags::from_bits_retain(vma.prot);
+        let of_ring = (RemoteFd(fd), vma.pgoff);
+        let mapped =
+            batch.must(syscall::mmap(0..vma.end - vma.start, prot, MapFlags::SHARED, of_ring));
         for place in &others {
-            batch.must(libc::SYS_munmap, [place.start, place.end - place.start]);
+            batch.must(syscall::munmap(place.clone()));
         }
         let out = batch.run()?;
         if let Some((_, error)) = out.first_error() {
@@ -562,18 +585,18 @@ fn elsewhere(here: &[Mapping], wanted: &VmaEntry) -> Vec<Range<u64>> {
 }
 
 /// Registers the buffers that the instance had.
-fn register(cx: &mut Restore<'_>, task: usize, fd: u64, ring: &TorporIoUringEntry) -> Result<()> {
+fn register(husk: &mut Tracee, fd: u64, ring: &TorporIoUringEntry) -> Result<()> {
     if ring.buffers.is_empty() {
         return Ok(());
     }
     let words: Vec<u64> = ring.buffers.iter().flat_map(|b| [b.address, b.length]).collect();
     let count = ring.buffers.len() as u64;
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = husk.batch();
     if !batch.fits(words.len() * 8) {
         return Err(Error::invalid("files.img", "an io_uring instance has too many buffers"));
     }
     let place = place_words(&mut batch, &words).0;
-    let done = batch.call(libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]);
+    let done = batch.call((libc::SYS_io_uring_register, [fd, REGISTER_BUFFERS, place, count]));
     let what = || "registering buffers with io_uring (see the limit on locked memory)".to_owned();
     batch.run()?.expect(done, what)?;
     Ok(())

@@ -10,18 +10,24 @@
 //! lease is granted only while nobody else has the file open.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use torpor_images::kind;
 use torpor_images::proto::FileLockEntry;
+use torpor_images::{ImageDir, kind};
 use torpor_sys::fcntl::Owner;
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::description::{access, duplicate, reopen};
-use crate::dump::Dump;
+use super::open::OpenFiles;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
-use crate::restore::{Restore, place_words};
+use crate::namespace::user::IdMaps;
+use crate::options::Options;
+use crate::restore::tasks;
+use crate::restore::transport::place_words;
 
 /// The `flag`: the kind of a lock.
 const POSIX: u32 = 1;
@@ -98,79 +104,108 @@ fn parse(line: &str) -> Option<Line> {
     Some(Line { flag, r#type: mode | state, pid: pid.parse().ok()?, start, len })
 }
 
-/// Notes the locks in fdinfo's lines for a descriptor of `task`, whose description
-/// is `id`.
-///
-/// # Errors
-/// Refused without `--file-locks`.
-pub fn note(cx: &mut Dump<'_>, task: usize, fd: i32, id: u32, lines: &[String]) -> Result<()> {
-    if lines.is_empty() {
-        return Ok(());
+impl Locks {
+    /// Notes the locks in fdinfo's lines for a descriptor of `task`, whose description
+    /// is `id`.
+    ///
+    /// # Errors
+    /// Refused without `--file-locks`.
+    pub fn note(
+        &mut self,
+        opts: &Options,
+        tasks: &[Task],
+        task: usize,
+        (fd, id): (i32, u32),
+        lines: &[String],
+    ) -> Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let (pid, table) = (tasks[task].pid, tasks[task].ids.files_id);
+        let own = self.seen.insert((0, id));
+        let of_table = self.seen.insert((table, id));
+        for text in lines {
+            let line = parse(text).ok_or_else(|| {
+                refuse(pid, fd, &format!("holds a lock of a kind that is not supported: {text}"))
+            })?;
+            if !opts.file_locks {
+                let reason = format!("holds a lock; --file-locks keeps locks: {text}");
+                return Err(refuse(pid, fd, &reason));
+            }
+            if line.flag == FLOCK {
+                self.flocked.extend(file(text).map(str::to_owned));
+            }
+            if !(if line.flag == POSIX { of_table } else { own }) {
+                continue;
+            }
+            // F_GETLK tells who took a POSIX lock: where a table is shared, that may be another.
+            let taker = tasks.iter().find(|t| t.tgid == line.pid && t.ids.files_id == table);
+            let holder = taker.unwrap_or(&tasks[task]);
+            self.entries.push(FileLockEntry {
+                flag: line.flag,
+                r#type: line.r#type,
+                pid: holder.vpid,
+                fd,
+                start: line.start,
+                len: line.len,
+            });
+        }
+        Ok(())
     }
-    let (pid, table) = (cx.tasks[task].pid, cx.tasks[task].ids.files_id);
-    let own = cx.files.locks.seen.insert((0, id));
-    let of_table = cx.files.locks.seen.insert((table, id));
-    for text in lines {
-        let line = parse(text).ok_or_else(|| {
-            refuse(pid, fd, &format!("holds a lock of a kind that is not supported: {text}"))
-        })?;
-        if !cx.opts.file_locks {
-            let reason = format!("holds a lock; --file-locks keeps locks: {text}");
-            return Err(refuse(pid, fd, &reason));
+
+    /// Finds the locks of open files that only mappings still hold, as a Java virtual machine
+    /// has one on its counters. To be called when all descriptors are known.
+    ///
+    /// # Errors
+    /// `/proc/locks` cannot be read.
+    pub fn find_mapped(&mut self, opts: &Options, tasks: &[Task]) -> Result<()> {
+        // To list all locks of the system takes the kernel a grace period: 16 ms.
+        if !opts.file_locks {
+            return Ok(());
         }
-        if line.flag == FLOCK {
-            cx.files.locks.flocked.extend(file(text).map(str::to_owned));
+        let text =
+            std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
+        for text in text.lines() {
+            let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
+            let name = file(text).unwrap_or_default();
+            let Some(task) = tasks.iter().position(|task| task.tgid == line.pid) else { continue };
+            let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
+            let mapped = tasks[task].vmas.iter().find(|vma| Some(vma.map.inode) == inode);
+            if let Some(vma) = mapped.filter(|_| !self.flocked.contains(name)) {
+                self.mapped.insert((task, vma.map.start), line.r#type);
+            }
         }
-        if !(if line.flag == POSIX { of_table } else { own }) {
-            continue;
-        }
-        // F_GETLK tells who took a POSIX lock: where a table is shared, that may be another.
-        let taker = cx.tasks.iter().find(|t| t.tgid == line.pid && t.ids.files_id == table);
-        let holder = taker.unwrap_or(&cx.tasks[task]);
-        cx.files.locks.entries.push(FileLockEntry {
-            flag: line.flag,
-            r#type: line.r#type,
-            pid: holder.vpid,
-            fd,
-            start: line.start,
-            len: line.len,
-        });
+        Ok(())
     }
-    Ok(())
+
+    /// The type of the flock(2) lock that only the mapping of `task` at `start` holds, if any.
+    pub fn of_mapping(&self, task: usize, start: u64) -> Option<u32> {
+        self.mapped.get(&(task, start)).copied()
+    }
+
+    /// Notes that the description `id`, `object` of task `pid`, holds a lock and is in flight
+    /// between sockets.
+    pub fn note_in_flight(&mut self, id: u32, pid: i32, object: String) {
+        self.in_flight.push((id, pid, object));
+    }
+
+    /// Writes the image.
+    ///
+    /// # Errors
+    /// Refused, if nobody could take a lock again; the image file's.
+    pub fn write(&self, images: &ImageDir) -> Result<()> {
+        if let Some((_, pid, object)) =
+            self.in_flight.iter().find(|f| !self.seen.contains(&(0, f.0)))
+        {
+            return Err(Error::refused(*pid, object, "holds a lock that no task could take again"));
+        }
+        Ok(images.write_unless_empty(kind::FILE_LOCKS, 0, &self.entries)?)
+    }
 }
 
 /// The file of a lock: device and inode number.
 fn file(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().nth(5)
-}
-
-/// Finds the locks of open files that only mappings still hold, as a Java virtual machine
-/// has one on its counters. To be called when all descriptors are known.
-///
-/// # Errors
-/// `/proc/locks` cannot be read.
-pub fn find_mapped(cx: &mut Dump<'_>) -> Result<()> {
-    // To list all locks of the system takes the kernel a grace period: 16 ms.
-    if !cx.opts.file_locks {
-        return Ok(());
-    }
-    let text = std::fs::read_to_string("/proc/locks").context(|| "read /proc/locks".to_owned())?;
-    for text in text.lines() {
-        let Some(line) = parse(text).filter(|line| line.flag == FLOCK) else { continue };
-        let name = file(text).unwrap_or_default();
-        let Some(task) = cx.tasks.iter().position(|task| task.tgid == line.pid) else { continue };
-        let inode = name.rsplit(':').next().and_then(|inode| inode.parse().ok());
-        let mapped = cx.tasks[task].vmas.iter().find(|vma| Some(vma.map.inode) == inode);
-        if let Some(vma) = mapped.filter(|_| !cx.files.locks.flocked.contains(name)) {
-            cx.files.locks.mapped.insert((task, vma.map.start), line.r#type);
-        }
-    }
-    Ok(())
-}
-
-/// The type of the flock(2) lock that only the mapping of `task` at `start` holds, if any.
-pub fn of_mapping(cx: &Dump<'_>, task: usize, start: u64) -> Option<u32> {
-    cx.files.locks.mapped.get(&(task, start)).copied()
 }
 
 /// What flock(2) is told to take such a lock again.
@@ -191,31 +226,12 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
     Error::refused(pid, format!("fd {fd} ({})", link.display()), reason)
 }
 
-/// Notes that the description `id`, `object` of task `pid`, holds a lock and is in flight
-/// between sockets.
-pub fn note_in_flight(cx: &mut Dump<'_>, id: u32, pid: i32, object: String) {
-    cx.files.locks.in_flight.push((id, pid, object));
-}
-
-/// Writes the image.
-///
-/// # Errors
-/// Refused, if nobody could take a lock again; the image file's.
-pub fn write(cx: &Dump<'_>) -> Result<()> {
-    let locks = &cx.files.locks;
-    if let Some((_, pid, object)) = locks.in_flight.iter().find(|f| !locks.seen.contains(&(0, f.0)))
-    {
-        return Err(Error::refused(*pid, object, "holds a lock that no task could take again"));
-    }
-    Ok(cx.images.write_unless_empty(kind::FILE_LOCKS, 0, &locks.entries)?)
-}
-
 /// Reads and checks the image.
 ///
 /// # Errors
 /// The image file's; locks of a kind that does not exist or of nobody.
-pub fn load(cx: &mut Restore<'_>) -> Result<()> {
-    let mut locks = cx.images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
+pub fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
+    let mut locks = images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
     for lock in &mut locks {
         lock.flag = match lock.flag {
             OLD_LEASE => LEASE,
@@ -230,18 +246,17 @@ pub fn load(cx: &mut Restore<'_>) -> Result<()> {
         if !known || lock.start < 0 || lock.len < 0 {
             return Err(invalid(lock, "is of no kind that there is"));
         }
-        holder(cx, lock)?;
+        holder(tasks, lock)?;
     }
-    cx.files.locks = locks;
-    Ok(())
+    Ok(locks)
 }
 
 /// The task that takes a lock, and the description that it takes it through.
-fn holder(cx: &Restore<'_>, lock: &FileLockEntry) -> Result<(usize, u32)> {
-    let task = cx.tasks.iter().position(|t| t.vpid == lock.pid);
+fn holder(tasks: &[tasks::Task], lock: &FileLockEntry) -> Result<(usize, u32)> {
+    let task = tasks.iter().position(|t| t.vpid == lock.pid);
     let task = task.ok_or_else(|| invalid(lock, "is that of no task"))?;
-    let table = cx.tasks[task].image.ids.files_id;
-    let sharers = cx.tasks.iter().filter(|t| t.image.ids.files_id == table);
+    let table = tasks[task].image.ids.files_id;
+    let sharers = tasks.iter().filter(|t| t.image.ids.files_id == table);
     let number = lock.fd.cast_unsigned();
     let mut fds = sharers.flat_map(|t| &t.image.fds);
     let fd = fds.find(|fd| fd.fd == number).ok_or_else(|| invalid(lock, "has no descriptor"))?;
@@ -258,23 +273,28 @@ fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
 ///
 /// # Errors
 /// The kernel's: somebody else may have locked a file meanwhile.
-pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
-    for lock in std::mem::take(&mut cx.files.locks) {
-        let (task, id) = holder(cx, &lock)?;
+pub fn restore(
+    locks: &[FileLockEntry],
+    files: &OpenFiles,
+    tasks: &mut tasks::Tasks,
+    id_maps: &IdMaps,
+) -> Result<()> {
+    for lock in locks {
+        let (task, id) = holder(tasks, lock)?;
         match lock.flag {
-            LEASE => lease(cx, task, id, &lock)?,
-            _ => take(cx, task, &lock)?,
+            LEASE => lease(tasks.remote(task)?, id_maps, files.need(id)?, lock)?,
+            _ => take(tasks.remote(task)?, lock)?,
         }
     }
     Ok(())
 }
 
 /// The task itself takes the lock: POSIX locks are its own.
-fn take(cx: &mut Restore<'_>, task: usize, lock: &FileLockEntry) -> Result<()> {
+fn take(husk: &mut Tracee, lock: &FileLockEntry) -> Result<()> {
     let fd = u64::from(lock.fd.cast_unsigned());
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = husk.batch();
     let taken = if lock.flag == FLOCK {
-        batch.call(libc::SYS_flock, [fd, flock_operation(lock.r#type)?])
+        batch.call((libc::SYS_flock, [fd, flock_operation(lock.r#type)?]))
     } else {
         let how = if lock.flag == OFD { libc::F_OFD_SETLK } else { libc::F_SETLK };
         // struct flock: type and whence are 16 bits wide, then there is a gap; SEEK_SET
@@ -282,7 +302,7 @@ fn take(cx: &mut Restore<'_>, task: usize, lock: &FileLockEntry) -> Result<()> {
         let words =
             [u64::from(lock.r#type), lock.start.cast_unsigned(), lock.len.cast_unsigned(), 0];
         let flock = place_words(&mut batch, &words);
-        batch.call(libc::SYS_fcntl, [fd, u64::from(how.cast_unsigned()), flock.0])
+        batch.call(syscall::fcntl(RemoteFd(fd), how, flock.0))
     };
     let what = || format!("lock fd {} of task {} again", lock.fd, lock.pid);
     batch.run()?.result(taken).context(what)?;
@@ -290,9 +310,14 @@ fn take(cx: &mut Restore<'_>, task: usize, lock: &FileLockEntry) -> Result<()> {
 }
 
 /// Takes a lease, and lets it be broken again if it was being broken.
-fn lease(cx: &mut Restore<'_>, task: usize, id: u32, lock: &FileLockEntry) -> Result<()> {
+fn lease(
+    husk: &mut Tracee,
+    id_maps: &IdMaps,
+    file: BorrowedFd<'_>,
+    lock: &FileLockEntry,
+) -> Result<()> {
     let what = || format!("F_SETLEASE on fd {} of task {}", lock.fd, lock.pid);
-    let file = duplicate(cx.file(id)?)?;
+    let file = duplicate(file)?;
     let stat = rustix::fs::fstat(&file).context(what)?;
     let flags = rustix::fs::fcntl_getfl(&file).context(what)?.bits();
     let target = lock.r#type & !BREAKING;
@@ -305,12 +330,12 @@ fn lease(cx: &mut Restore<'_>, task: usize, id: u32, lock: &FileLockEntry) -> Re
     };
     // Only the owner of a file may take a lease on it; CAP_LEASE, which would do as
     // well, is not to be had in a user namespace.
-    let owner = cx.id_maps.uid_inside(stat.st_uid).unwrap_or(0);
-    let mut batch = cx.remote(task)?.batch();
+    let owner = id_maps.uid_inside(stat.st_uid).unwrap_or(0);
+    let mut batch = husk.batch();
     let fd = u64::from(lock.fd.cast_unsigned());
-    let old = batch.call(libc::SYS_setfsuid, [u64::from(owner)]);
-    let set = batch.call(libc::SYS_fcntl, [fd, libc::F_SETLEASE as u64, u64::from(held)]);
-    let back = batch.call(libc::SYS_setfsuid, [0]);
+    let old = batch.call((libc::SYS_setfsuid, [u64::from(owner)]));
+    let set = batch.call(syscall::fcntl(RemoteFd(fd), libc::F_SETLEASE, u64::from(held)));
+    let back = batch.call((libc::SYS_setfsuid, [0]));
     batch.forward(old, back, 0);
     batch.run()?.result(set).context(what)?;
     if lock.r#type & BREAKING != 0 {

@@ -8,23 +8,26 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, MemfdFileEntry, MemfdInodeEntry, VmaEntry};
+use torpor_images::{ImageDir, kind};
 
+use super::Found;
 use super::description::{
     access, duplicate, inside, open_flags, outside, part, reopen, set_status_flags,
 };
-use super::regular::through_link;
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
+use super::regular::Links;
+use super::remap::DELETED;
+use super::table::FileTable;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
-use crate::restore::Restore;
-use crate::restore::layers::Pages;
+use crate::namespace::user::IdMaps;
+use crate::restore::object;
+use crate::restore::pages::Pages;
+use crate::restore::tasks::Task;
 
 /// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
@@ -47,98 +50,131 @@ fn name_of(found: &Found) -> Option<&[u8]> {
     found.link_bytes().strip_prefix(b"/memfd:")?.strip_suffix(b" (deleted)")
 }
 
+/// Whether a descriptor is of shared anonymous memory: somebody has opened the link of a mapping
+/// in `/proc/PID/map_files`. Its inode lies on the same mount inside the kernel as a memfd's.
+fn is_anonymous_memory(found: &Found) -> Result<bool> {
+    if found.link_bytes() != [ANONYMOUS, DELETED].concat() || found.fs_type != TMPFS {
+        return Ok(false);
+    }
+    let what = || "find the device of memfds".to_owned();
+    let other = rustix::fs::memfd_create("torpor", MemfdFlags::CLOEXEC).context(what)?;
+    Ok(rustix::fs::fstat(&other).context(what)?.st_dev == found.stat.st_dev)
+}
+
 /// The inodes that the dump has met.
 #[derive(Debug, Default)]
 pub struct Memfds {
     known: HashMap<(u64, u64), u32>,
     entries: Vec<MemfdInodeEntry>,
+    unsaved: Vec<(u64, File)>,
 }
 
-/// The dump half.
-#[derive(Debug, Default)]
-pub struct MemfdDumper;
-
-impl Dumper for MemfdDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if !is_memfd(found) || found.is_path_only() {
+impl Memfds {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn describe(&mut self, id_maps: &IdMaps, found: &Found) -> Result<Option<FileEntry>> {
+        if !is_memfd(found) && !is_anonymous_memory(found)? || found.is_path_only() {
             return Ok(None);
         }
-        let memfd = file_entry(cx, found, found.id)?;
+        let memfd = self.file_entry(id_maps, found, found.id)?;
         Ok(Some(FileEntry { memfd: Some(memfd), ..found.entry(FdTypes::Memfd) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        Ok(cx.images.write_unless_empty(kind::MEMFD_INODE, 0, &cx.files.memfds.entries)?)
+    /// Inodes whose pages are still to be saved, with their numbers as shared memory.
+    pub fn take_unsaved(&mut self) -> Vec<(u64, File)> {
+        std::mem::take(&mut self.unsaved)
     }
-}
 
-fn file_entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<MemfdFileEntry> {
-    let inode_id = inode(cx, found, name_of(found))?;
-    let pos = u64::try_from(found.info.pos).unwrap_or(0);
-    Ok(MemfdFileEntry { id, flags: found.flags(), pos, fown: found.fown, inode_id })
-}
-
-/// Describes the memfd behind a mapping, or the anonymous memory: its number as a file, and the
-/// flags it must be opened with.
-///
-/// # Errors
-/// As for descriptors.
-pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32, u32)> {
-    let writable = vma.map.shared && vma.has(b"mw");
-    let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
-    let key = (0, vma.map.dev, vma.map.inode, vma.map.name.clone(), 0);
-    if let Some(&known) = cx.files.mapped.get(&key) {
-        return Ok((known, flags));
+    /// Writes the image.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub fn write(&self, images: &ImageDir) -> Result<()> {
+        Ok(images.write_unless_empty(kind::MEMFD_INODE, 0, &self.entries)?)
     }
-    let found = through_link(cx, task, &vma.map_files_name(), 0)?;
-    let id = describe_unopened(cx, &found)?;
-    cx.files.mapped.insert(key, id);
-    Ok((id, flags))
-}
 
-/// Describes a memfd that no descriptor refers to: mapped, or executed.
-///
-/// # Errors
-/// As for descriptors.
-pub fn describe_unopened(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
-    let id = cx.files.next_id();
-    let memfd = file_entry(cx, found, id)?;
-    cx.files.push(FileEntry {
-        id,
-        r#type: FdTypes::Memfd.into(),
-        memfd: Some(memfd),
-        ..FileEntry::default()
-    });
-    Ok(id)
-}
-
-/// The number of the inode, whose content is planned to be saved.
-fn inode(cx: &mut Dump<'_>, found: &Found, name: Option<&[u8]>) -> Result<u32> {
-    let key = (found.stat.st_dev, found.stat.st_ino);
-    if let Some(&known) = cx.files.memfds.known.get(&key) {
-        return Ok(known);
+    fn file_entry(&mut self, id_maps: &IdMaps, found: &Found, id: u32) -> Result<MemfdFileEntry> {
+        let inode_id = self.inode(id_maps, found, name_of(found))?;
+        let pos = u64::try_from(found.info.pos).unwrap_or(0);
+        Ok(MemfdFileEntry { id, flags: found.flags(), pos, fown: found.fown, inode_id })
     }
-    let inode_id = u32::try_from(cx.files.memfds.known.len() + 1).unwrap_or(0);
-    let file = reopen(&found.file, OFlags::RDONLY)?;
-    let seals = rustix::fs::fcntl_get_seals(&file)
-        .context(|| format!("F_GET_SEALS of {}", found.link.display()))?;
-    let (uid, gid) = inside(&cx.id_maps, &found.stat);
-    let entry = MemfdInodeEntry {
-        name: name.unwrap_or(ANONYMOUS).to_vec(),
-        uid,
-        gid,
-        size: found.stat.st_size.cast_unsigned(),
-        shmid: FIRST_SHMID | inode_id,
-        seals: seals.bits(),
-        inode_id: u64::from(inode_id),
-        hugetlb_flag: huge_pages(found, &file)?,
-        mode: Some(found.stat.st_mode),
-        torpor_anonymous: name.is_none().then_some(true),
-    };
-    crate::dump::memory::dump_shared(cx, u64::from(entry.shmid), File::from(file))?;
-    cx.files.memfds.known.insert(key, inode_id);
-    cx.files.memfds.entries.push(entry);
-    Ok(inode_id)
+
+    /// Describes the memfd behind a mapping, or the anonymous memory: its number as a file, and the
+    /// flags it must be opened with.
+    ///
+    /// # Errors
+    /// As for descriptors.
+    pub fn describe_mapped(
+        &mut self,
+        id_maps: &IdMaps,
+        table: &mut FileTable,
+        links: &mut Links,
+        pid: i32,
+        vma: &Vma,
+    ) -> Result<(u32, u32)> {
+        let writable = vma.map.shared && vma.has(b"mw");
+        let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
+        let key = (0, vma.map.dev, vma.map.inode, vma.map.name.clone(), 0);
+        if let Some(&known) = links.mapped.get(&key) {
+            return Ok((known, flags));
+        }
+        let found = Found::through_link(pid, &vma.map_files_name(), 0)?;
+        let id = self.describe_unopened(id_maps, table, &found)?;
+        links.mapped.insert(key, id);
+        Ok((id, flags))
+    }
+
+    /// Describes a memfd that no descriptor refers to: mapped, or executed.
+    ///
+    /// # Errors
+    /// As for descriptors.
+    pub fn describe_unopened(
+        &mut self,
+        id_maps: &IdMaps,
+        table: &mut FileTable,
+        found: &Found,
+    ) -> Result<u32> {
+        let id = table.next_id();
+        let memfd = self.file_entry(id_maps, found, id)?;
+        table.push(FileEntry {
+            id,
+            r#type: FdTypes::Memfd.into(),
+            memfd: Some(memfd),
+            ..FileEntry::default()
+        });
+        Ok(id)
+    }
+
+    /// The number of the inode, whose content is planned to be saved.
+    fn inode(&mut self, id_maps: &IdMaps, found: &Found, name: Option<&[u8]>) -> Result<u32> {
+        let key = (found.stat.st_dev, found.stat.st_ino);
+        if let Some(&known) = self.known.get(&key) {
+            return Ok(known);
+        }
+        let inode_id = u32::try_from(self.known.len() + 1).unwrap_or(0);
+        let file = reopen(&found.file, OFlags::RDONLY)?;
+        let seals = rustix::fs::fcntl_get_seals(&file)
+            .context(|| format!("F_GET_SEALS of {}", found.link.display()))?;
+        let (uid, gid) = inside(id_maps, &found.stat);
+        let entry = MemfdInodeEntry {
+            name: name.unwrap_or(ANONYMOUS).to_vec(),
+            uid,
+            gid,
+            size: found.stat.st_size.cast_unsigned(),
+            shmid: FIRST_SHMID | inode_id,
+            seals: seals.bits(),
+            inode_id: u64::from(inode_id),
+            hugetlb_flag: huge_pages(found, &file)?,
+            mode: Some(found.stat.st_mode),
+            torpor_anonymous: name.is_none().then_some(true),
+        };
+        self.unsaved.push((u64::from(entry.shmid), File::from(file)));
+        self.known.insert(key, inode_id);
+        self.entries.push(entry);
+        Ok(inode_id)
+    }
 }
 
 /// The flags of memfd_create(2) that chose the size of its pages.
@@ -159,11 +195,17 @@ pub struct MemfdRestorer {
     made: HashMap<u32, OwnedFd>,
     /// Inodes whose first description, the one of memfd_create(2), is in use.
     given: HashSet<u32>,
+    /// Files that are no memfds, but shared anonymous memory, by id.
+    pub anonymous: HashMap<u32, MemfdInodeEntry>,
 }
 
-impl Restorer for MemfdRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for inode in cx.images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
+impl MemfdRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, images: &ImageDir, tasks: &[Task], entries: &[FileEntry]) -> Result<()> {
+        for inode in images.read_all_or_empty::<MemfdInodeEntry>(kind::MEMFD_INODE, 0)? {
             let id = u32::try_from(inode.inode_id)
                 .map_err(|_| Error::invalid("memfd.img", "an inode number is out of range"))?;
             self.inodes.insert(id, inode);
@@ -174,20 +216,29 @@ impl Restorer for MemfdRestorer {
                 let reason = format!("no inode {} for file {}", memfd.inode_id, memfd.id);
                 return Err(Error::invalid("memfd.img", reason));
             };
-            if is_anonymous(cx, inode, entries) {
-                cx.files.anonymous.insert(entry.id, inode.clone());
+            if is_anonymous(tasks, inode, entries) {
+                self.anonymous.insert(entry.id, inode.clone());
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(
+        &mut self,
+        images: &ImageDir,
+        id_maps: &IdMaps,
+        entry: &FileEntry,
+    ) -> Result<OwnedFd> {
         let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
         if !self.made.contains_key(&memfd.inode_id) {
             let Some(inode) = self.inodes.get(&memfd.inode_id) else {
                 return Err(Error::invalid("memfd.img", format!("no inode {}", memfd.inode_id)));
             };
-            self.made.insert(memfd.inode_id, make(cx, inode)?);
+            self.made.insert(memfd.inode_id, make(images, id_maps, inode)?);
         }
         let first = &self.made[&memfd.inode_id];
         let is_first = access(memfd.flags) == OFlags::RDWR && self.given.insert(memfd.inode_id);
@@ -197,17 +248,16 @@ impl Restorer for MemfdRestorer {
             true => duplicate(first.as_fd())?,
             false => reopen(first, open_flags(memfd.flags))?,
         };
-        set_status_flags(&file, memfd.flags)?;
-        if memfd.pos > 0 {
-            rustix::fs::seek(&file, SeekFrom::Start(memfd.pos))
-                .context(|| format!("seek in memfd {}", memfd.id))?;
-        }
-        Ok(file)
+        as_it_was(file, memfd)
     }
 
-    /// By now the memory of all tasks is mapped: a mapping that is older than the
-    /// seal may stay writable.
-    fn connect(&mut self, _cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: seals those that may still be written to through a mapping.
+    /// By now the memory of all tasks is mapped: a mapping that is older than the seal may stay
+    /// writable.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&self) -> Result<()> {
         for (id, file) in &self.made {
             let seals = self.inodes.get(id).map_or(SealFlags::empty(), seals);
             if seals.contains(SealFlags::FUTURE_WRITE) {
@@ -218,13 +268,32 @@ impl Restorer for MemfdRestorer {
     }
 }
 
+/// Opens a description of shared anonymous memory.
+///
+/// # Errors
+/// Contradictions in the images; the kernel's.
+pub fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
+    let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
+    as_it_was(reopen(memory, open_flags(memfd.flags))?, memfd)
+}
+
+/// Gives a new description its flags and its position.
+fn as_it_was(file: OwnedFd, memfd: &MemfdFileEntry) -> Result<OwnedFd> {
+    set_status_flags(&file, memfd.flags)?;
+    if memfd.pos > 0 {
+        rustix::fs::seek(&file, SeekFrom::Start(memfd.pos))
+            .context(|| format!("seek in memfd {}", memfd.id))?;
+    }
+    Ok(file)
+}
+
 /// Whether an inode is of shared anonymous memory. In CRIU's images it looks as a memfd would
-/// that a program has given such a name; but nobody can have that memory open.
-fn is_anonymous(cx: &Restore<'_>, inode: &MemfdInodeEntry, files: &[FileEntry]) -> bool {
+/// that a program has given such a name; they do not have that memory open.
+fn is_anonymous(tasks: &[Task], inode: &MemfdInodeEntry, files: &[FileEntry]) -> bool {
     let of_inode = |file: &&FileEntry| {
         file.memfd.as_ref().is_some_and(|memfd| u64::from(memfd.inode_id) == inode.inode_id)
     };
-    let fds = || cx.tasks.iter().flat_map(|task| &task.image.fds);
+    let fds = || tasks.iter().flat_map(|task| &task.image.fds);
     let is_open = || files.iter().filter(of_inode).any(|file| fds().any(|fd| fd.id == file.id));
     inode.torpor_anonymous() || inode.name == ANONYMOUS && !is_open()
 }
@@ -234,7 +303,7 @@ fn seals(inode: &MemfdInodeEntry) -> SealFlags {
 }
 
 /// Makes the inode, with its content.
-fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
+fn make(images: &ImageDir, id_maps: &IdMaps, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     let what = || format!("memfd {}", String::from_utf8_lossy(&inode.name));
     let huge = MemfdFlags::from_bits_retain(inode.hugetlb_flag.unwrap_or(0));
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
@@ -245,10 +314,10 @@ fn make(cx: &Restore<'_>, inode: &MemfdInodeEntry) -> Result<OwnedFd> {
     };
     let file = file.context(what)?;
     rustix::fs::ftruncate(&file, inode.size).context(what)?;
-    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
+    let pages = Pages::load(images, kind::SHMEM_PAGEMAP, u64::from(inode.shmid))?;
     let file = File::from(file);
-    crate::restore::memory::shared::fill(&pages, &file, 0)?;
-    let (uid, gid) = outside(&cx.id_maps, inode.uid, inode.gid);
+    object::fill(&pages, &file, 0)?;
+    let (uid, gid) = outside(id_maps, inode.uid, inode.gid);
     rustix::fs::fchown(&file, uid, gid).context(what)?;
     if let Some(mode) = inode.mode {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o7777)).context(what)?;
@@ -272,8 +341,7 @@ fn add_seals(file: impl AsFd, seals: SealFlags) -> Result<()> {
 ///
 /// # Errors
 /// As for descriptors.
-pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, vma: &VmaEntry) -> Result<OwnedFd> {
-    let file = cx.file(id)?;
+pub fn open_for_mapping(file: BorrowedFd<'_>, vma: &VmaEntry) -> Result<OwnedFd> {
     let own = rustix::fs::fcntl_getfl(file).context(|| "F_GETFL".to_owned())?;
     let wanted = vma.fdflags.map_or(own, OFlags::from_bits_retain);
     if wanted & OFlags::RWMODE == own & OFlags::RWMODE {

@@ -8,54 +8,56 @@ use rustix::fs::{FileType, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 use torpor_sys::mqueue;
 
+use super::Found;
 use super::description::same_inode;
-use super::{Dumper, Found};
-use crate::dump::Dump;
 use crate::error::{Context, Error, Result};
+use crate::namespace::Namespaces;
+use crate::namespace::mount::Mounts;
 use crate::namespace::run_in;
-use crate::restore::Restore;
 
 /// `MQUEUE_MAGIC` of linux/magic.h.
 const MQUEUE: i64 = 0x1980_0202;
 
-/// The dump half. One that was opened through a mount is a file like others.
-#[derive(Debug, Default)]
-pub struct MqueueDumper;
-
-impl Dumper for MqueueDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
-        let mounted = cx.mounts.find(found.info.mnt_id).is_some();
-        if found.fs_type != MQUEUE || !regular || mounted {
-            return Ok(None);
-        }
-        let ns_id = cx.tasks[found.task].ids.ipc_ns_id.unwrap_or(0);
-        let space = cx.ns.by_id(ns_id).filter(|ns| !ns.is_host).and_then(|ns| ns.file.as_ref());
-        let Some(space) = space else {
-            return Err(found.refuse(
-                "it is a message queue in the IPC namespace of the host; run the tree in an \
-                 IPC namespace of its own",
-            ));
-        };
-        let name = name(found.link_bytes()).unwrap_or_default();
-        let now = run_in(&[space.as_fd()], || {
-            let queue = mqueue::open(&name, libc::O_RDONLY | libc::O_NONBLOCK, 0, None);
-            Ok(queue.ok().and_then(|queue| rustix::fs::fstat(queue).ok()))
-        })?;
-        if !now.is_some_and(|now| same_inode(&now, &found.stat)) {
-            return Err(found.refuse("it is a message queue that was removed (mq_unlink)"));
-        }
-        let reg = RegFileEntry {
-            id: found.id,
-            flags: found.flags(),
-            fown: found.fown,
-            name: found.link_bytes().to_vec(),
-            mode: Some(found.stat.st_mode),
-            torpor_mqueue: Some(ns_id),
-            ..RegFileEntry::default()
-        };
-        Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
+/// Describes the file of a task in IPC namespace `ns_id`, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(
+    spaces: &Namespaces,
+    mounts: &Mounts,
+    ns_id: u32,
+    found: &Found,
+) -> Result<Option<FileEntry>> {
+    let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
+    let mounted = mounts.find(found.info.mnt_id).is_some();
+    if found.fs_type != MQUEUE || !regular || mounted {
+        return Ok(None);
     }
+    let space = spaces.by_id(ns_id).filter(|ns| !ns.is_host).and_then(|ns| ns.file.as_ref());
+    let Some(space) = space else {
+        return Err(found.refuse(
+            "it is a message queue in the IPC namespace of the host; run the tree in an \
+             IPC namespace of its own",
+        ));
+    };
+    let name = name(found.link_bytes()).unwrap_or_default();
+    let now = run_in(&[space.as_fd()], || {
+        let queue = mqueue::open(&name, libc::O_RDONLY | libc::O_NONBLOCK, 0, None);
+        Ok(queue.ok().and_then(|queue| rustix::fs::fstat(queue).ok()))
+    })?;
+    if !now.is_some_and(|now| same_inode(&now, &found.stat)) {
+        return Err(found.refuse("it is a message queue that was removed (mq_unlink)"));
+    }
+    let reg = RegFileEntry {
+        id: found.id,
+        flags: found.flags(),
+        fown: found.fown,
+        name: found.link_bytes().to_vec(),
+        mode: Some(found.stat.st_mode),
+        torpor_mqueue: Some(ns_id),
+        ..RegFileEntry::default()
+    };
+    Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
 }
 
 /// What the kernel knows a queue by.
@@ -67,11 +69,11 @@ fn name(path: &[u8]) -> Option<CString> {
 ///
 /// # Errors
 /// The kernel's; contradictions in the images.
-pub(super) fn open(cx: &mut Restore<'_>, reg: &RegFileEntry, ns_id: u32) -> Result<OwnedFd> {
+pub(super) fn open(spaces: &Namespaces, reg: &RegFileEntry, ns_id: u32) -> Result<OwnedFd> {
     let what = || format!("message queue {}", String::from_utf8_lossy(&reg.name));
     let name = name(&reg.name).ok_or_else(|| Error::invalid("files.img", what()))?;
     let flags = OFlags::from_bits_retain(reg.flags) & (OFlags::RWMODE | OFlags::NONBLOCK);
-    let space = cx.ns.open_file(ns_id)?;
+    let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         mqueue::open(&name, flags.bits().cast_signed(), 0, None).context(what)
     })

@@ -4,59 +4,57 @@ use std::os::fd::OwnedFd;
 
 use torpor_images::proto::{FdTypes, FileEntry, NsFileEntry};
 
+use super::Found;
 use super::description::part;
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
 use crate::error::{Error, Result};
+use crate::namespace::Namespaces;
 use crate::proc;
-use crate::restore::Restore;
 
 /// `NSFS_MAGIC` of linux/magic.h.
 const NSFS: i64 = 0x6e73_6673;
 
-/// The dump half.
-#[derive(Debug, Default)]
-pub struct NsFileDumper;
-
-impl Dumper for NsFileDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if found.fs_type != NSFS || found.is_path_only() {
-            return Ok(None);
-        }
-        let ns = cx.ns.by_inode(found.stat.st_ino).ok_or_else(|| {
-            found.refuse("no task of the tree lives in this namespace, so it is not saved")
-        })?;
-        let nsf = NsFileEntry {
-            id: found.id,
-            ns_id: ns.id,
-            ns_cflag: u32::try_from(ns.kind.clone_flag()).unwrap_or(0),
-            flags: found.flags(),
-        };
-        Ok(Some(FileEntry { nsf: Some(nsf), ..found.entry(FdTypes::Ns) }))
+/// Describes the file, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<FileEntry>> {
+    if found.fs_type != NSFS || found.is_path_only() {
+        return Ok(None);
     }
+    let ns = spaces.by_inode(found.stat.st_ino).ok_or_else(|| {
+        found.refuse("no task of the tree lives in this namespace, so it is not saved")
+    })?;
+    let nsf = NsFileEntry {
+        id: found.id,
+        ns_id: ns.id,
+        ns_cflag: u32::try_from(ns.kind.clone_flag()).unwrap_or(0),
+        flags: found.flags(),
+    };
+    Ok(Some(FileEntry { nsf: Some(nsf), ..found.entry(FdTypes::Ns) }))
 }
 
-/// The restore half. The tasks live in their namespaces by then.
-#[derive(Debug, Default)]
-pub struct NsFileRestorer;
-
-impl Restorer for NsFileRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
-            if cx.ns.by_id(nsf.ns_id).is_none() {
-                return Err(unknown(nsf));
-            }
-        }
-        Ok(())
-    }
-
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+/// Reads and checks the images of this kind, before anything is made.
+///
+/// # Errors
+/// Damaged images.
+pub fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
+    for entry in entries {
         let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
-        let ns = cx.ns.by_id(nsf.ns_id).ok_or_else(|| unknown(nsf))?;
-        let member = cx.tasks.get(ns.task).ok_or_else(|| unknown(nsf))?;
-        Ok(proc::open(member.pid, &format!("ns/{}", ns.kind.name()))?.into())
+        if spaces.by_id(nsf.ns_id).is_none() {
+            return Err(unknown(nsf));
+        }
     }
+    Ok(())
+}
+
+/// Opens a description.
+///
+/// # Errors
+/// Contradictions in the images; the kernel's.
+pub fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
+    let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
+    let ns = spaces.by_id(nsf.ns_id).ok_or_else(|| unknown(nsf))?;
+    Ok(proc::open(ns.pid, &format!("ns/{}", ns.kind.name()))?.into())
 }
 
 fn unknown(nsf: &NsFileEntry) -> Error {

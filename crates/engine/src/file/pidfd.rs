@@ -5,12 +5,14 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags};
 use torpor_images::proto::{FdTypes, FileEntry, PidfdEntry};
+use torpor_tracee::Tracee;
 
+use super::Found;
 use super::description::part;
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
-use crate::restore::{Restore, with_process};
+use crate::restore::process::with_process;
+use crate::restore::tasks;
 
 /// `PIDFD_THREAD` of linux/pidfd.h, which is `O_EXCL`.
 const THREAD: u32 = libc::O_EXCL.cast_unsigned();
@@ -19,39 +21,37 @@ const FLAGS: u32 = THREAD | PidfdFlags::NONBLOCK.bits();
 /// What fdinfo and the images say of a process that has ended and been reaped.
 const GONE: i32 = -1;
 
-/// The dump half.
-#[derive(Debug, Default)]
-pub struct PidfdDumper;
-
-impl Dumper for PidfdDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if !found.is_anon("[pidfd]") && !found.link_bytes().starts_with(b"pidfd:[") {
-            return Ok(None);
-        }
-        let pid: i32 = found
-            .info
-            .values("Pid")
-            .next()
-            .and_then(|pid| pid.parse().ok())
-            .ok_or_else(|| found.refuse("its fdinfo shows no pid"))?;
-        let nspid = match pid {
-            GONE => GONE,
-            _ => cx.vpid_of(pid).ok_or_else(|| found.refuse(not_a_task(cx, pid)))?,
-        };
-        let pidfd = PidfdEntry {
-            id: found.id,
-            // Tells those that have ended apart.
-            ino: u32::try_from(found.stat.st_ino & u64::from(u32::MAX)).unwrap_or(0),
-            flags: found.flags() & FLAGS,
-            nspid,
-            fown: found.fown,
-        };
-        Ok(Some(FileEntry { pidfd: Some(pidfd), ..found.entry(FdTypes::Pidfd) }))
+/// Describes the file, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>> {
+    if !found.is_anon("[pidfd]") && !found.link_bytes().starts_with(b"pidfd:[") {
+        return Ok(None);
     }
+    let pid: i32 = found
+        .info
+        .values("Pid")
+        .next()
+        .and_then(|pid| pid.parse().ok())
+        .ok_or_else(|| found.refuse("its fdinfo shows no pid"))?;
+    let nspid = match pid {
+        GONE => GONE,
+        _ => tasks.vpid_of(pid).ok_or_else(|| found.refuse(not_a_task(tasks, pid)))?,
+    };
+    let pidfd = PidfdEntry {
+        id: found.id,
+        // Tells those that have ended apart.
+        ino: u32::try_from(found.stat.st_ino & u64::from(u32::MAX)).unwrap_or(0),
+        flags: found.flags() & FLAGS,
+        nspid,
+        fown: found.fown,
+    };
+    Ok(Some(FileEntry { pidfd: Some(pidfd), ..found.entry(FdTypes::Pidfd) }))
 }
 
-fn not_a_task(cx: &Dump<'_>, pid: i32) -> String {
-    match cx.vtid_of(pid) {
+fn not_a_task(tasks: &Tasks, pid: i32) -> String {
+    match tasks.vtid_of(pid) {
         Some(_) => format!("it stands for the thread {pid}, not for a process"),
         None => format!("its process {pid} is outside of the tree"),
     }
@@ -65,25 +65,33 @@ pub struct PidfdRestorer {
     entries: Vec<PidfdEntry>,
 }
 
-impl Restorer for PidfdRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl PidfdRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             self.entries.push(*part(entry.id, entry.pidfd.as_ref(), "pidfd")?);
         }
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
         let pidfd = part(entry.id, entry.pidfd.as_ref(), "pidfd")?;
         if pidfd.nspid != GONE {
-            let pid = cx.real_pid(pidfd.nspid).ok_or_else(|| {
+            let pid = tasks.real_pid(pidfd.nspid).ok_or_else(|| {
                 let reason = format!("pidfd {} of {}, which is no task", pidfd.id, pidfd.nspid);
                 Error::invalid("files.img", reason)
             })?;
             return open(pid, pidfd.flags);
         }
         if !self.gone.contains_key(&pidfd.id) {
-            self.open_gone(cx, pidfd.ino)?;
+            self.open_gone(tasks.remote(0)?, pidfd.ino)?;
         }
         self.gone
             .remove(&pidfd.id)
@@ -93,10 +101,10 @@ impl Restorer for PidfdRestorer {
 
 impl PidfdRestorer {
     /// Opens all that stand for the same process: one that lives for this moment.
-    fn open_gone(&mut self, cx: &mut Restore<'_>, ino: u32) -> Result<()> {
+    fn open_gone(&mut self, root: &mut Tracee, ino: u32) -> Result<()> {
         let same: Vec<PidfdEntry> =
             self.entries.iter().filter(|p| p.nspid == GONE && p.ino == ino).copied().collect();
-        let opened = with_process(cx, None, |_, process| {
+        let opened = with_process(root, None, |process| {
             same.iter().map(|pidfd| Ok((pidfd.id, open(process.pid(), pidfd.flags)?))).collect()
         });
         let opened: Vec<(u32, OwnedFd)> = opened?;

@@ -5,15 +5,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
+use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{FdTypes, FileEntry, PipeEntry};
 
 use super::description::{access, duplicate, open_flags, part, reopen, set_status_flags};
+use super::open::OpenFiles;
 use super::queue::{Anchor, Queues, Saved};
-use super::{Dumper, Found, Restorer, ext};
-use crate::dump::Dump;
+use super::{Found, ext};
 use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
+use crate::namespace::mount::Roots;
+use crate::options::Options;
 
 /// `PIPEFS_MAGIC` of linux/magic.h.
 const PIPEFS: i64 = 0x5049_5045;
@@ -30,20 +32,28 @@ impl Default for PipeDumper {
     }
 }
 
-impl Dumper for PipeDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl PipeDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, images: &ImageDir, found: &Found) -> Result<Option<FileEntry>> {
         if found.fs_type != PIPEFS || found.is_path_only() {
             return Ok(None);
         }
         let pipe_id = u32::try_from(found.stat.st_ino)
             .map_err(|_| found.refuse("its inode number does not fit the images"))?;
-        self.queues.save(&cx.images, &found.file, pipe_id)?;
+        self.queues.save(images, &found.file, pipe_id)?;
         let pipe = PipeEntry { id: found.id, pipe_id, flags: found.flags(), fown: found.fown };
         Ok(Some(FileEntry { pipe: Some(pipe), ..found.entry(FdTypes::Pipe) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        self.queues.finish(&cx.images)
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    ///
+    /// # Errors
+    /// Refused, if something dangles; the image files'.
+    pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
+        self.queues.finish(images)
     }
 }
 
@@ -58,31 +68,46 @@ pub struct PipeRestorer {
     given: HashSet<(u32, u32)>,
 }
 
-impl Restorer for PipeRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl PipeRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             part(entry.id, entry.pipe.as_ref(), "pipe")?;
         }
         self.entries = entries.to_vec();
-        self.saved = Saved::load(&cx.images, kind::PIPES_DATA)?;
+        self.saved = Saved::load(images, kind::PIPES_DATA)?;
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, opts: &Options, roots: &Roots, entry: &FileEntry) -> Result<OwnedFd> {
         let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
-        match ext::inherited_number(cx.opts, "pipe", pipe.pipe_id) {
-            Some(file) => self.inherit(file, pipe),
+        match ext::inherited_number(opts, "pipe", pipe.pipe_id) {
+            Some(file) => match ext::own_null(roots, file, access(pipe.flags))? {
+                Some(null) => Ok(null),
+                None => self.inherit(file, pipe),
+            },
             None => self.end(pipe),
         }
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, opts: &Options, roots: &Roots, files: &mut OpenFiles) -> Result<()> {
         // Ends that only exist in flight in a socket are opened late, and could not be
         // without the anchor.
         for entry in std::mem::take(&mut self.entries) {
-            if cx.files.get(entry.id).is_none() {
-                let file = self.open(cx, &entry)?;
-                cx.files.insert(entry.id, file);
+            if files.get(entry.id).is_none() {
+                let file = self.open(opts, roots, &entry)?;
+                files.insert(entry.id, file);
             }
         }
         // Or else nobody would ever see an end of file.
@@ -199,6 +224,23 @@ mod tests {
         assert_eq!(read_all(&files[0]), b"three");
         assert_eq!(read_all(&files[0]).len(), 4096);
         assert!(rustix::fs::fcntl_getfl(&files[1]).unwrap().contains(OFlags::DIRECT));
+    }
+
+    /// Where the caller gives a null device it is the tree's own.
+    #[test]
+    fn a_null_device_in_place_of_an_end_is_that_of_the_tree() {
+        let (_read, write) = rustix::pipe::pipe().unwrap();
+        let mut world = World::new();
+        let entries = world.dump(&[&write]).unwrap();
+        let null = std::fs::File::create("/dev/null").unwrap();
+        let key = crate::file::testing::link(&write);
+        world.opts.inherit_fd = vec![InheritFd { fd: Arc::new(null.into()), key }];
+        let files = world.restore(&entries).unwrap();
+        assert_eq!(crate::file::testing::link(&files[0]), "/dev/null");
+        // Another description than the caller's.
+        rustix::fs::fcntl_setfl(&files[0], OFlags::NONBLOCK).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&*world.opts.inherit_fd[0].fd).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK));
     }
 
     #[test]

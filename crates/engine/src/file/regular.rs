@@ -4,22 +4,21 @@
 //! Also all that tasks refer to by path without a descriptor: mapped files,
 //! executables, working and root directories.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, StatxFlags};
-use torpor_images::proto::{FdTypes, FileEntry, FownEntry, RegFileEntry};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry};
 
 use super::description::{access, duplicate, is_readable, open_flags, part, reopen};
-use super::remap::{Remaps, Temporary};
-use super::table::{Place, own_pid};
-use super::{Dumper, FdInfo, Found, Restorer, buildid, ext, memfd, mqueue};
-use crate::dump::Dump;
+use super::opener::Opener;
+use super::remap::{Named, Paths};
+use super::{Found, buildid, ext, hidden, mqueue};
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::Vma;
 use crate::options::FileValidation;
-use crate::proc;
-use crate::restore::Restore;
 
 /// Major number of `/dev/null`, `/dev/zero`, `/dev/random` and their like.
 const MEM_MAJOR: u32 = 1;
@@ -28,61 +27,80 @@ const STATELESS: [u32; 5] = [3, 5, 7, 8, 9];
 /// Minor number of `/dev/kmsg`: what has been read of it is a state.
 const KMSG: u32 = 11;
 
-/// The dump half.
+/// What is known of files that tasks refer to without a descriptor.
 #[derive(Debug, Default)]
-pub struct RegularDumper;
+pub struct Links {
+    /// Mapped files: mount namespace, device, inode, name, flags.
+    pub mapped: HashMap<(u32, u64, u64, String, u32), u32>,
+    /// Working and root directories and executables.
+    places: HashMap<Linked, u32>,
+}
 
-impl Dumper for RegularDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if !found.link_bytes().starts_with(b"/") {
-            return Ok(None);
-        }
-        let device = found.stat.st_rdev;
-        match FileType::from_raw_mode(found.stat.st_mode) {
-            _ if found.is_path_only() => {}
-            FileType::RegularFile | FileType::Directory => {}
-            FileType::CharacterDevice if is_plain_device(device, found.flags()) => {}
-            _ => return Ok(None),
-        }
-        let reg = entry(cx, found, found.id)?;
-        Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
-    }
+/// What tells files apart that tasks refer to by one of procfs's links.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Linked {
+    mount: u64,
+    dev: (u32, u32),
+    ino: u64,
+    path: PathBuf,
+    flags: u32,
+}
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        Remaps::write(cx)
+/// Describes the file, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// As [`entry`].
+pub fn describe(paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
+    if !found.link_bytes().starts_with(b"/") {
+        return Ok(None);
     }
+    match FileType::from_raw_mode(found.stat.st_mode) {
+        _ if found.is_path_only() => {}
+        FileType::RegularFile | FileType::Directory => {}
+        FileType::CharacterDevice if is_plain_device(&found.stat, found.flags()) => {}
+        _ => return Ok(None),
+    }
+    let reg = entry(paths, found, found.id)?;
+    Ok(Some(FileEntry { reg: Some(reg), ..found.entry(FdTypes::Reg) }))
 }
 
 /// Whether there is nothing to a character device but its number.
-fn is_plain_device(device: u64, flags: u32) -> bool {
-    let minor = rustix::fs::minor(device);
-    rustix::fs::major(device) == MEM_MAJOR
-        && (STATELESS.contains(&minor) || minor == KMSG && !is_readable(flags))
+fn is_plain_device(stat: &Stat, flags: u32) -> bool {
+    is_stateless(stat)
+        || stat.st_rdev == rustix::fs::makedev(MEM_MAJOR, KMSG) && !is_readable(flags)
+}
+
+/// Whether a file is a character device without a state, such as `/dev/null`.
+pub fn is_stateless(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && rustix::fs::major(stat.st_rdev) == MEM_MAJOR
+        && STATELESS.contains(&rustix::fs::minor(stat.st_rdev))
 }
 
 /// Describes what `found` is open on by its path, as description `id`.
 ///
 /// # Errors
 /// Refused, if no path leads to it and it cannot be carried along.
-pub fn entry(cx: &mut Dump<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
-    let external = ext::external_file(cx.opts, found.info.mnt_id, found.stat.st_ino);
+pub fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEntry> {
+    let external = ext::external_file(paths.opts, found.info.mnt_id, found.stat.st_ino);
     let is_external = external.is_some();
-    let name = match external {
-        Some(key) => key.into_bytes(),
-        None => Remaps::name(cx, found, id)?,
+    let Named { path: name, mnt_id, is_hidden } = match external {
+        Some(key) => Named { path: key.into_bytes(), mnt_id: found.info.mnt_id, is_hidden: false },
+        None => paths.name(found, id)?,
     };
     let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
-    let build_id = cx.opts.file_validation == FileValidation::BuildId && regular && !is_external;
+    let build_id = paths.opts.file_validation == FileValidation::BuildId && regular && !is_external;
     Ok(RegFileEntry {
         id,
         flags: found.flags(),
         pos: u64::try_from(found.info.pos).unwrap_or(0),
         fown: found.fown,
         name,
-        mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
+        mnt_id: paths.mounts.number_in_images(mnt_id),
         size: (regular && !only_appends(found.flags()))
             .then_some(found.stat.st_size.cast_unsigned()),
         ext: is_external.then_some(true),
+        torpor_hidden: is_hidden.then_some(true),
         mode: Some(found.stat.st_mode),
         build_id: if build_id { build_id_of(found) } else { Vec::new() },
         ..RegFileEntry::default()
@@ -116,10 +134,10 @@ fn build_id_of(found: &Found) -> Vec<u32> {
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_as_path(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
-    let id = cx.files.next_id();
-    let reg = entry(cx, found, id)?;
-    cx.files.push(FileEntry {
+pub fn describe_as_path(paths: &mut Paths<'_>, found: &Found) -> Result<u32> {
+    let id = paths.table.next_id();
+    let reg = entry(paths, found, id)?;
+    paths.table.push(FileEntry {
         id,
         r#type: FdTypes::Reg.into(),
         reg: Some(reg),
@@ -133,17 +151,22 @@ pub fn describe_as_path(cx: &mut Dump<'_>, found: &Found) -> Result<u32> {
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32, u32)> {
+pub fn describe_mapped(
+    paths: &mut Paths<'_>,
+    links: &mut Links,
+    task: &Task,
+    vma: &Vma,
+) -> Result<(u32, u32)> {
     let writable = vma.map.shared && vma.has(b"mw");
     let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY }.bits();
-    let space = cx.tasks[task].ids.mnt_ns_id.unwrap_or(0);
+    let space = task.ids.mnt_ns_id.unwrap_or(0);
     let key = (space, vma.map.dev, vma.map.inode, vma.map.name.clone(), flags);
-    if let Some(&known) = cx.files.mapped.get(&key) {
+    if let Some(&known) = links.mapped.get(&key) {
         return Ok((known, flags));
     }
-    let found = through_link(cx, task, &vma.map_files_name(), flags)?;
-    let id = describe_as_path(cx, &found)?;
-    cx.files.mapped.insert(key, id);
+    let found = Found::through_link(task.pid, &vma.map_files_name(), flags)?;
+    let id = describe_as_path(paths, &found)?;
+    links.mapped.insert(key, id);
     Ok((id, flags))
 }
 
@@ -151,139 +174,96 @@ pub fn describe_mapped(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<(u32
 ///
 /// # Errors
 /// As [`entry`].
-pub fn describe_path(cx: &mut Dump<'_>, task: usize, name: &str) -> Result<u32> {
-    describe_link(cx, task, name, OFlags::RDONLY.bits(), describe_as_path)
-}
-
-/// Describes the executable of a task.
-///
-/// # Errors
-/// As [`entry`].
-pub fn describe_exe(cx: &mut Dump<'_>, task: usize) -> Result<u32> {
-    describe_link(cx, task, "exe", OFlags::RDONLY.bits(), |cx, found| {
-        if memfd::is_memfd(found) {
-            return memfd::describe_unopened(cx, found);
-        }
-        describe_as_path(cx, found)
-    })
+pub fn describe_path(
+    paths: &mut Paths<'_>,
+    links: &mut Links,
+    task: &Task,
+    name: &str,
+) -> Result<u32> {
+    describe_link(paths, links, task, name, describe_as_path)
 }
 
 /// Describes what one of procfs's links of a task leads to, unless the link of another
 /// task has led there before: relatives are in the same place, as a rule.
-fn describe_link(
-    cx: &mut Dump<'_>,
-    task: usize,
+pub fn describe_link(
+    paths: &mut Paths<'_>,
+    links: &mut Links,
+    task: &Task,
     name: &str,
-    flags: u32,
-    describe: fn(&mut Dump<'_>, &Found) -> Result<u32>,
+    describe: impl FnOnce(&mut Paths<'_>, &Found) -> Result<u32>,
 ) -> Result<u32> {
-    let link = format!("/proc/{}/{name}", cx.tasks[task].pid);
+    let flags = OFlags::RDONLY.bits();
+    let link = format!("/proc/{}/{name}", task.pid);
     let mask = StatxFlags::INO | StatxFlags::MNT_ID;
     let now = rustix::fs::statx(CWD, &link, AtFlags::empty(), mask)
         .context(|| format!("statx {link}"))?;
-    let place = Place {
+    let place = Linked {
         mount: now.stx_mnt_id,
         dev: (now.stx_dev_major, now.stx_dev_minor),
         ino: now.stx_ino,
         path: std::fs::read_link(&link).context(|| format!("readlink {link}"))?,
         flags,
     };
-    if let Some(&known) = cx.files.places.get(&place) {
+    if let Some(&known) = links.places.get(&place) {
         return Ok(known);
     }
-    let found = through_link(cx, task, name, flags)?;
-    let id = match mapped(cx, task, &found) {
+    let found = Found::through_link(task.pid, name, flags)?;
+    let id = match mapped(links, task, &found) {
         Some(id) => id,
-        None => describe(cx, &found)?,
+        None => describe(paths, &found)?,
     };
-    cx.files.places.insert(place, id);
+    links.places.insert(place, id);
     Ok(id)
 }
 
 /// The file of a mapping that `found`, which no descriptor is of, is as well: as a rule, a task
 /// maps its program.
-fn mapped(cx: &Dump<'_>, task: usize, found: &Found) -> Option<u32> {
-    let mut vmas = cx.tasks[task].vmas.iter();
+fn mapped(links: &Links, task: &Task, found: &Found) -> Option<u32> {
+    let mut vmas = task.vmas.iter();
     let link = found.link.to_str()?;
     let (dev, ino) = (found.stat.st_dev, found.stat.st_ino);
     let same = |vma: &&Vma| (vma.map.dev, vma.map.inode, vma.map.name.as_str()) == (dev, ino, link);
     let map = &vmas.find(same)?.map;
-    let space = cx.tasks[task].ids.mnt_ns_id.unwrap_or(0);
+    let space = task.ids.mnt_ns_id.unwrap_or(0);
     let key = (space, map.dev, map.inode, map.name.clone(), found.flags());
-    cx.files.mapped.get(&key).copied()
+    links.mapped.get(&key).copied()
 }
 
-/// What one of procfs's links of a task leads to, as if a descriptor with `flags`
-/// were open on it.
+/// Reads and checks the images of this kind, before anything is made.
 ///
 /// # Errors
-/// The kernel's.
-pub fn through_link(cx: &Dump<'_>, task: usize, name: &str, flags: u32) -> Result<Found> {
-    let path = format!("/proc/{}/{name}", cx.tasks[task].pid);
-    let file = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .context(|| format!("open {path}"))?;
-    let link = std::fs::read_link(&path).context(|| format!("readlink {path}"))?;
-    of_path(cx, task, file, link, flags)
-}
-
-/// What `file`, an `O_PATH` descriptor of ours with the path `link`, is open on, as if
-/// the task had it open with `flags`.
-///
-/// # Errors
-/// The kernel's.
-pub fn of_path(
-    cx: &Dump<'_>,
-    task: usize,
-    file: OwnedFd,
-    link: PathBuf,
-    flags: u32,
-) -> Result<Found> {
-    let number = file.as_raw_fd();
-    let info = FdInfo::parse(&proc::read(own_pid(), &format!("fdinfo/{number}"))?);
-    Ok(Found {
-        id: 0,
-        task,
-        pid: cx.tasks[task].pid,
-        fd: -1,
-        stat: rustix::fs::fstat(&file).context(|| format!("fstat {}", link.display()))?,
-        fs_type: rustix::fs::fstatfs(&file).map_or(0, |s| s.f_type),
-        file,
-        link,
-        info: FdInfo { pos: 0, flags, ..info },
-        fown: FownEntry::default(),
-    })
-}
-
-/// The restore half.
-#[derive(Debug, Default)]
-pub struct RegularRestorer;
-
-impl Restorer for RegularRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let reg = part(entry.id, entry.reg.as_ref(), "path")?;
-            if !reg.ext() && !reg.name.starts_with(b"/") {
-                let reason = format!("file {} has the path {}", reg.id, text(reg));
-                return Err(Error::invalid("files.img", reason));
-            }
+/// Damaged images.
+pub fn load(entries: &[FileEntry]) -> Result<()> {
+    for entry in entries {
+        let reg = part(entry.id, entry.reg.as_ref(), "path")?;
+        if !reg.ext() && !reg.name.starts_with(b"/") {
+            let reason = format!("file {} has the path {}", reg.id, text(reg));
+            return Err(Error::invalid("files.img", reason));
         }
-        Temporary::load(cx)
     }
-
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        open(cx, part(entry.id, entry.reg.as_ref(), "path")?)
-    }
+    Ok(())
 }
 
 /// Opens what `reg` describes.
 ///
 /// # Errors
 /// The kernel's; `Invalid` if it is not the file that it was.
-pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
+pub fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    open(cx, part(entry.id, entry.reg.as_ref(), "path")?)
+}
+
+/// Opens what a path of the images leads to.
+///
+/// # Errors
+/// As [`open_entry`].
+pub fn open(cx: &mut Opener<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
     if reg.ext() {
         let key = String::from_utf8_lossy(&reg.name);
         return match ext::inherited(cx.opts, &key) {
-            Some(file) => duplicate(file),
+            Some(file) => match ext::own_null(cx.roots, file, open_flags(reg.flags))? {
+                Some(null) => Ok(null),
+                None => duplicate(file),
+            },
             None => Err(Error::Unsupported(format!(
                 "file {} is external: a restore without --inherit-fd fd[N]:{key}",
                 reg.id
@@ -291,15 +271,16 @@ pub fn open(cx: &mut Restore<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
         };
     }
     if let Some(ns_id) = reg.torpor_mqueue {
-        return mqueue::open(cx, reg, ns_id);
+        return mqueue::open(cx.spaces, reg, ns_id);
     }
     if let Some(file) = ext::inherited_path(cx.opts, &reg.name) {
         return duplicate(file);
     }
     let flags = open_flags(reg.flags);
-    let file = match Temporary::open(cx, reg)? {
+    let file = match cx.open_remapped(reg)? {
         Some(file) => file,
-        None => cx.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, flags, Mode::empty())?,
+        None if reg.torpor_hidden() => hidden::open(cx, reg)?,
+        None => cx.roots.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, flags, Mode::empty())?,
     };
     cx.check_opened(&reg.name, &file)?;
     validate(cx, reg, &file)?;
@@ -322,7 +303,7 @@ fn seek(file: &OwnedFd, reg: &RegFileEntry) -> Result<()> {
 }
 
 /// Fails unless the file is the one of the dump, as far as the images tell.
-fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
+fn validate(cx: &Opener<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(file).context(|| format!("fstat {}", text(reg)))?;
     let differs = |what: &str, was: String, now: String| {
         Err(Error::invalid(text(reg), format!("its {what} was {was} at the dump and is {now} now")))
@@ -336,7 +317,7 @@ fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> 
     }
     let rights = if cx.opts.skip_file_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.
-    let late = if cx.files.temporary.is_ghost(reg.id) { 0o6000 } else { 0 };
+    let late = if cx.temporary.is_ghost(reg.id) { 0o6000 } else { 0 };
     let rights = rights | late;
     if let Some(mode) = reg.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
@@ -357,7 +338,7 @@ fn validate(cx: &Restore<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> 
 /// to its end or to name it, whatever it holds; to read what the tree itself adds to (a log that
 /// is watched, a journal that is read back), if nothing is gone. What is read or overwritten in
 /// place, or mapped, must be what it was.
-fn may_have_grown(cx: &Restore<'_>, reg: &RegFileEntry, size: u64, now: u64) -> bool {
+fn may_have_grown(cx: &Opener<'_>, reg: &RegFileEntry, size: u64, now: u64) -> bool {
     let same = |r: &RegFileEntry| r.name == reg.name && r.mnt_id == reg.mnt_id;
     let added_to = || {
         let mut all = cx.entries.values().filter_map(|e| e.reg.as_ref());
@@ -377,13 +358,13 @@ fn hex(build_id: &[u32]) -> String {
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
+pub fn open_otherwise(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
     let reg = cx.entries.get(&id).and_then(|entry| entry.reg.clone());
     match (reg, flags) {
         (Some(reg), Some(flags)) if flags != reg.flags => {
-            open(cx, &RegFileEntry { flags, pos: 0, ..reg })
+            open(cx, &RegFileEntry { flags, pos: 0, ..reg }).map(Some)
         }
-        _ => duplicate(cx.file(id)?.as_fd()),
+        _ => Ok(None),
     }
 }
 
@@ -391,10 +372,13 @@ pub fn open_for_mapping(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Re
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_apart(cx: &mut Restore<'_>, id: u32, flags: Option<u32>) -> Result<OwnedFd> {
+pub fn open_apart(cx: &mut Opener<'_>, id: u32, flags: Option<u32>) -> Result<Option<OwnedFd>> {
     match cx.entries.get(&id).and_then(|entry| entry.reg.clone()) {
-        Some(reg) => open(cx, &RegFileEntry { flags: flags.unwrap_or(reg.flags), pos: 0, ..reg }),
-        None => open_for_mapping(cx, id, flags),
+        Some(reg) => {
+            let flags = flags.unwrap_or(reg.flags);
+            open(cx, &RegFileEntry { flags, pos: 0, ..reg }).map(Some)
+        }
+        None => Ok(None),
     }
 }
 
@@ -406,6 +390,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::dump::{Dump, files};
     use crate::file::testing::{World, fdinfo, link};
     use crate::options::InheritFd;
 
@@ -512,7 +497,7 @@ mod tests {
             "/proc/self/fdinfo/{}",
             std::os::fd::AsRawFd::as_raw_fd(&file)
         ));
-        let mnt_id = FdInfo::parse(&mnt_id.unwrap()).mnt_id;
+        let mnt_id = crate::file::FdInfo::parse(&mnt_id.unwrap()).mnt_id;
         let inode = rustix::fs::fstat(&file).unwrap().st_ino;
         let key = format!("file[{mnt_id:x}:{inode:x}]");
         let other = || Arc::new(OwnedFd::from(File::open("/etc/hostname").unwrap()));
@@ -543,13 +528,13 @@ mod tests {
         let world = World::new();
         let mut cx = Dump::of_this_process(&world.opts).unwrap();
         let pid = cx.tasks[0].pid;
-        let exe = describe_exe(&mut cx, 0).unwrap();
-        let cwd = describe_path(&mut cx, 0, "cwd").unwrap();
+        let exe = files::describe_exe(&mut cx, 0).unwrap();
+        let cwd = files::describe_path(&mut cx, 0, "cwd").unwrap();
         let vmas = crate::memory::vma::read(pid).unwrap();
         let own: Vec<_> = vmas
             .iter()
             .filter(|v| v.map.name.contains("torpor_engine"))
-            .map(|v| describe_mapped(&mut cx, 0, v).unwrap())
+            .map(|v| files::describe_mapped(&mut cx, 0, v).unwrap())
             .collect();
         assert!(own.len() > 1 && own.iter().all(|o| *o == own[0]));
         let name = |id: u32| {

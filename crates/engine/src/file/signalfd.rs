@@ -5,44 +5,38 @@ use std::os::fd::OwnedFd;
 
 use torpor_images::proto::{FdTypes, FileEntry, SignalfdEntry};
 
+use super::Found;
 use super::description::{part, set_status_flags};
-use super::{Dumper, Found, Restorer};
-use crate::dump::Dump;
 use crate::error::{Context, Result};
-use crate::restore::Restore;
 
-/// The dump half.
-#[derive(Debug, Default)]
-pub struct SignalfdDumper;
-
-impl Dumper for SignalfdDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if !found.is_anon("[signalfd]") {
-            return Ok(None);
-        }
-        let sigmask = found
-            .info
-            .values("sigmask")
-            .next()
-            .and_then(|text| u64::from_str_radix(text, 16).ok())
-            .ok_or_else(|| found.refuse("its fdinfo shows no signals"))?;
-        let sgfd = SignalfdEntry { id: found.id, flags: found.flags(), fown: found.fown, sigmask };
-        Ok(Some(FileEntry { sgfd: Some(sgfd), ..found.entry(FdTypes::Signalfd) }))
+/// Describes the file, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
+    if !found.is_anon("[signalfd]") {
+        return Ok(None);
     }
+    let sigmask = found
+        .info
+        .values("sigmask")
+        .next()
+        .and_then(|text| u64::from_str_radix(text, 16).ok())
+        .ok_or_else(|| found.refuse("its fdinfo shows no signals"))?;
+    let sgfd = SignalfdEntry { id: found.id, flags: found.flags(), fown: found.fown, sigmask };
+    Ok(Some(FileEntry { sgfd: Some(sgfd), ..found.entry(FdTypes::Signalfd) }))
 }
 
-/// The restore half.
-#[derive(Debug, Default)]
-pub struct SignalfdRestorer;
-
-impl Restorer for SignalfdRestorer {
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
-        let sgfd = part(entry.id, entry.sgfd.as_ref(), "signalfd")?;
-        let file = torpor_sys::event::signalfd(sgfd.sigmask, libc::SFD_CLOEXEC)
-            .context(|| "signalfd".to_owned())?;
-        set_status_flags(&file, sgfd.flags)?;
-        Ok(file)
-    }
+/// Opens a description.
+///
+/// # Errors
+/// Contradictions in the images; the kernel's.
+pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
+    let sgfd = part(entry.id, entry.sgfd.as_ref(), "signalfd")?;
+    let file = torpor_sys::event::signalfd(sgfd.sigmask, libc::SFD_CLOEXEC)
+        .context(|| "signalfd".to_owned())?;
+    set_status_flags(&file, sgfd.flags)?;
+    Ok(file)
 }
 
 #[cfg(test)]

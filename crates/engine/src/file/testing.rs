@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use torpor_images::proto::FileEntry;
 
-use super::{FdInfo, table};
-use crate::dump::Dump;
+use super::FdInfo;
+use crate::dump::{Dump, files};
 use crate::error::Result;
 use crate::options::Options;
 use crate::restore::Restore;
@@ -40,11 +40,11 @@ impl World {
         let mut cx = Dump::of_this_process(&self.opts)?;
         let described = files
             .iter()
-            .map(|file| table::describe_own(&mut cx, file.as_fd().as_raw_fd()))
+            .map(|file| files::describe_own(&mut cx, file.as_fd().as_raw_fd()))
             .collect::<Result<Vec<_>>>()?;
-        table::finish(&mut cx)?;
+        files::finish(&mut cx)?;
         crate::dump::memory::copy_pages(&mut cx, &mut crate::hooks::NoHooks)?;
-        cx.files.remaps.keep(&mut cx.guardian)?;
+        cx.remaps.keep();
         Ok(described)
     }
 
@@ -53,9 +53,9 @@ impl World {
         let mut cx = Restore::into_this_process(&self.opts)?;
         let ids: Vec<u32> = entries.iter().map(|entry| entry.id).collect();
         let files = cx.open_all(&ids)?;
-        cx.files.temporary.succeed()?;
-        let sleepers = std::mem::take(&mut cx.files.sleepers);
-        super::notify::wake(&cx, sleepers)?;
+        cx.temporary.succeed()?;
+        let sleepers = std::mem::take(&mut cx.sleepers);
+        super::notify::wake(&cx.tasks, sleepers)?;
         Ok(files)
     }
 

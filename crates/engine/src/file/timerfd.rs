@@ -6,33 +6,31 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use torpor_images::proto::{FdTypes, FileEntry, TimerfdEntry};
 
 use super::description::{part, set_status_flags};
-use super::{Dumper, FdInfo, Found, Restorer, table};
-use crate::dump::Dump;
+use super::found::own_pid;
+use super::open::OpenFiles;
+use super::{FdInfo, Found};
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::Restore;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// The dump half.
-#[derive(Debug, Default)]
-pub struct TimerfdDumper;
-
-impl Dumper for TimerfdDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
-        if !found.is_anon("[timerfd]") {
-            return Ok(None);
-        }
-        // A periodic timer that has fired stands still, and shows no time left, until it is
-        // read or looked at: this counts what it has missed and sets it going, as its
-        // reader would.
-        rustix::time::timerfd_gettime(&found.file).context(|| "timerfd_gettime".to_owned())?;
-        let path = format!("fdinfo/{}", found.file.as_raw_fd());
-        let info = FdInfo::parse(&proc::read(table::own_pid(), &path)?);
-        let tfd =
-            parse(found, &info).ok_or_else(|| found.refuse("its fdinfo has an unknown layout"))?;
-        Ok(Some(FileEntry { tfd: Some(tfd), ..found.entry(FdTypes::Timerfd) }))
+/// Describes the file, or says that it is of another kind (`None`).
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
+    if !found.is_anon("[timerfd]") {
+        return Ok(None);
     }
+    // A periodic timer that has fired stands still, and shows no time left, until it is
+    // read or looked at: this counts what it has missed and sets it going, as its
+    // reader would.
+    rustix::time::timerfd_gettime(&found.file).context(|| "timerfd_gettime".to_owned())?;
+    let path = format!("fdinfo/{}", found.file.as_raw_fd());
+    let info = FdInfo::parse(&proc::read(own_pid(), &path)?);
+    let tfd =
+        parse(found, &info).ok_or_else(|| found.refuse("its fdinfo has an unknown layout"))?;
+    Ok(Some(FileEntry { tfd: Some(tfd), ..found.entry(FdTypes::Timerfd) }))
 }
 
 fn parse(found: &Found, info: &FdInfo) -> Option<TimerfdEntry> {
@@ -67,8 +65,12 @@ pub struct TimerfdRestorer {
     late: bool,
 }
 
-impl Restorer for TimerfdRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl TimerfdRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&self, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
             spec(tfd)?;
@@ -77,7 +79,11 @@ impl Restorer for TimerfdRestorer {
         Ok(())
     }
 
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
         let file = rustix::time::timerfd_create(clock(tfd)?, TimerfdFlags::CLOEXEC)
             .context(|| format!("timerfd_create of clock {}", tfd.clockid))?;
@@ -90,10 +96,14 @@ impl Restorer for TimerfdRestorer {
         Ok(file)
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, files: &OpenFiles) -> Result<()> {
         self.late = true;
         for tfd in self.made.drain(..) {
-            let Some(file) = cx.files.get(tfd.id) else { continue };
+            let Some(file) = files.get(tfd.id) else { continue };
             arm(file, &tfd)?;
         }
         Ok(())

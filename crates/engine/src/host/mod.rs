@@ -17,11 +17,12 @@ use aws_lc_rs::rand;
 use prost::Message;
 use torpor_images::proto::InventoryEntry;
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_kernel::parallel;
 
-pub use self::pages::{Claim, Remark};
 use crate::error::{Context, Result};
 use crate::options::Options;
-use crate::parallel;
+
+pub use self::pages::{Claim, Remark};
 
 /// What is digested first: no other use of the key gives the same digests.
 const LABEL: &[u8] = b"torpor host mark v2\0";
@@ -132,6 +133,10 @@ pub fn claim(
     let (mut dir, mut inventory) = (None, inventory.clone());
     loop {
         let layer = dir.as_ref().unwrap_or(images);
+        if layer.parent().is_err_and(|error| error.is_missing()) {
+            // Its pages are where a page server has them.
+            return Ok(None);
+        }
         match verified(&key, layer, &inventory, opts.workers())? {
             Some(mark) => claim.add(&key, &mark, layer, &inventory)?,
             None => return Ok(None),
@@ -201,7 +206,8 @@ fn digest(
     let inventory = digest::digest(&SHA256, &inventory.encode_to_vec());
     part(&kind::INVENTORY.file_name(0), inventory.as_ref());
     let names: Vec<String> = images.names()?.into_iter().filter(|n| is_covered(n)).collect();
-    let contents = parallel::map(&names, workers, |name| Ok(images.digest(name)?))?;
+    let contents =
+        parallel::map(&names, workers, |name| Ok::<_, crate::Error>(images.digest(name)?))?;
     names.iter().zip(&contents).for_each(|(name, content)| part(name, content));
     Ok(context.sign())
 }

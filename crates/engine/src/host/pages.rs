@@ -11,12 +11,12 @@ use aws_lc_rs::hmac::{self, Key};
 use torpor_images::page_sums::sum_of;
 use torpor_images::proto::{InventoryEntry, TorporPageSum};
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_kernel::parallel;
 use torpor_seal::Secret;
 use torpor_seal::blocks::{BLOCK, BlockKey, BlockSum};
 
 use super::{Mark, Salt, salt, sign, verified};
 use crate::error::{Context, Error, Result};
-use crate::parallel;
 
 /// What the derived keys are for.
 const SUMS: &[u8] = b"torpor host pages v1\0";

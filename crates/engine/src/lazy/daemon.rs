@@ -20,12 +20,12 @@ use torpor_sys::socket::{self, Message};
 use super::sight::Sight;
 use super::space::Space;
 use super::working_set::{self, Recorder, WorkingSet};
-use super::{Line, Remote, accept_all, guard, socket_in};
+use super::{Line, Remote, accept_all, pair, socket_in};
 use crate::error::{Context, Error, Result};
 use crate::options::Options;
-use crate::page_server::Borrower;
+use crate::page_server::{Borrower, Fetcher};
 use crate::proc;
-use crate::restore::layers::Pages;
+use crate::restore::pages::Pages;
 
 /// A daemon that waits for its restore.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl<'a> Daemon<'a> {
     /// Waits for a restore, and brings its pages in.
     ///
     /// # Errors
-    /// A restore of other images; a dump that goes away; see [`guard::run`].
+    /// A restore of other images; a dump that goes away; see [`pair::run`].
     pub fn serve(self) -> Result<()> {
         let line = self.accept()?;
         let _ = std::fs::remove_file(&self.socket);
@@ -122,7 +122,7 @@ pub fn own_pager(
     }
     let borrower = connect_to_dump(opts, images)?;
     if borrower.is_none() && pages.values().any(|pages| pages.any_remote()) {
-        let what = "the dump still has pages, and no lazy-pages command with --page-server listens";
+        let what = "pages are not here, and no lazy-pages command with --page-server listens";
         return Err(Error::Usage(format!("{what} in {}", opts.work_dir().display())));
     }
     let (ours, theirs) =
@@ -188,6 +188,21 @@ fn run_id(images: &ImageDir) -> Result<String> {
     Ok(images.inventory()?.dump_criu_run_id.unwrap_or_default())
 }
 
+/// What fetches the pages that have to be there before the tasks run.
+///
+/// # Errors
+/// If nothing says from where; see [`Fetcher::connect`].
+pub fn fetcher(opts: &Options, images: &ImageDir) -> Result<Fetcher> {
+    let Some(server) = &opts.page_server else {
+        let what = "pages that the tasks need at once are not here: give the restore the address of \
+                    the page server, too (--page-server, --address, --port), or copy the files of \
+                    pages";
+        return Err(Error::Usage(what.to_owned()));
+    };
+    let seal = images.seal_ref().map(AsRef::as_ref);
+    Fetcher::connect(server, &run_id(images)?, seal)
+}
+
 /// Connects to the dump that has made these images, if the options name it.
 fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>> {
     let Some(dump) = &opts.page_server else { return Ok(None) };
@@ -219,7 +234,7 @@ fn serve(
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let remote = borrower.map(|borrower| Remote { borrower, line, restorer });
     let recorder = Recorder::new(opts, images, &tasks);
-    guard::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
+    pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");
     Ok(())
 }

@@ -13,14 +13,14 @@
 //!
 //! **No task ever sees a page that is not its own.** When the last descriptor of a
 //! userfaultfd closes, the kernel gives zeros for what is missing. So there are two
-//! processes with one table of descriptors ([`guard`]): whatever happens to one of
+//! processes with one table of descriptors ([`pair`]): whatever happens to one of
 //! them, the other keeps all descriptors open, kills the tasks, and goes only when their
 //! memory is gone.
 
 mod daemon;
-mod guard;
 mod missing;
 mod pager;
+mod pair;
 mod reader;
 mod sight;
 mod space;
@@ -37,7 +37,7 @@ use crate::error::{Context, Error, Result};
 use crate::memory::vma::{MAP_DROPPABLE, is_wiped_on_fork, status};
 use crate::page_server::Borrower;
 
-pub use daemon::{Daemon, id_of, own_pager};
+pub use daemon::{Daemon, fetcher, id_of, own_pager};
 
 /// Whether the pages of a mapping can be brought in later. It depends on nothing that two
 /// relatives may have differently in a mapping that one of them inherits.

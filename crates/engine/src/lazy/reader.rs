@@ -9,7 +9,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::error::{Context, Error, Result};
 use crate::page_server::{Asked, Request};
-use crate::restore::layers::Pages;
+use crate::restore::pages::Pages;
 
 /// Buffers that are kept for later.
 const SPARE: usize = 8;
@@ -55,6 +55,7 @@ impl Reader {
         let (answers, answered) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
         let ((jobs, todo), (to, done)) = (channel::<Job>(), channel());
         let work = move || {
+            torpor_images::feed::read_ahead();
             for mut job in todo {
                 job.read();
                 if to.send(job).is_err() || rustix::io::write(&answered, b".").is_err() {

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, openat};
 use torpor_sys::vm::{PageRegion, Scan, page, scan};
 use torpor_tracee::parse_maps;
 
-use super::guard::pid_of;
+use super::pair::pid_of;
 use crate::error::{Context, Error, Result};
 
 /// Runs of guard pages that one look finds; more of them take another one.

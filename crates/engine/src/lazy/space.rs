@@ -15,7 +15,7 @@ use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::page_server::{Borrower, Request};
-use crate::restore::layers::Pages;
+use crate::restore::pages::Pages;
 
 /// Bytes brought in at once when somebody waits: what lies around the page, too.
 pub const AROUND: u64 = 64 * 1024;
@@ -43,6 +43,8 @@ pub struct Space {
     waiting: VecDeque<u64>,
     /// What is in place already and whose waiters are woken later, if that is to be so.
     late: Option<Vec<Range<u64>>>,
+    /// What is brought in at once for who waits for a page.
+    around: u64,
     /// Where pages are brought in next that nobody waits for.
     next: u64,
     /// The address space is gone.
@@ -66,8 +68,11 @@ impl Space {
             }
         }
         let (waiting, sight) = (VecDeque::new(), Some(sight));
-        let late = None;
-        Space { id, uffd, sight, pages, missing, first, waiting, late, next: 0, gone: false }
+        // What is fetched from far away is stored by when it was needed, not by its address: what
+        // lies around a page would be many further requests.
+        let around = if pages.any_fed() { PAGE } else { AROUND };
+        let (late, next, gone) = (None, 0, false);
+        Space { id, uffd, sight, pages, missing, first, waiting, late, around, next, gone }
     }
 
     /// The address space of a child, which lacks what this one does, but for what is empty there.
@@ -84,6 +89,7 @@ impl Space {
             first: self.first.clone(),
             waiting: VecDeque::new(),
             late: None,
+            around: self.around,
             next: self.next,
             gone: false,
         }
@@ -146,9 +152,9 @@ impl Space {
     ) -> Result<bool> {
         for _ in 0..self.waiting.len() {
             let Some(page) = self.waiting.pop_front() else { break };
-            let around = page & !(AROUND - 1);
+            let around = page & !(self.around - 1);
             let near = match recorder {
-                None => around..around + AROUND,
+                None => around..around + self.around,
                 Some(_) => page..page + PAGE,
             };
             let done = match self.missing.at(page) {

@@ -8,15 +8,19 @@
 //! The kernel does not tell of requests that are still under way. Those that are answered
 //! before the pages are copied are kept, the others are not; the log warns of that.
 
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::kind;
 use torpor_images::proto::{AioRingEntry, VmaEntry};
 use torpor_sys::vm;
-use torpor_tracee::RemoteAddr;
+use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{RemoteAddr, Tracee};
 
 use super::vma::{Vma, status};
-use crate::dump::Dump;
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
-use crate::restore::{Restore, place_words};
+use crate::restore::pages::Pages;
+use crate::restore::tasks::Task;
+use crate::restore::transport::place_words;
 
 /// `struct aio_ring` (fs/aio.c) before its events: number, size, head, tail, magic,
 /// compatible and incompatible features, length of this header.
@@ -59,9 +63,9 @@ impl Header {
 ///
 /// # Errors
 /// Refusals of rings that are not whole, or of another process; the kernel's.
-pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
+pub fn dump(tasks: &mut Tasks, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
     let mut contexts = Vec::new();
-    let pid = cx.tasks[task].pid;
+    let pid = tasks[task].pid;
     for ring in vmas.iter().filter(|vma| vma.is(status::AIO_RING)) {
         let (start, len) = (ring.map.start, ring.map.end - ring.map.start);
         let refuse = |reason| Error::refused(pid, format!("the AIO ring at {start:x}"), reason);
@@ -70,9 +74,10 @@ pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingE
         let header = Header::parse(&bytes).filter(|h| read == HEADER && h.mapped() == len);
         let header = header.ok_or_else(|| refuse("is mapped in part only, or overwritten"))?;
         // Asked for nothing, a context answers without doing anything.
-        let known = cx.remote(task)?.call("io_getevents", libc::SYS_io_getevents, [start, 0, 0]);
+        let known =
+            tasks.remote(task)?.call("io_getevents", (libc::SYS_io_getevents, [start, 0, 0]));
         if known.is_err() {
-            if is_inherited(cx, task, ring) {
+            if is_inherited(tasks, task, ring) {
                 continue;
             }
             return Err(refuse("belongs to a context of another process"));
@@ -90,9 +95,9 @@ pub fn dump(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingE
 
 /// Whether a ring is there only because the parent has it: children inherit the mapping,
 /// but not the context.
-fn is_inherited(cx: &Dump<'_>, task: usize, ring: &Vma) -> bool {
-    let ppid = cx.tasks[task].stat.ppid;
-    let parent = cx.tasks.iter().find(|t| t.tgid == ppid);
+fn is_inherited(tasks: &Tasks, task: usize, ring: &Vma) -> bool {
+    let ppid = tasks[task].stat.ppid;
+    let parent = tasks.iter().find(|t| t.tgid == ppid);
     let same = |v: &Vma| (v.map.start, v.map.inode) == (ring.map.start, ring.map.inode);
     parent.is_some_and(|t| t.vmas.iter().any(|v| v.is(status::AIO_RING) && same(v)))
 }
@@ -102,30 +107,29 @@ fn is_inherited(cx: &Dump<'_>, task: usize, ring: &Vma) -> bool {
 ///
 /// # Errors
 /// The kernel's; contradictions in the images.
-pub fn restore(cx: &mut Restore<'_>, task: usize, kept: &[VmaEntry]) -> Result<()> {
-    let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };
+pub fn restore(task: &mut Task, kept: &[VmaEntry]) -> Result<()> {
+    let Some(mm) = &task.image.mm else { return Ok(()) };
     let rings = mm.vmas.iter().filter(|vma| vma.status & status::AIO_RING != 0);
     let rings = rings.filter(|vma| !kept.contains(vma));
     let pairs = rings.map(|vma| (*vma, mm.aios.iter().find(|a| a.id == vma.start).copied()));
     let pairs: Vec<_> = pairs.collect();
-    reserve(cx, task, pairs.iter().map(|(vma, _)| vma))?;
+    reserve(task.remote()?, pairs.iter().map(|(vma, _)| vma))?;
     for (vma, context) in pairs {
-        let name = kind::MM.file_name(u64::from(cx.tasks[task].image.tree.pid));
+        let name = kind::MM.file_name(u64::from(task.image.tree.pid));
         let invalid =
             |reason| Error::invalid(&name, format!("the AIO ring at {:x} {reason}", vma.start));
         let context = context
             .filter(|c| u64::from(c.ring_len) == vma.end - vma.start)
             .ok_or_else(|| invalid("is not described"))?;
-        let saved = saved_ring(cx, task, &vma)?;
+        let saved = saved_ring(&task.image.pages, &vma)?;
         let wanted = saved.first_chunk().and_then(Header::parse);
         let wanted = wanted.ok_or_else(|| invalid("is none"))?;
-        let at = setup(cx, task, &context)?;
-        let number = advance(cx, task, at, &wanted)?;
-        let (len, flags) = (vma.end - vma.start, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        let husk = cx.remote(task)?;
+        let husk = task.remote()?;
+        let at = setup(husk, &context)?;
+        let number = advance(husk, at, &wanted)?;
         // The context goes with its ring.
-        let args = [at, len, len, u64::from(flags.cast_unsigned()), vma.start];
-        husk.call("mremap of an AIO ring", libc::SYS_mremap, args)?;
+        let mremap = syscall::mremap(at..at + (vma.end - vma.start), vma.start);
+        husk.call("mremap of an AIO ring", mremap)?;
         husk.write(RemoteAddr(vma.start), &saved)?;
         husk.write(RemoteAddr(vma.start), &number.to_ne_bytes())?;
     }
@@ -133,16 +137,11 @@ pub fn restore(cx: &mut Restore<'_>, task: usize, kept: &[VmaEntry]) -> Result<(
 }
 
 /// Takes the places of the rings, so that the kernel chooses others for the new ones.
-fn reserve<'a>(
-    cx: &mut Restore<'_>,
-    task: usize,
-    rings: impl Iterator<Item = &'a VmaEntry>,
-) -> Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let flags = u64::from(flags.cast_unsigned());
-    let mut batch = cx.remote(task)?.batch();
+fn reserve<'a>(husk: &mut Tracee, rings: impl Iterator<Item = &'a VmaEntry>) -> Result<()> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+    let mut batch = husk.batch();
     for ring in rings {
-        batch.must(libc::SYS_mmap, [ring.start, ring.end - ring.start, 0, flags, u64::MAX, 0]);
+        batch.must(syscall::mmap_anonymous(ring.start..ring.end, ProtFlags::empty(), flags));
     }
     match batch.run()?.first_error() {
         None => Ok(()),
@@ -151,8 +150,7 @@ fn reserve<'a>(
 }
 
 /// The content of a ring in the images.
-fn saved_ring(cx: &Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Vec<u8>> {
-    let pages = &cx.tasks[task].image.pages;
+fn saved_ring(pages: &Pages, vma: &VmaEntry) -> Result<Vec<u8>> {
     let place = |address: u64| usize::try_from(address - vma.start).unwrap_or(usize::MAX);
     let mut ring = Vec::new();
     for (stretch, range) in pages.within(vma.start..vma.end) {
@@ -163,21 +161,21 @@ fn saved_ring(cx: &Restore<'_>, task: usize, vma: &VmaEntry) -> Result<Vec<u8>> 
 }
 
 /// Makes a context wherever the kernel likes, and says where.
-fn setup(cx: &mut Restore<'_>, task: usize, context: &AioRingEntry) -> Result<u64> {
-    let mut batch = cx.remote(task)?.batch();
+fn setup(husk: &mut Tracee, context: &AioRingEntry) -> Result<u64> {
+    let mut batch = husk.batch();
     let place = batch.space(8);
-    let made = batch.call(libc::SYS_io_setup, [u64::from(context.nr_req), place.addr.0]);
+    let made = batch.call((libc::SYS_io_setup, [u64::from(context.nr_req), place.addr.0]));
     let out = batch.run()?;
     out.expect(made, || "io_setup (the limit is in /proc/sys/fs/aio-max-nr)".to_owned())?;
     Ok(out.u64_at(place, 0))
 }
 
 /// Lets the kernel count to the wanted tail of the context at `at`. Returns its number.
-fn advance(cx: &mut Restore<'_>, task: usize, at: u64, wanted: &Header) -> Result<u32> {
+fn advance(husk: &mut Tracee, at: u64, wanted: &Header) -> Result<u32> {
     let mut before = None;
     loop {
         let mut bytes = [0; HEADER];
-        cx.remote(task)?.read(RemoteAddr(at), &mut bytes)?;
+        husk.read(RemoteAddr(at), &mut bytes)?;
         let now =
             Header::parse(&bytes).filter(|now| now.size == wanted.size && before != Some(now.tail));
         let Some(now) = now else {
@@ -186,7 +184,7 @@ fn advance(cx: &mut Restore<'_>, task: usize, at: u64, wanted: &Header) -> Resul
         };
         match wanted.tail.checked_sub(now.tail) {
             Some(0) => return Ok(now.number),
-            Some(left) => answer_nothing(cx, task, at, u64::from(left).min(AT_ONCE))?,
+            Some(left) => answer_nothing(husk, at, u64::from(left).min(AT_ONCE))?,
             None => return Err(Error::invalid("mm", "an AIO context answers what nobody asked")),
         }
         before = Some(now.tail);
@@ -194,8 +192,8 @@ fn advance(cx: &mut Restore<'_>, task: usize, at: u64, wanted: &Header) -> Resul
 }
 
 /// Submits requests to read nothing, which are answered at once, and takes the answers.
-fn answer_nothing(cx: &mut Restore<'_>, task: usize, at: u64, count: u64) -> Result<()> {
-    let mut batch = cx.remote(task)?.batch();
+fn answer_nothing(husk: &mut Tracee, at: u64, count: u64) -> Result<()> {
+    let mut batch = husk.batch();
     let name = batch.cstr("aio").0;
     // All zero but for the descriptor: IOCB_CMD_PREAD of no bytes.
     let request = batch.space(IOCB).addr;
@@ -203,10 +201,10 @@ fn answer_nothing(cx: &mut Restore<'_>, task: usize, at: u64, count: u64) -> Res
     let requests = place_words(&mut batch, &requests).0;
     let events = batch.space(usize::try_from(count * EVENT).unwrap_or(0)).addr.0;
     // The husk has no descriptor yet: this one is 0.
-    batch.must(libc::SYS_memfd_create, [name, 0]);
-    batch.must(libc::SYS_io_submit, [at, count, requests]);
-    batch.must(libc::SYS_io_getevents, [at, 0, count, events, 0]);
-    batch.call(libc::SYS_close, [0]);
+    batch.must((libc::SYS_memfd_create, [name, 0]));
+    batch.must((libc::SYS_io_submit, [at, count, requests]));
+    batch.must((libc::SYS_io_getevents, [at, 0, count, events, 0]));
+    batch.call(syscall::close(RemoteFd(0)));
     match batch.run()?.first_error() {
         None => Ok(()),
         Some((_, e)) => Err(e).context(|| "counting up an AIO context".to_owned()),

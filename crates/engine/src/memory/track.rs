@@ -23,20 +23,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use torpor_images::ImageDir;
 use torpor_images::dir::PARENT_LINK;
 use torpor_images::pagemap::Run;
-use torpor_images::{ImageDir, kind};
 use torpor_sys::uffd;
 use torpor_sys::vm::{self, PageRegion, Scan, page};
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::changes::Means;
 use super::keeper::{self, Keeper, Knowledge, Tracked};
 use super::pages::{self, Census, Found};
 use super::scan;
 use super::vma::{self, Vma, status};
-use crate::dump::{Dump, memory};
+use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
-use crate::guardian::Undo;
+use crate::guardian::{self, Guardian, Way};
 use crate::options::Options;
 use crate::proc;
 
@@ -133,19 +134,25 @@ fn find_parent(images: &ImageDir, path: &Path, knowledge: &Knowledge) -> Result<
 ///
 /// # Errors
 /// If the task is gone; damaged images of the parent.
-pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
-    let (pid, start_time) = (cx.tasks[task].pid, cx.tasks[task].stat.start_time);
-    let goes_on = cx.tracking.keeper.is_some();
-    if let Some(uffd) = cx.tracking.known.remove(&(pid, start_time))
-        && belongs(cx, task, &uffd)?
+pub fn begin(
+    tracking: &mut Tracking,
+    tasks: &mut Tasks,
+    task: usize,
+    guardian: &Guardian,
+    base: &mut dyn FnMut(&ImageDir) -> Result<Vec<Run>>,
+) -> Result<Option<Tracker>> {
+    let (pid, start_time) = (tasks[task].pid, tasks[task].stat.start_time);
+    let goes_on = tracking.keeper.is_some();
+    if let Some(uffd) = tracking.known.remove(&(pid, start_time))
+        && belongs(tasks, task, &uffd)?
     {
-        let base = base(cx, task)?;
+        let base = tracking.parent.as_ref().map_or(Ok(Vec::new()), base)?;
         return Ok(Some(Tracker { known: Tracked { pid, start_time, uffd }, base, goes_on }));
     }
     if !goes_on {
         return Ok(None);
     }
-    match create(cx, task) {
+    match create(tasks, task, guardian) {
         Ok(uffd) => {
             let known = Tracked { pid, start_time, uffd };
             Ok(Some(Tracker { known, base: Vec::new(), goes_on }))
@@ -158,58 +165,55 @@ pub fn begin(cx: &mut Dump<'_>, task: usize) -> Result<Option<Tracker>> {
     }
 }
 
-/// What the parent has of a task.
-fn base(cx: &mut Dump<'_>, task: usize) -> Result<Vec<Run>> {
-    let Some(parent) = cx.tracking.parent.take() else { return Ok(Vec::new()) };
-    let id = u64::from(cx.tasks[task].vpid.cast_unsigned());
-    let runs = memory::in_parent(cx, &parent, kind::PAGEMAP, id);
-    cx.tracking.parent = Some(parent);
-    runs
-}
-
 /// Makes a userfaultfd of the task's address space that the task itself does not keep.
-fn create(cx: &mut Dump<'_>, task: usize) -> Result<OwnedFd> {
+fn create(tasks: &mut Tasks, task: usize, guardian: &Guardian) -> Result<OwnedFd> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     // Its number will be the lowest that is free.
-    let pid = cx.tasks[task].pid;
+    let pid = tasks[task].pid;
     let taken = proc::numbers(pid, "fd")?;
     let free = (0..).zip(&taken).find_map(|(n, &fd)| (n != fd).then_some(n));
-    let undo = Undo::Uffd(pid, free.or(i32::try_from(taken.len()).ok()).unwrap_or(i32::MAX));
-    cx.guardian.watch(&undo)?;
-    let remote = cx.remote(task)?;
+    let number = free.or(i32::try_from(taken.len()).ok()).unwrap_or(i32::MAX);
+    let undo = USERFAULTFD.undo(vec![pid.to_string(), number.to_string()]);
+    guardian.watch(&undo)?;
+    let remote = tasks.remote(task)?;
     // Without privileges over faults of the kernel, which nobody is asked about here.
-    let fd = remote.call("userfaultfd", libc::SYS_userfaultfd, [flags | uffd::USER_MODE_ONLY])?;
+    let fd = remote.call("userfaultfd", (libc::SYS_userfaultfd, [flags | uffd::USER_MODE_ONLY]))?;
     let number = i32::try_from(fd).unwrap_or(-1);
-    let fetched = pidfd_getfd(&cx.tasks[task].pidfd, number, PidfdGetfdFlags::empty());
-    cx.remote(task)?.call("close", libc::SYS_close, [fd])?;
-    cx.guardian.forget(&undo)?;
+    let fetched = pidfd_getfd(&tasks[task].pidfd, number, PidfdGetfdFlags::empty());
+    tasks.remote(task)?.call("close", syscall::close(RemoteFd(fd)))?;
+    guardian.forget(&undo)?;
     let fetched = fetched.context(|| "fetching a userfaultfd".to_owned())?;
     let enable = if by_soft_dirty() { uffd::enable_marking } else { uffd::enable_tracking };
     enable(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
     Ok(fetched)
 }
 
+/// A descriptor of a process that may be a userfaultfd which was not fetched yet.
+pub static USERFAULTFD: Way = Way::new("uffd", |words, _| {
+    close_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)
+});
+
 /// Closes a userfaultfd that a dead supervisor has left in a task, which runs on.
 ///
 /// # Errors
 /// Gone; the kernel's.
-pub fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
+fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
     let is_uffd = |link: &Path| link.as_os_str() == "anon_inode:[userfaultfd]";
     if !std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| is_uffd(&link)) {
         return Ok(());
     }
-    let call = (libc::SYS_close, [u64::from(fd.cast_unsigned()), 0, 0, 0, 0, 0]);
+    let call = syscall::close(fd.into());
     Ok(torpor_tracee::call_once(pid, "close", call, patience).map(drop)?)
 }
 
 /// Whether a userfaultfd is one of the address space that the task has now: what is
 /// registered through it must be registered there. The stub will do.
-fn belongs(cx: &mut Dump<'_>, task: usize, uffd: &OwnedFd) -> Result<bool> {
-    let Some((start, len)) = cx.remote(task)?.stub_range() else { return Ok(false) };
+fn belongs(tasks: &mut Tasks, task: usize, uffd: &OwnedFd) -> Result<bool> {
+    let Some((start, len)) = tasks.remote(task)?.stub_range() else { return Ok(false) };
     if uffd::register(uffd.as_fd(), start, len).is_err() {
         return Ok(false);
     }
-    let pid = cx.tasks[task].pid;
+    let pid = tasks[task].pid;
     let found = if by_soft_dirty() { has_flag(pid, start) } else { is_tracked(pid, start, len) };
     uffd::unregister(uffd.as_fd(), start, len).context(|| "UFFDIO_UNREGISTER".to_owned())?;
     found
@@ -237,7 +241,7 @@ fn by_soft_dirty() -> bool {
 ///
 /// # Errors
 /// The kernel's.
-pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) -> Result<()> {
+pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
     /// Of `/proc/PID/clear_refs` (proc(5)).
     const SOFT_DIRTY: &str = "4";
     let Some(tracker) = tracker.filter(|t| t.goes_on) else { return Ok(()) };
@@ -245,7 +249,7 @@ pub fn end(cx: &mut Dump<'_>, tracker: Option<Tracker>) -> Result<()> {
         let path = format!("/proc/{}/clear_refs", tracker.known.pid);
         std::fs::write(&path, SOFT_DIRTY).context(|| path)?;
     }
-    cx.tracking.next.push(tracker.known);
+    tracking.next.push(tracker.known);
     Ok(())
 }
 
@@ -353,7 +357,7 @@ mod tests {
         let maps = parse_maps(&proc::read(pid, "maps").unwrap());
         tracee.inject(&maps, stub_place(&maps).unwrap()).unwrap();
         let args = [uffd::USER_MODE_ONLY];
-        let fd = tracee.call("userfaultfd", libc::SYS_userfaultfd, args).unwrap();
+        let fd = tracee.call("userfaultfd", (libc::SYS_userfaultfd, args)).unwrap();
         tracee.eject(&maps).unwrap();
         tracee.finish().unwrap();
         let fd = i32::try_from(fd).unwrap();

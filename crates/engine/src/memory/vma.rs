@@ -249,10 +249,13 @@ pub fn is_wiped_on_fork(vma: &VmaEntry) -> bool {
 /// Describes a mapping for the images; `shmid` and `fd` are filled by the caller.
 pub fn to_entry(vma: &Vma) -> VmaEntry {
     let bit = |yes: bool, flag: i32| if yes { flag.cast_unsigned() } else { 0 };
-    let mut flags =
-        if vma.map.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }.cast_unsigned();
-    let anonymous =
-        vma.status & (status::ANON_PRIVATE | status::ANON_SHARED) != 0 && !vma.is(status::MEMFD);
+    // What is in a ring is its task's alone, although the kernel shows a shared file: CRIU maps
+    // what the flags say before it makes the ring, and would take shared memory.
+    let ring = vma.is(status::AIO_RING);
+    let shared = vma.map.shared && !ring;
+    let mut flags = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }.cast_unsigned();
+    let anonymous = vma.status & (status::ANON_PRIVATE | status::ANON_SHARED) != 0;
+    let anonymous = anonymous && !vma.is(status::MEMFD) || ring;
     flags |= bit(anonymous, libc::MAP_ANONYMOUS);
     flags |= bit(vma.has(b"gd"), libc::MAP_GROWSDOWN);
     flags |= bit(vma.has(b"lo"), libc::MAP_LOCKED);
@@ -284,6 +287,12 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         torpor_flock: None,
         torpor_object_len: None,
     }
+}
+
+/// Whether what a task writes into a mapping of the images is its own. Children that inherit an AIO ring
+/// share it, whatever its flags say.
+pub fn is_private(vma: &VmaEntry) -> bool {
+    vma.flags & libc::MAP_SHARED.cast_unsigned() == 0 && vma.status & status::AIO_RING == 0
 }
 
 #[cfg(test)]

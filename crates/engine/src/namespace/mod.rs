@@ -1,10 +1,12 @@
 //! Namespaces: which there are, and how to work inside one.
 
+mod enter;
+mod external;
+mod homes;
 pub mod ipc;
 pub mod mount;
 pub mod net;
 pub mod pid;
-mod space;
 #[cfg(test)]
 pub mod testing;
 pub mod time;
@@ -15,11 +17,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::proto::TaskKobjIdsEntry;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::options::JoinNsKind;
 
-pub(crate) use space::send_into;
-pub use space::{Made, dump, enter, finish, restore, restore_late, set_clocks, take_external};
+pub use enter::send_into;
+pub use homes::{
+    Homes, Made, dump, enter, finish, restore, restore_late, set_clocks, take_external,
+};
 
 /// A kind of namespace, by its name in `/proc/PID/ns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,6 +142,8 @@ pub struct Namespace {
     pub file: Option<OwnedFd>,
     /// Index of a task that lives in it.
     pub task: usize,
+    /// Its pid here; 0 as long as there is no such task.
+    pub pid: i32,
 }
 
 /// The namespaces of a tree.
@@ -148,6 +154,27 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
+    /// The namespaces of tasks, by what each shares, as images have them; those that the dumping
+    /// program (`host`) shared with them are the caller's own now.
+    pub fn list<'i>(
+        tasks: impl Iterator<Item = &'i TaskKobjIdsEntry>,
+        host: &TaskKobjIdsEntry,
+    ) -> Self {
+        let mut list = Namespaces::default();
+        for (task, ids) in tasks.enumerate() {
+            for kind in NsKind::ALL {
+                let id = kind.id_in(ids).unwrap_or(0);
+                let known = list.by_id(id).is_some_and(|ns| ns.kind == kind);
+                if id == 0 || known {
+                    continue;
+                }
+                let is_host = kind.id_in(host) == Some(id);
+                list.all.push(Namespace { kind, id, inode: 0, is_host, file: None, task, pid: 0 });
+            }
+        }
+        list
+    }
+
     /// The namespace with image number `id`.
     pub fn by_id(&self, id: u32) -> Option<&Namespace> {
         self.all.iter().find(|ns| ns.id == id)
@@ -167,17 +194,39 @@ impl Namespaces {
         file.ok_or_else(|| Error::invalid("ids", format!("there is no namespace {id}")))
     }
 
+    /// Runs `work` inside the network namespace with image number `id` (0 is the caller's
+    /// own, if the tasks have no other), on a thread of its own.
+    ///
+    /// # Errors
+    /// What `work` returns; setns(2); a number that is none of such a namespace.
+    pub fn in_netns<T: Send>(&self, id: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let others = || self.of_kind(NsKind::Net).any(|ns| !ns.is_host);
+        let ns = match self.by_id(id) {
+            Some(ns) if ns.kind == NsKind::Net => ns,
+            None if !others() => return work(),
+            _ => {
+                let reason = format!("{id} is no network namespace of the tasks");
+                return Err(Error::invalid("files.img", reason));
+            }
+        };
+        if ns.is_host {
+            return work();
+        }
+        if let Some(file) = &ns.file {
+            return run_in(&[file.as_fd()], work);
+        }
+        // It came into being with its first task.
+        let file = crate::proc::open(ns.pid, "ns/net")?;
+        run_in(&[file.as_fd()], work)
+    }
+
     /// All of one kind.
     pub fn of_kind(&self, kind: NsKind) -> impl Iterator<Item = &Namespace> {
         self.all.iter().filter(move |ns| ns.kind == kind)
     }
 }
 
-/// Runs `work` on a thread of its own that has entered the given namespaces
-/// (any but user and pid), in the given order.
-///
-/// The thread unshares its file system context first: the kernel lets a task
-/// enter a mount namespace only if it shares cwd and root with nobody.
+/// [`torpor_kernel::namespace::run_in`] for work of the engine.
 ///
 /// # Errors
 /// If a namespace cannot be entered, or what `work` returns.
@@ -185,17 +234,5 @@ pub fn run_in<T: Send>(
     namespaces: &[BorrowedFd<'_>],
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            torpor_sys::ns::unshare_fs().context(|| "unshare(CLONE_FS)".to_owned())?;
-            for ns in namespaces {
-                rustix::thread::move_into_link_name_space(ns.as_fd(), None)
-                    .context(|| "setns".to_owned())?;
-            }
-            work()
-        });
-        thread.join().unwrap_or_else(|_| {
-            Err(Error::Bug("a worker thread in another namespace panicked".to_owned()))
-        })
-    })
+    torpor_kernel::namespace::run_in(namespaces, work)
 }

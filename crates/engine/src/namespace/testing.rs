@@ -23,6 +23,7 @@ pub fn tree(kind: NsKind, files: Vec<OwnedFd>) -> Namespaces {
         is_host: false,
         file: Some(file),
         task: 0,
+        pid: 0,
     };
     Namespaces { all: files.into_iter().enumerate().map(namespace).collect() }
 }

@@ -7,14 +7,12 @@
 use std::io;
 
 use rustix::time::{ClockId, clock_gettime};
-use torpor_images::kind;
 use torpor_images::proto::{TimensEntry, Timespec};
+use torpor_images::{ImageDir, kind};
 
-use super::NsKind;
-use crate::dump::Dump;
+use super::{Namespace, Namespaces, NsKind};
 use crate::error::{Context, Error, Result};
 use crate::proc;
-use crate::restore::Restore;
 
 const NANOS: i128 = 1_000_000_000;
 
@@ -103,17 +101,17 @@ fn parse(text: &str) -> Option<Clocks> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn dump(cx: &mut Dump<'_>, ns_id: Option<u32>) -> Result<()> {
+pub fn dump(images: &ImageDir, ns: Option<&Namespace>) -> Result<()> {
     let now = Clocks::now();
-    let clocks = match ns_id.and_then(|id| cx.ns.by_id(id)) {
+    let clocks = match ns {
         None => now,
         Some(ns) => {
             let here = Clocks::offsets(own_pid())?;
-            now.minus(here).plus(Clocks::offsets(cx.tasks[ns.task].pid)?)
+            now.minus(here).plus(Clocks::offsets(ns.pid)?)
         }
     };
     let entry = clocks.to_entry();
-    Ok(cx.images.write_one(kind::TIMENS, ns_id.unwrap_or(0).into(), &entry)?)
+    Ok(images.write_one(kind::TIMENS, ns.map_or(0, |ns| ns.id).into(), &entry)?)
 }
 
 fn own_pid() -> i32 {
@@ -129,13 +127,13 @@ impl Wanted {
     ///
     /// # Errors
     /// Damaged images.
-    pub fn load(cx: &Restore<'_>) -> Result<Option<Self>> {
-        let own = cx.ns.of_kind(NsKind::Time).find(|ns| !ns.is_host).map_or(0, |ns| ns.id);
+    pub fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
+        let own = spaces.of_kind(NsKind::Time).find(|ns| !ns.is_host).map_or(0, |ns| ns.id);
         if own == 0 && std::fs::metadata("/proc/self/ns/time").is_err() {
             // A kernel without time namespaces: the clocks are the host's.
             return Ok(None);
         }
-        let entry: Option<TimensEntry> = cx.images.read_opt(kind::TIMENS, own.into())?;
+        let entry: Option<TimensEntry> = images.read_opt(kind::TIMENS, own.into())?;
         if entry.is_none() && own != 0 {
             return Err(Error::invalid(kind::TIMENS.file_name(own.into()), "is missing"));
         }

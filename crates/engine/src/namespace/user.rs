@@ -6,7 +6,6 @@ use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::FileOwner;
 
-use crate::dump::Dump;
 use crate::error::{Error, Result};
 use crate::proc;
 
@@ -51,6 +50,12 @@ impl IdMaps {
             }
         }
         Ok(IdMaps { maps: Some([entry.uid_map, entry.gid_map]) })
+    }
+
+    /// The maps: of users (`false`) and of groups.
+    pub fn extents(&self) -> impl Iterator<Item = (bool, &UidGidExtent)> {
+        let [users, groups] = self.maps.as_ref().map_or([&[][..]; 2], |[u, g]| [&u[..], &g[..]]);
+        users.iter().map(|map| (false, map)).chain(groups.iter().map(|map| (true, map)))
     }
 
     /// Gives the new user namespace of process `pid` these maps.
@@ -112,10 +117,10 @@ impl IdMaps {
 ///
 /// # Errors
 /// The kernel's.
-pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
-    let Some([uid_map, gid_map]) = cx.id_maps.maps.clone() else { return Ok(()) };
+pub fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
+    let Some([uid_map, gid_map]) = id_maps.maps.clone() else { return Ok(()) };
     let entry = UsernsEntry { uid_map, gid_map };
-    Ok(cx.images.write_one(kind::USERNS, ns_id.into(), &entry)?)
+    Ok(images.write_one(kind::USERNS, ns_id.into(), &entry)?)
 }
 
 fn inside(map: &[UidGidExtent], id: u32) -> Option<u32> {

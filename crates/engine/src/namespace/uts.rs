@@ -2,36 +2,34 @@
 
 use std::os::fd::AsFd;
 
-use torpor_images::kind;
 use torpor_images::proto::UtsnsEntry;
+use torpor_images::{ImageDir, kind};
 
-use super::run_in;
-use crate::dump::Dump;
+use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
 
 /// Writes `utsns-ID.img`.
 ///
 /// # Errors
 /// The kernel's; a name that is not text.
-pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
-    let names = run_in(&[cx.ns.open_file(ns_id)?], || Ok(rustix::system::uname()))?;
+pub fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let names = run_in(&[spaces.open_file(ns_id)?], || Ok(rustix::system::uname()))?;
     let text = |name: &std::ffi::CStr| {
         let reason = |_| Error::invalid("uname", "a name of the UTS namespace is not text");
         name.to_str().map(str::to_owned).map_err(reason)
     };
     let entry =
         UtsnsEntry { nodename: text(names.nodename())?, domainname: text(names.domainname())? };
-    Ok(cx.images.write_one(kind::UTSNS, ns_id.into(), &entry)?)
+    Ok(images.write_one(kind::UTSNS, ns_id.into(), &entry)?)
 }
 
 /// Sets the names.
 ///
 /// # Errors
 /// The kernel's.
-pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
-    let entry: UtsnsEntry = cx.images.read_one(kind::UTSNS, ns_id.into())?;
-    run_in(&[cx.ns.open_file(ns_id)?.as_fd()], || {
+pub fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let entry: UtsnsEntry = images.read_one(kind::UTSNS, ns_id.into())?;
+    run_in(&[spaces.open_file(ns_id)?.as_fd()], || {
         rustix::system::sethostname(entry.nodename.as_bytes())
             .context(|| format!("sethostname {:?}", entry.nodename))?;
         rustix::system::setdomainname(entry.domainname.as_bytes())
@@ -45,13 +43,10 @@ mod tests {
     use super::*;
     use crate::namespace::NsKind;
     use crate::namespace::testing::{fresh, tree};
-    use crate::options::Options;
-    use torpor_images::ImageDir;
 
     #[test]
     fn names_come_back() {
         let dir = tempfile::tempdir().unwrap();
-        let opts = Options::default();
         let old = fresh(NsKind::Uts);
         run_in(&[old.as_fd()], || {
             rustix::system::sethostname(b"some.host").unwrap();
@@ -60,11 +55,11 @@ mod tests {
         })
         .unwrap();
         let images = ImageDir::create(dir.path()).unwrap();
-        dump(&mut Dump::bare(&opts, images, tree(NsKind::Uts, vec![old])), 1).unwrap();
+        dump(&images, &tree(NsKind::Uts, vec![old]), 1).unwrap();
         let new = fresh(NsKind::Uts);
         let images = ImageDir::open(dir.path()).unwrap();
         let files = tree(NsKind::Uts, vec![new.try_clone().unwrap()]);
-        restore(&mut Restore::bare(&opts, images, files), 1).unwrap();
+        restore(&images, &files, 1).unwrap();
         let names = run_in(&[new.as_fd()], || Ok(rustix::system::uname())).unwrap();
         assert_eq!(names.nodename(), c"some.host");
         assert_eq!(names.domainname(), c"a domain");

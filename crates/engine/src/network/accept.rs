@@ -11,20 +11,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use torpor_kernel::sock_diag::InetSocket;
+
+use super::listed::{inodes_of, tcp_sockets};
 use super::rules::{self, Script, Tool, argv};
-use super::tcp_sockets;
 use crate::error::Result;
-use crate::file::socket::diag::InetSocket;
+use crate::file::found::own_pid;
 use crate::file::socket::state;
-use crate::guardian::{Guardian, Undo};
+use crate::guardian::Guardian;
 use crate::namespace::{NsKind, run_in};
 use crate::options::{NetworkLock, Options};
 use crate::proc;
 
 /// How long the tasks have to accept what waits.
-const PATIENCE: Duration = Duration::from_millis(300);
+pub const PATIENCE: Duration = Duration::from_millis(300);
 /// How often it is looked.
-const PAUSE: Duration = Duration::from_millis(2);
+pub const PAUSE: Duration = Duration::from_millis(2);
 
 /// New connections are held off while this lives.
 #[derive(Debug)]
@@ -36,13 +38,13 @@ pub struct HeldOff {
 
 impl HeldOff {
     /// Lets new connections in again.
-    pub fn end(mut self, guardian: &mut Guardian) {
+    pub fn end(mut self, guardian: &Guardian) {
         if !self.remove() {
             // The guardian tries again.
             return;
         }
         for (argv, input) in std::mem::take(&mut self.undo) {
-            if let Err(e) = guardian.forget(&Undo::Run(self.path.clone(), argv, input)) {
+            if let Err(e) = guardian.forget(&rules::undo(&self.path, &argv, &input)) {
                 tracing::debug!("{e}");
             }
         }
@@ -70,7 +72,7 @@ impl Drop for HeldOff {
 /// Lets the tasks of a running tree accept the connections that wait for them, while new ones are
 /// held off, which they are until the result is ended. Nothing is done where connections are not
 /// dumped, or those that wait are left out anyway.
-pub fn settle(opts: &Options, guardian: &mut Guardian) -> Option<HeldOff> {
+pub fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
     let dumped = opts.tcp_established && !opts.tcp_close && !opts.tcp_skip_in_flight;
     if !dumped || opts.network_lock == NetworkLock::Skip {
         return None;
@@ -84,15 +86,15 @@ pub fn settle(opts: &Options, guardian: &mut Guardian) -> Option<HeldOff> {
     }
 }
 
-fn try_settle(opts: &Options, guardian: &mut Guardian) -> Result<Option<HeldOff>> {
+fn try_settle(opts: &Options, guardian: &Guardian) -> Result<Option<HeldOff>> {
     let netns: OwnedFd = proc::open(opts.pid, "ns/net")?.into();
     let is_own = proc::ns_inode(opts.pid, NsKind::Net.name())?
-        != proc::ns_inode(crate::dump::own_pid(), NsKind::Net.name())?;
+        != proc::ns_inode(own_pid(), NsKind::Net.name())?;
     let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
     let mut listeners: Vec<InetSocket> =
         listed.into_iter().filter(|s| u32::from(s.state) == state::LISTEN).collect();
     if !is_own && !listeners.is_empty() {
-        let inodes = super::inodes_of(&tree(opts)?)?;
+        let inodes = inodes_of(&tree(opts)?)?;
         listeners.retain(|listener| inodes.contains(&listener.inode));
     }
     let ports: HashSet<u16> = listeners.iter().map(|listener| listener.source_port).collect();
@@ -105,7 +107,10 @@ fn try_settle(opts: &Options, guardian: &mut Guardian) -> Result<Option<HeldOff>
 }
 
 /// The processes of a tree that runs, as far as they are there.
-fn tree(opts: &Options) -> Result<Vec<i32>> {
+///
+/// # Errors
+/// The kernel's; none for those that end meanwhile.
+pub fn tree(opts: &Options) -> Result<Vec<i32>> {
     let mut all = vec![opts.pid];
     let mut next = 0;
     while let Some(&pid) = all.get(next) {
@@ -119,7 +124,7 @@ fn tree(opts: &Options) -> Result<Vec<i32>> {
 
 fn hold_off(
     opts: &Options,
-    guardian: &mut Guardian,
+    guardian: &Guardian,
     netns: OwnedFd,
     is_own: bool,
     ports: &HashSet<u16>,
@@ -134,7 +139,7 @@ fn hold_off(
     };
     let path = PathBuf::from(format!("/proc/{}/ns/net", opts.pid));
     for (argv, input) in &undo {
-        guardian.watch(&Undo::Run(path.clone(), argv.clone(), input.clone()))?;
+        guardian.watch(&rules::undo(&path, argv, input))?;
     }
     let held = HeldOff { netns, path, undo };
     let line = guardian.line_for_children()?;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::rules::{MARK, Scope, Script, argv, output, run};
 use crate::error::Result;
-use crate::file::socket::Address;
+use crate::file::socket::address::Address;
 
 /// The chain that stops everything.
 pub const CHAIN: &str = "CRIU";

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::rules::{MARK, Scope, Script, argv, run};
-use crate::file::socket::Address;
+use crate::file::socket::address::Address;
 
 /// How long `inet` and the name of a table are together, in bytes: CRIU has no more room.
 const MAX_NAME: usize = 31;

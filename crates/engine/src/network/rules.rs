@@ -4,11 +4,16 @@
 //! the inventory says which [`Tool`] has set them, and the id that names them.
 
 use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use super::{iptables, nftables};
 use crate::error::{Context, Error, Result};
-use crate::file::socket::Address;
+use crate::file::socket::address::Address;
+use crate::guardian::{Undo, Way};
+use crate::namespace::run_in;
 use crate::options::NetworkLock;
 
 /// Packets with this mark pass a lock: the restore's own.
@@ -52,12 +57,14 @@ impl Tool {
         [Tool::Iptables, Tool::Nft].into_iter().find(|tool| tool.method() == method)
     }
 
+    /// Asked once by each process: the answer depends on the host alone, and tasks may be stopped meanwhile.
     fn works(self) -> bool {
-        let question = match self {
-            Tool::Iptables => argv(&["iptables-restore", "-w", "--noflush"]),
-            Tool::Nft => argv(&["nft", "list", "tables"]),
+        static ANSWERS: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
+        let (question, answer) = match self {
+            Tool::Iptables => (argv(&["iptables-restore", "-w", "--noflush"]), &ANSWERS[0]),
+            Tool::Nft => (argv(&["nft", "list", "tables"]), &ANSWERS[1]),
         };
-        run(&question, "").is_ok()
+        *answer.get_or_init(|| run(&question, "").is_ok())
     }
 
     /// Whether there is a lock of its making in the network namespace of this thread.
@@ -154,6 +161,21 @@ fn warn(done: Result<()>) {
 /// The words of a command.
 pub(super) fn argv(words: &[&str]) -> Vec<String> {
     words.iter().map(|w| (*w).to_owned()).collect()
+}
+
+/// A program that is to be run in the network namespace at a path: path, input, words.
+pub static RULES: Way = Way::new("run", |words, _| {
+    let path = words.text(0)?;
+    let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
+    let (input, argv) = (words.text(1)?, words.rest(2));
+    run_in(&[netns.as_fd()], || run(argv, input))
+});
+
+/// What runs a program in the network namespace at `netns`, with an input.
+pub(super) fn undo(netns: &Path, argv: &[String], input: &str) -> Undo {
+    let mut words = vec![netns.to_string_lossy().into_owned(), input.to_owned()];
+    words.extend(argv.iter().cloned());
+    RULES.undo(words)
 }
 
 /// Runs a program with an input.

@@ -4,9 +4,10 @@
 //! (FIN, RST) is invalid, and rules that accept what is new or established drop it. Where a restore
 //! has to send such a segment in the name of a peer, the connection is entered by hand first.
 
+use torpor_kernel::netlink::{Body, CREATE, EXCL, NETFILTER, Socket};
+
 use crate::error::Result;
-use crate::file::socket::Address;
-use crate::namespace::net::netlink::{Body, CREATE, EXCL, NETFILTER, Socket};
+use crate::file::socket::address::Address;
 
 /// `NFNL_SUBSYS_CTNETLINK` and `IPCTNL_MSG_CT_NEW` (linux/netfilter/nfnetlink_conntrack.h).
 const CT_NEW: u16 = 1 << 8;

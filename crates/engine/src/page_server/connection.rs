@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustls::{ConnectionCommon, SideData, StreamOwned};
+use torpor_sys::keepalive::keep_alive;
 use torpor_sys::socket;
 
 use super::protocol::{ASK, Command, Op, YES};
@@ -24,7 +25,6 @@ use super::tls;
 use super::wire::Manner;
 use crate::error::{Context, Error, Result};
 use crate::options::PageServer;
-use torpor_sys::keepalive::keep_alive;
 
 /// Bytes of small messages that are sent together.
 const BUFFER: usize = 64 * 1024;
@@ -42,6 +42,8 @@ pub struct Connection {
     said: Vec<u8>,
     /// How pages go over it to another Torpor, if nobody has said how.
     manner: Manner,
+    /// Whether the other end has asked what this one is.
+    knows: bool,
 }
 
 trait Stream: Read + Write {
@@ -103,13 +105,14 @@ impl Connection {
         };
         match &to.tls {
             Some(files) => Ok(Self::encrypted(tls::client(File::from(socket), host, files)?)),
-            None => Ok(Self::open(File::from(socket))),
+            None => Ok(Self::open(File::from(socket), to)),
         }
     }
 
     /// Over a network pages are compressed as long as that is faster.
-    fn open(socket: File) -> Self {
-        let manner = if is_far(&socket) { Manner::Adaptive } else { Manner::Plain };
+    fn open(socket: File, options: &PageServer) -> Self {
+        let manner =
+            if options.compress || is_far(&socket) { Manner::Adaptive } else { Manner::Plain };
         Self::over(socket, manner)
     }
 
@@ -119,7 +122,17 @@ impl Connection {
     }
 
     fn over(stream: impl Stream + Send + 'static, manner: Manner) -> Self {
-        Connection { stream: Box::new(stream), said: Vec::with_capacity(BUFFER), manner }
+        Connection {
+            stream: Box::new(stream),
+            said: Vec::with_capacity(BUFFER),
+            manner,
+            knows: false,
+        }
+    }
+
+    /// Whether the client is Torpor's as well: [`Listener::accept_first`] has told it what this is.
+    pub fn knows(&self) -> bool {
+        self.knows
     }
 
     /// Asks whether the other end is Torpor's as well: not CRIU's, which does not notice.
@@ -141,8 +154,10 @@ impl Connection {
 
     /// Whether the network has not taken everything yet that it was given.
     pub fn is_behind(&self) -> bool {
+        // Only a TCP socket can tell: one to a process here, which passes pages on, has what that has not read yet.
+        let queued = || socket::send_queue(self.as_fd());
         // An answer that there is none is not an error worth ending for.
-        socket::unsent(self.as_fd()).is_ok_and(|bytes| bytes > 0)
+        socket::unsent(self.as_fd()).or_else(|_| queued()).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Whether something can be read that [`Connection::as_fd`] does not tell of.
@@ -292,8 +307,21 @@ impl<'a> Listener<'a> {
     /// # Errors
     /// The kernel's; of a connection that is there already what the client did wrong.
     pub fn accept_first(&self) -> Result<(Connection, Command)> {
+        let first = self.accept_next(None)?;
+        first.ok_or_else(|| Error::Bug("no client was waited for".to_owned()))
+    }
+
+    /// As [`Listener::accept_first`], for further clients too; none if `until` can be read before
+    /// there is one.
+    ///
+    /// # Errors
+    /// See [`Listener::accept_first`].
+    pub fn accept_next(
+        &self,
+        until: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<(Connection, Command)>> {
         let Some(bound) = &self.bound else {
-            return first_command(self.accept()?);
+            return first_command(self.accept()?).map(Some);
         };
         let what = || "wait for a client".to_owned();
         let (reading, writing) = pipe_with(PipeFlags::CLOEXEC).context(what)?;
@@ -301,17 +329,19 @@ impl<'a> Listener<'a> {
         std::thread::scope(|scope| {
             let mut peers: VecDeque<OwnedFd> = VecDeque::new();
             let found = loop {
-                let mut fds = [
-                    PollFd::from_borrowed_fd(bound.as_fd(), PollFlags::IN),
-                    PollFd::from_borrowed_fd(reading.as_fd(), PollFlags::IN),
-                ];
+                let waited_for = [bound.as_fd(), reading.as_fd()].into_iter().chain(until);
+                let mut fds: Vec<PollFd<'_>> =
+                    waited_for.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
                 match poll(&mut fds, None) {
                     Err(Errno::INTR) => continue,
                     other => drop(other.context(what)?),
                 }
                 let ready = first.lock().unwrap_or_else(PoisonError::into_inner).take();
                 if let Some(ready) = ready {
-                    break Ok(ready);
+                    break Ok(Some(ready));
+                }
+                if fds.get(2).is_some_and(|fd| !fd.revents().is_empty()) {
+                    break Ok(None);
                 }
                 if !fds[0].revents().contains(PollFlags::IN) {
                     continue;
@@ -341,7 +371,8 @@ impl<'a> Listener<'a> {
                 });
             };
             // All but the one: their threads end.
-            let kept = found.as_ref().ok().and_then(|(connection, _)| address_of(connection));
+            let kept = found.as_ref().ok().and_then(Option::as_ref);
+            let kept = kept.and_then(|(connection, _)| address_of(connection));
             for peer in peers.iter().filter(|peer| address_of(*peer) != kept) {
                 let _ = shutdown(peer, Shutdown::Both);
             }
@@ -353,7 +384,7 @@ impl<'a> Listener<'a> {
     fn greet(&self, socket: OwnedFd) -> Result<Connection> {
         match &self.options.tls {
             Some(files) => Ok(Connection::encrypted(tls::server(File::from(socket), files)?)),
-            None => Ok(Connection::open(File::from(socket))),
+            None => Ok(Connection::open(File::from(socket), self.options)),
         }
     }
 }
@@ -367,6 +398,7 @@ fn first_command(mut connection: Connection) -> Result<(Connection, Command)> {
         }
         let said = connection.write_all(&YES.to_le_bytes()).and_then(|()| connection.flush());
         said.context(|| "answer the page client".to_owned())?;
+        connection.knows = true;
     }
 }
 

@@ -33,22 +33,42 @@ impl Lent {
         let (_, runs) = self.0.entry(id).or_insert_with(|| (source, Vec::new()));
         pages::push(runs, run);
     }
+}
 
-    /// Where pages of a task are read, and how many of those asked for follow each other.
-    fn find(&self, id: u64, address: u64, count: u32) -> Option<(&Source, u64)> {
-        let (source, runs) = self.0.get(&id)?;
-        let run = &runs[..runs.partition_point(|run| run.start <= address)].last()?;
-        let left = run.end.saturating_sub(address) / PAGE;
-        let whole = address.is_multiple_of(PAGE) && left > 0 && count > 0;
-        whole.then_some((source, left.min(count.into())))
+/// What pages can be asked of.
+pub trait Stock: std::fmt::Debug + Sync {
+    /// How many of so many pages from `address` on follow each other; 0 if the first is not there.
+    ///
+    /// # Errors
+    /// The images'.
+    fn count(&self, id: u64, address: u64, pages: u32) -> Result<u64>;
+
+    /// Reads pages that were counted.
+    ///
+    /// # Errors
+    /// The task's, if it was killed; the images'.
+    fn read(&self, id: u64, address: u64, buffer: &mut [u8]) -> Result<()>;
+}
+
+impl Stock for Lent {
+    fn count(&self, id: u64, address: u64, pages: u32) -> Result<u64> {
+        let Some((_, runs)) = self.0.get(&id) else { return Ok(0) };
+        let run = runs[..runs.partition_point(|run| run.start <= address)].last();
+        let there = run.map_or(0, |run| run.end.saturating_sub(address) / PAGE);
+        Ok(there.min(pages.into()))
+    }
+
+    fn read(&self, id: u64, address: u64, buffer: &mut [u8]) -> Result<()> {
+        let (source, _) = self.0.get(&id).ok_or_else(not_lent)?;
+        pages::read(source, &[(address, buffer.len())], buffer)
     }
 }
 
-/// What a dump serves.
+/// What is served.
 #[derive(Debug, Clone, Copy)]
 pub struct Loan<'a> {
     /// The pages.
-    pub lent: &'a Lent,
+    pub lent: &'a dyn Stock,
     /// Of which checkpoint they are (`dump_criu_run_id`).
     pub id: &'a str,
     /// What it is sealed with.
@@ -58,6 +78,49 @@ pub struct Loan<'a> {
 }
 
 impl Loan<'_> {
+    /// Answers a restore, which may have said a command already, until it has all pages.
+    ///
+    /// # Errors
+    /// The connection's, which is also the end of a restore that has failed; the stock's.
+    pub fn serve(self, mut connection: Connection, mut first: Option<Command>) -> Result<Returned> {
+        let mut outgoing = match connection.knows() {
+            true => Outgoing::new(self.manner(&connection)),
+            false => Outgoing::new(Manner::Plain),
+        };
+        let mut buffer = vec![0; CHUNK];
+        let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
+        let mut transit = None;
+        loop {
+            let command = match first.take() {
+                Some(command) => command,
+                None => Command::receive(&mut requests)?,
+            };
+            match command.op {
+                Op::Parent if command.object == Some(ASK) => {
+                    let said = requests.get_mut().write_all(&YES.to_le_bytes());
+                    said.context(|| "answer the restore".to_owned())?;
+                    outgoing = Outgoing::new(self.manner(requests.get_ref()));
+                }
+                Op::Greet => transit = self.greet(&command, &mut requests)?,
+                Op::Get if self.seal.is_some() && transit.is_none() => {
+                    return Err(wrong("nothing that shows it to restore sealed images"));
+                }
+                Op::Get => {
+                    let way = (&mut outgoing, transit.as_mut(), &mut **requests.get_mut());
+                    lend(self.lent, &command, way, &mut buffer)?;
+                }
+                Op::Close => return Ok(Returned { packed: outgoing.packed(), connection }),
+                Op::Abandon => {
+                    return Err(Error::Peer("the restore on the other end has failed".to_owned()));
+                }
+                _ => return Err(wrong("what only a dump sends")),
+            }
+            if requests.buffer().is_empty() {
+                requests.get_mut().flush().context(|| "send pages".to_owned())?;
+            }
+        }
+    }
+
     /// How pages go to a restore that is Torpor's. What is secret is compressed only for who asks
     /// for it: how well it compresses shows something of it.
     fn manner(&self, to: &Connection) -> Manner {
@@ -149,37 +212,7 @@ impl<'a> Lender<'a> {
     /// The connection's, which is also the end of a restore that has failed; tasks that were
     /// killed meanwhile.
     pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
-        let mut connection = self.listener.accept()?;
-        let mut outgoing = Outgoing::new(Manner::Plain);
-        let mut buffer = vec![0; CHUNK];
-        let mut requests = BufReader::with_capacity(REQUESTS, &mut connection);
-        let mut transit = None;
-        loop {
-            let command = Command::receive(&mut requests)?;
-            match command.op {
-                Op::Parent if command.object == Some(ASK) => {
-                    let said = requests.get_mut().write_all(&YES.to_le_bytes());
-                    said.context(|| "answer the restore".to_owned())?;
-                    outgoing = Outgoing::new(loan.manner(requests.get_ref()));
-                }
-                Op::Greet => transit = loan.greet(&command, &mut requests)?,
-                Op::Get if loan.seal.is_some() && transit.is_none() => {
-                    return Err(wrong("nothing that shows it to restore sealed images"));
-                }
-                Op::Get => {
-                    let way = (&mut outgoing, transit.as_mut(), &mut **requests.get_mut());
-                    lend(loan.lent, &command, way, &mut buffer)?;
-                }
-                Op::Close => return Ok(Returned { packed: outgoing.packed(), connection }),
-                Op::Abandon => {
-                    return Err(Error::Peer("the restore on the other end has failed".to_owned()));
-                }
-                _ => return Err(wrong("what only a dump sends")),
-            }
-            if requests.buffer().is_empty() {
-                requests.get_mut().flush().context(|| "send pages".to_owned())?;
-            }
-        }
+        loan.serve(self.listener.accept()?, None)
     }
 }
 
@@ -204,7 +237,7 @@ impl Returned {
 }
 
 fn lend(
-    lent: &Lent,
+    lent: &dyn Stock,
     asked: &Command,
     (outgoing, mut transit, to): (&mut Outgoing, Option<&mut Transit>, &mut Connection),
     buffer: &mut [u8],
@@ -212,9 +245,13 @@ fn lend(
     let id = asked.object.map_or(0, |object| object.id);
     // The tags of sealed pages come behind all of them.
     let most = if transit.is_some() { (CHUNK / PAGE_LEN) as u64 } else { u64::MAX };
-    let found = lent.find(id, asked.vaddr, asked.pages);
-    let (source, count) = found.ok_or_else(|| wrong("a request for pages that are not lent"))?;
-    let count = count.min(most);
+    let count = match asked.vaddr.is_multiple_of(PAGE) {
+        true => lent.count(id, asked.vaddr, asked.pages)?.min(most),
+        false => 0,
+    };
+    if count == 0 {
+        return Err(not_lent());
+    }
     let pages = u32::try_from(count).unwrap_or(asked.pages);
     let flags = PE_PRESENT | outgoing.flags();
     let answer = Command { op: Op::Given, flags, pages, ..*asked };
@@ -222,13 +259,17 @@ fn lend(
     let (mut at, end) = (asked.vaddr, asked.vaddr + count * PAGE);
     while at < end {
         let len = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
-        pages::read(source, &[(at, len)], &mut buffer[..len])?;
+        lent.read(id, at, &mut buffer[..len])?;
         let seal = transit.as_deref_mut();
         let seal = seal.map(|transit| Sealing { transit, owner: id, address: at });
         outgoing.send(&mut buffer[..len], seal, to)?;
         at += len as u64;
     }
     Ok(())
+}
+
+fn not_lent() -> Error {
+    wrong("a request for pages that are not lent")
 }
 
 fn wrong(what: &str) -> Error {

@@ -5,11 +5,14 @@
 //! protocol is CRIU's.
 //!
 //! A lazy dump turns this around: its tasks stay stopped, and it serves their pages
-//! ([`Lender`]) to the pager of a restore that runs already ([`Borrower`]).
+//! ([`Lender`]) to the pager of a restore that runs already ([`Borrower`]). The pages of images
+//! that are complete are served in the same way ([`serve_images`]).
 
 mod borrower;
 mod client;
 mod connection;
+mod fetcher;
+mod images;
 mod lender;
 mod protocol;
 mod server;
@@ -18,6 +21,8 @@ mod wire;
 
 pub use borrower::{Asked, Borrower, Request};
 pub use client::Sender;
+pub use fetcher::Fetcher;
+pub use images::serve_images;
 pub use lender::{Lender, Lent, Loan, Returned};
 pub use protocol::{Command, Object};
 pub use server::{Listener, serve};

@@ -1,5 +1,6 @@
 //! Both ends, over a pair of sockets.
 
+mod images;
 mod strangers;
 
 use std::io::{Read, Write};

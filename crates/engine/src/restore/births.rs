@@ -106,7 +106,7 @@ pub(super) fn bear(
             | Step::OrphanBirth { task, leader: from } => (task, from),
             Step::Birth { from: None, .. } => continue,
             Step::Setsid { task } => {
-                cx.remote(task)?.call("setsid", libc::SYS_setsid, [])?;
+                cx.tasks.remote(task)?.call("setsid", (libc::SYS_setsid, []))?;
                 continue;
             }
         };

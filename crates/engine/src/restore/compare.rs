@@ -4,17 +4,17 @@
 //! credentials. What a husk is born with or into cannot: its place in the tree, its session, what
 //! it shares with its parent, its namespaces, mounts and groups.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind, Layout};
 use torpor_images::proto::{FdTypes, FileEntry};
 
-use super::{Restore, Task, births, tree};
+use super::{Task, births, tree};
 use crate::cgroup;
 use crate::error::{Context, Result};
-use crate::namespace::{NsKind, net};
+use crate::namespace::{Namespaces, NsKind, net};
 
 /// Images of what is made with the skeleton, and is not looked at again.
 const MADE_EARLY: [Kind; 17] = [
@@ -37,34 +37,44 @@ const MADE_EARLY: [Kind; 17] = [
     kind::CGROUP,
 ];
 
+/// What a skeleton was built by, or is to become.
+pub(super) struct Built<'a> {
+    pub images: &'a ImageDir,
+    pub tasks: &'a [Task],
+    pub spaces: &'a Namespaces,
+    /// What `files.img` says, by id.
+    pub entries: &'a HashMap<u32, FileEntry>,
+}
+
 /// Why the skeleton `built` cannot become the tasks of `last`, if so.
 ///
 /// # Errors
 /// Images that cannot be read.
-pub(super) fn obstacle(built: &Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> {
+pub(super) fn obstacle(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
     if let Some(why) = terminals(built).or_else(|| terminals(last)) {
         return Ok(Some(why));
     }
     match tasks(built, last)? {
         Some(why) => Ok(Some(why)),
-        None => images(&built.images, &last.images),
+        None => images(built.images, last.images),
     }
 }
 
 /// A session gets its terminal when it begins, from a file that the last images describe.
-fn terminals(cx: &Restore<'_>) -> Option<String> {
+fn terminals(cx: &Built<'_>) -> Option<String> {
     let is_terminal = |entry: &FileEntry| entry.r#type() == FdTypes::Tty;
     cx.entries.values().any(is_terminal).then(|| "there are terminals".to_owned())
 }
 
-fn tasks(built: &Restore<'_>, last: &Restore<'_>) -> Result<Option<String>> {
-    if let Some(why) = births::obstacle(&built.tasks, &last.tasks)? {
+fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
+    if let Some(why) = births::obstacle(built.tasks, last.tasks)? {
         return Ok(Some(why));
     }
     // One that has ended meanwhile, and was not waited for, is nowhere any more.
-    let (before, now) = (by_pid(built), by_pid(last));
+    let (before, now) = (by_pid(built.tasks), by_pid(last.tasks));
     let is_new_place = |birth: &Birth| {
-        let known = |id: &Option<u32>| id.is_none_or(|id| id == 0 || built.ns.by_id(id).is_some());
+        let known =
+            |id: &Option<u32>| id.is_none_or(|id| id == 0 || built.spaces.by_id(id).is_some());
         !birth.namespaces.iter().all(known)
     };
     let changed = |(pid, birth): &(&i32, &Birth)| match before.get(pid) {
@@ -83,18 +93,18 @@ struct Birth {
     shared: u64,
 }
 
-fn by_pid(cx: &Restore<'_>) -> BTreeMap<i32, Birth> {
-    let of = |(index, task): (usize, &Task)| {
+fn by_pid(tasks: &[Task]) -> BTreeMap<i32, Birth> {
+    let of = |task: &Task| {
         let ids = &task.image.ids;
-        let parent = cx.tasks.iter().position(|t| t.image.tree.pid == task.image.tree.ppid);
+        let parent = tasks.iter().find(|t| t.image.tree.pid == task.image.tree.ppid);
         let birth = Birth {
             namespaces: NsKind::ALL.iter().map(|kind| kind.id_in(ids)).collect(),
-            group: cgroup::set_of_task(cx, index),
-            shared: parent.map_or(0, |parent| tree::shared_with(cx, index, parent)),
+            group: cgroup::set_of_task(task),
+            shared: parent.map_or(0, |parent| tree::shared_with(task, parent)),
         };
         (task.vpid, birth)
     };
-    let live = cx.tasks.iter().enumerate().filter(|(_, task)| !task.image.is_zombie());
+    let live = tasks.iter().filter(|task| !task.image.is_zombie());
     live.map(of).collect()
 }
 
@@ -104,12 +114,9 @@ fn images(built: &ImageDir, last: &ImageDir) -> Result<Option<String>> {
             |name: &String| Kind::of_file(name).is_some_and(|(kind, _)| MADE_EARLY.contains(&kind));
         Ok(images.names()?.into_iter().filter(is_meant).collect())
     };
-    let (before, now) = (names(built)?, names(last)?);
-    if let Some(name) = before.symmetric_difference(&now).next() {
-        return Ok(Some(format!("{name} is not there in both")));
-    }
-    for name in now {
-        let Some((kind, id)) = Kind::of_file(&name) else { continue };
+    // One that is not there is as one that is empty: of a network that only a dump has set rules in.
+    for name in names(built)?.union(&names(last)?) {
+        let Some((kind, id)) = Kind::of_file(name) else { continue };
         if content(built, kind, id)? != content(last, kind, id)? {
             return Ok(Some(format!("{name} has changed")));
         }
@@ -126,6 +133,7 @@ fn content(images: &ImageDir, kind: Kind, id: u64) -> Result<Vec<u8>> {
     }
     if kind.layout == Layout::Raw {
         net::forget_requests(kind, &mut bytes);
+        net::forget_packets(kind, &mut bytes);
     }
     Ok(bytes)
 }

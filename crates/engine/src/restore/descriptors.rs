@@ -2,7 +2,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::DupFlags;
 use torpor_images::proto::FdinfoEntry;
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::Restore;
 use super::transport::{Transport, place_words};
@@ -25,7 +27,7 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     for id in ids {
         cx.file(id)?;
     }
-    cx.each_restorer(|cx, restorer| restorer.connect(cx))?;
+    cx.connect_files()?;
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].image.fds.is_empty() || !shares_table(cx, task) {
             fill_table(cx, task)?;
@@ -49,21 +51,22 @@ fn fill_table(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let fds = cx.tasks[task].image.fds.clone();
     let end = free_number(&fds);
     raise_limit(cx, task, &fds, end)?;
-    let transport = Transport::open(cx.remote(task)?, end)?;
+    let transport = Transport::open(cx.tasks.remote(task)?, end)?;
     // The highest first, in as many messages as it takes: each leaves the low numbers free.
     for chunk in fds.rchunks(AT_ONCE) {
         let files = chunk.iter().map(|f| cx.duplicate(f.id)).collect::<Result<Vec<OwnedFd>>>()?;
         let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        let mut batch = cx.remote(task)?.batch();
+        let mut batch = cx.tasks.remote(task)?.batch();
         transport.send(&mut batch, &borrowed)?;
         for (i, fd) in chunk.iter().enumerate().rev() {
             let from = i as u64;
-            let cloexec = if fd.flags & 1 != 0 { libc::O_CLOEXEC as u64 } else { 0 };
-            if from == u64::from(fd.fd) {
-                batch.must(libc::SYS_fcntl, [from, libc::F_SETFD as u64, u64::from(fd.flags & 1)]);
+            let (from, to) = (RemoteFd(from), RemoteFd::from(fd.fd));
+            let cloexec = if fd.flags & 1 != 0 { DupFlags::CLOEXEC } else { DupFlags::empty() };
+            if from == to {
+                batch.must(syscall::fcntl(from, libc::F_SETFD, u64::from(fd.flags & 1)));
             } else {
-                batch.must(libc::SYS_dup3, [from, u64::from(fd.fd), cloexec]);
-                batch.must(libc::SYS_close, [from]);
+                batch.must(syscall::dup3(from, to, cloexec));
+                batch.must(syscall::close(from));
             }
         }
         if let Some((_, e)) = batch.run()?.first_error() {
@@ -71,7 +74,7 @@ fn fill_table(cx: &mut Restore<'_>, task: usize) -> Result<()> {
             return Err(e).context(|| format!("giving task {pid} its descriptors"));
         }
     }
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     transport.close(&mut batch);
     batch.run()?;
     Ok(())
@@ -94,9 +97,9 @@ fn free_number(fds: &[FdinfoEntry]) -> i32 {
 /// A husk has the limits of the supervisor; the highest number must fit.
 fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32) -> Result<()> {
     let highest = fds.last().map_or(0, |f| f.fd).max(end.cast_unsigned());
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     let old = batch.space(16);
-    let got = batch.call(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]);
+    let got = batch.call((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, 0, old.addr.0]));
     let out = batch.run()?;
     out.expect(got, || "prlimit".to_owned())?;
     let (soft, hard) = (out.u64_at(old, 0), out.u64_at(old, 8));
@@ -112,9 +115,9 @@ fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32)
             ),
         ));
     }
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     let new = place_words(&mut batch, &[hard, hard]);
-    batch.must(libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]);
+    batch.must((libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE as u64, new.0, 0]));
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "raising the limit of descriptors".to_owned()),
         None => Ok(()),
@@ -130,7 +133,7 @@ pub fn attach(cx: &mut Restore<'_>) -> Result<()> {
         for fd in cx.tasks[task].image.fds.clone() {
             let holder = Holder { task, fd: fd.fd.cast_signed() };
             let Some(entry) = cx.entries.get(&fd.id).cloned() else { continue };
-            cx.with_restorer(entry.r#type(), |cx, r| r.attach(cx, holder, &entry))?;
+            cx.attach_file(holder, &entry)?;
         }
     }
     Ok(())

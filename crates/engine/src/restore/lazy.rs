@@ -5,96 +5,163 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use torpor_images::ImageDir;
 use torpor_images::proto::VmaEntry;
 use torpor_sys::uffd;
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
-use super::{Restore, Task};
+use super::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
-use crate::lazy::{self, Handed};
-use crate::namespace::NsKind;
+use crate::lazy::{self, Handed, Line};
+use crate::namespace::{Namespaces, NsKind};
+use crate::options::Options;
+use crate::page_server::Fetcher;
 use crate::proc;
+use crate::ranges::gaps;
 
-/// Finds or starts the pager of a lazy restore. What cannot be lazy is not: the memory is
-/// restored at once then. Before this process has a second thread.
-///
-/// # Errors
-/// Pages that can only be fetched later; the pager's.
-pub fn prepare(cx: &mut Restore<'_>) -> Result<()> {
-    let why = if cx.opts.lazy_pages { obstacle(cx) } else { Some("--lazy-pages is not given") };
-    if let Some(why) = why {
-        if cx.tasks.iter().any(|task| task.image.pages.any_remote()) {
-            let what = "the dump still has pages, which only a lazy restore can fetch";
-            return Err(Error::Usage(format!("{what}: {why}")));
-        }
-        if !cx.opts.lazy_pages {
-            return Ok(());
-        }
-        tracing::warn!("All memory is restored at once: {why}");
-        return Ok(());
-    }
-    let tasks = cx.tasks.iter().map(|task| &task.image).filter(|image| !image.is_zombie());
-    let pages: HashMap<u64, _> =
-        tasks.map(|image| (u64::from(image.tree.pid), Arc::clone(&image.pages))).collect();
-    cx.is_lazy = true;
-    let is_served = |task: &Task| {
-        let mut stacks = task.image.vmas().filter(|vma| lazy::stack_can_wait(vma));
-        stacks.any(|v| task.image.pages.within(v.start..v.end).any(|(s, _)| s.is_remote()))
-    };
-    // All or none: what a child inherits is to be there in both or missing in both.
-    cx.stacks_wait = cx.tasks.iter().any(is_served);
-    cx.pager = Some(lazy::own_pager(cx.opts, &cx.images, &pages)?);
-    Ok(())
+/// What is left for later, and who brings it in.
+#[derive(Debug, Default)]
+pub(super) struct Lazy {
+    pager: Option<Line>,
+    any: bool,
+    /// Whether that goes for stacks, too.
+    stacks_wait: bool,
+    /// Who fetches what cannot be left.
+    fetcher: Option<Arc<Fetcher>>,
 }
 
-fn obstacle(cx: &Restore<'_>) -> Option<&'static str> {
-    let mut namespaces = cx.ns.all.iter();
-    if namespaces.any(|ns| ns.kind == NsKind::User && !ns.is_host) {
+impl Lazy {
+    /// Finds or starts the pager of a lazy restore. What cannot be lazy is not: the memory is
+    /// restored at once then. Before this process has a second thread.
+    ///
+    /// # Errors
+    /// Pages that can only be fetched later; the pager's.
+    pub fn prepare(
+        opts: &Options,
+        images: &ImageDir,
+        tasks: &mut [Task],
+        spaces: &Namespaces,
+    ) -> Result<Self> {
+        let why = match opts.lazy_pages {
+            true => obstacle(tasks, spaces),
+            false => Some("--lazy-pages is not given"),
+        };
+        if let Some(why) = why {
+            if let Some(task) = tasks.iter().find(|task| task.image.pages.any_remote()) {
+                let what = format!("pages of task {} are not here", task.vpid);
+                let hint = "copy their file (pages-N.img), or restore with --lazy-pages from where \
+                            they are served";
+                return Err(Error::Usage(format!("{what}: {why}; {hint}")));
+            }
+            if opts.lazy_pages {
+                tracing::warn!("All memory is restored at once: {why}");
+            }
+            return Ok(Lazy::default());
+        }
+        let live = tasks.iter().map(|task| &task.image).filter(|image| !image.is_zombie());
+        let pages: HashMap<u64, _> =
+            live.map(|image| (u64::from(image.tree.pid), Arc::clone(&image.pages))).collect();
+        let is_served = |task: &Task| {
+            let mut stacks = task.image.vmas().filter(|vma| lazy::stack_can_wait(vma));
+            stacks.any(|v| task.image.pages.within(v.start..v.end).any(|(s, _)| s.is_remote()))
+        };
+        // All or none: what a child inherits is to be there in both or missing in both.
+        let stacks_wait = tasks.iter().any(is_served);
+        let pager = Some(lazy::own_pager(opts, images, &pages)?);
+        let mut lazy = Lazy { pager, any: true, stacks_wait, fetcher: None };
+        for task in tasks {
+            lazy.fetch_at_once(opts, images, task)?;
+        }
+        Ok(lazy)
+    }
+
+    /// Has the pages that are elsewhere and cannot wait fetched when they are read.
+    fn fetch_at_once(&mut self, opts: &Options, images: &ImageDir, task: &mut Task) -> Result<()> {
+        let pages = &task.image.pages;
+        let mut at_once = Vec::new();
+        for stretch in pages.stretches().iter().filter(|stretch| stretch.is_remote()) {
+            let range = &stretch.range;
+            let waits = task.image.vmas().filter(|vma| self.leaves(vma));
+            let waits = waits.map(|vma| vma.start.max(range.start)..vma.end.min(range.end));
+            let gaps = gaps(range, waits.filter(|part| !part.is_empty()));
+            at_once.extend(gaps.map(|gap| stretch.part(gap)));
+        }
+        if at_once.is_empty() {
+            return Ok(());
+        }
+        let fetcher = match &mut self.fetcher {
+            Some(fetcher) => fetcher,
+            none => none.insert(Arc::new(lazy::fetcher(opts, images)?)),
+        };
+        let id = u64::from(task.image.tree.pid);
+        let fetched = at_once.into_iter().map(|stretch| stretch.fetched_by(fetcher, id)).collect();
+        task.image.pages = Arc::new(pages.with(fetched));
+        task.bequest = Arc::clone(&task.image.pages);
+        Ok(())
+    }
+
+    /// Whether anything is left.
+    pub fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether the pages of a mapping are left to the pager.
+    pub fn leaves(&self, vma: &VmaEntry) -> bool {
+        self.any && (lazy::may_wait(vma) || self.stacks_wait && lazy::stack_can_wait(vma))
+    }
+
+    /// Registers what is left to the pager, and hands it over. After everything that changes
+    /// the address spaces.
+    ///
+    /// # Errors
+    /// The kernel's; the pager's.
+    pub fn hand_over(&mut self, images: &ImageDir, tasks: &mut Tasks) -> Result<()> {
+        let Some(pager) = &mut self.pager else { return Ok(()) };
+        let (any, stacks_wait) = (self.any, self.stacks_wait);
+        let leaves =
+            |v: &&VmaEntry| any && (lazy::may_wait(v) || stacks_wait && lazy::stack_can_wait(v));
+        let mut spaces = Vec::new();
+        for task in tasks.iter_mut() {
+            let image = &task.image;
+            let has_pages = |v: &&VmaEntry| {
+                image.pages.within(v.start..v.end).any(|(stretch, _)| !stretch.is_zero())
+            };
+            let lazy = image.vmas().filter(leaves).filter(has_pages);
+            let ranges: Vec<(u64, u64)> = lazy.map(|v| (v.start, v.end)).collect();
+            if !ranges.is_empty() {
+                spaces.push(register(task, ranges)?);
+            }
+        }
+        pager.hand_over(&lazy::id_of(images)?, spaces)
+    }
+
+    /// The tasks run.
+    pub fn end(&mut self) {
+        if let Some(fetcher) = self.fetcher.take() {
+            fetcher.end();
+        }
+        if let Some(pager) = self.pager.take() {
+            pager.restored();
+        }
+    }
+}
+
+fn obstacle(tasks: &[Task], spaces: &Namespaces) -> Option<&'static str> {
+    let mut users = spaces.of_kind(NsKind::User);
+    if users.any(|ns| !ns.is_host) {
         return Some("tasks in a user namespace may not wait for pages that the kernel needs");
     }
-    let mut tasks = cx.tasks.iter();
-    if tasks.any(|task| !task.image.pages.are_verified_singly()) {
+    if tasks.iter().any(|task| !task.image.pages.are_verified_singly()) {
         return Some("pages of this cipher can only be verified all together");
     }
     None
 }
 
-impl Restore<'_> {
-    /// Whether the pages of a mapping are left to the pager.
-    pub(super) fn leaves(&self, vma: &VmaEntry) -> bool {
-        let may_wait = lazy::may_wait(vma) || self.stacks_wait && lazy::stack_can_wait(vma);
-        self.is_lazy && may_wait
-    }
-}
-
-/// Registers what is left to the pager, and hands it over. After everything that changes
-/// the address spaces.
-///
-/// # Errors
-/// The kernel's; the pager's.
-pub fn hand_over(cx: &mut Restore<'_>) -> Result<()> {
-    let Some(pager) = cx.pager.take() else { return Ok(()) };
-    let mut spaces = Vec::new();
-    for task in 0..cx.tasks.len() {
-        let image = &cx.tasks[task].image;
-        let has_pages = |v: &&VmaEntry| {
-            image.pages.within(v.start..v.end).any(|(stretch, _)| !stretch.is_zero())
-        };
-        let lazy = image.vmas().filter(|v| cx.leaves(v)).filter(has_pages);
-        let ranges: Vec<(u64, u64)> = lazy.map(|v| (v.start, v.end)).collect();
-        if !ranges.is_empty() {
-            spaces.push(register(cx, task, ranges)?);
-        }
-    }
-    let images = lazy::id_of(&cx.images)?;
-    pager.hand_over(&images, spaces)?;
-    cx.pager = Some(pager);
-    Ok(())
-}
-
-fn register(cx: &mut Restore<'_>, task: usize, ranges: Vec<(u64, u64)>) -> Result<Handed> {
-    let id = u64::from(cx.tasks[task].image.tree.pid);
-    let pidfd = proc::pidfd(cx.tasks[task].pid)?;
-    let uffd = create(cx, task, &pidfd)?;
+fn register(task: &mut Task, ranges: Vec<(u64, u64)>) -> Result<Handed> {
+    let id = u64::from(task.image.tree.pid);
+    let pidfd = proc::pidfd(task.pid)?;
+    let uffd = create(task.remote()?, &pidfd)?;
     for &(start, end) in &ranges {
         uffd::register_missing(uffd.as_fd(), start, end - start)
             .context(|| format!("registering {start:x}-{end:x} of task {id}"))?;
@@ -103,13 +170,12 @@ fn register(cx: &mut Restore<'_>, task: usize, ranges: Vec<(u64, u64)>) -> Resul
 }
 
 /// Makes a userfaultfd of the task's address space, which has to make it itself.
-fn create(cx: &mut Restore<'_>, task: usize, pidfd: &OwnedFd) -> Result<OwnedFd> {
+fn create(remote: &mut Tracee, pidfd: &OwnedFd) -> Result<OwnedFd> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
-    let remote = cx.remote(task)?;
-    let fd = remote.call("userfaultfd", libc::SYS_userfaultfd, [flags])?;
+    let fd = remote.call("userfaultfd", (libc::SYS_userfaultfd, [flags]))?;
     let number = i32::try_from(fd).map_err(|_| Error::invalid("userfaultfd", "no descriptor"))?;
     let fetched = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty());
-    cx.remote(task)?.call("close", libc::SYS_close, [fd])?;
+    remote.call("close", syscall::close(RemoteFd(fd)))?;
     let fetched = fetched.context(|| "fetching a userfaultfd".to_owned())?;
     uffd::enable_paging(fetched.as_fd()).context(|| "UFFDIO_API".to_owned())?;
     Ok(fetched)

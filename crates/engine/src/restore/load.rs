@@ -8,8 +8,9 @@ use torpor_images::proto::{
     TaskKobjIdsEntry, VmaEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_policy::Credentials;
 
-use super::layers;
+use super::pages;
 use crate::error::{Error, Result};
 use crate::memory::vma::{PAGE, status};
 use crate::task::{self, state};
@@ -26,12 +27,14 @@ pub struct TaskImage {
     pub tree: PstreeEntry,
     /// What it shares; a zombie has namespaces only.
     pub ids: TaskKobjIdsEntry,
-    /// Its threads, the leader first.
+    /// Its threads, the leader first, without their credentials.
     pub cores: Vec<CoreEntry>,
+    /// What each of its threads may do, in the same order.
+    pub credentials: Vec<Option<Credentials>>,
     /// Its address space; `None` for a zombie.
     pub mm: Option<MmEntry>,
     /// Its pages.
-    pub pages: Arc<layers::Pages>,
+    pub pages: Arc<pages::Pages>,
     /// Its descriptors, by number; empty if a task before it has the same table.
     pub fds: Vec<FdinfoEntry>,
     /// Working directory, root, umask.
@@ -132,7 +135,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
 pub fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
     if !task.is_zombie() {
         let pid = u64::from(task.tree.pid);
-        task.pages = Arc::new(layers::Pages::load(images, kind::PAGEMAP, pid)?);
+        task.pages = Arc::new(pages::Pages::load(images, kind::PAGEMAP, pid)?);
     }
     Ok(())
 }
@@ -187,6 +190,7 @@ fn load_task(
         return Ok(TaskImage {
             tree,
             ids: TaskKobjIdsEntry::default(),
+            credentials: vec![None],
             cores: vec![leader],
             mm: None,
             pages: Arc::default(),
@@ -199,6 +203,7 @@ fn load_task(
         cores.push(images.read_one(kind::CORE, u64::from(tid))?);
     }
     check_ended(&kind::CORE.file_name(pid), &cores)?;
+    let credentials = take_credentials(&tree, &mut cores)?;
     let ids: TaskKobjIdsEntry = match cores[0].ids {
         Some(ids) => ids,
         None => images.read_one(kind::IDS, pid)?,
@@ -220,9 +225,23 @@ fn load_task(
         tree,
         ids,
         cores,
+        credentials,
         mm: Some(mm),
         fds,
     })
+}
+
+/// Takes the credentials of threads out of their images: what is judged is what they get.
+fn take_credentials(
+    tree: &PstreeEntry,
+    cores: &mut [CoreEntry],
+) -> Result<Vec<Option<Credentials>>> {
+    let take = |(index, core): (usize, &mut CoreEntry)| {
+        let thread = tree.threads.get(index).unwrap_or(&tree.pid);
+        let invalid = |why| Error::invalid(kind::CORE.file_name((*thread).into()), why);
+        Credentials::take(core).map_err(invalid)
+    };
+    cores.iter_mut().enumerate().map(take).collect()
 }
 
 /// Only a leader can have ended before its process has.
@@ -256,9 +275,27 @@ fn check_vmas(image: &str, vmas: &[VmaEntry]) -> Result<()> {
     Ok(())
 }
 
+/// The program and the directories of a task must be described.
+fn check_paths(checkpoint: &Checkpoint, task: &TaskImage) -> Result<()> {
+    let pid = u64::from(task.tree.pid);
+    let program = task.mm.iter().map(|mm| (kind::MM, "program", mm.exe_file_id));
+    let places = task.fs.iter().flat_map(|fs| {
+        let places = [("working directory", fs.cwd_id), ("root directory", fs.root_id)];
+        places.map(|(what, id)| (kind::FS, what, id))
+    });
+    for (image, what, id) in program.chain(places) {
+        if !checkpoint.files.contains_key(&id) {
+            let reason = format!("its {what} is file {id}, which files.img lacks");
+            return Err(Error::invalid(image.file_name(pid), reason));
+        }
+    }
+    Ok(())
+}
+
 /// Every file that is referred to must be described.
 fn check_references(checkpoint: &Checkpoint) -> Result<()> {
     for task in &checkpoint.tasks {
+        check_paths(checkpoint, task)?;
         let mut last = None;
         for fd in &task.fds {
             let image = kind::FDINFO.file_name(u64::from(task.ids.files_id));

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use torpor_images::{ImageDir, kind};
 
-use super::layers::{Identity, Pages, Search};
+use super::pages::{Identity, Pages, Search};
 use super::{Restore, births, memory};
 use crate::error::Result;
 use crate::memory::vma::PAGE;

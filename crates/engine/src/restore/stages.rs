@@ -18,20 +18,33 @@ use torpor_images::proto::StatsEntry;
 use torpor_seal::checkpoint::Timer;
 
 use super::rounds::{Applied, Rounds};
-use super::{Restore, births, compare, descriptors, lazy, load, memory, task, tree, verify};
+use super::{Restore, births, compare, descriptors, lazy, load, memory, power, task, tree, verify};
 use crate::error::{Context, Error, Result};
-use crate::file::{fown, lock};
+use crate::file::fown;
+use crate::guardian::Guardian;
 use crate::hooks::{Event, Hooks};
 use crate::namespace::{self, mount};
 use crate::options::Options;
-use crate::{RestoreReport, cgroup, network, support};
+use crate::{RestoreReport, cgroup, support};
 
 /// Makes the tree of tasks that the images in `opts.images_dir` hold.
 ///
 /// # Errors
 /// The images', the kernel's; nothing that was made then remains.
 pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
-    Plan::read(opts)?.build(hooks)?.finish(hooks)?.verify(hooks)?.wake(hooks)
+    all_of(Plan::read(opts)?, hooks)
+}
+
+/// The same by a process that does nothing else afterwards: see [`Plan::with_least_power`].
+///
+/// # Errors
+/// As [`restore`].
+pub fn restore_last(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+    all_of(Plan::read(opts)?.with_least_power()?, hooks)
+}
+
+fn all_of(plan: Plan<'_>, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
+    plan.build(hooks)?.finish(hooks)?.verify(hooks)?.wake(hooks)
 }
 
 /// What a restore will make: images that were read and judged.
@@ -66,8 +79,22 @@ impl<'a> Plan<'a> {
 
     /// Starts the helpers that are needed.
     fn prepare(&mut self) -> Result<()> {
-        lazy::prepare(&mut self.cx)?;
-        network::guard(&mut self.cx)
+        let Restore { opts, images, tasks, ns, lazy, .. } = &mut self.cx;
+        *lazy = lazy::Lazy::prepare(opts, images, tasks, ns)?;
+        if self.cx.connections().any() {
+            self.cx.network.guardian = Guardian::start(crate::undo::WAYS)?;
+        }
+        Ok(())
+    }
+
+    /// This process, which is to do nothing else afterwards, gives up for good what this plan has no
+    /// use for. Not before rounds: the last one may ask for more.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn with_least_power(self) -> Result<Self> {
+        power::give_up(&self.cx.verdict, self.cx.entries.values())?;
+        Ok(self)
     }
 
     /// More rounds follow: the skeleton is to have only what stays the same whatever they bring.
@@ -150,8 +177,8 @@ impl<'a> Skeleton<'a> {
         // Those that are there already need not be looked for, unless a pager has to know them.
         let pages = if last.lazy_pages { load::Pages::Now } else { load::Pages::Later };
         let mut next = Plan::load(last, pages)?;
-        if let Some(why) = compare::obstacle(&cx, &next.cx)? {
-            tracing::info!("the tree is built anew: {why}");
+        if let Some(why) = compare::obstacle(&cx.as_built(), &next.cx.as_built())? {
+            tracing::warn!("the tree is built anew: {why}");
             drop(cx);
             next.cx.find_pages(pages)?;
             next.prepare()?;
@@ -164,10 +191,10 @@ impl<'a> Skeleton<'a> {
         births::end(&mut cx, &next.cx.tasks)?;
         cx.take_over(next.cx);
         cx.load_files()?;
-        network::lock_external(&mut cx)?;
-        network::lock_new(&mut cx)?;
+        cx.lock_network(true)?;
+        cx.lock_network(false)?;
         let files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
-        namespace::restore_late(&mut cx)?;
+        cx.with_homes(namespace::restore_late)?;
         let applied = rounds.complete(&mut cx)?;
         drop(files);
         finish(&mut cx, hooks)?;
@@ -203,12 +230,13 @@ impl<'a> Complete<'a> {
     /// Pages that were changed since they were sealed; the caller's no.
     pub fn verify(self, hooks: &mut dyn Hooks) -> Result<Ready<'a>> {
         let Complete { mut cx, start, .. } = self;
-        memory::unfilled::verify(&cx)?;
+        memory::unfilled::verify(&cx.images, &cx.tasks)?;
         cx.images.verify_pages()?;
         verify::check(&cx)?;
         let pid = cx.tasks[0].pid;
         hooks.notify(Event::PostRestore { pid })?;
         cx.stats.restore_time = micros(start);
+        cx.stats.torpor_reading_time = u64::try_from(cx.verdict.reading.as_micros()).ok();
         if let Some(times) = crate::seal::times(&cx.images) {
             let micros = |t: &Timer| u64::try_from(t.total().as_micros()).unwrap_or(u64::MAX);
             cx.stats.torpor_open_records_time = Some(micros(&times.records));
@@ -246,17 +274,15 @@ impl Ready<'_> {
         // As long as somebody can still say no, the other ends of connections hear nothing.
         hooks.notify(Event::PreResume { pid })?;
         cx.let_files_go()?;
-        network::unlock_and_wake(&mut cx)?;
+        cx.wake_network()?;
         task::end_leaders(&mut cx);
-        cgroup::freeze_again(&mut cx)?;
+        cx.cgroups.freeze_again()?;
         if cx.opts.wake_frozen {
-            cgroup::freeze_tasks(&cx)?;
+            cgroup::freeze_tasks(cx.opts, &cx.tasks)?;
         }
         task::wake(&mut cx);
-        if let Some(pager) = cx.pager.take() {
-            pager.restored();
-        }
-        network::let_go(&mut cx);
+        cx.lazy.end();
+        cx.network.let_go();
         cx.cgroups.keep();
         // The tasks run: there is nothing left that an error could undo.
         if let Err(error) = hooks.notify(Event::PostResume { pid }) {
@@ -271,16 +297,17 @@ impl Ready<'_> {
 fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     tracing::info!("Restoring {} tasks, {} files", cx.tasks.len(), cx.entries.len());
     cx.load_files()?;
-    namespace::take_external(cx)?;
-    network::lock_external(cx)?;
+    cx.with_homes(namespace::take_external)?;
+    cx.lock_network(true)?;
     let pid = cx.make_root()?;
-    cgroup::prepare(cx)?;
-    cgroup::place(cx, 0, None)?;
-    network::lock_new(cx)?;
+    let set = cx.tasks.first().and_then(cgroup::set_of_task);
+    cx.cgroups.prepare(cx.opts, &cx.images, &cx.id_maps, set)?;
+    cx.cgroups.place(&mut cx.tasks, &mut cx.ns, 0, None)?;
+    cx.lock_network(false)?;
     hooks.notify(Event::SetupNamespaces { pid })?;
     tracing::info!("Restoring namespaces");
-    namespace::restore(cx)?;
-    mount::restore(cx)?;
+    cx.with_homes(namespace::restore)?;
+    cx.mount()?;
     hooks.notify(Event::PostSetupNamespaces)?;
     let _files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tracing::info!("Restoring processes and their memory");
@@ -297,27 +324,27 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     }
     tracing::info!("Restoring descriptors");
     descriptors::restore(cx)?;
-    for master in std::mem::take(&mut cx.files.orphan_masters) {
+    for master in std::mem::take(&mut cx.kinds.terminals.orphan_masters) {
         hooks.notify(Event::OrphanPtsMaster(master))?;
     }
     descriptors::attach(cx)?;
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }
-    lazy::hand_over(cx)?;
+    cx.lazy.hand_over(&cx.images, &mut cx.tasks)?;
     drop(files);
     tracing::info!("Restoring threads, locks and the rest of each task");
     tree::make_threads(cx)?;
-    cgroup::place_threads(cx)?;
-    lock::restore(cx)?;
-    fown::restore(cx)?;
+    cx.cgroups.place_threads(&cx.tasks)?;
+    cx.take_locks()?;
+    fown::restore(&cx.entries, &cx.files, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }
-    namespace::finish(cx)?;
-    mount::finish(cx)?;
-    cgroup::finish(cx)
+    cx.with_homes(namespace::finish)?;
+    mount::finish(&mut cx.mounts)?;
+    cx.cgroups.finish()
 }
 
 fn micros(since: Instant) -> u32 {

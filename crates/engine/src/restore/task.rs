@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use torpor_images::kind;
 use torpor_images::proto::{FsEntry, MmEntry};
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Tracee};
 
-use super::Restore;
 use super::transport::{Transport, place_words};
+use super::{Restore, process};
 use crate::error::{Context, Result};
-use crate::file::regular;
-use crate::file::remap::Temporary;
 use crate::{proc, task};
 
 /// Sets root, working directory and umask, and tells the kernel what it keeps of the
@@ -23,28 +22,36 @@ use crate::{proc, task};
 pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
-    Temporary::with_directory(cx, fs.cwd_id, |cx| set_paths(cx, task, &mm, &fs))
+    let Some(pid) = cx.temporary.process_of(fs.cwd_id) else {
+        return set_paths(cx, task, &mm, &fs);
+    };
+    let process = process::start(cx.tasks.remote(0)?, i32::try_from(pid).ok())?;
+    cx.temporary.set_alive(Some(pid));
+    let done = set_paths(cx, task, &mm, &fs);
+    cx.temporary.set_alive(None);
+    process::end(cx.tasks.remote(0)?, process)?;
+    done
 }
 
 fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> Result<()> {
     let files: Vec<OwnedFd> = [fs.root_id, fs.cwd_id, mm.exe_file_id]
         .into_iter()
-        .map(|id| regular::open_for_mapping(cx, id, None))
+        .map(|id| cx.open_for_mapping(id, None))
         .collect::<Result<_>>()?;
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-    let husk = cx.remote(task)?;
+    let husk = cx.tasks.remote(task)?;
     let transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &borrowed)?;
     let dot = batch.cstr(".").0;
-    batch.must(libc::SYS_fchdir, [0]);
-    batch.must(libc::SYS_chroot, [dot]);
-    batch.must(libc::SYS_fchdir, [1]);
+    batch.must((libc::SYS_fchdir, [0]));
+    batch.must((libc::SYS_chroot, [dot]));
+    batch.must((libc::SYS_fchdir, [1]));
     if let Some(umask) = fs.umask {
-        batch.must(libc::SYS_umask, [u64::from(umask)]);
+        batch.must((libc::SYS_umask, [u64::from(umask)]));
     }
     set_program(&mut batch, mm);
-    batch.call(libc::SYS_close_range, [0, 2, 0]);
+    batch.call((libc::SYS_close_range, [0, 2, 0]));
     transport.close(&mut batch);
     match batch.run()?.first_error() {
         None => Ok(()),
@@ -60,7 +67,7 @@ fn set_paths(cx: &mut Restore<'_>, task: usize, mm: &MmEntry, fs: &FsEntry) -> R
 /// `PR_SET_MM` (prctl(2)) with a whole `struct prctl_mm_map`; the executable is
 /// descriptor 2.
 fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
-    const PR_SET_MM: u64 = 35;
+    const PR_SET_MM: i32 = 35;
     const PR_SET_MM_MAP: u64 = 14;
     const MM_MAP_SIZE: u64 = 104;
     let auxv = place_words(batch, &mm.mm_saved_auxv);
@@ -84,7 +91,7 @@ fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
             auxv_size | 2 << 32,
         ],
     );
-    batch.must(libc::SYS_prctl, [PR_SET_MM, PR_SET_MM_MAP, map.0, MM_MAP_SIZE, 0]);
+    batch.must(syscall::prctl(PR_SET_MM, [PR_SET_MM_MAP, map.0, MM_MAP_SIZE]));
 }
 
 /// Gives the threads of a task the rest of their state, and removes the stub. All that
@@ -107,6 +114,7 @@ impl Restore<'_> {
             mm,
             maps: &self.id_maps,
             filters: &self.filters,
+            credentials: &image.credentials,
             profile: self.opts.lsm_profile.as_deref(),
         };
         task::restore(threads, &image.cores, &images)
@@ -192,7 +200,7 @@ fn report_stop(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     if had_asked {
         let options = libc::WUNTRACED | libc::WNOHANG | libc::__WALL;
         let options = u64::from(options.cast_unsigned());
-        leader.call_alone("wait4", libc::SYS_wait4, [pid, 0, options, 0])?;
+        leader.call_alone("wait4", (libc::SYS_wait4, [pid, 0, options, 0]))?;
     }
     if !waits {
         task::take_signal(leader, libc::SIGCHLD)?;

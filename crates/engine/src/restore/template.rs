@@ -16,11 +16,12 @@ use torpor_images::ImageDir;
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::{Tracee, parse_maps, stub_place};
 
+use super::tasks::Task;
 use super::{Restore, load, memory};
 use crate::error::{Context, Error, Result};
 use crate::lazy;
 use crate::memory::vma::status;
-use crate::namespace::{Made, NsKind};
+use crate::namespace::{Made, Namespaces, NsKind};
 use crate::options::Options;
 use crate::{proc, support};
 
@@ -49,7 +50,7 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
     images.start_pinning();
     let checked = crate::seal::open(&mut images, opts)?;
     let mut cx = Restore::new(opts, images, &checked, load::Pages::Now)?;
-    if let Some(why) = obstacle(&cx) {
+    if let Some(why) = obstacle(opts, &cx.tasks[0], &cx.ns) {
         return Err(Error::Unsupported(format!("a template of these images: {why}")));
     }
     cx.template = Role::Makes;
@@ -67,10 +68,10 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
 }
 
 /// Why these images can have no template, if so.
-fn obstacle(cx: &Restore<'_>) -> Option<&'static str> {
-    let root = &cx.tasks[0].image;
-    let mut namespaces = cx.ns.all.iter();
-    if cx.opts.lazy_pages || root.pages.any_remote() {
+fn obstacle(opts: &Options, first: &Task, spaces: &Namespaces) -> Option<&'static str> {
+    let root = &first.image;
+    let mut namespaces = spaces.all.iter();
+    if opts.lazy_pages || root.pages.any_remote() {
         Some("memory that comes later is nowhere yet")
     } else if namespaces.any(|ns| ns.kind == NsKind::User && !ns.is_host) {
         Some("a user namespace, into which its owner has to be born")
@@ -93,53 +94,51 @@ pub(super) fn is_made(vma: &VmaEntry) -> bool {
 
 /// The first husk, as a copy of the template that the options name. None if they name none, or
 /// if it cannot be used.
-pub(super) fn bear(cx: &mut Restore<'_>, made: &Made) -> Option<Tracee> {
-    let file = cx.opts.template.clone()?;
-    match copy(cx, &file, made) {
-        Ok(husk) => {
-            cx.template = Role::Uses;
-            Some(husk)
-        }
-        Err(why) => {
-            tracing::warn!("the template is not used: {why}");
-            None
-        }
-    }
+pub(super) fn bear(
+    opts: &Options,
+    images: &ImageDir,
+    first: &Task,
+    spaces: &Namespaces,
+    made: &Made,
+) -> Option<Tracee> {
+    let file = opts.template.as_ref()?;
+    let copied = match obstacle(opts, first, spaces) {
+        Some(why) => Err(Error::invalid(file.display().to_string(), why)),
+        None => copy(images, first, file, made),
+    };
+    copied.inspect_err(|why| tracing::warn!("the template is not used: {why}")).ok()
 }
 
-fn copy(cx: &Restore<'_>, path: &Path, made: &Made) -> Result<Tracee> {
+fn copy(images: &ImageDir, first: &Task, path: &Path, made: &Made) -> Result<Tracee> {
     let shown = || path.display().to_string();
     let file = fs::File::open(path).context(shown)?;
     // Only one can have hold of it.
     flock(&file, FlockOperation::LockExclusive).context(shown)?;
     let text = std::io::read_to_string(std::io::Read::take(&file, 4096)).context(shown)?;
-    let pid = check(cx, &text, made).map_err(|why| Error::invalid(shown(), why))?;
+    let pid = check(images, &text, made).map_err(|why| Error::invalid(shown(), why))?;
     Tracee::seize(pid, false)?;
     let mut template = Tracee::stopped(pid, pid, PATIENCE)?.ok_or(Error::Gone { pid })?;
     let maps = parse_maps(&proc::read(pid, "maps")?);
     let place = stub_place(&maps).ok_or_else(|| Error::invalid(shown(), "it is full"))?;
     template.inject(&maps, place)?;
-    let husk = template.copy_of_template(made.flags(), &[cx.tasks[0].vpid]);
+    let husk = template.copy_of_template(made.flags(), &[first.vpid]);
     template.eject(&maps)?;
     template.finish()?;
     Ok(husk?)
 }
 
 /// The pid of the template that `text` names, if it is one of these images, and is still there.
-fn check(cx: &Restore<'_>, text: &str, made: &Made) -> std::result::Result<i32, String> {
+fn check(images: &ImageDir, text: &str, made: &Made) -> std::result::Result<i32, String> {
     let mut words = text.trim_end().splitn(3, ' ');
     let pid = words.next().and_then(|word| word.parse::<i32>().ok()).filter(|pid| *pid > 1);
     let start = words.next().and_then(|word| word.parse::<u64>().ok());
-    let (Some(pid), Some(start), Some(images)) = (pid, start, words.next()) else {
+    let (Some(pid), Some(start), Some(id)) = (pid, start, words.next()) else {
         return Err("it names no template".to_owned());
     };
-    if let Some(why) = obstacle(cx) {
-        return Err(why.to_owned());
-    }
     if made.needs_place() {
         return Err("the first task is born into namespaces that are there already".to_owned());
     }
-    if lazy::id_of(&cx.images).ok().as_deref() != Some(images) {
+    if lazy::id_of(images).ok().as_deref() != Some(id) {
         return Err("it is one of other images".to_owned());
     }
     if !proc::stat(pid).is_ok_and(|stat| stat.start_time == start) {

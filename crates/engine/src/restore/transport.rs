@@ -8,8 +8,10 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::io::DupFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::PidfdGetfdFlags;
+use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, RemoteAddr, Tracee};
 
 use crate::error::{Context, Result};
@@ -24,11 +26,8 @@ pub struct Transport {
     ours: OwnedFd,
     /// The husk's end.
     theirs: i32,
-}
-
-/// The arguments that system calls take a descriptor as.
-fn arg(fd: i32) -> u64 {
-    u64::from(fd.cast_unsigned())
+    /// The husk.
+    pid: i32,
 }
 
 impl Transport {
@@ -41,9 +40,9 @@ impl Transport {
         let pid = husk.pid();
         let mut batch = husk.batch();
         let pair = batch.space(8);
-        batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+        batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
         let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
-        let made = batch.must(libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, pair.addr.0]);
+        let made = batch.must((libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, pair.addr.0]));
         let out = batch.run()?;
         out.expect(made, || "socketpair".to_owned())?;
         let (a, b) = (out.u32_at(pair, 0).cast_signed(), out.u32_at(pair, 4).cast_signed());
@@ -52,17 +51,17 @@ impl Transport {
             .context(|| format!("pidfd_getfd from husk {pid}"))?;
         let mut batch = husk.batch();
         if b != at {
-            batch.must(libc::SYS_dup3, [arg(b), arg(at), libc::O_CLOEXEC as u64]);
-            batch.call(libc::SYS_close, [arg(b)]);
+            batch.must(syscall::dup3(b.into(), at.into(), DupFlags::CLOEXEC));
+            batch.call(syscall::close(b.into()));
         }
         if a != at {
-            batch.call(libc::SYS_close, [arg(a)]);
+            batch.call(syscall::close(a.into()));
         }
         let out = batch.run()?;
         if let Some((_, e)) = out.first_error() {
             return Err(e).context(|| format!("moving the transport of husk {pid} to {at}"));
         }
-        Ok(Transport { ours, theirs: at })
+        Ok(Transport { ours, theirs: at, pid })
     }
 
     /// The number of the husk's end.
@@ -81,7 +80,7 @@ impl Transport {
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(chunk));
             sendmsg(&self.ours, &[IoSlice::new(&[0])], &mut control, SendFlags::empty())
-                .context(|| "sending descriptors to a husk".to_owned())?;
+                .context(|| format!("sending descriptors to husk {}", self.pid))?;
             self.receive(batch);
         }
         Ok(())
@@ -95,12 +94,12 @@ impl Transport {
         let control_len = (16 + 4 * MAX_FDS + 4) as u64;
         // struct msghdr: name, namelen, iov, iovlen, control, controllen, flags.
         let header = place_words(batch, &[0, 0, iov.0, 1, control.0, control_len, 0]);
-        batch.must(libc::SYS_recvmsg, [arg(self.theirs), header.0, 0]);
+        batch.must((libc::SYS_recvmsg, [RemoteFd::from(self.theirs).0, header.0, 0]));
     }
 
     /// Adds the call that closes the husk's end.
     pub fn close(self, batch: &mut Batch<'_>) {
-        batch.call(libc::SYS_close, [arg(self.theirs)]);
+        batch.call(syscall::close(self.theirs.into()));
     }
 }
 

@@ -7,14 +7,12 @@
 //! parent it was born from; it is born from the leader of its session again, and
 //! adopted by its present parent because the one in between ends.
 
-use torpor_images::proto::FdTypes;
 use torpor_tracee::Tracee;
+use torpor_tracee::syscall;
 
 use super::transport::place_words;
-use super::{Restore, Task, memory};
-use crate::cgroup;
-use crate::error::{Context, Error, Result};
-use crate::namespace::{self, mount};
+use super::{Restore, Task, memory, process};
+use crate::error::{About, Context, Error, Result};
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,14 +162,14 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
                 substitute(cx, task - tasks, parent, parent)?;
             }
             Step::Birth { task, from: Some(parent) } => {
-                let flags = shared_with(cx, task, parent);
+                let flags = shared_with(&cx.tasks[task], &cx.tasks[parent]);
                 bear(cx, task, parent, flags)?;
                 memory_of(cx, task, Some(parent))?;
             }
             Step::Setsid { task } => {
-                actor(cx, task)?.call("setsid", libc::SYS_setsid, [])?;
+                actor(cx, task)?.call("setsid", (libc::SYS_setsid, []))?;
                 if task < tasks {
-                    cx.with_restorer(FdTypes::Tty, |cx, r| r.session(cx, task))?;
+                    cx.begin_session(task)?;
                 }
             }
             // All that matters of a substitute is the session that it is born into.
@@ -214,7 +212,7 @@ pub(super) fn steps(tasks: &[Task]) -> Result<Vec<Step>> {
 pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
     match step {
         Step::Birth { task, from: Some(parent) } => {
-            let flags = shared_with(cx, task, parent);
+            let flags = shared_with(&cx.tasks[task], &cx.tasks[parent]);
             bear(cx, task, parent, flags)
         }
         Step::SiblingBirth { task, leader } => bear(cx, task, leader, libc::CLONE_PARENT as u64),
@@ -228,7 +226,7 @@ pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
 /// # Errors
 /// The kernel's.
 pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, vpid: u32) -> Result<()> {
-    cx.remote(parent)?.call("wait4", libc::SYS_wait4, [u64::from(vpid), 0, 0, 0])?;
+    cx.tasks.remote(parent)?.call("wait4", (libc::SYS_wait4, [u64::from(vpid), 0, 0, 0]))?;
     forget_child_signals(cx, parent)
 }
 
@@ -279,7 +277,7 @@ pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
 fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
     let tasks = cx.tasks.len();
     if index < tasks {
-        return cx.remote(index);
+        return cx.tasks.remote(index);
     }
     let substitute = &mut cx.substitutes[index - tasks];
     let pid = substitute.vpid.cast_signed();
@@ -312,41 +310,17 @@ fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reaps a child that was born without an exit signal, or it would stay as a zombie.
-fn reap(parent: &mut Tracee) -> Result<()> {
-    // __WCLONE: only such children, not the zombies that belong there.
-    parent.call(
-        "wait4",
-        libc::SYS_wait4,
-        [u64::MAX, 0, u64::from(libc::__WCLONE.cast_unsigned()), 0],
-    )?;
-    Ok(())
-}
-
-/// Works while there is a process with the pid `vpid`, or any free one: for what can
-/// only be made by it, or opened while it lives.
-///
-/// # Errors
-/// What `work` returns; the kernel's, for a pid that is taken.
-pub fn with_process<T>(
-    cx: &mut Restore<'_>,
-    vpid: Option<i32>,
-    work: impl FnOnce(&mut Restore<'_>, &mut Tracee) -> Result<T>,
-) -> Result<T> {
-    let mut process = cx.remote(0)?.spawn_child(0, 0, vpid.as_slice())?;
-    let done = work(cx, &mut process);
-    process.exit_with(0)?;
-    reap(cx.remote(0)?)?;
-    done
-}
-
 fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
-    if cx.tasks[task].image.is_zombie() { Ok(()) } else { memory::build(cx, task, parent) }
+    if cx.tasks[task].image.is_zombie() {
+        return Ok(());
+    }
+    let pid = cx.tasks[task].vpid;
+    memory::build(cx, task, parent).about(|| format!("memory of task {pid}"))
 }
 
 /// What a child shares with its parent for ever: descriptor table, directories.
-pub(super) fn shared_with(cx: &Restore<'_>, task: usize, parent: usize) -> u64 {
-    let (a, b) = (&cx.tasks[task].image.ids, &cx.tasks[parent].image.ids);
+pub(super) fn shared_with(task: &Task, parent: &Task) -> u64 {
+    let (a, b) = (&task.image.ids, &parent.image.ids);
     let mut flags = 0;
     if a.files_id != 0 && a.files_id == b.files_id {
         flags |= libc::CLONE_FILES;
@@ -364,9 +338,7 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
     let child = actor(cx, from)?.spawn_child(flags, signal, &[pid])?;
     cx.adopt(task, child)?;
     let from = task_of(cx, from);
-    cgroup::place(cx, task, Some(from))?;
-    namespace::enter(cx, task, from)?;
-    mount::enter(cx, task, from)
+    cx.settle(task, from)
 }
 
 /// `task` is born from a child of task `leader` that ends at once.
@@ -376,12 +348,10 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
     let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
     between.exit_with(0)?;
-    reap(leader)?;
+    process::reap(leader)?;
     cx.adopt(task, child)?;
     let from = task_of(cx, from);
-    cgroup::place(cx, task, Some(from))?;
-    namespace::enter(cx, task, from)?;
-    mount::enter(cx, task, from)
+    cx.settle(task, from)
 }
 
 /// Puts every task into its process group: leaders first.
@@ -402,7 +372,7 @@ pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
         .collect();
     for substitute in cx.substitutes.iter_mut().filter(|s| s.of_group) {
         if let Some(husk) = &mut substitute.husk {
-            husk.call("setpgid", libc::SYS_setpgid, [0, 0])?;
+            husk.call("setpgid", (libc::SYS_setpgid, [0, 0]))?;
         }
     }
     // A session leader leads its group already, and cannot be moved.
@@ -423,7 +393,7 @@ pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
 
 fn set_group(cx: &mut Restore<'_>, task: usize, pgid: u32) -> Result<()> {
     let name = format!("setpgid({pgid})");
-    cx.remote(task)?.call(&name, libc::SYS_setpgid, [0, u64::from(pgid)])?;
+    cx.tasks.remote(task)?.call(&name, (libc::SYS_setpgid, [0, u64::from(pgid)]))?;
     Ok(())
 }
 
@@ -443,7 +413,7 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
         for tid in tids {
             let tid = i32::try_from(tid).unwrap_or(0);
             let thread =
-                cx.remote(task)?.spawn_child(u64::from(flags.cast_unsigned()), 0, &[tid])?;
+                cx.tasks.remote(task)?.spawn_child(u64::from(flags.cast_unsigned()), 0, &[tid])?;
             cx.tasks[task].threads.push(thread);
         }
     }
@@ -465,7 +435,7 @@ pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
         let pid = husk.pid();
         let mut batch = husk.batch();
         let name = batch.cstr(comm);
-        batch.call(libc::SYS_prctl, [libc::PR_SET_NAME as u64, name.0, 0, 0, 0]);
+        batch.call(syscall::prctl(libc::PR_SET_NAME, [name.0]));
         batch.run()?;
         husk.exit_with(code).context_of(pid)?;
         let ppid = cx.tasks[task].image.tree.ppid;
@@ -482,10 +452,10 @@ fn forget_child_signals(cx: &mut Restore<'_>, parent: usize) -> Result<()> {
     if cx.tasks[parent].threads.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.remote(parent)?.batch();
+    let mut batch = cx.tasks.remote(parent)?.batch();
     let set = place_words(&mut batch, &[1 << (libc::SIGCHLD - 1)]);
     let now = place_words(&mut batch, &[0, 0]);
-    batch.call(libc::SYS_rt_sigtimedwait, [set.0, 0, now.0, 8]);
+    batch.call((libc::SYS_rt_sigtimedwait, [set.0, 0, now.0, 8]));
     batch.run()?;
     Ok(())
 }

@@ -13,7 +13,8 @@ use crate::namespace::NsKind;
 use crate::options::Options;
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
-/// asks for. Mounts are left to themselves: runtimes name those that may be there.
+/// asks for. Mounts and terminals are left to themselves: runtimes name those that may be there, as
+/// LXC does with the console.
 ///
 /// # Errors
 /// The option, and what there is instead; damaged images.
@@ -30,7 +31,8 @@ pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Resu
     let spaces = Spaces::read(images, checkpoint)?;
     let keys = keys(images, checkpoint, &spaces)?;
     for inherit in &opts.inherit_fd {
-        if !keys.contains(bare(&inherit.key)) {
+        let is_terminal = inherit.key.starts_with("tty[");
+        if !is_terminal && !keys.contains(bare(&inherit.key)) {
             return Err(unused(format!("--inherit-fd fd[N]:{}", inherit.key), &keys));
         }
     }
@@ -56,6 +58,7 @@ pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Resu
 fn unused(option: String, there: &HashSet<String>) -> Error {
     const SHOWN: usize = 8;
     let mut names: Vec<&str> = there.iter().map(String::as_str).collect();
+    names.retain(|name| !name.is_empty());
     names.sort_unstable_by_key(|name| (!name.contains('['), *name));
     names.truncate(SHOWN);
     let known = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };

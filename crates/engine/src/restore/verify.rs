@@ -9,12 +9,11 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
-use torpor_images::proto::{CredsEntry, SeccompMode};
-use torpor_policy::Capabilities;
+use torpor_images::proto::SeccompMode;
+use torpor_policy::{Capabilities, Credentials};
 use torpor_sys::socket;
 
 use super::Restore;
-use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::file::description::same_inode;
 use crate::namespace::mount::{self, Tree};
@@ -41,7 +40,7 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
     }
     sockets(cx)?;
     mounts(cx)?;
-    cgroup::verify(cx)
+    cx.cgroups.verify(&cx.tasks)
 }
 
 /// What was made is not what was judged.
@@ -111,13 +110,14 @@ impl Spaces {
 fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
     let process = task.image.cores.first().and_then(|leader| leader.tc.as_ref()?.old_seccomp_mode);
-    for (thread, core) in task.threads.iter().zip(&task.image.cores) {
+    let all = task.threads.iter().zip(&task.image.cores).zip(&task.image.credentials);
+    for ((thread, core), given) in all {
         if task::has_ended(core) {
             continue;
         }
         let status = proc::thread_status(task.pid, thread.tid())?;
-        if let Some(creds) = core.thread_core.as_ref().and_then(|core| core.creds.as_ref()) {
-            credentials(cx, task.vpid, creds, &status)?;
+        if let Some(given) = given {
+            credentials(cx, task.vpid, given, &status)?;
         }
         let wanted = core.thread_core.as_ref().and_then(|core| core.seccomp_mode).or(process);
         let wanted = wanted.unwrap_or_default();
@@ -129,41 +129,39 @@ fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
     Ok(())
 }
 
-fn credentials(cx: &Restore<'_>, pid: i32, creds: &CredsEntry, status: &Status) -> Result<()> {
+fn credentials(cx: &Restore<'_>, pid: i32, given: &Credentials, status: &Status) -> Result<()> {
     let list = |ids: &[u64]| format!("{ids:?}");
-    let users = [creds.uid, creds.euid, creds.suid, creds.fsuid];
-    let users = users.map(|id| u64::from(cx.id_maps.uid_outside(id).unwrap_or(id)));
-    let groups = [creds.gid, creds.egid, creds.sgid, creds.fsgid];
-    let groups = groups.map(|id| u64::from(cx.id_maps.gid_outside(id).unwrap_or(id)));
+    let users = given.users.map(|id| u64::from(cx.id_maps.uid_outside(id).unwrap_or(id)));
+    let group = |id: u32| u64::from(cx.id_maps.gid_outside(id).unwrap_or(id));
+    let groups = given.groups.map(group);
     for (key, wanted) in [("Uid", users), ("Gid", groups)] {
         let now = status.numbers(key, 10);
         if now != wanted {
             return Err(differs(pid, key, list(&wanted), list(&now)));
         }
     }
-    let mut wanted: Vec<u64> =
-        creds.groups.iter().map(|&id| cx.id_maps.gid_outside(id).unwrap_or(id).into()).collect();
+    let mut wanted: Vec<u64> = given.further.iter().map(|&id| group(id)).collect();
     let mut now = status.numbers("Groups", 10);
     wanted.sort_unstable();
     now.sort_unstable();
     if now != wanted {
         return Err(differs(pid, "Groups", list(&wanted), list(&now)));
     }
-    for (key, words) in [
-        ("CapInh", &creds.cap_inh),
-        ("CapPrm", &creds.cap_prm),
-        ("CapEff", &creds.cap_eff),
-        ("CapBnd", &creds.cap_bnd),
-        ("CapAmb", &creds.cap_amb),
+    let sets = given.capabilities;
+    for (key, wanted) in [
+        ("CapInh", sets.inheritable),
+        ("CapPrm", sets.permitted),
+        ("CapEff", sets.effective),
+        ("CapBnd", sets.bounding),
+        ("CapAmb", sets.ambient),
     ] {
         // A kernel with fewer capabilities has less to give.
-        let wanted = Capabilities::from_words(words);
         let now = Capabilities(status.number(key, 16).unwrap_or_default());
         if !now.without(wanted).is_empty() {
             return Err(differs(pid, key, wanted, now));
         }
     }
-    let gives_up = creds.no_new_privs.is_some_and(|on| on != 0);
+    let gives_up = given.no_new_privileges == Some(true);
     if gives_up && status.number("NoNewPrivs", 10) != Some(1) {
         return Err(differs(pid, "NoNewPrivs", 1, 0));
     }

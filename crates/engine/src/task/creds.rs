@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use torpor_images::proto::{CredsEntry, Lsmtype};
+use torpor_policy::{Capabilities, Credentials, Sets};
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
 use super::script::{Script, write_own};
@@ -25,8 +27,7 @@ pub(crate) struct Question(Call);
 
 /// Asks for the security bits.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Question {
-    let option = u64::from(libc::PR_GET_SECUREBITS.cast_unsigned());
-    Question(batch.call(libc::SYS_prctl, [option, 0, 0, 0, 0]))
+    Question(batch.call(syscall::prctl(libc::PR_GET_SECUREBITS, [])))
 }
 
 impl Question {
@@ -126,45 +127,53 @@ fn words(set: u64) -> Vec<u32> {
     bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
 }
 
-/// A capability set of an image.
-fn set(words: &[u32]) -> Result<u64> {
-    match *words {
-        [] => Ok(0),
-        [low] => Ok(u64::from(low)),
-        [low, high] => Ok(u64::from(low) | u64::from(high) << 32),
-        _ => Err(Error::invalid("core", format!("a capability set of {} words", words.len()))),
+/// The numbers of the capabilities in a set.
+fn members(set: Capabilities) -> impl Iterator<Item = u64> {
+    (0..64).filter(move |bit| set.0 >> bit & 1 == 1)
+}
+
+/// The profile of `--lsm-profile TYPE:NAME`; none where no security module works and no profile is
+/// what is asked for, as LXC does.
+fn given(option: &str) -> Result<Option<&str>> {
+    let name = option.split_once(':').map_or(option, |(_, name)| name);
+    match (lsm(), name) {
+        (Lsmtype::NoLsm, "unconfined") => Ok(None),
+        (Lsmtype::NoLsm, _) => {
+            let reason = "no such security module works on this host";
+            Err(Error::Usage(format!("--lsm-profile {option}: {reason}")))
+        }
+        _ => Ok(Some(name)),
     }
 }
 
-/// The numbers of the capabilities in a set.
-fn members(set: u64) -> impl Iterator<Item = u64> {
-    (0..64).filter(move |bit| set >> bit & 1 == 1)
-}
-
-/// Gives a husk's thread the credentials of an image. `profile` replaces the security
-/// profile that the image names.
+/// Gives a husk's thread the credentials that were judged. `profile`, the value of `--lsm-profile`,
+/// replaces the security profile among them.
 ///
 /// # Errors
 /// If the supervisor may not give them, by name.
 pub(crate) fn restore(
     husk: &mut Tracee,
-    wanted: &CredsEntry,
+    wanted: &Credentials,
     maps: &IdMaps,
     profile: Option<&str>,
 ) -> Result<()> {
     let status = proc::thread_status(husk.pid(), husk.tid())?;
-    let mut now = dump(husk.pid(), husk.tid(), &status, maps)?;
-    let option = u64::from(libc::PR_GET_SECUREBITS.cast_unsigned());
-    let bits = husk.call("PR_GET_SECUREBITS", libc::SYS_prctl, [option, 0, 0, 0, 0])?;
-    now.secbits = u32::try_from(bits).unwrap_or_default();
-    check(husk.tid(), wanted, &now)?;
-    if let Some(profile) = profile.or(wanted.lsm_profile.as_deref()) {
+    let now = dump(husk.pid(), husk.tid(), &status, maps)?;
+    let mut now = Credentials::read(now).map_err(|why| Error::invalid("the husk", why))?;
+    let bits = husk.call("PR_GET_SECUREBITS", syscall::prctl(libc::PR_GET_SECUREBITS, []))?;
+    now.security_bits = u32::try_from(bits).unwrap_or_default();
+    check(husk.tid(), wanted.capabilities, now.capabilities)?;
+    let profile = match profile {
+        Some(option) => given(option)?,
+        None => wanted.profile.as_deref(),
+    };
+    if let Some(profile) = profile {
         change_profile(husk, profile)?;
     }
     let mut script = Script::new(husk);
     change_ids(&mut script, wanted, &mut now);
-    change_capabilities(&mut script, wanted, &now)?;
-    if wanted.no_new_privs.is_some_and(|n| n != 0) {
+    change_capabilities(&mut script, wanted, &now);
+    if wanted.no_new_privileges == Some(true) {
         script.prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1);
     }
     script.run()?;
@@ -172,9 +181,8 @@ pub(crate) fn restore(
 }
 
 /// Fails if capabilities are wanted that the supervisor has not got.
-fn check(tid: i32, wanted: &CredsEntry, now: &CredsEntry) -> Result<()> {
-    let missing =
-        set(&wanted.cap_prm)? & !set(&now.cap_prm)? | set(&wanted.cap_bnd)? & !set(&now.cap_bnd)?;
+fn check(tid: i32, wanted: Sets, now: Sets) -> Result<()> {
+    let missing = wanted.permitted.without(now.permitted) | wanted.bounding.without(now.bounding);
     match members(missing).next() {
         None => Ok(()),
         Some(first) => Err(Error::Os {
@@ -194,74 +202,70 @@ fn change_profile(husk: &mut Tracee, profile: &str) -> Result<()> {
 }
 
 /// Groups before users: without root's ids there is no right to change groups.
-fn change_ids(script: &mut Script<'_>, wanted: &CredsEntry, now: &mut CredsEntry) {
-    if wanted.groups != now.groups {
-        let bytes: Vec<u8> = wanted.groups.iter().flat_map(|g| g.to_le_bytes()).collect();
+fn change_ids(script: &mut Script<'_>, wanted: &Credentials, now: &mut Credentials) {
+    if wanted.further != now.further {
+        let bytes: Vec<u8> = wanted.further.iter().flat_map(|g| g.to_le_bytes()).collect();
         let at = script.bytes(&bytes).0;
-        script.step("setgroups", libc::SYS_setgroups, [wanted.groups.len() as u64, at]);
+        script.step("setgroups", (libc::SYS_setgroups, [wanted.further.len() as u64, at]));
     }
-    let gids = |c: &CredsEntry| [c.gid, c.egid, c.sgid, c.fsgid].map(u64::from);
-    let [gid, egid, sgid, fsgid] = gids(wanted);
-    if gids(wanted) != gids(now) {
-        script.step("setresgid", libc::SYS_setresgid, [gid, egid, sgid]);
-        script.step("setfsgid", libc::SYS_setfsgid, [fsgid]);
+    let [gid, egid, sgid, fsgid] = wanted.groups.map(u64::from);
+    if wanted.groups != now.groups {
+        script.step("setresgid", (libc::SYS_setresgid, [gid, egid, sgid]));
+        script.step("setfsgid", (libc::SYS_setfsgid, [fsgid]));
     }
-    let uids = |c: &CredsEntry| [c.uid, c.euid, c.suid, c.fsuid].map(u64::from);
-    let [uid, euid, suid, fsuid] = uids(wanted);
-    if uids(wanted) != uids(now) {
+    let [uid, euid, suid, fsuid] = wanted.users.map(u64::from);
+    if wanted.users != now.users {
         // Capabilities are still needed, and are set as a whole later.
-        now.secbits |= SECBIT_NO_SETUID_FIXUP;
-        let bits = u64::from(now.secbits);
+        now.security_bits |= SECBIT_NO_SETUID_FIXUP;
+        let bits = u64::from(now.security_bits);
         script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, bits);
-        script.step("setresuid", libc::SYS_setresuid, [uid, euid, suid]);
-        script.step("setfsuid", libc::SYS_setfsuid, [fsuid]);
+        script.step("setresuid", (libc::SYS_setresuid, [uid, euid, suid]));
+        script.step("setfsuid", (libc::SYS_setfsuid, [fsuid]));
     }
 }
 
 /// The kernel's rules give the order: inheritable capabilities must be within the
 /// bounding set when they are set, ambient ones within permitted and inheritable, and
 /// all of it, and the security bits, needs `CAP_SETPCAP`.
-fn change_capabilities(
-    script: &mut Script<'_>,
-    wanted: &CredsEntry,
-    now: &CredsEntry,
-) -> Result<()> {
-    let [eff, prm, inh] = [set(&wanted.cap_eff)?, set(&wanted.cap_prm)?, set(&wanted.cap_inh)?];
-    let [eff_now, prm_now, inh_now] = [set(&now.cap_eff)?, set(&now.cap_prm)?, set(&now.cap_inh)?];
-    let (amb, amb_now) = (set(&wanted.cap_amb)?, set(&now.cap_amb)?);
-    if inh != inh_now {
-        capset(script, eff_now, prm_now, inh | amb_now & inh_now);
+fn change_capabilities(script: &mut Script<'_>, wanted: &Credentials, now: &Credentials) {
+    let (to, from) = (wanted.capabilities, now.capabilities);
+    if to.inheritable != from.inheritable {
+        let kept = Capabilities(from.ambient.0 & from.inheritable.0);
+        capset(script, Sets { inheritable: to.inheritable | kept, ..from });
     }
-    for cap in members(set(&now.cap_bnd)? & !set(&wanted.cap_bnd)?) {
+    for cap in members(from.bounding.without(to.bounding)) {
         script.prctl("PR_CAPBSET_DROP", libc::PR_CAPBSET_DROP, cap);
     }
-    let ambient = u64::from(libc::PR_CAP_AMBIENT.cast_unsigned());
     let mut change = |operation: i32, cap: u64| {
-        let args = [ambient, u64::from(operation.cast_unsigned()), cap, 0, 0];
-        script.step("PR_CAP_AMBIENT", libc::SYS_prctl, args);
+        let args = [u64::from(operation.cast_unsigned()), cap];
+        script.step("PR_CAP_AMBIENT", syscall::prctl(libc::PR_CAP_AMBIENT, args));
     };
-    members(amb & !amb_now).for_each(|cap| change(libc::PR_CAP_AMBIENT_RAISE, cap));
-    members(amb_now & !amb).for_each(|cap| change(libc::PR_CAP_AMBIENT_LOWER, cap));
-    if wanted.secbits != now.secbits {
-        let bits = u64::from(wanted.secbits);
+    let (more, less) = (to.ambient.without(from.ambient), from.ambient.without(to.ambient));
+    members(more).for_each(|cap| change(libc::PR_CAP_AMBIENT_RAISE, cap));
+    members(less).for_each(|cap| change(libc::PR_CAP_AMBIENT_LOWER, cap));
+    if wanted.security_bits != now.security_bits {
+        let bits = u64::from(wanted.security_bits);
         script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, bits);
     }
-    if (eff, prm, inh) != (eff_now, prm_now, inh_now) {
-        capset(script, eff, prm, inh);
+    let set = |sets: Sets| (sets.effective, sets.permitted, sets.inheritable);
+    if set(to) != set(from) {
+        capset(script, to);
     }
-    Ok(())
 }
 
-fn capset(script: &mut Script<'_>, eff: u64, prm: u64, inh: u64) {
+fn capset(script: &mut Script<'_>, sets: Sets) {
     // struct __user_cap_header_struct: version, and 0 for the caller itself.
     let header = script.words(&[CAPABILITY_VERSION]).0;
     let data: Vec<u8> = [0, 32]
         .into_iter()
-        .flat_map(|shift| [eff, prm, inh].map(|set| (set >> shift) & 0xffff_ffff))
+        .flat_map(|shift| {
+            [sets.effective, sets.permitted, sets.inheritable]
+                .map(|set| (set.0 >> shift) & 0xffff_ffff)
+        })
         .flat_map(|word| word.to_le_bytes().into_iter().take(4))
         .collect();
     let data = script.bytes(&data).0;
-    script.step("capset", libc::SYS_capset, [header, data]);
+    script.step("capset", (libc::SYS_capset, [header, data]));
 }
 
 #[cfg(test)]
@@ -278,10 +282,11 @@ mod tests {
         let creds = parse(&status).unwrap();
         assert_eq!((creds.uid, creds.euid, creds.suid, creds.fsuid), (1, 2, 3, 4));
         assert_eq!((creds.gid, creds.egid, creds.sgid, creds.fsgid), (5, 6, 7, 8));
-        assert_eq!((creds.groups, creds.no_new_privs), (vec![9, 10], Some(1)));
+        assert_eq!((&*creds.groups, creds.no_new_privs), (&[9, 10][..], Some(1)));
         assert_eq!(creds.cap_prm, [0xffff_ffff, 0x1ff]);
-        assert_eq!(set(&creds.cap_prm).unwrap(), 0x1ff_ffff_ffff);
-        assert!(set(&[1, 2, 3]).is_err());
-        assert_eq!(members(0b1010).collect::<Vec<_>>(), [1, 3]);
+        let read = Credentials::read(creds.clone()).unwrap();
+        assert_eq!(read.capabilities.permitted, Capabilities(0x1ff_ffff_ffff));
+        assert!(Credentials::read(CredsEntry { cap_amb: vec![1, 2, 3], ..creds }).is_err());
+        assert_eq!(members(Capabilities(0b1010)).collect::<Vec<_>>(), [1, 3]);
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
         (0..LIMITS.len() as u64)
             .map(|resource| {
                 let slot = batch.space(16);
-                (batch.call(libc::SYS_prlimit64, [0, resource, 0, slot.addr.0]), slot)
+                (batch.call((libc::SYS_prlimit64, [0, resource, 0, slot.addr.0])), slot)
             })
             .collect(),
     )
@@ -60,7 +60,7 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &TaskRlimitsEntry) -> Result<()
             false => format!("setting {name} to {}, {}", new.cur, new.max),
         };
         let at = script.words(&[new.cur, new.max]).0;
-        script.step(what, libc::SYS_prlimit64, [0, resource as u64, at, 0]);
+        script.step(what, (libc::SYS_prlimit64, [0, resource as u64, at, 0]));
     }
     script.run()?;
     Ok(())
@@ -68,7 +68,7 @@ pub(crate) fn restore(husk: &mut Tracee, wanted: &TaskRlimitsEntry) -> Result<()
 
 /// The number in `/proc/PID/NAME`, `None` if this kernel has no such file.
 fn number<T: std::str::FromStr>(pid: i32, name: &str) -> Result<Option<T>> {
-    match proc::read(pid, name) {
+    match proc::read(pid, name).map_err(Error::from) {
         Ok(text) => text
             .trim()
             .parse()

@@ -23,6 +23,7 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
+use torpor_policy::Credentials;
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
@@ -356,6 +357,8 @@ pub struct Images<'a> {
     pub maps: &'a IdMaps,
     /// The filters of the tree.
     pub filters: &'a Filters,
+    /// What each of its threads may do.
+    pub credentials: &'a [Option<Credentials>],
     /// The security profile to use instead of those in the image.
     pub profile: Option<&'a str>,
 }
@@ -408,9 +411,10 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
     }
     // From here on rights are given up.
     seccomp::restore(threads, cores, images.filters)?;
-    for (thread, core) in threads.iter_mut().zip(cores) {
+    let all = threads.iter_mut().zip(cores).zip(images.credentials);
+    for ((thread, core), wanted) in all {
         let entry = thread_core(core)?;
-        if let Some(wanted) = &entry.creds {
+        if let Some(wanted) = wanted {
             creds::restore(thread, wanted, images.maps, images.profile)?;
         }
         let mut script = Script::new(thread);

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use torpor_images::proto::{MmEntry, TaskCoreEntry};
 use torpor_sys::process::membarrier_commands;
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
@@ -12,9 +13,9 @@ use crate::proc;
 
 // linux/prctl.h, linux/membarrier.h.
 const PR_SET_MDWE: i32 = 65;
-const PR_GET_MDWE: u64 = 66;
+const PR_GET_MDWE: i32 = 66;
 const PR_SET_MEMORY_MERGE: i32 = 67;
-const PR_GET_MEMORY_MERGE: u64 = 68;
+const PR_GET_MEMORY_MERGE: i32 = 68;
 /// Linux 6.3.
 const MEMBARRIER_GET_REGISTRATIONS: u64 = 1 << 9;
 /// Commands that fail for who is not registered for them: private, private with a synchronized core,
@@ -64,15 +65,14 @@ impl Membarrier {
 /// Asks for everything.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let subreaper = batch.space(8);
-    let mut get = |option: u64, at: u64| batch.call(libc::SYS_prctl, [option, at, 0, 0, 0]);
-    let of = |option: i32| u64::from(option.cast_unsigned());
+    let mut get = |option: i32, at: u64| batch.call(syscall::prctl(option, [at]));
     Questions {
-        subreaper: (get(of(libc::PR_GET_CHILD_SUBREAPER), subreaper.addr.0), subreaper),
-        dumpable: get(of(libc::PR_GET_DUMPABLE), 0),
-        thp: get(of(libc::PR_GET_THP_DISABLE), 0),
+        subreaper: (get(libc::PR_GET_CHILD_SUBREAPER, subreaper.addr.0), subreaper),
+        dumpable: get(libc::PR_GET_DUMPABLE, 0),
+        thp: get(libc::PR_GET_THP_DISABLE, 0),
         mdwe: get(PR_GET_MDWE, 0),
         memory_merge: get(PR_GET_MEMORY_MERGE, 0),
-        brk: batch.call(libc::SYS_brk, [0]),
+        brk: batch.call((libc::SYS_brk, [0])),
         membarrier: ask_membarrier(batch),
     }
 }
@@ -82,7 +82,7 @@ fn ask_membarrier(batch: &mut Batch<'_>) -> Membarrier {
     static TELLS: LazyLock<bool> = LazyLock::new(|| {
         membarrier_commands().map_or(true, |known| known & MEMBARRIER_GET_REGISTRATIONS != 0)
     });
-    let mut call = |command| batch.call(libc::SYS_membarrier, [command, 0, 0]);
+    let mut call = |command| batch.call((libc::SYS_membarrier, [command, 0, 0]));
     if *TELLS {
         Membarrier::Told(call(MEMBARRIER_GET_REGISTRATIONS))
     } else {
@@ -146,7 +146,7 @@ impl Questions {
 /// # Errors
 /// Gone; the kernel's.
 pub(crate) fn coredump_filter(pid: i32) -> Result<Option<u32>> {
-    let text = match proc::read(pid, "coredump_filter") {
+    let text = match proc::read(pid, "coredump_filter").map_err(Error::from) {
         Err(Error::Os { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             return Ok(None);
         }
@@ -190,15 +190,14 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
     }
     if mm.thp_disabled == Some(true) {
         let flags = u64::from(mm.torpor_thp_flags.unwrap_or_default());
-        let option = u64::from(libc::PR_SET_THP_DISABLE.cast_unsigned());
-        script.step("PR_SET_THP_DISABLE", libc::SYS_prctl, [option, 1, flags, 0, 0]);
+        script.step("PR_SET_THP_DISABLE", syscall::prctl(libc::PR_SET_THP_DISABLE, [1, flags]));
     }
     if mm.torpor_memory_merge == Some(true) {
         script.prctl("PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 1);
     }
     let mask = tc.membarrier_registration_mask.unwrap_or_default();
     for command in (0..u32::BITS).map(|bit| 1u64 << bit).filter(|c| u64::from(mask) & c != 0) {
-        script.step("membarrier", libc::SYS_membarrier, [command, 0, 0]);
+        script.step("membarrier", (libc::SYS_membarrier, [command, 0, 0]));
     }
 }
 
@@ -207,8 +206,7 @@ pub(crate) fn restore(script: &mut Script<'_>, tc: &TaskCoreEntry, mm: &MmEntry)
 /// (`fs.suid_dumpable`). That is also the only way to the value 2.
 pub(crate) fn restore_dumpable(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
     let Some(wanted) = mm.dumpable else { return Ok(()) };
-    let option = u64::from(libc::PR_GET_DUMPABLE.cast_unsigned());
-    let now = husk.call("PR_GET_DUMPABLE", libc::SYS_prctl, [option, 0, 0, 0, 0])?;
+    let now = husk.call("PR_GET_DUMPABLE", syscall::prctl(libc::PR_GET_DUMPABLE, []))?;
     if i64::from(wanted) == now.cast_signed() {
         return Ok(());
     }

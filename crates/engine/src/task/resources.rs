@@ -33,8 +33,8 @@ pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
     let (mode, nodes) = (batch.space(8), batch.space(NODES / 8));
     let args = [mode.addr.0, nodes.addr.0, MAX_NODE, 0, 0];
     Questions {
-        ioprio: batch.call(libc::SYS_ioprio_get, SELF),
-        policy: batch.call(libc::SYS_get_mempolicy, args),
+        ioprio: batch.call((libc::SYS_ioprio_get, SELF)),
+        policy: batch.call((libc::SYS_get_mempolicy, args)),
         mode,
         nodes,
     }
@@ -61,7 +61,7 @@ pub(crate) fn restore(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
     static INHERITED: LazyLock<bool> = LazyLock::new(torpor_sys::sched::has_io_priority);
     if let Some(prio) = entry.torpor_ioprio.or(INHERITED.then_some(0)) {
         let [who, which] = SELF;
-        script.step("ioprio_set", libc::SYS_ioprio_set, [who, which, prio.into()]);
+        script.step("ioprio_set", (libc::SYS_ioprio_set, [who, which, prio.into()]));
     }
     let Some(mode) = entry.torpor_mempolicy else { return };
     let wanted = entry.torpor_mempolicy_nodes.as_deref().unwrap_or_default();
@@ -72,7 +72,7 @@ pub(crate) fn restore(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
     let mut nodes = [0; NODES / 8];
     nodes[..wanted.len()].copy_from_slice(wanted);
     let at = script.bytes(&nodes).0;
-    script.step("set_mempolicy", libc::SYS_set_mempolicy, [mode.into(), at, MAX_NODE]);
+    script.step("set_mempolicy", (libc::SYS_set_mempolicy, [mode.into(), at, MAX_NODE]));
 }
 
 /// Whether this machine has one of the nodes.

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use rustix::fs::{Mode, OFlags};
+use torpor_tracee::syscall::{self, RemoteFd, Syscall};
 use torpor_tracee::{Batch, Call, Outcome, RemoteAddr, Slot, Tracee};
 
 use crate::error::Result;
@@ -20,20 +22,19 @@ impl<'t> Script<'t> {
     }
 
     /// Adds a call.
-    pub(crate) fn step<const N: usize>(
+    pub(crate) fn step(
         &mut self,
         what: impl Into<Cow<'static, str>>,
-        number: libc::c_long,
-        args: [u64; N],
+        call: impl Into<Syscall>,
     ) -> Call {
-        let call = self.batch.must(number, args);
+        let call = self.batch.must(call);
         self.steps.push((call, what.into()));
         call
     }
 
     /// Adds a prctl(2).
     pub(crate) fn prctl(&mut self, what: &'static str, option: i32, arg: u64) {
-        self.step(what, libc::SYS_prctl, [u64::from(option.cast_unsigned()), arg, 0, 0, 0]);
+        self.step(what, syscall::prctl(option, [arg]));
     }
 
     /// Places bytes inside the husk.
@@ -69,16 +70,16 @@ impl<'t> Script<'t> {
 /// Writes a file of `/proc` that the kernel lets only the task itself write.
 pub(crate) fn write_own(husk: &mut Tracee, path: &'static str, text: &str) -> Result<()> {
     let mut script = Script::new(husk);
-    let at = script.cstr(path).0;
-    let cwd = u64::from(libc::AT_FDCWD.cast_unsigned());
-    let flags = u64::from((libc::O_WRONLY | libc::O_CLOEXEC).cast_unsigned());
-    let open = script.step(format!("open {path}"), libc::SYS_openat, [cwd, at, flags, 0]);
+    let at = script.cstr(path);
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let openat = syscall::openat(RemoteFd::CWD, at, flags, Mode::empty());
+    let open = script.step(format!("open {path}"), openat);
     let fd = script.run()?.expect(open, || path.to_owned())?;
     let mut script = Script::new(husk);
     let at = script.bytes(text.as_bytes()).0;
     let len = text.len() as u64;
-    let write = script.batch.call(libc::SYS_write, [fd, at, len]);
-    script.step("close", libc::SYS_close, [fd]);
+    let write = script.batch.call((libc::SYS_write, [fd, at, len]));
+    script.step("close", syscall::close(RemoteFd(fd)));
     script.run()?.expect(write, || format!("write {text:?} to {path}"))?;
     Ok(())
 }

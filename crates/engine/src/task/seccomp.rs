@@ -65,16 +65,30 @@ impl Filters {
         u32::try_from(at).map_err(|_| Error::invalid("seccomp.img", "too many filters"))
     }
 
+    /// The mode that a thread is given, and the numbers of its filters, the oldest first.
+    ///
+    /// # Errors
+    /// A mode or a filter that does not exist; filters in a circle.
+    pub fn of(&self, core: &CoreEntry, leader: &CoreEntry) -> Result<(SeccompMode, Vec<u32>)> {
+        match wanted(core, leader)? {
+            (SeccompMode::Filter, Some(newest)) => Ok((SeccompMode::Filter, self.chain(newest)?)),
+            (SeccompMode::Filter, None) => {
+                Err(Error::invalid("core", "seccomp filters without a number"))
+            }
+            (mode, _) => Ok((mode, vec![])),
+        }
+    }
+
     /// The numbers of a thread's filters, the oldest first.
     fn chain(&self, newest: u32) -> Result<Vec<u32>> {
         let mut chain = vec![];
         let mut next = Some(newest);
         while let Some(id) = next {
-            if chain.len() == self.all.len() {
-                return Err(Error::invalid("seccomp.img", "filters in a circle"));
-            }
             next = self.get(id)?.prev;
             chain.push(id);
+            if chain.len() > self.all.len() {
+                return Err(Error::invalid("seccomp.img", "filters in a circle"));
+            }
         }
         chain.reverse();
         Ok(chain)
@@ -163,15 +177,9 @@ pub(crate) fn restore(
     let mut modes = vec![];
     let mut chains = vec![];
     for core in cores {
-        let (mode, newest) = wanted(core, leader)?;
+        let (mode, chain) = filters.of(core, leader)?;
         modes.push(mode);
-        chains.push(match (mode, newest) {
-            (SeccompMode::Filter, Some(newest)) => filters.chain(newest)?,
-            (SeccompMode::Filter, None) => {
-                return Err(Error::invalid("core", "seccomp filters without a number"));
-            }
-            _ => vec![],
-        });
+        chains.push(chain);
     }
     if modes.iter().all(|&mode| mode == SeccompMode::Disabled) {
         return Ok(());
@@ -190,7 +198,7 @@ pub(crate) fn restore(
             }
         }
         if mode == SeccompMode::Strict {
-            thread.call("seccomp strict mode", libc::SYS_seccomp, [SET_MODE_STRICT, 0, 0])?;
+            thread.call("seccomp strict mode", (libc::SYS_seccomp, [SET_MODE_STRICT, 0, 0]))?;
         }
     }
     Ok(())
@@ -202,7 +210,8 @@ fn install(thread: &mut Tracee, filter: &SeccompFilter, flags: u64) -> Result<()
     // struct sock_fprog: number of instructions, their address.
     let fprog = script.words(&[(filter.filter.len() / INSTRUCTION) as u64, program]).0;
     let flags = flags | u64::from(filter.flags.unwrap_or_default());
-    script.step("installing a seccomp filter", libc::SYS_seccomp, [SET_MODE_FILTER, flags, fprog]);
+    script
+        .step("installing a seccomp filter", (libc::SYS_seccomp, [SET_MODE_FILTER, flags, fprog]));
     script.run()?;
     Ok(())
 }

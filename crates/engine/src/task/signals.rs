@@ -11,6 +11,7 @@ use torpor_images::proto::{
     ThreadSasEntry,
 };
 use torpor_sys::ptrace::{SigInfo, pending_signals};
+use torpor_tracee::syscall::Syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, StopState, Tracee};
 
 use super::script::Script;
@@ -39,7 +40,7 @@ pub(crate) fn ask_actions(batch: &mut Batch<'_>) -> ActionQuestions {
             .map(|signal| {
                 let slot = batch.space(32);
                 let number = u64::from(signal.cast_unsigned());
-                let call = batch.call(libc::SYS_rt_sigaction, [number, 0, slot.addr.0, SET_SIZE]);
+                let call = batch.call((libc::SYS_rt_sigaction, [number, 0, slot.addr.0, SET_SIZE]));
                 (signal, call, slot)
             })
             .collect(),
@@ -82,7 +83,7 @@ pub(crate) fn restore_actions(script: &mut Script<'_>, actions: &[SaEntry]) {
         let new = script.words(&[action.sigaction, action.flags, action.restorer, action.mask]);
         let number = u64::from(signal.cast_unsigned());
         let what = format!("rt_sigaction of signal {signal}");
-        script.step(what, libc::SYS_rt_sigaction, [number, new.0, 0, SET_SIZE]);
+        script.step(what, (libc::SYS_rt_sigaction, [number, new.0, 0, SET_SIZE]));
     }
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct StackQuestion(Call, Slot);
 /// Asks for the alternate stack of a thread.
 pub(crate) fn ask_stack(batch: &mut Batch<'_>) -> StackQuestion {
     let slot = batch.space(24);
-    StackQuestion(batch.call(libc::SYS_sigaltstack, [0, slot.addr.0]), slot)
+    StackQuestion(batch.call((libc::SYS_sigaltstack, [0, slot.addr.0])), slot)
 }
 
 impl StackQuestion {
@@ -114,7 +115,7 @@ pub(crate) fn restore_stack(script: &mut Script<'_>, stack: &ThreadSasEntry) {
     // by itself and refuses to be told.
     let on_stack = libc::SS_ONSTACK.cast_unsigned();
     let new = script.words(&[stack.ss_sp, u64::from(stack.ss_flags & !on_stack), stack.ss_size]);
-    script.step("sigaltstack", libc::SYS_sigaltstack, [new.0, 0]);
+    script.step("sigaltstack", (libc::SYS_sigaltstack, [new.0, 0]));
 }
 
 /// The signals that are pending for a thread, or (`shared`) for its process. To be
@@ -192,13 +193,13 @@ pub(crate) fn restore_pending(
     if all.is_empty() {
         return Ok(());
     }
-    let pid = husk.call("getpid", libc::SYS_getpid, [])?;
-    let tid = husk.call("gettid", libc::SYS_gettid, [])?;
+    let pid = husk.call("getpid", (libc::SYS_getpid, []))?;
+    let tid = husk.call("gettid", (libc::SYS_gettid, []))?;
     if which == Pending::Done {
         for (shared, info) in all {
             husk.write(husk.scratch(), &info)?;
-            let (nr, args) = queueing(shared, pid, tid, number(&info), husk.scratch().0);
-            husk.call_alone("queueing a signal", nr, args)?;
+            let call = queueing(shared, pid, tid, number(&info), husk.scratch().0);
+            husk.call_alone("queueing a signal", call)?;
         }
         return Ok(());
     }
@@ -206,8 +207,8 @@ pub(crate) fn restore_pending(
         let mut script = Script::new(husk);
         for (shared, info) in chunk {
             let at = script.bytes(info).0;
-            let (nr, args) = queueing(*shared, pid, tid, number(info), at);
-            script.step(format!("queueing signal {}", number(info)), nr, args);
+            let call = queueing(*shared, pid, tid, number(info), at);
+            script.step(format!("queueing signal {}", number(info)), call);
         }
         script.run()?;
     }
@@ -215,11 +216,11 @@ pub(crate) fn restore_pending(
 }
 
 /// The call that queues the signal described at `at`, for a thread to itself.
-fn queueing(shared: bool, pid: u64, tid: u64, signal: i32, at: u64) -> (libc::c_long, [u64; 4]) {
+fn queueing(shared: bool, pid: u64, tid: u64, signal: i32, at: u64) -> Syscall {
     let signal = u64::from(signal.cast_unsigned());
     match shared {
-        true => (libc::SYS_rt_sigqueueinfo, [pid, signal, at, 0]),
-        false => (libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal, at]),
+        true => (libc::SYS_rt_sigqueueinfo, [pid, signal, at]).into(),
+        false => (libc::SYS_rt_tgsigqueueinfo, [pid, tid, signal, at]).into(),
     }
 }
 
@@ -289,7 +290,7 @@ pub fn take_signal(husk: &mut Tracee, signal: i32) -> Result<()> {
     words[..8].copy_from_slice(&(1u64 << (signal - 1)).to_le_bytes());
     let at = husk.scratch();
     husk.write(at, &words)?;
-    match husk.call_alone("rt_sigtimedwait", libc::SYS_rt_sigtimedwait, [at.0, 0, at.0 + 8, 8]) {
+    match husk.call_alone("rt_sigtimedwait", (libc::SYS_rt_sigtimedwait, [at.0, 0, at.0 + 8, 8])) {
         Ok(_) | Err(torpor_tracee::Error::Remote { .. }) => Ok(()),
         Err(e) => Err(e.into()),
     }

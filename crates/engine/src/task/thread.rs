@@ -4,6 +4,7 @@
 
 use torpor_images::proto::{RseqEntry, ThreadCoreEntry};
 use torpor_sys::process::robust_list;
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::resources;
@@ -17,11 +18,11 @@ const NAME_MAX: usize = 15;
 /// Where `struct rseq` (linux/rseq.h) points to the critical section.
 pub(crate) const RSEQ_CS_OFFSET: u64 = 8;
 /// `PR_GET_TID_ADDRESS` of linux/prctl.h.
-const PR_GET_TID_ADDRESS: u64 = 40;
-const PR_GET_TSC: u64 = 25;
+const PR_GET_TID_ADDRESS: i32 = 40;
+const PR_GET_TSC: i32 = 25;
 const PR_SET_TSC: i32 = 26;
 const PR_SET_IO_FLUSHER: i32 = 57;
-const PR_GET_IO_FLUSHER: u64 = 58;
+const PR_GET_IO_FLUSHER: i32 = 58;
 /// What a thread has that nobody changed: `PR_TSC_ENABLE`, `PR_MCE_KILL_DEFAULT`, and
 /// 50 µs (init_task.c).
 const DEFAULT_TSC: u32 = 1;
@@ -43,18 +44,17 @@ pub(crate) struct Questions {
 
 /// Asks a thread.
 pub(crate) fn ask(batch: &mut Batch<'_>) -> Questions {
-    let mut get = |option: u64| {
+    let mut get = |option: i32| {
         let slot = batch.space(NAME_MAX + 1);
-        (batch.call(libc::SYS_prctl, [option, slot.addr.0, 0, 0, 0]), slot)
+        (batch.call(syscall::prctl(option, [slot.addr.0])), slot)
     };
-    let of = |option: i32| u64::from(option.cast_unsigned());
     let tid_address = get(PR_GET_TID_ADDRESS);
-    let pdeath = get(of(libc::PR_GET_PDEATHSIG));
+    let pdeath = get(libc::PR_GET_PDEATHSIG);
     let tsc = get(PR_GET_TSC);
-    let name = get(of(libc::PR_GET_NAME));
-    let mut value = |option: u64| batch.call(libc::SYS_prctl, [option, 0, 0, 0, 0]);
-    let slack = value(of(libc::PR_GET_TIMERSLACK));
-    let mce_kill = value(of(libc::PR_MCE_KILL_GET));
+    let name = get(libc::PR_GET_NAME);
+    let mut value = |option: i32| batch.call(syscall::prctl(option, []));
+    let slack = value(libc::PR_GET_TIMERSLACK);
+    let mce_kill = value(libc::PR_MCE_KILL_GET);
     let flusher = value(PR_GET_IO_FLUSHER);
     let resources = resources::ask(batch);
     Questions { tid_address, pdeath, tsc, name, slack, mce_kill, flusher, resources }
@@ -108,7 +108,7 @@ pub(crate) struct PersonalityQuestion(Call);
 
 /// Asks for it: this value changes nothing.
 pub(crate) fn ask_personality(batch: &mut Batch<'_>) -> PersonalityQuestion {
-    PersonalityQuestion(batch.call(libc::SYS_personality, [0xffff_ffff]))
+    PersonalityQuestion(batch.call((libc::SYS_personality, [0xffff_ffff])))
 }
 
 impl PersonalityQuestion {
@@ -143,21 +143,21 @@ pub(crate) fn restore(
     name: &[u8],
     personality: u32,
 ) {
-    script.step("personality", libc::SYS_personality, [u64::from(personality)]);
+    script.step("personality", (libc::SYS_personality, [u64::from(personality)]));
     let name = entry.comm.as_deref().unwrap_or(name);
     let mut bytes = [0u8; NAME_MAX + 1];
     let len = name.len().min(NAME_MAX);
     bytes[..len].copy_from_slice(&name[..len]);
     let at = script.bytes(&bytes).0;
     script.prctl("PR_SET_NAME", libc::PR_SET_NAME, at);
-    script.step("set_tid_address", libc::SYS_set_tid_address, [tid_address]);
+    script.step("set_tid_address", (libc::SYS_set_tid_address, [tid_address]));
     if entry.futex_rla != 0 {
         let args = [entry.futex_rla, u64::from(entry.futex_rla_len)];
-        script.step("set_robust_list", libc::SYS_set_robust_list, args);
+        script.step("set_robust_list", (libc::SYS_set_robust_list, args));
     }
     if let Some(r) = &entry.rseq_entry {
         let args = [r.rseq_abi_pointer, u64::from(r.rseq_abi_size), 0, u64::from(r.signature)];
-        script.step("rseq", libc::SYS_rseq, args);
+        script.step("rseq", (libc::SYS_rseq, args));
     }
     restore_settings(script, entry);
     resources::restore(script, entry);
@@ -168,9 +168,8 @@ fn restore_settings(script: &mut Script<'_>, entry: &ThreadCoreEntry) {
     let slack = entry.torpor_timer_slack.unwrap_or(DEFAULT_SLACK);
     script.prctl("PR_SET_TIMERSLACK", libc::PR_SET_TIMERSLACK, slack);
     if let Some(policy) = entry.torpor_mce_kill {
-        let of = |option: i32| u64::from(option.cast_unsigned());
-        let args = [of(libc::PR_MCE_KILL), of(libc::PR_MCE_KILL_SET), u64::from(policy), 0, 0];
-        script.step("PR_MCE_KILL", libc::SYS_prctl, args);
+        let args = [u64::from(libc::PR_MCE_KILL_SET.cast_unsigned()), u64::from(policy)];
+        script.step("PR_MCE_KILL", syscall::prctl(libc::PR_MCE_KILL, args));
     }
     if entry.torpor_io_flusher == Some(true) {
         script.prctl("PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 1);

@@ -2,13 +2,14 @@
 //! was left when the process was stopped is left when it goes on.
 
 use torpor_images::proto::{ItimerEntry, PosixTimerEntry, TaskTimersEntry};
+use torpor_tracee::syscall;
 use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::Script;
 use crate::error::{Error, Result};
 
 /// linux/prctl.h, Linux 6.15.
-const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
+const PR_TIMER_CREATE_RESTORE_IDS: i32 = 77;
 /// Kernels without it number timers one after the other; more steps than this to
 /// reach a number are not made.
 const MAX_STEPS: u32 = 1 << 20;
@@ -30,15 +31,15 @@ pub(crate) fn ask(batch: &mut Batch<'_>, posix: Vec<PosixTimerEntry>) -> Questio
     let intervals = [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF].map(|which| {
         let slot = batch.space(32);
         let args = [u64::from(which.cast_unsigned()), slot.addr.0];
-        (batch.call(libc::SYS_getitimer, args), slot)
+        (batch.call((libc::SYS_getitimer, args)), slot)
     });
     let posix = posix
         .into_iter()
         .map(|timer| {
             let slot = batch.space(32);
             let id = u64::from(timer.it_id);
-            let time = batch.call(libc::SYS_timer_gettime, [id, slot.addr.0]);
-            let overrun = batch.call(libc::SYS_timer_getoverrun, [id]);
+            let time = batch.call((libc::SYS_timer_gettime, [id, slot.addr.0]));
+            let overrun = batch.call((libc::SYS_timer_getoverrun, [id]));
             (timer, time, slot, overrun)
         })
         .collect();
@@ -143,7 +144,7 @@ pub(crate) fn create(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> 
     if timers.posix.is_empty() {
         return Ok(());
     }
-    if husk.call("prctl", libc::SYS_prctl, [PR_TIMER_CREATE_RESTORE_IDS, 1, 0, 0, 0]).is_ok() {
+    if husk.call("prctl", syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [1])).is_ok() {
         for chunk in timers.posix.chunks(1000) {
             let mut script = Script::new(husk);
             for timer in chunk {
@@ -151,7 +152,7 @@ pub(crate) fn create(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> 
             }
             script.run()?;
         }
-        husk.call("prctl", libc::SYS_prctl, [PR_TIMER_CREATE_RESTORE_IDS, 0, 0, 0, 0])?;
+        husk.call("prctl", syscall::prctl(PR_TIMER_CREATE_RESTORE_IDS, [0]))?;
         return Ok(());
     }
     let mut next = 0;
@@ -178,7 +179,7 @@ fn create_one(script: &mut Script<'_>, timer: &PosixTimerEntry, wanted: u32) -> 
         0,
     ]);
     let what = format!("timer_create of timer {}", timer.it_id);
-    script.step(what, libc::SYS_timer_create, [u64::from(timer.clock_id), event.0, id.addr.0]);
+    script.step(what, (libc::SYS_timer_create, [u64::from(timer.clock_id), event.0, id.addr.0]));
     id
 }
 
@@ -193,7 +194,7 @@ fn create_by_steps(husk: &mut Tracee, timer: &PosixTimerEntry, next: u32) -> Res
         for step in start..steps.min(start + 250) {
             create_one(&mut script, timer, next + step);
             let args = [u64::from(next + step)];
-            script.step("timer_delete of a step", libc::SYS_timer_delete, args);
+            script.step("timer_delete of a step", (libc::SYS_timer_delete, args));
         }
         script.run()?;
     }
@@ -223,7 +224,7 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
             let (sec, usec) = if left == (0, 0) { (0, 1) } else { left };
             let new = script.words(&[timer.isec, timer.iusec, sec, usec]);
             let args = [u64::from(which.cast_unsigned()), new.0, 0];
-            script.step("setitimer", libc::SYS_setitimer, args);
+            script.step("setitimer", (libc::SYS_setitimer, args));
         }
     }
     script.run()?;
@@ -233,7 +234,7 @@ pub(crate) fn arm(husk: &mut Tracee, timers: &TaskTimersEntry) -> Result<()> {
             let new = script.words(&[timer.isec, timer.insec, timer.vsec, timer.vnsec]);
             let what = format!("timer_settime of timer {}", timer.it_id);
             let args = [u64::from(timer.it_id), 0, new.0, 0];
-            script.step(what, libc::SYS_timer_settime, args);
+            script.step(what, (libc::SYS_timer_settime, args));
         }
         script.run()?;
     }

@@ -9,7 +9,7 @@ use torpor_engine::Options;
 use torpor_engine::memory::pages::{Found, Source};
 use torpor_engine::options::PageServer;
 use torpor_engine::page_server::{Lender, Lent, Loan};
-use torpor_engine::restore::layers::Pages;
+use torpor_engine::restore::pages::Pages;
 use torpor_images::compress::Compression;
 use torpor_images::pagemap::{Pagemap, PagemapWriter, Run};
 use torpor_images::proto::MmEntry;

@@ -1,24 +1,28 @@
 //! Fanotify descriptors: their marks on files and mounts.
 //!
-//! Nothing can put events into a queue, so queued ones are refused, and so are
-//! descriptors that decide about the accesses of others: their events wait for an answer.
+//! Nothing can put events into a queue but what the kernel puts there when it had to drop some:
+//! `FAN_Q_OVERFLOW`, see [`super::overflow`]. Descriptors that decide about the accesses of
+//! others are refused: their events wait for an answer.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::FdFlags;
+use torpor_images::ImageDir;
 use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
     FileEntry, MarkType,
 };
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
-use super::{Holder, Sleeper, Target, hex, open_target, own_path};
-use crate::dump::Dump;
+use super::overflow;
+use super::{Holder, Sleeper, Target, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, part, set_status_flags};
-use crate::file::{Dumper, Found, Restorer};
-use crate::restore::Restore;
+use crate::file::opener::{Opener, Temporary};
+use crate::file::remap::Paths;
+use crate::file::{Found, OpenFiles};
 
 /// `FAN_CLASS_CONTENT` and `FAN_CLASS_PRE_CONTENT` of linux/fanotify.h.
 const CLASSES: u32 = libc::FAN_CLASS_CONTENT | libc::FAN_CLASS_PRE_CONTENT;
@@ -29,8 +33,12 @@ pub struct FanotifyDumper {
     groups: Vec<(u32, Holder, Vec<String>)>,
 }
 
-impl Dumper for FanotifyDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl FanotifyDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[fanotify]") {
             return Ok(None);
         }
@@ -45,8 +53,19 @@ impl Dumper for FanotifyDumper {
         if faflags & CLASSES != 0 {
             return Err(found.refuse("it decides about what others access, which cannot wait"));
         }
-        if rustix::io::ioctl_fionread(&found.file).context(|| "FIONREAD".to_owned())? > 0 {
-            return Err(found.refuse("events are queued that have not been read; try again"));
+        let queued = rustix::io::ioctl_fionread(&found.file).context(|| "FIONREAD".to_owned())?;
+        if queued > 0 {
+            if faflags & overflow::IMPOSSIBLE != 0 {
+                return Err(found.refuse(
+                    "events are queued that have not been read, and its queue cannot overflow \
+                     (FAN_UNLIMITED_QUEUE, FAN_REPORT_PIDFD); read them first",
+                ));
+            }
+            tracing::warn!(
+                "task {}: {}: queued events will be an overflow event",
+                found.pid,
+                found.object()
+            );
         }
         self.groups.push((found.id, Holder::of(found), lines));
         let ffy = FanotifyFileEntry {
@@ -56,15 +75,28 @@ impl Dumper for FanotifyDumper {
             faflags,
             evflags,
             mark: Vec::new(),
+            torpor_overflow: (queued > 0).then_some(true),
         };
         Ok(Some(FileEntry { ffy: Some(ffy), ..found.entry(FdTypes::Fanotify) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+    /// After the last descriptor of the tree: finds what is watched, first in the mount
+    /// namespace that a task lives in.
+    ///
+    /// # Errors
+    /// Refused, if nothing leads to it.
+    pub fn finish(
+        &mut self,
+        paths: &mut Paths<'_>,
+        space_of: &dyn Fn(usize) -> Option<u32>,
+    ) -> Result<()> {
         for (id, holder, lines) in self.groups.drain(..) {
-            let marks =
-                lines.iter().map(|l| mark(cx, id, &holder, l)).collect::<Result<Vec<_>>>()?;
-            if let Some(ffy) = cx.files.entry_mut(id).and_then(|entry| entry.ffy.as_mut()) {
+            let space = space_of(holder.task);
+            let marks = lines
+                .iter()
+                .map(|l| mark(paths, space, id, &holder, l))
+                .collect::<Result<Vec<_>>>()?;
+            if let Some(ffy) = paths.table.entry_mut(id).and_then(|entry| entry.ffy.as_mut()) {
                 ffy.mark = marks;
             }
         }
@@ -73,7 +105,13 @@ impl Dumper for FanotifyDumper {
 }
 
 /// A line of fdinfo.
-fn mark(cx: &mut Dump<'_>, id: u32, holder: &Holder, line: &str) -> Result<FanotifyMarkEntry> {
+fn mark(
+    paths: &mut Paths<'_>,
+    space: Option<u32>,
+    id: u32,
+    holder: &Holder,
+    line: &str,
+) -> Result<FanotifyMarkEntry> {
     let unknown = || holder.refuse(format!("its fdinfo has an unknown line: {line}"));
     let mut mark = FanotifyMarkEntry {
         id,
@@ -87,7 +125,7 @@ fn mark(cx: &mut Dump<'_>, id: u32, holder: &Holder, line: &str) -> Result<Fanot
         torpor_file_id: None,
     };
     if let Some(target) = Target::parse(line) {
-        let (file, f_handle) = target.describe(cx, holder)?;
+        let (file, f_handle) = target.describe(paths, space, holder)?;
         mark.ie = Some(FanotifyInodeMarkEntry { i_ino: target.ino, f_handle });
         mark.torpor_file_id = Some(file);
         return Ok(mark);
@@ -96,8 +134,8 @@ fn mark(cx: &mut Dump<'_>, id: u32, holder: &Holder, line: &str) -> Result<Fanot
         return Err(holder.refuse(format!("a mark on a whole file system or namespace: {line}")));
     };
     let number = i32::try_from(mnt_id).unwrap_or(-1);
-    let mount = cx.mounts.find(number).map(|(_, mount)| mount.mountpoint.clone());
-    let path = mount.filter(|path| cx.mounts.is_visible(number, path)).ok_or_else(|| {
+    let mount = paths.mounts.find(number).map(|(_, mount)| mount.mountpoint.clone());
+    let path = mount.filter(|path| paths.mounts.is_visible(number, path)).ok_or_else(|| {
         holder.refuse(format!("it marks mount {mnt_id}, which the tree does not see"))
     })?;
     let path = path.into_os_string().into_encoded_bytes();
@@ -112,12 +150,20 @@ pub struct FanotifyRestorer {
     made: Vec<FanotifyFileEntry>,
 }
 
-impl Restorer for FanotifyRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl FanotifyRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
             let mut files = ffy.mark.iter().filter_map(|mark| mark.torpor_file_id);
-            if ffy.faflags & CLASSES != 0 || files.any(|id| !cx.entries.contains_key(&id)) {
+            let impossible = match ffy.torpor_overflow() {
+                true => CLASSES | overflow::IMPOSSIBLE,
+                false => CLASSES,
+            };
+            if ffy.faflags & impossible != 0 || files.any(|id| !all.contains_key(&id)) {
                 let reason = format!("file {} is an impossible fanotify descriptor", ffy.id);
                 return Err(Error::invalid("files.img", reason));
             }
@@ -125,7 +171,11 @@ impl Restorer for FanotifyRestorer {
         Ok(())
     }
 
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
         let what = || format!("fanotify_init({:#x}, {:#x})", ffy.faflags, ffy.evflags);
         // FAN_CLOEXEC would be shown as one of its flags.
@@ -136,28 +186,48 @@ impl Restorer for FanotifyRestorer {
         Ok(file)
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
-        for ffy in self.made.drain(..) {
-            let file = duplicate(cx.file(ffy.id)?)?;
-            let open = |mark: &FanotifyMarkEntry| Ok((mark.clone(), target(cx, mark)?));
-            let marks = ffy.mark.iter().map(open).collect::<Result<Vec<_>>>()?;
-            cx.files.sleepers.push(Sleeper::Fanotify(Sleeping { id: ffy.id, file, marks }));
+    /// The files of the images that are watched.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let marks = self.made.iter().flat_map(|ffy| &ffy.mark);
+        for mark in marks.filter(|mark| mark.me.is_none() || mark.r#type() != MarkType::Mount) {
+            let inode = (mark.s_dev, mark.ie.as_ref().map_or(0, |ie| ie.i_ino));
+            ids.extend(file_of(temporary, images, mark.torpor_file_id, inode)?);
         }
-        Ok(())
+        Ok(ids)
+    }
+
+    /// When all descriptions are open: what is to be watched when the tasks run.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
+        let mut sleepers = Vec::new();
+        for ffy in self.made.drain(..) {
+            let file = duplicate(files.need(ffy.id)?)?;
+            let open = |mark: &FanotifyMarkEntry| Ok((mark.clone(), target(cx, files, mark)?));
+            let marks = ffy.mark.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let overflow = ffy.torpor_overflow();
+            sleepers.push(Sleeper::Fanotify(Sleeping { id: ffy.id, file, marks, overflow }));
+        }
+        Ok(sleepers)
     }
 }
 
-fn target(cx: &mut Restore<'_>, mark: &FanotifyMarkEntry) -> Result<OwnedFd> {
+fn target(cx: &Opener<'_>, files: &OpenFiles, mark: &FanotifyMarkEntry) -> Result<OwnedFd> {
     let Some(mount) = mark.me.as_ref().filter(|_| mark.r#type() == MarkType::Mount) else {
         let inode = (mark.s_dev, mark.ie.as_ref().map_or(0, |ie| ie.i_ino));
         let handle = mark.ie.as_ref().map(|ie| &ie.f_handle);
-        return open_target(cx, mark.torpor_file_id, inode, handle);
+        return open_target(cx, files, mark.torpor_file_id, inode, handle);
     };
     let path = mount.path.as_deref().ok_or_else(|| {
         Error::invalid("files.img", format!("mount {} is marked, but has no path", mount.mnt_id))
     })?;
     let mnt_id = i32::try_from(mount.mnt_id).unwrap_or(-1);
-    cx.open_path(mnt_id, path, OFlags::PATH, Mode::empty())
+    cx.roots.open_path(mnt_id, path, OFlags::PATH, Mode::empty())
 }
 
 /// A descriptor whose marks are still to be added.
@@ -166,6 +236,7 @@ pub struct Sleeping {
     id: u32,
     file: OwnedFd,
     marks: Vec<(FanotifyMarkEntry, OwnedFd)>,
+    overflow: bool,
 }
 
 impl Sleeping {
@@ -177,6 +248,10 @@ impl Sleeping {
         /// What `mflags` has of a mark as a whole, and of its ignored events.
         const OF_MARK: u32 = libc::FAN_MARK_EVICTABLE;
         const OF_IGNORED: u32 = libc::FAN_MARK_IGNORED_SURV_MODIFY | libc::FAN_MARK_IGNORE;
+        if self.overflow {
+            overflow::make(&self.file)
+                .context(|| format!("fill the queue of fanotify descriptor {}", self.id))?;
+        }
         for (mark, target) in &self.marks {
             let kind = match mark.r#type() {
                 MarkType::Inode => libc::FAN_MARK_INODE,

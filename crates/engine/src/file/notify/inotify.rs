@@ -4,19 +4,20 @@
 //! what the kernel itself puts there when it had to drop some: `IN_Q_OVERFLOW`, which
 //! tells the program to look at the files anew (inotify(7)).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init, remove_watch};
 use rustix::fs::{MemfdFlags, OFlags};
+use torpor_images::ImageDir;
 use torpor_images::proto::{FdTypes, FileEntry, InotifyFileEntry, InotifyWdEntry};
 
-use super::{Holder, Sleeper, Target, hex, open_target, own_path};
-use crate::dump::Dump;
+use super::{Holder, Sleeper, Target, file_of, hex, open_target, own_path};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, part, reopen, set_status_flags};
-use crate::file::{Dumper, Found, Restorer};
-use crate::restore::Restore;
+use crate::file::opener::{Opener, Temporary};
+use crate::file::remap::Paths;
+use crate::file::{Found, OpenFiles};
 
 /// `IN_ALL_EVENTS`, `IN_UNMOUNT`, `IN_EXCL_UNLINK` and `IN_ONESHOT`: what fdinfo shows of
 /// a mask, less what only says how to add it.
@@ -31,8 +32,12 @@ pub struct InotifyDumper {
     instances: Vec<(u32, Holder, Vec<String>)>,
 }
 
-impl Dumper for InotifyDumper {
-    fn describe(&mut self, _cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl InotifyDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("inotify") {
             return Ok(None);
         }
@@ -56,12 +61,24 @@ impl Dumper for InotifyDumper {
         Ok(Some(FileEntry { ify: Some(ify), ..found.entry(FdTypes::Inotify) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
+    /// After the last descriptor of the tree: finds what is watched, first in the mount
+    /// namespace that a task lives in.
+    ///
+    /// # Errors
+    /// Refused, if nothing leads to it.
+    pub fn finish(
+        &mut self,
+        paths: &mut Paths<'_>,
+        space_of: &dyn Fn(usize) -> Option<u32>,
+    ) -> Result<()> {
         for (id, holder, lines) in self.instances.drain(..) {
-            let mut watches =
-                lines.iter().map(|l| watch(cx, id, &holder, l)).collect::<Result<Vec<_>>>()?;
+            let space = space_of(holder.task);
+            let mut watches = lines
+                .iter()
+                .map(|l| watch(paths, space, id, &holder, l))
+                .collect::<Result<Vec<_>>>()?;
             watches.sort_by_key(|watch| watch.wd);
-            if let Some(ify) = cx.files.entry_mut(id).and_then(|entry| entry.ify.as_mut()) {
+            if let Some(ify) = paths.table.entry_mut(id).and_then(|entry| entry.ify.as_mut()) {
                 ify.wd = watches;
             }
         }
@@ -70,12 +87,18 @@ impl Dumper for InotifyDumper {
 }
 
 /// A line of fdinfo.
-fn watch(cx: &mut Dump<'_>, id: u32, holder: &Holder, line: &str) -> Result<InotifyWdEntry> {
+fn watch(
+    paths: &mut Paths<'_>,
+    space: Option<u32>,
+    id: u32,
+    holder: &Holder,
+    line: &str,
+) -> Result<InotifyWdEntry> {
     let parsed = (Target::parse(line), hex(line, "wd"), hex::<u32>(line, "mask"));
     let (Some(target), Some(wd), Some(mask)) = parsed else {
         return Err(holder.refuse(format!("its fdinfo has an unknown line: {line}")));
     };
-    let (file, f_handle) = target.describe(cx, holder)?;
+    let (file, f_handle) = target.describe(paths, space, holder)?;
     Ok(InotifyWdEntry {
         id,
         i_ino: target.ino,
@@ -94,13 +117,17 @@ pub struct InotifyRestorer {
     made: Vec<InotifyFileEntry>,
 }
 
-impl Restorer for InotifyRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl InotifyRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
             let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
             let mut seen = HashSet::new();
             for watch in &ify.wd {
-                let known = watch.torpor_file_id.is_none_or(|id| cx.entries.contains_key(&id));
+                let known = watch.torpor_file_id.is_none_or(|id| all.contains_key(&id));
                 let number = i32::try_from(watch.wd).is_ok_and(|wd| wd > 0 && seen.insert(wd));
                 if !known || !number {
                     let reason = format!("file {} has an impossible watch {}", ify.id, watch.wd);
@@ -111,7 +138,11 @@ impl Restorer for InotifyRestorer {
         Ok(())
     }
 
-    fn open(&mut self, _cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
         let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
         set_status_flags(&file, ify.flags)?;
@@ -119,20 +150,39 @@ impl Restorer for InotifyRestorer {
         Ok(file)
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// The files of the images that are watched.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        for watch in self.made.iter().flat_map(|ify| &ify.wd) {
+            let inode = (watch.s_dev, watch.i_ino);
+            ids.extend(file_of(temporary, images, watch.torpor_file_id, inode)?);
+        }
+        Ok(ids)
+    }
+
+    /// When all descriptions are open: what is to be watched when the tasks run.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
+        let mut sleepers = Vec::new();
         for ify in self.made.drain(..) {
-            let file = duplicate(cx.file(ify.id)?)?;
+            let file = duplicate(files.need(ify.id)?)?;
             let open = |watch: &InotifyWdEntry| {
                 let inode = (watch.s_dev, watch.i_ino);
-                let target = open_target(cx, watch.torpor_file_id, inode, Some(&watch.f_handle))?;
+                let target =
+                    open_target(cx, files, watch.torpor_file_id, inode, Some(&watch.f_handle))?;
                 Ok((watch.wd.cast_signed(), watch.mask & MASK, target))
             };
             let watches = ify.wd.iter().map(open).collect::<Result<Vec<_>>>()?;
             let overflow = ify.torpor_overflow();
             let sleeping = Sleeping { id: ify.id, file, watches, overflow };
-            cx.files.sleepers.push(Sleeper::Inotify(sleeping));
+            sleepers.push(Sleeper::Inotify(sleeping));
         }
-        Ok(())
+        Ok(sleepers)
     }
 }
 

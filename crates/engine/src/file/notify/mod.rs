@@ -7,22 +7,24 @@
 
 pub mod fanotify;
 pub mod inotify;
+mod overflow;
 mod search;
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
+use torpor_images::ImageDir;
 use torpor_images::proto::FhEntry;
 
-use super::Found;
 use super::description::{duplicate, lookup, open_in, same_inode};
-use super::regular::{describe_as_path, of_path};
-use super::remap::{DELETED, Temporary};
-use crate::dump::Dump;
+use super::opener::{Opener, Temporary};
+use super::regular::describe_as_path;
+use super::remap::{DELETED, Paths};
+use super::{Found, OpenFiles};
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
-use crate::restore::Restore;
+use crate::restore::tasks::Task;
 
 pub use self::fanotify::{FanotifyDumper, FanotifyRestorer};
 pub use self::inotify::{InotifyDumper, InotifyRestorer};
@@ -49,9 +51,9 @@ impl Sleeper {
 ///
 /// # Errors
 /// The kernel's, for limits that are exceeded.
-pub fn wake(cx: &Restore<'_>, mut all: Vec<Sleeper>) -> Result<()> {
+pub fn wake(tasks: &[Task], mut all: Vec<Sleeper>) -> Result<()> {
     for target in all.iter_mut().flat_map(Sleeper::targets) {
-        adopt(cx, target)?;
+        adopt(tasks, target)?;
     }
     all.into_iter().try_for_each(|sleeper| match sleeper {
         Sleeper::Inotify(instance) => instance.wake(),
@@ -63,13 +65,13 @@ pub fn wake(cx: &Restore<'_>, mut all: Vec<Sleeper>) -> Result<()> {
 /// dentries that it ever had (fsnotify_inoderemove of the kernel, when `i_nlink` is 0), and
 /// here each opening by a name for the moment had its own. So it is watched through what a
 /// task has open, and ours is closed before.
-fn adopt(cx: &Restore<'_>, target: &mut OwnedFd) -> Result<()> {
+fn adopt(tasks: &[Task], target: &mut OwnedFd) -> Result<()> {
     let what = || "look at a watched file".to_owned();
     let stat = rustix::fs::fstat(&*target).context(what)?;
     if stat.st_nlink > 0 {
         return Ok(());
     }
-    for task in cx.tasks.iter().filter(|task| !task.threads.is_empty()) {
+    for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
         for fd in &task.image.fds {
             let path = format!("/proc/{}/fd/{}", task.pid, fd.fd);
             let now = rustix::fs::stat(&path).context(what)?;
@@ -131,8 +133,13 @@ impl Target {
     }
 
     /// Finds the file: its entry in the images, and handle and path.
-    fn describe(&self, cx: &mut Dump<'_>, holder: &Holder) -> Result<(u32, FhEntry)> {
-        let file = search::find(cx, holder, self)?.ok_or_else(|| {
+    fn describe(
+        &self,
+        paths: &mut Paths<'_>,
+        space: Option<u32>,
+        holder: &Holder,
+    ) -> Result<(u32, FhEntry)> {
+        let file = search::find(paths, space, holder, self)?.ok_or_else(|| {
             let reason = format!(
                 "it watches inode {} of device {}:{}, and no path to that was found; \
                  --irmap-scan-path names a directory to look in",
@@ -142,11 +149,11 @@ impl Target {
             );
             holder.refuse(reason)
         })?;
-        let id = describe_as_path(cx, &file)?;
-        let reg = cx.files.entry_mut(id).and_then(|entry| entry.reg.as_ref());
+        let id = describe_as_path(paths, &file)?;
+        let reg = paths.table.entry_mut(id).and_then(|entry| entry.reg.as_ref());
         // Of a file without a name there is the ghost of the same number.
         let path = reg.filter(|_| file.stat.st_nlink > 0).map(|reg| reg.name.clone());
-        let mnt_id = cx.mounts.number_in_images(file.info.mnt_id);
+        let mnt_id = paths.mounts.number_in_images(file.info.mnt_id);
         let mnt_id = mnt_id.and_then(|id| u32::try_from(id).ok());
         Ok((id, FhEntry { path, mnt_id, ..self.entry() }))
     }
@@ -162,6 +169,8 @@ fn word(bytes: &[u8]) -> u64 {
 #[derive(Debug)]
 struct Holder {
     task: usize,
+    /// The pid of that.
+    holder: i32,
     pid: i32,
     object: String,
 }
@@ -169,7 +178,7 @@ struct Holder {
 impl Holder {
     fn of(found: &Found) -> Self {
         let object = format!("fd {} ({})", found.fd, found.link.display());
-        Holder { task: found.task, pid: found.pid, object }
+        Holder { task: found.task, holder: found.holder, pid: found.pid, object }
     }
 
     fn refuse(&self, reason: impl Into<String>) -> Error {
@@ -178,38 +187,48 @@ impl Holder {
 }
 
 /// Whether a path leads to `found`, or did before it was removed.
-fn has_path(cx: &Dump<'_>, found: &Found) -> Result<bool> {
+fn has_path(paths: &Paths<'_>, found: &Found) -> Result<bool> {
     if found.link_bytes().ends_with(DELETED) && found.stat.st_nlink == 0 {
         return Ok(true);
     }
-    let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else { return Ok(false) };
+    let Some((space, _)) = paths.mounts.find(found.info.mnt_id) else { return Ok(false) };
     let now = lookup(space.root.as_fd(), found.link_bytes())?;
     Ok(now.is_some_and(|now| same_inode(&now, &found.stat)))
+}
+
+/// The file of the images that is watched, on a device, with an inode number: `id`, or a ghost.
+fn file_of(
+    temporary: &Temporary,
+    images: &ImageDir,
+    id: Option<u32>,
+    (dev, ino): (u32, u64),
+) -> Result<Option<u32>> {
+    id.map_or_else(|| temporary.with_ghost_of(images, dev, ino), |id| Ok(Some(id)))
 }
 
 /// Opens what is to be watched, on a device (as the kernel encodes it), with an inode number: the
 /// file of the images; else, in images of CRIU, the ghost of that number, the path that goes with
 /// the handle, or what the handle itself leads to.
 fn open_target(
-    cx: &mut Restore<'_>,
+    cx: &Opener<'_>,
+    files: &OpenFiles,
     id: Option<u32>,
-    (dev, ino): (u32, u64),
+    inode: (u32, u64),
     handle: Option<&FhEntry>,
 ) -> Result<OwnedFd> {
-    let ghost = |cx: &Restore<'_>| Temporary::with_ghost_of(cx, dev, ino);
-    if let Some(id) = id.map_or_else(|| ghost(cx), |id| Ok(Some(id)))? {
-        return duplicate(cx.file(id)?);
+    if let Some(id) = file_of(cx.temporary, cx.images, id, inode)? {
+        return duplicate(files.need(id)?);
     }
     let handle = handle.ok_or_else(|| Error::invalid("files.img", "a watch without a file"))?;
     let mnt_id = handle.mnt_id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1);
     if let Some(path) = &handle.path {
-        return cx.open_path(mnt_id, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
+        return cx.roots.open_path(mnt_id, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
     }
     let bytes: Vec<u8> = handle.handle.iter().flat_map(|word| word.to_le_bytes()).collect();
     let bytes = usize::try_from(handle.bytes).ok().and_then(|len| bytes.get(..len));
     let bytes =
         bytes.ok_or_else(|| Error::invalid("files.img", "a file handle that is too short"))?;
-    let root = cx.root_of_mount(mnt_id)?;
+    let root = cx.roots.root_of_mount(mnt_id)?;
     let file = torpor_sys::notify::open_by_handle(root, handle.r#type.cast_signed(), bytes)
         .context(|| "open a watched file by its handle".to_owned())?;
     by_path(root, &file)

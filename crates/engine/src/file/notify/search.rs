@@ -6,23 +6,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
-use super::{Holder, Target, has_path, of_path, open_in, own_path};
-use crate::dump::Dump;
+use super::{Holder, Target, has_path, open_in, own_path};
 use crate::error::{Context, Result};
 use crate::file::Found;
-use crate::file::table::own_pid;
+use crate::file::found::own_pid;
+use crate::file::remap::Paths;
 use crate::proc;
 
 /// How many names are looked at, where handles do not help, before the search is given up.
 const AT_MOST: usize = 500_000;
 
 /// The file, opened with `O_PATH` through a mount of the tree, by a path that leads to it.
-pub(super) fn find(cx: &Dump<'_>, holder: &Holder, target: &Target) -> Result<Option<Found>> {
-    if let Some(found) = among_open_files(cx, holder, target)? {
+pub(super) fn find(
+    paths: &Paths<'_>,
+    space: Option<u32>,
+    holder: &Holder,
+    target: &Target,
+) -> Result<Option<Found>> {
+    if let Some(found) = among_open_files(paths, holder, target)? {
         return Ok(Some(found));
     }
-    let places = places(cx, holder, target.dev);
-    if !cx.opts.force_irmap
+    let places = places(paths, space, target.dev);
+    if !paths.opts.force_irmap
         && let Some((kind, handle)) = &target.handle
     {
         for place in &places {
@@ -31,14 +36,14 @@ pub(super) fn find(cx: &Dump<'_>, holder: &Holder, target: &Target) -> Result<Op
             // Of another kind of file system, or outside of what the mount shows.
             let Ok(file) = opened else { continue };
             // A file without a name is one that no task has open, or it would have been found.
-            if let Some(found) = accept(cx, holder, file)?.filter(|f| f.stat.st_nlink > 0) {
+            if let Some(found) = accept(paths, holder, file)?.filter(|f| f.stat.st_nlink > 0) {
                 return Ok(Some(found));
             }
         }
     }
     let mut left = AT_MOST;
     for place in &places {
-        if let Some(found) = walk(cx, holder, target, place, &mut left)? {
+        if let Some(found) = walk(paths, holder, target, place, &mut left)? {
             return Ok(Some(found));
         }
     }
@@ -46,28 +51,27 @@ pub(super) fn find(cx: &Dump<'_>, holder: &Holder, target: &Target) -> Result<Op
 }
 
 /// A mount that shows the device, as a place to search.
-struct Place<'c> {
+struct Visible<'c> {
     root: BorrowedFd<'c>,
     mountpoint: Vec<u8>,
     dir: OwnedFd,
 }
 
 /// The visible mounts of a device; those in the namespace of the watching task first.
-fn places<'c>(cx: &'c Dump<'_>, holder: &Holder, dev: u32) -> Vec<Place<'c>> {
-    let own = cx.tasks.get(holder.task).and_then(|task| task.ids.mnt_ns_id);
-    let mut spaces: Vec<_> = cx.mounts.spaces.iter().collect();
+fn places<'p>(paths: &Paths<'p>, own: Option<u32>, dev: u32) -> Vec<Visible<'p>> {
+    let mut spaces: Vec<_> = paths.mounts.spaces.iter().collect();
     spaces.sort_by_key(|space| Some(space.ns) != own);
     let mut places = Vec::new();
     for space in spaces {
         for mount in space.tree.mounts().iter().filter(|mount| mount.dev == dev) {
             let mountpoint = mount.mountpoint.as_os_str().as_encoded_bytes().to_vec();
             let id = i32::try_from(mount.id).unwrap_or(-1);
-            if !cx.mounts.is_visible(id, &mount.mountpoint) {
+            if !paths.mounts.is_visible(id, &mount.mountpoint) {
                 continue;
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             if let Ok(dir) = open_in(space.root.as_fd(), &mountpoint, flags, Mode::empty()) {
-                places.push(Place { root: space.root.as_fd(), mountpoint, dir });
+                places.push(Visible { root: space.root.as_fd(), mountpoint, dir });
             }
         }
     }
@@ -75,15 +79,15 @@ fn places<'c>(cx: &'c Dump<'_>, holder: &Holder, dev: u32) -> Vec<Place<'c>> {
 }
 
 /// What tasks have open: the only way to a file that was removed.
-fn among_open_files(cx: &Dump<'_>, holder: &Holder, target: &Target) -> Result<Option<Found>> {
-    for (pid, fd, _) in cx.files.open_on(target.ino) {
+fn among_open_files(paths: &Paths<'_>, holder: &Holder, target: &Target) -> Result<Option<Found>> {
+    for (pid, fd, _) in paths.table.open_on(target.ino) {
         let path = format!("/proc/{pid}/fd/{fd}");
         let Ok(file) = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         else {
             continue;
         };
         if is(&file, target)?
-            && let Some(found) = accept(cx, holder, file)?
+            && let Some(found) = accept(paths, holder, file)?
         {
             return Ok(Some(found));
         }
@@ -91,11 +95,12 @@ fn among_open_files(cx: &Dump<'_>, holder: &Holder, target: &Target) -> Result<O
     Ok(None)
 }
 
-fn accept(cx: &Dump<'_>, holder: &Holder, file: OwnedFd) -> Result<Option<Found>> {
+fn accept(paths: &Paths<'_>, holder: &Holder, file: OwnedFd) -> Result<Option<Found>> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .context(|| "read the path of a watched file".to_owned())?;
-    let found = of_path(cx, holder.task, file, link, (OFlags::PATH | OFlags::NOFOLLOW).bits())?;
-    Ok(has_path(cx, &found)?.then_some(found))
+    let found =
+        Found::of_path(holder.holder, file, link, (OFlags::PATH | OFlags::NOFOLLOW).bits())?;
+    Ok(has_path(paths, &found)?.then_some(found))
 }
 
 /// Whether the kernel shows the same for a watch of ours on `file`.
@@ -113,18 +118,18 @@ fn is(file: &OwnedFd, target: &Target) -> Result<bool> {
 /// Looks at all names of a mount, those near its root first; before, at those below
 /// the directories that `--irmap-scan-path` names.
 fn walk(
-    cx: &Dump<'_>,
+    paths: &Paths<'_>,
     holder: &Holder,
     target: &Target,
-    place: &Place<'_>,
+    place: &Visible<'_>,
     left: &mut usize,
 ) -> Result<Option<Found>> {
-    let hints = cx.opts.irmap_scan_paths.iter().map(|path| path.as_os_str().as_encoded_bytes());
+    let hints = paths.opts.irmap_scan_paths.iter().map(|path| path.as_os_str().as_encoded_bytes());
     let mut queue: VecDeque<Vec<u8>> = hints.map(<[u8]>::to_vec).collect();
     queue.push_back(place.mountpoint.clone());
     while let Some(path) = queue.pop_front() {
         if let Some(file) = candidate(place, &path, target)?
-            && let Some(found) = accept(cx, holder, file)?
+            && let Some(found) = accept(paths, holder, file)?
         {
             return Ok(Some(found));
         }
@@ -144,7 +149,7 @@ fn walk(
                 }
             } else if entry.ino() == target.ino
                 && let Some(file) = candidate(place, &below, target)?
-                && let Some(found) = accept(cx, holder, file)?
+                && let Some(found) = accept(paths, holder, file)?
             {
                 return Ok(Some(found));
             }
@@ -159,7 +164,7 @@ fn on_device(dir: &OwnedFd, name: &[u8]) -> bool {
     rustix::fs::openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV).is_ok()
 }
 
-fn candidate(place: &Place<'_>, path: &[u8], target: &Target) -> Result<Option<OwnedFd>> {
+fn candidate(place: &Visible<'_>, path: &[u8], target: &Target) -> Result<Option<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW;
     let Ok(file) = open_in(place.root, path, flags, Mode::empty()) else { return Ok(None) };
     let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH);

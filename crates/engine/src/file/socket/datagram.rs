@@ -6,18 +6,19 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use torpor_images::ImageDir;
 use torpor_images::proto::{InetSkEntry, SkPacketEntry};
 use torpor_sys::socket::{self, Opt};
 
+use super::about::{Socket, bad_entry, netns_of};
 use super::address::Address;
 use super::inet::{self, polled};
 use super::inject::Datagram;
-use super::queue::{Packet, look, more, seek};
-use super::{Socket, SocketDumper, bad_entry, netns_of, options};
-use crate::dump::Dump;
+use super::options;
+use super::queue::{Packet, QueueWriter, look, more, seek};
 use crate::error::{Context, Result};
 use crate::file::Found;
-use crate::restore::Restore;
+use crate::namespace::Namespaces;
 
 /// More than any datagram has.
 const LARGEST: usize = 1 << 16;
@@ -28,8 +29,8 @@ const UDP_GRO: i32 = 104;
 /// # Errors
 /// The kernel's; the image file's.
 pub(super) fn dump(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    queues: &mut QueueWriter,
+    images: &ImageDir,
     found: &Found,
     about: &Socket,
     isk: &InetSkEntry,
@@ -48,7 +49,7 @@ pub(super) fn dump(
     for (sender, data) in peek(fd).context(|| format!("queue of {}", found.link.display()))? {
         let entry =
             SkPacketEntry { id_for: found.id, torpor_addr: Some(sender), ..Default::default() };
-        sockets.queues.write(&cx.images, entry, &data)?;
+        queues.write(images, entry, &data)?;
     }
     Ok(())
 }
@@ -96,7 +97,7 @@ fn peek(fd: BorrowedFd<'_>) -> std::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 /// # Errors
 /// The kernel's, for what is done to the socket itself.
 pub(super) fn restore(
-    cx: &Restore<'_>,
+    spaces: &Namespaces,
     fd: BorrowedFd<'_>,
     isk: &InetSkEntry,
     packets: &[Packet],
@@ -107,7 +108,7 @@ pub(super) fn restore(
         socket::set(fd, Opt::BINDTODEVICE, b"\0").context(|| "SO_BINDTODEVICE".to_owned())?;
     }
     let (local, _) = inet::addresses(isk)?;
-    let put = packets.iter().take_while(|packet| match put(cx, fd, isk, local, packet) {
+    let put = packets.iter().take_while(|packet| match put(spaces, fd, isk, local, packet) {
         Ok(()) => true,
         Err(e) => {
             tracing::debug!("socket {}: {e}", isk.id);
@@ -122,7 +123,7 @@ pub(super) fn restore(
 }
 
 fn put(
-    cx: &Restore<'_>,
+    spaces: &Namespaces,
     fd: BorrowedFd<'_>,
     isk: &InetSkEntry,
     local: Address,
@@ -133,7 +134,7 @@ fn put(
     };
     let before = occupied(fd)?;
     let datagram = Datagram { from, to, data: &packet.data };
-    cx.in_netns(netns_of(cx, isk.ns_id), || datagram.send())?;
+    spaces.in_netns(netns_of(spaces, isk.ns_id), || datagram.send())?;
     await_arrival(fd, before, &datagram)
 }
 

@@ -6,22 +6,27 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use torpor_images::ImageDir;
 use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpOptsEntry, IpOptsRawEntry, SkShutdown, TcpOptsEntry,
 };
+use torpor_kernel::sock_diag as diag;
 use torpor_sys::socket::{self, Opt};
 
+use super::about::{Socket, bad_entry, netns_of, restore_flags};
 use super::address::Address;
+use super::around::Around;
 use super::queue::{Packet, Packets};
-use super::tcp::{self, Repaired};
-use super::{
-    Socket, SocketDumper, bad_entry, datagram, diag, multicast, netns_of, options, ping,
-    restore_flags, state,
-};
-use crate::dump::Dump;
+use super::repair::{Repaired, leave_repair};
+use super::spaces::Lists;
+use super::tcp;
+use super::{datagram, multicast, options, ping, state};
 use crate::error::{Context, Error, Result};
-use crate::file::{Found, Restorer};
-use crate::restore::Restore;
+use crate::file::{Found, OpenFiles};
+use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
+use crate::network::Asleep;
+use crate::options::Options;
 
 const IP_NODEFRAG: i32 = 22;
 const IP_CHECKSUM: i32 = 23;
@@ -31,8 +36,8 @@ const ICMP_FILTER: (i32, i32) = (255, 1);
 
 /// Describes an Internet socket.
 pub(super) fn dump(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    sockets: &mut Lists,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
@@ -58,7 +63,7 @@ pub(super) fn dump(
         src_addr: local.to_image(),
         flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
         fown: found.fown,
-        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        opts: options::dump(around.id_maps, found, about, &mut sockets.defaults)?,
         v6only: v6only(fd, about.domain),
         ip_opts: Some(dump_ip(fd, about)),
         ifname: local.device(fd),
@@ -73,13 +78,13 @@ pub(super) fn dump(
         isk.dst_addr = Address::unspecified(about.domain).to_image();
     }
     if about.kind == libc::SOCK_STREAM {
-        dump_tcp(sockets, cx, found, about, &mut isk)?;
+        dump_tcp(sockets, around, found, about, &mut isk)?;
     } else {
         let listed = sockets.spaces.inet(about)?;
         isk.shutdown =
             in_images(listed.map_or_else(|| shutdown_unlisted(fd), |s| shutdown(s.shutdown)));
         refuse_corked(found, about)?;
-        datagram::dump(sockets, cx, found, about, &isk)?;
+        datagram::dump(&mut sockets.queues, around.images, found, about, &isk)?;
         isk.opts.torpor_memberships =
             multicast::dump(fd, about.domain, sockets.spaces.groups(about)?)?;
     }
@@ -178,8 +183,8 @@ fn refuse_corked(found: &Found, about: &Socket) -> Result<()> {
 }
 
 fn dump_tcp(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    sockets: &mut Lists,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
     isk: &mut InetSkEntry,
@@ -204,7 +209,7 @@ fn dump_tcp(
             let (waiting, backlog) = (word(24), word(28));
             isk.backlog = backlog;
             let handshakes = sockets.spaces.handshakes(about, isk.src_port)?;
-            if (waiting > 0 || handshakes) && !cx.opts.tcp_skip_in_flight {
+            if (waiting > 0 || handshakes) && !around.opts.tcp_skip_in_flight {
                 return Err(found.refuse(
                     "a connection waits to be accepted, which cannot be kept \
                      (--skip-in-flight leaves it out)",
@@ -212,15 +217,15 @@ fn dump_tcp(
             }
             Ok(())
         }
-        state::CLOSE => dump_closed(cx, found, about, isk),
-        _ if cx.opts.tcp_close => {
+        state::CLOSE => dump_closed(around, found, about, isk),
+        _ if around.opts.tcp_close => {
             isk.state = state::CLOSE;
             isk.shutdown = Some(SkShutdown::Both.into());
             isk.dst_port = 0;
             isk.dst_addr = Address::unspecified(about.domain).to_image();
             Ok(())
         }
-        _ if !cx.opts.tcp_established => Err(found
+        _ if !around.opts.tcp_established => Err(found
             .refuse("it is a TCP connection; --tcp-established keeps it, --tcp-close closes it")),
         state::SYN_SENT => {
             // It has no peer yet that getpeername(2) would tell.
@@ -230,9 +235,9 @@ fn dump_tcp(
             isk.dst_addr =
                 Address { words: listed.destination, ..Address::unspecified(about.domain) }
                     .to_image();
-            tcp::dump(cx, found, about, isk)
+            tcp::dump(around, found, about, isk)
         }
-        _ => tcp::dump(cx, found, about, isk),
+        _ => tcp::dump(around, found, about, isk),
     }
 }
 
@@ -245,7 +250,7 @@ fn is_idle(state: u32, fd: BorrowedFd<'_>) -> bool {
 /// A closed TCP socket is just that, unless there is something left to be read: then it
 /// is kept as the connection that it was. Its peer is not known any more.
 fn dump_closed(
-    cx: &mut Dump<'_>,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
     isk: &mut InetSkEntry,
@@ -261,7 +266,7 @@ fn dump_closed(
         return Ok(());
     }
     (isk.dst_port, isk.dst_addr) = (isk.src_port, isk.src_addr.clone());
-    tcp::dump(cx, found, about, isk)
+    tcp::dump(around, found, about, isk)
 }
 
 /// Notes whom a closed socket was connected to: SO_PEERNAME still tells.
@@ -357,10 +362,14 @@ pub struct InetRestorer {
     close: bool,
 }
 
-impl Restorer for InetRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        let closed = cx.images.inventory().is_ok_and(|i| i.tcp_close());
-        self.close = cx.opts.tcp_close || closed;
+impl InetRestorer {
+    /// Reads and checks the images.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, opts: &Options, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+        let closed = images.inventory().is_ok_and(|i| i.tcp_close());
+        self.close = opts.tcp_close || closed;
         for entry in entries {
             let isk = part(entry)?;
             addresses(isk)?;
@@ -370,42 +379,62 @@ impl Restorer for InetRestorer {
                 self.shared.insert(port(isk));
             }
         }
-        self.queued = Packets::load(&cx.images)?.queued;
+        self.queued = Packets::load(images)?.queued;
         self.queued.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open(
+        &mut self,
+        images: &ImageDir,
+        spaces: &Namespaces,
+        network: &mut Asleep,
+        entry: &FileEntry,
+    ) -> Result<OwnedFd> {
         let isk = part(entry)?;
         let with_peer = tcp::with_last_peer(isk);
         let isk = with_peer.as_ref().unwrap_or(isk);
-        let fd = ping::make(cx, isk)?;
+        let fd = ping::make(spaces, isk)?;
         self.prepare(fd.as_fd(), isk)?;
         if tcp::is_connection(isk) && !self.close {
-            let sleeping = tcp::open(cx, isk, &fd)?;
-            sleeping.guard(&mut cx.network.guardian)?;
-            cx.network.sleeping.push(sleeping);
+            let sleeping = tcp::open(images, isk, &fd)?;
+            sleeping.guard(&network.guardian)?;
+            network.sleeping.push(sleeping);
             return Ok(fd);
         }
         let (local, _) = addresses(isk)?;
-        bind(cx, fd.as_fd(), isk, local)?;
+        bind(spaces, fd.as_fd(), isk, local)?;
         if let Some(packets) = self.queued.remove(&isk.id) {
-            datagram::restore(cx, fd.as_fd(), isk, &packets)?;
+            datagram::restore(spaces, fd.as_fd(), isk, &packets)?;
         }
         self.opened.push(isk.clone());
         Ok(fd)
     }
 
     /// Only when everything is bound: what listens forbids others to bind its port.
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// Connects what is open.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn connect(
+        &mut self,
+        spaces: &Namespaces,
+        id_maps: &IdMaps,
+        files: &OpenFiles,
+        network: &Asleep,
+    ) -> Result<()> {
         for isk in self.opened.drain(..) {
-            let Some(fd) = cx.files.get(isk.id) else { continue };
+            let Some(fd) = files.get(isk.id) else { continue };
             if tcp::is_connection(&isk) {
                 shut_down(fd, SkShutdown::Both);
             }
-            finish(cx, fd, &isk)?;
+            finish(spaces, id_maps, fd, &isk)?;
         }
-        cx.network.sleeping.iter().try_for_each(|s| s.connect(cx))
+        network.sleeping.iter().try_for_each(|s| s.connect(spaces))
     }
 }
 
@@ -466,7 +495,7 @@ fn check_entry(isk: &InetSkEntry) -> Result<()> {
     Ok(())
 }
 
-fn bind(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
+fn bind(spaces: &Namespaces, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address) -> Result<()> {
     let raw = isk.r#type == libc::SOCK_RAW.cast_unsigned();
     if local.is_unspecified() && (raw || local.port == 0) {
         return Ok(());
@@ -478,9 +507,9 @@ fn bind(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry, local: Address)
     // The remains of connections occupy a port for a minute.
     if is_stream(isk) && isk.state == state::CLOSE && Repaired::enter(fd).is_ok() {
         let bound = bind();
-        return tcp::leave_repair(fd, 1).and(bound);
+        return leave_repair(fd, 1).and(bound);
     }
-    despite_remains(cx, isk, bind)
+    despite_remains(spaces, isk, bind)
 }
 
 fn is_stream(isk: &InetSkEntry) -> bool {
@@ -490,7 +519,7 @@ fn is_stream(isk: &InetSkEntry) -> bool {
 /// Takes a port, after the remains of connections if need be: a listener cannot be in
 /// repair mode, which would pass over them.
 fn despite_remains(
-    cx: &Restore<'_>,
+    spaces: &Namespaces,
     isk: &InetSkEntry,
     take: impl Fn() -> Result<()>,
 ) -> Result<()> {
@@ -499,7 +528,7 @@ fn despite_remains(
             if is_stream(isk) && source.raw_os_error() == Some(libc::EADDRINUSE) =>
         {
             let port = u16::try_from(isk.src_port).unwrap_or(0);
-            cx.in_netns(netns_of(cx, isk.ns_id), || diag::forget_closed(port))?;
+            spaces.in_netns(netns_of(spaces, isk.ns_id), || Ok(diag::forget_closed(port)?))?;
             take()
         }
         taken => taken,
@@ -507,12 +536,17 @@ fn despite_remains(
 }
 
 /// Connects or listens, and sets what must be set last.
-fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()> {
+fn finish(
+    spaces: &Namespaces,
+    id_maps: &IdMaps,
+    fd: BorrowedFd<'_>,
+    isk: &InetSkEntry,
+) -> Result<()> {
     let (_, remote) = addresses(isk)?;
     match isk.state {
         state::LISTEN if is_stream(isk) => {
             let backlog = i32::try_from(isk.backlog).unwrap_or(i32::MAX);
-            despite_remains(cx, isk, || {
+            despite_remains(spaces, isk, || {
                 rustix::net::listen(fd, backlog).context(|| format!("listen on socket {}", isk.id))
             })?;
         }
@@ -525,19 +559,19 @@ fn finish(cx: &Restore<'_>, fd: BorrowedFd<'_>, isk: &InetSkEntry) -> Result<()>
     }
     shut_down(fd, isk.shutdown());
     multicast::restore(fd, isk.id, &isk.opts.torpor_memberships)?;
-    restore_options(cx, fd, isk)?;
+    restore_options(id_maps, fd, isk)?;
     restore_flags(fd, isk.flags)
 }
 
 /// Gives a socket its options when it is what it shall be.
 pub(super) fn restore_options(
-    cx: &Restore<'_>,
+    id_maps: &IdMaps,
     fd: BorrowedFd<'_>,
     isk: &InetSkEntry,
 ) -> Result<()> {
     restore_ip(fd, isk)?;
     restore_tcp_options(fd, isk)?;
-    options::restore(cx, fd, &isk.opts)
+    options::restore(id_maps, fd, &isk.opts)
 }
 
 /// The kernel shuts down what is not connected, too, but complains.

@@ -9,7 +9,7 @@ use rustix::net::netdevice;
 use torpor_images::proto::SkMembership;
 use torpor_sys::socket::{self, Opt};
 
-use super::bad_entry;
+use super::about::bad_entry;
 use crate::error::{Context, Result};
 
 /// A group on a device.

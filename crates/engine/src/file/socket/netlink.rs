@@ -7,17 +7,21 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use torpor_images::proto::{FdTypes, FileEntry, NetlinkSkEntry};
+use torpor_kernel::netlink;
+use torpor_kernel::sock_diag::NetlinkSocket;
 use torpor_sys::socket;
 
-use super::diag::NetlinkSocket;
-use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags};
-use crate::dump::{Dump, own_pid};
+use super::about::{Socket, bad_entry, create, restore_flags};
+use super::around::Around;
+use super::options;
+use super::spaces::Lists;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Result};
-use crate::file::{Found, Restorer};
-use crate::namespace::net::netlink;
-use crate::namespace::run_in;
+use crate::file::Found;
+use crate::file::found::own_pid;
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, run_in};
 use crate::proc;
-use crate::restore::Restore;
 
 /// `NETLINK_CONNECTED`, a state of its own.
 const CONNECTED: u32 = 1;
@@ -30,8 +34,8 @@ const MAX_GROUPS: usize = 1024;
 
 /// Describes a netlink socket.
 pub(super) fn dump(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    sockets: &mut Lists,
+    around: &Around<'_>,
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
@@ -40,7 +44,7 @@ pub(super) fn dump(
     if seen.queued > 0 || seen.answering {
         return Err(found.refuse("it is a netlink socket with messages that were not read yet"));
     }
-    if let Some(role) = role(cx, about, &seen)? {
+    if let Some(role) = role(around, about, &seen)? {
         return Err(found.refuse(format!("it is a netlink socket that {role}")));
     }
     let nlsk = NetlinkSkEntry {
@@ -54,7 +58,7 @@ pub(super) fn dump(
         dst_portid: seen.destination_portid,
         dst_group: seen.destination_group,
         fown: found.fown,
-        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        opts: options::dump(around.id_maps, found, about, &mut sockets.defaults)?,
         ns_id: Some(about.ns_id),
         torpor_type: Some(about.kind.cast_unsigned()),
     };
@@ -70,11 +74,11 @@ fn one_word(mut groups: Vec<u32>) -> Vec<u32> {
 }
 
 /// What the kernel knows a socket as, apart from itself.
-fn role(cx: &Dump<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'static str>> {
+fn role(around: &Around<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'static str>> {
     match about.protocol {
-        NETLINK_AUDIT => Ok(has_audit_daemon(cx).then_some("may be the audit daemon's")),
+        NETLINK_AUDIT => Ok(has_audit_daemon(around.tasks).then_some("may be the audit daemon's")),
         NETLINK_NETFILTER => {
-            let space = cx.ns.by_inode(about.space).and_then(|ns| ns.file.as_ref());
+            let space = around.spaces.by_inode(about.space).and_then(|ns| ns.file.as_ref());
             let Some(space) = space else { return Ok(None) };
             let receives = run_in(&[space.as_fd()], || {
                 Ok(["nfnetlink_queue", "nfnetlink_log"].iter().any(|name| {
@@ -91,13 +95,13 @@ fn role(cx: &Dump<'_>, about: &Socket, seen: &NetlinkSocket) -> Result<Option<&'
 
 /// Whether a task of the tree is the audit daemon, whom the kernel sends all events. Others write
 /// a message now and then (dbus-daemon, sshd, login), or listen to a group (journald).
-fn has_audit_daemon(cx: &Dump<'_>) -> bool {
+fn has_audit_daemon(tasks: &[Task]) -> bool {
     const AUDIT_GET: u16 = 1000;
     // struct audit_status: mask, enabled, failure, pid.
     match netlink::Socket::open(NETLINK_AUDIT).and_then(|mut kernel| kernel.ask(AUDIT_GET)) {
         Ok(status) => {
             let daemon = netlink::word(status.body(), 12).unwrap_or(0);
-            cx.tasks.iter().any(|task| daemon != 0 && task.tgid.cast_unsigned() == daemon)
+            tasks.iter().any(|task| daemon != 0 && task.tgid.cast_unsigned() == daemon)
         }
         // Who may ask and is not answered is in a pid or user namespace: no daemon is there.
         Err(e) => {
@@ -121,42 +125,44 @@ fn is_receiver(text: &str, portid: u32) -> bool {
     text.lines().any(|line| number(line) == Some(portid))
 }
 
-/// The restore half of netlink sockets.
-#[derive(Debug, Default)]
-pub struct NetlinkRestorer;
-
-impl Restorer for NetlinkRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let nlsk = part(entry)?;
-            if nlsk.groups.len() > MAX_GROUPS || nlsk.dst_group > 32 {
-                return Err(bad_entry(entry.id, "is in groups that there are not"));
-            }
-        }
-        Ok(())
-    }
-
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+/// Checks the images.
+///
+/// # Errors
+/// Damaged images.
+pub fn load(entries: &[FileEntry]) -> Result<()> {
+    for entry in entries {
         let nlsk = part(entry)?;
-        let kind = nlsk.torpor_type.unwrap_or(libc::SOCK_RAW.cast_unsigned());
-        let family = libc::AF_NETLINK.cast_unsigned();
-        let socket = create(cx, nlsk.ns_id, family, kind, nlsk.protocol)?;
-        let fd = socket.as_fd();
-        options::restore_more(fd, &nlsk.opts)?;
-        if nlsk.portid != 0 {
-            let what = || format!("bind netlink socket {} to {}", nlsk.id, nlsk.portid);
-            socket::bind(fd, &address(nlsk.portid, 0)).context(what)?;
+        if nlsk.groups.len() > MAX_GROUPS || nlsk.dst_group > 32 {
+            return Err(bad_entry(entry.id, "is in groups that there are not"));
         }
-        join(fd, nlsk)?;
-        if nlsk.state == CONNECTED {
-            let group = nlsk.dst_group.checked_sub(1).map_or(0, |bit| 1u32 << bit);
-            socket::connect(fd, &address(nlsk.dst_portid, group))
-                .context(|| format!("connect netlink socket {}", nlsk.id))?;
-        }
-        options::restore(cx, fd, &nlsk.opts)?;
-        restore_flags(fd, nlsk.flags)?;
-        Ok(socket)
     }
+    Ok(())
+}
+
+/// Makes the socket.
+///
+/// # Errors
+/// The kernel's.
+pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
+    let nlsk = part(entry)?;
+    let kind = nlsk.torpor_type.unwrap_or(libc::SOCK_RAW.cast_unsigned());
+    let family = libc::AF_NETLINK.cast_unsigned();
+    let socket = create(spaces, nlsk.ns_id, family, kind, nlsk.protocol)?;
+    let fd = socket.as_fd();
+    options::restore_more(fd, &nlsk.opts)?;
+    if nlsk.portid != 0 {
+        let what = || format!("bind netlink socket {} to {}", nlsk.id, nlsk.portid);
+        socket::bind(fd, &address(nlsk.portid, 0)).context(what)?;
+    }
+    join(fd, nlsk)?;
+    if nlsk.state == CONNECTED {
+        let group = nlsk.dst_group.checked_sub(1).map_or(0, |bit| 1u32 << bit);
+        socket::connect(fd, &address(nlsk.dst_portid, group))
+            .context(|| format!("connect netlink socket {}", nlsk.id))?;
+    }
+    options::restore(id_maps, fd, &nlsk.opts)?;
+    restore_flags(fd, nlsk.flags)?;
+    Ok(socket)
 }
 
 fn part(entry: &FileEntry) -> Result<&NetlinkSkEntry> {

@@ -8,11 +8,10 @@ use rustix::fs::{Gid, Uid};
 use torpor_images::proto::{SkOption, SkOptsEntry};
 use torpor_sys::socket::{self, Instruction, Opt};
 
-use super::Socket;
-use crate::dump::Dump;
+use super::about::Socket;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
-use crate::restore::Restore;
+use crate::namespace::user::IdMaps;
 
 /// Options, each an `int`, that CRIU's images do not hold: level and name. They are
 /// kept, in fields of our own, where they differ from those of a new socket, and
@@ -217,7 +216,7 @@ fn more(socket: BorrowedFd<'_>) -> Values {
 /// # Errors
 /// Refused for a filter that is an eBPF program; getsockopt(2).
 pub fn dump(
-    cx: &Dump<'_>,
+    id_maps: &IdMaps,
     found: &Found,
     about: &Socket,
     defaults: &mut Defaults,
@@ -255,8 +254,8 @@ pub fn dump(
         so_oobinline: flag(libc::SO_OOBINLINE).map(u32::from),
         so_linger: linger(fd),
         so_buf_lock: int(libc::SO_BUF_LOCK).ok(),
-        torpor_uid: cx.id_maps.uid_inside(found.stat.st_uid),
-        torpor_gid: cx.id_maps.gid_inside(found.stat.st_gid),
+        torpor_uid: id_maps.uid_inside(found.stat.st_uid),
+        torpor_gid: id_maps.gid_inside(found.stat.st_gid),
         torpor_options: changed(fd, defaults.of(about)),
         ..SkOptsEntry::default()
     })
@@ -379,7 +378,7 @@ pub fn restore_device(fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
 ///
 /// # Errors
 /// See setsockopt(2).
-pub fn restore(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+pub fn restore(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
     let set = |name: i32, value: u32| {
         socket::set_int(fd, libc::SOL_SOCKET, name, value.cast_signed())
             .context(|| format!("setsockopt({name}, {value})"))
@@ -420,7 +419,7 @@ pub fn restore(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Resu
     if opts.torpor_options.iter().any(locked) {
         set(LOCK_FILTER.1, 1)?;
     }
-    restore_owner(cx, fd, opts)
+    restore_owner(id_maps, fd, opts)
 }
 
 /// Gives a socket the sizes of its buffers. The kernel doubles what it is told, and
@@ -463,9 +462,9 @@ fn restore_timeout(fd: BorrowedFd<'_>, opt: Opt, sec: u64, usec: u64) -> Result<
 
 /// The user that the kernel counts a socket for, and that SO_REUSEPORT compares, is
 /// the owner of its inode.
-fn restore_owner(cx: &Restore<'_>, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
-    let uid = opts.torpor_uid.and_then(|id| cx.id_maps.uid_outside(id));
-    let gid = opts.torpor_gid.and_then(|id| cx.id_maps.gid_outside(id));
+fn restore_owner(id_maps: &IdMaps, fd: BorrowedFd<'_>, opts: &SkOptsEntry) -> Result<()> {
+    let uid = opts.torpor_uid.and_then(|id| id_maps.uid_outside(id));
+    let gid = opts.torpor_gid.and_then(|id| id_maps.gid_outside(id));
     let (Some(uid), Some(gid)) = (uid, gid) else { return Ok(()) };
     let stat = rustix::fs::fstat(fd).context(|| "fstat of a socket".to_owned())?;
     if (stat.st_uid, stat.st_gid) == (uid, gid) || uid == u32::MAX || gid == u32::MAX {

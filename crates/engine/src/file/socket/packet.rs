@@ -8,14 +8,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::netdevice;
 use torpor_images::proto::{FdTypes, FileEntry, PacketMclist, PacketRing, PacketSockEntry};
+use torpor_kernel::sock_diag::{self as diag, PacketSocket};
 use torpor_sys::socket::{self, Opt};
 
-use super::diag::{self, PacketSocket};
-use super::{Socket, SocketDumper, bad_entry, create, options, restore_flags};
-use crate::dump::Dump;
+use super::about::{Socket, bad_entry, create, restore_flags};
+use super::options;
+use super::spaces::Lists;
 use crate::error::{Context, Result};
-use crate::file::{Found, Restorer};
-use crate::restore::Restore;
+use crate::file::Found;
+use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
 
 // linux/if_packet.h
 const PACKET_AUXDATA: i32 = 8;
@@ -45,8 +47,8 @@ mod flag {
 
 /// Describes a packet socket.
 pub(super) fn dump(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    sockets: &mut Lists,
+    id_maps: &IdMaps,
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
@@ -70,7 +72,7 @@ pub(super) fn dump(
         flags: found.info.flags & !libc::O_CLOEXEC.cast_unsigned(),
         ifindex: seen.device,
         fown: found.fown,
-        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        opts: options::dump(id_maps, found, about, &mut sockets.defaults)?,
         version: seen.version,
         reserve: seen.reserve,
         aux_data: seen.flags & flag::AUXDATA != 0,
@@ -125,45 +127,47 @@ fn ring(r: diag::PacketRing) -> PacketRing {
     }
 }
 
-/// The restore half of packet sockets.
-#[derive(Debug, Default)]
-pub struct PacketRestorer;
-
-impl Restorer for PacketRestorer {
-    fn load(&mut self, _cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for entry in entries {
-            let psk = part(entry)?;
-            if psk.mclist.iter().any(|m| m.addr.len() > MAX_ADDRESS) {
-                return Err(bad_entry(entry.id, "is in a group with too long an address"));
-            }
-            if u16::try_from(psk.protocol).is_err() {
-                return Err(bad_entry(entry.id, "receives a protocol that there is not"));
-            }
-        }
-        Ok(())
-    }
-
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+/// Checks the images.
+///
+/// # Errors
+/// Damaged images.
+pub fn load(entries: &[FileEntry]) -> Result<()> {
+    for entry in entries {
         let psk = part(entry)?;
-        // With a protocol it receives from all devices at once; the old type can get its
-        // protocol in no other way.
-        let protocol = if psk.r#type == SOCK_PACKET { psk.protocol } else { 0 };
-        let family = libc::AF_PACKET.cast_unsigned();
-        let socket = create(cx, psk.ns_id, family, psk.r#type, protocol)?;
-        let fd = socket.as_fd();
-        options::restore_more(fd, &psk.opts)?;
-        restore_options(fd, psk)?;
-        restore_rings(fd, psk)?;
-        bind(fd, psk)?;
-        psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
-        if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {
-            socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
-                .context(|| format!("fanout group of packet socket {}", psk.id))?;
+        if psk.mclist.iter().any(|m| m.addr.len() > MAX_ADDRESS) {
+            return Err(bad_entry(entry.id, "is in a group with too long an address"));
         }
-        options::restore(cx, fd, &psk.opts)?;
-        restore_flags(fd, psk.flags)?;
-        Ok(socket)
+        if u16::try_from(psk.protocol).is_err() {
+            return Err(bad_entry(entry.id, "receives a protocol that there is not"));
+        }
     }
+    Ok(())
+}
+
+/// Makes the socket.
+///
+/// # Errors
+/// The kernel's.
+pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
+    let psk = part(entry)?;
+    // With a protocol it receives from all devices at once; the old type can get its
+    // protocol in no other way.
+    let protocol = if psk.r#type == SOCK_PACKET { psk.protocol } else { 0 };
+    let family = libc::AF_PACKET.cast_unsigned();
+    let socket = create(spaces, psk.ns_id, family, psk.r#type, protocol)?;
+    let fd = socket.as_fd();
+    options::restore_more(fd, &psk.opts)?;
+    restore_options(fd, psk)?;
+    restore_rings(fd, psk)?;
+    bind(fd, psk)?;
+    psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
+    if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {
+        socket::set_int(fd, libc::SOL_PACKET, PACKET_FANOUT, fanout.cast_signed())
+            .context(|| format!("fanout group of packet socket {}", psk.id))?;
+    }
+    options::restore(id_maps, fd, &psk.opts)?;
+    restore_flags(fd, psk.flags)?;
+    Ok(socket)
 }
 
 fn part(entry: &FileEntry) -> Result<&PacketSockEntry> {

@@ -4,10 +4,11 @@
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
-use super::{create, netns_of};
-use crate::error::{Context, Error, Result};
-use crate::restore::Restore;
 use torpor_images::proto::InetSkEntry;
+
+use super::about::{create, netns_of};
+use crate::error::{Context, Error, Result};
+use crate::namespace::Namespaces;
 
 const RANGE: &str = "/proc/sys/net/ipv4/ping_group_range";
 
@@ -18,8 +19,8 @@ pub(super) fn is_ping(kind: i32, protocol: i32) -> bool {
 
 /// Makes an Internet socket. For a ping socket that this program's groups may not have, the range
 /// of the tree's network namespace is another one meanwhile.
-pub(super) fn make(cx: &Restore<'_>, isk: &InetSkEntry) -> Result<OwnedFd> {
-    let make = || create(cx, isk.ns_id, isk.family, isk.r#type, isk.proto);
+pub(super) fn make(spaces: &Namespaces, isk: &InetSkEntry) -> Result<OwnedFd> {
+    let make = || create(spaces, isk.ns_id, isk.family, isk.r#type, isk.proto);
     let is_ping = is_ping(isk.r#type.cast_signed(), isk.proto.cast_signed());
     let denied = match make() {
         Err(Error::Os { source, .. })
@@ -29,8 +30,8 @@ pub(super) fn make(cx: &Restore<'_>, isk: &InetSkEntry) -> Result<OwnedFd> {
         }
         made => return made,
     };
-    let space = netns_of(cx, isk.ns_id);
-    if cx.ns.by_id(space).is_none_or(|ns| ns.is_host) {
+    let space = netns_of(spaces, isk.ns_id);
+    if spaces.by_id(space).is_none_or(|ns| ns.is_host) {
         let id = isk.id;
         let what = format!("ping socket {id} (net.ipv4.ping_group_range says whose group may)");
         return Err(Error::Os { what, source: denied });
@@ -39,10 +40,10 @@ pub(super) fn make(cx: &Restore<'_>, isk: &InetSkEntry) -> Result<OwnedFd> {
         std::fs::write(RANGE, range).context(|| format!("write {range:?} to {RANGE}"))
     };
     let group = rustix::process::getegid().as_raw();
-    let before = cx.in_netns(space, || {
+    let before = spaces.in_netns(space, || {
         let before = std::fs::read_to_string(RANGE).context(|| format!("read {RANGE}"))?;
         write(&format!("{group} {group}")).map(|()| before)
     })?;
     let made = make();
-    cx.in_netns(space, || write(before.trim())).and(made)
+    spaces.in_netns(space, || write(before.trim())).and(made)
 }

@@ -1,7 +1,8 @@
 //! Raw and ICMP sockets as procfs lists them: not every kernel lists them elsewhere.
 
-use super::Socket;
-use super::diag::InetSocket;
+use torpor_kernel::sock_diag::InetSocket;
+
+use super::about::Socket;
 use super::ping::is_ping;
 use crate::error::{Context, Result};
 

@@ -16,31 +16,28 @@ use torpor_images::proto::{InetSkEntry, TcpStreamEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::socket::{self, Instruction, Message, Opt};
 
+use super::about::{Socket, bad_entry, netns_of};
 use super::address::Address;
+use super::around::Around;
 use super::inet::{addresses, polled};
 use super::inject::{ACK, FIN, RST, Segment};
-use super::{Socket, bad_entry, netns_of, options, state};
-use crate::dump::Dump;
+use super::repair::{
+    REPAIR_OFF, REPAIR_OFF_SILENT, REPAIR_ON, Repaired, TCP_REPAIR, get, set, silence, undo_repair,
+    undo_silence,
+};
+use super::{options, state};
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
-use crate::guardian::{Guardian, Undo};
-use crate::network;
+use crate::guardian::Guardian;
+use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
 use crate::network::rules::MARK;
 use crate::network::tracked;
-use crate::restore::Restore;
 
 /// linux/tcp.h
-const TCP_REPAIR: i32 = 19;
 const TCP_REPAIR_QUEUE: i32 = 20;
 const TCP_QUEUE_SEQ: i32 = 21;
 const TCP_TIMESTAMP: i32 = 24;
-const REPAIR_ON: i32 = 1;
-/// Off, with a probe that makes the peer say what it has. A firewall that meets the connection for
-/// the first time takes the probe's number, which is one too low, for that of the stream, and what
-/// the other end then acknowledges for invalid: no more than needed.
-const REPAIR_OFF: i32 = 0;
-/// Off, without a packet.
-const REPAIR_OFF_SILENT: i32 = -1;
 const RECV_QUEUE: i32 = 1;
 const SEND_QUEUE: i32 = 2;
 
@@ -95,68 +92,9 @@ pub fn ends(isk: &InetSkEntry) -> Option<(Address, Address)> {
     Some((remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local)))
 }
 
-fn get(fd: BorrowedFd<'_>, name: i32) -> std::io::Result<u32> {
-    socket::get_int(fd, libc::IPPROTO_TCP, name).map(i32::cast_unsigned)
-}
-
-fn set(fd: BorrowedFd<'_>, name: i32, value: i32) -> Result<()> {
-    socket::set_int(fd, libc::IPPROTO_TCP, name, value)
-        .context(|| format!("setsockopt(TCP, {name}, {value})"))
-}
-
-/// A socket of a task that is in repair mode.
-#[derive(Debug)]
-pub struct Repaired<'s> {
-    socket: BorrowedFd<'s>,
-    reuse: i32,
-}
-
-impl<'s> Repaired<'s> {
-    /// Enters repair mode.
-    ///
-    /// # Errors
-    /// `EPERM` without `CAP_NET_ADMIN`, and for a socket that listens.
-    pub fn enter(socket: BorrowedFd<'s>) -> Result<Self> {
-        let reuse = socket::get_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR)
-            .context(|| "SO_REUSEADDR".to_owned())?;
-        set(socket, TCP_REPAIR, REPAIR_ON)?;
-        Ok(Repaired { socket, reuse })
-    }
-
-    /// Leaves it.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn leave(self) -> Result<()> {
-        leave_repair(self.socket, self.reuse)
-    }
-}
-
-/// Takes a socket of a task out of repair mode, if it is in it, without a packet.
-///
-/// # Errors
-/// The kernel's.
-pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
-    if get(socket, TCP_REPAIR).is_ok_and(|on| on == 0) {
-        return Ok(());
-    }
-    set(socket, TCP_REPAIR, REPAIR_OFF_SILENT)?;
-    // The kernel forgets it: in repair mode every port can be reused, behind it none.
-    socket::set_int(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, reuse)
-        .context(|| "SO_REUSEADDR".to_owned())
-}
-
-/// From here on, closing a socket sends no packet.
-///
-/// # Errors
-/// The kernel's.
-pub fn silence(socket: BorrowedFd<'_>) -> Result<()> {
-    set(socket, TCP_REPAIR, REPAIR_ON)
-}
-
 /// Saves a connection, with the state, addresses and options in `isk`.
 pub(super) fn dump(
-    cx: &mut Dump<'_>,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
     isk: &mut InetSkEntry,
@@ -171,19 +109,22 @@ pub(super) fn dump(
     }
     let (local, remote) = addresses(isk)?;
     if isk.state != state::CLOSE {
-        network::hold_connection(cx, about, remote, local)?;
+        let Around { opts, guardian, spaces, .. } = *around;
+        around.network.hold(opts, guardian, spaces, (about.space, remote, local))?;
     }
     let reuse = isk.opts.reuseaddr().into();
-    let holder = cx.tasks.get(found.task).map_or(found.pid, |task| task.pid);
-    let undo = Undo::Repair(holder, isk.ino.into(), reuse);
-    cx.guardian.watch_file(&undo, fd)?;
+    let undo = undo_repair(found.holder, isk.ino, reuse);
+    around.guardian.watch_file(&undo, fd)?;
+    // A task that reads a connection in repair mode gets EPERM.
+    let hurry = around.guardian.hurry();
     let repaired = Repaired::enter(fd)?;
     let saved = read_stream(found, isk);
     repaired.leave()?;
-    cx.guardian.forget(&undo)?;
+    drop(hurry);
+    around.guardian.forget(&undo)?;
     let (stream, queues) = saved?;
-    write_stream(&cx.images, isk.ino, &stream, &queues)?;
-    cx.network.add_connection(fd, reuse, undo)
+    write_stream(around.images, isk.ino, &stream, &queues)?;
+    around.network.add_connection(fd, reuse, undo)
 }
 
 fn write_stream(
@@ -280,12 +221,12 @@ pub struct Sleeping {
 
 /// Makes the socket of a connection: bound, connected, its queues filled, in repair
 /// mode. `socket` is new, but for options that are needed before it is bound.
-pub(super) fn open(cx: &Restore<'_>, isk: &InetSkEntry, socket: &OwnedFd) -> Result<Sleeping> {
+pub(super) fn open(images: &ImageDir, isk: &InetSkEntry, socket: &OwnedFd) -> Result<Sleeping> {
     let fd = socket.as_fd();
     let (local, remote) = addresses(isk)?;
     let local = local.on_device(fd, isk.ifname.as_deref())?;
     let remote = remote.on_device(fd, isk.ifname.as_deref())?;
-    let (stream, received, mut queued) = load_stream(&cx.images, isk)?;
+    let (stream, received, mut queued) = load_stream(images, isk)?;
     set(fd, TCP_REPAIR, REPAIR_ON)?;
     // The numbers of the first bytes of the queues. Of a connection that is to be
     // established, only that of the first packet.
@@ -420,7 +361,7 @@ fn only_marked(fd: BorrowedFd<'_>) -> Result<()> {
 impl Sleeping {
     /// Brings a socket whose connection is closed, or half closed, into its state. Comes
     /// when the sockets of all connections are there.
-    pub(super) fn connect(&self, cx: &Restore<'_>) -> Result<()> {
+    pub(super) fn connect(&self, spaces: &Namespaces) -> Result<()> {
         let fd = self.socket.as_fd();
         if self.isk.state == state::SYN_SENT {
             return Ok(());
@@ -432,7 +373,7 @@ impl Sleeping {
             rustix::net::shutdown(fd, rustix::net::Shutdown::Write)
                 .context(|| "shutdown of a TCP socket".to_owned())
         };
-        let reach = |flags, wanted| self.reach(cx, flags, wanted);
+        let reach = |flags, wanted| self.reach(spaces, flags, wanted);
         match self.isk.state {
             state::CLOSE_WAIT | state::LAST_ACK => reach(FIN | ACK, state::CLOSE_WAIT)?,
             state::FIN_WAIT2 => {
@@ -511,19 +452,19 @@ impl Sleeping {
 
     /// Brings the socket into a state by a segment from the peer that acknowledges everything;
     /// one that closes, all that was sent before that.
-    fn reach(&self, cx: &Restore<'_>, flags: u8, wanted: u32) -> Result<()> {
+    fn reach(&self, spaces: &Namespaces, flags: u8, wanted: u32) -> Result<()> {
         let ack = match flags & FIN {
             0 => get(self.socket.as_fd(), TCP_QUEUE_SEQ).context(|| "TCP_QUEUE_SEQ".to_owned())?,
             _ => self.first_unacknowledged(),
         };
-        self.inject_with(cx, flags, ack)?;
+        self.inject_with(spaces, flags, ack)?;
         if self.is_in_state(wanted, TRIES)? {
             return Ok(());
         }
         // A firewall may know nothing of the connection.
         let (from, to) = self.ends();
-        cx.in_netns(netns_of(cx, self.isk.ns_id), || tracked::enter(from, to))?;
-        self.inject_with(cx, flags, ack)?;
+        spaces.in_netns(netns_of(spaces, self.isk.ns_id), || tracked::enter(from, to))?;
+        self.inject_with(spaces, flags, ack)?;
         if self.is_in_state(wanted, LAST_TRIES)? {
             return Ok(());
         }
@@ -545,7 +486,7 @@ impl Sleeping {
         }
     }
 
-    fn inject_with(&self, cx: &Restore<'_>, flags: u8, ack: u32) -> Result<()> {
+    fn inject_with(&self, spaces: &Namespaces, flags: u8, ack: u32) -> Result<()> {
         // A socket that belongs to a device hears nothing from others.
         let fd = self.socket.as_fd();
         if self.isk.opts.so_bound_dev.is_some() {
@@ -554,7 +495,7 @@ impl Sleeping {
         let (from, to) = self.ends();
         let seq = self.receive_seq()?;
         let segment = Segment { from, to, seq, ack, flags };
-        cx.in_netns(netns_of(cx, self.isk.ns_id), || segment.send())?;
+        spaces.in_netns(netns_of(spaces, self.isk.ns_id), || segment.send())?;
         options::restore_device(fd, &self.isk.opts)
     }
 
@@ -590,15 +531,15 @@ impl Sleeping {
     ///
     /// # Errors
     /// If the guardian is gone.
-    pub(super) fn guard(&self, guardian: &mut Guardian) -> Result<()> {
-        guardian.watch_file(&Undo::Silence(self.isk.ino.into()), self.socket.as_fd())
+    pub(super) fn guard(&self, guardian: &Guardian) -> Result<()> {
+        guardian.watch_file(&undo_silence(self.isk.ino), self.socket.as_fd())
     }
 
     /// Lets the connection go on, now that nothing holds its packets back.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn wake(&self, cx: &Restore<'_>) -> Result<()> {
+    pub fn wake(&self, id_maps: &IdMaps) -> Result<()> {
         let fd = self.socket.as_fd();
         // The own filter, if any, comes with the other options.
         if self.isk.state != state::SYN_SENT {
@@ -608,7 +549,7 @@ impl Sleeping {
         // Only images of engines that did not know the window leave anything to be asked for.
         let quiet = self.isk.state != state::ESTABLISHED || self.window_is_known();
         set(fd, TCP_REPAIR, if quiet { REPAIR_OFF_SILENT } else { REPAIR_OFF })?;
-        super::inet::restore_options(cx, fd, &self.isk)?;
+        super::inet::restore_options(id_maps, fd, &self.isk)?;
         if !self.unsent.is_empty() {
             options::raise_buffers(fd);
             send_all(fd, &self.unsent).context(|| "send what was not sent yet".to_owned())?;
@@ -622,13 +563,13 @@ impl Sleeping {
             _ => {}
         }
         options::restore_buffers(fd, &self.isk.opts)?;
-        super::restore_flags(fd, self.isk.flags)
+        super::about::restore_flags(fd, self.isk.flags)
     }
 
     /// Sends the first packet once more, with the same number.
     fn dial(&self) -> Result<()> {
         let fd = self.socket.as_fd();
-        super::restore_flags(fd, libc::O_NONBLOCK.cast_unsigned())?;
+        super::about::restore_flags(fd, libc::O_NONBLOCK.cast_unsigned())?;
         match socket::connect(fd, &self.remote.to_bytes()) {
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
             other => other.context(|| format!("connect socket {}", self.isk.id)),

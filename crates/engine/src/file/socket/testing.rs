@@ -7,13 +7,12 @@ use std::path::Path;
 
 use torpor_images::proto::{FileEntry, FownEntry, InventoryEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::sock_diag as diag;
 
-use super::diag;
-use crate::dump::Dump;
+use crate::dump::{Dump, files};
 use crate::error::Result;
-use crate::file::{FdInfo, Found, table};
+use crate::file::{FdInfo, Found};
 use crate::namespace::{Namespace, Namespaces, NsKind};
-use crate::network;
 use crate::options::Options;
 use crate::restore::Restore;
 
@@ -48,6 +47,7 @@ fn namespaces() -> Namespaces {
         is_host: false,
         file: Some(file.into()),
         task: 0,
+        pid: 0,
     };
     Namespaces { all: vec![net] }
 }
@@ -60,6 +60,7 @@ fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {
     Found {
         id: cx.files.next_id(),
         task: 0,
+        holder: rustix::process::getpid().as_raw_nonzero().get(),
         pid: rustix::process::getpid().as_raw_nonzero().get(),
         fd,
         link: std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap(),
@@ -75,7 +76,7 @@ fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {
 pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
     let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     let ids = describe(&mut cx, files);
-    network::release(&mut cx);
+    cx.network.release(&cx.guardian);
     ids
 }
 
@@ -83,7 +84,7 @@ pub fn dump(opts: &Options, dir: &Path, files: &[OwnedFd]) -> Result<Vec<u32>> {
 pub fn dump_and_close(opts: &Options, dir: &Path, files: Vec<OwnedFd>) -> Result<Vec<u32>> {
     let mut cx = Dump::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
     let ids = describe(&mut cx, &files)?;
-    network::silence(&mut cx)?;
+    cx.network.silence(&cx.guardian)?;
     drop(cx);
     close(files);
     Ok(ids)
@@ -93,9 +94,9 @@ fn describe(cx: &mut Dump<'_>, files: &[OwnedFd]) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for file in files {
         let found = found(cx, file);
-        ids.push(table::add(cx, found)?.0);
+        ids.push(files::add(cx, found)?.0);
     }
-    table::finish(cx)?;
+    files::finish(cx)?;
     let inventory = InventoryEntry {
         img_version: 2,
         tcp_close: Some(cx.opts.tcp_close),
@@ -114,7 +115,7 @@ pub fn entries(dir: &Path) -> Vec<FileEntry> {
 /// Restores files from images; returns those with the given numbers.
 pub fn restore(opts: &Options, dir: &Path, ids: &[u32]) -> Result<Vec<OwnedFd>> {
     let mut cx = restore_nearly(opts, dir, ids)?;
-    network::let_go(&mut cx);
+    cx.network.let_go();
     Ok(ids.iter().map(|id| cx.files.get(*id).unwrap().try_clone_to_owned().unwrap()).collect())
 }
 
@@ -130,28 +131,17 @@ pub fn restore_in_vain(opts: &Options, dir: &Path, ids: &[u32]) -> Result<()> {
 fn restore_nearly<'a>(opts: &'a Options, dir: &Path, ids: &[u32]) -> Result<Restore<'a>> {
     let root = std::fs::File::open("/").unwrap();
     let mut cx = Restore::bare(opts, ImageDir::open(dir).unwrap(), namespaces());
-    cx.roots = HashMap::from([(0, root.into())]);
+    cx.roots.by_ns = HashMap::from([(0, root.into())]);
     let entries = entries(dir);
     let mounts = entries.iter().filter_map(|e| e.usk.as_ref()).map(|u| (u.mnt_id(), 0));
-    cx.mount_ns = mounts.collect();
+    cx.roots.of_mount = mounts.collect();
     cx.entries = entries.iter().map(|e| (e.id, e.clone())).collect();
-    let mut kinds: Vec<_> = cx.restorers.keys().copied().collect();
-    kinds.sort_unstable();
-    for kind in &kinds {
-        let mut restorer = cx.restorers.remove(kind).unwrap();
-        let own: Vec<_> = entries.iter().filter(|e| e.r#type() == *kind).cloned().collect();
-        restorer.load(&mut cx, &own)?;
-        cx.restorers.insert(*kind, restorer);
-    }
+    cx.load_files()?;
     for id in ids.iter().chain(&cx.in_flight.clone()) {
         cx.file(*id)?;
     }
-    for kind in &kinds {
-        let mut restorer = cx.restorers.remove(kind).unwrap();
-        restorer.connect(&mut cx)?;
-        cx.restorers.insert(*kind, restorer);
-    }
-    network::unlock_and_wake(&mut cx)?;
+    cx.connect_files()?;
+    cx.wake_network()?;
     Ok(cx)
 }
 

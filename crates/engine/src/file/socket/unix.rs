@@ -8,23 +8,49 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
 use torpor_images::proto::{FdTypes, FileEntry, SkPacketEntry, SkShutdown, SkUcred, UnixSkEntry};
+use torpor_kernel::sock_diag::UnixSocket;
 use torpor_sys::socket;
 
-use super::diag::UnixSocket;
+use super::about::Socket;
+use super::around::Around;
 use super::inet::polled;
 use super::queue::{self, QueueWriter};
-use super::{Socket, SocketDumper, options, state};
-use crate::dump::Dump;
+use super::spaces::Lists;
+use super::{options, state};
 use crate::error::{Error, Result};
 use crate::external::External;
-use crate::file::{Found, table};
-use crate::namespace::NsKind;
+use crate::file::table::FileTable;
+use crate::file::{Found, OpenFiles};
+use crate::namespace::mount::{Restored, Roots};
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind};
+use crate::options::Options;
+use crate::restore::tasks::Tasks;
 
 pub use self::restore::UnixRestorer;
 
 /// Flag of an entry: the socket lies outside of the tree, and stands in the images only
 /// because others are connected to it by its name.
 const EXTERN: u32 = 1;
+
+/// What restored Unix sockets reach.
+#[derive(Debug)]
+pub struct Neighbours<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// Where sockets live.
+    pub spaces: &'a Namespaces,
+    /// Where the paths begin that they are bound to.
+    pub roots: &'a Roots,
+    /// The mounts of these.
+    pub mounts: &'a Restored,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// Whose credentials the other end sees.
+    pub tasks: &'a mut Tasks,
+    /// Other sockets, and what is in flight.
+    pub files: &'a mut OpenFiles,
+}
 
 /// What the dump knows of the Unix sockets met so far.
 #[derive(Debug, Default)]
@@ -56,8 +82,9 @@ impl Known {
 
 /// Describes a Unix socket.
 pub(super) fn dump(
-    sockets: &mut SocketDumper,
-    cx: &mut Dump<'_>,
+    sockets: &mut Lists,
+    unix: &mut Dumped,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
@@ -68,7 +95,7 @@ pub(super) fn dump(
         return Err(found.refuse("the kernel does not list it"));
     };
     let listener = accepting(&seen, all);
-    let outside = is_external(cx, about.inode);
+    let outside = is_external(around.opts, about.inode);
     let mut usk = UnixSkEntry {
         id: found.id,
         ino: about.inode,
@@ -79,19 +106,19 @@ pub(super) fn dump(
         backlog: if u32::from(seen.state) == state::LISTEN { seen.backlog } else { 0 },
         peer: if outside { 0 } else { listener.or(seen.peer).unwrap_or(0) },
         fown: found.fown,
-        opts: options::dump(cx, found, about, &mut sockets.defaults)?,
+        opts: options::dump(around.id_maps, found, about, &mut sockets.defaults)?,
         name: seen.name.clone(),
         shutdown: (seen.shutdown != 0).then(|| shutdown(seen.shutdown).into()),
         ns_id: Some(about.ns_id),
         torpor_pending: seen.pending.clone(),
         torpor_reset: (about.kind != libc::SOCK_DGRAM && polled(fd).error).then_some(true),
-        torpor_peer: peer(cx, found),
+        torpor_peer: peer(around, found),
         // The state does not tell: it changes when others connect to a socket.
         torpor_peer_closed: (about.kind == libc::SOCK_DGRAM && seen.peer == Some(0))
             .then_some(true),
         ..UnixSkEntry::default()
     };
-    name::dump(cx, found, &seen.name, &mut usk)?;
+    name::dump(around.mounts, around.id_maps, found, &seen.name, &mut usk)?;
     let known = Known {
         about: *about,
         pid: found.pid,
@@ -101,9 +128,9 @@ pub(super) fn dump(
         waiting: seen.pending.clone(),
         unaccepted_data: listener.is_some() && socket::send_queue(fd).unwrap_or(0) > 0,
     };
-    sockets.unix.known.insert(about.inode, known);
+    unix.known.insert(about.inode, known);
     if about.kind == libc::SOCK_DGRAM || usk.state == state::ESTABLISHED {
-        dump_queue(&mut sockets.queues, cx, found, about, seen.shutdown)?;
+        dump_queue(&mut sockets.queues, around, found, about, seen.shutdown)?;
     }
     Ok(FileEntry {
         r#type: FdTypes::Unixsk.into(),
@@ -114,9 +141,9 @@ pub(super) fn dump(
 }
 
 /// Whether the caller takes care of the socket (`--external unix[INODE]`).
-fn is_external(cx: &Dump<'_>, inode: u32) -> bool {
+fn is_external(opts: &Options, inode: u32) -> bool {
     let this = |e: &External| matches!(e, External::Unix { inode: i } if *i == u64::from(inode));
-    cx.opts.external.iter().any(this)
+    opts.external.iter().any(this)
 }
 
 /// The listener in whose queue the connection of a socket waits.
@@ -132,26 +159,26 @@ fn shutdown(bits: u8) -> SkShutdown {
 }
 
 /// What `SO_PEERCRED` says, if it says anything.
-fn peer(cx: &Dump<'_>, found: &Found) -> Option<SkUcred> {
+fn peer(around: &Around<'_>, found: &Found) -> Option<SkUcred> {
     let peer = socket::peer_credentials(found.file.as_fd()).ok()?;
     // Without a peer: pid 0, and no user.
-    (peer.pid != 0).then(|| ucred(cx, peer))
+    (peer.pid != 0).then(|| ucred(around, peer))
 }
 
 /// A process that has ended is not in the tree; its number says something only if the
 /// tree shares our pid namespace.
-fn ucred(cx: &Dump<'_>, c: socket::Credentials) -> SkUcred {
-    let shared = || cx.ns.of_kind(NsKind::Pid).any(|ns| ns.is_host).then_some(c.pid);
+fn ucred(around: &Around<'_>, c: socket::Credentials) -> SkUcred {
+    let shared = || around.spaces.of_kind(NsKind::Pid).any(|ns| ns.is_host).then_some(c.pid);
     SkUcred {
-        pid: cx.vpid_of(c.pid).or_else(shared).unwrap_or(0).cast_unsigned(),
-        uid: cx.id_maps.uid_inside(c.uid).unwrap_or(c.uid),
-        gid: cx.id_maps.gid_inside(c.gid).unwrap_or(c.gid),
+        pid: around.tasks.vpid_of(c.pid).or_else(shared).unwrap_or(0).cast_unsigned(),
+        uid: around.id_maps.uid_inside(c.uid).unwrap_or(c.uid),
+        gid: around.id_maps.gid_inside(c.gid).unwrap_or(c.gid),
     }
 }
 
 fn dump_queue(
     queues: &mut QueueWriter,
-    cx: &mut Dump<'_>,
+    around: &mut Around<'_>,
     found: &Found,
     about: &Socket,
     shutdown: u8,
@@ -160,23 +187,27 @@ fn dump_queue(
     for message in queue::peek(found, about.kind, shutdown & RCV_SHUTDOWN != 0)? {
         let mut ids = Vec::new();
         for file in message.files {
-            ids.push(table::in_flight(cx, found, file)?);
+            ids.push(around.table.in_flight(found, file)?);
         }
         let entry = SkPacketEntry {
             id_for: found.id,
             scm: queue::rights(ids),
             torpor_addr: (!message.address.is_empty()).then_some(message.address),
-            torpor_ucred: message.credentials.map(|c| ucred(cx, c)),
+            torpor_ucred: message.credentials.map(|c| ucred(around, c)),
             ..SkPacketEntry::default()
         };
-        queues.write(&cx.images, entry, &message.data)?;
+        queues.write(around.images, entry, &message.data)?;
     }
     Ok(())
 }
 
 /// Looks at all sockets again, now that it is known which belong to the tree.
-pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()> {
-    let SocketDumper { unix, spaces, .. } = sockets;
+pub(super) fn finish(
+    sockets: &mut Lists,
+    unix: &Dumped,
+    opts: &Options,
+    table: &mut FileTable,
+) -> Result<()> {
     let mut described = HashSet::new();
     for known in unix.known.values() {
         if known.unaccepted_data {
@@ -193,11 +224,11 @@ pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()
         if known.peer == 0 || unix.known.contains_key(&known.peer) {
             continue;
         }
-        let seen = spaces.unix(&known.about)?.and_then(|all| all.get(&known.peer));
-        let peer = external_peer(cx, known, seen)?;
+        let seen = sockets.spaces.unix(&known.about)?.and_then(|all| all.get(&known.peer));
+        let peer = external_peer(opts, known, seen)?;
         if described.insert(known.peer) {
-            let id = cx.files.next_id();
-            cx.files.push(FileEntry {
+            let id = table.next_id();
+            table.push(FileEntry {
                 r#type: FdTypes::Unixsk.into(),
                 id,
                 usk: Some(UnixSkEntry { id, ..peer }),
@@ -211,7 +242,7 @@ pub(super) fn finish(sockets: &mut SocketDumper, cx: &mut Dump<'_>) -> Result<()
 /// Describes a peer outside of the tree, if it can be found again by its name. A peer in
 /// another network namespace, which is not listed, can be if that is a path; what its
 /// path leads to is looked up where the restore will: in the caller's mount namespace.
-fn external_peer(cx: &Dump<'_>, known: &Known, seen: Option<&UnixSocket>) -> Result<UnixSkEntry> {
+fn external_peer(opts: &Options, known: &Known, seen: Option<&UnixSocket>) -> Result<UnixSkEntry> {
     let name = known.peer_address.get(2..).unwrap_or_default();
     let shown = match name {
         [] => "without a name".to_owned(),
@@ -226,7 +257,7 @@ fn external_peer(cx: &Dump<'_>, known: &Known, seen: Option<&UnixSocket>) -> Res
             known.about.inode
         )));
     }
-    if !cx.opts.ext_unix_sk && !is_external(cx, known.peer) {
+    if !opts.ext_unix_sk && !is_external(opts, known.peer) {
         return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
     }
     let reachable = if name::is_path(name) { name::leads_to_socket(name) } else { seen.is_some() };

@@ -3,19 +3,21 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::FileType;
-use torpor_images::kind;
 use torpor_images::proto::{
     FdTypes, FileEntry, RegFileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyPtyEntry,
     TtyType,
 };
+use torpor_images::{ImageDir, kind};
 use torpor_sys::tty;
 
 use super::{Node, info, queue};
-use crate::dump::Dump;
+use crate::dump::tasks::{Task, Tasks};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, inside, lookup};
-use crate::file::remap::{DELETED, parent};
-use crate::file::{Dumper, Found, ext};
+use crate::file::remap::{DELETED, Paths, parent};
+use crate::file::{Found, ext};
+use crate::namespace::mount::Mounts;
+use crate::options::Options;
 
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
 const DEVPTS: i64 = 0x1cd1;
@@ -40,46 +42,66 @@ struct Met {
     alone: Error,
 }
 
-impl Dumper for TtyDumper {
-    fn describe(&mut self, cx: &mut Dump<'_>, found: &Found) -> Result<Option<FileEntry>> {
+impl TtyDumper {
+    /// Describes the file, or says that it is of another kind (`None`).
+    ///
+    /// # Errors
+    /// Refused, if it cannot be restored; the kernel's.
+    pub fn describe(
+        &mut self,
+        paths: &mut Paths<'_>,
+        tasks: &Tasks,
+        found: &Found,
+    ) -> Result<Option<FileEntry>> {
         let is_device = FileType::from_raw_mode(found.stat.st_mode) == FileType::CharacterDevice;
         let Some(node) = Node::of(found.stat.st_rdev) else { return Ok(None) };
         if !is_device || found.is_path_only() {
             return Ok(None);
         }
-        let tty_info_id = self.terminal(cx, found, node)?;
+        let tty_info_id = self.terminal(paths, tasks, found, node)?;
         let tty = TtyFileEntry {
             id: found.id,
             tty_info_id,
             flags: found.flags(),
             fown: found.fown,
-            regf_id: path(cx, found)?,
+            regf_id: path(paths, found)?,
         };
         Ok(Some(FileEntry { tty: Some(tty), ..found.entry(FdTypes::Tty) }))
     }
 
-    fn finish(&mut self, cx: &mut Dump<'_>) -> Result<()> {
-        self.check_pairs(cx)?;
-        self.find_sessions(cx)?;
+    /// After the last descriptor of the tree: what belongs to the kind as a whole.
+    ///
+    /// # Errors
+    /// Refused, if something dangles; the image files'.
+    pub fn finish(&mut self, opts: &Options, images: &ImageDir, tasks: &Tasks) -> Result<()> {
+        self.check_pairs(opts)?;
+        self.find_sessions(opts, tasks)?;
         let mut data = Vec::new();
         for master in self.met.iter().filter(|met| met.node == Node::Master) {
             let slave = self.met.iter().find(|met| master.is_paired_with(met));
             data.extend(queued(master, slave)?);
         }
         let infos: Vec<_> = self.met.iter().map(|met| met.info.clone()).collect();
-        cx.images.write_unless_empty(kind::TTY_INFO, 0, &infos)?;
-        Ok(cx.images.write_unless_empty(kind::TTY_DATA, 0, &data)?)
+        images.write_unless_empty(kind::TTY_INFO, 0, &infos)?;
+        Ok(images.write_unless_empty(kind::TTY_DATA, 0, &data)?)
     }
 }
 
 impl TtyDumper {
     /// The number of the terminal, which is described if it is new.
-    fn terminal(&mut self, cx: &Dump<'_>, found: &Found, node: Node) -> Result<u32> {
+    fn terminal(
+        &mut self,
+        paths: &Paths<'_>,
+        tasks: &[Task],
+        found: &Found,
+        node: Node,
+    ) -> Result<u32> {
         let what = |text: &'static str| move || text.to_owned();
         let (instance, index) = match node {
-            Node::Master => {
-                (instance(cx, found)?, tty::pty_number(&found.file).context(what("TIOCGPTN"))?)
-            }
+            Node::Master => (
+                instance(paths.mounts, found)?,
+                tty::pty_number(&found.file).context(what("TIOCGPTN"))?,
+            ),
             Node::Slave(index) => (found.stat.st_dev, index),
             _ => (found.stat.st_rdev, 0),
         };
@@ -87,11 +109,11 @@ impl TtyDumper {
         if let Some(known) = self.met.iter().find(known) {
             return Ok(known.info.id);
         }
-        let (uid, gid) = inside(&cx.id_maps, &found.stat);
+        let (uid, gid) = inside(paths.id_maps, &found.stat);
         let is_pair = matches!(node, Node::Master | Node::Slave(_));
         let mut info = TtyInfoEntry {
             id: self.number(node, index),
-            r#type: kind_of(cx, found, node).into(),
+            r#type: kind_of(paths.opts, found, node).into(),
             rdev: number(found, found.stat.st_rdev)?,
             // Of a master, the instance that it is in: its node may be elsewhere.
             dev: Some(number(found, if is_pair { instance } else { found.stat.st_dev })?),
@@ -110,7 +132,7 @@ impl TtyDumper {
             Node::Current if info.termios.is_none() => {
                 return Err(found.refuse("the terminal that it stood for is hung up"));
             }
-            Node::Current => info.sid = session_of(cx, found.task),
+            Node::Current => info.sid = session_of(tasks, found.task),
             _ => {}
         }
         let file = duplicate(found.file.as_fd())?;
@@ -138,8 +160,8 @@ impl TtyDumper {
     }
 
     /// A slave that is not hung up has a master; it must be known who brings it back.
-    fn check_pairs(&mut self, cx: &Dump<'_>) -> Result<()> {
-        let allowed = cx.opts.shell_job || cx.opts.orphan_pts_master;
+    fn check_pairs(&mut self, opts: &Options) -> Result<()> {
+        let allowed = opts.shell_job || opts.orphan_pts_master;
         let masters: Vec<_> = self
             .met
             .iter()
@@ -160,26 +182,26 @@ impl TtyDumper {
 
     /// Fills in which session each terminal controls. A task whose controlling terminal
     /// has not been met has it from outside.
-    fn find_sessions(&mut self, cx: &Dump<'_>) -> Result<()> {
+    fn find_sessions(&mut self, opts: &Options, tasks: &Tasks) -> Result<()> {
         for met in &mut self.met {
             let (session, group) = match met.node {
                 Node::Master => {
                     tty::session_and_group(&met.file).context(|| "TIOCGSID".to_owned())?
                 }
-                Node::Slave(_) => controlled(cx, met.info.rdev),
+                Node::Slave(_) => controlled(tasks, met.info.rdev),
                 _ => continue,
             };
-            met.info.sid = virtual_session(cx, session);
-            met.info.pgrp = cx.vpgid_of(group).map_or(0, i32::cast_unsigned);
+            met.info.sid = virtual_session(tasks, session);
+            met.info.pgrp = tasks.vpgid_of(group).map_or(0, i32::cast_unsigned);
         }
-        for task in &cx.tasks {
+        for task in tasks.iter() {
             let device = task.stat.tty_nr.cast_unsigned();
             let known = self.met.iter().any(|met| match met.node {
                 Node::Master => device == slave_device(met.index),
                 _ => met.info.rdev == device,
             });
             let leads = task.stat.sid == task.tgid;
-            if device != 0 && leads && !known && !cx.opts.shell_job {
+            if device != 0 && leads && !known && !opts.shell_job {
                 return Err(Error::refused(
                     task.pid,
                     format!("its controlling terminal {device:x}"),
@@ -202,8 +224,8 @@ fn number(found: &Found, device: u64) -> Result<u32> {
     u32::try_from(device).map_err(|_| found.refuse("its device number does not fit the images"))
 }
 
-fn kind_of(cx: &Dump<'_>, found: &Found, node: Node) -> TtyType {
-    if ext::external_tty(cx.opts, found.stat.st_rdev, found.stat.st_dev).is_some() {
+fn kind_of(opts: &Options, found: &Found, node: Node) -> TtyType {
+    if ext::external_tty(opts, found.stat.st_rdev, found.stat.st_dev).is_some() {
         return TtyType::ExtTty;
     }
     match node {
@@ -217,23 +239,24 @@ fn kind_of(cx: &Dump<'_>, found: &Found, node: Node) -> TtyType {
 
 /// The devpts instance of a master: its node lies there, or the kernel has taken the
 /// directory `pts` next to the node (Documentation/filesystems/devpts.rst).
-fn instance(cx: &Dump<'_>, found: &Found) -> Result<u64> {
+fn instance(mounts: &Mounts, found: &Found) -> Result<u64> {
     if found.fs_type == DEVPTS {
         return Ok(found.stat.st_dev);
     }
-    let Some((space, _)) = cx.mounts.find(found.info.mnt_id) else { return Ok(0) };
+    let Some((space, _)) = mounts.find(found.info.mnt_id) else { return Ok(0) };
     let pts = [parent(found.link_bytes()), b"/pts"].concat();
     Ok(lookup(space.root.as_fd(), &pts)?.map_or(0, |stat| stat.st_dev))
 }
 
 /// Describes the path that a terminal was opened by, as a further file. That of a slave
 /// that is hung up is gone, and needs no remap: the restore makes it for a moment.
-fn path(cx: &mut Dump<'_>, found: &Found) -> Result<Option<u32>> {
-    let is_external = ext::external_tty(cx.opts, found.stat.st_rdev, found.stat.st_dev).is_some();
-    if is_external || cx.mounts.find(found.info.mnt_id).is_none() && cx.opts.shell_job {
+fn path(paths: &mut Paths<'_>, found: &Found) -> Result<Option<u32>> {
+    let is_external =
+        ext::external_tty(paths.opts, found.stat.st_rdev, found.stat.st_dev).is_some();
+    if is_external || paths.mounts.find(found.info.mnt_id).is_none() && paths.opts.shell_job {
         return Ok(None);
     }
-    if cx.mounts.find(found.info.mnt_id).is_none() {
+    if paths.mounts.find(found.info.mnt_id).is_none() {
         return Err(found.refuse(format!(
             "it was opened outside of the tree's mount namespaces; --external tty[{:x}:{:x}] \
              leaves it to the caller",
@@ -241,35 +264,35 @@ fn path(cx: &mut Dump<'_>, found: &Found) -> Result<Option<u32>> {
         )));
     }
     let link = found.link_bytes();
-    let id = cx.files.next_id();
+    let id = paths.table.next_id();
     let reg = RegFileEntry {
         id,
         flags: found.flags(),
         name: link.strip_suffix(DELETED).unwrap_or(link).to_vec(),
-        mnt_id: cx.mounts.number_in_images(found.info.mnt_id),
+        mnt_id: paths.mounts.number_in_images(found.info.mnt_id),
         mode: Some(found.stat.st_mode),
         fown: found.fown,
         ..RegFileEntry::default()
     };
     let r#type = FdTypes::Reg.into();
-    cx.files.push(FileEntry { id, r#type, reg: Some(reg), ..FileEntry::default() });
+    paths.table.push(FileEntry { id, r#type, reg: Some(reg), ..FileEntry::default() });
     Ok(Some(id))
 }
 
 /// The session of a task, as the images know it.
-fn session_of(cx: &Dump<'_>, task: usize) -> u32 {
-    let status = &cx.tasks[task].status;
+fn session_of(tasks: &[Task], task: usize) -> u32 {
+    let status = &tasks[task].status;
     status.numbers("NSsid", 10).last().and_then(|&sid| u32::try_from(sid).ok()).unwrap_or(0)
 }
 
-fn virtual_session(cx: &Dump<'_>, session: i32) -> u32 {
-    let member = cx.tasks.iter().position(|task| session != 0 && task.stat.sid == session);
-    member.map_or(0, |task| session_of(cx, task))
+fn virtual_session(tasks: &[Task], session: i32) -> u32 {
+    let member = tasks.iter().position(|task| session != 0 && task.stat.sid == session);
+    member.map_or(0, |task| session_of(tasks, task))
 }
 
 /// Session and foreground group of the tasks that a terminal controls.
-fn controlled(cx: &Dump<'_>, device: u32) -> (i32, i32) {
-    let task = cx.tasks.iter().find(|task| task.stat.tty_nr.cast_unsigned() == device);
+fn controlled(tasks: &[Task], device: u32) -> (i32, i32) {
+    let task = tasks.iter().find(|task| task.stat.tty_nr.cast_unsigned() == device);
     task.map_or((0, 0), |task| (task.stat.sid, task.stat.tpgid))
 }
 

@@ -10,20 +10,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::kind;
 use torpor_images::proto::{
     FileEntry, RegFileEntry, TtyDataEntry, TtyFileEntry, TtyInfoEntry, TtyType,
 };
+use torpor_images::{ImageDir, kind};
 use torpor_sys::tty;
+use torpor_tracee::syscall::{self, RemoteFd};
+use torpor_tracee::{Batch, Call, RemoteAddr, Tracee};
 
 use super::{Node, info, queue};
 use crate::error::{Context, Error, Result};
 use crate::file::description::{duplicate, open_flags, outside, part, reopen, set_status_flags};
+use crate::file::ext;
+use crate::file::opener::Opener;
 use crate::file::remap::parent;
-use crate::file::{Restorer, ext};
+use crate::options::Options;
 use crate::proc;
-use crate::restore::{Restore, Transport};
-use torpor_tracee::{Batch, Call};
+use crate::restore::transport::Transport;
 
 /// The image file that most contradictions are found in.
 const INFO: &str = "tty-info.img";
@@ -39,6 +42,8 @@ pub struct TtyRestorer {
     data: HashMap<u32, Vec<u8>>,
     files: Vec<TtyFileEntry>,
     pairs: HashMap<(u32, u32), Pair>,
+    /// The masters of terminals whose slaves only are in the tree, for the caller.
+    pub orphan_masters: Vec<OwnedFd>,
 }
 
 /// A pair that has been made.
@@ -51,16 +56,20 @@ struct Pair {
     has_master: bool,
 }
 
-impl Restorer for TtyRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
-        for info in cx.images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
+impl TtyRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+        for info in images.read_all_or_empty::<TtyInfoEntry>(kind::TTY_INFO, 0)? {
             if let Some(termios) = &info.termios {
                 info::termios(termios)?;
             }
             self.infos.insert(info.id, info);
         }
         self.keys = pair_up(&self.infos);
-        for data in cx.images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
+        for data in images.read_all_or_empty::<TtyDataEntry>(kind::TTY_DATA, 0)? {
             self.data.insert(data.tty_id, data.data);
         }
         for entry in entries {
@@ -71,7 +80,11 @@ impl Restorer for TtyRestorer {
         Ok(())
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
         let info = self.info(&file)?;
         match info.r#type() {
@@ -81,8 +94,10 @@ impl Restorer for TtyRestorer {
             TtyType::Pty => self.open_pty(cx, &file, &info),
             TtyType::Console | TtyType::Vt | TtyType::Serial => {
                 let path = node(cx, &file)?;
-                let mnt_id = path.mnt_id.unwrap_or(-1);
-                cx.open_path(mnt_id, &path.name, open_flags(file.flags), Mode::empty())
+                let (mnt_id, flags) = (path.mnt_id.unwrap_or(-1), open_flags(file.flags));
+                let opened = cx.roots.open_path(mnt_id, &path.name, flags, Mode::empty())?;
+                cx.check_opened(&path.name, &opened)?;
+                Ok(opened)
             }
             TtyType::Unknown => {
                 Err(Error::invalid(INFO, format!("terminal {} is of no known type", info.id)))
@@ -90,16 +105,25 @@ impl Restorer for TtyRestorer {
         }
     }
 
-    fn session(&mut self, cx: &mut Restore<'_>, task: usize) -> Result<()> {
+    /// The husk of `task` leads a session now and has no children in it yet: they inherit its
+    /// terminal.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn session(&mut self, cx: &mut Opener<'_>, task: usize) -> Result<()> {
         let leader = cx.tasks[task].vpid.cast_unsigned();
         let Some(info) = self.controlling(cx, leader) else { return Ok(()) };
         let slave = self.slave(cx, &info)?;
-        in_task(cx, task, slave.as_fd(), |batch| {
-            batch.call(libc::SYS_ioctl, [0, libc::TIOCSCTTY, 0])
+        in_task(cx.tasks.remote(task)?, slave.as_fd(), |batch| {
+            batch.call(syscall::ioctl(RemoteFd(0), libc::TIOCSCTTY, RemoteAddr(0)))
         })
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, cx: &mut Opener<'_>) -> Result<()> {
         for task in 0..cx.tasks.len() {
             let leader = cx.tasks[task].vpid.cast_unsigned();
             let Some(info) = self.controlling(cx, leader) else { continue };
@@ -107,9 +131,9 @@ impl Restorer for TtyRestorer {
                 continue;
             }
             let slave = self.slave(cx, &info)?;
-            let set = in_task(cx, task, slave.as_fd(), |batch| {
+            let set = in_task(cx.tasks.remote(task)?, slave.as_fd(), |batch| {
                 let group = batch.bytes(&info.pgrp.to_le_bytes());
-                batch.call(libc::SYS_ioctl, [0, libc::TIOCSPGRP, group.0])
+                batch.call(syscall::ioctl(RemoteFd(0), libc::TIOCSPGRP, group))
             });
             // A group whose last member has ended is no more.
             if let Err(e) = set {
@@ -118,7 +142,7 @@ impl Restorer for TtyRestorer {
         }
         for (key, pair) in self.pairs.drain() {
             let infos = self.infos.values().filter(|info| key_in(&self.keys, info) == key);
-            finish(cx, pair, infos)?;
+            self.orphan_masters.extend(finish(cx.opts, pair, infos)?);
         }
         Ok(())
     }
@@ -155,7 +179,7 @@ fn is_master(info: &TtyInfoEntry) -> bool {
 }
 
 /// The path that a terminal was opened by.
-fn node(cx: &Restore<'_>, file: &TtyFileEntry) -> Result<RegFileEntry> {
+fn node(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<RegFileEntry> {
     let id = file.regf_id.unwrap_or(file.id);
     cx.entries
         .get(&id)
@@ -164,7 +188,7 @@ fn node(cx: &Restore<'_>, file: &TtyFileEntry) -> Result<RegFileEntry> {
 }
 
 /// A terminal that the caller brings.
-fn external(cx: &Restore<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
+fn external(cx: &Opener<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
     let key = format!("tty[{:x}:{:x}]", info.rdev, info.dev.unwrap_or(0));
     match ext::inherited(cx.opts, &key) {
         Some(file) => duplicate(file),
@@ -175,7 +199,7 @@ fn external(cx: &Restore<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
 }
 
 /// The caller's own terminal, in place of one that was outside of the tree.
-fn inherited_terminal(cx: &Restore<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
+fn inherited_terminal(cx: &Opener<'_>, file: &TtyFileEntry) -> Result<OwnedFd> {
     let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     let terminal = own.into_iter().find(|&fd| rustix::termios::isatty(fd));
     let terminal = terminal.ok_or_else(|| {
@@ -200,7 +224,7 @@ impl TtyRestorer {
     /// Whether the end of a pair in the tree belongs to the caller's terminal. Where the
     /// caller takes masters as well, that is one without a path in the tree: runc asks
     /// for both always.
-    fn is_ours(&self, cx: &Restore<'_>, info: &TtyInfoEntry) -> bool {
+    fn is_ours(&self, cx: &Opener<'_>, info: &TtyInfoEntry) -> bool {
         let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
         cx.opts.shell_job
             && !(cx.opts.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
@@ -220,7 +244,7 @@ impl TtyRestorer {
 
     fn open_pty(
         &mut self,
-        cx: &mut Restore<'_>,
+        cx: &mut Opener<'_>,
         file: &TtyFileEntry,
         info: &TtyInfoEntry,
     ) -> Result<OwnedFd> {
@@ -236,7 +260,7 @@ impl TtyRestorer {
         if info.termios.is_some()
             && let Ok(path) = node(cx, file)
             && let Ok(slave) =
-                cx.open_path(path.mnt_id.unwrap_or(-1), &path.name, flags, Mode::empty())
+                cx.roots.open_path(path.mnt_id.unwrap_or(-1), &path.name, flags, Mode::empty())
             && is_same_device(&slave, &pair.master)?
         {
             return Ok(slave);
@@ -246,7 +270,7 @@ impl TtyRestorer {
     }
 
     /// The pair that `info` is an end of; it is made if need be.
-    fn pair(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<&Pair> {
+    fn pair(&mut self, cx: &mut Opener<'_>, info: &TtyInfoEntry) -> Result<&Pair> {
         let key = self.key_of(info);
         if !self.pairs.contains_key(&key) {
             let pair = self.make(cx, info)?;
@@ -255,7 +279,7 @@ impl TtyRestorer {
         self.pairs.get(&key).ok_or_else(|| Error::invalid(INFO, "a pair without ends"))
     }
 
-    fn make(&self, cx: &Restore<'_>, info: &TtyInfoEntry) -> Result<Pair> {
+    fn make(&self, cx: &Opener<'_>, info: &TtyInfoEntry) -> Result<Pair> {
         let key = self.key_of(info);
         let master_file = self.master_of(info);
         let master = open_master(cx, self.multiplexers(cx, info, master_file), key.1)?;
@@ -288,13 +312,13 @@ impl TtyRestorer {
     }
 
     /// Queues the data of one end; sets the owner of the slave's node.
-    fn fill(&self, cx: &Restore<'_>, slave: &OwnedFd, info: &TtyInfoEntry) -> Result<()> {
+    fn fill(&self, cx: &Opener<'_>, slave: &OwnedFd, info: &TtyInfoEntry) -> Result<()> {
         let data = self.data.get(&info.id).map(Vec::as_slice).unwrap_or_default();
         if is_master(info) {
             return queue::put_output(slave, data);
         }
         if let (Some(uid), Some(gid)) = (info.uid, info.gid) {
-            let (uid, gid) = outside(&cx.id_maps, uid, gid);
+            let (uid, gid) = outside(cx.id_maps, uid, gid);
             rustix::fs::fchown(slave, uid, gid).context(|| "fchown a terminal".to_owned())?;
         }
         let of_it = self.files.iter().find(|file| file.tty_info_id == info.id);
@@ -313,7 +337,7 @@ impl TtyRestorer {
     /// the slave.
     fn multiplexers(
         &self,
-        cx: &Restore<'_>,
+        cx: &Opener<'_>,
         info: &TtyInfoEntry,
         master: Option<TtyFileEntry>,
     ) -> Vec<(i32, Vec<u8>, OFlags)> {
@@ -338,14 +362,14 @@ impl TtyRestorer {
     }
 
     /// The terminal that controls the session of `leader`, if it is a pair of the images.
-    fn controlling(&self, cx: &Restore<'_>, leader: u32) -> Option<TtyInfoEntry> {
+    fn controlling(&self, cx: &Opener<'_>, leader: u32) -> Option<TtyInfoEntry> {
         let mut ends = self.infos.values().filter(|info| info.r#type() == TtyType::Pty);
         let found = ends.find(|info| info.sid == leader && leader != 0)?;
         (!self.is_ours(cx, found)).then(|| found.clone())
     }
 
     /// A slave of a pair for our own use.
-    fn slave(&mut self, cx: &mut Restore<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
+    fn slave(&mut self, cx: &mut Opener<'_>, info: &TtyInfoEntry) -> Result<OwnedFd> {
         match &self.pair(cx, info)?.slave {
             Some(slave) => duplicate(slave.as_fd()),
             None => Err(Error::invalid(INFO, format!("terminal {} has no slave", info.id))),
@@ -355,7 +379,7 @@ impl TtyRestorer {
     /// Opens `/dev/tty`, which only a task of the session can do.
     fn open_current(
         &self,
-        cx: &mut Restore<'_>,
+        cx: &mut Opener<'_>,
         file: &TtyFileEntry,
         info: &TtyInfoEntry,
     ) -> Result<OwnedFd> {
@@ -367,19 +391,17 @@ impl TtyRestorer {
             Error::invalid(INFO, format!("/dev/tty of session {}, which has no task", info.sid))
         })?;
         let path = node(cx, file)?.name;
-        open_inside(cx, member, &path, open_flags(file.flags))
+        let opened = open_inside(cx.tasks.remote(member)?, &path, open_flags(file.flags))?;
+        cx.check_opened(&path, &opened)?;
+        Ok(opened)
     }
 }
 
 /// Makes a master with the number `index`: the kernel hands out the lowest free one.
-fn open_master(
-    cx: &Restore<'_>,
-    paths: Vec<(i32, Vec<u8>, OFlags)>,
-    index: u32,
-) -> Result<OwnedFd> {
+fn open_master(cx: &Opener<'_>, paths: Vec<(i32, Vec<u8>, OFlags)>, index: u32) -> Result<OwnedFd> {
     let mut last = None;
     for (mnt_id, path, flags) in paths {
-        let open = || cx.open_path(mnt_id, &path, flags, Mode::empty());
+        let open = || cx.roots.open_path(mnt_id, &path, flags, Mode::empty());
         let mut spare = Vec::new();
         let mut next = open();
         loop {
@@ -416,10 +438,10 @@ fn is_same_device(slave: &OwnedFd, master: &OwnedFd) -> Result<bool> {
 /// What can only be done when every description is open. A master that the tree does
 /// not have goes to the caller, or ends: what has its slave is hung up then.
 fn finish<'i>(
-    cx: &mut Restore<'_>,
+    opts: &Options,
     pair: Pair,
     infos: impl Iterator<Item = &'i TtyInfoEntry>,
-) -> Result<()> {
+) -> Result<Option<OwnedFd>> {
     let Pair { master, slave, has_master, .. } = pair;
     let mut is_hung_up = !has_master;
     for info in infos {
@@ -434,45 +456,38 @@ fn finish<'i>(
         }
         is_hung_up &= info.termios.is_none();
     }
-    if !has_master && !is_hung_up && cx.opts.orphan_pts_master {
-        cx.files.orphan_masters.push(master);
-    }
-    Ok(())
+    Ok((!has_master && !is_hung_up && opts.orphan_pts_master).then_some(master))
 }
 
 /// Makes a call on `file` inside a task, where it is descriptor 0 for that time. The
 /// tables of the tasks are still empty.
 fn in_task(
-    cx: &mut Restore<'_>,
-    task: usize,
+    husk: &mut Tracee,
     file: BorrowedFd<'_>,
     add: impl FnOnce(&mut Batch<'_>) -> Call,
 ) -> Result<()> {
-    let husk = cx.remote(task)?;
     let transport = Transport::open(husk, TRANSPORT)?;
     let mut batch = husk.batch();
     transport.send(&mut batch, &[file])?;
     let call = add(&mut batch);
-    batch.call(libc::SYS_close, [0]);
+    batch.call(syscall::close(RemoteFd(0)));
     transport.close(&mut batch);
     batch.run()?.expect(call, || "ioctl of a terminal".to_owned())?;
     Ok(())
 }
 
 /// Opens a path inside a task and takes the description from there.
-fn open_inside(cx: &mut Restore<'_>, task: usize, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
-    let husk = cx.remote(task)?;
+fn open_inside(husk: &mut Tracee, path: &[u8], flags: OFlags) -> Result<OwnedFd> {
     let pid = husk.pid();
     let mut batch = husk.batch();
     let name = batch.cstr(path);
-    let at = i64::from(libc::AT_FDCWD).cast_unsigned();
-    let opened = batch.must(libc::SYS_openat, [at, name.0, u64::from(flags.bits()), 0]);
+    let opened = batch.must(syscall::openat(RemoteFd::CWD, name, flags, Mode::empty()));
     let out = batch.run()?;
     let what = || format!("open {}", String::from_utf8_lossy(path));
     let number = i32::try_from(out.expect(opened, what)?).unwrap_or(-1);
     let ours = rustix::process::pidfd_getfd(&proc::pidfd(pid)?, number, PidfdGetfdFlags::empty());
-    let mut batch = cx.remote(task)?.batch();
-    batch.call(libc::SYS_close, [u64::from(number.cast_unsigned())]);
+    let mut batch = husk.batch();
+    batch.call(syscall::close(number.into()));
     batch.run()?;
     ours.context(what)
 }

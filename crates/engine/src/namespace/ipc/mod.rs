@@ -12,26 +12,28 @@ mod shm;
 
 use std::os::fd::AsFd;
 
+use torpor_images::ImageDir;
 use torpor_images::proto::IpcDescEntry;
 use torpor_sys::ipc::Owner;
 
-use super::run_in;
-use crate::dump::Dump;
+use super::{Namespaces, run_in};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::restore::Restore;
 
-pub use shm::attach;
+pub use shm::{SegmentPages, attach};
 
-/// Writes the images of a namespace.
+/// Writes the images of a namespace, and says what pages are to be saved.
 ///
 /// # Errors
 /// The kernel's; POSIX message queues that cannot be kept are refused.
-pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
-    let space = cx.ns.open_file(ns_id)?;
-    let task = cx.ns.by_id(ns_id).and_then(|ns| cx.tasks.get(ns.task));
-    let pid = task.map_or(0, |t| t.pid);
-    let (images, maps) = (&cx.images, &cx.id_maps);
+pub fn dump(
+    images: &ImageDir,
+    maps: &IdMaps,
+    spaces: &Namespaces,
+    ns_id: u32,
+) -> Result<Vec<shm::SegmentPages>> {
+    let space = spaces.open_file(ns_id)?;
+    let pid = spaces.by_id(ns_id).map_or(0, |ns| ns.pid);
     let mut queues = Vec::new();
     for (mut entry, queue) in run_in(&[space.as_fd()], || mqueue::open_all(pid, maps))? {
         mqueue::look(&mut entry, &queue)?;
@@ -43,16 +45,15 @@ pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
         msg::dump(images, ns_id, maps)?;
         shm::open_all(maps)
     })?;
-    shm::dump(cx, ns_id, segments)
+    shm::dump(images, ns_id, segments)
 }
 
 /// Makes the objects of a namespace that is new.
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
-    let space = cx.ns.open_file(ns_id)?;
-    let (images, maps) = (&cx.images, &cx.id_maps);
+pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         let (next, queues) = limits::restore(images, ns_id, maps)?;
         mqueue::restore(&queues, maps)?;
@@ -68,9 +69,8 @@ pub fn restore(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn finish(cx: &mut Restore<'_>, ns_id: u32) -> Result<()> {
-    let space = cx.ns.open_file(ns_id)?;
-    let (images, maps) = (&cx.images, &cx.id_maps);
+pub fn finish(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {
         shm::remove(images, ns_id)?;
         limits::finish(images, ns_id, maps)

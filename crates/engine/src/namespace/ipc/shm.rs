@@ -4,19 +4,20 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use rustix::mm::ProtFlags;
 use torpor_images::payload::{SHM_ALIGN, shm_len};
 use torpor_images::proto::{IpcShmEntry, VmaEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::ipc::{self, Attached};
+use torpor_tracee::syscall;
 use torpor_tracee::{Tracee, parse_maps};
 
 use super::{limits, make, owner, table};
-use crate::dump::Dump;
-use crate::dump::memory::plan_shared;
 use crate::error::{Context, Error, Result};
 use crate::memory::pages::{Found, Source, data_runs};
 use crate::namespace::user::IdMaps;
-use crate::restore::layers::Pages;
+use crate::restore::object;
+use crate::restore::pages::Pages;
 
 /// Bits of the mode that say what is to happen with a segment (linux/shm.h).
 const SHM_DEST: u32 = 0o1000;
@@ -71,15 +72,24 @@ fn file_of(attached: &Attached) -> Result<File> {
     File::open(&path).context(|| format!("open {path}"))
 }
 
-/// Writes `ipcns-shm-ID.img`, and plans to copy the pages that the segments have.
-pub(super) fn dump(cx: &mut Dump<'_>, ns_id: u32, segments: Vec<Segment>) -> Result<()> {
-    let mut writer = cx.images.writer(kind::IPCNS_SHM, ns_id.into())?;
+/// The pages of a segment, by its number, and where they are.
+pub type SegmentPages = (u64, Vec<Found>, Source);
+
+/// Writes `ipcns-shm-ID.img`. The pages that the segments have are still to be saved.
+pub(super) fn dump(
+    images: &ImageDir,
+    ns_id: u32,
+    segments: Vec<Segment>,
+) -> Result<Vec<SegmentPages>> {
+    let mut all = Vec::new();
+    let mut writer = images.writer(kind::IPCNS_SHM, ns_id.into())?;
     for Segment { entry, pages, attached } in segments {
         writer.entry(&entry)?;
         let source = Source::Segment(Arc::new(attached));
-        plan_shared(cx, entry.desc.id.into(), pages, &source)?;
+        all.push((entry.desc.id.into(), pages, source));
     }
-    Ok(writer.finish()?)
+    writer.finish()?;
+    Ok(all)
 }
 
 pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
@@ -104,7 +114,7 @@ pub(super) fn restore(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()
                 let image = kind::SHMEM_PAGEMAP.file_name(desc.id.into());
                 return Err(Error::invalid(image, "pages behind the end of the segment"));
             }
-            crate::restore::memory::shared::fill(&pages, &memory, attached.address())?;
+            object::fill(&pages, &memory, attached.address())?;
         } else {
             let mut left = shm_len(&segment);
             let mut at = attached.address();
@@ -184,15 +194,14 @@ fn attach_group(husk: &mut Tracee, group: &[&VmaEntry]) -> Result<()> {
     let flags = read_only | if executable { libc::SHM_EXEC } else { 0 };
     let mut batch = husk.batch();
     let stat = batch.space(SHMID_DS);
-    let ask = batch.must(libc::SYS_shmctl, [id, arg(libc::IPC_STAT), stat.addr.0]);
-    let whole = batch.must(libc::SYS_shmat, [id, 0, arg(flags)]);
+    let ask = batch.must((libc::SYS_shmctl, [id, arg(libc::IPC_STAT), stat.addr.0]));
+    let whole = batch.must((libc::SYS_shmat, [id, 0, arg(flags)]));
     let out = batch.run()?;
     out.expect(ask, || format!("shmctl of segment {id}"))?;
     let at = out.expect(whole, || format!("shmat of segment {id}"))?;
     let size = out.u64_at(stat, SIZE_AT).next_multiple_of(4096);
     let mut batch = husk.batch();
     let mut steps = Vec::new();
-    let fixed = arg(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
     let mut end = 0;
     for vma in group {
         let len = vma.end - vma.start;
@@ -201,15 +210,16 @@ fn attach_group(husk: &mut Tracee, group: &[&VmaEntry]) -> Result<()> {
             return Err(Error::invalid("mm", reason));
         }
         if vma.pgoff > end {
-            steps.push(batch.must(libc::SYS_munmap, [at + end, vma.pgoff - end]));
+            steps.push(batch.must(syscall::munmap(at + end..at + vma.pgoff)));
         }
         end = vma.pgoff + len;
         let from = at + vma.pgoff;
-        steps.push(batch.must(libc::SYS_mremap, [from, len, len, fixed, vma.start]));
-        steps.push(batch.must(libc::SYS_mprotect, [vma.start, len, vma.prot.into()]));
+        steps.push(batch.must(syscall::mremap(from..from + len, vma.start)));
+        let prot = ProtFlags::from_bits_retain(vma.prot);
+        steps.push(batch.must(syscall::mprotect(vma.start..vma.end, prot)));
     }
     if end < size {
-        steps.push(batch.must(libc::SYS_munmap, [at + end, size - end]));
+        steps.push(batch.must(syscall::munmap(at + end..at + size)));
     }
     let out = batch.run()?;
     for step in steps {

@@ -9,12 +9,13 @@ use torpor_sys::ipc::{self, Attached};
 use torpor_sys::mqueue;
 
 use super::run_in;
-use crate::dump::{Dump, memory::copy_pages};
+use crate::dump::Dump;
+use crate::dump::memory::{copy_pages, plan_shared};
 use crate::error::Result;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
+use crate::namespace::user::IdMaps;
 use crate::options::Options;
-use crate::restore::Restore;
 
 const MIB: u64 = 1 << 20;
 
@@ -100,17 +101,18 @@ fn dump(space: OwnedFd, dir: &std::path::Path) -> Result<()> {
     let opts = Options::default();
     let images = ImageDir::create(dir).unwrap();
     let mut cx = Dump::bare(&opts, images, tree(NsKind::Ipc, vec![space]));
-    super::dump(&mut cx, 1)?;
+    for (id, pages, source) in super::dump(&cx.images, &cx.id_maps, &cx.ns, 1)? {
+        plan_shared(&mut cx, id, pages, &source)?;
+    }
     copy_pages(&mut cx, &mut crate::NoHooks)
 }
 
 fn restore(space: &OwnedFd, dir: &std::path::Path) {
-    let opts = Options::default();
     let images = ImageDir::open(dir).unwrap();
     let files = tree(NsKind::Ipc, vec![space.try_clone().unwrap()]);
-    let mut cx = Restore::bare(&opts, images, files);
-    super::restore(&mut cx, 1).unwrap();
-    super::finish(&mut cx, 1).unwrap();
+    let maps = IdMaps::identity();
+    super::restore(&images, &maps, &files, 1).unwrap();
+    super::finish(&images, &maps, &files, 1).unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::assembly::Assembly;
 use super::collect::{clone, mount_id, open_beneath};
 use super::fs::{Origin, attributes, split_options};
 use super::mountinfo::{External, Mount};
@@ -17,7 +18,6 @@ use super::tree::Tree;
 use super::{superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
-use crate::restore::Restore;
 
 /// A directory or file that mounts can be copies of.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Bases {
     ///
     /// # Errors
     /// What is missing, by the name of the mount.
-    pub(super) fn open(cx: &mut Restore<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
+    pub(super) fn open(cx: &mut Assembly<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
         let write_read_only = cx.may_write_read_only();
         let mut all = Bases { write_read_only, ..Bases::default() };
         for node in forest.nodes().filter(|&n| !is_layered(forest, n)) {
@@ -170,7 +170,7 @@ pub(super) fn unfit(mount: &Mount, why: &str) -> Error {
 }
 
 /// What the caller gives for a mount.
-fn given(cx: &Restore<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
+fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
     let mount = forest.mount(node);
     if let Some(External::Device(name)) = &mount.external {
         let device = cx.opts.external.iter().find_map(|e| match e {
@@ -202,14 +202,14 @@ fn given(cx: &Restore<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<O
 /// Opens a path of this host that the images name: below the one that allows it, which the
 /// caller or the policy names, and through no symbolic link. Who may write there could
 /// otherwise lead elsewhere.
-fn open_named(cx: &Restore<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
+fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let (base, below) = cx.source_below(path);
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let base = rustix::fs::open(base, flags, Mode::empty())?;
     open_beneath(base.as_fd(), &below, true)
 }
 
-fn given_path(cx: &Restore<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
+fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
     let mount = forest.mount(node);
     if forest.is_root(node) {
         return Ok(cx.opts.root.clone().unwrap_or_else(|| PathBuf::from("/")));
@@ -249,18 +249,18 @@ fn own_group(at: BorrowedFd<'_>, path: &Path, mount: &Mount, host: &Tree) -> Opt
 }
 
 /// Makes a file system, or finds the one that the host has.
-fn make(cx: &mut Restore<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
+fn make(cx: &mut Assembly<'_>, mount: &Mount, host: &Tree) -> Result<Open> {
     match mount.ty.origin {
         Origin::New => {
-            let at = superblock::make_in(cx.remote(0)?, mount)?;
+            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
             Ok(Open { at, made: true })
         }
         Origin::Filled => {
-            let at = superblock::make_in(cx.remote(0)?, mount)?;
+            let at = superblock::make_in(cx.tasks.remote(0)?, mount)?;
             let archive = cx.images.reader(torpor_images::kind::TMPFS_DEV, mount.dev.into())?;
             let archive = archive.ok_or_else(|| unfit(mount, "its content is missing"))?;
             let name = torpor_images::kind::TMPFS_DEV.file_name(mount.dev.into());
-            unpack::unpack(at.as_fd(), archive, &name, &cx.id_maps)?;
+            unpack::unpack(at.as_fd(), archive, &name, cx.id_maps)?;
             Ok(Open { at, made: true })
         }
         // To make it again would change the options that the host has given it.

@@ -16,7 +16,7 @@ use super::mountinfo::{self, Mount};
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, run_in};
-use crate::restore::Transport;
+use crate::restore::transport::Transport;
 
 /// A mount namespace.
 #[derive(Debug)]
@@ -78,13 +78,14 @@ impl Mounts {
         self.spaces.iter().find_map(|s| Some((s, s.tree.mount(s.tree.find(id)?))))
     }
 
-    /// What the images call the mount with number `mnt_id`. Nothing if the root task lives in the
-    /// caller's namespace: its mounts are not part of the checkpoint, and CRIU looks in vain for one
-    /// that is called by a number.
+    /// What the images call the mount with number `mnt_id`. Nothing for the mounts of the caller's
+    /// namespace, where the root task lives in that: they are not part of the checkpoint, and CRIU
+    /// looks in vain for one that is called by a number.
     #[must_use]
     pub fn number_in_images(&self, mnt_id: i32) -> Option<i32> {
-        let are_dumped = self.spaces.first().is_none_or(|root| !root.is_host);
-        are_dumped.then_some(mnt_id)
+        let all_are_dumped = self.spaces.first().is_none_or(|root| !root.is_host);
+        let is_dumped = || self.find(mnt_id).is_some_and(|(space, _)| !space.is_host);
+        (all_are_dumped || is_dumped()).then_some(mnt_id)
     }
 
     /// Whether `path`, seen from the root of the namespace, leads to the file that
@@ -151,17 +152,17 @@ impl Space {
         transport.send(&mut batch, &[owner.as_fd(), self.file.as_fd()])?;
         let new = libc::CLONE_NEWNS as u64;
         if foreign {
-            batch.must(libc::SYS_setns, [0, libc::CLONE_NEWUSER as u64]);
+            batch.must((libc::SYS_setns, [0, libc::CLONE_NEWUSER as u64]));
         }
-        batch.must(libc::SYS_setns, [1, new]);
-        batch.must(libc::SYS_unshare, [new]);
+        batch.must((libc::SYS_setns, [1, new]));
+        batch.must((libc::SYS_unshare, [new]));
         let root = batch.cstr("/").0;
-        batch.must(libc::SYS_mount, [0, root, 0, libc::MS_PRIVATE | libc::MS_REC, 0]);
+        batch.must((libc::SYS_mount, [0, root, 0, libc::MS_PRIVATE | libc::MS_REC, 0]));
         for &index in hiding {
             let at = batch.cstr(self.tree.mount(index).mountpoint.as_os_str().as_bytes()).0;
             // The ones stacked on top of it first; unmounting takes all below along.
             for _ in 0..=self.tree.stacked_on(index) {
-                batch.must(libc::SYS_umount2, [at, libc::MNT_DETACH as u64]);
+                batch.must((libc::SYS_umount2, [at, libc::MNT_DETACH as u64]));
             }
         }
         let place = batch.cstr(place.as_os_str().as_bytes()).0;
@@ -169,7 +170,7 @@ impl Space {
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
         let here = i64::from(libc::AT_FDCWD).cast_unsigned();
-        let opened = batch.must(libc::SYS_open_tree, [here, place, flags.bits().into()]);
+        let opened = batch.must((libc::SYS_open_tree, [here, place, flags.bits().into()]));
         let outcome = batch.run()?;
         if let Some((_, error)) = outcome.first_error() {
             return Err(error).context(what);

@@ -6,26 +6,51 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::{FileType, fstat};
-use torpor_images::kind;
 use torpor_images::proto::MntEntry;
+use torpor_images::{ImageDir, kind};
 
 use super::base::is_layered;
+use super::collect::Mounts;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
 use super::{content, entry, external, overlay, sharing};
 use crate::cgroup;
-use crate::dump::Dump;
+use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
-use crate::namespace::NsKind;
 use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind};
+use crate::options::Options;
 
-/// Writes the mounts of all namespaces but the host's, and the content of the file
-/// systems that exist in memory only.
-///
-/// # Errors
-/// A mount that cannot be kept, by name and reason.
-pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
+/// The mounts of a dumped tree, and who sees them.
+#[derive(Debug)]
+pub struct Saving<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// Where the images go.
+    pub images: &'a ImageDir,
+    /// The mounts.
+    pub mounts: &'a Mounts,
+    /// The namespaces of the tree.
+    pub spaces: &'a Namespaces,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// The tasks of the tree.
+    pub tasks: &'a [Task],
+}
+
+impl Saving<'_> {
+    /// Writes the mounts of all namespaces but the host's, and the content of the file
+    /// systems that exist in memory only.
+    ///
+    /// # Errors
+    /// A mount that cannot be kept, by name and reason.
+    pub fn write(&self) -> Result<()> {
+        write(self)
+    }
+}
+
+fn write(cx: &Saving<'_>) -> Result<()> {
     let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.opts.skip_mnt))).collect();
     let mut forest = Forest { spaces };
@@ -43,14 +68,14 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
     save_contents(cx, &forest)?;
     // CRIU says of all groups that tasks in a cgroup namespace of their own see: from its root on.
     let root = cx.tasks.first().map(|root| (root.ids.cgroup_ns_id.unwrap_or(0), root.pid));
-    let view = cgroup::View::of_root(&cx.ns, root)?;
+    let view = cgroup::View::of_root(cx.spaces, root)?;
     for (ns, tree) in &forest.spaces {
         let order = tree.top_down();
         let entries: Vec<MntEntry> = order
             .iter()
             .map(|&i| {
                 let mount = tree.mount(i);
-                let options = own_ids(&mount.options, &cx.id_maps);
+                let options = own_ids(&mount.options, cx.id_maps);
                 entry::encode(&Mount { options, root: view.within(mount), ..mount.clone() })
             })
             .collect();
@@ -60,7 +85,7 @@ pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
 }
 
 /// Gives overlay mounts absolute paths of their layers.
-fn name_layers(cx: &Dump<'_>, forest: &mut Forest) -> Result<()> {
+fn name_layers(cx: &Saving<'_>, forest: &mut Forest) -> Result<()> {
     for node in forest.nodes().filter(|&n| is_layered(forest, n)).collect::<Vec<_>>() {
         let whole = forest.whole(forest.mount(node).dev).unwrap_or(node);
         let (mount, ns) = (forest.mount(whole), forest.spaces[whole.space].0);
@@ -70,7 +95,7 @@ fn name_layers(cx: &Dump<'_>, forest: &mut Forest) -> Result<()> {
             .filter_map(|t| std::fs::read_link(format!("/proc/{}/cwd", t.pid)).ok())
             .collect();
         let merged = fstat(alone(cx, mount)?).context(|| format!("stat mount {}", mount.id))?;
-        let own_users = cx.ns.of_kind(NsKind::User).any(|ns| !ns.is_host);
+        let own_users = cx.spaces.of_kind(NsKind::User).any(|ns| !ns.is_host);
         let named = if own_users {
             Err("an overlay in a user namespace cannot be made again".to_owned())
         } else {
@@ -116,7 +141,7 @@ impl From<Error> for Unfit {
     }
 }
 
-fn refusal(cx: &Dump<'_>, forest: &Forest, node: Node, unfit: Unfit) -> Error {
+fn refusal(cx: &Saving<'_>, forest: &Forest, node: Node, unfit: Unfit) -> Error {
     let why = match unfit {
         Unfit::Failed(error) => return error,
         Unfit::Reason(why) => why,
@@ -129,7 +154,7 @@ fn refusal(cx: &Dump<'_>, forest: &Forest, node: Node, unfit: Unfit) -> Error {
     Error::refused(pid, object, why)
 }
 
-fn check(cx: &Dump<'_>, forest: &Forest, node: Node) -> std::result::Result<(), Unfit> {
+fn check(cx: &Saving<'_>, forest: &Forest, node: Node) -> std::result::Result<(), Unfit> {
     let mount = forest.mount(node);
     let source = forest.source(node)?;
     if let Some(option) = mount.unknown.first() {
@@ -143,7 +168,7 @@ fn check(cx: &Dump<'_>, forest: &Forest, node: Node) -> std::result::Result<(), 
 
 /// An unlinked directory is empty, and so must an unlinked file be: only the mount
 /// holds it, so that it is among nobody's open files.
-fn check_deleted(cx: &Dump<'_>, mount: &Mount) -> std::result::Result<(), Unfit> {
+fn check_deleted(cx: &Saving<'_>, mount: &Mount) -> std::result::Result<(), Unfit> {
     let stat = fstat(alone(cx, mount)?).context(|| format!("stat mount {}", mount.id))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(()),
@@ -156,11 +181,11 @@ fn check_deleted(cx: &Dump<'_>, mount: &Mount) -> std::result::Result<(), Unfit>
     }
 }
 
-fn alone(cx: &Dump<'_>, mount: &Mount) -> Result<OwnedFd> {
+fn alone(cx: &Saving<'_>, mount: &Mount) -> Result<OwnedFd> {
     cx.mounts.open_alone(mount.id.cast_signed())
 }
 
-fn save_contents(cx: &Dump<'_>, forest: &Forest) -> Result<()> {
+fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
     let mut saved = Vec::new();
     for node in forest.nodes() {
         let mount = forest.mount(node);
@@ -178,8 +203,8 @@ fn save_contents(cx: &Dump<'_>, forest: &Forest) -> Result<()> {
 }
 
 /// The user namespace whose ids the images hold.
-fn user_namespace(cx: &Dump<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host);
+fn user_namespace(cx: &Saving<'_>) -> Result<Option<OwnedFd>> {
+    let ns = cx.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host);
     let file = ns.and_then(|ns| ns.file.as_ref());
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }

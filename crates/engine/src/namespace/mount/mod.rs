@@ -1,5 +1,6 @@
 //! Mount namespaces.
 
+mod assembly;
 mod base;
 mod build;
 mod collect;
@@ -10,19 +11,25 @@ mod external;
 mod fs;
 mod mountinfo;
 mod origin;
+mod outside;
 mod overlay;
+mod planned;
 mod restore;
 mod restored;
+mod roots;
 mod sharing;
 mod superblock;
 mod tree;
 mod unpack;
 
+pub use assembly::Assembly;
 pub use collect::{Mounts, Space, own_tree, tree_of};
-pub use dump::dump;
+pub use dump::Saving;
 pub use mountinfo::{External, Malformed, Mount};
+pub use planned::planned;
 pub use restore::{enter, finish, restore};
 pub use restored::Restored;
+pub use roots::Roots;
 pub use tree::Tree;
 
 #[cfg(test)]

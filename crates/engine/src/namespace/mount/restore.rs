@@ -5,37 +5,43 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use torpor_images::kind;
 use torpor_images::proto::MntEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
+use super::assembly::Assembly;
 use super::base::{Bases, base_of, unfit};
-use super::build::{self, Copies, Yard, is_late, no_namespace};
+use super::build::{self, Copies, OldRoot, Yard, is_late, no_namespace};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node};
-use super::restored::Late;
+use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
 use super::tree::Tree;
 use super::{entry, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
-use crate::namespace::{NsKind, run_in};
-use crate::restore::{Restore, Transport};
+use crate::namespace::{Namespaces, NsKind, run_in, send_into};
+use crate::restore::tasks::Tasks;
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until
 /// now, and those of other tasks. Fills in what the restore knows of them.
 ///
 /// # Errors
 /// What is missing or contradictory; everything made goes with the husk.
-pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     let forest = load(cx)?;
     host_roots(cx)?;
     if forest.spaces.is_empty() {
         return Ok(());
     }
     let groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
-    let husk = Husk::open(cx)?;
+    // Without one the root husk lives among the caller's mounts, which nothing here may change.
+    let roots_own = cx.tasks.first().and_then(|root| root.image.ids.mnt_ns_id);
+    let has_own = Some(forest.spaces[0].0) == roots_own;
+    let husk = Husk::open(cx, has_own)?;
     let host = own_tree()?;
     let mut bases = Bases::open(cx, &forest, &host)?;
     let mut copies = Copies::default();
@@ -48,7 +54,7 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
         Ok(yard)
     })?;
     let mut roots = Vec::new();
-    for space in 1..forest.spaces.len() {
+    for space in usize::from(has_own)..forest.spaces.len() {
         let file = husk.nested(cx)?;
         let root = run_in(&[file.as_fd()], || {
             build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
@@ -56,19 +62,22 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
         roots.push((space, file, root));
     }
     let root = run_in(&[husk.space.as_fd()], || {
-        let old = build::assemble(&forest, 0, &mut bases, &mut copies, &mut yard)?;
+        let old = match has_own {
+            true => Some(build::assemble(&forest, 0, &mut bases, &mut copies, &mut yard)?),
+            false => None,
+        };
         build::share(&forest, &groups, &bases, fresh, &copies)?;
-        old.detach()
+        old.map(OldRoot::detach).transpose()
     })?;
     copies.revived.clear();
     let space = husk.close(cx)?;
-    roots.push((0, space, root));
+    roots.extend(root.map(|root| (0, space, root)));
     for (space, file, root) in roots {
         late(cx, &forest, space, &file, &copies)?;
         let ns = forest.spaces[space].0;
-        let known = cx.ns.all.iter_mut().find(|n| n.id == ns && n.kind == NsKind::Mnt);
+        let known = cx.spaces.all.iter_mut().find(|n| n.id == ns && n.kind == NsKind::Mnt);
         known.ok_or_else(|| no_namespace(ns))?.file = Some(file);
-        cx.roots.insert(ns, root);
+        cx.roots.by_ns.insert(ns, root);
     }
     hand_over(cx, &forest, &bases, copies);
     cx.mounts.wanted = forest.spaces.into_iter().collect();
@@ -81,25 +90,14 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn enter(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
-    let ns_of = |task: usize| cx.tasks[task].image.ids.mnt_ns_id.unwrap_or(0);
+pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<()> {
+    let ns_of = |task: usize| tasks[task].image.ids.mnt_ns_id.unwrap_or(0);
     let (ns, inherited) = (ns_of(task), ns_of(from));
     if ns == 0 || ns == inherited {
         return Ok(());
     }
-    let file = cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref()).ok_or_else(|| no_namespace(ns))?;
-    let file = file.try_clone().context(|| "dup".to_owned())?;
-    let husk = cx.remote(task)?;
-    let transport = Transport::open(husk, 3)?;
-    let mut batch = husk.batch();
-    transport.send(&mut batch, &[file.as_fd()])?;
-    batch.must(libc::SYS_setns, [0, libc::CLONE_NEWNS as u64]);
-    batch.call(libc::SYS_close, [0]);
-    transport.close(&mut batch);
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| format!("enter mount namespace {ns}")),
-        None => Ok(()),
-    }
+    let file = spaces.by_id(ns).and_then(|ns| ns.file.as_ref()).ok_or_else(|| no_namespace(ns))?;
+    send_into(tasks.remote(task)?, NsKind::Mnt, file)
 }
 
 /// After all files have been restored: mounts that show terminals, and read-only
@@ -107,28 +105,33 @@ pub fn enter(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
-    for late in std::mem::take(&mut cx.mounts.late) {
+pub fn finish(mounts: &mut Restored) -> Result<()> {
+    for late in std::mem::take(&mut mounts.late) {
         late.mount()?;
     }
-    for mount in std::mem::take(&mut cx.mounts.read_only) {
+    for mount in std::mem::take(&mut mounts.read_only) {
         superblock::make_read_only(mount.as_fd())?;
     }
     Ok(())
 }
 
-/// Reads the mounts of all namespaces that are part of the checkpoint.
-fn load(cx: &Restore<'_>) -> Result<Forest> {
-    let mut forest = Forest::default();
+/// Reads the mounts of all namespaces that are part of the checkpoint, cgroups as the restoring
+/// program sees them.
+fn load(cx: &Assembly<'_>) -> Result<Forest> {
     let root = cx.tasks.first();
     let root = root.map(|root| (root.image.ids.cgroup_ns_id.unwrap_or(0), root.pid));
-    let view = cgroup::View::of_root(&cx.ns, root)?;
+    read(cx.images, cx.spaces, &cgroup::View::of_root(cx.spaces, root)?)
+}
+
+/// Reads the mounts of all namespaces that are part of the checkpoint.
+pub(super) fn read(images: &ImageDir, spaces: &Namespaces, view: &cgroup::View) -> Result<Forest> {
+    let mut forest = Forest::default();
     let decode = |entry: &MntEntry| {
         let mount = entry::decode(entry)?;
         Ok(Mount { root: view.from_within(&mount), ..mount })
     };
-    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
-        let entries: Vec<MntEntry> = cx.images.read_all(kind::MNTS, ns.id.into())?;
+    for ns in spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        let entries: Vec<MntEntry> = images.read_all(kind::MNTS, ns.id.into())?;
         let mounts: std::result::Result<Vec<_>, _> = entries.iter().map(decode).collect();
         let tree = mounts
             .and_then(Tree::new)
@@ -139,13 +142,13 @@ fn load(cx: &Restore<'_>) -> Result<Forest> {
 }
 
 /// The root of tasks in the caller's own mount namespace.
-fn host_roots(cx: &mut Restore<'_>) -> Result<()> {
+fn host_roots(cx: &mut Assembly<'_>) -> Result<()> {
     let path = cx.opts.root.clone().unwrap_or_else(|| "/".into());
-    for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| ns.is_host) {
+    for ns in cx.spaces.of_kind(NsKind::Mnt).filter(|ns| ns.is_host) {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&path, flags, Mode::empty())
             .context(|| format!("open {}", path.display()))?;
-        cx.roots.insert(ns.id, root);
+        cx.roots.by_ns.insert(ns.id, root);
     }
     Ok(())
 }
@@ -162,42 +165,64 @@ fn fresh(groups: &[Group], bases: &Bases) -> Result<HashMap<usize, OwnedFd>> {
 
 /// The root husk, as far as its mount namespaces go.
 struct Husk {
-    /// The namespace that it lives in.
+    /// The namespace that it works in: a copy of the caller's.
     space: OwnedFd,
     /// The same, as a descriptor of the husk: its way back.
-    way_back: u64,
+    way_back: RemoteFd,
+    /// That where it is to live, likewise.
+    home: RemoteFd,
 }
 
 impl Husk {
-    fn open(cx: &mut Restore<'_>) -> Result<Self> {
-        let husk = cx.remote(0)?;
-        let pid = husk.pid();
+    /// `has_own`: the root husk has a mount namespace of its own already, which it is to stay in.
+    fn open(cx: &mut Assembly<'_>, has_own: bool) -> Result<Self> {
+        let husk = cx.tasks.remote(0)?;
+        let home = Self::open_current(husk)?;
+        if has_own {
+            return Ok(Husk { space: space_of(husk.pid())?, way_back: home, home });
+        }
+        unshare(husk)?;
+        Ok(Husk { space: space_of(husk.pid())?, way_back: Self::open_current(husk)?, home })
+    }
+
+    fn open_current(husk: &mut Tracee) -> Result<RemoteFd> {
         let mut batch = husk.batch();
         let path = batch.cstr("/proc/self/ns/mnt");
-        let here = i64::from(libc::AT_FDCWD).cast_unsigned();
-        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-        let call = batch.call(libc::SYS_openat, [here, path.0, flags]);
-        let way_back = batch.run()?.expect(call, || "open /proc/self/ns/mnt".to_owned())?;
-        Ok(Husk { space: space_of(pid)?, way_back })
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let call = batch.call(syscall::openat(RemoteFd::CWD, path, flags, Mode::empty()));
+        let number = batch.run()?.expect(call, || "open /proc/self/ns/mnt".to_owned())?;
+        Ok(RemoteFd(number))
     }
 
     /// A new mount namespace, a copy of the husk's, owned by its user namespace.
-    fn nested(&self, cx: &mut Restore<'_>) -> Result<OwnedFd> {
-        let husk = cx.remote(0)?;
-        let new = libc::CLONE_NEWNS as u64;
-        husk.call("unshare(CLONE_NEWNS)", libc::SYS_unshare, [new])?;
+    fn nested(&self, cx: &mut Assembly<'_>) -> Result<OwnedFd> {
+        let husk = cx.tasks.remote(0)?;
+        unshare(husk)?;
         let space = space_of(husk.pid())?;
-        husk.call("setns", libc::SYS_setns, [self.way_back, new])?;
+        enter_space(husk, self.way_back)?;
         Ok(space)
     }
 
-    /// Enters the namespace once more, which makes its root that of the husk.
-    fn close(self, cx: &mut Restore<'_>) -> Result<OwnedFd> {
-        let husk = cx.remote(0)?;
-        husk.call("setns", libc::SYS_setns, [self.way_back, libc::CLONE_NEWNS as u64])?;
-        husk.call("close", libc::SYS_close, [self.way_back])?;
+    /// Enters the namespace once more where it is to live, which makes its root that of the husk.
+    fn close(self, cx: &mut Assembly<'_>) -> Result<OwnedFd> {
+        let husk = cx.tasks.remote(0)?;
+        enter_space(husk, self.home)?;
+        husk.call("close", syscall::close(self.way_back))?;
+        if self.home != self.way_back {
+            husk.call("close", syscall::close(self.home))?;
+        }
         Ok(self.space)
     }
+}
+
+fn unshare(husk: &mut Tracee) -> Result<()> {
+    husk.call("unshare(CLONE_NEWNS)", (libc::SYS_unshare, [libc::CLONE_NEWNS as u64]))?;
+    Ok(())
+}
+
+fn enter_space(husk: &mut Tracee, space: RemoteFd) -> Result<()> {
+    husk.call("setns", (libc::SYS_setns, [space.0, libc::CLONE_NEWNS as u64]))?;
+    Ok(())
 }
 
 fn space_of(pid: i32) -> Result<OwnedFd> {
@@ -207,7 +232,7 @@ fn space_of(pid: i32) -> Result<OwnedFd> {
 
 /// Keeps for [`finish`] what shows terminals in namespace `space`.
 fn late(
-    cx: &mut Restore<'_>,
+    cx: &mut Assembly<'_>,
     forest: &Forest,
     space: usize,
     file: &OwnedFd,
@@ -239,11 +264,11 @@ fn late(
     Ok(())
 }
 
-fn hand_over(cx: &mut Restore<'_>, forest: &Forest, bases: &Bases, mut copies: Copies) {
+fn hand_over(cx: &mut Assembly<'_>, forest: &Forest, bases: &Bases, mut copies: Copies) {
     for node in forest.nodes() {
         let mount = forest.mount(node);
         let id = mount.id.cast_signed();
-        cx.mount_ns.insert(id, forest.spaces[node.space].0);
+        cx.roots.of_mount.insert(id, forest.spaces[node.space].0);
         if let Some(alone) = copies.alone.remove(&node) {
             cx.mounts.insert(id, mount.mountpoint.clone(), alone);
         }

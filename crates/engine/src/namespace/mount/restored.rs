@@ -89,7 +89,7 @@ impl Restored {
     /// The root directory of a writable copy of the mount `mnt_id`, and the path of
     /// that mount's root in its namespace. To make files where the mount itself is
     /// read-only or hidden by others: a file opened here belongs to the copy, so
-    /// open what a task is to have through [`crate::restore::Restore::open_path`].
+    /// open what a task is to have through [`super::Roots::open_path`].
     #[must_use]
     pub fn writable(&self, mnt_id: i32) -> Option<(BorrowedFd<'_>, &Path)> {
         self.alone.get(&mnt_id).map(|a| (a.root.as_fd(), a.mountpoint.as_path()))

@@ -10,6 +10,7 @@ use rustix::mount::{
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
 };
 use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::collect::fetch;
 use super::fs::{Origin, flag_names, split_options};
@@ -84,7 +85,7 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
     let what = || name(mount);
     let mut batch = husk.batch();
     let fs = batch.cstr(&mount.fs);
-    let opened = batch.call(libc::SYS_fsopen, [fs.0, FsOpenFlags::FSOPEN_CLOEXEC.bits().into()]);
+    let opened = batch.call((libc::SYS_fsopen, [fs.0, FsOpenFlags::FSOPEN_CLOEXEC.bits().into()]));
     let context = batch.run()?.expect(opened, || format!("fsopen {}", mount.fs))?;
 
     let mut batch = husk.batch();
@@ -94,11 +95,11 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
             Some(value) => (FSCONFIG_SET_STRING, batch.cstr(value.as_bytes()).0),
             None => (FSCONFIG_SET_FLAG, 0),
         };
-        batch.must(libc::SYS_fsconfig, [context, command, key, value, 0]);
+        batch.must((libc::SYS_fsconfig, [context, command, key, value, 0]));
     }
-    batch.must(libc::SYS_fsconfig, [context, FSCONFIG_CMD_CREATE, 0, 0, 0]);
+    batch.must((libc::SYS_fsconfig, [context, FSCONFIG_CMD_CREATE, 0, 0, 0]));
     let cloexec = FsMountFlags::FSMOUNT_CLOEXEC.bits().into();
-    let mounted = batch.must(libc::SYS_fsmount, [context, cloexec, 0]);
+    let mounted = batch.must((libc::SYS_fsmount, [context, cloexec, 0]));
     let outcome = batch.run()?;
     let result = match outcome.first_error() {
         None => outcome.result(mounted),
@@ -110,9 +111,9 @@ pub(super) fn make_in(husk: &mut Tracee, mount: &Mount) -> Result<OwnedFd> {
     });
     let log = fetch(husk.pid(), context);
     let mut batch = husk.batch();
-    batch.call(libc::SYS_close, [context]);
+    batch.call(syscall::close(RemoteFd(context)));
     if let Ok((number, _)) = &made {
-        batch.call(libc::SYS_close, [*number]);
+        batch.call(syscall::close(RemoteFd(*number)));
     }
     batch.run()?;
     made.map(|(_, mount)| mount)
@@ -152,6 +153,16 @@ pub(super) fn on_device(mount: &Mount, device: &str) -> Result<OwnedFd> {
         let why = format!("the file system at {} is of no type", mount.mountpoint.display());
         return Err(Error::invalid("mountpoints", why));
     }
+    // It makes the kernel load a type that it does not have yet.
+    let _ = fsopen(mount.fs.as_str(), FsOpenFlags::FSOPEN_CLOEXEC);
+    let known = std::fs::read_to_string("/proc/filesystems")
+        .context(|| "read /proc/filesystems".to_owned())?;
+    // Those that need no device are marked. One of them would show something of this host.
+    if !known.lines().any(|line| line.strip_prefix('\t') == Some(&mount.fs)) {
+        let (at, fs) = (mount.mountpoint.display(), &mount.fs);
+        let why = format!("the file system at {at} is of type {fs}, which is on no device");
+        return Err(Error::invalid("mountpoints", why));
+    }
     make_here(&Mount { source: device.into(), ..mount.clone() })
 }
 
@@ -169,6 +180,20 @@ mod tests {
             .map(|(k, v)| format!("{}={:?}", k.display(), v.and_then(|v| v.into_string().ok())))
             .collect();
         assert_eq!(got, ["source=Some(\"shm\")", "sync=None", "size=Some(\"4k\")", "inode64=None"]);
+    }
+
+    #[test]
+    fn a_type_without_a_device_shows_nothing_of_this_host() {
+        for fs in ["ramfs", "proc", "overlay", "no-such-type"] {
+            let line = format!("1 0 0:1 / /x rw - {fs} disk rw");
+            let mount = parse(line.as_bytes()).unwrap().remove(0);
+            let error = on_device(&mount, "/dev/null").unwrap_err().to_string();
+            assert!(error.contains("which is on no device"), "{error}");
+        }
+        // This one is, but not on that device.
+        let mount = parse(b"1 0 0:1 / /x rw - ext4 disk rw").unwrap().remove(0);
+        let error = on_device(&mount, "/dev/null").unwrap_err();
+        assert!(matches!(error, Error::Os { .. }), "{error}");
     }
 
     #[test]

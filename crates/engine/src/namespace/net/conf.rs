@@ -1,4 +1,4 @@
-//! Settings of devices and of the whole namespace: sysctls, which show those of the
+//! Sysctls of devices and of the whole namespace: sysctls, which show those of the
 //! network namespace that the thread lives in which opens them.
 //!
 //! The images have values without names, in the order of the lists here. What is new
@@ -102,30 +102,30 @@ const FIRST: &[&str] = &["forwarding", "disable_ipv6"];
 
 /// A list of settings and where they are.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Sysctls {
     directory: String,
     names: &'static [&'static str],
 }
 
-impl Settings {
+impl Sysctls {
     /// The IPv4 settings of a device, or of `all`, or of `default`.
     pub fn v4(device: &str) -> Self {
-        Settings { directory: format!("ipv4/conf/{device}"), names: V4 }
+        Sysctls { directory: format!("ipv4/conf/{device}"), names: V4 }
     }
 
     /// The IPv6 settings of a device, or of `all`, or of `default`.
     pub fn v6(device: &str) -> Self {
-        Settings { directory: format!("ipv6/conf/{device}"), names: V6 }
+        Sysctls { directory: format!("ipv6/conf/{device}"), names: V6 }
     }
 
     /// Those of Unix sockets.
     pub fn unix() -> Self {
-        Settings { directory: "unix".to_owned(), names: UNIX }
+        Sysctls { directory: "unix".to_owned(), names: UNIX }
     }
 
     /// Those of IPv4 as a whole.
     pub fn ipv4() -> Self {
-        Settings { directory: "ipv4".to_owned(), names: IPV4 }
+        Sysctls { directory: "ipv4".to_owned(), names: IPV4 }
     }
 
     fn path(&self, name: &str) -> String {
@@ -212,11 +212,11 @@ mod tests {
     #[test]
     fn this_kernel_has_them() {
         for settings in [
-            Settings::v4("lo"),
-            Settings::v4("all"),
-            Settings::v6("default"),
-            Settings::unix(),
-            Settings::ipv4(),
+            Sysctls::v4("lo"),
+            Sysctls::v4("all"),
+            Sysctls::v6("default"),
+            Sysctls::unix(),
+            Sysctls::ipv4(),
         ] {
             let values = settings.read().unwrap();
             assert_eq!(values.len(), settings.names.len());
@@ -226,12 +226,12 @@ mod tests {
             }
             settings.write(&values, false).unwrap();
         }
-        assert!(Settings::v4("no-such-device").read().unwrap()[0].iarg.is_none());
+        assert!(Sysctls::v4("no-such-device").read().unwrap()[0].iarg.is_none());
     }
 
     #[test]
     fn too_many_values_are_refused() {
         let values = vec![SysctlEntry::default(); 2];
-        assert!(Settings::unix().write(&values, true).is_err());
+        assert!(Sysctls::unix().write(&values, true).is_err());
     }
 }

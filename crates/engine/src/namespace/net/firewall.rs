@@ -5,15 +5,18 @@ use std::io::Read;
 use std::process::Command;
 
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_kernel::netlink::{Message, NETFILTER, Socket};
 use torpor_policy::{check_iptables, check_nftables};
 
 use super::lock_of_criu;
-use super::netlink::{NETFILTER, Socket};
 use crate::error::{Context, Error, Result};
 use crate::tool;
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
 const GET_TABLES: u16 = 10 << 8 | 1;
+const NFTA_TABLE_NAME: u16 = 1;
+/// Bytes of `struct nfgenmsg`.
+const NFGENMSG: usize = 4;
 
 /// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
 const MAX_RULES: u64 = 128 << 20;
@@ -56,8 +59,12 @@ pub fn dump(images: &ImageDir, ns_id: u32) -> Result<()> {
         }
     }
     let tables = Socket::open(NETFILTER)?.list(GET_TABLES, &[0; 4]);
-    // An error: a kernel without nftables.
-    if tables.is_ok_and(|t| !t.is_empty()) {
+    // An error: a kernel without nftables. The dump's own lock is not asked for: the tasks are stopped.
+    let is_meant = |table: &Message| {
+        let name = table.attributes(NFGENMSG).text(NFTA_TABLE_NAME);
+        !name.is_some_and(lock_of_criu::names_table)
+    };
+    if tables.is_ok_and(|tables| tables.iter().any(is_meant)) {
         let rules = run(&["nft"], &["list", "ruleset"], None, "nftables")?;
         write(images, kind::NFTABLES, ns_id, &rules)?;
     }
@@ -104,6 +111,37 @@ fn rules(
     let rules = lock_of_criu::without(&rules);
     check(&rules).map_err(|why| Error::invalid(name(), why))?;
     Ok((!rules.trim().is_empty()).then_some(rules))
+}
+
+/// Takes out of an image of rules what is different in two dumps of the same ones: the lock of the dump itself, when it
+/// was made, and how many packets have met each rule.
+pub fn forget_packets(kind: Kind, bytes: &mut Vec<u8>) {
+    if ![kind::IPTABLES, kind::IP6TABLES, kind::NFTABLES].contains(&kind) {
+        return;
+    }
+    let Ok(rules) = std::str::from_utf8(bytes) else { return };
+    let rules = lock_of_criu::without(rules);
+    // iptables-save begins and ends with the time, as a comment.
+    let said = rules.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    *bytes = said.map(uncounted).collect::<String>().into_bytes();
+}
+
+/// A rule or chain, with nothing counted: `[PACKETS:BYTES]` by iptables, `counter packets N bytes N` by nft.
+fn uncounted(line: &str) -> String {
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    let is_count = |word: &str| {
+        let pair = word.strip_prefix('[').and_then(|word| word.strip_suffix(']')?.split_once(':'));
+        pair.is_some_and(|(packets, bytes)| is_number(packets) && is_number(bytes))
+    };
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    for at in 0..words.len() {
+        match &mut words[at..] {
+            ["counter", "packets", packets, "bytes", bytes, ..] => (*packets, *bytes) = ("0", "0"),
+            [word, ..] if is_count(word) => *word = "[0:0]",
+            _ => {}
+        }
+    }
+    words.join(" ") + "\n"
 }
 
 /// Runs the first of `programs` that exists, in the calling thread's namespaces.

@@ -3,9 +3,10 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, SitEntry};
+use torpor_kernel::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
 
-use super::conf::Settings;
-use super::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
+use super::conf::Sysctls;
+use super::tun;
 use crate::error::{Context, Error, Result};
 
 // linux/rtnetlink.h, linux/if_link.h, linux/if_arp.h.
@@ -71,6 +72,8 @@ struct Link<'m> {
 pub struct Surroundings<'a> {
     /// A task that lives in the namespace, for refusals.
     pub pid: i32,
+    /// Lists all processes of the tree.
+    pub tasks: &'a dyn Fn() -> Result<Vec<i32>>,
     /// The number of the namespace in the images.
     pub ns_id: u32,
     /// The number in the images of a namespace that this one knows by a number.
@@ -120,8 +123,8 @@ fn describe(link: &Link<'_>, around: &Surroundings<'_>) -> Result<NetDeviceEntry
             .filter(|a| a.iter().any(|&b| b != 0))
             .map(<[u8]>::to_vec),
         master: attributes.word(IFLA_MASTER),
-        conf4: Settings::v4(&link.name).read()?,
-        conf6: Settings::v6(&link.name).read()?,
+        conf4: Sysctls::v4(&link.name).read()?,
+        conf6: Sysctls::v6(&link.name).read()?,
         ..NetDeviceEntry::default()
     };
     let data = attributes.nested(IFLA_LINKINFO).nested(INFO_DATA);
@@ -151,6 +154,10 @@ fn describe(link: &Link<'_>, around: &Surroundings<'_>) -> Result<NetDeviceEntry
         "sit" => {
             entry.sit = Some(sit(link));
             NdType::Sit
+        }
+        "tun" => {
+            entry.tun = Some(tun::describe(around, &link.name, &data)?);
+            NdType::Tun
         }
         kind => {
             let object = match kind {
@@ -378,7 +385,7 @@ pub fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
     let what = || format!("network device {name}");
     let mut body = Body::new(&[0; IFINFOMSG]);
     body.put_text(IFLA_IFNAME, name);
-    let answer = match socket.get(RTM_GETLINK, &body.0) {
+    let answer = match socket.get(RTM_GETLINK, &body.0).map_err(Error::from) {
         Err(Error::Os { source, .. }) => return Err(source).context(what),
         other => other?,
     };
@@ -409,7 +416,7 @@ pub fn complete(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
     if let Some(master) = device.master {
         body.put_word(IFLA_MASTER, master);
     }
-    if device.r#type() == NdType::Extlink
+    if matches!(device.r#type(), NdType::Extlink | NdType::Tun)
         && let Some(address) = &device.address
     {
         body.put(IFLA_ADDRESS, address);

@@ -17,7 +17,7 @@ pub fn without(rules: &str) -> String {
     while let Some(line) = lines.next() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let is_lock = match words[..] {
-            ["table", _, name, "{"] => name.starts_with("CRIU-"),
+            ["table", _, name, "{"] => names_table(name),
             ["chain", NAME, "{"] => chain_locks,
             _ => false,
         };
@@ -32,6 +32,11 @@ pub fn without(rules: &str) -> String {
         }
     }
     out
+}
+
+/// Whether a table of this name is a lock.
+pub fn names_table(name: &str) -> bool {
+    name.strip_prefix(NAME).is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// Whether the chain of that name is a lock.

@@ -8,27 +8,30 @@ pub(crate) mod conf;
 mod firewall;
 mod link;
 mod lock_of_criu;
-pub(crate) mod netlink;
 mod restore;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tun;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use torpor_images::kind;
 use torpor_images::proto::{NetnsEntry, NetnsId};
+use torpor_images::{ImageDir, kind};
+use torpor_kernel::netlink::{Body, Socket};
 
-use self::conf::Settings;
+use self::conf::Sysctls;
 use self::link::Surroundings;
-use self::netlink::{Body, Socket};
-use super::{NsKind, run_in};
-use crate::dump::Dump;
+use super::{Namespaces, NsKind, run_in};
 use crate::error::Result;
 use crate::external::External;
+use crate::network::accept::tree;
+use crate::options::Options;
 
+pub use firewall::forget_packets;
 pub use restore::{external_key, restore, restore_connections};
 pub use tables::forget_requests;
+pub use tun::configure as configure_tun;
 
 // linux/rtnetlink.h, linux/net_namespace.h.
 const RTM_NEWNSID: u16 = 88;
@@ -42,32 +45,31 @@ const RTGENMSG: [u8; 4] = [0; 4];
 ///
 /// # Errors
 /// The kernel's; what cannot be made again is refused.
-pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
-    let Some(ns) = cx.ns.by_id(ns_id) else { return Ok(()) };
-    let key = cx.opts.external.iter().find_map(|external| match external {
+pub fn dump(options: &Options, images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
+    let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
+    let key = options.external.iter().find_map(|external| match external {
         External::Net { inode, name } if *inode == ns.inode => Some(name.clone()),
         _ => None,
     });
     if key.is_some() {
         let entry = NetnsEntry { ext_key: key, ..NetnsEntry::default() };
-        return Ok(cx.images.write_one(kind::NETNS, ns_id.into(), &entry)?);
+        return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
-    if cx.opts.empty_netns {
+    if options.empty_netns {
         return Ok(());
     }
-    let others: Vec<(u32, bool, BorrowedFd<'_>)> = cx
-        .ns
+    let others: Vec<(u32, bool, BorrowedFd<'_>)> = spaces
         .of_kind(NsKind::Net)
         .filter(|other| other.id != ns_id)
-        .map(|other| Ok((other.id, other.is_host, cx.ns.open_file(other.id)?)))
+        .map(|other| Ok((other.id, other.is_host, spaces.open_file(other.id)?)))
         .collect::<Result<_>>()?;
-    let pid = cx.tasks.get(ns.task).map_or(0, |t| t.pid);
-    let (images, options) = (&cx.images, cx.opts);
-    run_in(&[cx.ns.open_file(ns_id)?], || {
-        let mut socket = Socket::open(netlink::ROUTE)?;
+    let pid = ns.pid;
+    run_in(&[spaces.open_file(ns_id)?], || {
+        let mut socket = Socket::open(torpor_kernel::netlink::ROUTE)?;
         let known = known_namespaces(&mut socket, &others)?;
         let around = Surroundings {
             pid,
+            tasks: &|| tree(options),
             ns_id,
             by_nsid: &|nsid| {
                 known.iter().find(|k| k.nsid.cast_unsigned() == nsid && !k.host).map(|k| k.id)
@@ -94,13 +96,13 @@ pub fn dump(cx: &mut Dump<'_>, ns_id: u32) -> Result<()> {
         firewall::dump(images, ns_id)?;
         let nsids = known.iter().filter(|k| !k.host);
         let entry = NetnsEntry {
-            def_conf4: Settings::v4("default").read()?,
-            all_conf4: Settings::v4("all").read()?,
-            def_conf6: Settings::v6("default").read()?,
-            all_conf6: Settings::v6("all").read()?,
+            def_conf4: Sysctls::v4("default").read()?,
+            all_conf4: Sysctls::v4("all").read()?,
+            def_conf6: Sysctls::v6("default").read()?,
+            all_conf6: Sysctls::v6("all").read()?,
             nsids: nsids.map(|k| NetnsId { target_ns_id: k.id, netnsid_value: k.nsid }).collect(),
-            unix_conf: Settings::unix().read()?,
-            ipv4_sysctl: Settings::ipv4().read()?,
+            unix_conf: Sysctls::unix().read()?,
+            ipv4_sysctl: Sysctls::ipv4().read()?,
             ..NetnsEntry::default()
         };
         Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?)

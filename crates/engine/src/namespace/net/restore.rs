@@ -7,18 +7,24 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::netlink::{Body, ROUTE, Socket};
 
-use super::conf::{Settings, trust_addresses};
+use super::conf::{Sysctls, trust_addresses};
 use super::link::{self, Peer};
-use super::netlink::{Body, ROUTE, Socket};
-use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, firewall, tables};
+use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, firewall, tables, tun};
 use crate::error::{Context, Error, Result};
 use crate::external::External;
-use crate::namespace::run_in;
-use crate::restore::Restore;
+use crate::namespace::{Namespaces, run_in};
+use crate::options::Options;
+
+/// How long a network namespace that nobody uses may take to go.
+const LEAVING: Duration = Duration::from_secs(5);
+/// How often it is looked.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The key of a namespace that is external.
 ///
@@ -42,27 +48,32 @@ struct Space<'a> {
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
-    if cx.opts.empty_netns {
-        return ids.iter().try_for_each(|&id| loopback_up(cx.ns.open_file(id)?));
+pub fn restore(
+    opts: &Options,
+    images: &ImageDir,
+    known: &Namespaces,
+    staged: bool,
+    ids: &[u32],
+) -> Result<()> {
+    if opts.empty_netns {
+        return ids.iter().try_for_each(|&id| loopback_up(known.open_file(id)?));
     }
-    let weak = cx.opts.weak_sysctls;
-    let (images, staged) = (&cx.images, cx.staged());
-    let mut spaces = ids.iter().map(|&id| load(cx, id)).collect::<Result<Vec<_>>>()?;
+    let weak = opts.weak_sysctls;
+    let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
         run_in(&[space.file], || settings(&space.entry, weak))?;
     }
-    make_devices(cx, &mut spaces)?;
+    make_devices(opts, &mut spaces)?;
     for space in &mut spaces {
-        number_others(cx, space)?;
+        number_others(known, space)?;
         for device in &space.devices {
             link::complete(&mut space.socket, device)?;
         }
         let devices = &space.devices;
         run_in(&[space.file], || {
             for device in devices {
-                Settings::v4(&device.name).write(&device.conf4, weak)?;
-                Settings::v6(&device.name).write(&device.conf6, weak)?;
+                Sysctls::v4(&device.name).write(&device.conf4, weak)?;
+                Sysctls::v6(&device.name).write(&device.conf6, weak)?;
                 trust_addresses(&device.name)?;
             }
             firewall::restore(images, space.id)
@@ -84,7 +95,7 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
             // Coming up has changed some of them.
             devices
                 .iter()
-                .try_for_each(|device| Settings::v6(&device.name).write(&device.conf6, weak))
+                .try_for_each(|device| Sysctls::v6(&device.name).write(&device.conf6, weak))
         })?;
     }
     Ok(())
@@ -94,12 +105,16 @@ pub fn restore(cx: &mut Restore<'_>, ids: &[u32]) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn restore_connections(cx: &Restore<'_>, id: u32) -> Result<()> {
-    if cx.opts.empty_netns || external_key(&cx.images, id)?.is_some() {
+pub fn restore_connections(
+    opts: &Options,
+    images: &ImageDir,
+    known: &Namespaces,
+    id: u32,
+) -> Result<()> {
+    if opts.empty_netns || external_key(images, id)?.is_some() {
         return Ok(());
     }
-    let images = &cx.images;
-    run_in(&[cx.ns.open_file(id)?], || tables::restore_connections(images, id))
+    run_in(&[known.open_file(id)?], || tables::restore_connections(images, id))
 }
 
 /// Brings the loopback device up: all that an otherwise empty namespace has.
@@ -110,10 +125,10 @@ fn loopback_up(file: BorrowedFd<'_>) -> Result<()> {
     link::set_flags(&mut Socket::open_in(file, ROUTE)?, &lo)
 }
 
-fn load<'a>(cx: &'a Restore<'_>, id: u32) -> Result<Space<'a>> {
-    let file = cx.ns.open_file(id)?;
-    let entry = cx.images.read_opt(kind::NETNS, id.into())?.unwrap_or_default();
-    let devices: Vec<NetDeviceEntry> = cx.images.read_all_or_empty(kind::NETDEV, id.into())?;
+fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<Space<'a>> {
+    let file = known.open_file(id)?;
+    let entry = images.read_opt(kind::NETNS, id.into())?.unwrap_or_default();
+    let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id.into())?;
     for device in &devices {
         // The name becomes part of a path.
         if device.name.is_empty() || device.name.contains(['/', '\0']) || device.name == ".." {
@@ -126,18 +141,18 @@ fn load<'a>(cx: &'a Restore<'_>, id: u32) -> Result<Space<'a>> {
 
 /// The settings of the namespace, which new devices take theirs from.
 fn settings(entry: &NetnsEntry, weak: bool) -> Result<()> {
-    Settings::v4("all").write(&entry.all_conf4, weak)?;
-    Settings::v4("default").write(&entry.def_conf4, weak)?;
-    Settings::v6("all").write(&entry.all_conf6, weak)?;
-    Settings::v6("default").write(&entry.def_conf6, weak)?;
-    Settings::unix().write(&entry.unix_conf, weak)?;
-    Settings::ipv4().write(&entry.ipv4_sysctl, weak)
+    Sysctls::v4("all").write(&entry.all_conf4, weak)?;
+    Sysctls::v4("default").write(&entry.def_conf4, weak)?;
+    Sysctls::v6("all").write(&entry.all_conf6, weak)?;
+    Sysctls::v6("default").write(&entry.def_conf6, weak)?;
+    Sysctls::unix().write(&entry.unix_conf, weak)?;
+    Sysctls::ipv4().write(&entry.ipv4_sysctl, weak)
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.
-fn number_others(cx: &Restore<'_>, space: &mut Space<'_>) -> Result<()> {
+fn number_others(known: &Namespaces, space: &mut Space<'_>) -> Result<()> {
     for nsid in &space.entry.nsids {
-        let Ok(file) = cx.ns.open_file(nsid.target_ns_id) else { continue };
+        let Ok(file) = known.open_file(nsid.target_ns_id) else { continue };
         let mut body = Body::new(&RTGENMSG);
         body.put_word(NETNSA_FD, file.as_raw_fd().cast_unsigned());
         body.put(NETNSA_NSID, &nsid.netnsid_value.to_ne_bytes());
@@ -156,7 +171,7 @@ struct Host {
     socket: Socket,
 }
 
-fn make_devices(cx: &Restore<'_>, spaces: &mut [Space<'_>]) -> Result<()> {
+fn make_devices(opts: &Options, spaces: &mut [Space<'_>]) -> Result<()> {
     let file =
         File::open("/proc/thread-self/ns/net").context(|| "own network namespace".to_owned())?;
     let mut host = Host { file: file.into(), socket: Socket::open(ROUTE)? };
@@ -165,7 +180,7 @@ fn make_devices(cx: &Restore<'_>, spaces: &mut [Space<'_>]) -> Result<()> {
     for here in 0..spaces.len() {
         for index in 0..spaces[here].devices.len() {
             if !made.contains(&(here, index)) {
-                make_device(cx, spaces, &mut host, (here, index), &mut made)?;
+                make_device(opts, spaces, &mut host, (here, index), &mut made)?;
             }
         }
     }
@@ -176,7 +191,7 @@ fn make_devices(cx: &Restore<'_>, spaces: &mut [Space<'_>]) -> Result<()> {
 type Place = (usize, usize);
 
 fn make_device(
-    cx: &Restore<'_>,
+    opts: &Options,
     spaces: &mut [Space<'_>],
     host: &mut Host,
     (here, index): Place,
@@ -184,7 +199,7 @@ fn make_device(
 ) -> Result<()> {
     let device = spaces[here].devices[index].clone();
     let name = device.name.clone();
-    let given = cx.opts.external.iter().find_map(|external| match external {
+    let given = opts.external.iter().find_map(|external| match external {
         External::NetDev { inner, outer } if *inner == name => Some(outer),
         _ => None,
     });
@@ -198,17 +213,16 @@ fn make_device(
         NdType::Veth => {
             let peer = peer_of(spaces, (here, index));
             made.extend(peer);
-            make_veth(cx, spaces, host, here, &device, peer)
+            make_veth(opts, spaces, host, here, &device, peer)
         }
         NdType::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
-        NdType::Macvlan => make_macvlan(cx, &mut spaces[here], host, &device),
+        NdType::Macvlan => make_macvlan(opts, &mut spaces[here], host, &device),
         // The kernel has made the first one itself.
         NdType::Sit if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
         NdType::Sit => link::make_sit(&mut spaces[here].socket, &device),
         NdType::Extlink => Err(not_given("netdev", &name)),
-        kind @ (NdType::Tun | NdType::Venet) => {
-            Err(Error::Unsupported(format!("network device {name} ({})", kind.as_str_name())))
-        }
+        NdType::Tun => run_in(&[spaces[here].file], || tun::make(&device)),
+        NdType::Venet => Err(Error::Unsupported(format!("network device {name} (VENET)"))),
     }
 }
 
@@ -240,7 +254,7 @@ fn peer_of(spaces: &[Space<'_>], (here, index): Place) -> Option<Place> {
 }
 
 fn make_veth(
-    cx: &Restore<'_>,
+    opts: &Options,
     spaces: &mut [Space<'_>],
     host: &mut Host,
     here: usize,
@@ -252,7 +266,7 @@ fn make_veth(
         let file = spaces[there].file;
         return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
     }
-    let outside = cx.opts.external.iter().find_map(|external| match external {
+    let outside = opts.external.iter().find_map(|external| match external {
         External::Veth { inner, outer, bridge } if *inner == device.name => Some((outer, bridge)),
         _ => None,
     });
@@ -260,8 +274,20 @@ fn make_veth(
         let peer = Peer::Nameless(host.file.as_fd());
         return link::make_veth(&mut spaces[here].socket, device, peer);
     };
-    let peer = Peer::Outside(outer, host.file.as_fd());
-    link::make_veth(&mut spaces[here].socket, device, peer)?;
+    // A skeleton that could not become the tasks may have the name still: the kernel takes network
+    // namespaces away some time after their last task has ended.
+    let deadline = Instant::now() + LEAVING;
+    loop {
+        let peer = Peer::Outside(outer, host.file.as_fd());
+        match link::make_veth(&mut spaces[here].socket, device, peer) {
+            Err(Error::Os { source, .. })
+                if source.raw_os_error() == Some(libc::EEXIST) && Instant::now() < deadline =>
+            {
+                std::thread::sleep(PAUSE);
+            }
+            made => break made?,
+        }
+    }
     match bridge {
         Some(bridge) => link::attach_to_bridge(&mut host.socket, outer, bridge),
         None => Ok(()),
@@ -269,12 +295,12 @@ fn make_veth(
 }
 
 fn make_macvlan(
-    cx: &Restore<'_>,
+    opts: &Options,
     space: &mut Space<'_>,
     host: &mut Host,
     device: &NetDeviceEntry,
 ) -> Result<()> {
-    let outer = cx.opts.external.iter().find_map(|external| match external {
+    let outer = opts.external.iter().find_map(|external| match external {
         External::Macvlan { inner, outer } if *inner == device.name => Some(outer),
         _ => None,
     });

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::io::{self, Read};
 
 use torpor_images::{ImageDir, Kind, kind};
+use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 
-use super::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use crate::error::{Context, Error, Result};
 
 /// A kind of list.
@@ -110,11 +110,12 @@ impl Table {
     /// # Errors
     /// The kernel's.
     pub fn dump(&self, images: &ImageDir, ns_id: u32) -> Result<()> {
-        let found = match Socket::open(self.family)?.list(self.get, self.header) {
-            // A kernel that tracks no connections.
-            Err(Error::Os { .. }) if self.family == NETFILTER => return Ok(()),
-            other => other?,
-        };
+        let found =
+            match Socket::open(self.family)?.list(self.get, self.header).map_err(Error::from) {
+                // A kernel that tracks no connections.
+                Err(Error::Os { .. }) if self.family == NETFILTER => return Ok(()),
+                other => other?,
+            };
         if found.is_empty() && self.magic.is_none() {
             return Ok(());
         }
@@ -305,7 +306,7 @@ fn route_request(message: &Message) -> Vec<u8> {
 /// `struct rtnexthop`s: length, flags, weight, device; then attributes.
 fn clear_hops(hops: &mut [u8]) {
     let mut at = 0;
-    while let Some(len) = super::netlink::half(hops, at).filter(|&len| len >= 8) {
+    while let Some(len) = torpor_kernel::netlink::half(hops, at).filter(|&len| len >= 8) {
         if let Some(flags) = hops.get_mut(at + 2) {
             *flags &= !u8::try_from(REPORTED & 0xff).unwrap_or(0);
         }
@@ -335,8 +336,8 @@ pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
     Ok(())
 }
 
-/// Takes out of an image of messages what only says when they were asked for: the numbers of the
-/// request and of the socket.
+/// Takes out of an image of messages what only says when they were asked for (the numbers of the
+/// request and of the socket), how a route has been used, or for how long an address has been there.
 pub fn forget_requests(kind: Kind, bytes: &mut [u8]) {
     /// Where `struct nlmsghdr` has the two numbers.
     const NUMBERS: std::ops::Range<usize> = 8..16;
@@ -347,6 +348,55 @@ pub fn forget_requests(kind: Kind, bytes: &mut [u8]) {
         let len = message.bytes.len().next_multiple_of(4).min(rest.len());
         let (this, others) = rest.split_at_mut(len);
         this.iter_mut().take(NUMBERS.end).skip(NUMBERS.start).for_each(|byte| *byte = 0);
+        if [ROUTES4.image, ROUTES6.image].contains(&kind) {
+            forget_use(this);
+        } else if kind == ADDRESSES.image {
+            forget_age(this);
+        }
+        rest = others;
+    }
+}
+
+/// Bytes of `struct nlmsghdr`.
+const HEADER: usize = 16;
+
+/// Takes out of a message of a route when it was used last, and by how many (`RTA_CACHEINFO`).
+fn forget_use(message: &mut [u8]) {
+    /// Behind `struct rtmsg`.
+    const ATTRIBUTES: usize = HEADER + 12;
+    const RTA_CACHEINFO: u16 = 12;
+    for_each_attribute(message, ATTRIBUTES, |kind, value| {
+        if kind == RTA_CACHEINFO {
+            value.fill(0);
+        }
+    });
+}
+
+/// Takes out of a message of an address how long it has been there and will be (`IFA_CACHEINFO`), and whether the kernel
+/// still looks for another host that has it.
+fn forget_age(message: &mut [u8]) {
+    /// Behind `struct ifaddrmsg`, whose third byte has the lower flags.
+    const ATTRIBUTES: usize = HEADER + 8;
+    const FLAGS: usize = HEADER + 2;
+    const IFA_CACHEINFO: u16 = 6;
+    const IFA_FLAGS: u16 = 8;
+    let [tentative, ..] = IFA_F_TENTATIVE.to_le_bytes();
+    if let Some(flags) = message.get_mut(FLAGS) {
+        *flags &= !tentative;
+    }
+    for_each_attribute(message, ATTRIBUTES, |kind, value| match (kind, value) {
+        (IFA_CACHEINFO, value) => value.fill(0),
+        (IFA_FLAGS, [lowest, ..]) => *lowest &= !tentative,
+        _ => {}
+    });
+}
+
+fn for_each_attribute(message: &mut [u8], from: usize, mut change: impl FnMut(u16, &mut [u8])) {
+    let mut rest = message.get_mut(from..).unwrap_or_default();
+    while let [a, b, c, d, ..] = *rest {
+        let len = usize::from(u16::from_ne_bytes([a, b])).max(4).next_multiple_of(4);
+        let (this, others) = rest.split_at_mut(len.min(rest.len()));
+        change(u16::from_ne_bytes([c, d]), this.get_mut(4..).unwrap_or_default());
         rest = others;
     }
 }
@@ -364,4 +414,47 @@ pub fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_route_has_been_used_is_forgotten() {
+        let message = |number: u8, used: u8| {
+            let mut bytes = vec![0; 16 + 12];
+            // Its length, and the number of the request.
+            (bytes[0], bytes[8]) = (28 + 8 + 8, number);
+            bytes.extend([8, 0, 4, 0, 7, 0, 0, 0]);
+            bytes.extend([8, 0, 12, 0, used, 0, 0, 0]);
+            bytes
+        };
+        let image = |number, used| {
+            let mut bytes = ROUTES6.magic.map_or(Vec::new(), |magic| magic.to_le_bytes().to_vec());
+            bytes.extend(message(number, used));
+            forget_requests(ROUTES6.image, &mut bytes);
+            bytes
+        };
+        assert_eq!(image(1, 2), image(3, 4));
+        assert!(image(1, 2).contains(&7), "what it says stays");
+    }
+
+    #[test]
+    fn how_old_an_address_is_is_forgotten() {
+        let image = |flags: u8, valid: u8, index: u8| {
+            let mut bytes = ADDRESSES.magic.map_or(Vec::new(), |it| it.to_le_bytes().to_vec());
+            let mut message = vec![0; HEADER + 8];
+            message[0] = 24 + 8 + 8;
+            (message[HEADER + 2], message[HEADER + 4]) = (flags, index);
+            message.extend([8, 0, 8, 0, flags, 0, 0, 0]);
+            message.extend([8, 0, 6, 0, valid, 0, 0, 0]);
+            bytes.extend(message);
+            forget_requests(ADDRESSES.image, &mut bytes);
+            bytes
+        };
+        assert_eq!(image(0xc0, 9, 2), image(0x80, 5, 2));
+        assert_ne!(image(0x80, 9, 2), image(0, 9, 2), "it is permanent, or not");
+        assert_ne!(image(0x80, 9, 2), image(0x80, 9, 3));
+    }
 }

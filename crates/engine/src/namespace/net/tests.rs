@@ -4,15 +4,13 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 
-use torpor_images::ImageDir;
+use torpor_images::{ImageDir, kind};
 
-use super::run_in;
-use crate::dump::Dump;
+use super::{forget_packets, run_in};
 use crate::external::External;
 use crate::namespace::NsKind;
 use crate::namespace::testing::{fresh, tree};
 use crate::options::Options;
-use crate::restore::Restore;
 
 /// Runs a script in a namespace; `FD` in it is a file of the namespace `other`.
 fn shell(space: &OwnedFd, script: &str) -> String {
@@ -60,17 +58,18 @@ fn same(before: &str, after: &str) {
 fn dump(spaces: &[OwnedFd], dir: &std::path::Path, opts: &Options) -> crate::Result<()> {
     let images = ImageDir::create(dir).unwrap();
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
-    let mut cx = Dump::bare(opts, images, tree(NsKind::Net, files));
-    (1..=u32::try_from(spaces.len()).unwrap()).try_for_each(|id| super::dump(&mut cx, id))
+    let known = tree(NsKind::Net, files);
+    (1..=u32::try_from(spaces.len()).unwrap())
+        .try_for_each(|id| super::dump(opts, &images, &known, id))
 }
 
 fn restore(number: usize, dir: &std::path::Path, opts: &Options) -> crate::Result<Vec<OwnedFd>> {
     let spaces: Vec<OwnedFd> = (0..number).map(|_| fresh(NsKind::Net)).collect();
     let images = ImageDir::open(dir).unwrap();
     let files = spaces.iter().map(|s| s.try_clone().unwrap()).collect();
-    let mut cx = Restore::bare(opts, images, tree(NsKind::Net, files));
-    let ids: Vec<u32> = cx.ns.all.iter().map(|ns| ns.id).collect();
-    super::restore(&mut cx, &ids)?;
+    let known = tree(NsKind::Net, files);
+    let ids: Vec<u32> = known.all.iter().map(|ns| ns.id).collect();
+    super::restore(opts, &images, &known, false, &ids)?;
     Ok(spaces)
 }
 
@@ -253,10 +252,40 @@ fn a_device_is_brought_in_place_of_a_pair() {
 #[test]
 fn what_cannot_be_made_again_is_refused() {
     let space = fresh(NsKind::Net);
-    shell(&space, "ip link add dev tap0 type bridge; ip tuntap add dev tun7 mode tun");
+    shell(
+        &space,
+        "ip link add dev tap0 type bridge; ip link add dev vx7 type vxlan id 7 dstport 4789",
+    );
     let dir = tempfile::tempdir().unwrap();
     let error = dump(&[space], dir.path(), &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("network device tun7 (tun)"), "{error}");
+    assert!(error.contains("network device vx7 (vxlan)"), "{error}");
+}
+
+#[test]
+fn tun_devices_come_back_unless_others_serve_them() {
+    let space = fresh(NsKind::Net);
+    shell(
+        &space,
+        "ip tuntap add dev tun7 mode tun pi user 1
+         ip tuntap add dev tap3 mode tap multi_queue vnet_hdr group 2
+         ip link set tap3 address 02:00:00:00:00:03 mtu 1400 up
+         ip address add 10.9.0.1/24 dev tap3",
+    );
+    let before = describe(&space);
+    assert!(before.contains("tap3") && before.contains("multi_queue"), "{before}");
+    let dir = tempfile::tempdir().unwrap();
+    dump(&[space.try_clone().unwrap()], dir.path(), &Options::default()).unwrap();
+    let after = restore(1, dir.path(), &Options::default()).unwrap();
+    same(&before, &describe(&after[0]));
+    let queue = run_in(&[space.as_fd()], || {
+        let file = std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap();
+        torpor_sys::tun::attach(file.as_fd(), "tun7", torpor_sys::tun::IFF_TUN).unwrap();
+        Ok(file)
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let error = dump(&[space], dir.path(), &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("tun7 (tun): is served by a program outside"), "{error}");
+    drop(queue);
 }
 
 #[test]
@@ -268,8 +297,7 @@ fn the_hosts_ends_have_no_number_in_the_images() {
     let opts = Options::default();
     let mut ns = tree(NsKind::Net, vec![host, space]);
     ns.all[0].is_host = true;
-    let mut cx = Dump::bare(&opts, ImageDir::create(dir.path()).unwrap(), ns);
-    super::dump(&mut cx, 2).unwrap();
+    super::dump(&opts, &ImageDir::create(dir.path()).unwrap(), &ns, 2).unwrap();
     let images = ImageDir::open(dir.path()).unwrap();
     let devices: Vec<torpor_images::proto::NetDeviceEntry> =
         images.read_all(torpor_images::kind::NETDEV, 2).unwrap();
@@ -302,4 +330,28 @@ fn tables_are_those_of_ip() {
     );
     assert!(shown.contains("inet 10.1.0.1/24"), "{shown}");
     assert_eq!(shown.matches("10.2.0.0/24 dev lo scope link").count(), 2, "{shown}");
+}
+
+#[test]
+fn rules_are_the_same_whoever_locks_them_and_whatever_they_have_met() {
+    let meant = |kind, rules: &str| {
+        let mut bytes = rules.as_bytes().to_vec();
+        forget_packets(kind, &mut bytes);
+        String::from_utf8(bytes).unwrap()
+    };
+    let nft = |id: &str, count: u32, port: u32| {
+        let lock = format!("table inet CRIU-{id} {{\n\tset conns4 {{\n\t}}\n}}\n");
+        let rule = format!("tcp dport {port} counter packets {count} bytes {count}0 accept");
+        lock + &format!("table inet own {{\n\tchain input {{\n\t\t{rule}\n\t}}\n}}\n")
+    };
+    let rules = meant(kind::NFTABLES, &nft("a", 0, 80));
+    assert_eq!(rules, meant(kind::NFTABLES, &nft("b", 7, 80)));
+    assert_ne!(rules, meant(kind::NFTABLES, &nft("a", 0, 81)));
+    assert_eq!(meant(kind::NFTABLES, "table inet CRIU-a {\n}\n"), "");
+    let legacy = |time: &str, count: u32, policy: &str| {
+        format!("# Generated on {time}\n*filter\n:INPUT {policy} [{count}:{count}0]\nCOMMIT\n")
+    };
+    let rules = meant(kind::IPTABLES, &legacy("Monday", 0, "DROP"));
+    assert_eq!(rules, meant(kind::IPTABLES, &legacy("Tuesday", 7, "DROP")));
+    assert_ne!(rules, meant(kind::IPTABLES, &legacy("Monday", 0, "ACCEPT")));
 }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use torpor_images::proto::VmaEntry;
 
-use super::{is_kept_as, is_private};
+use super::is_kept_as;
+use crate::memory::vma::is_private;
 use crate::ranges::gaps;
 use crate::restore::Task;
-use crate::restore::layers::{Origin, Stretch};
+use crate::restore::pages::{Origin, Stretch};
 
 /// Says for each task what its husk is to hold; parents stand before their children.
 pub fn plan(tasks: &mut [Task]) {
@@ -103,7 +104,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::memory::vma::PAGE;
-    use crate::restore::layers::Pages;
+    use crate::restore::pages::Pages;
     use std::io::Write;
     use torpor_images::pagemap::{PagemapWriter, Run};
     use torpor_images::{ImageDir, kind};

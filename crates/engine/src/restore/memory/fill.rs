@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use torpor_images::proto::VmaEntry;
 use torpor_sys::vm;
+use torpor_tracee::Tracee;
 
-use super::{Restore, is_private};
 use crate::error::{Context, Error, Result};
-use crate::memory::vma::{PAGE, status};
+use crate::memory::vma::{PAGE, is_private, status};
 use crate::ranges::gaps;
-use crate::restore::layers::{Pages, Stretch};
+use crate::restore::lazy::Lazy;
+use crate::restore::pages::{Pages, Stretch};
+use crate::restore::tasks::Task;
 
 /// Bytes copied at once.
 pub(super) const CHUNK: usize = 256 * 1024;
@@ -42,8 +44,7 @@ pub(super) enum There<'a> {
 /// # Errors
 /// The kernel's.
 pub(super) fn drop_absent(
-    cx: &mut Restore<'_>,
-    task: usize,
+    husk: &mut Tracee,
     wanted: &Pages,
     inherited: Inherited<'_>,
 ) -> Result<()> {
@@ -57,9 +58,9 @@ pub(super) fn drop_absent(
     if calls.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = husk.batch();
     for (at, len) in calls {
-        batch.call(libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]);
+        batch.call((libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]));
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
@@ -74,23 +75,23 @@ pub(super) fn drop_absent(
 /// # Errors
 /// The kernel's; the image files'.
 pub(super) fn fill(
-    cx: &Restore<'_>,
-    task: usize,
+    task: &Task,
+    lazy: &Lazy,
+    workers: usize,
     wanted: &Pages,
     vmas: &[VmaEntry],
     there: There<'_>,
 ) -> Result<u64> {
-    let image = &cx.tasks[task].image;
-    let husk = cx.tasks[task].threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
+    let image = &task.image;
+    let husk = task.threads.first().ok_or(Error::Gone { pid: image.vpid() })?;
     let own = status::VDSO | status::VVAR | status::RINGS;
-    let writable = |vma: &VmaEntry| is_private(vma) && vma.status & own == 0 && !cx.leaves(vma);
+    let writable = |vma: &VmaEntry| is_private(vma) && vma.status & own == 0 && !lazy.leaves(vma);
     let vmas = vmas.iter().filter(|v| writable(v));
     let there = match there {
         There::Inherited(inherited) if inherited.kept.is_empty() => There::Others,
         there => there,
     };
     let pieces = cut(wanted, vmas);
-    let workers = cx.opts.workers();
     tracing::debug!("filling the memory of task {}, with up to {workers} threads", image.vpid());
     let filler = Filler { pid: husk.pid(), there, written: AtomicU64::new(0) };
     filler.run(&pieces, workers)?;

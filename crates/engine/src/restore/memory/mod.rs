@@ -18,40 +18,31 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::proto::VmaEntry;
+use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
 pub use self::bequest::plan;
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
-use super::layers::Pages;
+use self::vdso::{STUB_FROM, is_special};
+use super::pages::Pages;
 use super::template::{self, Role};
 use super::transport::Transport;
 use super::{Restore, Task};
 use crate::error::{Context, Error, Result};
-use crate::file::{lock, memfd, regular};
+use crate::file::{lock, memfd};
 use crate::memory::aio;
-use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_wiped_on_fork, status};
+use crate::memory::vma::{MAP_DROPPABLE, PAGE, is_private, is_wiped_on_fork, status};
 use crate::namespace::ipc;
 use crate::proc;
 use crate::ranges::Ranges;
+use crate::restore::tasks::Mapped;
 
 const PROT_WRITE: u32 = libc::PROT_WRITE.cast_unsigned();
 /// What the kernel maps into every task.
 const KERNELS: u32 = status::VDSO | status::VVAR | status::VSYSCALL;
-/// Lowest address at which a stub is placed.
-const STUB_FROM: u64 = 1 << 20;
-
-/// A mapping in place.
-#[derive(Debug, Clone)]
-pub struct Mapped {
-    /// What it is to be.
-    vma: VmaEntry,
-    /// Whether it is writable for the time being, although the task may not write it:
-    /// for its pages to be filled in. Others are mapped as they are right away, since a
-    /// private mapping that was writable once counts as memory of the task for ever.
-    opened: bool,
-}
 
 impl Mapped {
     fn new(vma: VmaEntry, pages: &Pages, lazy: bool) -> Self {
@@ -59,13 +50,9 @@ impl Mapped {
         Mapped { vma, opened }
     }
 
-    fn prot(&self) -> u64 {
-        u64::from(self.vma.prot | if self.opened { PROT_WRITE } else { 0 })
+    fn prot(&self) -> ProtFlags {
+        ProtFlags::from_bits_retain(self.vma.prot | if self.opened { PROT_WRITE } else { 0 })
     }
-}
-
-fn is_private(vma: &VmaEntry) -> bool {
-    vma.flags & libc::MAP_SHARED.cast_unsigned() == 0
 }
 
 /// Whether a mapping has pages to be filled in, but cannot be written.
@@ -84,18 +71,19 @@ fn open_inherited(
     pages: &Pages,
 ) -> Result<Vec<Mapped>> {
     let mut out = Vec::new();
-    let filled: Vec<bool> = kept.iter().map(|vma| !cx.leaves(vma)).collect();
-    let mut batch = cx.remote(task)?.batch();
+    let filled: Vec<bool> = kept.iter().map(|vma| !cx.lazy.leaves(vma)).collect();
+    let mut batch = cx.tasks.remote(task)?.batch();
     for (vma, filled) in kept.iter().zip(filled) {
         let was_open = inherited.iter().any(|m| m.vma.start == vma.start && m.opened);
         let opened = was_open || filled && needs_opening(vma, pages);
         // The parent's protection may have been another.
-        let prot = u64::from(vma.prot | if opened { PROT_WRITE } else { 0 });
+        let mapped = Mapped { vma: *vma, opened };
+        let prot = mapped.prot();
         let differs = inherited.iter().any(|m| m.vma.start == vma.start && m.prot() != prot);
         if differs {
-            batch.must(libc::SYS_mprotect, [vma.start, vma.end - vma.start, prot]);
+            batch.must(syscall::mprotect(vma.start..vma.end, prot));
         }
-        out.push(Mapped { vma: *vma, opened });
+        out.push(mapped);
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "opening inherited memory".to_owned()),
@@ -119,8 +107,8 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     };
     let here = current(cx, task)?;
     let base = free_place(&wanted, &here)?;
-    let old_stub = cx.remote(task)?.stub_range();
-    cx.remote(task)?.move_stub(base)?;
+    let old_stub = cx.tasks.remote(task)?.stub_range();
+    cx.tasks.remote(task)?.move_stub(base)?;
     let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
         wanted.iter().cloned().partition(|v| survives(v, &inherited));
     let vpid = cx.tasks[task].image.vpid();
@@ -135,18 +123,25 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     }
     let staying = kept.iter().map(|vma| vma.start..vma.end).collect();
     clear(cx, task, &here, &staying, old_stub)?;
-    vdso::relocate(cx, task, &wanted, &here)?;
-    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.leaves(&v));
+    vdso::relocate(&mut cx.tasks[task], &wanted, &here)?;
+    let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
     let kept_open = open_inherited(cx, task, &kept, &inherited, &filled)?;
     let theirs = theirs.as_deref().map(|pages| Inherited { pages, kept: &kept });
     if let Some(theirs) = theirs {
-        fill::drop_absent(cx, task, &filled, theirs)?;
+        fill::drop_absent(cx.tasks.remote(task)?, &filled, theirs)?;
     }
-    fill::fill(cx, task, &filled, &wanted, theirs.map_or(There::Others, There::Inherited))?;
+    fill::fill(
+        &cx.tasks[task],
+        &cx.lazy,
+        cx.opts.workers(),
+        &filled,
+        &wanted,
+        theirs.map_or(There::Others, There::Inherited),
+    )?;
     if !cx.staged {
-        aio::restore(cx, task, &kept)?;
+        aio::restore(&mut cx.tasks[task], &kept)?;
     }
     let mut mapped: Vec<Mapped> = fresh.into_iter().chain(kept_open).collect();
     mapped.sort_unstable_by_key(|place| place.vma.start);
@@ -173,12 +168,8 @@ fn of_template(cx: &Restore<'_>, task: usize) -> Vec<Mapped> {
 
 /// The mappings that the husk has now.
 fn current(cx: &mut Restore<'_>, task: usize) -> Result<Vec<Mapping>> {
-    let pid = cx.remote(task)?.pid();
+    let pid = cx.tasks.remote(task)?.pid();
     Ok(parse_maps(&proc::read(pid, "maps")?))
-}
-
-fn is_special(name: &str) -> bool {
-    name == "[vdso]" || name.starts_with("[vvar") || name == "[vsyscall]"
 }
 
 /// An address at which neither the task nor the husk has anything.
@@ -227,23 +218,23 @@ fn clear(
 ) -> Result<()> {
     let mut keep: Vec<(u64, u64)> = kept.as_slice().iter().map(|v| (v.start, v.end)).collect();
     keep.extend(here.iter().filter(|m| is_special(&m.name)).map(|m| (m.start, m.end)));
-    if let Some((base, len)) = cx.remote(task)?.stub_range() {
+    if let Some((base, len)) = cx.tasks.remote(task)?.stub_range() {
         keep.push((base, base + len));
     }
     keep.sort_unstable();
     let mut remove: Vec<(u64, u64)> = here.iter().map(|m| (m.start, m.end)).collect();
     remove.extend(old_stub.map(|(base, len)| (base, base + len)));
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     for (start, end) in remove {
         let mut at = start;
         for &(from, to) in keep.iter().filter(|k| k.1 > start && k.0 < end) {
             if from > at {
-                batch.call(libc::SYS_munmap, [at, from - at]);
+                batch.call(syscall::munmap(at..from));
             }
             at = at.max(to);
         }
         if at < end {
-            batch.call(libc::SYS_munmap, [at, end - at]);
+            batch.call(syscall::munmap(at..end));
         }
     }
     match batch.run()?.first_error() {
@@ -263,7 +254,7 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
     });
     map_anonymous(cx, task, &anonymous)?;
     let sysv: Vec<&VmaEntry> = sysv.into_iter().map(|m| &m.vma).collect();
-    ipc::attach(cx.remote(task)?, &sysv)?;
+    ipc::attach(cx.tasks.remote(task)?, &sysv)?;
     // As many files at once as one message carries.
     for chunk in backed.chunks(200) {
         map_files(cx, task, chunk)?;
@@ -272,11 +263,11 @@ fn map(cx: &mut Restore<'_>, task: usize, vmas: &[Mapped]) -> Result<()> {
 }
 
 fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> {
-    let husk = cx.remote(task)?;
+    let husk = cx.tasks.remote(task)?;
     let areas = joined(vmas);
     let mut batch = husk.batch();
     for Area { start, end, prot, flags } in &areas {
-        batch.must(libc::SYS_mmap, [*start, end - start, *prot, u64::from(*flags), u64::MAX, 0]);
+        batch.must(syscall::mmap_anonymous(*start..*end, *prot, *flags));
     }
     let place = |i: usize| areas.get(i).map(|area| area.start..area.end);
     failed_mapping(batch.run()?.first_error(), place)
@@ -286,8 +277,8 @@ fn map_anonymous(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<
 struct Area {
     start: u64,
     end: u64,
-    prot: u64,
-    flags: u32,
+    prot: ProtFlags,
+    flags: MapFlags,
 }
 
 /// Joins neighbours that are alike while they are filled: the kernel would do it, too.
@@ -296,10 +287,10 @@ fn joined(vmas: &[&Mapped]) -> Vec<Area> {
     let mut areas: Vec<Area> = Vec::new();
     for place in vmas {
         let vma = &place.vma;
-        let flags = mmap_flags(vma) | libc::MAP_ANONYMOUS.cast_unsigned();
+        let flags = mmap_flags(vma);
         let alike = |last: &Area| {
             (last.end, last.prot, last.flags) == (vma.start, place.prot(), flags)
-                && flags & libc::MAP_GROWSDOWN.cast_unsigned() == 0
+                && !flags.contains(MapFlags::GROWSDOWN)
         };
         match areas.last_mut() {
             Some(last) if alike(last) => last.end = vma.end,
@@ -310,7 +301,7 @@ fn joined(vmas: &[&Mapped]) -> Vec<Area> {
 }
 
 /// The `mmap` flags of a mapping; locks come at the end.
-fn mmap_flags(vma: &VmaEntry) -> u32 {
+fn mmap_flags(vma: &VmaEntry) -> MapFlags {
     let fixed = if vma.flags & libc::MAP_GROWSDOWN.cast_unsigned() != 0 {
         // The guard gap that MAP_FIXED_NOREPLACE looks at is no mapping of ours.
         libc::MAP_FIXED
@@ -324,7 +315,7 @@ fn mmap_flags(vma: &VmaEntry) -> u32 {
     };
     let keep = (libc::MAP_GROWSDOWN | libc::MAP_NORESERVE | libc::MAP_HUGETLB).cast_unsigned()
         | (0x3f << libc::MAP_HUGE_SHIFT);
-    kind | vma.flags & keep | fixed.cast_unsigned()
+    MapFlags::from_bits_retain(kind | vma.flags & keep | fixed.cast_unsigned())
 }
 
 fn failed_mapping(
@@ -362,34 +353,26 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
         of.push(place);
     }
     let transport = open_transport(cx, task)?;
-    let husk = cx.remote(task)?;
+    let husk = cx.tasks.remote(task)?;
     let mut batch = husk.batch();
     let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
     transport.send(&mut batch, &borrowed)?;
     let skipped = batch.len();
     for (place, &file) in vmas.iter().zip(&of) {
         let vma = &place.vma;
-        batch.must(
-            libc::SYS_mmap,
-            [
-                vma.start,
-                vma.end - vma.start,
-                place.prot(),
-                u64::from(mmap_flags(vma)),
-                file as u64,
-                vma.pgoff,
-            ],
-        );
+        let of_file = (RemoteFd(file as u64), vma.pgoff);
+        let range = vma.start..vma.end;
+        batch.must(syscall::mmap(range, place.prot(), mmap_flags(vma), of_file));
     }
     // The task itself takes the locks: the kernel names who has.
     let locked: Vec<&VmaEntry> =
         vmas.iter().map(|m| &m.vma).filter(|v| v.torpor_flock.is_some()).collect();
     for (vma, &file) in vmas.iter().zip(&of) {
         if let Some(kind) = vma.vma.torpor_flock {
-            batch.must(libc::SYS_flock, [file as u64, lock::flock_operation(kind)?]);
+            batch.must((libc::SYS_flock, [file as u64, lock::flock_operation(kind)?]));
         }
     }
-    batch.call(libc::SYS_close_range, [0, files.len() as u64 - 1, 0]);
+    batch.call((libc::SYS_close_range, [0, files.len() as u64 - 1, 0]));
     transport.close(&mut batch);
     let error = batch.run()?.first_error().map(|(i, e)| (i.wrapping_sub(skipped), e));
     let places: Vec<&VmaEntry> = vmas.iter().map(|m| &m.vma).chain(locked).collect();
@@ -398,7 +381,7 @@ fn map_files(cx: &mut Restore<'_>, task: usize, vmas: &[&Mapped]) -> Result<()> 
 
 /// A transport whose end lies above what is sent through it.
 fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
-    Transport::open(cx.remote(task)?, 300)
+    Transport::open(cx.tasks.remote(task)?, 300)
 }
 
 /// The file behind a mapping.
@@ -407,20 +390,23 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
     // In CRIU's images a memfd is a file besides.
     if vma.status & status::MEMFD != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
-        return match cx.files.anonymous.get(&id).cloned() {
-            Some(inode) => shared::open(cx, task, vma, &inode),
-            None => memfd::open_for_mapping(cx, id, vma),
+        return match cx.kinds.memfds.anonymous.get(&id).cloned() {
+            Some(inode) => {
+                let known = (&cx.images, &mut cx.shared);
+                shared::open(known, cx.tasks.remote(task)?, vma, &inode)
+            }
+            None => memfd::open_for_mapping(cx.file(id)?, vma),
         };
     }
     if vma.status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
         // A lock belongs to the open file: no descriptor must have the same.
         return match vma.torpor_flock {
-            Some(_) => regular::open_apart(cx, id, vma.fdflags),
-            None => regular::open_for_mapping(cx, id, vma.fdflags),
+            Some(_) => cx.open_apart(id, vma.fdflags),
+            None => cx.open_for_mapping(id, vma.fdflags),
         };
     }
-    shared::open_old(cx, task, vma)
+    shared::open_old((&cx.images, &mut cx.shared), &mut cx.tasks, task, vma)
 }
 
 /// The children have been made: the husk gets its own pages in place of those that it has held
@@ -436,8 +422,9 @@ pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     }
     let kept = early(cx, task);
     let held = Inherited { pages: &held, kept: &kept };
-    fill::drop_absent(cx, task, &own, held)?;
-    fill::fill(cx, task, &own, &kept, There::Inherited(held)).map(drop)
+    fill::drop_absent(cx.tasks.remote(task)?, &own, held)?;
+    fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), &own, &kept, There::Inherited(held))
+        .map(drop)
 }
 
 /// What only the finished address space can have: real protections, advice, locks, guard pages.
@@ -451,22 +438,23 @@ pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let vmas: Vec<VmaEntry> = mm.vmas.iter().filter(|v| v.status & KERNELS == 0).cloned().collect();
     let opened: HashSet<u64> =
         cx.tasks[task].mapped.iter().filter(|m| m.opened).map(|m| m.vma.start).collect();
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     for vma in &vmas {
         let len = vma.end - vma.start;
         if vma.status & status::GUARD != 0 {
-            batch.must(libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]);
+            batch.must((libc::SYS_madvise, [vma.start, len, MADV_GUARD_INSTALL]));
             continue;
         }
         if opened.contains(&vma.start) {
-            batch.must(libc::SYS_mprotect, [vma.start, len, u64::from(vma.prot)]);
+            batch
+                .must(syscall::mprotect(vma.start..vma.end, ProtFlags::from_bits_retain(vma.prot)));
         }
         for advice in (0..64).filter(|a| vma.madv.unwrap_or(0) >> a & 1 != 0) {
-            batch.must(libc::SYS_madvise, [vma.start, len, advice]);
+            batch.must((libc::SYS_madvise, [vma.start, len, advice]));
         }
         if vma.flags & libc::MAP_LOCKED.cast_unsigned() != 0 {
             let on_fault = vma.flags & libc::MAP_NONBLOCK.cast_unsigned() != 0;
-            batch.must(libc::SYS_mlock2, [vma.start, len, u64::from(on_fault)]);
+            batch.must((libc::SYS_mlock2, [vma.start, len, u64::from(on_fault)]));
         }
     }
     match batch.run()?.first_error() {

@@ -7,18 +7,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use rustix::mm::ProtFlags;
 use torpor_images::kind;
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::Mapping;
+use torpor_tracee::syscall;
 
-use super::{Mapped, PROT_WRITE, Restore, clear, current, fill, free_place, is_private, map, vdso};
+use super::{PROT_WRITE, Restore, clear, current, fill, free_place, map, vdso};
 use crate::error::{Context, Result};
 use crate::memory::aio;
-use crate::memory::vma::{PAGE, status};
+use crate::memory::vma::{PAGE, is_private, status};
 use crate::ranges::Ranges;
 use crate::restore::Applied;
-use crate::restore::layers::{Pages, Search};
+use crate::restore::pages::{Pages, Search};
 use crate::restore::rounds::Start;
+use crate::restore::tasks::Mapped;
 
 /// What tells mappings apart that cannot become each other; the rest of their status says what
 /// they are used for.
@@ -33,7 +36,7 @@ pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
     is_private(vma)
         && vma.status & late == 0
         && vma.torpor_flock.is_none()
-        && !(of_file && cx.files.temporary.is_remapped(file))
+        && !(of_file && cx.temporary.is_remapped(file))
 }
 
 /// Makes the address space of `task`, whose husk has what `start` says, what its image says.
@@ -49,15 +52,15 @@ pub(in crate::restore) fn refit(
     let before = std::mem::take(&mut cx.tasks[task].mapped);
     let here = current(cx, task)?;
     let kept = kept(&before, &wanted, &here);
-    let old_stub = cx.remote(task)?.stub_range();
+    let old_stub = cx.tasks.remote(task)?.stub_range();
     if old_stub.is_none_or(|(base, len)| is_in_the_way(base, len, &wanted)) {
         let base = free_place(&wanted, &here)?;
-        cx.remote(task)?.move_stub(base)?;
+        cx.tasks.remote(task)?.move_stub(base)?;
         clear(cx, task, &here, &kept, old_stub)?;
     } else {
         clear(cx, task, &here, &kept, None)?;
     }
-    vdso::relocate(cx, task, &wanted, &here)?;
+    vdso::relocate(&mut cx.tasks[task], &wanted, &here)?;
 
     let id = u64::from(cx.tasks[task].image.tree.pid);
     let is_born = matches!(start, Start::Born);
@@ -79,15 +82,16 @@ pub(in crate::restore) fn refit(
     let new = new.with(again.stretches().to_vec());
 
     let written = new.ranges();
-    let left: Ranges = wanted.iter().filter(|v| cx.leaves(v)).map(|v| v.start..v.end).collect();
+    let left: Ranges =
+        wanted.iter().filter(|v| cx.lazy.leaves(v)).map(|v| v.start..v.end).collect();
     // What the pager is to bring in must not be there.
     let gone = valid.without(&written).without(&same).or(&valid.and(&written).and(&left));
     forget(cx, task, &gone)?;
     let there = if is_born { fill::There::Alike } else { fill::There::Others };
-    let filled = fill::fill(cx, task, &new, &wanted, there)?;
+    let filled = fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), &new, &wanted, there)?;
     cx.tasks[task].image.pages = Arc::new(new);
     cx.tasks[task].bequest = Arc::clone(&cx.tasks[task].image.pages);
-    aio::restore(cx, task, &[])?;
+    aio::restore(&mut cx.tasks[task], &[])?;
     Ok(Applied { written: filled / PAGE, dropped: gone.len() / PAGE })
 }
 
@@ -138,18 +142,18 @@ fn remap(
     writes: &Ranges,
 ) -> Result<Ranges> {
     let mut mapped = Vec::with_capacity(wanted.len());
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     for vma in wanted {
         let range = vma.start..vma.end;
         let stays: Vec<_> = kept.within(&range).flat_map(|kept| parts(before, kept)).collect();
         // What was writable once counts as memory of the task for ever: what joins it has to.
-        let was_open = stays.iter().any(|(_, old)| old.prot() & u64::from(PROT_WRITE) != 0);
+        let was_open = stays.iter().any(|(_, old)| old.prot().contains(ProtFlags::WRITE));
         let opened = is_private(vma)
             && vma.prot & PROT_WRITE == 0
             && (was_open || writes.within(&range).next().is_some());
         let place = Mapped { vma: *vma, opened };
         for (part, _) in stays.iter().filter(|(_, old)| old.prot() != place.prot()) {
-            batch.must(libc::SYS_mprotect, [part.start, part.end - part.start, place.prot()]);
+            batch.must(syscall::mprotect(part.clone(), place.prot()));
         }
         mapped.push(place);
     }
@@ -160,9 +164,9 @@ fn remap(
     let broken = broken(&mapped, &kept, &current(cx, task)?);
     if !broken.is_empty() {
         tracing::debug!("made anew since they do not join: {broken:x?}");
-        let mut batch = cx.remote(task)?.batch();
+        let mut batch = cx.tasks.remote(task)?.batch();
         for range in broken.as_slice() {
-            batch.must(libc::SYS_munmap, [range.start, range.end - range.start]);
+            batch.must(syscall::munmap(range.clone()));
         }
         if let Some((_, e)) = batch.run()?.first_error() {
             return Err(e).context(|| "unmapping memory that does not join".to_owned());
@@ -240,10 +244,10 @@ pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Range
     if gone.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = cx.tasks.remote(task)?.batch();
     for range in gone.as_slice() {
         let len = range.end - range.start;
-        batch.call(libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as u64]);
+        batch.call((libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as u64]));
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "dropping pages that are no more".to_owned()),
@@ -261,18 +265,19 @@ pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) 
         let special = place.vma.status & super::KERNELS != 0;
         if !special && !place.opened && super::needs_opening(&place.vma, pages) {
             place.opened = true;
-            open.push((place.vma.start, place.vma.end - place.vma.start, place.prot()));
+            open.push((place.vma.start..place.vma.end, place.prot()));
         }
     }
     if !open.is_empty() {
-        let mut batch = cx.remote(task)?.batch();
-        for (start, len, prot) in open {
-            batch.must(libc::SYS_mprotect, [start, len, prot]);
+        let mut batch = cx.tasks.remote(task)?.batch();
+        for (range, prot) in open {
+            batch.must(syscall::mprotect(range, prot));
         }
         if let Some((_, e)) = batch.run()?.first_error() {
             return Err(e).context(|| "opening memory for a round".to_owned());
         }
     }
     let vmas: Vec<VmaEntry> = cx.tasks[task].mapped.iter().map(|place| place.vma).collect();
-    fill::fill(cx, task, pages, &vmas, fill::There::Others).map(drop)
+    fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), pages, &vmas, fill::There::Others)
+        .map(drop)
 }

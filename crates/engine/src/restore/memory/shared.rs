@@ -1,18 +1,21 @@
 //! Shared memory that has no file: made by the first task that maps it.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
 
+use rustix::mm::{MapFlags, ProtFlags};
+use torpor_images::ImageDir;
 use torpor_images::kind;
 use torpor_images::proto::{MemfdInodeEntry, VmaEntry};
-use torpor_sys::vm;
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall;
 
-use super::Restore;
-use super::fill::CHUNK;
 use crate::error::{Context, Result};
 use crate::memory::vma::status;
-use crate::restore::layers::Pages;
+use crate::restore::object;
+use crate::restore::pages::Pages;
+use crate::restore::tasks::{Task, Tasks};
 
 /// Numbers of objects that images of Torpor's old versions have, which are not files there.
 const OLD: u64 = 1 << 40;
@@ -23,9 +26,9 @@ const OLD: u64 = 1 << 40;
 ///
 /// # Errors
 /// The kernel's; the image files'.
-pub(super) fn open(
-    cx: &mut Restore<'_>,
-    task: usize,
+pub(in crate::restore) fn open(
+    (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
+    husk: &mut Tracee,
     vma: &VmaEntry,
     inode: &MemfdInodeEntry,
 ) -> Result<OwnedFd> {
@@ -33,87 +36,57 @@ pub(super) fn open(
         libc::MAP_HUGETLB.cast_unsigned() | flags & 0x3f << libc::MAP_HUGE_SHIFT
     });
     let vma = VmaEntry { flags: vma.flags | huge, ..*vma };
-    make(cx, task, &vma, (inode.shmid.into(), inode.inode_id), Some(inode.size))
+    make((images, known), husk, &vma, (inode.shmid.into(), inode.inode_id), inode.size)
 }
 
 /// As [`open`], of images that say with the mapping what there is to say.
 ///
 /// # Errors
 /// As [`open`].
-pub(super) fn open_old(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
-    make(cx, task, vma, (vma.shmid, vma.shmid | OLD), None)
+pub(super) fn open_old(
+    (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
+    tasks: &mut Tasks,
+    task: usize,
+    vma: &VmaEntry,
+) -> Result<OwnedFd> {
+    let size = length(tasks, vma);
+    make((images, known), tasks.remote(task)?, vma, (vma.shmid, vma.shmid | OLD), size)
 }
 
 fn make(
-    cx: &mut Restore<'_>,
-    task: usize,
+    (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
+    husk: &mut Tracee,
     vma: &VmaEntry,
     (shmid, object): (u64, u64),
-    size: Option<u64>,
+    size: u64,
 ) -> Result<OwnedFd> {
-    if let Some(file) = cx.shared.get(&object) {
+    if let Some(file) = known.get(&object) {
         return file.try_clone().context(|| "dup".to_owned());
     }
-    let pages = Pages::load(&cx.images, kind::SHMEM_PAGEMAP, shmid)?;
-    let size = size.unwrap_or_else(|| length(cx, vma)).max(pages.end());
-    let husk = cx.remote(task)?;
+    let pages = Pages::load(images, kind::SHMEM_PAGEMAP, shmid)?;
+    let size = size.max(pages.end());
     let keep =
         (libc::MAP_HUGETLB | libc::MAP_NORESERVE).cast_unsigned() | 0x3f << libc::MAP_HUGE_SHIFT;
-    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS).cast_unsigned() | vma.flags & keep;
-    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let at = husk.call(
-        "mmap of shared memory",
-        libc::SYS_mmap,
-        [0, size, prot, u64::from(flags), u64::MAX, 0],
-    )?;
+    let flags = MapFlags::SHARED | MapFlags::from_bits_retain(vma.flags & keep);
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    let at = husk.call("mmap of shared memory", syscall::mmap_anonymous(0..size, prot, flags))?;
     let name = format!("/proc/{}/map_files/{at:x}-{:x}", husk.pid(), at + size);
     let file =
         File::options().read(true).write(true).open(&name).context(|| format!("open {name}"))?;
-    fill(&pages, &file, 0)?;
-    cx.remote(task)?.call("munmap", libc::SYS_munmap, [at, size])?;
+    object::fill(&pages, &file, 0)?;
+    husk.call("munmap", syscall::munmap(at..at + size))?;
     let clone = file.try_clone().context(|| "dup".to_owned())?;
-    cx.shared.insert(object, file.into());
+    known.insert(object, file.into());
     Ok(clone.into())
 }
 
 /// The length of the object of a mapping: what the images say, or else where the last of its
 /// mappings ends.
-fn length(cx: &Restore<'_>, vma: &VmaEntry) -> u64 {
+fn length(tasks: &[Task], vma: &VmaEntry) -> u64 {
     if let Some(len) = vma.torpor_object_len {
         return len;
     }
-    let vmas = cx.tasks.iter().flat_map(|task| task.image.vmas());
+    let vmas = tasks.iter().flat_map(|task| task.image.vmas());
     let same = vmas.filter(|v| v.shmid == vma.shmid && v.status & status::ANON_SHARED != 0);
     same.map(|v| v.pgoff.saturating_add(v.end - v.start)).max().unwrap_or(0)
-}
-
-/// Writes the pages of a shared object into its file, or into memory where it begins
-/// at `base`.
-///
-/// # Errors
-/// The kernel's; the image files'.
-pub fn fill(pages: &Pages, file: &File, base: u64) -> Result<()> {
-    let mut buffer = vec![0u8; CHUNK];
-    // The object is new: what it does not hold yet is zero.
-    for stretch in pages.stretches().iter().filter(|stretch| !stretch.is_zero()) {
-        let mut at = stretch.range.start;
-        while at < stretch.range.end {
-            let len = usize::try_from(stretch.range.end - at).unwrap_or(CHUNK).min(CHUNK);
-            stretch.read(at, &mut buffer[..len])?;
-            write_object(file, &buffer[..len], base + at)
-                .context(|| "filling shared memory".to_owned())?;
-            at += len as u64;
-        }
-    }
-    Ok(())
-}
-
-fn write_object(file: &File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-    match file.write_all_at(bytes, offset) {
-        // hugetlbfs can only be written through a mapping.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            vm::write_mapped(file.as_fd(), offset, bytes)
-        }
-        done => done,
-    }
 }

@@ -4,22 +4,25 @@
 //! A seal covers every byte of a checkpoint. Pages are verified when they are read, so what
 //! nobody needs is read here.
 
+use torpor_images::ImageDir;
+
+use super::KERNELS;
 use super::fill::CHUNK;
-use super::{KERNELS, Restore};
 use crate::error::Result;
 use crate::memory::vma::status;
 use crate::ranges::gaps;
+use crate::restore::tasks::Task;
 
 /// Verifies them.
 ///
 /// # Errors
 /// Pages that do not fit their tags.
-pub fn verify(cx: &Restore<'_>) -> Result<()> {
-    if cx.images.seal_ref().is_none() {
+pub fn verify(images: &ImageDir, tasks: &[Task]) -> Result<()> {
+    if images.seal_ref().is_none() {
         return Ok(());
     }
     let mut buffer = vec![0; CHUNK];
-    for image in cx.tasks.iter().map(|task| &task.image) {
+    for image in tasks.iter().map(|task| &task.image) {
         if !image.pages.are_verified_singly() {
             continue;
         }

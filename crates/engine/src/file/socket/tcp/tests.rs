@@ -453,7 +453,8 @@ fn a_restore_that_fails_late_is_not_noticed_by_peers() {
 fn a_guarded_connection_ends_silently() {
     in_netns(|| {
         let (inside, outside) = pair("::1");
-        crate::guardian::perform(&Undo::Silence(0), Some(&inside.into())).unwrap();
+        let inside = OwnedFd::from(inside);
+        undo_silence(0).perform(Some(inside.as_fd())).unwrap();
         outside.set_nonblocking(true).unwrap();
         assert_eq!(rustix::io::read(&outside, &mut [0; 4]), Err(Errno::AGAIN));
         // Who is alive leaves repair mode again, who is not stays silent.
@@ -462,7 +463,7 @@ fn a_guarded_connection_ends_silently() {
             let (inside, _outside) = pair("::1");
             let socket = OwnedFd::from(inside);
             silence(socket.as_fd()).unwrap();
-            crate::guardian::perform(&Undo::Repair(holder, 0, 1), Some(&socket)).unwrap();
+            undo_repair(holder, 0, 1).perform(Some(socket.as_fd())).unwrap();
             assert_eq!(get(socket.as_fd(), TCP_REPAIR).unwrap(), repaired);
         }
     });

@@ -10,31 +10,34 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::PidfdGetfdFlags;
 use torpor_images::proto::SkUcred;
 use torpor_sys::socket;
+use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Batch, Call, Outcome, Tracee};
 
+use super::Neighbours;
 use super::name::Reach;
 use crate::error::{Context, Error, Result};
 use crate::file::description::duplicate;
-use crate::file::socket::netns_of;
+use crate::file::socket::about::netns_of;
 use crate::namespace::NsKind;
 use crate::proc;
-use crate::restore::{Restore, Transport, with_process};
+use crate::restore::process::with_process;
+use crate::restore::transport::Transport;
 
 /// A pair of connected sockets in a network namespace of the images.
 pub(super) fn socketpair(
-    cx: &mut Restore<'_>,
+    cx: &mut Neighbours<'_>,
     who: Option<SkUcred>,
     ns_id: Option<u32>,
     kind: u32,
 ) -> Result<(OwnedFd, OwnedFd)> {
-    let space = netns_of(cx, ns_id);
+    let space = netns_of(cx.spaces, ns_id);
     let made = as_maker(cx, who, Some(space), |husk, who| {
         let mut batch = husk.batch();
         let pair = batch.space(8);
         let kind = u64::from(kind) | libc::SOCK_CLOEXEC as u64;
         let family = libc::AF_UNIX as u64;
         let out = in_the_name_of(batch, who, |batch| {
-            batch.call(libc::SYS_socketpair, [family, kind, 0, pair.addr.0])
+            batch.call((libc::SYS_socketpair, [family, kind, 0, pair.addr.0]))
         })?;
         let numbers = [0, 4].map(|at| out.u32_at(pair, at));
         let pidfd = proc::pidfd(husk.pid())?;
@@ -45,14 +48,14 @@ pub(super) fn socketpair(
         let taken = (take(numbers[0])?, take(numbers[1])?);
         let mut batch = husk.batch();
         for number in numbers {
-            batch.call(libc::SYS_close, [number.into()]);
+            batch.call(syscall::close(number.into()));
         }
         batch.run()?;
         Ok(taken)
     })?;
     match made {
         Some(pair) => Ok(pair),
-        None => cx.in_netns(space, || {
+        None => cx.spaces.in_netns(space, || {
             let kind = SocketType::from_raw(kind);
             rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
                 .context(|| "socketpair".to_owned())
@@ -62,7 +65,7 @@ pub(super) fn socketpair(
 
 /// Lets a socket listen.
 pub(super) fn listen(
-    cx: &mut Restore<'_>,
+    cx: &mut Neighbours<'_>,
     who: Option<SkUcred>,
     fd: BorrowedFd<'_>,
     backlog: u32,
@@ -73,7 +76,7 @@ pub(super) fn listen(
         let mut batch = husk.batch();
         transport.send(&mut batch, &[fd])?;
         in_the_name_of(batch, who, |batch| {
-            batch.call(libc::SYS_listen, [0, u64::from(backlog.cast_unsigned())])
+            batch.call((libc::SYS_listen, [0, u64::from(backlog.cast_unsigned())]))
         })?;
         clear(husk, transport)
     })?;
@@ -85,7 +88,7 @@ pub(super) fn listen(
 
 /// Connects a socket.
 pub(super) fn connect(
-    cx: &mut Restore<'_>,
+    cx: &mut Neighbours<'_>,
     who: Option<SkUcred>,
     fd: BorrowedFd<'_>,
     reach: &Reach,
@@ -130,14 +133,13 @@ fn connect_from(
         Some(_) => super::name::address(b"1\0"),
         None => reach.address.clone(),
     };
-    let dot = batch.cstr(".").0;
-    let flags = u64::from(DIRECTORY.bits());
-    batch.must(libc::SYS_openat, [u64::from(libc::AT_FDCWD.cast_unsigned()), dot, flags, 0]);
-    batch.must(libc::SYS_fchdir, [2]);
+    let dot = batch.cstr(".");
+    batch.must(syscall::openat(RemoteFd::CWD, dot, DIRECTORY, Mode::empty()));
+    batch.must((libc::SYS_fchdir, [2]));
     let bytes = batch.bytes(&address).0;
     let len = address.len() as u64;
-    let out = in_the_name_of(batch, who, |batch| batch.call(libc::SYS_connect, [0, bytes, len]));
-    husk.call("fchdir", libc::SYS_fchdir, [4])?;
+    let out = in_the_name_of(batch, who, |batch| batch.call((libc::SYS_connect, [0, bytes, len])));
+    husk.call("fchdir", (libc::SYS_fchdir, [4]))?;
     clear(husk, transport)?;
     out.map(drop)
 }
@@ -146,7 +148,7 @@ fn connect_from(
 fn clear(husk: &mut Tracee, transport: Transport) -> Result<()> {
     let mut batch = husk.batch();
     transport.close(&mut batch);
-    batch.call(libc::SYS_close_range, [0, u64::from(u32::MAX), 0]);
+    batch.call((libc::SYS_close_range, [0, u64::from(u32::MAX), 0]));
     batch.run()?;
     Ok(())
 }
@@ -160,13 +162,13 @@ fn in_the_name_of(
     const SAME: u64 = u64::MAX;
     let others = who.uid != 0 || who.gid != 0;
     let become_it = others.then(|| {
-        let gid = batch.call(libc::SYS_setresgid, [SAME, who.gid.into(), SAME]);
-        (gid, batch.call(libc::SYS_setresuid, [SAME, who.uid.into(), SAME]))
+        let gid = batch.call((libc::SYS_setresgid, [SAME, who.gid.into(), SAME]));
+        (gid, batch.call((libc::SYS_setresuid, [SAME, who.uid.into(), SAME])))
     });
     let call = call(&mut batch);
     if others {
-        batch.call(libc::SYS_setresuid, [SAME, 0, SAME]);
-        batch.call(libc::SYS_setresgid, [SAME, 0, SAME]);
+        batch.call((libc::SYS_setresuid, [SAME, 0, SAME]));
+        batch.call((libc::SYS_setresgid, [SAME, 0, SAME]));
     }
     let out = batch.run()?;
     let what = || format!("a call as user {} and group {}", who.uid, who.gid);
@@ -181,7 +183,7 @@ fn in_the_name_of(
 /// Works in the husk of a process with the number and in the network namespace that are
 /// wanted. `None` without knowledge of the process, and where no husk is in the namespace.
 fn as_maker<T>(
-    cx: &mut Restore<'_>,
+    cx: &mut Neighbours<'_>,
     who: Option<SkUcred>,
     space: Option<u32>,
     work: impl FnOnce(&mut Tracee, SkUcred) -> Result<T>,
@@ -194,17 +196,17 @@ fn as_maker<T>(
         return Ok(None);
     }
     if let Some(task) = task {
-        return work(cx.remote(task)?, who).map(Some);
+        return work(cx.tasks.remote(task)?, who).map(Some);
     }
     // One that has ended: its number may belong to somebody else by now.
-    let number = (vpid != 0 && cx.real_pid(vpid).is_none()).then_some(vpid);
+    let number = (vpid != 0 && cx.tasks.real_pid(vpid).is_none()).then_some(vpid);
     let free = number.filter(|_| !is_taken(cx, vpid));
-    with_process(cx, free, |_, husk| work(husk, who).map(Some))
+    with_process(cx.tasks.remote(0)?, free, |husk| work(husk, who).map(Some))
 }
 
 /// Whether the number is in use in the pid namespace of the tree.
-fn is_taken(cx: &Restore<'_>, vpid: i32) -> bool {
-    let shared = cx.ns.of_kind(NsKind::Pid).any(|ns| ns.is_host);
+fn is_taken(cx: &Neighbours<'_>, vpid: i32) -> bool {
+    let shared = cx.spaces.of_kind(NsKind::Pid).any(|ns| ns.is_host);
     shared
         && rustix::process::Pid::from_raw(vpid).is_none_or(|pid| {
             rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)

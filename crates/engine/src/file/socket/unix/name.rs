@@ -17,12 +17,13 @@ use rustix::io::Errno;
 use torpor_images::proto::{FilePermsEntry, UnixSkEntry};
 use torpor_sys::socket;
 
-use crate::dump::Dump;
+use super::Neighbours;
 use crate::error::{Context, Error, Result};
 use crate::file::Found;
-use crate::file::socket::bad_entry;
+use crate::file::socket::about::bad_entry;
+use crate::namespace::mount::Mounts;
 use crate::namespace::run_in;
-use crate::restore::Restore;
+use crate::namespace::user::IdMaps;
 
 /// The longest name (`sun_path`).
 pub(super) const MAX_NAME: usize = 108;
@@ -57,7 +58,8 @@ pub(super) fn leads_to_socket(name: &[u8]) -> bool {
 /// # Errors
 /// The kernel's.
 pub(super) fn dump(
-    cx: &Dump<'_>,
+    mounts: &Mounts,
+    id_maps: &IdMaps,
     found: &Found,
     name: &[u8],
     entry: &mut UnixSkEntry,
@@ -75,8 +77,7 @@ pub(super) fn dump(
     let removed = link.as_bytes().strip_suffix(b" (deleted)");
     let deleted = stat.st_nlink == 0 || removed.is_some() && !name.ends_with(b" (deleted)\0");
     entry.deleted = Some(deleted);
-    entry.mnt_id =
-        i32::try_from(mount.stx_mnt_id).ok().and_then(|id| cx.mounts.number_in_images(id));
+    entry.mnt_id = i32::try_from(mount.stx_mnt_id).ok().and_then(|id| mounts.number_in_images(id));
     let path = Path::new(OsStr::from_bytes(removed.filter(|_| deleted).unwrap_or(link.as_bytes())));
     match directory(path, path_of(name)) {
         Some(dir) if path_of(name).is_relative() => {
@@ -88,8 +89,8 @@ pub(super) fn dump(
     if !deleted {
         entry.file_perms = Some(FilePermsEntry {
             mode: stat.st_mode,
-            uid: cx.id_maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
-            gid: cx.id_maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
+            uid: id_maps.uid_inside(stat.st_uid).unwrap_or(stat.st_uid),
+            gid: id_maps.gid_inside(stat.st_gid).unwrap_or(stat.st_gid),
         });
     }
     Ok(())
@@ -141,7 +142,7 @@ pub(super) struct Reach {
 /// # Errors
 /// The kernel's; a name that cannot be.
 pub(super) fn bind(
-    cx: &Restore<'_>,
+    cx: &Neighbours<'_>,
     scratch: &mut Scratch,
     socket: BorrowedFd<'_>,
     entry: &UnixSkEntry,
@@ -152,7 +153,7 @@ pub(super) fn bind(
     if !is_path(&entry.name) || entry.deleted() {
         return scratch.bind(socket, &entry.name);
     }
-    let place = Place::of(cx, entry)?;
+    let place = Bound::of(cx, entry)?;
     run_in(&[], || place.bind(socket, entry))
 }
 
@@ -194,7 +195,7 @@ fn tmpfs() -> Result<OwnedFd> {
 
 /// Where the file of a name belongs.
 #[derive(Debug)]
-struct Place {
+struct Bound {
     /// Its directory.
     dir: OwnedFd,
     /// The same directory through a writable copy of its mount, if there is one.
@@ -206,15 +207,15 @@ struct Place {
     mode: Option<Mode>,
 }
 
-impl Place {
-    fn of(cx: &Restore<'_>, entry: &UnixSkEntry) -> Result<Self> {
+impl Bound {
+    fn of(cx: &Neighbours<'_>, entry: &UnixSkEntry) -> Result<Self> {
         let path = path_in_namespace(entry);
         let bad = || bad_entry(entry.id, format!("has the impossible path {}", path.display()));
         let leaf = path.file_name().ok_or_else(bad)?.as_bytes().to_vec();
         let parent = path.parent().ok_or_else(bad)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let copy = cx.mounts.open(entry.mnt_id(), parent, flags, Mode::empty()).ok();
-        let root = cx.root_of_mount(entry.mnt_id())?;
+        let root = cx.roots.root_of_mount(entry.mnt_id())?;
         let inside = parent.strip_prefix("/").unwrap_or(parent);
         let inside = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
         let seen = rustix::fs::openat2(root, inside, flags, Mode::empty(), ResolveFlags::IN_ROOT);
@@ -227,7 +228,7 @@ impl Place {
         };
         let perms = entry.file_perms;
         let (uid, gid) = perms.map_or((u32::MAX, u32::MAX), |p| (p.uid, p.gid));
-        Ok(Place {
+        Ok(Bound {
             dir,
             copy,
             leaf,

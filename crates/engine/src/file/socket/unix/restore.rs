@@ -9,17 +9,16 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{Shutdown, SocketFlags};
+use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, SkUcred, UnixSkEntry};
 use torpor_sys::socket::{self, Credentials, Message};
 
 use super::name::{self, Reach, Scratch};
-use super::{EXTERN, maker, options, state};
+use super::{EXTERN, Neighbours, maker, options, state};
 use crate::error::{Context, Error, Result};
-use crate::file::Restorer;
 use crate::file::description::duplicate;
+use crate::file::socket::about::{bad_entry, create, restore_flags};
 use crate::file::socket::queue::{Packet, Packets};
-use crate::file::socket::{bad_entry, create, restore_flags};
-use crate::restore::Restore;
 
 /// `sk_shutdown` as the images have it.
 const RCV: i32 = 1;
@@ -39,8 +38,18 @@ pub struct UnixRestorer {
     mates: HashMap<u32, OwnedFd>,
 }
 
-impl Restorer for UnixRestorer {
-    fn load(&mut self, cx: &mut Restore<'_>, entries: &[FileEntry]) -> Result<()> {
+impl UnixRestorer {
+    /// Reads and checks the images of this kind, before anything is made. Returns the
+    /// descriptions that are in flight: to be opened although no task may hold them.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(
+        &mut self,
+        images: &ImageDir,
+        all: &HashMap<u32, FileEntry>,
+        entries: &[FileEntry],
+    ) -> Result<Vec<u32>> {
         for entry in entries {
             let usk = entry.usk.clone().ok_or_else(|| bad_entry(entry.id, "is no Unix socket"))?;
             if self.by_inode.insert(usk.ino, usk.id).is_some() {
@@ -51,9 +60,9 @@ impl Restorer for UnixRestorer {
         for usk in self.entries.values() {
             self.check(usk)?;
         }
-        self.packets = Packets::load(&cx.images)?;
+        self.packets = Packets::load(images)?;
         // Others of the file are for Internet sockets.
-        let is_inet = |id: &u32| cx.entries.get(id).is_some_and(|entry| entry.isk.is_some());
+        let is_inet = |id: &u32| all.get(id).is_some_and(|entry| entry.isk.is_some());
         self.packets.queued.retain(|id, _| !is_inet(id));
         for id in self.packets.queued.keys().chain(self.packets.pending.keys()) {
             if !self.entries.contains_key(id) {
@@ -63,19 +72,24 @@ impl Restorer for UnixRestorer {
                 ));
             }
         }
+        let mut in_flight = Vec::new();
         for id in self.packets.files() {
-            if !cx.entries.contains_key(&id) {
+            if !all.contains_key(&id) {
                 return Err(Error::invalid(
                     "sk-queues.img",
                     format!("file {id} is in flight, but not in files.img"),
                 ));
             }
-            cx.in_flight.push(id);
+            in_flight.push(id);
         }
-        Ok(())
+        Ok(in_flight)
     }
 
-    fn open(&mut self, cx: &mut Restore<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let usk = self.entry(entry.id)?.clone();
         if let Some(file) = inherited(cx, &usk)? {
             return Ok(file);
@@ -99,7 +113,11 @@ impl Restorer for UnixRestorer {
         Ok(fd)
     }
 
-    fn connect(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+    /// When all descriptions are open: connects them and fills their queues.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
         self.opened.sort_unstable();
         let opened: Vec<UnixSkEntry> =
             self.opened.iter().filter_map(|id| self.entries.get(id)).cloned().collect();
@@ -122,7 +140,7 @@ impl Restorer for UnixRestorer {
         for usk in &opened {
             let fd = file(cx, usk.id)?;
             shut_down(fd, usk.shutdown() as i32)?;
-            options::restore(cx, fd, &usk.opts)?;
+            options::restore(cx.id_maps, fd, &usk.opts)?;
             restore_flags(fd, usk.flags)?;
         }
         Ok(())
@@ -153,12 +171,12 @@ fn mirrored(how: i32) -> i32 {
     (how & RCV) << 1 | (how & SND) >> 1
 }
 
-fn file<'c>(cx: &'c Restore<'_>, id: u32) -> Result<BorrowedFd<'c>> {
+fn file<'c>(cx: &'c Neighbours<'_>, id: u32) -> Result<BorrowedFd<'c>> {
     cx.files.get(id).ok_or_else(|| bad_entry(id, "is not open"))
 }
 
 /// A socket that the caller has brought along (`--inherit-fd fd[N]:socket[INODE]`).
-fn inherited(cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
+fn inherited(cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<Option<OwnedFd>> {
     let key = format!("socket[{}]", usk.ino);
     match cx.opts.inherit_fd.iter().find(|i| i.key == key) {
         Some(inherit) => Ok(Some(inherit.fd.try_clone().context(|| "dup".to_owned())?)),
@@ -243,8 +261,8 @@ impl UnixRestorer {
         }
     }
 
-    fn open_alone(&mut self, cx: &mut Restore<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
-        let fd = create(cx, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+    fn open_alone(&mut self, cx: &mut Neighbours<'_>, usk: &UnixSkEntry) -> Result<OwnedFd> {
+        let fd = create(cx.spaces, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
         options::restore_more(fd.as_fd(), &usk.opts)?;
         if usk.uflags & EXTERN != 0 {
             return Ok(fd);
@@ -259,7 +277,7 @@ impl UnixRestorer {
     /// Both ends of a connection, that of `a` first.
     fn open_pair(
         &mut self,
-        cx: &mut Restore<'_>,
+        cx: &mut Neighbours<'_>,
         a: &UnixSkEntry,
         b: &UnixSkEntry,
     ) -> Result<(OwnedFd, OwnedFd)> {
@@ -307,14 +325,14 @@ impl UnixRestorer {
     /// Connects `client` to a listener with the name of `server`.
     fn dial(
         &mut self,
-        cx: &mut Restore<'_>,
+        cx: &mut Neighbours<'_>,
         server: &UnixSkEntry,
         client: &UnixSkEntry,
         early: i32,
     ) -> Result<(OwnedFd, OwnedFd)> {
         let family = libc::AF_UNIX.cast_unsigned();
         let kind = server.r#type;
-        let fd = create(cx, server.ns_id, family, kind, 0)?;
+        let fd = create(cx.spaces, server.ns_id, family, kind, 0)?;
         if !client.name.is_empty() {
             // Nobody can reach it by its file, if it still has one.
             self.scratch.bind(fd.as_fd(), &client.name)?;
@@ -325,7 +343,7 @@ impl UnixRestorer {
         let own = match &known {
             Some(listener) => self.listener_file(cx, listener.id)?,
             None => {
-                let listener = create(cx, server.ns_id, family, kind, 0)?;
+                let listener = create(cx.spaces, server.ns_id, family, kind, 0)?;
                 self.scratch.bind(listener.as_fd(), &server.name)?;
                 listener
             }
@@ -347,7 +365,7 @@ impl UnixRestorer {
     }
 
     /// A duplicate of a listener of the images, which is opened if need be.
-    fn listener_file(&mut self, cx: &mut Restore<'_>, id: u32) -> Result<OwnedFd> {
+    fn listener_file(&mut self, cx: &mut Neighbours<'_>, id: u32) -> Result<OwnedFd> {
         if cx.files.get(id).is_none() {
             let usk = self.entry(id)?.clone();
             let fd = self.open_alone(cx, &usk)?;
@@ -358,7 +376,7 @@ impl UnixRestorer {
     }
 
     /// Fills datagram sockets and connects them.
-    fn connect_datagrams(&mut self, cx: &mut Restore<'_>, opened: &[UnixSkEntry]) -> Result<()> {
+    fn connect_datagrams(&mut self, cx: &mut Neighbours<'_>, opened: &[UnixSkEntry]) -> Result<()> {
         let all = || opened.iter().filter(|u| is_datagram(u) && u.uflags & EXTERN == 0);
         for usk in all() {
             // Born in a pair to be reached, but connected to another, or to none.
@@ -380,7 +398,7 @@ impl UnixRestorer {
         Ok(())
     }
 
-    fn connect_datagram(&mut self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<()> {
+    fn connect_datagram(&mut self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<()> {
         let fd = file(cx, usk.id)?;
         let what = || format!("connect Unix socket {}", usk.id);
         match self.peer(usk.peer) {
@@ -404,7 +422,8 @@ impl UnixRestorer {
             }
             None if usk.torpor_peer_closed() && !self.mates.contains_key(&usk.id) => {
                 // To one that will be closed.
-                let peer = create(cx, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
+                let peer =
+                    create(cx.spaces, usk.ns_id, libc::AF_UNIX.cast_unsigned(), usk.r#type, 0)?;
                 let name = format!("\0torpor-closed-{}-{}", std::process::id(), usk.ino);
                 socket::bind(peer.as_fd(), &name::address(name.as_bytes())).context(what)?;
                 socket::connect(fd, &name::address(name.as_bytes())).context(what)
@@ -415,7 +434,7 @@ impl UnixRestorer {
 
     /// Puts a message into the queue of a datagram socket: sent by its sender if that
     /// is there, else by somebody who has its name.
-    fn deliver(&mut self, cx: &Restore<'_>, to: &UnixSkEntry, packet: &Packet) -> Result<()> {
+    fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixSkEntry, packet: &Packet) -> Result<()> {
         let sender = self.sender(to, packet);
         let mate = match self.birth(to) {
             Birth::With(id) => Some(file(cx, id)?),
@@ -433,7 +452,7 @@ impl UnixRestorer {
         if let Some(id) = sender {
             return self.deliver_from(cx, to, id, &reach, packet);
         }
-        let stranger = create(cx, to.ns_id, libc::AF_UNIX.cast_unsigned(), to.r#type, 0)?;
+        let stranger = create(cx.spaces, to.ns_id, libc::AF_UNIX.cast_unsigned(), to.r#type, 0)?;
         options::raise_buffers(stranger.as_fd());
         if !packet.address.is_empty() {
             self.scratch.bind(stranger.as_fd(), packet.address.get(2..).unwrap_or_default())?;
@@ -443,7 +462,7 @@ impl UnixRestorer {
 
     fn deliver_from(
         &self,
-        cx: &Restore<'_>,
+        cx: &Neighbours<'_>,
         to: &UnixSkEntry,
         sender: u32,
         reach: &Reach,
@@ -474,7 +493,7 @@ impl UnixRestorer {
     }
 
     /// Connects those who wait in the queue of a listener, in their order.
-    fn connect_waiting(&mut self, cx: &mut Restore<'_>, listener: &UnixSkEntry) -> Result<()> {
+    fn connect_waiting(&mut self, cx: &mut Neighbours<'_>, listener: &UnixSkEntry) -> Result<()> {
         let place = |u: &UnixSkEntry| {
             listener.torpor_pending.iter().position(|i| *i == u.ino).unwrap_or(usize::MAX)
         };
@@ -503,7 +522,7 @@ impl UnixRestorer {
     }
 
     /// Fills the queue of a stream from its other end.
-    fn fill_stream(&self, cx: &Restore<'_>, usk: &UnixSkEntry) -> Result<()> {
+    fn fill_stream(&self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<()> {
         let Some(packets) = self.packets.queued.get(&usk.id) else { return Ok(()) };
         let from = match (self.mates.get(&usk.id), self.peer(usk.peer)) {
             (Some(mate), _) => mate.as_fd(),
@@ -521,13 +540,18 @@ fn same(a: Option<SkUcred>, b: Option<SkUcred>) -> bool {
 
 /// Who has connected a socket that nobody has accepted yet is not known; as a rule it is
 /// the task that has it.
-fn holder(cx: &Restore<'_>, id: u32) -> Option<SkUcred> {
+fn holder(cx: &Neighbours<'_>, id: u32) -> Option<SkUcred> {
     let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.id == id))?;
-    let creds = &task.image.cores.first()?.thread_core.as_ref()?.creds.as_ref()?;
-    Some(SkUcred { pid: task.vpid.cast_unsigned(), uid: creds.euid, gid: creds.egid })
+    let (uid, gid) = task.image.credentials.first()?.as_ref()?.effective();
+    Some(SkUcred { pid: task.vpid.cast_unsigned(), uid, gid })
 }
 
-fn send(cx: &Restore<'_>, from: BorrowedFd<'_>, to: Option<&Reach>, packet: &Packet) -> Result<()> {
+fn send(
+    cx: &Neighbours<'_>,
+    from: BorrowedFd<'_>,
+    to: Option<&Reach>,
+    packet: &Packet,
+) -> Result<()> {
     let files = packet.files.iter().map(|id| file(cx, *id)).collect::<Result<Vec<_>>>()?;
     let message = Message {
         address: to.map(|r| r.address.as_slice()),
@@ -550,10 +574,10 @@ fn send(cx: &Restore<'_>, from: BorrowedFd<'_>, to: Option<&Reach>, packet: &Pac
 }
 
 /// A process that is gone cannot be named: the kernel wants a live one.
-fn credentials(cx: &Restore<'_>, c: torpor_images::proto::SkUcred) -> Credentials {
+fn credentials(cx: &Neighbours<'_>, c: torpor_images::proto::SkUcred) -> Credentials {
     let own = || rustix::process::getpid().as_raw_nonzero().get();
     Credentials {
-        pid: cx.real_pid(c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
+        pid: cx.tasks.real_pid(c.pid.cast_signed()).filter(|pid| *pid != 0).unwrap_or_else(own),
         uid: cx.id_maps.uid_outside(c.uid).unwrap_or(c.uid),
         gid: cx.id_maps.gid_outside(c.gid).unwrap_or(c.gid),
     }

@@ -11,7 +11,12 @@ use elf::ElfBytes;
 use elf::endian::LittleEndian;
 use torpor_images::proto::UserX86RegsEntry;
 
-use super::Parts;
+/// The code of a vDSO and where it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parts<'a> {
+    pub(super) base: u64,
+    pub(super) code: &'a [u8],
+}
 
 /// The length of a jump with a 32-bit distance.
 const JUMP: usize = 5;

@@ -8,14 +8,17 @@ mod bridge;
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use rustix::mm::{MapFlags, ProtFlags};
 use torpor_images::proto::VmaEntry;
 use torpor_sys::vm;
-use torpor_tracee::{Mapping, RemoteAddr, STUB_SIZE, parse_maps};
+use torpor_tracee::syscall;
+use torpor_tracee::{Mapping, RemoteAddr, STUB_SIZE, Tracee, parse_maps};
 
-use super::{Restore, STUB_FROM, is_special};
+use self::bridge::Parts;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{PAGE, status};
-use crate::restore::layers::Pages;
+use crate::restore::pages::Pages;
+use crate::restore::tasks::Task;
 
 /// Room for one part of the vDSO while the others move.
 const PARKING: u64 = 1 << 20;
@@ -25,14 +28,14 @@ const REACH: u64 = 1 << 30;
 const MARGIN: u64 = 16 << 20;
 /// Behind the addresses that a task gets without asking for higher ones.
 const END: u64 = 1 << 47;
+/// Lowest address at which a stub is placed.
+pub(super) const STUB_FROM: u64 = 1 << 20;
 /// More than any vDSO has, in bytes.
 const MAX_CODE: u64 = 64 * PAGE;
 
-/// The code of a vDSO and where it is.
-#[derive(Debug, Clone, Copy)]
-struct Parts<'a> {
-    base: u64,
-    code: &'a [u8],
+/// Whether a mapping is one that the kernel makes in every task.
+pub(super) fn is_special(name: &str) -> bool {
+    name == "[vdso]" || name.starts_with("[vvar") || name == "[vsyscall]"
 }
 
 /// The code of this kernel's vDSO, if there is one.
@@ -64,35 +67,29 @@ fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// One that differs from the task's and cannot be led to; the kernel's.
-pub(super) fn relocate(
-    cx: &mut Restore<'_>,
-    task: usize,
-    wanted: &[VmaEntry],
-    here: &[Mapping],
-) -> Result<()> {
+pub(super) fn relocate(task: &mut Task, wanted: &[VmaEntry], here: &[Mapping]) -> Result<()> {
     let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
     let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
     let sources: Vec<&Mapping> =
         here.iter().filter(|m| is_special(&m.name) && m.name != "[vsyscall]").collect();
     let code = targets.iter().find(|v| v.status & status::VDSO != 0);
-    let old = code.and_then(|vdso| old_code(&cx.tasks[task].image.pages, vdso));
+    let old = code.and_then(|vdso| old_code(&task.image.pages, vdso));
     let is_same = |old| own_code().is_some_and(|own| bridge::is_same(old, own));
     let is_same = old.as_deref().is_none_or(is_same);
     match pair(&sources, &targets).filter(|_| is_same) {
-        Some(moves) => place(cx, task, wanted, here, &moves),
-        None => lead_there(cx, task, (wanted, here), &targets, &sources),
+        Some(moves) => place(task.remote()?, wanted, here, &moves),
+        None => lead_there(task, (wanted, here), &targets, &sources),
     }
 }
 
 /// Leaves the task the vDSO that it had, which leads to the kernel's at another place.
 fn lead_there(
-    cx: &mut Restore<'_>,
-    task: usize,
+    task: &mut Task,
     (wanted, here): (&[VmaEntry], &[Mapping]),
     targets: &[&VmaEntry],
     sources: &[&Mapping],
 ) -> Result<()> {
-    let pid = cx.tasks[task].image.vpid();
+    let pid = task.image.vpid();
     let differs = |why: &str| {
         let what = "the vDSO differs from that of this kernel, and does not lead there";
         Error::invalid(format!("mm-{pid}.img"), format!("{what}: {why}"))
@@ -109,7 +106,7 @@ fn lead_there(
     let code = match (old, sources.iter().find(|m| m.name == "[vdso]").zip(own_code())) {
         (None, _) => None,
         (Some(vdso), own) => {
-            let image = &mut cx.tasks[task].image;
+            let image = &mut task.image;
             let code = old_code(&image.pages, vdso)
                 .ok_or_else(|| differs("the images do not have all of it"))?;
             let old = Parts { base: vdso.start, code: &code };
@@ -131,13 +128,12 @@ fn lead_there(
             Some((*vdso, built))
         }
     };
-    build(cx, task, targets, code, sources.iter().map(|m| (*m, place + (m.start - first))))
+    build(task.remote()?, targets, code, sources.iter().map(|m| (*m, place + (m.start - first))))
 }
 
 /// Moves the kernel's parts away, and fills the places that the task had for its own.
 fn build<'m>(
-    cx: &mut Restore<'_>,
-    task: usize,
+    husk: &mut Tracee,
     targets: &[&VmaEntry],
     code: Option<(&VmaEntry, Vec<u8>)>,
     moves: impl Iterator<Item = (&'m Mapping, u64)>,
@@ -146,33 +142,28 @@ fn build<'m>(
         Some((_, e)) => Err(e).context(|| "building the old vDSO again".to_owned()),
         None => Ok(()),
     };
-    let husk = cx.remote(task)?;
     let mut batch = husk.batch();
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
     for (from, to) in moves {
-        let len = from.end - from.start;
-        batch.must(libc::SYS_mremap, [from.start, len, len, flags, to]);
+        batch.must(syscall::mremap(from.start..from.end, to));
     }
-    let fresh = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    let fresh = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     for area in targets {
         let is_code = area.status & status::VDSO != 0;
-        let prot = if is_code { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let prot = prot.cast_unsigned();
-        let len = area.end - area.start;
-        batch.must(libc::SYS_mmap, [area.start, len, u64::from(prot), fresh, u64::MAX, 0]);
+        let prot = if is_code { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        batch.must(syscall::mmap_anonymous(area.start..area.end, prot, fresh));
     }
     failed(batch.run()?.first_error())?;
     let Some((area, code)) = code else { return Ok(()) };
     husk.write(RemoteAddr(area.start), &code)?;
     let mut batch = husk.batch();
-    batch.must(libc::SYS_mprotect, [area.start, area.end - area.start, u64::from(area.prot)]);
+    let prot = ProtFlags::from_bits_retain(area.prot);
+    batch.must(syscall::mprotect(area.start..area.end, prot));
     failed(batch.run()?.first_error())
 }
 
 /// Moves the parts to their places, by way of others.
 fn place(
-    cx: &mut Restore<'_>,
-    task: usize,
+    husk: &mut Tracee,
     wanted: &[VmaEntry],
     here: &[Mapping],
     moves: &[(&Mapping, Option<u64>)],
@@ -180,25 +171,24 @@ fn place(
     let Some(parking) = parking_place(wanted, here, moves.len()) else {
         return Err(Error::invalid("mm", "the address space has no room to move the vDSO"));
     };
-    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
-    let mut batch = cx.remote(task)?.batch();
+    let mut batch = husk.batch();
     let mut second = Vec::new();
     for (i, (from, to)) in moves.iter().enumerate() {
-        let len = from.end - from.start;
+        let range = from.start..from.end;
         match to {
             Some(to) if *to == from.start => {}
             Some(to) => {
                 let park = parking + i as u64 * PARKING;
-                batch.call(libc::SYS_mremap, [from.start, len, len, flags, park]);
-                second.push([park, len, len, flags, *to]);
+                second.push(syscall::mremap(park..park + (range.end - range.start), *to));
+                batch.call(syscall::mremap(range, park));
             }
             None => {
-                batch.call(libc::SYS_munmap, [from.start, len]);
+                batch.call(syscall::munmap(range));
             }
         }
     }
-    for args in second {
-        batch.call(libc::SYS_mremap, args);
+    for call in second {
+        batch.call(call);
     }
     match batch.run()?.first_error() {
         Some((_, e)) => Err(e).context(|| "moving the vDSO".to_owned()),

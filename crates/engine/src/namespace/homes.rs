@@ -6,54 +6,65 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use super::{Namespace, NsKind, ipc, net, pid, time, user, uts};
-use crate::dump::Dump;
+use torpor_images::ImageDir;
+
+use super::enter::send_into;
+use super::external::inherited;
+use super::{Namespace, Namespaces, NsKind, ipc, net, pid, time, user, uts};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::options::JoinNs;
-use crate::restore::{Restore, Transport};
+use crate::options::{JoinNs, Options};
+use crate::restore::tasks::Tasks;
 
 /// Kinds that a task can have of its own although its parent lives in another one.
 const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 
-/// Writes the images of all namespaces but those of mounts.
+/// Writes the images of all namespaces but those of mounts, and says what pages of shared memory
+/// are to be saved.
 ///
 /// # Errors
 /// The kernel's; namespaces that cannot be brought back are refused.
-pub fn dump(cx: &mut Dump<'_>) -> Result<()> {
-    refuse_nested(cx)?;
-    if !cx.ns.of_kind(NsKind::Time).any(|ns| !ns.is_host) {
-        time::dump(cx, None)?;
+pub fn dump(
+    opts: &Options,
+    images: &ImageDir,
+    id_maps: &IdMaps,
+    spaces: &Namespaces,
+) -> Result<Vec<ipc::SegmentPages>> {
+    let mut pages = Vec::new();
+    if !spaces.of_kind(NsKind::Time).any(|ns| !ns.is_host) {
+        time::dump(images, None)?;
     }
-    let all: Vec<(NsKind, u32)> =
-        cx.ns.all.iter().filter(|ns| !ns.is_host).map(|ns| (ns.kind, ns.id)).collect();
-    for (kind, id) in all {
-        match kind {
-            NsKind::Uts => uts::dump(cx, id)?,
-            NsKind::Ipc => ipc::dump(cx, id)?,
-            NsKind::User => user::dump(cx, id)?,
-            NsKind::Pid => pid::dump(cx, id)?,
-            NsKind::Time => time::dump(cx, Some(id))?,
-            NsKind::Net => net::dump(cx, id)?,
+    for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
+        match ns.kind {
+            NsKind::Uts => uts::dump(images, spaces, ns.id)?,
+            NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
+            NsKind::User => user::dump(images, id_maps, ns.id)?,
+            NsKind::Pid => pid::dump(opts, images, ns)?,
+            NsKind::Time => time::dump(images, Some(ns))?,
+            NsKind::Net => net::dump(opts, images, spaces, ns.id)?,
             NsKind::Mnt | NsKind::Cgroup => {}
         }
     }
-    Ok(())
+    Ok(pages)
 }
 
-fn refuse_nested(cx: &Dump<'_>) -> Result<()> {
-    let Some(root) = cx.tasks.first() else { return Ok(()) };
-    for kind in [NsKind::Pid, NsKind::User, NsKind::Time] {
-        let of = |ids| kind.id_in(ids);
-        let other = cx.tasks.iter().find(|t| !t.is_zombie() && of(&t.ids) != of(&root.ids));
-        if let Some(task) = other {
-            let reason = "is not that of the root task: nested ones are not supported";
-            return Err(Error::refused(task.pid, format!("its {} namespace", kind.name()), reason));
-        }
-    }
-    Ok(())
+/// The namespaces of a restored tree, and the husks that come to live in them.
+#[derive(Debug)]
+pub struct Homes<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// The images.
+    pub images: &'a ImageDir,
+    /// Whether later rounds follow.
+    pub staged: bool,
+    /// The namespaces that were made or joined.
+    pub spaces: &'a mut Namespaces,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a mut IdMaps,
+    /// The husks.
+    pub tasks: &'a mut Tasks,
 }
 
 /// The namespaces that the root husk is born into.
@@ -70,31 +81,31 @@ impl Made {
     ///
     /// # Errors
     /// Damaged images; what should have been handed over and was not.
-    pub fn load(cx: &mut Restore<'_>) -> Result<Self> {
-        let pids = pid::external(cx)?;
+    pub fn load(cx: &mut Homes<'_>) -> Result<Self> {
+        let pids = pid::external(cx.opts, cx.images, cx.spaces)?;
         let clocks = match joined(cx, NsKind::Time) {
             Some(_) => None,
-            None => time::Wanted::load(cx)?,
+            None => time::Wanted::load(cx.images, cx.spaces)?,
         };
         let mut flags = 0;
-        for ns in cx.ns.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
+        for ns in cx.spaces.all.iter().filter(|ns| ns.task == 0 && !ns.is_host) {
             let elsewhere = match ns.kind {
                 // A child can only be born into an existing one.
                 NsKind::Time => true,
                 // Its root is where the task is at that moment, see `cgroup::place`.
                 NsKind::Cgroup => true,
                 NsKind::Pid => pids.is_some(),
-                NsKind::Net if net::external_key(&cx.images, ns.id)?.is_some() => true,
+                NsKind::Net if net::external_key(cx.images, ns.id)?.is_some() => true,
                 kind => joined(cx, kind).is_some(),
             };
             flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
         }
-        let user = cx.ns.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
+        let user = cx.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
         let maps = match user {
-            Some(id) if joined(cx, NsKind::User).is_none() => IdMaps::load(&cx.images, id)?,
+            Some(id) if joined(cx, NsKind::User).is_none() => IdMaps::load(cx.images, id)?,
             _ => IdMaps::identity(),
         };
-        cx.id_maps = maps.clone();
+        *cx.id_maps = maps.clone();
         Ok(Made { flags, clocks, pids, maps })
     }
 
@@ -132,18 +143,8 @@ impl Made {
 }
 
 /// What `--join-ns` gives for a kind.
-fn joined<'c>(cx: &'c Restore<'_>, kind: NsKind) -> Option<&'c JoinNs> {
+fn joined<'c>(cx: &'c Homes<'_>, kind: NsKind) -> Option<&'c JoinNs> {
     cx.opts.join_ns.iter().find(|join| NsKind::from(join.kind) == kind)
-}
-
-/// The file that `--inherit-fd` brings under `key`.
-pub(super) fn inherited(cx: &Restore<'_>, key: &str) -> Result<OwnedFd> {
-    let found = cx.opts.inherit_fd.iter().find(|inherited| inherited.key == key);
-    let fd = found.ok_or_else(|| Error::Os {
-        what: format!("external namespace {key}: hand it over with --inherit-fd fd[N]:{key}"),
-        source: io::ErrorKind::NotFound.into(),
-    })?;
-    fd.fd.try_clone().context(|| "dup".to_owned())
 }
 
 /// Makes the namespaces that the root husk was not born into, has it enter those that
@@ -151,13 +152,13 @@ pub(super) fn inherited(cx: &Restore<'_>, key: &str) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
+pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
     let handed_over = enter_external(cx)?;
     enter_joined(cx)?;
     find_own(cx)?;
     make_others(cx)?;
     let fresh: Vec<(NsKind, u32)> = cx
-        .ns
+        .spaces
         .all
         .iter()
         .filter(|ns| is_new(cx, ns))
@@ -166,11 +167,13 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
         .collect();
     let networks: Vec<u32> =
         fresh.iter().filter(|(kind, _)| *kind == NsKind::Net).map(|(_, id)| *id).collect();
-    net::restore(cx, &networks)?;
+    net::restore(cx.opts, cx.images, cx.spaces, cx.staged, &networks)?;
     for (kind, id) in fresh {
         match kind {
-            NsKind::Uts => uts::restore(cx, id)?,
-            NsKind::Ipc if !cx.staged() => ipc::restore(cx, id)?,
+            NsKind::Uts => uts::restore(cx.images, cx.spaces, id)?,
+            NsKind::Ipc if !cx.staged => {
+                ipc::restore(cx.images, cx.id_maps, cx.spaces, id)?;
+            }
             _ => {}
         }
     }
@@ -182,12 +185,12 @@ pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn restore_late(cx: &mut Restore<'_>) -> Result<()> {
-    let new = cx.ns.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
+pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
+    let new = cx.spaces.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
     for (kind, id) in new.collect::<Vec<_>>() {
         match kind {
-            NsKind::Ipc => ipc::restore(cx, id)?,
-            NsKind::Net => net::restore_connections(cx, id)?,
+            NsKind::Ipc => ipc::restore(cx.images, cx.id_maps, cx.spaces, id)?,
+            NsKind::Net => net::restore_connections(cx.opts, cx.images, cx.spaces, id)?,
             _ => {}
         }
     }
@@ -199,27 +202,27 @@ pub fn restore_late(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's; damaged images.
-pub fn set_clocks(cx: &mut Restore<'_>) -> Result<()> {
+pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());
     }
-    let Some(clocks) = time::Wanted::load(cx)? else { return Ok(()) };
-    let root = cx.remote(0)?;
+    let Some(clocks) = time::Wanted::load(cx.images, cx.spaces)? else { return Ok(()) };
+    let root = cx.tasks.remote(0)?;
     let pid = root.pid();
     let flag = NsKind::Time.clone_flag();
-    root.call("unshare time namespace", libc::SYS_unshare, [flag])?;
+    root.call("unshare time namespace", (libc::SYS_unshare, [flag]))?;
     clocks.set(pid)?;
     let space = crate::proc::open(pid, "ns/time_for_children")?.into();
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].threads.is_empty() {
-            send_into(cx, task, NsKind::Time, &space)?;
+            send_into(cx.tasks.remote(task)?, NsKind::Time, &space)?;
         }
     }
     Ok(())
 }
 
 /// Whether a namespace is neither the caller's own nor joined.
-fn is_new(cx: &Restore<'_>, ns: &Namespace) -> bool {
+fn is_new(cx: &Homes<'_>, ns: &Namespace) -> bool {
     let given = ns.task == 0 && joined(cx, ns.kind).is_some();
     !ns.is_host && !given
 }
@@ -228,15 +231,15 @@ fn is_new(cx: &Restore<'_>, ns: &Namespace) -> bool {
 ///
 /// # Errors
 /// The kernel's.
-pub fn finish(cx: &mut Restore<'_>) -> Result<()> {
+pub fn finish(cx: &mut Homes<'_>) -> Result<()> {
     let new = |ns: &&Namespace| is_new(cx, ns);
-    let ids: Vec<u32> = cx.ns.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
-    ids.into_iter().try_for_each(|id| ipc::finish(cx, id))
+    let ids: Vec<u32> = cx.spaces.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
+    ids.into_iter().try_for_each(|id| ipc::finish(cx.images, cx.id_maps, cx.spaces, id))
 }
 
 /// Has the root husk enter what `--join-ns` gives: the user namespace last, because the
 /// right to enter the others may end there.
-fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
+fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
     let mut kinds = [NsKind::Net, NsKind::Uts, NsKind::Ipc, NsKind::Time, NsKind::User].to_vec();
     kinds.retain(|&kind| joined(cx, kind).is_some());
     if joined(cx, NsKind::Mnt).is_some() {
@@ -247,16 +250,16 @@ fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
         let file: OwnedFd = File::open(&join.file)
             .context(|| format!("open namespace {}", join.file.display()))?
             .into();
-        send_into(cx, 0, kind, &file)?;
+        send_into(cx.tasks.remote(0)?, kind, &file)?;
         if let Some((uid, gid)) = join.ids {
             become_user(cx, uid, gid)?;
         }
-        for ns in cx.ns.all.iter_mut().filter(|ns| ns.kind == kind && ns.task == 0) {
+        for ns in cx.spaces.all.iter_mut().filter(|ns| ns.kind == kind && ns.task == 0) {
             ns.file = Some(file.try_clone().context(|| "dup".to_owned())?);
         }
     }
     if joined(cx, NsKind::User).is_some() {
-        cx.id_maps = IdMaps::of(cx.tasks[0].pid)?;
+        *cx.id_maps = IdMaps::of(cx.tasks[0].pid)?;
     }
     Ok(())
 }
@@ -265,15 +268,15 @@ fn enter_joined(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// One that the caller does not hand over.
-pub fn take_external(cx: &mut Restore<'_>) -> Result<()> {
+pub fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
-    for ns in cx.ns.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
-        if let Some(key) = net::external_key(&cx.images, ns.id)? {
-            found.push((ns.id, inherited(cx, &key)?));
+    for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
+        if let Some(key) = net::external_key(cx.images, ns.id)? {
+            found.push((ns.id, inherited(cx.opts, &key)?));
         }
     }
     for (id, file) in found {
-        if let Some(ns) = cx.ns.all.iter_mut().find(|ns| ns.id == id) {
+        if let Some(ns) = cx.spaces.all.iter_mut().find(|ns| ns.id == id) {
             ns.file = Some(file);
         }
     }
@@ -281,52 +284,33 @@ pub fn take_external(cx: &mut Restore<'_>) -> Result<()> {
 }
 
 /// Has the root husk enter those of [`take_external`]. Returns which those are.
-fn enter_external(cx: &mut Restore<'_>) -> Result<Vec<u32>> {
+fn enter_external(cx: &mut Homes<'_>) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     let mut own = None;
-    for ns in cx.ns.of_kind(NsKind::Net) {
+    for ns in cx.spaces.of_kind(NsKind::Net) {
         let Some(file) = &ns.file else { continue };
         ids.push(ns.id);
         if ns.task == 0 {
             own = Some(file.try_clone().context(|| "dup".to_owned())?);
         }
     }
-    own.map_or(Ok(()), |file| send_into(cx, 0, NsKind::Net, &file))?;
+    own.map_or(Ok(()), |file| send_into(cx.tasks.remote(0)?, NsKind::Net, &file))?;
     Ok(ids)
 }
 
-fn become_user(cx: &mut Restore<'_>, uid: u32, gid: u32) -> Result<()> {
-    let husk = cx.remote(0)?;
+fn become_user(cx: &mut Homes<'_>, uid: u32, gid: u32) -> Result<()> {
+    let husk = cx.tasks.remote(0)?;
     let (uid, gid) = (u64::from(uid), u64::from(gid));
-    husk.call("setresgid", libc::SYS_setresgid, [gid, gid, gid])?;
-    husk.call("setresuid", libc::SYS_setresuid, [uid, uid, uid])?;
+    husk.call("setresgid", (libc::SYS_setresgid, [gid, gid, gid]))?;
+    husk.call("setresuid", (libc::SYS_setresuid, [uid, uid, uid]))?;
     Ok(())
 }
 
-/// Has the husk of `task` enter a namespace.
-pub(crate) fn send_into(
-    cx: &mut Restore<'_>,
-    task: usize,
-    kind: NsKind,
-    file: &OwnedFd,
-) -> Result<()> {
-    let husk = cx.remote(task)?;
-    let transport = Transport::open(husk, 3)?;
-    let mut batch = husk.batch();
-    transport.send(&mut batch, &[file.as_fd()])?;
-    batch.must(libc::SYS_setns, [0, kind.clone_flag()]);
-    batch.call(libc::SYS_close, [0]);
-    transport.close(&mut batch);
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| format!("entering {} namespace", kind.name())),
-        None => Ok(()),
-    }
-}
-
 /// Opens the namespaces that the root husk lives in.
-fn find_own(cx: &mut Restore<'_>) -> Result<()> {
+fn find_own(cx: &mut Homes<'_>) -> Result<()> {
     let pid = cx.tasks[0].pid;
-    for ns in cx.ns.all.iter_mut().filter(|ns| ns.task == 0 && !ns.is_host && ns.file.is_none()) {
+    for ns in cx.spaces.all.iter_mut().filter(|ns| ns.task == 0 && !ns.is_host && ns.file.is_none())
+    {
         if ns.kind != NsKind::Mnt {
             ns.file = Some(open_of(pid, ns.kind)?);
         }
@@ -339,10 +323,10 @@ fn open_of(pid: i32, kind: NsKind) -> Result<OwnedFd> {
 }
 
 /// Makes the namespaces that the root task does not live in.
-fn make_others(cx: &mut Restore<'_>) -> Result<()> {
+fn make_others(cx: &mut Homes<'_>) -> Result<()> {
     for kind in NESTED {
         let others: Vec<u32> = cx
-            .ns
+            .spaces
             .of_kind(kind)
             .filter(|ns| !ns.is_host && ns.file.is_none())
             .map(|ns| ns.id)
@@ -354,13 +338,13 @@ fn make_others(cx: &mut Restore<'_>) -> Result<()> {
         let own = open_of(pid, kind)?;
         for id in others {
             let what = format!("unshare {} namespace", kind.name());
-            cx.remote(0)?.call(&what, libc::SYS_unshare, [kind.clone_flag()])?;
+            cx.tasks.remote(0)?.call(&what, (libc::SYS_unshare, [kind.clone_flag()]))?;
             let made = open_of(pid, kind)?;
-            if let Some(ns) = cx.ns.all.iter_mut().find(|ns| ns.id == id) {
+            if let Some(ns) = cx.spaces.all.iter_mut().find(|ns| ns.id == id) {
                 ns.file = Some(made);
             }
         }
-        send_into(cx, 0, kind, &own)?;
+        send_into(cx.tasks.remote(0)?, kind, &own)?;
     }
     Ok(())
 }
@@ -370,19 +354,19 @@ fn make_others(cx: &mut Restore<'_>) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn enter(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
+pub fn enter(cx: &mut Homes<'_>, task: usize, from: usize) -> Result<()> {
     for kind in NESTED {
         let of = |task: usize| kind.id_in(&cx.tasks[task].image.ids).unwrap_or(0);
         let (ns, inherited) = (of(task), of(from));
         if ns == 0 || ns == inherited {
             continue;
         }
-        let file = match cx.ns.by_id(ns).and_then(|ns| ns.file.as_ref()) {
+        let file = match cx.spaces.by_id(ns).and_then(|ns| ns.file.as_ref()) {
             Some(file) => file.try_clone().context(|| "dup".to_owned())?,
             // The host's.
             None => open_of(rustix::process::getpid().as_raw_nonzero().get(), kind)?,
         };
-        send_into(cx, task, kind, &file)?;
+        send_into(cx.tasks.remote(task)?, kind, &file)?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use torpor_images::pagemap::{Pagemap, Run};
 use torpor_images::pages::PagesReader;
 
 use crate::error::{Context, Error, Result};
+use crate::page_server::Fetcher;
 use crate::ranges::{Ranges, gaps};
 
 /// Adjacent pages from one place.
@@ -19,7 +20,7 @@ use crate::ranges::{Ranges, gaps};
 pub struct Stretch {
     /// Their addresses (offsets into an object of shared memory).
     pub range: Range<u64>,
-    from: Place,
+    from: Stored,
     of: Origin,
 }
 
@@ -34,19 +35,22 @@ pub struct Origin {
 
 /// Where pages are.
 #[derive(Debug, Clone)]
-enum Place {
+enum Stored {
     /// Nowhere: they are zero.
     Zero,
     /// In a pages file, from this offset on.
     File(Arc<PagesReader>, u64),
-    /// Still in the tasks that were dumped; their dump serves them.
+    /// With a dump or a page server, which the pager asks for them: they are still in the tasks
+    /// that were dumped, or the file is not here.
     Remote,
+    /// There as well, and fetched when they are read. With the number of the task's pagemap.
+    Fetched(Arc<Fetcher>, u64),
 }
 
 impl Stretch {
     /// Whether the pages hold nothing but zeros.
     pub fn is_zero(&self) -> bool {
-        matches!(self.from, Place::Zero)
+        matches!(self.from, Stored::Zero)
     }
 
     /// Who has the pages itself: at the same address they are the same if this is.
@@ -57,17 +61,22 @@ impl Stretch {
     /// The part of it that is in `range`, which lies in it.
     pub fn part(&self, range: Range<u64>) -> Stretch {
         let from = match &self.from {
-            Place::File(file, offset) => {
-                Place::File(Arc::clone(file), offset + (range.start - self.range.start))
+            Stored::File(file, offset) => {
+                Stored::File(Arc::clone(file), offset + (range.start - self.range.start))
             }
             other => other.clone(),
         };
         Stretch { range, from, of: self.of }
     }
 
-    /// Whether the pages have to be fetched from the dump that still has them.
+    /// Whether the pager has to fetch the pages from elsewhere.
     pub fn is_remote(&self) -> bool {
-        matches!(self.from, Place::Remote)
+        matches!(self.from, Stored::Remote)
+    }
+
+    /// The same pages of task `id`, fetched when they are read.
+    pub fn fetched_by(self, fetcher: &Arc<Fetcher>, id: u64) -> Self {
+        Stretch { from: Stored::Fetched(Arc::clone(fetcher), id), ..self }
     }
 
     /// Reads what belongs at `address`, which lies in the stretch as the end of `buffer`
@@ -77,14 +86,15 @@ impl Stretch {
     /// The file's; pages that are not in a file.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.from {
-            Place::Zero => buffer.fill(0),
-            Place::File(file, offset) => {
+            Stored::Zero => buffer.fill(0),
+            Stored::File(file, offset) => {
                 file.read_exact_at(buffer, offset + (address - self.range.start))?;
             }
-            Place::Remote => {
-                let what = format!("the pages at {address:x} are with the dump that serves them");
+            Stored::Remote => {
+                let what = format!("those at {address:x} are not here, but where they are served");
                 return Err(Error::invalid("pages", what));
             }
+            Stored::Fetched(fetcher, id) => fetcher.read(*id, address, buffer)?,
         }
         Ok(())
     }
@@ -116,7 +126,7 @@ impl Pages {
         id: u64,
         search: &Search<'_>,
     ) -> Result<(Self, Ranges)> {
-        let map = Pagemap::read(images, kind, id)?;
+        let map = read_map(images, kind, id)?;
         let all: Ranges = map.runs.iter().map(Run::range).collect();
         if search.above.is_some() && search.above == Some(Identity::of(images)?) {
             return Ok((Pages::default(), all));
@@ -130,7 +140,13 @@ impl Pages {
         let mut wanted = newest.take(&map, everything.as_slice(), &mut stretches)?;
         let (mut parent, mut depth) = (None, 0);
         while !wanted.is_empty() {
-            let lower = parent.as_ref().unwrap_or(images).parent()?;
+            let lower = match parent.as_ref().unwrap_or(images).parent() {
+                Err(error) if error.is_missing() && kind == kind::PAGEMAP => {
+                    stretches.extend(newest.elsewhere(std::mem::take(&mut wanted)));
+                    break;
+                }
+                found => found?,
+            };
             let lower = lower.ok_or_else(|| nowhere(images, kind, id, &wanted[0]))?;
             if search.above.is_some() && search.above == Some(Identity::of(&lower)?) {
                 break;
@@ -138,7 +154,7 @@ impl Pages {
             if !lower.has(kind, id)? {
                 return Err(nowhere(&lower, kind, id, &wanted[0]));
             }
-            let map = Pagemap::read(&lower, kind, id)?;
+            let map = read_map(&lower, kind, id)?;
             if let Some(missing) = first_gap(&map, &wanted) {
                 return Err(nowhere(&lower, kind, id, &missing));
             }
@@ -173,12 +189,20 @@ impl Pages {
     /// Whether each page that is read is known to be right by itself.
     pub fn are_verified_singly(&self) -> bool {
         self.stretches.iter().all(|stretch| match &stretch.from {
-            Place::File(file, _) => file.verifies_each(),
-            Place::Zero | Place::Remote => true,
+            Stored::File(file, _) => file.verifies_each(),
+            Stored::Zero | Stored::Remote | Stored::Fetched(..) => true,
         })
     }
 
-    /// Whether there are pages that have to be fetched from the dump that still has them.
+    /// Whether there are pages that are fetched from elsewhere when they are read.
+    pub fn any_fed(&self) -> bool {
+        self.stretches.iter().any(|stretch| match &stretch.from {
+            Stored::File(file, _) => file.is_fed(),
+            Stored::Zero | Stored::Remote | Stored::Fetched(..) => false,
+        })
+    }
+
+    /// Whether there are pages that the pager has to fetch from elsewhere.
     pub fn any_remote(&self) -> bool {
         self.stretches.iter().any(Stretch::is_remote)
     }
@@ -272,7 +296,7 @@ impl Layer<'_> {
     ) -> Result<Vec<Range<u64>>> {
         let Elsewhere { lower, relatives } = self.take_own(map, wanted, out)?;
         for (relative, wanted) in relatives {
-            let map = Pagemap::read(self.images, self.kind, relative.into())?;
+            let map = read_map(self.images, self.kind, relative.into())?;
             let left = self.take_own(&map, &wanted, out)?;
             // A relative that would have to ask others could send us round and round.
             let further = left.relatives.into_values().flatten().next();
@@ -314,26 +338,43 @@ impl Layer<'_> {
         Ok(left)
     }
 
+    /// Pages of parents that are not here: a page server is to have them.
+    fn elsewhere(&self, wanted: Vec<Range<u64>>) -> impl Iterator<Item = Stretch> {
+        let of = Origin { depth: self.depth, pagemap: self.id };
+        wanted.into_iter().map(move |range| Stretch { range, from: Stored::Remote, of })
+    }
+
     /// Where a run is, or a part of it; `offset` is that in the pages file, which is opened
-    /// once. Only the dump of the newest images can still be there to serve pages, and knows by
-    /// whom they are asked for.
+    /// once; if it is not here a page server is to have the pages of tasks. Only the dump of the
+    /// newest images can still be there to serve pages, and knows by whom they are asked for.
     fn place(
         &self,
         map: &Pagemap,
         run: &Run,
         offset: Option<u64>,
         file: &mut Option<Arc<PagesReader>>,
-    ) -> Result<Place> {
+    ) -> Result<Stored> {
         Ok(match (offset, file) {
-            (Some(offset), Some(file)) => Place::File(Arc::clone(file), offset),
-            (Some(offset), file) => {
-                let opened = Arc::new(PagesReader::open(self.images, map)?);
-                Place::File(Arc::clone(file.insert(opened)), offset)
-            }
-            (None, _) if run.lazy && self.depth == 0 && map.owner == self.id => Place::Remote,
+            (Some(offset), Some(file)) => Stored::File(Arc::clone(file), offset),
+            (Some(offset), file) => match PagesReader::open(self.images, map) {
+                Ok(opened) => Stored::File(Arc::clone(file.insert(Arc::new(opened))), offset),
+                Err(error) if error.is_missing() && self.kind == kind::PAGEMAP => Stored::Remote,
+                Err(error) => return Err(error.into()),
+            },
+            (None, _) if run.lazy && self.depth == 0 && map.owner == self.id => Stored::Remote,
             (None, _) if run.lazy => return Err(elsewhere(self.images, map, run)),
-            (None, _) => Place::Zero,
+            (None, _) => Stored::Zero,
         })
+    }
+}
+
+/// Reads a pagemap. Of a task, its pages need not be here.
+fn read_map(images: &ImageDir, kind: Kind, id: u64) -> Result<Pagemap> {
+    match Pagemap::read(images, kind, id) {
+        Err(error) if error.is_missing() && kind == kind::PAGEMAP => {
+            Ok(Pagemap::read_unbacked(images, kind, id)?)
+        }
+        read => Ok(read?),
     }
 }
 
@@ -506,6 +547,29 @@ mod tests {
     }
 
     #[test]
+    fn pages_whose_file_is_elsewhere_are_asked_for_and_never_made_up() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        dump(&at("1"), None, &[(10, 2, At::Here(1))]);
+        std::fs::remove_file(at("1").join("pages-7.img")).unwrap();
+        let runs = [(10, 1, At::Parent), (11, 1, At::Here(2)), (12, 1, At::Zero)];
+        for (name, parent) in [("2", "../1"), ("3", "../gone")] {
+            let pages = Pages::load(&dump(&at(name), Some(parent), &runs), kind::PAGEMAP, 7);
+            let pages = pages.unwrap();
+            let remote: Vec<bool> = pages.stretches().iter().map(Stretch::is_remote).collect();
+            assert_eq!(remote, [true, false, false], "{parent}");
+            assert!(pages.read(10 * PAGE, &mut [0; 4096]).is_err());
+        }
+        // Of shared memory nobody can ask for them.
+        let images = dump(&at("4"), None, &[]);
+        let mut map = PagemapWriter::create(&images, kind::SHMEM_PAGEMAP, 9, 9).unwrap();
+        map.push(Run { pages: 1, present: true, ..Run::default() }).unwrap();
+        map.finish().unwrap();
+        let error = Pages::load(&images, kind::SHMEM_PAGEMAP, 9).unwrap_err().to_string();
+        assert!(error.contains("pages-9.img"), "{error}");
+    }
+
+    #[test]
     fn pages_that_no_parent_has_are_an_error() {
         let top = tempfile::tempdir().unwrap();
         let at = |name: &str| top.path().join(name);
@@ -519,7 +583,6 @@ mod tests {
         let text = error("3", Some("../1"), &[(9, 1, At::Parent)]);
         assert!(text.contains("pages at 9000"), "{text}");
         error("4", None, &[(10, 1, At::Parent)]);
-        error("5", Some("../gone"), &[(10, 1, At::Parent)]);
         // A chain that bites its own tail has an end.
         let text = error("6", Some("../6"), &[(10, 1, At::Parent)]);
         assert!(text.contains("parent"), "{text}");

@@ -1,0 +1,194 @@
+//! The tasks that are dumped, stopped, and how calls are made in them.
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+
+use torpor_images::proto::TaskKobjIdsEntry;
+use torpor_tracee::{Mapping, Tracee};
+
+use crate::error::{Error, Result};
+use crate::file::found::Listed;
+use crate::guardian::{self, Guardian, Undo, Way};
+use crate::memory::vma::Vma;
+use crate::proc;
+use crate::task::Settings;
+
+/// A task (thread group) of the dumped tree.
+#[derive(Debug)]
+pub struct Task {
+    /// Its pid here.
+    pub tgid: i32,
+    /// The id here of its first thread that has not ended, as which the kernel answers for
+    /// the process: its pid, as a rule. Of a leader that has ended it shows neither memory
+    /// nor files.
+    pub pid: i32,
+    /// Its pid in the images: in the innermost pid namespace of the tree's root.
+    pub vpid: i32,
+    /// The task as a file.
+    pub pidfd: OwnedFd,
+    /// Kernel objects that it shares with others, numbered from 1.
+    pub ids: TaskKobjIdsEntry,
+    /// `/proc/PID/stat`.
+    pub stat: proc::Stat,
+    /// `/proc/PID/status`.
+    pub status: proc::Status,
+    /// Its stopped threads, the leader first unless it has ended; none for a zombie.
+    pub threads: Vec<Tracee>,
+    /// `/proc/PID/task/TID/status` of each.
+    pub(super) statuses: Vec<proc::Status>,
+    /// More of what procfs says of it.
+    pub(super) settings: Settings,
+    /// Its descriptors, unless a task before it has the same.
+    pub(crate) descriptors: Vec<Listed>,
+    /// The signal that job control had stopped it with.
+    pub stop_signal: Option<i32>,
+    /// Its mappings, as they were before anything of ours was mapped.
+    pub vmas: Vec<Vma>,
+    pub(super) maps: Vec<Mapping>,
+}
+
+/// A stub in a process, at an address.
+pub static STUB: Way = Way::new("stub", |words, _| {
+    Ok(torpor_tracee::remove_leftover(words.number(0)?, words.number(1)?, guardian::PATIENCE)?)
+});
+
+/// What takes the stub at `base` out of a process.
+pub(super) fn stub(pid: i32, base: u64) -> Undo {
+    STUB.undo(vec![pid.to_string(), base.to_string()])
+}
+
+/// Processes that are to end, each by the id of a thread and when that started.
+pub static DEATH: Way = Way::new("end", |words, _| {
+    for at in (0..words.rest(0).len() / 2).map(|process| process * 2) {
+        let (pid, start) = (words.number(at)?, words.number::<u64>(at + 1)?);
+        // One that has ended meanwhile leaves its number to others.
+        let opened = proc::pidfd(pid).or_else(|_| proc::pidfd_of_thread(pid));
+        let Ok(pidfd) = opened else { continue };
+        if proc::stat(pid).is_ok_and(|stat| stat.start_time == start) {
+            let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
+        }
+    }
+    Ok(())
+});
+
+/// What ends the tasks.
+pub(super) fn death(tasks: &Tasks) -> Undo {
+    let live = tasks.iter().filter(|task| !task.is_zombie());
+    DEATH.undo(live.flat_map(|t| [t.pid.to_string(), t.stat.start_time.to_string()]).collect())
+}
+
+impl Task {
+    /// Whether it has ended and only waits to be waited for.
+    pub fn is_zombie(&self) -> bool {
+        self.threads.is_empty()
+    }
+
+    /// Whether one of its threads can have confined itself by Landlock.
+    pub(super) fn may_be_confined(&self, thread: usize) -> bool {
+        let status = self.statuses.get(thread);
+        status.is_none_or(|status| status.number("NoNewPrivs", 10) != Some(0))
+    }
+
+    /// Whether its first thread has ended, and others have not.
+    pub fn has_lost_leader(&self) -> bool {
+        self.pid != self.tgid
+    }
+}
+
+/// The tasks of a dumped tree: parents before children, the root first.
+#[derive(Debug, Default)]
+pub struct Tasks {
+    all: Vec<Task>,
+    /// The ids of all threads in the images, by their ids here.
+    vtids: HashMap<i32, i32>,
+    /// Takes stubs out of them if the supervisor is killed.
+    guardian: Guardian,
+}
+
+impl Deref for Tasks {
+    type Target = Vec<Task>;
+
+    fn deref(&self) -> &Vec<Task> {
+        &self.all
+    }
+}
+
+impl DerefMut for Tasks {
+    fn deref_mut(&mut self) -> &mut Vec<Task> {
+        &mut self.all
+    }
+}
+
+impl Tasks {
+    /// These tasks. The guardian learns of what is put into them.
+    pub fn new(all: Vec<Task>, guardian: Guardian) -> Self {
+        Tasks { all, vtids: HashMap::new(), guardian }
+    }
+
+    /// Notes the id in the images of a thread.
+    pub fn note_thread(&mut self, tid: i32, vtid: i32) {
+        self.vtids.insert(tid, vtid);
+    }
+
+    /// Those that are no zombies.
+    pub fn live(&self) -> Vec<usize> {
+        (0..self.len()).filter(|&task| !self[task].is_zombie()).collect()
+    }
+
+    /// Whether `task` is the first one with its number of some shared object.
+    pub fn is_first_with(&self, task: usize, id: impl Fn(&TaskKobjIdsEntry) -> u32) -> bool {
+        let number = id(&self[task].ids);
+        !self[..task].iter().any(|t| !t.is_zombie() && id(&t.ids) == number)
+    }
+
+    /// Remote calls in the first thread of `task`.
+    ///
+    /// # Errors
+    /// If the task is a zombie, or has no room for the stub.
+    pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
+        let t = &self.all[task];
+        let (pid, first) = (t.pid, t.threads.first());
+        if first.is_none_or(|first| first.stub_range().is_none()) {
+            self.inject(&[task])?;
+        }
+        self.all[task].threads.first_mut().ok_or(Error::Gone { pid })
+    }
+
+    /// Puts stubs into those of some tasks that have none.
+    pub(super) fn inject(&mut self, tasks: &[usize]) -> Result<()> {
+        let mut wanted = Vec::new();
+        let some = self.all.iter_mut().enumerate().filter(|(i, _)| tasks.contains(i));
+        for (_, t) in some {
+            let pid = t.pid;
+            let first = t.threads.first_mut().ok_or(Error::Gone { pid })?;
+            if first.stub_range().is_some() {
+                continue;
+            }
+            let base = torpor_tracee::stub_place(&t.maps).ok_or_else(|| {
+                Error::refused(pid, "its address space", "is full: there is no room for a stub")
+            })?;
+            self.guardian.watch(&stub(pid, base))?;
+            wanted.push((first, t.maps.as_slice(), base));
+        }
+        Ok(Tracee::inject_all(wanted)?)
+    }
+
+    /// The id in the images of the thread with id `tid` here.
+    pub fn vtid_of(&self, tid: i32) -> Option<i32> {
+        self.vtids.get(&tid).copied()
+    }
+
+    /// The id in the images of the process group with id `pgid` here, if a task of the
+    /// tree is in it.
+    pub fn vpgid_of(&self, pgid: i32) -> Option<i32> {
+        let member = self.all.iter().find(|task| task.stat.pgid == pgid)?;
+        let inside = member.status.numbers("NSpgid", 10).last().copied()?;
+        i32::try_from(inside).ok().filter(|&id| id != 0)
+    }
+
+    /// The pid in the images of the task with pid `pid` here.
+    pub fn vpid_of(&self, pid: i32) -> Option<i32> {
+        self.all.iter().find(|t| t.tgid == pid).map(|t| t.vpid)
+    }
+}

@@ -1,0 +1,45 @@
+//! What a dump was told to leave to the caller and has never met: a typing error, most likely, with
+//! which the restore would miss something or make what was meant to stay outside.
+
+use super::Dump;
+use crate::error::{Error, Result};
+use crate::external::External;
+use crate::namespace::NsKind;
+
+/// Refuses resources of `--external` that the tree does not have. Mounts, terminals, profiles and
+/// devices that others replace are left to themselves: runtimes name those that may be there.
+///
+/// # Errors
+/// The option, and what there is instead.
+pub(super) fn check(cx: &Dump<'_>) -> Result<()> {
+    cx.opts.external.iter().try_for_each(|external| {
+        let met = match external {
+            External::File { .. } => {
+                let name = external.to_string();
+                let files = cx.files.entries().iter().filter_map(|entry| entry.reg.as_ref());
+                files.filter(|reg| reg.ext()).any(|reg| reg.name == name.as_bytes())
+            }
+            External::Unix { inode } => {
+                let mut sockets = cx.files.entries().iter().filter_map(|entry| entry.usk.as_ref());
+                sockets.any(|usk| u64::from(usk.ino) == *inode)
+            }
+            External::Net { inode, .. } => return namespace(cx, NsKind::Net, *inode, external),
+            External::Pid { inode, .. } => return namespace(cx, NsKind::Pid, *inode, external),
+            _ => return Ok(()),
+        };
+        if met { Ok(()) } else { Err(unused(external, "nothing in the tree has it open")) }
+    })
+}
+
+fn namespace(cx: &Dump<'_>, kind: NsKind, inode: u64, external: &External) -> Result<()> {
+    if cx.ns.of_kind(kind).any(|ns| ns.inode == inode) {
+        return Ok(());
+    }
+    let there: Vec<String> = cx.ns.of_kind(kind).map(|ns| ns.inode.to_string()).collect();
+    let what = format!("the tree is in {} namespace {}", kind.name(), there.join(", "));
+    Err(unused(external, &what))
+}
+
+fn unused(external: &External, why: &str) -> Error {
+    Error::Usage(format!("--external {external}: {why}"))
+}

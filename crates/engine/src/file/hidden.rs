@@ -1,0 +1,63 @@
+//! Files that a later mount hides: no path leads to them, but their own mount still has them.
+//!
+//! They are looked up in a detached copy of that mount, which nothing hides. A file that is opened
+//! there would belong to the copy. So it is opened by its handle, through the root of the mount.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use torpor_images::proto::RegFileEntry;
+use torpor_sys::notify::{handle_of, open_by_handle};
+
+use super::Found;
+use super::description::{open_flags, open_in, reopen, same_inode};
+use super::opener::Opener;
+use crate::error::{Context, Error, Result};
+use crate::namespace::mount::Mounts;
+
+/// Whether a restore can open `found`, which its path does not lead to: its mount is of the tree,
+/// has its own root in sight, still has the file, and is of a file system with handles.
+pub fn can_be_opened(mounts: &Mounts, found: &Found) -> bool {
+    let mnt_id = found.info.mnt_id;
+    let Some((space, mount)) = mounts.find(mnt_id) else { return false };
+    if space.is_host || !mounts.is_visible(mnt_id, &mount.mountpoint) {
+        return false;
+    }
+    let Ok(inside) = found.link.strip_prefix(&mount.mountpoint) else { return false };
+    let opened = mounts.open_alone(mnt_id).and_then(|root| {
+        let file = open_in(root.as_fd(), inside.as_os_str().as_bytes(), PLACE, Mode::empty())
+            .context(|| "a hidden file".to_owned())?;
+        by_handle(&root, &file)
+    });
+    let is_same =
+        |file: OwnedFd| rustix::fs::fstat(file).is_ok_and(|stat| same_inode(&stat, &found.stat));
+    opened.is_ok_and(is_same)
+}
+
+const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW);
+
+/// The same file, opened with `O_PATH` through the mount of `root`.
+fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
+    let what = || "open a hidden file by its handle".to_owned();
+    let (kind, handle) = handle_of(file.as_fd()).context(what)?;
+    open_by_handle(root.as_fd(), kind, &handle).context(what)
+}
+
+/// Opens a file of the images that another mount hides.
+///
+/// # Errors
+/// The kernel's; `Invalid` if the images have no such mount.
+pub fn open(cx: &Opener<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
+    let name = || String::from_utf8_lossy(&reg.name).into_owned();
+    let mount = reg.mnt_id.and_then(|id| Some((id, cx.mounts.writable(id)?.1.to_owned())));
+    let (mnt_id, mountpoint) =
+        mount.ok_or_else(|| Error::invalid(name(), "is on a mount that is not in the images"))?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(&reg.name));
+    let copy = cx.mounts.open(mnt_id, path, PLACE, Mode::empty())?;
+    let place = OFlags::PATH | OFlags::DIRECTORY;
+    let root =
+        cx.roots.open_path(mnt_id, mountpoint.as_os_str().as_bytes(), place, Mode::empty())?;
+    reopen(by_handle(&root, &copy)?, open_flags(reg.flags))
+}

@@ -1,0 +1,41 @@
+//! The descriptions that a restore has opened.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::error::{Error, Result};
+
+/// A descriptor of a restored task.
+#[derive(Debug, Clone, Copy)]
+pub struct Holder {
+    /// Its index among the tasks.
+    pub task: usize,
+    /// Descriptor number.
+    pub fd: i32,
+}
+
+/// The descriptions that the restore has opened, by id.
+#[derive(Debug, Default)]
+pub struct OpenFiles {
+    by_id: HashMap<u32, OwnedFd>,
+}
+
+impl OpenFiles {
+    /// The description `id`, if it is open already.
+    pub fn get(&self, id: u32) -> Option<BorrowedFd<'_>> {
+        self.by_id.get(&id).map(AsFd::as_fd)
+    }
+
+    /// The description `id`, which is open.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn need(&self, id: u32) -> Result<BorrowedFd<'_>> {
+        self.get(id).ok_or_else(|| Error::invalid("files.img", format!("no file {id}")))
+    }
+
+    /// Adds a description.
+    pub fn insert(&mut self, id: u32, file: OwnedFd) {
+        self.by_id.insert(id, file);
+    }
+}

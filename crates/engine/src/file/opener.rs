@@ -1,0 +1,419 @@
+//! Files are opened by their paths: as the tasks have opened them, whatever their paths lead to by
+//! now.
+//!
+//! An unlinked file has its old name again while it is opened, and so has one that the dump gave
+//! another name; see [`super::remap`].
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use torpor_images::proto::{FileEntry, RegFileEntry, RemapFilePathEntry, RemapType};
+use torpor_images::remap::found_by;
+use torpor_images::{ImageDir, kind};
+
+use super::description::open_flags;
+use super::description::{open_in, same_inode};
+use super::ghost;
+use super::remap::{base, parent, random, remove};
+use crate::error::{Context, Error, Result};
+use crate::judge::Verdict;
+use crate::namespace::Namespaces;
+use crate::namespace::mount::{Restored, Roots};
+use crate::namespace::user::IdMaps;
+use crate::options::Options;
+use crate::restore::process::with_process;
+use crate::restore::tasks::Tasks;
+
+/// The restore half: the files that have a name only for the time being. Dropping it
+/// removes those names.
+#[derive(Debug, Default)]
+pub struct Temporary {
+    remaps: HashMap<u32, (RemapType, u32)>,
+    /// The ghosts that were made.
+    ghosts: HashMap<u32, Kept>,
+    /// Those whose mode waits until they have lost their names.
+    late: Vec<(OwnedFd, Mode)>,
+    /// What was made, in this order.
+    made: Vec<(Name, AtFlags)>,
+    /// Directories among them that were made for something in them only.
+    parents: HashSet<Vec<u8>>,
+    /// Names that the dump gave, to be removed once the restore has succeeded.
+    given: Vec<Name>,
+    /// How often something had to step aside.
+    asides: u32,
+    /// A process that is there for the moment, for what lies below its directory.
+    alive: Option<u32>,
+}
+
+/// A name in a directory.
+#[derive(Debug)]
+struct Name {
+    dir: OwnedFd,
+    name: Vec<u8>,
+}
+
+impl Name {
+    /// That of a file of the images.
+    fn of(cx: &mut Opener<'_>, reg: &RegFileEntry) -> Result<Self> {
+        let dir = open_dir(cx, reg.mnt_id.unwrap_or(-1), parent(&reg.name))?;
+        Ok(Name { dir, name: base(&reg.name).to_vec() })
+    }
+
+    fn try_clone(&self) -> Result<Self> {
+        let dir = self.dir.try_clone().context(|| "dup".to_owned())?;
+        Ok(Name { dir, name: self.name.clone() })
+    }
+}
+
+/// A file that goes by a name for the time being, and a descriptor of it (`O_PATH`): others may
+/// put something else there at any moment.
+#[derive(Debug)]
+struct Kept {
+    name: Name,
+    file: OwnedFd,
+}
+
+impl Kept {
+    fn try_clone(&self) -> Result<Self> {
+        let file = self.file.try_clone().context(|| "dup".to_owned())?;
+        Ok(Kept { name: self.name.try_clone()?, file })
+    }
+
+    fn is_dir(&self) -> bool {
+        rustix::fs::fstat(&self.file)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
+    /// Makes sure that `opened` is the file.
+    fn check(&self, opened: OwnedFd) -> Result<OwnedFd> {
+        let stat = |file: &OwnedFd| rustix::fs::fstat(file).context(|| "fstat".to_owned());
+        match same_inode(&stat(&self.file)?, &stat(&opened)?) {
+            true => Ok(opened),
+            false => {
+                let name = String::from_utf8_lossy(&self.name.name);
+                let why = format!("somebody has put something else in the place of {name}");
+                Err(Error::invalid("remap-fpath.img", why))
+            }
+        }
+    }
+}
+
+impl Temporary {
+    /// Whether a file is a ghost.
+    #[must_use]
+    pub fn is_ghost(&self, file: u32) -> bool {
+        matches!(self.remaps.get(&file), Some((RemapType::Ghost, _)))
+    }
+
+    /// Reads `remap-fpath.img`.
+    ///
+    /// # Errors
+    /// The image file's.
+    pub fn load(&mut self, images: &ImageDir) -> Result<()> {
+        for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
+            self.remaps.insert(entry.orig_id, found_by(&entry));
+        }
+        Ok(())
+    }
+
+    /// The process that has ended and whose directory file `id` of the images is: nobody can open
+    /// or change to it but while there is such a process.
+    pub fn process_of(&self, id: u32) -> Option<u32> {
+        self.remaps.get(&id).filter(|(kind, _)| *kind == RemapType::Procfs).map(|(_, pid)| *pid)
+    }
+
+    /// Says which process is there for the moment.
+    pub fn set_alive(&mut self, pid: Option<u32>) {
+        self.alive = pid;
+    }
+
+    /// Whether the path of the file `id` of the images does not lead to it.
+    pub fn is_remapped(&self, id: u32) -> bool {
+        self.remaps.contains_key(&id)
+    }
+
+    /// A file of the images whose ghost had this inode number, on a device as the kernel encodes
+    /// it.
+    ///
+    /// # Errors
+    /// The image files'.
+    pub fn with_ghost_of(&self, images: &ImageDir, dev: u32, ino: u64) -> Result<Option<u32>> {
+        for (&file, &(kind, ghost)) in &self.remaps {
+            if kind == RemapType::Ghost {
+                let image = ghost::load(images, ghost)?;
+                if (image.entry.dev, image.entry.ino) == (Some(dev), Some(ino)) {
+                    return Ok(Some(file));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Removes the names that files have for the restore only, and those that the dump gave;
+    /// call it when the tasks have all their files. Files get the modes that had to wait for it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn succeed(&mut self) -> Result<()> {
+        for Name { dir, name } in self.given.drain(..) {
+            remove(dir.as_fd(), &name, AtFlags::empty());
+        }
+        self.remove_made();
+        self.late.drain(..).try_for_each(|(file, mode)| ghost::set_mode(file.as_fd(), mode))
+    }
+
+    fn remove_made(&mut self) {
+        while let Some((Name { dir, name }, flags)) = self.made.pop() {
+            remove(dir.as_fd(), &name, flags);
+        }
+    }
+}
+
+/// What it takes to open files by their paths.
+#[derive(Debug)]
+pub struct Opener<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// Where ghosts are.
+    pub images: &'a ImageDir,
+    /// What `files.img` says, by id.
+    pub entries: &'a HashMap<u32, FileEntry>,
+    /// Where message queues are.
+    pub spaces: &'a Namespaces,
+    /// Where paths begin.
+    pub roots: &'a Roots,
+    /// The mounts, as they can be written to.
+    pub mounts: &'a mut Restored,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// What the policy has to do with files that are opened.
+    pub(crate) verdict: &'a Verdict,
+    /// Who opens what only a process of the tree can.
+    pub tasks: &'a mut Tasks,
+    /// Names that files have for the moment.
+    pub temporary: &'a mut Temporary,
+}
+
+impl Opener<'_> {
+    /// Ends the restore if a path has led to a device that the tasks may not have.
+    ///
+    /// # Errors
+    /// If it is such a device.
+    pub fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
+        let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
+        self.verdict.check_opened(&self.opts.policy, path, &stat)
+    }
+
+    /// Opens the file of `reg`, if its path alone does not lead to it.
+    ///
+    /// # Errors
+    /// The kernel's; contradictions in the images.
+    pub fn open_remapped(&mut self, reg: &RegFileEntry) -> Result<Option<OwnedFd>> {
+        let Some(&(kind, other)) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
+        match kind {
+            RemapType::Ghost => open_ghost(self, reg, other).map(Some),
+            RemapType::Linked => open_linked(self, reg, other).map(Some),
+            RemapType::Procfs if self.temporary.alive == Some(other) => {
+                open_by_path(self.roots, reg).map(Some)
+            }
+            // The process of the path has to be there for a moment.
+            RemapType::Procfs => {
+                let pid = i32::try_from(other).ok();
+                let root = self.tasks.remote(0)?;
+                with_process(root, pid, |_| open_by_path(self.roots, reg)).map(Some)
+            }
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        self.remove_made();
+    }
+}
+
+fn open_linked(cx: &mut Opener<'_>, reg: &RegFileEntry, link: u32) -> Result<OwnedFd> {
+    let given = cx.entries.get(&link).and_then(|entry| entry.reg.clone()).ok_or_else(|| {
+        let reason = format!("file {} goes by {link}, which is no file", reg.id);
+        Error::invalid("remap-fpath.img", reason)
+    })?;
+    let name = Name::of(cx, &given)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
+        .context(|| format!("open {}", String::from_utf8_lossy(&given.name)))?;
+    let from = Kept { name, file };
+    let opened = open_as(cx, reg, &from)?;
+    if !cx.temporary.given.iter().any(|known| known.name == from.name.name) {
+        cx.temporary.given.push(from.name);
+    }
+    Ok(opened)
+}
+
+fn open_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<OwnedFd> {
+    let from = match cx.temporary.ghosts.get(&ghost) {
+        Some(ghost) => ghost.try_clone()?,
+        None => make_ghost(cx, reg, ghost)?,
+    };
+    if from.is_dir() { from.check(open_by_path(cx.roots, reg)?) } else { open_as(cx, reg, &from) }
+}
+
+fn open_by_path(roots: &Roots, reg: &RegFileEntry) -> Result<OwnedFd> {
+    roots.open_path(reg.mnt_id.unwrap_or(-1), &reg.name, open_flags(reg.flags), Mode::empty())
+}
+
+/// Makes a ghost: a directory under its own name, all else under one of ours, next to
+/// the place of the first description that is met.
+fn make_ghost(cx: &mut Opener<'_>, reg: &RegFileEntry, ghost: u32) -> Result<Kept> {
+    let mut image = ghost::load(cx.images, ghost)?;
+    let mut name = Name::of(cx, reg)?;
+    let is_dir = image.file_type() == FileType::Directory;
+    let file = if is_dir && cx.temporary.parents.contains(&reg.name) {
+        // It is there already, as the directory of another unlinked file.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&name.dir, &name.name, flags, Mode::empty())
+            .context(|| format!("open {}", String::from_utf8_lossy(&reg.name)))?;
+        image.set_attributes(cx.id_maps, file.as_fd())?;
+        file
+    } else {
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        if !is_dir {
+            let what = || "a name for an unlinked file".to_owned();
+            name.name = own_name("ghost", ghost).context(what)?.into_bytes();
+        }
+        let file = image.create(cx.id_maps, name.dir.as_fd(), &name.name)?;
+        cx.temporary.made.push((name.try_clone()?, flags));
+        file
+    };
+    if let Some(mode) = image.late_mode() {
+        let file = file.try_clone().context(|| "dup".to_owned())?;
+        cx.temporary.late.push((file, mode));
+    }
+    let made = Kept { name, file };
+    cx.temporary.ghosts.insert(ghost, made.try_clone()?);
+    Ok(made)
+}
+
+/// Opens the file `from` under the name that `reg` has, which it has only for this
+/// moment. What has the name now steps aside meanwhile.
+fn open_as(cx: &mut Opener<'_>, reg: &RegFileEntry, from: &Kept) -> Result<OwnedFd> {
+    let what = || format!("open {} by a name for the moment", String::from_utf8_lossy(&reg.name));
+    let Name { dir, name } = Name::of(cx, reg)?;
+    let aside = step_aside(cx, &dir, &name).context(what)?;
+    let linked = link(from, &dir, &name);
+    let opened = linked.context(what).and_then(|()| {
+        let opened = open_by_path(cx.roots, reg).and_then(|opened| from.check(opened));
+        rustix::fs::unlinkat(&dir, &name, AtFlags::empty()).context(what).and(opened)
+    });
+    if let Some(other) = aside {
+        rustix::fs::renameat_with(&dir, other, &dir, &name, RenameFlags::NOREPLACE)
+            .context(what)?;
+    }
+    opened
+}
+
+/// Gives the file `from` a name in `dir`, which may show the same file system through
+/// another mount: links are made within one mount only, so the directory is then opened
+/// by its handle through that of the file.
+fn link(from: &Kept, dir: &OwnedFd, name: &[u8]) -> std::io::Result<()> {
+    match rustix::fs::linkat(&from.file, "", dir, name, AtFlags::EMPTY_PATH) {
+        Err(Errno::XDEV) => {
+            let (kind, handle) = torpor_sys::notify::handle_of(dir.as_fd())?;
+            let dir = torpor_sys::notify::open_by_handle(from.name.dir.as_fd(), kind, &handle)?;
+            Ok(rustix::fs::linkat(&from.file, "", &dir, name, AtFlags::EMPTY_PATH)?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// A name that nobody else has: other restores may work in the same directory, and the pids of
+/// their supervisors repeat in other namespaces.
+fn own_name(what: &str, number: u32) -> rustix::io::Result<String> {
+    Ok(format!(".torpor.{:016x}.{what}.{number:x}", random()?))
+}
+
+/// Renames what is called `name`, if there is such a thing.
+fn step_aside(
+    cx: &mut Opener<'_>,
+    dir: &OwnedFd,
+    name: &[u8],
+) -> rustix::io::Result<Option<String>> {
+    cx.temporary.asides += 1;
+    let other = own_name("aside", cx.temporary.asides)?;
+    match rustix::fs::renameat_with(dir, name, dir, &other, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(Some(other)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Opens a directory to make files in: through a writable copy of its mount, where
+/// there is one. Missing directories are made, and removed in the end.
+fn open_dir(cx: &mut Opener<'_>, mnt_id: i32, path: &[u8]) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let what = || format!("open {}", String::from_utf8_lossy(path));
+    match open_writable(cx, mnt_id, path, flags)? {
+        Err(Errno::NOENT) if path.len() > 1 => {}
+        other => return other.context(what),
+    }
+    let above = open_dir(cx, mnt_id, parent(path))?;
+    let name = Name { dir: above, name: base(path).to_vec() };
+    rustix::fs::mkdirat(&name.dir, &name.name, Mode::from_raw_mode(0o755)).context(what)?;
+    let dir = rustix::fs::openat(&name.dir, &name.name, flags | OFlags::CLOEXEC, Mode::empty());
+    cx.temporary.made.push((name, AtFlags::REMOVEDIR));
+    cx.temporary.parents.insert(path.to_vec());
+    dir.context(what)
+}
+
+fn open_writable(
+    cx: &Opener<'_>,
+    mnt_id: i32,
+    path: &[u8],
+    flags: OFlags,
+) -> Result<rustix::io::Result<OwnedFd>> {
+    if let Some((root, mountpoint)) = cx.mounts.writable(mnt_id)
+        && let Ok(inside) = Path::new(OsStr::from_bytes(path)).strip_prefix(mountpoint)
+    {
+        return Ok(open_in(root, inside.as_os_str().as_bytes(), flags, Mode::empty()));
+    }
+    Ok(open_in(cx.roots.root_of_mount(mnt_id)?, path, flags, Mode::empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::proto::GhostFileEntry;
+
+    use super::*;
+
+    /// CRIU's handle of an unlinked file that is watched is stale: its device and inode tell the ghost.
+    #[test]
+    fn a_ghost_is_found_by_what_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let remap = |orig_id, remap_id, kind: RemapType| RemapFilePathEntry {
+            orig_id,
+            remap_id,
+            remap_type: Some(kind.into()),
+        };
+        let remaps = [remap(7, 1, RemapType::Ghost), remap(8, 2, RemapType::Ghost)];
+        images.write_all(kind::REMAP_FPATH, 0, &remaps).unwrap();
+        for (ghost, ino) in [(1, 100), (2, 200)] {
+            let entry = GhostFileEntry {
+                mode: 0o100_600,
+                dev: Some(254 << 20),
+                ino: Some(ino),
+                ..GhostFileEntry::default()
+            };
+            images.write_one(kind::GHOST_FILE, ghost, &entry).unwrap();
+        }
+        let mut temporary = Temporary::default();
+        temporary.load(&images).unwrap();
+        assert_eq!(temporary.with_ghost_of(&images, 254 << 20, 200).unwrap(), Some(8));
+        assert_eq!(temporary.with_ghost_of(&images, 254 << 20, 201).unwrap(), None);
+        assert_eq!(temporary.with_ghost_of(&images, 8 << 20, 200).unwrap(), None);
+    }
+}

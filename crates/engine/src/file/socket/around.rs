@@ -1,0 +1,35 @@
+//! What the dump of a socket takes besides the socket.
+
+use torpor_images::ImageDir;
+
+use crate::dump::tasks::Tasks;
+use crate::file::table::FileTable;
+use crate::guardian::Guardian;
+use crate::namespace::Namespaces;
+use crate::namespace::mount::Mounts;
+use crate::namespace::user::IdMaps;
+use crate::network::Held;
+use crate::options::Options;
+
+/// What sockets refer to.
+#[derive(Debug)]
+pub struct Around<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// Where queues go.
+    pub images: &'a ImageDir,
+    /// Who may be at the other end.
+    pub tasks: &'a Tasks,
+    /// Where sockets live.
+    pub spaces: &'a Namespaces,
+    /// Where the files lie that they are bound to.
+    pub mounts: &'a Mounts,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// Watches over connections while they are in repair mode.
+    pub guardian: &'a Guardian,
+    /// The descriptions so far, and those in flight.
+    pub table: &'a mut FileTable,
+    /// Holds the packets of connections back.
+    pub network: &'a mut Held,
+}

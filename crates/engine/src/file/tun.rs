@@ -1,0 +1,148 @@
+//! Descriptors of `/dev/net/tun`: queues of network devices, or of none yet.
+//!
+//! What waits in a queue to be read is not kept: it is on its way, as on a wire.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags, Stat};
+use torpor_images::proto::{
+    FdTypes, FileEntry, NdType, NetDeviceEntry, RegFileEntry, TunLinkEntry, TunfileEntry,
+};
+use torpor_images::{ImageDir, kind};
+use torpor_sys::tun;
+
+use super::description::{open_flags, part, reopen};
+use super::opener::Opener;
+use super::remap::Paths;
+use super::{Found, regular};
+use crate::error::{Context, Error, Result};
+use crate::namespace::Namespaces;
+use crate::namespace::net::configure_tun;
+
+/// Number of `/dev/net/tun` (linux/miscdevice.h).
+const NUMBER: (u32, u32) = (10, 200);
+
+fn is_tun(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == NUMBER
+}
+
+/// Describes the file, or says that it is of another kind (`None`). `home` is the network
+/// namespace of its task.
+///
+/// # Errors
+/// Refused, if it cannot be restored; the kernel's.
+pub fn describe(
+    spaces: &Namespaces,
+    paths: &mut Paths<'_>,
+    home: Option<u32>,
+    found: &Found,
+) -> Result<Option<FileEntry>> {
+    if !is_tun(&found.stat) || found.is_path_only() {
+        return Ok(None);
+    }
+    let mut tunf = TunfileEntry { id: found.id, ns_id: home, ..TunfileEntry::default() };
+    match tun::device(found.file.as_fd()) {
+        Ok((name, flags)) => {
+            tunf.ns_id = Some(home_of(spaces, found, &name)?);
+            tunf.detached = (flags & tun::IFF_DETACH_QUEUE != 0).then_some(true);
+            tunf.netdev = Some(name);
+        }
+        // A queue of no device yet.
+        Err(e) if e.raw_os_error() == Some(libc::EBADFD) => {}
+        Err(e) => return Err(e).context(|| format!("device of {}", found.object())),
+    }
+    tunf.torpor_reg = Some(regular::entry(paths, found, found.id)?);
+    Ok(Some(FileEntry { tunf: Some(tunf), ..found.entry(FdTypes::Tunf) }))
+}
+
+/// The network namespace of the device.
+fn home_of(spaces: &Namespaces, found: &Found, name: &str) -> Result<u32> {
+    let space = tun::namespace(found.file.as_fd()).context(|| format!("namespace of {name}"))?;
+    let inode = rustix::fs::fstat(&space).context(|| format!("namespace of {name}"))?.st_ino;
+    let home = spaces.by_inode(inode).filter(|ns| !ns.is_host);
+    home.map(|ns| ns.id).ok_or_else(|| {
+        found.refuse(format!(
+            "its network device {name} is not in a network namespace of the tree's own, so it is \
+             not saved; run the program in one"
+        ))
+    })
+}
+
+/// The restore half.
+#[derive(Debug, Default)]
+pub struct TunRestorer {
+    /// The devices, by namespace and name.
+    devices: Vec<(u32, String, TunLinkEntry)>,
+}
+
+impl TunRestorer {
+    /// Reads and checks the images of this kind, before anything is made.
+    ///
+    /// # Errors
+    /// Damaged images.
+    pub fn load(&mut self, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
+        for entry in entries {
+            let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
+            part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;
+            let (Some(name), ns_id) = (&tunf.netdev, tunf.ns_id.unwrap_or(0)) else { continue };
+            let all: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, ns_id.into())?;
+            let device = all.iter().find(|d| d.name == *name && d.r#type() == NdType::Tun);
+            let settings = device.and_then(|d| d.tun).ok_or_else(|| {
+                let reason =
+                    format!("file {} is of {name:?}, no tun device of the images", entry.id);
+                Error::invalid("files.img", reason)
+            })?;
+            self.devices.push((ns_id, name.clone(), settings));
+        }
+        Ok(())
+    }
+
+    /// Opens a description.
+    ///
+    /// # Errors
+    /// Contradictions in the images; the kernel's.
+    pub fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
+        let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
+        let reg = part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;
+        let place = RegFileEntry { flags: OFlags::PATH.bits(), pos: 0, ..reg.clone() };
+        let place = regular::open(cx, &place)?;
+        let stat = rustix::fs::fstat(&place).context(|| "fstat".to_owned())?;
+        if !is_tun(&stat) {
+            let name = String::from_utf8_lossy(&reg.name).into_owned();
+            return Err(Error::invalid(name, "is not the device tun here"));
+        }
+        let home = tunf.ns_id.unwrap_or(0);
+        let settings = self
+            .devices
+            .iter()
+            .find(|(ns, name, _)| (*ns, Some(name)) == (home, tunf.netdev.as_ref()));
+        // The namespace that it is opened in is its own.
+        cx.spaces.in_netns(home, || {
+            let file = reopen(&place, open_flags(reg.flags))?;
+            if let Some((_, name, settings)) = settings {
+                let what = || format!("queue of network device {name}");
+                attach(&file, name, settings, tunf.detached()).context(what)?;
+            }
+            Ok(file)
+        })
+    }
+}
+
+/// Makes a descriptor the queue that it was.
+fn attach(
+    file: &OwnedFd,
+    name: &str,
+    settings: &TunLinkEntry,
+    detached: bool,
+) -> std::io::Result<()> {
+    let fd = file.as_fd();
+    tun::attach(fd, name, settings.flags & !tun::IFF_PERSIST)?;
+    configure_tun(file, settings)?;
+    // It was persistent as long as no descriptor held it.
+    tun::set_persistent(fd, settings.flags & tun::IFF_PERSIST != 0)?;
+    if detached {
+        tun::enable_queue(fd, false)?;
+    }
+    Ok(())
+}

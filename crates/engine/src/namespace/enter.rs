@@ -1,0 +1,27 @@
+//! How a husk gets into a namespace.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
+
+use super::NsKind;
+use crate::error::{Context, Result};
+use crate::restore::transport::Transport;
+
+/// Has a husk enter a namespace.
+///
+/// # Errors
+/// The kernel's.
+pub fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[file.as_fd()])?;
+    batch.must((libc::SYS_setns, [0, kind.clone_flag()]));
+    batch.call(syscall::close(RemoteFd(0)));
+    transport.close(&mut batch);
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| format!("entering {} namespace", kind.name())),
+        None => Ok(()),
+    }
+}

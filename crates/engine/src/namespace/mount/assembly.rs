@@ -1,0 +1,46 @@
+//! What mount namespaces are made from.
+
+use std::path::{Path, PathBuf};
+
+use torpor_images::ImageDir;
+
+use super::restored::Restored;
+use super::roots::Roots;
+use crate::judge::Verdict;
+use crate::namespace::Namespaces;
+use crate::namespace::user::IdMaps;
+use crate::options::Options;
+use crate::restore::tasks::Tasks;
+
+/// The parts of a restore that mounts are made from, and that they become.
+#[derive(Debug)]
+pub struct Assembly<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// The images.
+    pub images: &'a ImageDir,
+    /// What the policy has to do with mounts.
+    pub(crate) verdict: &'a Verdict,
+    /// The ids of the tree's user namespace.
+    pub id_maps: &'a IdMaps,
+    /// The husks; that of the root makes namespaces.
+    pub tasks: &'a mut Tasks,
+    /// The namespaces of the tree.
+    pub spaces: &'a mut Namespaces,
+    /// The root directories of the mount namespaces.
+    pub roots: &'a mut Roots,
+    /// The mounts that were made.
+    pub mounts: &'a mut Restored,
+}
+
+impl Assembly<'_> {
+    /// The path that allows the source of a mount, and what of it is below that.
+    pub(super) fn source_below(&self, path: &Path) -> (PathBuf, PathBuf) {
+        self.verdict.source_below(&self.opts.policy, path)
+    }
+
+    /// Whether files may be made and removed where the tasks cannot write.
+    pub(super) fn may_write_read_only(&self) -> bool {
+        self.verdict.may_write_read_only(&self.opts.policy)
+    }
+}

@@ -1,0 +1,223 @@
+//! The network of a restored tree: asleep until its tasks run.
+
+use std::collections::{HashMap, HashSet};
+
+use torpor_images::ImageDir;
+use torpor_images::proto::{FileEntry, InetSkEntry};
+
+use super::listed::is_own;
+use super::rules::{self, Scope, Script, Tool};
+use crate::error::Result;
+use crate::file::socket::tcp::{self, Sleeping};
+use crate::guardian::Guardian;
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespace, Namespaces, NsKind};
+use crate::options::{NetworkLock, Options};
+
+/// What a restore has still to do with the network.
+#[derive(Debug, Default)]
+pub struct Asleep {
+    /// Silences connections if the restore is killed; nobody without connections.
+    pub guardian: Guardian,
+    /// Connections that were made, but wait for their tasks.
+    pub sleeping: Vec<Sleeping>,
+    /// The locks that this restore has set.
+    locks: Vec<Relock>,
+}
+
+/// A lock that a restore has set in a network namespace.
+#[derive(Debug)]
+struct Relock {
+    /// The number of the namespace.
+    ns: u32,
+    /// Whether the namespace is the caller's, and stays when the restore fails.
+    external: bool,
+    undo: Script,
+}
+
+impl Relock {
+    fn remove(&self, spaces: &Namespaces) -> Result<()> {
+        spaces.in_netns(self.ns, || {
+            self.undo.iter().try_for_each(|(argv, input)| rules::run(argv, input))
+        })
+    }
+}
+
+/// What the images say of the connections and locks of a network.
+#[derive(Debug)]
+pub struct Connections<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// The images.
+    pub images: &'a ImageDir,
+    /// What `files.img` says, by id.
+    pub entries: &'a HashMap<u32, FileEntry>,
+    /// The namespaces, new and old.
+    pub spaces: &'a Namespaces,
+    /// The pid of the root task in the images.
+    pub root: Option<i32>,
+}
+
+impl Connections<'_> {
+    /// Whether there are connections, which somebody has to silence should the restore be
+    /// killed.
+    pub fn any(&self) -> bool {
+        let connected = |e: &FileEntry| e.isk.as_ref().is_some_and(tcp::is_connection);
+        !self.opts.tcp_close && self.entries.values().any(connected)
+    }
+
+    /// The name of the locks of the dump that the images are from: its id, or, in images from before
+    /// there were ids, the pid of its root task.
+    fn lock_id(&self) -> String {
+        let inventory = self.images.inventory().ok();
+        let id = inventory.and_then(|i| i.dump_criu_run_id).unwrap_or_default();
+        // It goes into rules: nothing but what our own names are made of.
+        let id: String =
+            id.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').take(64).collect();
+        let root = self.root.map(|vpid| vpid.to_string());
+        if id.is_empty() { root.unwrap_or_default() } else { id }
+    }
+
+    /// Takes away what the dump has left to hold the network still, whichever program made it.
+    fn unlock(&self, made: &HashSet<u32>) -> Result<()> {
+        let method = self.images.inventory()?.network_lock_method;
+        let sockets: Vec<&InetSkEntry> = self
+            .entries
+            .values()
+            .filter_map(|e| e.isk.as_ref())
+            .filter(|isk| isk.proto == libc::IPPROTO_TCP.cast_unsigned())
+            .collect();
+        // The dump has locked the tree's own namespaces with TCP sockets of whomever.
+        let own = self.spaces.all.iter().filter(|ns| ns.kind == NsKind::Net && !ns.is_host);
+        let spaces: HashSet<u32> =
+            sockets.iter().filter_map(|isk| isk.ns_id).chain(own.map(|ns| ns.id)).collect();
+        let id = self.lock_id();
+        // Old versions do not say.
+        let tools = match method {
+            Some(method) => Tool::of_method(method).into_iter().collect(),
+            None => vec![Tool::Iptables, Tool::Nft],
+        };
+        for &ns in spaces.difference(made) {
+            let of_space = sockets.iter().filter(|isk| isk.ns_id == Some(ns));
+            let connections = of_space.filter(|isk| tcp::is_connection(isk));
+            let ends: Vec<_> = connections.filter_map(|isk| tcp::ends(isk)).collect();
+            let is_host = self.spaces.by_id(ns).is_none_or(|ns| ns.is_host);
+            self.spaces.in_netns(ns, || {
+                let ends = Scope::Connections(ends);
+                for &tool in &tools {
+                    rules::unlock(tool, &id, &ends)?;
+                    if !is_host {
+                        rules::unlock(tool, &id, &Scope::All)?;
+                    }
+                }
+                if method.is_none() {
+                    rules::unlock_old(&id);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Asleep {
+    /// Locks the network namespaces that the caller hands over and that connections are to
+    /// be restored in: the first thing of all, since they have addresses already, and answer
+    /// by a reset what the other ends go on to send.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock_external(&mut self, of: &Connections<'_>) -> Result<()> {
+        self.lock(of, true)
+    }
+
+    /// Locks the network namespaces that this restore has made, before they get their
+    /// devices, if there are connections in them.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock_new(&mut self, of: &Connections<'_>) -> Result<()> {
+        self.lock(of, false)
+    }
+
+    fn lock(&mut self, of: &Connections<'_>, external: bool) -> Result<()> {
+        // What a skeleton was built with is locked as a whole, by the name of the dump that it was built by.
+        let is_locked = |ns: &Namespace| self.locks.iter().any(|lock| lock.ns == ns.id);
+        let is_meant =
+            |ns: &Namespace| !ns.is_host && ns.file.is_some() == external && !is_locked(ns);
+        let wanted: HashSet<u32> = of
+            .entries
+            .values()
+            .filter_map(|e| e.isk.as_ref())
+            .filter(|isk| tcp::is_connection(isk))
+            .filter_map(|isk| isk.ns_id)
+            .filter(|&ns| of.spaces.by_id(ns).is_some_and(is_meant))
+            .collect();
+        if of.opts.network_lock == NetworkLock::Skip || of.opts.tcp_close || wanted.is_empty() {
+            return Ok(());
+        }
+        let id = of.lock_id();
+        let by_dump = of.images.inventory()?.network_lock_method.and_then(Tool::of_method);
+        for ns in wanted {
+            // One that is joined is not there yet, nor ours to lock.
+            if of.spaces.in_netns(ns, is_own)? {
+                continue;
+            }
+            if external
+                && of.spaces.in_netns(ns, || Ok(by_dump.is_some_and(|tool| tool.is_locked(&id))))?
+            {
+                continue;
+            }
+            let tool = rules::choose(of.opts.network_lock)?;
+            let set = of.spaces.in_netns(ns, || {
+                let is_new = !external || !tool.is_locked(&id);
+                is_new.then(|| rules::lock(tool, &id, &Scope::All, false)).transpose()
+            })?;
+            // The lock of the dump stays if the restore fails, see `unlock_and_wake`.
+            if set.is_some() {
+                let undo = rules::unlocking(tool, &id, &Scope::All);
+                self.locks.push(Relock { ns, external, undo });
+            }
+        }
+        Ok(())
+    }
+
+    /// The last step of a restore before its tasks run: the network goes on, and so do the
+    /// connections.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
+        let locks = std::mem::take(&mut self.locks);
+        let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();
+        locks.iter().try_for_each(|lock| lock.remove(of.spaces))?;
+        if of.opts.network_lock != NetworkLock::Skip {
+            of.unlock(&made)?;
+        }
+        self.sleeping.iter().try_for_each(|s| s.wake(id_maps))
+    }
+
+    /// The tasks run: the connections are theirs alone.
+    pub fn let_go(&mut self) {
+        self.sleeping.clear();
+        self.guardian = Guardian::default();
+    }
+
+    /// The restore has failed: takes away the locks of namespaces that do not go with it.
+    pub fn give_up(&mut self, spaces: &Namespaces) {
+        for lock in std::mem::take(&mut self.locks).iter().filter(|lock| lock.external) {
+            if let Err(e) = lock.remove(spaces) {
+                tracing::error!("the network stays locked: {e}");
+            }
+        }
+    }
+}
+
+/// What was not let go ends, and the peers shall not see it: they wait for the next try.
+/// Comes behind the end of the tasks, which is not the last of the connections, since
+/// the restore has them as well.
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.sleeping.iter().for_each(Sleeping::silence);
+    }
+}

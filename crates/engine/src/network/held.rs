@@ -1,0 +1,264 @@
+//! The network of a dumped tree: held still until its tasks go on.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use torpor_kernel::sock_diag::InetSocket;
+
+use super::accept;
+use super::listed::{inodes_of, is_own, tcp_sockets};
+use super::rules::{self, Scope, Script, Tool};
+use crate::error::{Context, Error, Result};
+use crate::file::socket::address::Address;
+use crate::file::socket::repair::{leave_repair, silence};
+use crate::file::socket::state;
+use crate::guardian::{Guardian, Undo};
+use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::options::{NetworkLock, Options};
+
+/// What a dump does to the network.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Names the locks; in the inventory, so that the restore finds them.
+    id: String,
+    /// What the locks are set with.
+    tool: Option<Tool>,
+    locks: Vec<Lock>,
+    connections: Vec<Connection>,
+    /// New connections are held off.
+    pub held_off: Option<accept::HeldOff>,
+}
+
+/// A connection that was dumped.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    reuse: i32,
+    /// How the guardian finds it.
+    undo: Undo,
+}
+
+/// A lock in one network namespace.
+#[derive(Debug)]
+struct Lock {
+    /// Inode number of the namespace.
+    space: u64,
+    netns: OwnedFd,
+    /// A path that leads to it.
+    path: PathBuf,
+    scope: Scope,
+    undo: Script,
+}
+
+impl Held {
+    /// The name of this dump's locks.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn id(&mut self) -> Result<&str> {
+        if self.id.is_empty() {
+            let path = "/proc/sys/kernel/random/uuid";
+            let id = std::fs::read_to_string(path).context(|| format!("read {path}"))?;
+            id.trim().clone_into(&mut self.id);
+        }
+        Ok(&self.id)
+    }
+
+    /// How the network is locked, as the inventory has it.
+    pub fn method(&self, asked: NetworkLock) -> u32 {
+        match (self.tool, asked) {
+            (Some(tool), _) => tool.method(),
+            (None, NetworkLock::Any | NetworkLock::Iptables) => Tool::Iptables.method(),
+            (None, NetworkLock::Nftables) => Tool::Nft.method(),
+            (None, NetworkLock::Skip) => rules::SKIPPED,
+        }
+    }
+
+    /// Adds a connection that was dumped, with its `SO_REUSEADDR`.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn add_connection(&mut self, socket: BorrowedFd<'_>, reuse: i32, undo: Undo) -> Result<()> {
+        let socket = socket.try_clone_to_owned().context(|| "dup".to_owned())?;
+        self.connections.push(Connection { socket, reuse, undo });
+        Ok(())
+    }
+}
+
+fn has_peer(socket: &InetSocket) -> bool {
+    !matches!(u32::from(socket.state), state::LISTEN | state::CLOSE | state::TIME_WAIT)
+}
+
+/// An end of a connection as packets have it: IPv4 even if the socket is IPv6.
+fn end(socket: &InetSocket, words: [u32; 4], port: u16) -> Option<Address> {
+    let address = Address { words, port, ..Address::unspecified(socket.family.into()) };
+    (port != 0).then(|| address.as_v4().unwrap_or(address))
+}
+
+impl Held {
+    /// Locks the network of the frozen tree, before its sockets are looked at.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn lock(
+        &mut self,
+        opts: &Options,
+        guardian: &Guardian,
+        spaces: &Namespaces,
+        tasks: &[i32],
+    ) -> Result<()> {
+        if opts.network_lock == NetworkLock::Skip {
+            return Ok(());
+        }
+        let mut own = None;
+        for ns in spaces.of_kind(NsKind::Net) {
+            let Some(netns) = &ns.file else { continue };
+            let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
+            if !ns.is_host {
+                if !listed.is_empty() {
+                    self.set_lock(opts, guardian, ns, Scope::All)?;
+                }
+                continue;
+            }
+            if opts.tcp_close || !opts.tcp_established {
+                continue;
+            }
+            let own = match &mut own {
+                Some(own) => own,
+                none => none.insert(inodes_of(tasks)?),
+            };
+            let connections: Vec<_> = listed
+                .iter()
+                .filter(|s| own.contains(&s.inode) && has_peer(s))
+                .filter_map(|s| {
+                    Some((
+                        end(s, s.destination, s.destination_port)?,
+                        end(s, s.source, s.source_port)?,
+                    ))
+                })
+                .collect();
+            if !connections.is_empty() {
+                self.set_lock(opts, guardian, ns, Scope::Connections(connections))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a lock, which the guardian knows of before it is there.
+    fn set_lock(
+        &mut self,
+        opts: &Options,
+        guardian: &Guardian,
+        ns: &Namespace,
+        scope: Scope,
+    ) -> Result<()> {
+        let id = self.id()?.to_owned();
+        let space = ns.inode;
+        let Some(file) = &ns.file else { return Ok(()) };
+        let netns = file.try_clone().context(|| "dup".to_owned())?;
+        let pid = if ns.pid == 0 { std::process::id().cast_signed() } else { ns.pid };
+        let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
+        if scope == Scope::All && run_in(&[netns.as_fd()], is_own)? {
+            return Err(Error::Unsupported(
+                "locking the caller's own network as a whole".to_owned(),
+            ));
+        }
+        let tool = match self.tool {
+            Some(tool) => tool,
+            None => rules::choose(opts.network_lock)?,
+        };
+        self.tool = Some(tool);
+        let undo = rules::unlocking(tool, &id, &scope);
+        for (argv, input) in &undo {
+            guardian.watch(&rules::undo(&path, argv, input))?;
+        }
+        let more = self.locks.iter().any(|lock| lock.space == space);
+        let line = guardian.line_for_children()?;
+        let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, more));
+        drop(line);
+        self.locks.push(Lock { space, netns, path, scope, undo });
+        set
+    }
+
+    /// Makes sure that the packets of a connection are held back: one that was not found in
+    /// a descriptor table, but in flight between sockets.
+    ///
+    /// # Errors
+    /// If rules cannot be set.
+    pub fn hold(
+        &mut self,
+        opts: &Options,
+        guardian: &Guardian,
+        spaces: &Namespaces,
+        (space, remote, local): (u64, Address, Address),
+    ) -> Result<()> {
+        if opts.network_lock == NetworkLock::Skip {
+            return Ok(());
+        }
+        let ends = (remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local));
+        let is_held = |lock: &Lock| match &lock.scope {
+            Scope::All => true,
+            Scope::Connections(all) => all.contains(&ends),
+        };
+        if self.locks.iter().any(|lock| lock.space == space && is_held(lock)) {
+            return Ok(());
+        }
+        match spaces.by_inode(space) {
+            Some(ns) => self.set_lock(opts, guardian, ns, Scope::Connections(vec![ends])),
+            None => Ok(()),
+        }
+    }
+
+    /// The tasks go on: the network does, too.
+    pub fn release(&mut self, guardian: &Guardian) {
+        for connection in std::mem::take(&mut self.connections) {
+            // In vain, as a rule: only if the tasks were to be killed.
+            if let Err(e) = leave_repair(connection.socket.as_fd(), connection.reuse) {
+                tracing::error!("{e}");
+            }
+        }
+        for lock in std::mem::take(&mut self.locks) {
+            for (argv, input) in &lock.undo {
+                let done = run_in(&[lock.netns.as_fd()], || rules::run(argv, input));
+                if let Err(e) = done {
+                    // The guardian will try again.
+                    tracing::error!("the network stays locked: {e}");
+                    continue;
+                }
+                let undo = rules::undo(&lock.path, argv, input);
+                if let Err(e) = guardian.forget(&undo) {
+                    tracing::debug!("{e}");
+                }
+            }
+        }
+    }
+
+    /// New connections may come again, if they were held off.
+    pub fn let_in(&mut self, guardian: &Guardian) {
+        if let Some(held) = self.held_off.take() {
+            held.end(guardian);
+        }
+    }
+
+    /// The tasks are about to be killed: their connections end without a word to the
+    /// peers, and what holds the network stays for the restore.
+    ///
+    /// # Errors
+    /// The kernel's; the tasks may still go on, see [`Held::release`].
+    pub fn silence(&self, guardian: &Guardian) -> Result<()> {
+        for connection in &self.connections {
+            guardian.watch_file(&connection.undo, connection.socket.as_fd())?;
+            silence(connection.socket.as_fd())?;
+        }
+        Ok(())
+    }
+
+    /// What lets connections and the network go on: nobody is to do that for tasks that end.
+    pub fn undos(&self) -> Vec<Undo> {
+        let connections = self.connections.iter().map(|connection| connection.undo.clone());
+        let locks = self.locks.iter().flat_map(|lock| {
+            lock.undo.iter().map(|(argv, input)| rules::undo(&lock.path, argv, input))
+        });
+        connections.chain(locks).collect()
+    }
+}

@@ -1,0 +1,423 @@
+//! Whether all that a restore would make is in the plan that was judged.
+//!
+//! The plan is what the reader has said of the images; what is made follows from what the restore
+//! reads in them itself. Both read the same bytes, but not with the same code: where they
+//! disagree something would be made that nobody has judged. So the restore says what it would
+//! make, by the functions that find it out when it is made, and each thing has to be in the plan.
+//!
+//! What is not looked at: file systems that archives fill (the plan's reader unpacks them), and
+//! routes, settings and packet filters of networks.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use torpor_images::proto::{
+    FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
+};
+use torpor_images::remap::found_by;
+use torpor_images::{ImageDir, kind};
+use torpor_policy::{Ask, Credentials, Device, From, Mount, Passed, Request};
+
+use super::load::{self, Checkpoint, TaskImage};
+use crate::error::{Error, Result};
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind, mount, net};
+use crate::options::Options;
+use crate::task::Filters;
+use crate::{cgroup, judge, reader, task};
+
+/// `SOCK_RAW` of socket(2).
+const RAW: u32 = 3;
+/// Flags of a mount that take rights away (`MS_*` of mount(2)).
+const NARROW: u32 = 1 | 2 | 4 | 8;
+/// How a mount takes part in what happens to others, which the restore sets by itself:
+/// `MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`.
+const PROPAGATION: u32 = 1 << 18 | 1 << 19 | 1 << 20;
+/// Bits of a mode: the type of a file, two types, and what makes a program run as its owner.
+const TYPE: u32 = 0o170_000;
+const CHARACTER: u32 = 0o020_000;
+const BLOCK: u32 = 0o060_000;
+const REGULAR: u32 = 0o100_000;
+const SET_ID: u32 = 0o6000;
+
+/// What a restore knows before it makes anything.
+pub(super) struct View<'a> {
+    /// What was asked for.
+    pub opts: &'a Options,
+    /// The images.
+    pub images: &'a ImageDir,
+    /// What was read of them.
+    pub checkpoint: &'a Checkpoint,
+    /// The seccomp filters of the tree.
+    pub filters: &'a Filters,
+}
+
+/// Ends a restore that would make what the plan does not have.
+///
+/// # Errors
+/// The first such thing; damaged images.
+pub(super) fn check(view: &View<'_>, plan: &[Request]) -> Result<()> {
+    match missing(view, plan)?.into_iter().next() {
+        None => Ok(()),
+        Some((image, what)) => {
+            Err(Error::invalid(image, format!("{what}, which the plan does not list")))
+        }
+    }
+}
+
+/// What a restore of the images in `images` would make that their plan does not list, as texts.
+/// Nothing is judged, and nothing is made.
+///
+/// # Errors
+/// Images that a restore refuses.
+pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
+    let passed = judge::passed(opts)?;
+    let plan = plan(images, &passed)?;
+    let checkpoint = load::load(images, load::Pages::Later)?;
+    let filters = Filters::load(images)?;
+    let view = View { opts, images, checkpoint: &checkpoint, filters: &filters };
+    let missing = missing(&view, &plan)?;
+    Ok(missing.into_iter().map(|(image, what)| format!("{image}: {what}")).collect())
+}
+
+/// The plan, without asking this host for settings: all that the images have count as changed.
+fn plan(images: &ImageDir, passed: &Passed) -> Result<Vec<Request>> {
+    let unknown = |names: &[String]| vec![None; names.len()];
+    Ok(reader::look_here(images, passed, &unknown, &unknown)?.requests)
+}
+
+/// An image file, and what it has that is not listed.
+type Missing = (String, String);
+
+fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
+    let listed: HashSet<(Option<u32>, &Ask)> =
+        plan.iter().map(|request| (request.task, &request.ask)).collect();
+    let mut things = Things { listed, missing: vec![] };
+    let host = view.checkpoint.inventory.root_ids.unwrap_or_default();
+    let spaces = Namespaces::list(view.checkpoint.tasks.iter().map(|task| &task.ids), &host);
+    namespaces(view, &spaces, &mut things);
+    let maps = id_maps(view, &spaces, &mut things)?;
+    for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
+        rights(view.filters, task, &maps, &mut things)?;
+    }
+    files(view, &spaces, &mut things);
+    ghosts(view, plan, &mut things)?;
+    groups(view, plan, &mut things)?;
+    networks(view, &spaces, &mut things)?;
+    mounts(view, &spaces, plan, &mut things)?;
+    Ok(things.missing)
+}
+
+/// What is looked up in a plan.
+struct Things<'p> {
+    listed: HashSet<(Option<u32>, &'p Ask)>,
+    missing: Vec<Missing>,
+}
+
+impl Things<'_> {
+    fn expect(&mut self, image: impl Into<String>, task: Option<u32>, ask: &Ask) {
+        if !self.listed.contains(&(task, ask)) {
+            self.missing.push((image.into(), ask.to_string()));
+        }
+    }
+}
+
+fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
+    for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
+        let task = view.checkpoint.tasks.get(ns.task).map(|task| task.tree.pid);
+        let image = kind::CORE.file_name(task.unwrap_or_default().into());
+        let ask = Ask::Namespace { kind: ns.kind.name(), number: ns.id };
+        things.expect(image, task, &ask);
+    }
+    for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
+        for kind in NsKind::ALL {
+            let own = kind.id_in(&task.ids).and_then(|id| spaces.by_id(id));
+            if own.is_none_or(|ns| ns.is_host) {
+                let image = kind::CORE.file_name(task.tree.pid.into());
+                things.expect(image, Some(task.tree.pid), &Ask::HostNamespace(kind.name()));
+            }
+        }
+    }
+}
+
+fn id_maps(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<IdMaps> {
+    let Some(ns) = spaces.of_kind(NsKind::User).find(|ns| !ns.is_host) else {
+        return Ok(IdMaps::identity());
+    };
+    let maps = IdMaps::load(view.images, ns.id)?;
+    for (groups, map) in maps.extents() {
+        let (first, lower, count) = (map.first, map.lower_first, map.count);
+        let image = kind::USERNS.file_name(ns.id.into());
+        things.expect(image, None, &Ask::Map { groups, first, lower, count });
+    }
+    Ok(maps)
+}
+
+/// What each thread of a task may do.
+fn rights(
+    filters: &Filters,
+    image: &TaskImage,
+    maps: &IdMaps,
+    things: &mut Things<'_>,
+) -> Result<()> {
+    let Some(leader) = image.cores.first() else { return Ok(()) };
+    let threads = image.tree.threads.iter().zip(&image.cores).zip(&image.credentials);
+    for ((&thread, core), given) in threads {
+        let name = kind::CORE.file_name(thread.into());
+        let mut expect = |ask| things.expect(&*name, Some(thread), &ask);
+        match given {
+            Some(given) => credentials(given, maps, &mut expect),
+            None => expect(Ask::NoCredentials),
+        }
+        if !task::has_ended(core) {
+            let (mode, _) = filters.of(core, leader)?;
+            expect(Ask::Seccomp(mode != SeccompMode::Disabled));
+        }
+    }
+    Ok(())
+}
+
+fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask)) {
+    expect(Ask::Capabilities(given.capabilities.all()));
+    expect(Ask::NoNewPrivileges(given.no_new_privileges == Some(true)));
+    expect(Ask::Profile(given.profile.clone()));
+    for id in given.users {
+        expect(Ask::User(maps.uid_outside(id).unwrap_or(id)));
+    }
+    for &id in given.groups.iter().chain(&given.further) {
+        expect(Ask::Group(maps.gid_outside(id).unwrap_or(id)));
+    }
+}
+
+/// Paths that are opened, sockets that see more than their own, and sockets of this host's network.
+fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
+    let image = kind::FILES.file_name(0);
+    let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
+    for entry in view.checkpoint.files.values() {
+        let mut expect = |ask| things.expect(&*image, None, &ask);
+        if let Some(reg) = &entry.reg {
+            let path = String::from_utf8_lossy(&reg.name).into_owned();
+            expect(Ask::Open { path, flags: reg.flags });
+        }
+        if entry.psk.is_some() {
+            expect(Ask::RawSocket { kind: "packet", file: entry.id });
+        }
+        if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
+            expect(Ask::RawSocket { kind: "raw", file: entry.id });
+        }
+        let network = network_of(entry).and_then(|number| spaces.by_id(number));
+        if own_network && network.is_some_and(|ns| ns.is_host) {
+            expect(Ask::HostNamespace("net"));
+        }
+    }
+}
+
+/// The network namespace that a socket is made in.
+fn network_of(entry: &FileEntry) -> Option<u32> {
+    let numbers = [
+        entry.isk.as_ref().and_then(|socket| socket.ns_id),
+        entry.usk.as_ref().and_then(|socket| socket.ns_id),
+        entry.psk.as_ref().and_then(|socket| socket.ns_id),
+        entry.nlsk.as_ref().and_then(|socket| socket.ns_id),
+    ];
+    numbers.into_iter().flatten().next()
+}
+
+/// Unlinked files that are made: programs with rights of their own, and devices.
+fn ghosts(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
+    let remaps = view.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)?;
+    let ghosts = remaps.iter().map(found_by).filter(|(by, _)| *by == RemapType::Ghost);
+    let mut asked: HashMap<&str, Vec<&Ask>> = HashMap::new();
+    for request in plan {
+        asked.entry(&request.image).or_default().push(&request.ask);
+    }
+    for id in ghosts.map(|(_, id)| id).collect::<BTreeSet<_>>() {
+        let Some(mut reader) = view.images.reader(kind::GHOST_FILE, id.into())? else { continue };
+        let ghost: GhostFileEntry = reader.expect()?;
+        let image = kind::GHOST_FILE.file_name(id.into());
+        let mut asks = asked.get(&*image).into_iter().flatten();
+        let known = match ghost.mode & TYPE {
+            ty @ (CHARACTER | BLOCK) => {
+                let wanted = Device::from_number(ty == BLOCK, ghost.rdev());
+                asks.any(|ask| matches!(ask, Ask::Device { device, .. } if *device == wanted))
+            }
+            REGULAR if ghost.mode & SET_ID != 0 => {
+                asks.any(|ask| matches!(ask, Ask::SetUid { mode, .. } if *mode == ghost.mode))
+            }
+            _ => true,
+        };
+        if !known {
+            things.missing.push((image, format!("a file of mode {:o}", ghost.mode)));
+        }
+    }
+    Ok(())
+}
+
+fn groups(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
+    let tasks = view.checkpoint.tasks.iter().filter(|task| !task.is_zombie());
+    let sets: Vec<Option<u32>> =
+        tasks.flat_map(|task| &task.cores).map(torpor_policy::groups::set_of).collect();
+    let known: HashSet<(&str, &str)> = plan
+        .iter()
+        .filter_map(|request| match &request.ask {
+            Ask::Cgroup { hierarchy, path, .. } => Some((hierarchy.as_str(), path.as_str())),
+            _ => None,
+        })
+        .collect();
+    for (hierarchy, path) in cgroup::Groups::planned(view.opts, view.images, &sets)? {
+        let path = path.to_string_lossy();
+        if !known.contains(&(&*hierarchy, &*path)) {
+            let what = format!("cgroup {path:?} of {hierarchy:?}");
+            things.missing.push((kind::CGROUP.file_name(0), what));
+        }
+    }
+    Ok(())
+}
+
+/// The devices of the networks that are made.
+fn networks(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
+    for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.empty_netns) {
+        if net::external_key(view.images, ns.id)?.is_some() {
+            continue;
+        }
+        let image = kind::NETDEV.file_name(ns.id.into());
+        for device in view.images.read_all_or_empty::<NetDeviceEntry>(kind::NETDEV, ns.id.into())? {
+            let kind = torpor_policy::collect::kind_of_link(device.r#type());
+            things.expect(&*image, None, &Ask::Link { name: device.name, kind });
+        }
+    }
+    Ok(())
+}
+
+/// Each mount shows what was judged, at its place, with its flags.
+fn mounts(
+    view: &View<'_>,
+    spaces: &Namespaces,
+    plan: &[Request],
+    things: &mut Things<'_>,
+) -> Result<()> {
+    let mut known: HashMap<(u32, (u32, u32)), &Mount> = HashMap::new();
+    for request in plan {
+        if let Ask::Mount(mount) = &request.ask {
+            known.insert((mount.space, mount.id), mount);
+        }
+    }
+    for made in mount::planned(view.images, spaces)? {
+        let listed = known.get(&(made.space, made.id));
+        if !listed.is_some_and(|listed| is_same(&made, listed)) {
+            let image = kind::MNTS.file_name(made.space.into());
+            things.missing.push((image, Ask::Mount(made).to_string()));
+        }
+    }
+    Ok(())
+}
+
+fn is_same(made: &Mount, listed: &Mount) -> bool {
+    let from = match (&made.from, &listed.from) {
+        (From::Given { key, .. }, From::Given { key: listed, .. }) => key == listed,
+        (
+            From::Device { key, name, options, .. },
+            From::Device { key: listed, name: its_name, options: its_options, .. },
+        ) => (key, name, options) == (listed, its_name, its_options),
+        // Of several with the same flags the plan has the first.
+        (From::Part { of: made }, From::Part { of: listed }) => made
+            .iter()
+            .all(|(_, flags)| listed.iter().any(|(_, listed)| flags & NARROW == listed & NARROW)),
+        (made, listed) => made == listed,
+    };
+    from && made.at == listed.at && made.flags & !PROPAGATION == listed.flags & !PROPAGATION
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use torpor_store::Archive;
+
+    use super::*;
+    use crate::options::CgroupMode;
+
+    /// Picks what a plan is to lack.
+    type Pick = fn(&Ask) -> bool;
+
+    /// What a restore of one of the checkpoints of `fuzz/images` would make that a plan without the
+    /// requests that `lacks` picks does not list.
+    fn missing_without(tree: &str, lacks: impl Fn(&Request) -> bool) -> Vec<Missing> {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
+        let archive = Archive::open(top.join(format!("{tree}.tar.gz"))).unwrap();
+        let images = ImageDir::of(Arc::new(archive));
+        let opts = Options { manage_cgroups: CgroupMode::Soft, ..Options::default() };
+        let mut plan = plan(&images, &judge::passed(&opts).unwrap()).unwrap();
+        let whole = plan.len();
+        plan.retain(|request| !lacks(request));
+        let filters = Filters::load(&images).unwrap();
+        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let view =
+            View { opts: &opts, images: &images, checkpoint: &checkpoint, filters: &filters };
+        let missing = missing(&view, &plan).unwrap();
+        assert!(whole > plan.len() || missing.is_empty(), "of the whole plan: {missing:?}");
+        missing
+    }
+
+    #[test]
+    fn whatever_a_plan_leaves_out_is_found() {
+        let kinds: [(&str, &str, Pick); 15] = [
+            ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
+            ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
+            ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
+            ("container", "profile", |ask| matches!(ask, Ask::Profile(_))),
+            ("container", "user", |ask| matches!(ask, Ask::User(8))),
+            ("container", "group", |ask| matches!(ask, Ask::Group(6))),
+            ("container", "own namespace", |ask| matches!(ask, Ask::HostNamespace("user"))),
+            ("container", "namespace", |ask| matches!(ask, Ask::Namespace { kind: "net", .. })),
+            (
+                "container",
+                "file",
+                |ask| matches!(ask, Ask::Open { path, .. } if path == "/dev/null"),
+            ),
+            ("container", "cgroup", |ask| matches!(ask, Ask::Cgroup { .. })),
+            ("container", "socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
+            ("container", "set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
+            ("container", "link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
+            ("container", "mount", |ask| matches!(ask, Ask::Mount(m) if m.at == "/dev/null")),
+            ("user", "map", |ask| matches!(ask, Ask::Map { groups: true, .. })),
+        ];
+        for (tree, what, is) in kinds {
+            assert!(missing_without(tree, |_| false).is_empty(), "{tree}");
+            assert!(!missing_without(tree, |request| is(&request.ask)).is_empty(), "{what}");
+        }
+    }
+
+    /// A mount that is listed shows what is listed, where and with the flags that are listed.
+    #[test]
+    fn mounts_are_compared_with_all_that_is_listed() {
+        let mount = |from: From, at: &str, flags| Mount {
+            space: 1,
+            id: (2, 1),
+            at: at.to_owned(),
+            from,
+            flags,
+        };
+        let part = |flags| From::Part { of: vec![("/".to_owned(), flags)] };
+        let of = |name: &str, options: &str| From::FileSystem {
+            name: name.to_owned(),
+            options: options.to_owned(),
+        };
+        let made = mount(of("tmpfs", "size=1"), "/a", 1);
+        assert!(is_same(&made, &mount(of("tmpfs", "size=1"), "/a", 1 | 1 << 18)));
+        for other in [
+            mount(of("tmpfs", ""), "/a", 1),
+            mount(of("proc", "size=1"), "/a", 1),
+            mount(of("tmpfs", "size=1"), "/b", 1),
+            mount(of("tmpfs", "size=1"), "/a", 0),
+            mount(part(0), "/a", 1),
+        ] {
+            assert!(!is_same(&made, &other), "{other:?}");
+        }
+        assert!(is_same(&mount(part(1), "/a", 0), &mount(part(1 | 1 << 21), "/a", 0)));
+        assert!(!is_same(&mount(part(0), "/a", 0), &mount(part(1), "/a", 0)));
+        let host = |path: &str| mount(From::Host(path.to_owned()), "/a", 0);
+        assert!(is_same(&host("/x"), &host("/x")) && !is_same(&host("/x"), &host("/y")));
+    }
+}

@@ -1,0 +1,48 @@
+//! Processes that are there for a moment, for what can only be made by one with a certain pid, or
+//! opened while it lives.
+
+use torpor_tracee::Tracee;
+
+use crate::error::Result;
+
+/// Works while there is a child of `root` with the pid `vpid`, or any free one.
+///
+/// # Errors
+/// What `work` returns; the kernel's, for a pid that is taken.
+pub fn with_process<T>(
+    root: &mut Tracee,
+    vpid: Option<i32>,
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    let mut process = start(root, vpid)?;
+    let done = work(&mut process);
+    end(root, process)?;
+    done
+}
+
+/// Starts such a process.
+///
+/// # Errors
+/// The kernel's, for a pid that is taken.
+pub fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
+    Ok(root.spawn_child(0, 0, vpid.as_slice())?)
+}
+
+/// Ends it.
+///
+/// # Errors
+/// The kernel's.
+pub fn end(root: &mut Tracee, process: Tracee) -> Result<()> {
+    process.exit_with(0)?;
+    reap(root)
+}
+
+/// Reaps a child that was born without an exit signal, or it would stay as a zombie.
+pub fn reap(parent: &mut Tracee) -> Result<()> {
+    // __WCLONE: only such children, not the zombies that belong there.
+    parent.call(
+        "wait4",
+        (libc::SYS_wait4, [u64::MAX, 0, u64::from(libc::__WCLONE.cast_unsigned()), 0]),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! The tasks that are restored: husks first, and what the images say of them.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::Tracee;
+
+use super::load::TaskImage;
+use super::pages::Pages;
+use crate::error::{Error, Result};
+
+/// A task (thread group) that is being restored.
+#[derive(Debug)]
+pub struct Task {
+    /// Its pid here, 0 before it exists.
+    pub pid: i32,
+    /// Its pid in the images.
+    pub vpid: i32,
+    /// Its husks, the leader first, in the order of the images; none before it exists,
+    /// and for a zombie that has ended.
+    pub threads: Vec<Tracee>,
+    /// What the images say.
+    pub image: TaskImage,
+    /// The pages that its husk has while its children are born.
+    pub(super) bequest: Arc<Pages>,
+    /// The mappings that its husk has.
+    pub(super) mapped: Vec<Mapped>,
+}
+
+impl Task {
+    /// Remote calls in its leader.
+    ///
+    /// # Errors
+    /// If the task does not exist (yet, or any more).
+    pub fn remote(&mut self) -> Result<&mut Tracee> {
+        let pid = self.vpid;
+        self.threads.first_mut().ok_or(Error::Gone { pid })
+    }
+}
+
+/// A mapping in place.
+#[derive(Debug, Clone)]
+pub struct Mapped {
+    /// What it is to be.
+    pub(super) vma: VmaEntry,
+    /// Whether it is writable for the time being, although the task may not write it:
+    /// for its pages to be filled in. Others are mapped as they are right away, since a
+    /// private mapping that was writable once counts as memory of the task for ever.
+    pub(super) opened: bool,
+}
+
+/// The tasks of a restored tree: parents before children, the root first.
+#[derive(Debug, Default)]
+pub struct Tasks(Vec<Task>);
+
+impl Deref for Tasks {
+    type Target = Vec<Task>;
+
+    fn deref(&self) -> &Vec<Task> {
+        &self.0
+    }
+}
+
+impl DerefMut for Tasks {
+    fn deref_mut(&mut self) -> &mut Vec<Task> {
+        &mut self.0
+    }
+}
+
+impl From<Vec<Task>> for Tasks {
+    fn from(tasks: Vec<Task>) -> Self {
+        Tasks(tasks)
+    }
+}
+
+impl Tasks {
+    /// Remote calls in the leader of `task`.
+    ///
+    /// # Errors
+    /// If the task does not exist (yet, or any more).
+    pub fn remote(&mut self, task: usize) -> Result<&mut Tracee> {
+        self.0[task].remote()
+    }
+
+    /// The pid here of the task with pid `vpid` in the images.
+    pub fn real_pid(&self, vpid: i32) -> Option<i32> {
+        self.0.iter().find(|t| t.vpid == vpid).map(|t| t.pid)
+    }
+}

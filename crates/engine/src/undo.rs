@@ -1,0 +1,34 @@
+//! All ways in which the guardian can undo things.
+
+use crate::dump::{freezer, tasks, twin};
+use crate::file::remap;
+use crate::file::socket::repair;
+use crate::guardian::Way;
+use crate::memory::track;
+use crate::network::rules;
+
+/// What the guardian is started with.
+pub static WAYS: &[&Way] = &[
+    &tasks::STUB,
+    &tasks::DEATH,
+    &freezer::STATE,
+    &remap::NAME,
+    &repair::REPAIR,
+    &repair::SILENCE,
+    &track::USERFAULTFD,
+    &twin::TWIN,
+    &rules::RULES,
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_way_has_a_name_of_its_own() {
+        let names: HashSet<&str> = WAYS.iter().map(|way| way.name).collect();
+        assert_eq!(names.len(), WAYS.len());
+    }
+}
