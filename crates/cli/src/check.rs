@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use torpor_engine::check::{self, Category, Feature};
 use torpor_engine::memory::changes::Means;
+use torpor_worker::Report;
 
 use crate::failure::Failure;
 use crate::options::Settings;
-use crate::work;
+use crate::{stats, work};
 
 /// Checks what `settings` ask for.
 ///
@@ -21,7 +22,7 @@ pub fn run(settings: &Settings) -> Result<ExitCode, Failure> {
     }
     work::require_rights(settings)?;
     if !settings.features.is_empty() {
-        return named(&settings.features);
+        return named(settings);
     }
     let wanted = |feature: &&Feature| match feature.category {
         Category::Required => true,
@@ -35,10 +36,28 @@ pub fn run(settings: &Settings) -> Result<ExitCode, Failure> {
             missing.push(feature);
         }
     }
+    if settings.json {
+        return Ok(told(&missing, settings));
+    }
     if let Ok(means) = Means::of_this_kernel() {
         println!("Changes of memory are tracked by {}.", means.name());
     }
     Ok(conclude(&missing))
+}
+
+/// The end of a check, for programs.
+fn told(missing: &[&Feature], settings: &Settings) -> ExitCode {
+    if missing.is_empty() {
+        stats::done(settings, Report::default);
+        return ExitCode::SUCCESS;
+    }
+    let failure = Failure::unsupported(format!("missing: {}", names(missing)));
+    stats::print(&stats::outcome(Err(failure)));
+    ExitCode::FAILURE
+}
+
+fn names(features: &[&Feature]) -> String {
+    features.iter().map(|feature| feature.name).collect::<Vec<_>>().join(", ")
 }
 
 fn report(feature: &Feature, reason: &str) {
@@ -49,8 +68,7 @@ fn report(feature: &Feature, reason: &str) {
 }
 
 fn conclude(missing: &[&Feature]) -> ExitCode {
-    let names: Vec<&str> = missing.iter().map(|feature| feature.name).collect();
-    let names = names.join(", ");
+    let names = names(missing);
     if missing.is_empty() {
         println!("Looks good.");
         return ExitCode::SUCCESS;
@@ -64,14 +82,17 @@ fn conclude(missing: &[&Feature]) -> ExitCode {
 }
 
 /// `--feature NAME`, which may be given several times.
-fn named(names: &[String]) -> Result<ExitCode, Failure> {
-    for name in names {
+fn named(settings: &Settings) -> Result<ExitCode, Failure> {
+    for name in &settings.features {
         let feature = check::find(name).ok_or_else(|| {
             Failure::invalid(format!("there is no feature {name}"))
                 .hint("check --feature list prints the names")
         })?;
         (feature.probe)().map_err(|reason| Failure::unsupported(format!("{name}: {reason}")))?;
-        println!("{name} is supported");
+        if !settings.json {
+            println!("{name} is supported");
+        }
     }
+    stats::done(settings, Report::default);
     Ok(ExitCode::SUCCESS)
 }

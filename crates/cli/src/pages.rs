@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use torpor_engine::lazy::Daemon;
-use torpor_engine::page_server::{Listener, serve};
+use torpor_engine::page_server::{Listener, serve, serve_images};
 use torpor_images::proto::CriuPageServerInfo;
 
 use crate::daemon::{in_child, into_background};
@@ -12,13 +12,12 @@ use crate::hooks::report_ready;
 use crate::options::Settings;
 use crate::program::write_own_pidfile;
 
-/// Receives the pages of one dump and ends.
+/// Receives the pages of one dump, or serves those of images to one lazy restore, and ends.
 ///
 /// # Errors
 /// If it cannot listen; what goes wrong while it receives, unless that happens in the
 /// background: then the log has it.
 pub fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
-    refuse_lazy(settings)?;
     let server = settings.page_server();
     let listener = Listener::new(&server)?;
     if let Some(port) = announce(&listener)
@@ -31,31 +30,22 @@ pub fn page_server(settings: &Settings) -> Result<ExitCode, Failure> {
         write_own_pidfile(settings)?;
         report_ready(settings.engine.status_fd.clone())
             .map_err(|e| Failure::io("--status-fd", &e))?;
-        receive(settings, listener)
+        run(settings, listener)
     };
     if settings.daemon() { into_background(work) } else { work() }
 }
 
-/// Starts a page server for one dump, in a child of this process, and says where it
+/// Starts a page server for one dump or restore, in a child of this process, and says where it
 /// listens.
 ///
 /// # Errors
 /// If it cannot listen.
 pub fn start(settings: &Settings) -> Result<CriuPageServerInfo, Failure> {
-    refuse_lazy(settings)?;
     let server = settings.page_server();
     let listener = Listener::new(&server)?;
     let port = announce(&listener).map(i32::from);
-    let pid = in_child(|| receive(settings, listener))?;
+    let pid = in_child(|| run(settings, listener))?;
     Ok(CriuPageServerInfo { pid: Some(pid), port, ..CriuPageServerInfo::default() })
-}
-
-fn refuse_lazy(settings: &Settings) -> Result<(), Failure> {
-    if settings.engine.lazy_pages {
-        return Err(Failure::unsupported("--lazy-pages of a page server is not supported")
-            .hint("a dump with --lazy-pages serves its pages itself"));
-    }
-    Ok(())
 }
 
 fn announce(listener: &Listener<'_>) -> Option<u16> {
@@ -64,9 +54,14 @@ fn announce(listener: &Listener<'_>) -> Option<u16> {
     Some(port)
 }
 
-fn receive(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure> {
-    serve(&settings.engine, listener)?;
-    tracing::info!("All pages are written");
+fn run(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure> {
+    if settings.engine.lazy_pages {
+        serve_images(&settings.engine, listener)?;
+        tracing::info!("The restore has all pages");
+    } else {
+        serve(&settings.engine, listener)?;
+        tracing::info!("All pages are written");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

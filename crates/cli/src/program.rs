@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
+use torpor_worker::Report;
+
 use crate::failure::Failure;
 use crate::hooks::{Actions, write_pidfile};
 use crate::options::{self, Command, Invocation, Opt, Settings, SettingsError, UsageError};
@@ -114,6 +116,16 @@ fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     {
         return result;
     }
+    let json = args.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let result = perform_command(name, args);
+    if let (true, Err(failure)) = (json, &result) {
+        stats::print(&stats::outcome(Err(failure.clone())));
+    }
+    result
+}
+
+/// A command of CRIU's, with its options.
+fn perform_command(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     let found = options::parse(args)?;
     let command = found.command()?;
     let settings = options::settings(&found)?;
@@ -266,11 +278,18 @@ fn without_images(
 fn load_keys(command: Command, settings: &mut Settings) -> Result<(), Failure> {
     match command {
         Command::Dump | Command::PreDump => seal::load(settings, seal::Images::Write),
-        Command::Restore | Command::Dedup | Command::LazyPages => {
+        Command::Restore | Command::Dedup | Command::LazyPages | Command::PageServer => {
             seal::load(settings, seal::Images::Read)
         }
         _ => Ok(()),
     }
+}
+
+/// Who gives options by hand learns which of them came to nothing.
+fn refusing_unused(settings: &Settings) -> Settings {
+    let mut asked = settings.clone();
+    asked.engine.refuse_unused = true;
+    asked
 }
 
 /// The commands that work on an images directory.
@@ -278,7 +297,7 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
     let mut hooks = Actions::new(settings, name == Name::Torpor);
     match command {
         Command::Dump => {
-            let report = work::dump(settings, &mut hooks)?;
+            let report = work::dump(&refusing_unused(settings), &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
         }
@@ -287,20 +306,27 @@ fn in_images(name: Name, command: Command, settings: &Settings) -> Result<ExitCo
             drop(hooks);
             stats::display(settings, &report);
         }
-        Command::Restore if settings.keep_template.is_some() => work::keep_template(settings)?,
+        Command::Restore if settings.keep_template.is_some() => {
+            work::keep_template(settings)?;
+            stats::done(settings, Report::default);
+        }
         Command::Restore => {
-            let mut asked = settings.clone();
-            asked.engine.refuse_unused = true;
-            let report = work::restore(&asked, &mut hooks)?;
+            let report = work::restore(&refusing_unused(settings), &mut hooks)?;
             drop(hooks);
             stats::display(settings, &report);
             after_restore(settings, report.pid)?;
         }
         Command::PageServer => return pages::page_server(settings),
         Command::LazyPages => return pages::lazy_pages(settings),
-        Command::Dedup => work::dedup(settings)?,
-        Command::CpuinfoDump => work::cpuinfo_dump(settings)?,
-        Command::CpuinfoCheck => work::cpuinfo_check(settings)?,
+        Command::Dedup => stats::display(settings, &work::dedup(settings)?),
+        Command::CpuinfoDump => {
+            work::cpuinfo_dump(settings)?;
+            stats::done(settings, Report::default);
+        }
+        Command::CpuinfoCheck => {
+            work::cpuinfo_check(settings)?;
+            stats::done(settings, Report::default);
+        }
         other => {
             return Err(Failure::unsupported(format!("{} is not supported", other.name())));
         }

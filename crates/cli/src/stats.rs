@@ -1,8 +1,11 @@
-//! The statistics that a dump or restore leaves behind, for `--display-stats`.
+//! What a command has done, in figures: for a person (`--display-stats`), for programs (`--json`), and
+//! for the daemon of a worker.
 
 use torpor_engine::{DumpReport, RestoreReport};
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
+use torpor_worker::{Class, Outcome, Report};
 
+use crate::failure::Failure;
 use crate::options::Settings;
 
 /// What has statistics.
@@ -10,8 +13,14 @@ pub trait Statistics {
     /// For a person: a line for each.
     fn lines(&self) -> Vec<String>;
 
-    /// For programs: names of fields and their values.
-    fn numbers(&self) -> Vec<(&'static str, u64)>;
+    /// For programs.
+    fn report(&self) -> Report;
+}
+
+/// Names of fields with their values, as a report has them.
+fn report(numbers: Vec<(&'static str, u64)>) -> Report {
+    let statistics = numbers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    Report { statistics, ..Report::default() }
 }
 
 impl Statistics for DumpReport {
@@ -19,8 +28,8 @@ impl Statistics for DumpReport {
         dump_lines(&self.stats)
     }
 
-    fn numbers(&self) -> Vec<(&'static str, u64)> {
-        dump_numbers(&self.stats)
+    fn report(&self) -> Report {
+        Report { tasks: Some(self.tasks as u64), ..report(dump_numbers(&self.stats)) }
     }
 }
 
@@ -29,15 +38,61 @@ impl Statistics for RestoreReport {
         restore_lines(&self.stats)
     }
 
-    fn numbers(&self) -> Vec<(&'static str, u64)> {
-        restore_numbers(&self.stats)
+    fn report(&self) -> Report {
+        Report { pid: Some(self.pid), ..report(restore_numbers(&self.stats)) }
     }
 }
 
-/// Prints the statistics, if they are asked for.
+/// Space that is free again.
+#[derive(Debug, Clone, Copy)]
+pub struct Freed {
+    /// How much.
+    pub bytes: u64,
+}
+
+impl Statistics for Freed {
+    fn lines(&self) -> Vec<String> {
+        vec![format!("Freed: {} bytes", self.bytes)]
+    }
+
+    fn report(&self) -> Report {
+        report(vec![("freed_bytes", self.bytes)])
+    }
+}
+
+/// Prints what was done, as it is asked for.
 pub fn display(settings: &Settings, of: &impl Statistics) {
-    if settings.display_stats {
+    if settings.display_stats && !settings.json {
         of.lines().iter().for_each(|line| println!("{line}"));
+    }
+    done(settings, || of.report());
+}
+
+/// Prints for programs that all was done.
+pub fn done(settings: &Settings, report: impl FnOnce() -> Report) {
+    if settings.json {
+        print(&outcome(Ok(report())));
+    }
+}
+
+/// Prints an outcome as one object on the standard output.
+pub fn print(outcome: &Outcome) {
+    match serde_json::to_string(outcome) {
+        Ok(text) => println!("{text}"),
+        Err(error) => tracing::error!("the outcome as JSON: {error}"),
+    }
+}
+
+/// How something went, for programs.
+#[must_use]
+pub fn outcome(result: Result<Report, Failure>) -> Outcome {
+    match result {
+        Ok(report) => {
+            Outcome { class: Class::Done, errno: 0, text: String::new(), hint: None, report }
+        }
+        Err(Failure { class, errno, text, hint, .. }) => {
+            Outcome { class, errno, text, hint, report: Report::default() }
+        }
     }
 }
 
@@ -115,6 +170,7 @@ fn restore_lines(stats: &RestoreStatsEntry) -> Vec<String> {
         format!("Restore time: {} us", stats.restore_time),
         format!("Forking time: {} us", stats.forking_time),
     ];
+    lines.extend(stats.torpor_reading_time.map(|t| format!("Reading time: {t} us")));
     // Of sealed images only.
     lines.extend(stats.torpor_open_records_time.map(|t| format!("Entry opening time: {t} us")));
     lines.extend(stats.torpor_open_pages_time.map(|t| format!("Memory opening time: {t} us")));

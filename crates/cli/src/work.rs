@@ -15,6 +15,7 @@ use torpor_images::ImageDir;
 
 use crate::failure::Failure;
 use crate::options::Settings;
+use crate::stats::Freed;
 use crate::{COMPATIBLE, log, rounds};
 
 /// Opens the images and work directories for good, whatever becomes of their paths,
@@ -144,7 +145,7 @@ pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreRepo
     require_rights(settings)?;
     let result = match &settings.rounds {
         Some(socket) => rounds::restore(&settings.engine, socket, hooks),
-        None => torpor_engine::restore(&settings.engine, hooks),
+        None => torpor_engine::restore_last(&settings.engine, hooks),
     };
     concluded(result, "Restore finished successfully. Tasks resumed.", "Restoring FAILED.")
 }
@@ -168,12 +169,12 @@ fn images(settings: &Settings) -> Result<ImageDir, Failure> {
 ///
 /// # Errors
 /// If an image is damaged, or no key opens it.
-pub fn dedup(settings: &Settings) -> Result<(), Failure> {
+pub fn dedup(settings: &Settings) -> Result<Freed, Failure> {
     let mut images = images(settings)?;
     torpor_engine::seal::open(&mut images, &settings.engine)?;
-    let freed = torpor_engine::dedup::dedup(&images, &settings.engine)?;
-    tracing::info!("Freed {freed} bytes of pages");
-    Ok(())
+    let bytes = torpor_engine::dedup::dedup(&images, &settings.engine)?;
+    tracing::info!("Freed {bytes} bytes of pages");
+    Ok(Freed { bytes })
 }
 
 /// Writes what this processor can do.

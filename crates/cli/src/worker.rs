@@ -1,19 +1,19 @@
 //! `torpor worker`: the worker's side of the `torpor-worker` crate. It carries out one
 //! job, tells what happens, and waits where the job says so.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use torpor_engine::{Error, Event, Hooks, Result};
-use torpor_worker::{Answer, Channel, Class, Event as Told, Job, Level, Outcome, Report};
+use torpor_worker::{Answer, Channel, Class, Event as Told, Job, Level, Report};
 
 use crate::failure::Failure;
 use crate::hooks::Actions;
 use crate::options::{self, Command};
 use crate::program::{self, Name};
-use crate::{log, pages, stats, work};
+use crate::stats::{self, Statistics};
+use crate::{log, pages, work};
 
 /// Serves the daemon on the standard input.
 ///
@@ -39,18 +39,7 @@ pub fn run() -> std::result::Result<ExitCode, Failure> {
         // If the daemon is gone, the next point tells.
         let _ = teller.send(&Told::Log { level: told_level(level), text: text.to_owned() }, &[]);
     }));
-    let outcome = match carry_out(&job, &channel) {
-        Ok(report) => {
-            Outcome { class: Class::Done, errno: 0, text: String::new(), hint: None, report }
-        }
-        Err(failure) => Outcome {
-            class: failure.class,
-            errno: failure.errno,
-            text: failure.text,
-            hint: failure.hint,
-            report: Report::default(),
-        },
-    };
+    let outcome = stats::outcome(carry_out(&job, &channel));
     let done = outcome.class == Class::Done;
     channel.send(&Told::Ended(outcome), &[]).map_err(failed)?;
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -76,38 +65,20 @@ fn carry_out(job: &Job, channel: &Channel) -> std::result::Result<Report, Failur
     let settings = program::prepare(Name::Torpor, command, settings, words, &found)?;
     let actions = Actions::new(&settings, false);
     let mut hooks = Teller { channel, holds: &job.holds, actions };
-    let mut report = Report::default();
-    match command {
-        Command::Dump => {
-            let done = work::dump(&settings, &mut hooks)?;
-            report.tasks = Some(done.tasks as u64);
-            report.statistics = statistics(&done);
-        }
-        Command::PreDump => {
-            let done = work::pre_dump(&settings, &mut hooks)?;
-            report.tasks = Some(done.tasks as u64);
-            report.statistics = statistics(&done);
-        }
-        Command::Restore => {
-            let done = work::restore(&settings, &mut hooks)?;
-            report.pid = Some(done.pid);
-            report.statistics = statistics(&done);
-        }
-        Command::PageServer => drop(pages::page_server(&settings)?),
-        Command::LazyPages => drop(pages::lazy_pages(&settings)?),
-        Command::Dedup => work::dedup(&settings)?,
+    Ok(match command {
+        Command::Dump => work::dump(&settings, &mut hooks)?.report(),
+        Command::PreDump => work::pre_dump(&settings, &mut hooks)?.report(),
+        Command::Restore => work::restore(&settings, &mut hooks)?.report(),
+        Command::Dedup => work::dedup(&settings)?.report(),
+        Command::PageServer => pages::page_server(&settings).map(|_| Report::default())?,
+        Command::LazyPages => pages::lazy_pages(&settings).map(|_| Report::default())?,
         other => {
             return Err(Failure::unsupported(format!(
                 "a job of {} is not supported",
                 other.name()
             )));
         }
-    }
-    Ok(report)
-}
-
-fn statistics(of: &impl stats::Statistics) -> BTreeMap<String, u64> {
-    of.numbers().into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    })
 }
 
 /// The daemon, and then the scripts that the job names.

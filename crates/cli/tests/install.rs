@@ -107,3 +107,43 @@ fn an_earlier_installation_is_replaced() {
     let installed = install(dir.path(), &[("SHADOW", "yes")]);
     assert_eq!(installed.link("criu").unwrap(), Path::new("torpor"));
 }
+
+/// What a program of binutils or dpkg says.
+fn said(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What was stripped of a program is in the package of its debug symbols, where debuggers look for
+/// it: shown of a small one, since torpor has 200 MB of them.
+#[test]
+fn debug_symbols_have_a_package_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let sections = |file: &str| said("readelf", &["--sections", "--wide", file]);
+    let installed = install(dir.path(), &[("SHADOW", "no")]).root.join("bin/torpor");
+    assert!(!sections(&text(&installed)).contains(".debug_line"), "the program is not stripped");
+
+    let (source, program) = (dir.path().join("small.c"), text(&dir.path().join("small")));
+    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    said("cc", &["-g", "-Wl,--build-id", "-o", &program, &text(&source)]);
+    let (root, package) = (dir.path().join("package"), text(&dir.path().join("torpor.deb")));
+    fs::create_dir_all(root.join("DEBIAN")).unwrap();
+    let control = "Package: torpor\nVersion: 1.2-3\nArchitecture: amd64\nMaintainer: M <m@example.org>\n\
+        Description: text\n";
+    fs::write(root.join("DEBIAN/control"), control).unwrap();
+    said("dpkg-deb", &["--root-owner-group", "--build", &text(&root), &package]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/dbgsym.sh");
+    let symbols = said(&text(&script), &[&program, &package]);
+    assert!(symbols.trim().ends_with("/torpor-dbgsym_1.2-3_amd64.deb"), "{symbols}");
+    assert_eq!(said("dpkg-deb", &["--field", symbols.trim(), "Depends"]), "torpor (= 1.2-3)\n");
+
+    let notes = said("readelf", &["--notes", &program]);
+    let id = notes.split("Build ID: ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let unpacked = text(&dir.path().join("unpacked"));
+    said("dpkg-deb", &["--extract", symbols.trim(), &unpacked]);
+    let (first, rest) = id.split_at(2);
+    let found = format!("{unpacked}/usr/lib/debug/.build-id/{first}/{rest}.debug");
+    assert!(sections(&found).contains(".debug_line"), "no line numbers in {found}");
+}

@@ -59,7 +59,17 @@ fn a_detached_restore_does_not() {
 #[test]
 fn what_was_given_and_is_not_asked_for_is_named() {
     let task = Sleeper::start();
-    task.put_to_sleep(&[]);
+    for (external, said) in [
+        ("unix[1]", "nothing in the tree has it open"),
+        ("file[1:2]", "nothing in the tree has it open"),
+        ("net[1]:outer", "the tree is in net namespace "),
+        ("pid[1]:outer", "the tree is in pid namespace "),
+    ] {
+        assert!(!task.dump(&["--external", external]).status.success());
+        let wanted = format!("--external {external}: {said}");
+        assert!(task.log("dump.log").contains(&wanted), "{}", task.log("dump.log"));
+    }
+    task.put_to_sleep(&["--external", "mnt[/not/there]:key"]);
     for (option, value, said) in [
         ("--inherit-fd", "fd[0]:pipe:[1]", "--inherit-fd fd[N]:pipe:[1]"),
         ("--external", "veth[eth0]:outside", "--external veth[eth0]:outside"),
@@ -327,4 +337,99 @@ fn an_independent_client() {
     assert!(output.status.success(), "{said}{}", task.log("criu.log"));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid}\n"));
     assert!(task.lives());
+}
+
+/// Mounts a directory upon itself, as `ip netns add` does with /run/netns, and puts a task to sleep
+/// there that has a copy of all mounts, and wakes it. Prints the mount as the task sees it.
+const MOUNTED_UPON_ITSELF: &str = r#"
+mkdir "$2/self"
+mount --bind "$2/self" "$2/self"
+setsid unshare --mount sh -c 'exec sleep 1000 </dev/null >/dev/null 2>&1' &
+while [ "$(cat /proc/$!/comm)" != sleep ]; do sleep 0.01; done
+there_and_back --root /
+grep "$2/self" "/proc/$(cat "$2/pid")/mountinfo"
+"#;
+
+#[test]
+fn a_mount_upon_itself_is_in_nobodys_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = alone(MOUNTED_UPON_ITSELF, dir.path());
+    let own = dir.path().join("self");
+    let own = own.to_str().unwrap();
+    assert!(said.contains(&format!("{own} {own} ")), "{said}");
+}
+
+/// Puts a task to sleep that lives among the caller's mounts and has a child with mounts of its own, and
+/// wakes both. Prints how the caller's mounts have changed, and the child's own mount.
+const CHILD_ELSEWHERE: &str = r#"
+mkdir "$2/own"
+setsid sh -c 'exec </dev/null >/dev/null 2>&1; unshare --mount sh -c "
+    mount -t tmpfs own-of-the-child \"$0/own\"; exec sleep 1000 </dev/null >/dev/null 2>&1" & wait' "$2" &
+until pgrep -P $! sleep >/dev/null; do sleep 0.01; done
+cut -d' ' -f1-6 /proc/self/mountinfo >"$2/before"
+there_and_back --root /
+cut -d' ' -f1-6 /proc/self/mountinfo | diff "$2/before" -
+grep "$2/own" "/proc/$(pgrep -P "$(cat "$2/pid")" sleep)/mountinfo"
+"#;
+
+#[test]
+fn a_child_s_mounts_are_not_the_caller_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = alone(CHILD_ELSEWHERE, dir.path());
+    assert!(said.contains("own-of-the-child"), "{said}");
+}
+
+/// Does the same with a name of the host, queues and devices. Prints how the caller's have changed, and
+/// the child's.
+const CHILD_WITH_OTHER_NAMES: &str = r#"
+hostname outer
+all() { hostname; ip -o addr; ipcs -q | tail -n +2; }
+setsid sh -c 'exec </dev/null >/dev/null 2>&1; unshare --uts --ipc --net sh -c "
+    hostname inner; ipcmk -Q; ip link add inner0 type veth peer name inner1; ip addr add 10.8.8.8 dev inner0
+    exec sleep 1000" & wait' &
+until pgrep -P $! sleep >/dev/null; do sleep 0.01; done
+all >"$2/before"
+there_and_back
+all | diff "$2/before" -
+child=$(pgrep -P "$(cat "$2/pid")" sleep)
+nsenter --target "$child" --uts --ipc --net sh -c 'hostname; ip -o addr; ipcs -q | tail -n +4'
+"#;
+
+#[test]
+fn a_child_s_names_are_not_the_caller_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = alone(CHILD_WITH_OTHER_NAMES, dir.path());
+    assert!(said.starts_with("inner\n"), "{said}");
+    assert!(said.contains("10.8.8.8") && said.contains(" 644 "), "{said}");
+}
+
+/// What scripts begin with: moves the tree of the task that was started last to images and back, with the
+/// options of the restore. Its process id is in the file `pid` afterwards.
+const THERE_AND_BACK: &str = r#"
+set -e
+torpor=$1 dir=$2
+# What others have mounted at this moment is no part of the test, and may be gone before the restore.
+cut -d' ' -f5 /proc/self/mountinfo | grep -E '^(/tmp|/var/tmp|/var/lib|/run)/.' | grep -v "^$dir" |
+    while read -r place; do umount --lazy "$place" 2>/dev/null || true; done
+there_and_back() {
+    mkdir "$dir/images"
+    "$torpor" dump --tree $! --images-dir "$dir/images"
+    wait $! || true
+    "$torpor" restore --restore-detached "$@" --images-dir "$dir/images" --pidfile "$dir/pid"
+}
+"#;
+
+/// What a script of the shell prints in namespaces of its own, with which all that it starts goes. Its
+/// arguments are the program and a directory.
+fn alone(script: &str, dir: &Path) -> String {
+    let script = [THERE_AND_BACK, script].concat();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--uts", "--ipc", "--net"]);
+    command.args(["--fork", "--mount-proc", "--kill-child"]);
+    command.args(["sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_torpor")]).arg(dir);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{errors}");
+    said.into_owned()
 }

@@ -4,14 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use torpor_images::proto::{InventoryEntry, PstreeEntry};
+use torpor_images::proto::{Fstype, InventoryEntry, MntEntry, PstreeEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::Capabilities;
 
 fn torpor(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
@@ -200,6 +202,39 @@ fn mounts() {
     task.denied(&["mounts.file-systems=['proc']"], &["\"/opt\": file system tmpfs"]);
 }
 
+/// A mount that images say is of a device which the caller gives shows what is on that.
+#[test]
+fn mounts_of_devices() {
+    let task = Asleep::new(&["--mount", "--propagation=private"], "mount -t tmpfs none /opt");
+    let images = ImageDir::open(task.images()).unwrap();
+    let space = images.ids(kind::MNTS).unwrap()[0];
+    let whole: Vec<MntEntry> = images.read_all(kind::MNTS, space).unwrap();
+    let changed = |fstype: Fstype, name: Option<&str>, options: &str| {
+        let mut mounts = whole.clone();
+        let mount = mounts.iter_mut().find(|mount| mount.mountpoint == b"/opt").unwrap();
+        (mount.fstype, mount.fsname) = (fstype as u32, name.map(ToOwned::to_owned));
+        (mount.ext_key, mount.source) = (Some("CRIU:EXTERNAL_DEV".into()), b"disk".to_vec());
+        mount.options = options.as_bytes().to_vec();
+        images.write_all(kind::MNTS, space, &mounts).unwrap();
+    };
+    let (auto, other) = (Fstype::Auto, Fstype::Unsupported);
+    changed(Fstype::Overlayfs, None, "lowerdir=/etc:/usr");
+    task.denied(&[], &["mountpoints-", "is of a device, but its type has none"]);
+    changed(auto, Some("overlay"), "lowerdir=/etc:/usr");
+    task.denied(&[], &["mountpoints-", "is of type overlay, but goes by its name"]);
+    for (fstype, name) in [(auto, "proc"), (other, "cgroup2"), (other, "sysfs")] {
+        changed(fstype, Some(name), "");
+        task.denied(&[], &[&format!("is of type {name}, but goes by its name")]);
+    }
+    let given = "\"/opt\": file system xfs of the device that is given as \"disk\"";
+    changed(other, Some("xfs"), "rw,logdev=/dev/sda");
+    task.denied(
+        &["mounts.file-systems=['xfs']"],
+        &[given, "the option logdev names a further device (mounts.file-systems)"],
+    );
+    task.denied(&["mounts.file-systems=['ext4']"], &[given, "this type is not among those"]);
+}
+
 #[test]
 fn networks() {
     let script = "ip link set lo up
@@ -323,6 +358,66 @@ fn a_bundle_limits_foreign_images() {
     }
     assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
     assert!(audit("{}").contains("no bundle"));
+}
+
+/// What the restoring program may do while it restores tasks that may do little.
+#[test]
+fn a_restore_gives_up_what_it_does_not_need() {
+    const GONE: &str = "sys_module,sys_rawio,sys_boot,mac_admin,mknod";
+    let bounding = format!("--bounding-set=-{}", GONE.replace(',', ",-"));
+    let narrow = Asleep::new(&["--uts", "setpriv", &bounding], "");
+    let wide = Asleep::new(&["--uts"], "");
+    let sets = |task: &Asleep| {
+        let (said, script) = (task.dir.path().join("said"), task.dir.path().join("script"));
+        // Between them is a shell.
+        let text = format!(
+            "#!/bin/sh\n[ $CRTOOLS_SCRIPT_ACTION != post-restore ] && exit
+            parent=$(sed -n 's/^PPid://p' /proc/$PPID/status)
+            cat /proc/$((parent))/status >{}\n",
+            said.display()
+        );
+        fs::write(&script, text).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+        let root = task.root();
+        let images = task.images();
+        let args = ["restore", "-d", "--host-key", &task.key(), "--action-script"];
+        let end = torpor(&args).arg(&script).arg("-D").arg(&images).output().unwrap();
+        assert!(end.status.success(), "{}", crate::said(&end));
+        let of_task = fs::read_to_string(format!("/proc/{root}/status")).unwrap();
+        kill_process(Pid::from_raw(root.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        (fs::read_to_string(said).unwrap(), of_task)
+    };
+    let set = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        Capabilities(u64::from_str_radix(line.trim_start_matches(':').trim(), 16).unwrap())
+    };
+    let gone = Capabilities::parse(GONE.split(',')).unwrap();
+    let own = set(&fs::read_to_string("/proc/self/status").unwrap(), "CapPrm");
+    let (supervisor, task) = sets(&narrow);
+    for name in ["CapPrm", "CapEff", "CapInh"] {
+        let kept = set(&supervisor, name);
+        assert_eq!(kept.without(gone), kept, "{name}: {supervisor}");
+    }
+    assert_eq!(set(&task, "CapBnd"), own.without(gone), "{task}");
+    // It has to give to the tasks what is theirs.
+    let (supervisor, task) = sets(&wide);
+    assert_eq!(set(&supervisor, "CapEff"), own, "{supervisor}");
+    assert_eq!(set(&task, "CapEff"), own, "{task}");
+}
+
+/// Many entries that are small in the file and large in memory.
+#[test]
+fn images_that_would_take_all_memory() {
+    let task = Asleep::new(&["--uts"], "");
+    // Its length; the type 1 and the number of a file.
+    let entry = |number: u32| {
+        let number = [number & 0x7f | 0x80, number >> 7 & 0x7f | 0x80, number >> 14 & 0x7f];
+        [6, 0, 0, 0, 8, 1, 16].into_iter().chain(number.map(|byte| byte.to_le_bytes()[0]))
+    };
+    let magic = kind::FILES.header.words().into_iter().flat_map(u32::to_le_bytes);
+    let bytes: Vec<u8> = magic.chain((1..500_000).flat_map(entry)).collect();
+    fs::write(task.images().join("files.img"), bytes).unwrap();
+    task.denied(&[], &["MiB of memory, more than any dump's need"]);
 }
 
 #[test]

@@ -3,15 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs::{self, File};
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use torpor_kubernetes::message::{Answer, Ask, receive, send};
+use torpor_kubernetes::message::{Answer, Ask, Hidden, receive, send};
+use torpor_seal::keys::AgeIdentity;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const COUNT: &str =
@@ -38,6 +41,15 @@ struct Node {
     place: tempfile::TempDir,
     asked: Arc<Mutex<Vec<Ask>>>,
     always: Arc<Mutex<bool>>,
+    /// What the agent has images sealed for, and what it opens them with.
+    key: Arc<Mutex<Option<(String, String)>>>,
+    /// What it answers when a pod has been saved.
+    saved: Arc<Mutex<Answer>>,
+    /// Whether the next word of a pod that was saved gets no answer, and those that got none.
+    silent: Arc<AtomicBool>,
+    unanswered: Arc<Mutex<Vec<UnixStream>>>,
+    /// The runc that the wrapper calls.
+    runc: PathBuf,
     bundles: Vec<String>,
 }
 
@@ -59,8 +71,17 @@ impl Node {
             return None;
         }
         let place = tempfile::Builder::new().prefix("wrap-").tempdir_in("/tmp").unwrap();
-        let node =
-            Self { place, asked: Arc::default(), always: Arc::default(), bundles: Vec::new() };
+        let node = Self {
+            place,
+            asked: Arc::default(),
+            always: Arc::default(),
+            key: Arc::default(),
+            saved: Arc::new(Mutex::new(Answer::Noted)),
+            silent: Arc::default(),
+            unanswered: Arc::default(),
+            runc: "runc".into(),
+            bundles: Vec::new(),
+        };
         fs::create_dir(node.path("bin")).unwrap();
         let torpor = env!("CARGO_BIN_EXE_torpor");
         std::os::unix::fs::symlink(torpor, node.path("bin/torpor-runc")).unwrap();
@@ -78,22 +99,31 @@ impl Node {
         let listener = UnixListener::bind(self.path("agent.sock")).unwrap();
         let (dir, asked) = (self.path("checkpoint"), Arc::clone(&self.asked));
         let always = Arc::clone(&self.always);
+        let (key, saved) = (Arc::clone(&self.key), Arc::clone(&self.saved));
+        let (silent, unanswered) = (Arc::clone(&self.silent), Arc::clone(&self.unanswered));
         thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
                 let Ok(ask) = receive::<Ask>(&stream) else { continue };
                 let answer = match &ask {
-                    Ask::Stop { .. } => {
+                    Ask::Stop { .. } | Ask::Checkpoint { .. } => {
                         fs::create_dir(&dir).unwrap();
-                        Answer::Save { dir: dir.clone(), recipient: None, seconds: 60 }
+                        let recipient = key.lock().unwrap().clone().map(|(recipient, _)| recipient);
+                        Answer::Save { dir: dir.clone(), recipient, seconds: 60 }
                     }
                     Ask::Create { .. } if dir.exists() => Answer::Restore {
                         dir: dir.clone(),
                         always: *always.lock().unwrap(),
-                        identity: None,
+                        identity: key.lock().unwrap().clone().map(|(_, key)| Hidden::new(key)),
                     },
                     Ask::Create { .. } => Answer::Plain,
-                    Ask::Created { .. } | Ask::Saved { .. } => Answer::Noted,
+                    Ask::Created { .. } => Answer::Noted,
+                    Ask::Saved { .. } => saved.lock().unwrap().clone(),
                 };
+                let is_saved = matches!(&ask, Ask::Saved { error: None, .. });
+                if is_saved && silent.swap(false, Ordering::SeqCst) {
+                    unanswered.lock().unwrap().push(stream);
+                    continue;
+                }
                 asked.lock().unwrap().push(ask);
                 let _ = send(&mut stream, &answer);
             }
@@ -148,6 +178,11 @@ impl Node {
 
     /// A call of the wrapper; the last word is the name of a bundle.
     fn runc(&self, action: &str, words: &[&str]) -> Output {
+        self.begin(action, words).wait_with_output().unwrap()
+    }
+
+    /// Begins a call of the wrapper.
+    fn begin(&self, action: &str, words: &[&str]) -> Child {
         let null = || File::options().read(true).write(true).open("/dev/null").unwrap();
         let mut call = Command::new(self.path("bin/torpor-runc"));
         call.arg("--root").arg(self.path("runc"));
@@ -162,9 +197,8 @@ impl Node {
                 false => call.arg(word),
             };
         }
-        call.env("TORPOR_AGENT_SOCKET", self.path("agent.sock"));
-        let child = call.stdin(null()).stdout(out).stderr(null()).spawn().unwrap();
-        child.wait_with_output().unwrap()
+        call.env("TORPOR_AGENT_SOCKET", self.path("agent.sock")).env("TORPOR_RUNC", &self.runc);
+        call.stdin(null()).stdout(out).stderr(null()).spawn().unwrap()
     }
 
     fn log(&self) -> String {
@@ -216,6 +250,50 @@ impl Node {
         self.count(name).unwrap()
     }
 
+    /// Runs a container of a pod that goes on after a checkpoint, and says how far it has counted.
+    fn running(&mut self, name: &str) -> u64 {
+        self.bundle(name);
+        assert!(self.create(name).status.success(), "{}", self.log());
+        self.good("start", &[name]);
+        *self.saved.lock().unwrap() = Answer::Thaw;
+        self.counted(name, 5)
+    }
+
+    /// Begins a checkpoint that was ordered.
+    fn checkpoint(&self, name: &str) -> Child {
+        let images = self.path("kubelet").display().to_string();
+        let words = ["--image-path", &images, "--work-path", &images, "--leave-running", name];
+        self.begin("checkpoint", &words)
+    }
+
+    /// Begins a checkpoint, and waits until the pod is frozen and the agent told, who says nothing. Returns
+    /// the call and the process that does its work.
+    fn unanswered(&self, name: &str) -> (Child, i32) {
+        self.silent.store(true, Ordering::SeqCst);
+        let call = self.checkpoint(name);
+        until("the agent is told", || (!self.unanswered.lock().unwrap().is_empty()).then_some(()));
+        assert_eq!(self.status(name), "paused");
+        let worker = worker(&call);
+        (call, worker)
+    }
+
+    /// Whether a call of the wrapper, or what one has started, runs.
+    fn is_busy(&self) -> bool {
+        let place = self.place.path().to_str().unwrap();
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        // What is no process has no command line.
+        let line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        processes.map(line).any(|line| String::from_utf8_lossy(&line).contains(place))
+    }
+
+    /// What went wrong with the last pod that was to be saved.
+    fn not_saved(&self) -> Option<String> {
+        match self.asked.lock().unwrap().last() {
+            Some(Ask::Saved { error, .. }) => error.clone(),
+            _ => None,
+        }
+    }
+
     /// What the wrapper has told of a container that was created.
     fn told(&self) -> (bool, String) {
         let asked = self.asked.lock().unwrap();
@@ -225,6 +303,23 @@ impl Node {
         });
         last.unwrap()
     }
+}
+
+/// The children of a process.
+fn children(pid: i32) -> Vec<i32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split(' ').filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The process that does the work of a call: the child of its guardian.
+fn worker(call: &Child) -> i32 {
+    let only = |pid| until("there is a child", || children(pid).first().copied());
+    only(only(i32::try_from(call.id()).unwrap()))
+}
+
+fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 #[test]
@@ -273,6 +368,166 @@ fn a_container_that_cannot_be_restored_starts_cold() {
     assert!(!node.create("never").status.success());
     assert!(node.log().contains("restore: "), "{}", node.log());
     assert_eq!(node.status("never"), "");
+}
+
+#[test]
+fn a_sealed_container_comes_back_with_its_key_alone() {
+    let Some(mut node) = Node::new("a_sealed_container") else { return };
+    let (identity, key) = AgeIdentity::generate().unwrap();
+    let recipient = identity.recipient().to_string();
+    *node.key.lock().unwrap() = Some((recipient.clone(), key.to_string()));
+    let last = node.saved("old");
+    let checkpoint = node.path("checkpoint");
+    assert!(checkpoint.join("containers/main/seal.img").exists());
+    let archive = fs::read(checkpoint.join("volume.empty-dir.data.tar")).unwrap();
+    assert!(!archive.windows(14).any(|part| part == b"in an emptyDir"));
+    node.bundle("new");
+    assert!(node.create("new").status.success(), "{}", node.log());
+    assert_eq!(node.told(), (true, String::new()));
+    let kept = node.path("new/kubernetes.io~empty-dir/data/kept");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "in an emptyDir");
+    node.good("start", &["new"]);
+    node.counted("new", last + 5);
+    node.good("delete", &["--force", "new"]);
+    // The key of another image, and an image that has lost its seal: both start cold.
+    let (_, other) = AgeIdentity::generate().unwrap();
+    *node.key.lock().unwrap() = Some((recipient.clone(), other.to_string()));
+    for name in ["foreign", "stripped"] {
+        node.bundle(name);
+        assert!(node.create(name).status.success(), "{}", node.log());
+        assert!(!node.told().0, "{name}: {:?}", node.told());
+        assert_eq!(node.count(name), None);
+        node.good("delete", &["--force", name]);
+        *node.key.lock().unwrap() = Some((recipient.clone(), key.to_string()));
+        fs::remove_file(checkpoint.join("containers/main/seal.img")).unwrap_or_default();
+    }
+}
+
+#[test]
+fn a_checkpoint_that_was_ordered_lets_the_pod_go_on_or_ends_it() {
+    let Some(mut node) = Node::new("a_checkpoint_that_was_ordered") else { return };
+    let before = node.running("pod");
+    // containerd pauses a container before, and resumes it afterwards.
+    node.good("pause", &["pod"]);
+    assert!(!node.checkpoint("pod").wait().unwrap().success(), "the kubelet gets nothing");
+    assert!(node.path("checkpoint/containers/main/inventory.img").exists());
+    assert_eq!(node.status("pod"), "paused", "it is containerd's to thaw");
+    node.good("resume", &["pod"]);
+    node.counted("pod", before + 5);
+    // Whoever has ordered its end has it ended frozen.
+    fs::remove_dir_all(node.path("checkpoint")).unwrap();
+    *node.saved.lock().unwrap() = Answer::Noted;
+    let _ = node.checkpoint("pod").wait().unwrap();
+    until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
+    node.good("delete", &["pod"]);
+}
+
+#[test]
+fn a_pod_goes_on_if_whoever_saves_it_is_killed() {
+    let Some(mut node) = Node::new("a_pod_goes_on_if_whoever_saves_it_is_killed") else { return };
+    // A checkpoint that does not come to its end.
+    let (script, hangs) = (node.path("hanging-runc"), node.path("hangs"));
+    let text = format!(
+        "#!/bin/sh\nfor word; do\n\t[ $word = checkpoint ] || continue\n\
+         \tsleep 10000 & echo $! >{0}.part; mv {0}.part {0}; wait\ndone\nexec runc \"$@\"\n",
+        hangs.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    node.running("pod");
+    node.runc = script;
+    // The work alone is killed; then the call with it, as by `pkill torpor-runc`.
+    for with_call in [false, true] {
+        let mut call = node.checkpoint("pod");
+        let hanging = until("it hangs", || fs::read_to_string(&hangs).ok());
+        assert_eq!(node.status("pod"), "paused");
+        let before = node.count("pod").unwrap();
+        let worker = worker(&call);
+        if with_call {
+            call.kill().unwrap();
+        }
+        kill(worker);
+        let _ = call.wait().unwrap();
+        node.counted("pod", before + 5);
+        until("the agent knows", || node.not_saved().filter(|why| why.contains("was killed")));
+        assert!(!Path::new("/proc").join(hanging.trim()).exists(), "the checkpoint goes on");
+        node.asked.lock().unwrap().clear();
+        fs::remove_file(&hangs).unwrap();
+        fs::remove_dir_all(node.path("checkpoint")).unwrap();
+    }
+    node.good("delete", &["--force", "pod"]);
+}
+
+#[test]
+fn a_pod_that_was_saved_does_as_the_agent_says_whoever_is_killed() {
+    let Some(mut node) = Node::new("a_pod_that_was_saved_does_as_the_agent_says") else { return };
+    node.running("pod");
+    // The work is killed: the guardian asks again.
+    let (mut call, worker) = node.unanswered("pod");
+    let before = node.count("pod").unwrap();
+    kill(worker);
+    let _ = call.wait().unwrap();
+    node.counted("pod", before + 5);
+    fs::remove_dir_all(node.path("checkpoint")).unwrap();
+    node.unanswered.lock().unwrap().clear();
+    // The agent is killed before it has answered: the pod goes on.
+    let (mut call, _) = node.unanswered("pod");
+    let before = node.count("pod").unwrap();
+    node.unanswered.lock().unwrap().clear();
+    let _ = call.wait().unwrap();
+    node.counted("pod", before + 5);
+    fs::remove_dir_all(node.path("checkpoint")).unwrap();
+    // The call is killed: the work is done nevertheless, and the pod ends frozen.
+    let (mut call, _) = node.unanswered("pod");
+    let last = node.count("pod").unwrap();
+    call.kill().unwrap();
+    let _ = call.wait().unwrap();
+    assert_eq!(node.status("pod"), "paused");
+    let mut waits = node.unanswered.lock().unwrap().pop().unwrap();
+    send(&mut waits, &Answer::Noted).unwrap();
+    until("the container has ended", || (node.status("pod") == "stopped").then_some(()));
+    assert_eq!(node.count("pod"), Some(last), "it has gone on");
+    node.good("delete", &["pod"]);
+}
+
+/// All processes below one.
+fn below(pid: i32) -> Vec<i32> {
+    let mut found = children(pid);
+    let mut at = 0;
+    while let Some(&pid) = found.get(at) {
+        found.extend(children(pid));
+        at += 1;
+    }
+    found
+}
+
+#[test]
+fn a_pod_goes_on_whoever_is_killed_at_any_moment() {
+    let Some(mut node) = Node::new("a_pod_goes_on_whoever_is_killed") else { return };
+    let times = if std::env::var("TORPOR_LONG").is_ok() { 50 } else { 4 };
+    node.running("pod");
+    let began = Instant::now();
+    let _ = node.checkpoint("pod").wait().unwrap();
+    let whole = began.elapsed();
+    for time in 0..times {
+        fs::remove_dir_all(node.path("checkpoint")).unwrap_or_default();
+        let mut call = node.checkpoint("pod");
+        // Moments spread over a checkpoint, victims over all who take part: the call first.
+        sleep(whole * (time * 7 % times) / times);
+        let mut victims = vec![i32::try_from(call.id()).unwrap()];
+        victims.extend(below(victims[0]));
+        let victim = victims[usize::try_from(time).unwrap() % victims.len()];
+        let name = fs::read_to_string(format!("/proc/{victim}/comm")).unwrap_or_default();
+        // It may have ended by itself.
+        let pid = rustix::process::Pid::from_raw(victim).unwrap();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = call.wait().unwrap();
+        until("all have ended", || (!node.is_busy()).then_some(()));
+        let what = format!("it goes on when {} was killed", name.trim());
+        let before = node.count("pod").unwrap();
+        until(&what, || node.count("pod").filter(|count| *count > before + 2));
+    }
+    node.good("delete", &["--force", "pod"]);
 }
 
 #[test]

@@ -115,18 +115,23 @@ const COMMANDS: &[CommandInfo] = &[
     CommandInfo {
         command: Command::PageServer,
         words: &["page-server"],
-        about: "Receive the pages of a dump that runs on another machine",
+        about: "Receive the pages of a dump that runs on another machine, or serve a restore there",
         long_about: "Listens on --address and --port and writes the pages that a dump with \
-            --page-server sends to the images directory.",
-        examples: &["page-server --images-dir checkpoint --port 9876"],
+            --page-server sends to the images directory. With --lazy-pages it serves the pages that \
+            are there to a lazy restore, whose machine has the images without the files of the \
+            tasks' pages, and ends with it.",
+        examples: &[
+            "page-server --images-dir checkpoint --port 9876",
+            "page-server --lazy-pages --images-dir checkpoint --address 10.0.0.1 --port 9876",
+        ],
     },
     CommandInfo {
         command: Command::LazyPages,
         words: &["lazy-pages"],
         about: "Serve the pages of a lazy restore",
         long_about: "Fills the memory of tasks that were restored with --lazy-pages as they touch \
-            it, from the images directory, and with --page-server from a dump with --lazy-pages \
-            that serves them at --address and --port. Start it before the restore, with the same \
+            it, from the images directory, and with --page-server from a dump or a page server with \
+            --lazy-pages, which serve them at --address and --port. Start it before the restore, with the same \
             work directory; without it the restore leaves a process behind that does the same.",
         examples: &[
             "lazy-pages --images-dir checkpoint",

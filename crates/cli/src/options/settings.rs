@@ -46,6 +46,8 @@ pub struct Settings {
     pub log_to_stderr: bool,
     /// `--display-stats`.
     pub display_stats: bool,
+    /// `--json`: the outcome goes to the standard output, for programs.
+    pub json: bool,
     /// `--action-script`.
     pub action_scripts: Vec<String>,
 
@@ -105,6 +107,7 @@ impl Default for Settings {
             verbosity: DEFAULT_VERBOSITY,
             log_to_stderr: false,
             display_stats: false,
+            json: false,
             action_scripts: Vec::new(),
             policy: None,
             policy_rules: Vec::new(),

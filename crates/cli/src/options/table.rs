@@ -31,6 +31,7 @@ const BOTH: Commands = DUMP | RESTORE;
 const DUMPS: Commands = DUMP | PRE_DUMP;
 const TREES: Commands = DUMPS | RESTORE;
 const DEDUP: Commands = Command::Dedup.bit();
+const CPUINFO: Commands = Command::CpuinfoDump.bit() | Command::CpuinfoCheck.bit();
 const PEERS: Commands = TREES | SERVER | LAZY;
 
 const fn flag(
@@ -153,6 +154,13 @@ const COMMON: &[Opt] = &[
         "Write a zero byte to FD when ready to serve requests",
     ),
     flag("display-stats", None, TREES, |s, on| s.display_stats = on, "Print statistics at the end"),
+    flag(
+        "json",
+        None,
+        TREES | CHECK | DEDUP | CPUINFO,
+        |s, on| s.json = on,
+        "Print how it went as one JSON object: class, errno, text, hint, report",
+    ),
     flag(
         "unprivileged",
         None,
@@ -340,7 +348,7 @@ const FILES: &[Opt] = &[
         None,
         DUMPS,
         |s, on| s.engine.link_remap = on,
-        "Give open files that lost their name a new one where they have others",
+        "Give open files that lost their name a new one where they have others; it stays until the restore, or `torpor image discard`",
     ),
     value(
         ("ghost-limit", None, "SIZE"),

@@ -41,7 +41,7 @@ pub(super) const MEMORY: &[Opt] = &[
     ),
     value(
         ("compress", None, "METHOD[:LEVEL]"),
-        DUMPS,
+        DUMPS | SERVER,
         store!(engine.compress = some parsed),
         "Compress the memory in the images: lz4 with a level from -64 to 12 (default: -4), or zstd with one from -7 to 19 (default: 1)",
     ),
@@ -62,8 +62,8 @@ pub(super) const MEMORY: &[Opt] = &[
         None,
         BOTH | SERVER,
         |s, on| s.engine.lazy_pages = on,
-        "Leave memory for later: a dump serves it at --port until the restore, which runs \
-         already, has all of it",
+        "Leave memory for later: a dump or a page server serves it at --port until the restore, \
+         which runs already, has all of it",
     ),
     optional(
         ("record-working-set", None, "SECONDS"),
@@ -113,7 +113,7 @@ pub(super) const PAGES: &[Opt] = &[
         None,
         TREES | LAZY,
         |s, on| s.use_page_server = on,
-        "Send pages to a page server; fetch them from a dump with --lazy-pages",
+        "Send pages to a page server; fetch them from a dump or a page server with --lazy-pages",
     ),
     value(
         ("address", None, "ADDRESS"),
@@ -132,6 +132,13 @@ pub(super) const PAGES: &[Opt] = &[
         PEERS,
         store!(ps_socket = some number),
         "Use descriptor FD as the connection to the page server",
+    ),
+    flag(
+        "ps-compress",
+        None,
+        PEERS,
+        |s, on| s.page_server.compress = on,
+        "Compress pages as long as the other end takes them more slowly, wherever it is",
     ),
     flag(
         "daemon",

@@ -1,10 +1,10 @@
 //! The options of sealed checkpoints.
 
-use super::{Commands, DEDUP, DUMPS, Opt, RESTORE, TREES, flag, value};
+use super::{Commands, DEDUP, DUMPS, Opt, PEERS, RESTORE, flag, value};
 use crate::options::value::{parsed, path, string};
 
 /// Who reads sealed images.
-const READERS: Commands = TREES | DEDUP;
+const READERS: Commands = PEERS | DEDUP;
 
 /// They count for dumps as well: a sealed dump reads the one that it builds on.
 pub(super) const SEAL: &[Opt] = &[

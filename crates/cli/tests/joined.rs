@@ -1,0 +1,143 @@
+//! A tree that comes back in a network namespace that is there already (`--join-ns`): its connections go on, and
+//! the lock of the dump, which is in that namespace, is gone.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+mod sleeper;
+
+use sleeper::{criu, wait_until};
+
+/// Two ends of a connection in one process, which send to each other and count.
+const PROGRAM: &str = r#"
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 7777))
+ours = socket.create_connection(("127.0.0.1", 7777))
+theirs, _ = listener.accept()
+with open(sys.argv[1], "w", buffering=1) as file:
+    while True:
+        ours.sendall(b"x")
+        assert theirs.recv(1) == b"x"
+        print("counted", file=file)
+        time.sleep(0.02)
+"#;
+
+/// A network namespace with a name of its own, in a directory of its own.
+struct Network {
+    dir: tempfile::TempDir,
+}
+
+impl Network {
+    fn new() -> Self {
+        let network = Self { dir: tempfile::tempdir().unwrap() };
+        fs::write(network.file(), "").unwrap();
+        let mut make = Command::new("unshare");
+        make.arg(format!("--net={}", network.file().display()));
+        succeeds(make.args(["ip", "link", "set", "lo", "up"]));
+        network
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("network")
+    }
+
+    /// A command that is started inside.
+    fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.file().display())).arg(program);
+        command.stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.file()).status();
+    }
+}
+
+/// A program that has to end with the test.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn succeeds(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn lines(file: &Path) -> usize {
+    fs::read_to_string(file).unwrap_or_default().lines().count()
+}
+
+fn goes_on(file: &Path) {
+    let before = lines(file);
+    wait_until(|| lines(file) > before + 3);
+}
+
+/// A firewall that lets through what it has seen begin, and nothing else.
+const FIREWALL: &str = "table inet strict { chain input { type filter hook input priority 0; policy drop; \
+    ct state new,established accept; }; chain output { type filter hook output priority 0; policy drop; \
+    ct state new,established accept; }; }";
+
+fn there_and_back(lock: &str) {
+    for firewall in ["", FIREWALL] {
+        behind(firewall, lock);
+    }
+}
+
+/// Puts the program behind a firewall to sleep, and wakes it in the namespace where it was.
+fn behind(firewall: &str, lock: &str) {
+    let network = Network::new();
+    succeeds(network.inside("nft").arg(firewall));
+    let (count, images) = (network.dir.path().join("count"), network.dir.path().join("images"));
+    fs::create_dir(&images).unwrap();
+    let mut program = network.inside("setsid");
+    program.args(["python3", "-c", PROGRAM]).arg(&count);
+    let mut started = Started(program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    goes_on(&count);
+    let pid = started.0.id().to_string();
+    // Of the firewall, and of the lock.
+    let drops = || {
+        let rules = succeeds(network.inside("nft").args(["list", "ruleset"]));
+        rules.to_lowercase().matches("drop").count()
+    };
+    let before = drops();
+    assert_eq!(before == 0, firewall.is_empty());
+    let common = ["--tcp-established", "--network-lock", lock, "-D", images.to_str().unwrap()];
+    succeeds(criu(&["dump", "--tree", &pid]).args(common));
+    started.0.wait().unwrap();
+    assert!(drops() > before, "nothing is locked");
+
+    let (joined, pidfile) = (network.file(), network.dir.path().join("pid"));
+    let mut restore = criu(&["restore", "--restore-detached", "--join-ns"]);
+    restore.arg(format!("net:{}", joined.display())).arg("--pidfile").arg(&pidfile);
+    succeeds(restore.args(common));
+    goes_on(&count);
+    assert_eq!(drops(), before, "still locked, or the firewall is gone");
+    let pid: i32 = fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
+    let inside = fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    let wanted = succeeds(network.inside("readlink").arg("/proc/self/ns/net"));
+    assert_eq!(inside.to_str().unwrap(), wanted.trim());
+    succeeds(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn a_lock_of_nftables_goes() {
+    there_and_back("nftables");
+}
+
+#[test]
+fn a_lock_of_iptables_goes() {
+    there_and_back("iptables");
+}
