@@ -10,7 +10,6 @@ use rustix::mount::{MountFlags, mount};
 use crate::destination::{Agent, Settings};
 use crate::error::{Context, Error, Result};
 use crate::mode::Mode;
-use crate::nest;
 use crate::record::{STATE_DIR, make_private};
 use crate::runtime::{self, Container, Runtime};
 use crate::source::{self, Plan};
@@ -19,6 +18,7 @@ use crate::wire::address::{Address, Listener};
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request};
 use crate::wire::tls::Keys;
+use crate::{nest, picture};
 
 /// Where images are kept while they are needed.
 const WORK_DIR: &str = "/var/lib/torpor/work";
@@ -65,6 +65,17 @@ pub struct MigrateCommand {
     /// Look on while a migration is in progress.
     #[arg(long, hide = true)]
     watch: Option<String>,
+    /// Move nothing: say what would be refused, and how long it would take. The tasks are stopped
+    /// for as long as it takes to look at them
+    #[arg(long)]
+    dry_run: bool,
+    /// Write a page with the time line of the migration to FILE
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// A shell command that uses the service from one second before the migration to one second
+    /// after it, and prints a line for each answer (or how many there were since the last line)
+    #[arg(long, value_name = "COMMAND")]
+    probe: Option<String>,
     /// Print one JSON object with what it took
     #[arg(long)]
     json: bool,
@@ -84,6 +95,14 @@ pub struct MigrateCommand {
     /// While the tasks run, send no more bytes a second than this (K, M and G are understood)
     #[arg(long, value_name = "RATE", value_parser = rate)]
     bandwidth: Option<u64>,
+    /// Compress pages as long as the link takes them more slowly than this host could send them. Who sees an encrypted link
+    /// then sees how well they compress
+    #[arg(long)]
+    compress: bool,
+    /// Take the root file system of the container along: all of it while the container runs, and what has changed since
+    /// when it is stopped
+    #[arg(long, conflicts_with = "pid")]
+    with_rootfs: bool,
     /// Move also to a processor that lacks instructions of this one
     #[arg(long)]
     ignore_cpu: bool,
@@ -257,6 +276,20 @@ fn try_migrate(command: MigrateCommand) -> Result<()> {
     start(command)
 }
 
+/// Says what a migration would be like.
+fn rehearse(plan: &Plan, json: bool) -> Result<()> {
+    let found = source::rehearse(plan)?;
+    if json {
+        println!("{}", found.json());
+    } else {
+        println!("{}", found.text());
+    }
+    match found.refused.len() {
+        0 => Ok(()),
+        _ => Err(Error::refused("it would not move")),
+    }
+}
+
 fn start(command: MigrateCommand) -> Result<()> {
     let (pid, container, to) = match (command.pid, command.words.as_slice()) {
         (Some(pid), [to]) => (pid, None, to),
@@ -265,12 +298,6 @@ fn start(command: MigrateCommand) -> Result<()> {
             let runtime = command.runtime;
             let container = Container { runtime, id: id.clone(), root };
             container.check()?;
-            if command.mode.is_lazy() {
-                return Err(Error::refused_with(
-                    "containers cannot run there before their memory is there",
-                    "--mode pipelined",
-                ));
-            }
             (container.running()?.pid, Some(container), to)
         }
         (None, [_]) => {
@@ -299,10 +326,22 @@ fn start(command: MigrateCommand) -> Result<()> {
         state_dir: whole(&command.state_dir)?,
         work_dir: whole(&command.work_dir)?,
         script: command.script,
+        probe: command.probe,
         dump_options: command.dump_option,
+        with_rootfs: command.with_rootfs,
+        compress: command.compress,
         ignore_cpu: command.ignore_cpu,
     };
+    if command.dry_run {
+        return rehearse(&plan, command.json);
+    }
     let report = source::run(&plan)?;
+    if let Some(file) = &command.report {
+        // It has moved: what is left to say is said besides.
+        if let Err(error) = std::fs::write(file, picture::page(&report)) {
+            eprintln!("Warning: {}: {error}", file.display());
+        }
+    }
     if command.json {
         println!("{}", report.json());
     } else {

@@ -88,23 +88,8 @@ pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
 ///
 /// # Errors
 /// If it has failed.
-pub fn finish(what: &str, worker: Worker) -> Result<Outcome> {
-    finish_within(what, worker, None)
-}
-
-/// As [`finish`]; a job that says nothing for `patience` is killed.
-///
-/// # Errors
-/// If it has failed, or was killed.
-pub fn finish_within(
-    what: &str,
-    mut worker: Worker,
-    patience: Option<std::time::Duration>,
-) -> Result<Outcome> {
+pub fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
     loop {
-        if !wait_readable(&[worker.as_fd()], patience)?.contains(&true) {
-            return Err(Error::Link(format!("{what}: it says nothing any more")));
-        }
         match worker.next_event()? {
             Event::Ended(outcome) => return judge(what, outcome),
             event => repeat(&event),

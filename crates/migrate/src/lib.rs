@@ -23,19 +23,29 @@
 //! [`record`] says what happens when one of them does not hear the other any more.
 
 mod address;
+mod announce;
 mod cancel;
 mod command;
 mod destination;
 mod engine;
 mod error;
+mod experience;
+mod files;
+mod forecast;
 mod host;
 mod mode;
 mod nest;
+mod pace;
+mod picture;
+mod probe;
+mod progress;
 mod record;
 mod report;
-mod runtime;
+pub mod runtime;
+mod shape;
 mod source;
 mod task;
 mod wire;
 
 pub use command::{AgentCommand, AgentSubcommand, MigrateCommand, agent, migrate};
+pub use error::Error;

@@ -4,11 +4,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::forecast::Pause;
 use crate::mode::Mode;
+use crate::probe::Service;
 
 /// A round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
+    /// When it began.
+    pub start: Instant,
     /// Pages that were sent.
     pub pages: u64,
     /// Bytes that went over the link.
@@ -20,7 +24,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// How long the tasks would be stopped if as much came in the last round.
+    /// How long the transfer would take if as much came in the last round.
     #[must_use]
     pub fn expected_pause(&self) -> Duration {
         self.time
@@ -60,6 +64,8 @@ pub struct Downtime {
     pub transfer: Duration,
     /// When that was.
     pub arrived: Option<Instant>,
+    /// When everything was made.
+    pub prepared: Option<Instant>,
     /// When the tasks ran again.
     pub end: Option<Instant>,
 }
@@ -78,6 +84,25 @@ impl Downtime {
     }
 }
 
+/// What the pause was expected to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Estimate {
+    /// By this migration alone.
+    pub plain: Pause,
+    /// Corrected by what earlier ones took.
+    pub pause: Pause,
+    /// How many earlier ones that were.
+    pub learned_from: usize,
+}
+
+impl Estimate {
+    fn json(&self) -> Value {
+        let mut all = self.pause.json();
+        all["learned_from"] = self.learned_from.into();
+        all
+    }
+}
+
 fn between(from: Option<Instant>, to: Option<Instant>) -> Duration {
     match (from, to) {
         (Some(from), Some(to)) => to.saturating_duration_since(from),
@@ -92,23 +117,31 @@ pub struct Report {
     pub id: String,
     /// How it was done.
     pub mode: Mode,
+    /// When it began.
+    pub start: Instant,
     /// The root's process id at the destination.
     pub pid: i32,
     /// All of it.
     pub total: Duration,
     /// For how long nothing ran.
     pub downtime: Downtime,
+    /// For how long that was expected, when the tasks were about to be stopped.
+    pub estimate: Option<Estimate>,
     /// The rounds, the last one of stopped tasks.
     pub rounds: Vec<Round>,
     /// Bytes that went over the link.
     pub bytes: u64,
+    /// How many of them were of files, if files went along.
+    pub files_bytes: Option<u64>,
+    /// What the service did meanwhile.
+    pub service: Option<Service>,
 }
 
 impl Report {
     /// For programs.
     #[must_use]
     pub fn json(&self) -> Value {
-        json!({
+        let mut all = json!({
             "id": self.id,
             "mode": self.mode,
             "pid": self.pid,
@@ -119,7 +152,19 @@ impl Report {
             "restore_ms": millis(self.downtime.restore()),
             "rounds": self.rounds.iter().map(Round::json).collect::<Vec<_>>(),
             "bytes": self.bytes,
-        })
+        });
+        if let Some(estimate) = &self.estimate {
+            all["estimate"] = estimate.json();
+        }
+        if let Some(bytes) = self.files_bytes {
+            all["files_bytes"] = bytes.into();
+        }
+        if let Some(service) = &self.service {
+            let [before, during, after] =
+                service.rates(self.start, self.start + self.total).map(f64::round);
+            all["answers_per_s"] = json!({ "before": before, "during": during, "after": after });
+        }
+        all
     }
 
     /// For people.
@@ -128,7 +173,7 @@ impl Report {
         let down = &self.downtime;
         format!(
             "It runs there as process {}. {} rounds, {:.1} MB in {:.2} s; stopped for {:.1} ms \
-             (freeze {:.1}, transfer {:.1}, restore {:.1}).",
+             (freeze {:.1}, transfer {:.1}, restore {:.1}){}.",
             self.pid,
             self.rounds.len(),
             megabytes(self.bytes),
@@ -137,6 +182,9 @@ impl Report {
             millis(down.freeze),
             millis(down.transfer),
             millis(down.restore()),
+            self.estimate.map_or(String::new(), |it| {
+                format!("; {:.1} ms were expected", millis(it.pause.total()))
+            }),
         )
     }
 }
@@ -147,7 +195,9 @@ pub fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// Millions of bytes.
+#[must_use]
 #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
-fn megabytes(bytes: u64) -> f64 {
+pub fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }

@@ -88,9 +88,19 @@ impl Container {
     }
 
     fn moves(&self, here: &Host, mode: &str, to: &str) -> Result<Value, String> {
+        self.moves_with(here, mode, &[], to)
+    }
+
+    fn moves_with(
+        &self,
+        here: &Host,
+        mode: &str,
+        more: &[&str],
+        to: &str,
+    ) -> Result<Value, String> {
         let root = self.roots[0].display().to_string();
         let args = [&self.id, "--runtime-root", &root, "--mode", mode, "--json", to];
-        judge(&here.migrate(&args).output().unwrap())
+        judge(&here.migrate(&args).args(more).output().unwrap())
     }
 
     fn state(&self, host: usize) -> Value {
@@ -108,20 +118,26 @@ impl Drop for Container {
 
 #[test]
 fn a_container_of_runc_moves() {
-    for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
         let container = Container::start(|_| {});
         let (here, there) = (Host::new(), container.agent());
         let before = container.count();
+        let fill = "umask 027; echo kept >/dev/shm/kept; ln /dev/shm/kept /dev/shm/twin; echo new >/dev/shm/file";
+        container.says(0, "exec", &[&container.id, "sh", "-c", fill]);
         let report = container.moves(&here, mode, &there.address).unwrap();
         assert!(report["rounds"][0]["pages"].as_u64().unwrap() > 0, "{report}");
-        // It has not begun anew.
+        // It has not begun anew, and what was built early is what runs.
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
         container.goes_on();
         assert!(container.count() > before);
         assert!(container.listed(0).is_empty(), "{mode}: runc here has forgotten it");
         assert_eq!(container.listed(1), std::slice::from_ref(&container.id), "{mode}");
         let state = container.state(1);
         assert_eq!((&state["status"], &state["pid"]), (&json!("running"), &report["pid"]));
-        assert_eq!(container.says(1, "exec", &[&container.id, "echo", "here"]), "here\n");
+        // What is in its file systems in memory has come along.
+        let look = "cat /dev/shm/twin /dev/shm/file; stat -c '%a %h' /dev/shm/kept";
+        let seen = container.says(1, "exec", &[&container.id, "sh", "-c", look]);
+        assert_eq!(seen, "kept\nnew\n640 2\n", "{mode}");
         container.says(1, "kill", &[&container.id, "KILL"]);
         wait_until("it has ended", || container.state(1)["status"] == "stopped");
         container.says(1, "delete", &[&container.id]);
@@ -132,9 +148,57 @@ fn a_container_of_runc_moves() {
 }
 
 #[test]
+fn a_root_file_system_goes_along() {
+    for mode in ["pipelined", "hybrid"] {
+        let container = Container::start(|_| {});
+        let (here, there) = (Host::new(), container.agent());
+        let fill = "seq 200000 >/large; ln /large /twin; mkdir -m 1733 /spool; ln -s /large /link; \
+                    mkdir /gone; touch /gone/x; rm -r /gone";
+        container.says(0, "exec", &[&container.id, "sh", "-c", fill]);
+        let dry = ["--with-rootfs", "--dry-run"];
+        let expected = container.moves_with(&here, mode, &dry, &there.address).unwrap();
+        assert!(expected["files_bytes"].as_u64().unwrap() > 1_200_000, "{expected}");
+        let report = container.moves_with(&here, mode, &["--with-rootfs"], &there.address).unwrap();
+        assert!(report["files_bytes"].as_u64().unwrap() > 1_200_000, "{report}");
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
+        let moved = there.path("state/bundles").join(&container.id).join("rootfs");
+        let count = || fs::read_to_string(moved.join("count")).unwrap_or_default();
+        let number = || count().trim().parse::<u64>().unwrap_or(0);
+        let before = container.count();
+        wait_until("it counts there", || number() > before + 3);
+        assert_eq!(container.count(), before, "{mode}: it counts there only");
+        let look = "tail -n 1 /link; stat -c '%a %h %u %g' /twin /spool; ls -d /gone 2>&1 | wc -l";
+        let seen = container.says(1, "exec", &[&container.id, "sh", "-c", look]);
+        assert_eq!(seen, "200000\n644 2 0 0\n1733 2 0 0\n1\n", "{mode}");
+        container.says(1, "delete", &["--force", &container.id]);
+    }
+}
+
+#[test]
+fn a_container_is_looked_at_and_stays() {
+    let container = Container::start(|_| {});
+    let (here, there) = (Host::new(), container.agent());
+    let root = container.roots[0].display().to_string();
+    let args = [&container.id, "--runtime-root", &root, "--dry-run", "--json", &there.address];
+    let said = judge(&here.migrate(&args).output().unwrap()).unwrap();
+    assert_eq!(said["refused"], json!([]), "{said}");
+    assert!(said["memory_bytes"].as_u64().unwrap() > 0, "{said}");
+    assert!(said["estimate"]["downtime_ms"].as_f64().unwrap() > 0.0, "{said}");
+    container.goes_on();
+    assert_eq!(container.state(0)["status"], "running");
+    assert!(container.listed(1).is_empty());
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+}
+
+#[test]
 fn a_container_that_cannot_come_stays() {
     let container = Container::start(|_| {});
-    for (mode, point) in [("stop-and-copy", "pre-restore"), ("pipelined", "post-restore")] {
+    for (mode, point, more) in [
+        ("stop-and-copy", "pre-restore", &[][..]),
+        ("pipelined", "post-restore", &["--with-rootfs"]),
+        ("post-copy", "pre-restore", &[]),
+        ("hybrid", "post-restore", &[]),
+    ] {
         let (here, mut there) = (Host::new(), Host::new());
         let script = format!("test $CRTOOLS_SCRIPT_ACTION != {point}");
         there.options = ["--runtime-root", container.roots[1].to_str().unwrap()]
@@ -143,7 +207,7 @@ fn a_container_that_cannot_come_stays() {
             .chain(["--action-script", &script].map(|word| format!("--restore-option={word}")))
             .collect();
         there.start_agent();
-        container.moves(&here, mode, &there.address).unwrap_err();
+        container.moves_with(&here, mode, more, &there.address).unwrap_err();
         container.goes_on();
         assert_eq!(container.state(0)["status"], "running");
         wait_until("both tidy up", || here.is_clean() && there.is_clean());
@@ -161,10 +225,6 @@ fn names_hooks_and_roots_are_judged_first() {
     let (here, there) = (Host::new(), container.agent());
     let error = container.moves(&here, "pipelined", &there.address).unwrap_err();
     assert!(error.contains("hooks") && error.contains("--allow-hooks"), "{error}");
-    for mode in ["post-copy", "hybrid"] {
-        let error = container.moves(&here, mode, &there.address).unwrap_err();
-        assert!(error.contains("before their memory is there"), "{error}");
-    }
     let args = ["nobody", "--runtime-root", container.roots[0].to_str().unwrap(), &there.address];
     let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
     assert!(error.contains("runc knows no container nobody"), "{error}");

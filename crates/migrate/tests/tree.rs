@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::{Counter, Host, child_of, wait_until};
+use support::{Counter, Host, child_of, judge, wait_until};
 
 const MODES: [&str; 5] = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
 
@@ -21,6 +21,9 @@ fn check_report(report: &Value) {
     let parts = part("freeze_ms") + part("transfer_ms") + part("restore_ms");
     assert!((parts - part("downtime_ms")).abs() < 1.0, "{report}");
     assert!(part("downtime_ms") < part("total_ms"), "{report}");
+    let expected = |name: &str| report["estimate"][name].as_f64().unwrap();
+    let parts = expected("freeze_ms") + expected("transfer_ms") + expected("restore_ms");
+    assert!((parts - expected("downtime_ms")).abs() < 1.0 && parts > 0.0, "{report}");
     let rounds = report["rounds"].as_array().unwrap();
     for round in rounds {
         assert!(round["ms"].as_f64().unwrap() > 0.0, "{report}");
@@ -73,10 +76,38 @@ fn memory_that_is_written_all_the_time_arrives_as_it_is() {
         .output()
         .unwrap();
     let report = support::judge(&output).unwrap();
-    assert!(report["rounds"].as_array().unwrap().len() > 2, "{report}");
+    let rounds = report["rounds"].as_array().unwrap().len();
+    assert!(rounds > 2, "{report}");
+    // No terminal: a line for each round of tasks that run, and nothing else.
+    let told = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = told.lines().filter(|line| line.contains(": round ")).collect();
+    assert_eq!(lines.len(), rounds - 1, "{told}");
+    assert!(lines[1].contains("MB/s are written, it would be stopped for about"), "{told}");
     moved(&mut counter, [&here, &there], &report);
     let before = counter.count();
     wait_until("it has seen its pages", || counter.count() > before + 200);
+}
+
+/// Over a link that is slower than this host pages are compressed, if that is asked for.
+#[test]
+fn what_a_slow_link_carries_is_compressed_on_demand() {
+    const PAGES: u64 = 4000;
+    let mut bytes = Vec::new();
+    for (mode, compress) in [("pre-copy", false), ("pre-copy", true), ("hybrid", true)] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let mut counter = Counter::start(PAGES, 1);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--bandwidth", "20M", "--max-rounds", "1"];
+        let mut migrate = here.migrate(&args);
+        migrate.args(compress.then_some("--compress")).args(["--json", &there.address]);
+        let report = judge(&migrate.output().unwrap()).unwrap();
+        wait_until("it has ended here", || counter.has_ended_here());
+        counter.goes_on();
+        bytes.push(report["rounds"][0]["bytes"].as_u64().unwrap());
+    }
+    let [plain, compressed @ ..] = &bytes[..] else { panic!("{bytes:?}") };
+    assert!(*plain > PAGES * 4096 && compressed.iter().all(|it| *it < plain / 2), "{bytes:?}");
 }
 
 #[test]
@@ -162,12 +193,12 @@ fn a_restore_that_fails_leaves_the_tasks_where_they_are() {
 fn what_a_dump_refuses_is_said_and_undone() {
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();
-    // Its standard input was opened through a mount that it does not see.
-    let prefix = ["unshare", "--pid", "--fork", "--mount-proc"];
-    let mut counter = Counter::start_under(&prefix, 100, 1);
+    // A tree in two time namespaces.
+    let mut counter = Counter::start_under(&["unshare", "--time", "--fork"], 100, 1);
+    let root = counter.pid;
     counter.pid = child_of(counter.child.id());
-    let error = here.moves(counter.pid, "pre-copy", &there.address).unwrap_err();
-    assert!(error.contains("outside of the tree's mount namespaces"), "{error}");
+    let error = here.moves(root, "pre-copy", &there.address).unwrap_err();
+    assert!(error.contains("its time namespace"), "{error}");
     counter.goes_on();
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
 }

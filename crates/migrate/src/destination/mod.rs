@@ -4,6 +4,8 @@
 //! namespaces is a job of the engine in a process of its own.
 
 mod director;
+mod place;
+mod rehearsal;
 mod restore;
 mod round;
 mod session;
@@ -22,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
 use crate::runtime::Container;
 use crate::wire::address::Listener;
+use crate::wire::carrier::Carrier;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
 use crate::wire::tls::Keys;
@@ -71,12 +74,23 @@ impl Settings {
 /// A connection for pages, and the round that it is for.
 type Joined = (u32, OwnedFd);
 
+/// Who waits for connections for pages.
+#[derive(Debug, Clone)]
+struct Waiting {
+    /// Of which migration they are.
+    id: String,
+    /// Where a round takes its connection from.
+    rounds: Sender<Joined>,
+    /// What needs connections as long as the tasks lack pages.
+    carrier: Option<Arc<Carrier>>,
+}
+
 /// The daemon.
 #[derive(Debug)]
 pub struct Agent {
     settings: Settings,
     /// Who waits for connections for pages, by the token that these show.
-    joining: Mutex<HashMap<String, Sender<Joined>>>,
+    joining: Mutex<HashMap<String, Waiting>>,
     connections: AtomicUsize,
 }
 
@@ -128,8 +142,10 @@ impl Agent {
         let mut line = Line::open(socket)?;
         match line.hear()? {
             Request::Begin(begin) => session::run(self, line, *begin),
+            Request::Rehearse(begin) => rehearsal::run(self, line, &begin),
             Request::Join { token, round } => self.join(line, &token, round),
             Request::Query { id } => {
+                self.leave_alone(&id);
                 let reply = settle::answer(&self.settings, &id);
                 line.say(&reply.unwrap_or_else(|error| refusal(&error)))
             }
@@ -144,12 +160,26 @@ impl Agent {
             return line.say(&Reply::Refused { text, hint: None });
         };
         line.say(&Reply::Joined)?;
+        if let Some(carrier) = waiting.carrier {
+            carrier.attach(line.into_socket());
+            return Ok(());
+        }
         waiting
+            .rounds
             .send((round, line.into_socket()))
             .map_err(|_| Error::Protocol("a connection joined too late".to_owned()))
     }
 
-    fn joining(&self) -> MutexGuard<'_, HashMap<String, Sender<Joined>>> {
+    /// A source that asks what has become of a migration does not serve its pages any more.
+    fn leave_alone(&self, id: &str) {
+        for waiting in self.joining().values().filter(|waiting| waiting.id == id) {
+            if let Some(carrier) = &waiting.carrier {
+                carrier.give_up();
+            }
+        }
+    }
+
+    fn joining(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
         self.joining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

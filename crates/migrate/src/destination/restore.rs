@@ -95,12 +95,10 @@ impl Restore {
         let (bundle, work) = (from.bundle.display().to_string(), from.dir.display().to_string());
         let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
         let words = named.into_iter().chain(["--detach"]).chain(runtime::WORDS);
+        let words = words.chain(from.is_lazy.then_some("--lazy-pages"));
         let mut options = Vec::new();
         if let Some(director) = &director {
             options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
-        }
-        if from.is_lazy {
-            options.push("--lazy-pages".to_owned());
         }
         options.extend(from.options.iter().cloned());
         let call = Call {

@@ -67,6 +67,15 @@ impl Incoming {
         Ok(Self { number, kind, dir, pages: Pages::Coming(server), files: 0 })
     }
 
+    /// One whose pages do not come.
+    ///
+    /// # Errors
+    /// If its directory cannot be made.
+    pub fn without_pages(dir: PathBuf) -> Result<Self> {
+        make_private(&dir)?;
+        Ok(Self { number: 1, kind: Kind::Lazy, dir, pages: Pages::There, files: 0 })
+    }
+
     /// Readable when the page server says something; it says nothing after its end, which
     /// comes before that of the round.
     pub fn voice(&self) -> Option<BorrowedFd<'_>> {

@@ -1,21 +1,21 @@
 //! One migration that comes in.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use super::director::Director;
+use super::place::Place;
 use super::restore::{Beginning, Pager, Restore};
 use super::round::Incoming;
-use super::{Agent, Joined, refusal, settle};
+use super::{Agent, refusal, settle};
 use crate::address::{self, Stage};
+use crate::announce::{announce, has_own_network};
 use crate::engine::{judge, wait_readable};
 use crate::error::{Error, Result};
-use crate::host::{self, Host};
-use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::files::{Change, Replica};
+use crate::host::Host;
+use crate::record::Phase;
 use crate::runtime;
-use crate::task::Task;
 use crate::wire::frame::Line;
 use crate::wire::message::{Begin, Kind, Reply, Request, Subject};
 
@@ -25,67 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const SOON: Duration = Duration::from_secs(20);
 /// No migration takes more rounds.
 const MAX_ROUNDS: u32 = 1000;
-
-/// What is made for a migration before it is told that it may come.
-struct Place<'a> {
-    agent: &'a Agent,
-    begin: Begin,
-    token: String,
-    joined: Receiver<Joined>,
-    ledger: Ledger,
-    dir: PathBuf,
-    /// The bundle, if it is a container.
-    bundle: PathBuf,
-}
-
-impl<'a> Place<'a> {
-    fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
-        let here = Host::this();
-        let container = agent.settings.container(&begin.subject);
-        let record = Record {
-            id: begin.id.clone(),
-            epoch: 0,
-            phase: Phase::Preparing,
-            subject: begin.subject.to_string(),
-            peer: begin.host.name.clone(),
-            boot: host::boot(),
-            pids: here.pids,
-            owner: Some(Task::this()?),
-            worker: None,
-            tasks: Vec::new(),
-            container: container.clone(),
-        };
-        if !begin.ignore_cpu {
-            begin.host.can_move_to(&here)?;
-        }
-        if let Some(container) = &container {
-            container.check()?;
-            if container.state()?.is_some() {
-                return Err(Error::refused(format!("there is a container {} here", container.id)));
-            }
-        }
-        let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
-        let (token, dir) = (new_id()?, agent.settings.work_dir.join(&begin.id));
-        make_private(&dir)?;
-        let mut bundle = PathBuf::new();
-        if let Subject::Container { id, config, .. } = &begin.subject {
-            let (bundles, hooks) = (agent.settings.bundles(), agent.settings.allow_hooks);
-            bundle = runtime::make_bundle(&bundles, id, config, hooks)?;
-        }
-        let (sender, joined) = mpsc::channel();
-        agent.joining().insert(token.clone(), sender);
-        Ok(Self { agent, begin, token, joined, ledger, dir, bundle })
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.agent.joining().remove(&self.token);
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            tracing::warn!("{}: {error}", self.dir.display());
-        }
-    }
-}
 
 /// One migration that comes in. Dropped before the tasks run, nothing of it is left.
 struct Session<'a> {
@@ -122,7 +61,6 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
             return Err(error);
         }
     };
-    line.say(&Reply::Ready { token: place.token.clone(), host: Host::this() })?;
     let mut session = Session {
         line,
         round: None,
@@ -142,6 +80,8 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
 
 impl Session<'_> {
     fn carry_out(&mut self) -> Result<()> {
+        let token = self.place.token.clone();
+        self.line.say(&Reply::Ready { token, host: Host::this() })?;
         loop {
             match self.next()? {
                 // What a job says explains what the source says.
@@ -191,6 +131,11 @@ impl Session<'_> {
             (Request::End { number }, Some(round), _) if round.number == number => {
                 self.end_round()?;
             }
+            (Request::Change(change), ..) => self.change(*change)?,
+            (Request::Settle, ..) => {
+                files_of(&mut self.place)?.finish()?;
+                self.line.say(&Reply::Settled)?;
+            }
             (Request::Go, None, Some(restore)) if restore.root.is_some() => self.go()?,
             (Request::Over, ..) if self.place.ledger.record().phase == Phase::Moved => {
                 return Ok(true);
@@ -203,6 +148,11 @@ impl Session<'_> {
             }
         }
         Ok(false)
+    }
+
+    fn change(&mut self, change: Change) -> Result<()> {
+        let line = &mut self.line;
+        files_of(&mut self.place)?.apply(change, || line.receive_data())
     }
 
     fn begin_round(&mut self, number: u32, kind: Kind) -> Result<()> {
@@ -218,6 +168,7 @@ impl Session<'_> {
             Err(_) => return Err(Error::Link("no connection for pages comes".to_owned())),
         };
         self.rounds = number;
+        let pages = if kind == Kind::Lazy { self.place.carry(pages)? } else { pages };
         self.round = Some(Incoming::start(&self.place.dir, number, kind, pages)?);
         Ok(())
     }
@@ -303,10 +254,13 @@ impl Session<'_> {
                 self.line.say(&Reply::Arrived { number })
             }
             Ok(_) => Ok(()),
-            // The job says why.
-            Err(error) => match self.restoring() {
-                Ok(()) => Err(error),
-                said => said,
+            // The job says why, behind what else it has said.
+            Err(error) => loop {
+                let fds: Vec<_> = self.restore.iter().map(AsFd::as_fd).collect();
+                if !wait_readable(&fds, Some(SOON))?.contains(&true) {
+                    return Err(error);
+                }
+                self.restoring()?;
             },
         }
     }
@@ -332,9 +286,10 @@ impl Session<'_> {
         self.place.ledger.advance(Phase::Deciding, |record| record.tasks.extend(root))?;
         let done = restore.wake();
         if let (Ok(()), Some(pager), Some(root)) = (&done, self.pager.take(), root) {
-            // They run, and end again if the source goes away: the pager tells, not the link.
+            // They run, and end again if the source goes away for good: the pager tells. A link
+            // that is lost lets them wait for pages until there is another one.
             let said = self.line.say(&Reply::Running { pid: root.pid });
-            self.announce();
+            self.announce(root.pid);
             if let Err(error) = pager.finish() {
                 root.end();
                 return Err(error);
@@ -349,7 +304,7 @@ impl Session<'_> {
                     tracing::warn!("{error}");
                 }
                 let said = self.line.say(&Reply::Running { pid });
-                self.announce();
+                self.announce(pid);
                 said
             }
             None => Err(done.err().unwrap_or_else(|| Error::refused("the tasks have ended"))),
@@ -362,12 +317,14 @@ impl Session<'_> {
     }
 
     /// The tasks run here: who sends to their addresses is to send here.
-    fn announce(&self) {
+    fn announce(&self, root: i32) {
         if let Err(error) = self.script(Stage::Moved) {
             tracing::warn!("{error}");
         }
-        if self.place.agent.settings.script.is_some() {
-            address::announce();
+        // In a network of this host, addresses have come only if somebody has brought them.
+        let have_come = has_own_network(root) || self.place.agent.settings.script.is_some();
+        if have_come && let Err(error) = announce(root) {
+            tracing::warn!("{error}");
         }
     }
 
@@ -408,6 +365,12 @@ impl Session<'_> {
             tracing::debug!("{error}");
         }
     }
+}
+
+/// The root file system that comes along.
+fn files_of<'p>(place: &'p mut Place<'_>) -> Result<&'p mut Replica> {
+    let out_of_turn = || Error::Protocol("files of no container".to_owned());
+    place.files.as_mut().ok_or_else(out_of_turn)
 }
 
 impl std::fmt::Display for Subject {

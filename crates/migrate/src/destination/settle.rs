@@ -7,6 +7,7 @@ use super::Settings;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
+use crate::runtime;
 use crate::wire::message::Reply;
 
 /// How long whoever works on a migration may take to notice that its source asks.
@@ -88,6 +89,15 @@ pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
     }
 }
 
+/// Removes the bundle of a container that has not come.
+fn tidy(settings: &Settings, record: &Record) {
+    if let Some(container) = &record.container
+        && matches!(container.state(), Ok(None))
+    {
+        runtime::remove_bundle(&settings.bundles(), &container.id);
+    }
+}
+
 /// Settles what an agent that ended too early has left.
 pub(super) fn leftovers(settings: &Settings) {
     let undecided = all(&settings.state_dir, Side::Destination).unwrap_or_default();
@@ -97,7 +107,10 @@ pub(super) fn leftovers(settings: &Settings) {
             Ok(None) => continue,
             Ok(Some(mut ledger)) => match decide_later(&mut ledger) {
                 Ok(Some(pid)) => tracing::info!("{} runs as process {pid}", record.subject),
-                Ok(None) => tracing::info!("{} has not come", record.subject),
+                Ok(None) => {
+                    tracing::info!("{} has not come", record.subject);
+                    tidy(settings, &record);
+                }
                 Err(error) => tracing::warn!("{}: {error}", record.subject),
             },
             Err(error) => tracing::warn!("{}: {error}", record.subject),

@@ -8,23 +8,39 @@ use serde_json::Value;
 use crate::error::{Context, Error, Result};
 use crate::record::{make_private, new_id};
 
+/// What a bundle may have.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// Programs of this host that run for the container.
+    pub hooks: bool,
+    /// A root file system of its own, which is empty at first.
+    pub rootfs: bool,
+}
+
+/// Where a bundle has the root file system that is its own.
+#[must_use]
+pub fn own_root(bundle: &Path) -> PathBuf {
+    bundle.join("rootfs")
+}
+
 /// Writes the bundle of container `id` below `dir`. What the configuration asks for is judged first.
 ///
 /// # Errors
-/// If the root file system is not here; if programs of this host would run, and `hooks` does not allow
+/// If the root file system is not here, and does not come; if programs of this host would run, and `terms` do not allow
 /// it.
-pub fn make(dir: &Path, id: &str, config: &str, hooks: bool) -> Result<PathBuf> {
+pub fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf> {
     let mut config: Value = serde_json::from_str(config)
         .map_err(|error| Error::Protocol(format!("configuration of {id}: {error}")))?;
     let root = PathBuf::from(config["root"]["path"].as_str().unwrap_or_default());
-    if !root.is_absolute() || !root.is_dir() {
+    let is_here = root.is_absolute() && root.is_dir();
+    if !is_here && !terms.rootfs {
         return Err(Error::refused_with(
             format!("the root file system of container {id} ({}) is not here", root.display()),
-            "copy it there first, or share it",
+            "torpor migrate --with-rootfs, or share it",
         ));
     }
     let has_hooks = config["hooks"].as_object().is_some_and(|hooks| !hooks.is_empty());
-    if has_hooks && !hooks {
+    if has_hooks && !terms.hooks {
         return Err(Error::refused_with(
             format!("container {id} has hooks, which are programs that run on this host"),
             "torpor agent --allow-hooks",
@@ -33,6 +49,15 @@ pub fn make(dir: &Path, id: &str, config: &str, hooks: bool) -> Result<PathBuf> 
     choose_cgroup(&mut config, id)?;
     let bundle = dir.join(id);
     make_private(&bundle)?;
+    if terms.rootfs {
+        let root = own_root(&bundle);
+        if root.exists() {
+            // Of a container that was here before.
+            fs::remove_dir_all(&root).context(|| root.display().to_string())?;
+        }
+        fs::create_dir(&root).context(|| root.display().to_string())?;
+        config["root"]["path"] = Value::from(root.display().to_string());
+    }
     let path = bundle.join("config.json");
     fs::write(&path, config.to_string()).context(|| path.display().to_string())?;
     Ok(bundle)
@@ -97,14 +122,23 @@ mod tests {
     fn what_is_not_here_or_would_run_here_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display().to_string();
-        let with = |text: String| make(&dir.path().join("bundles"), "one", &text, false);
+        let none = Terms { hooks: false, rootfs: false };
+        let with = |text: String| make(&dir.path().join("bundles"), "one", &text, none);
         let error = with(r#"{"root":{"path":"/not/here"}}"#.to_owned()).unwrap_err();
         assert!(error.to_string().contains("is not here"), "{error}");
         assert!(with(r#"{"root":{"path":"."}}"#.to_owned()).is_err());
         let hooks = format!(r#"{{"root":{{"path":"{root}"}},"hooks":{{"prestart":[]}}}}"#);
         assert!(with(hooks.clone()).unwrap_err().to_string().contains("hooks"));
-        let bundle = make(&dir.path().join("bundles"), "one", &hooks, true).unwrap();
-        assert!(bundle.join("config.json").exists());
+        let bundle =
+            make(&dir.path().join("bundles"), "one", &hooks, Terms { hooks: true, ..none });
+        let bundle = bundle.unwrap();
+        assert!(bundle.join("config.json").exists() && !own_root(&bundle).exists());
+        let text = r#"{"root":{"path":"/not/here"}}"#;
+        let terms = Terms { rootfs: true, ..none };
+        let bundle = make(&dir.path().join("bundles"), "one", text, terms).unwrap();
+        assert!(own_root(&bundle).is_dir());
+        let config = fs::read_to_string(bundle.join("config.json")).unwrap();
+        assert!(config.contains(&own_root(&bundle).display().to_string()), "{config}");
         remove(&dir.path().join("bundles"), "one");
         assert!(!bundle.exists());
     }

@@ -55,6 +55,9 @@ pub struct Call {
     pub options: Vec<String>,
 }
 
+/// Standard input, output and error of what a restore brings back; an input that is not given is empty.
+pub type Streams<'a> = [Option<BorrowedFd<'a>>; 3];
+
 /// Starts a call in `dir`. The engine waits at the points `holds`; its connection for pages is `pages`.
 ///
 /// # Errors
@@ -65,14 +68,37 @@ pub fn start(
     holds: &[&str],
     pages: Option<BorrowedFd<'_>>,
 ) -> Result<Worker> {
+    start_with(call, dir, holds, pages.map(|pages| (PAGES, pages)).as_slice())
+}
+
+/// Starts a restore in `dir`, of a container that has these streams. The engine waits at the points `holds`.
+///
+/// # Errors
+/// If no process can be started.
+pub fn start_restore(
+    call: &Call,
+    dir: &Path,
+    holds: &[&str],
+    streams: Streams<'_>,
+) -> Result<Worker> {
+    let numbered = (0..).zip(streams).filter_map(|(number, fd)| Some((number, fd?)));
+    start_with(call, dir, holds, &numbered.collect::<Vec<_>>())
+}
+
+fn start_with(
+    call: &Call,
+    dir: &Path,
+    holds: &[&str],
+    fds: &[(i32, BorrowedFd<'_>)],
+) -> Result<Worker> {
     let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
     let job = Job {
         args: vec![text],
         dir: dir.to_owned(),
         holds: holds.iter().map(|&point| point.to_owned()).collect(),
-        descriptors: pages.iter().map(|_| PAGES).collect(),
+        descriptors: fds.iter().map(|&(number, _)| number).collect(),
     };
-    let fds: Vec<BorrowedFd<'_>> = pages.into_iter().collect();
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
     let mut command = Command::new(SELF);
     command.args(["agent", "runtime"]).process_group(0);
     Ok(Worker::start_as(&mut command, &job, &fds)?)
@@ -97,8 +123,8 @@ fn try_serve() -> Result<bool> {
     let null = fs::File::open("/dev/null").context(failed)?;
     rustix::stdio::dup2_stdin(&null).context(failed)?;
     let channel = Arc::new(Channel::new(socket));
-    let Some((job, mut fds)) = channel.receive::<Job>().context(failed)? else { return Ok(true) };
-    let outcome = carry_out(&job, fds.pop(), &channel).unwrap_or_else(|error| Outcome {
+    let Some((job, fds)) = channel.receive::<Job>().context(failed)? else { return Ok(true) };
+    let outcome = carry_out(&job, fds, &channel).unwrap_or_else(|error| Outcome {
         class: Class::Refused,
         errno: 0,
         text: error.to_string(),
@@ -185,10 +211,18 @@ fn lines(options: &[String]) -> Vec<String> {
     lines
 }
 
-fn carry_out(job: &Job, pages: Option<OwnedFd>, channel: &Arc<Channel>) -> Result<Outcome> {
+fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Outcome> {
     let [text] = job.args.as_slice() else { return Err(Error::refused("the job is no call")) };
     let call: Call =
         serde_json::from_str(text).map_err(|error| Error::refused(error.to_string()))?;
+    let (mut pages, mut streams) = (None, [const { None }; 3]);
+    for (&number, fd) in job.descriptors.iter().zip(fds) {
+        match usize::try_from(number).ok().and_then(|number| streams.get_mut(number)) {
+            Some(stream) => *stream = Some(fd),
+            None => pages = Some(fd),
+        }
+    }
+    let [input, out, err] = streams.map(|fd| fd.map_or_else(Stdio::null, Stdio::from));
     let desk = Desk { dir: &job.dir, name: format!("runtime-{}", std::process::id()) };
     desk.configure(&call.options, pages.is_some())?;
     let gates = desk.listen("gate")?;
@@ -204,10 +238,13 @@ fn carry_out(job: &Job, pages: Option<OwnedFd>, channel: &Arc<Channel>) -> Resul
     command.env("PATH", desk.path()).env("CRIU_CONFIG_FILE", desk.file("conf"));
     let program = call.container.runtime.program();
     let mut child = command
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdin(input)
+        .stdout(out)
+        .stderr(err)
         .spawn()
         .context(|| format!("start {program}"))?;
+    // Its copies of the streams would keep them open when the container has ended.
+    drop(command);
     note(&job.dir, &child)?;
     let status = child.wait().context(|| format!("wait for {program}"))?;
     if status.success() {

@@ -13,8 +13,8 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::bundle::{make as make_bundle, remove as remove_bundle};
-pub use self::job::{Call, gate, remove, serve, start, wait};
+pub use self::bundle::{Terms, make as make_bundle, own_root, remove as remove_bundle};
+pub use self::job::{Call, Streams, gate, remove, serve, start, start_restore, wait};
 use crate::error::{Context, Error, Result};
 
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.

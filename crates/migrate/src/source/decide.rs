@@ -67,17 +67,21 @@ impl Source<'_> {
         self.record_decision()?;
         worker.answer(true)?;
         let done = self.serve(&mut worker);
+        if done.is_err() {
+            // The tasks may run there, and need the pages: the job serves them as long as the
+            // destination lets it, over new connections if need be.
+            if let Err(error) = engine::finish("dump", worker) {
+                tracing::debug!("{error}");
+            }
+        }
+        if let Some(carrier) = self.carrier.take() {
+            // The destination waits for the last word of the job.
+            carrier.drain(PATIENCE);
+            carrier.give_up();
+        }
         let verdict = match done {
             Ok(pid) => Verdict::There(pid),
-            Err(error) => {
-                // The job has served all pages and ends the tasks, or loses who fetches them and
-                // lets the tasks go on. Killed now, it could take the tasks along after the
-                // destination has given them up.
-                if let Err(error) = engine::finish_within("dump", worker, Some(PATIENCE)) {
-                    tracing::debug!("{error}");
-                }
-                self.ask(&error)?
-            }
+            Err(error) => self.ask(&error)?,
         };
         match verdict {
             Verdict::There(pid) => {
@@ -100,7 +104,10 @@ impl Source<'_> {
         let mut running = None;
         loop {
             match self.link.next(Some(worker), None)? {
-                Happening::Said(Reply::Prepared) => self.link.say(&Request::Go)?,
+                Happening::Said(Reply::Prepared) => {
+                    self.downtime.prepared = Some(Instant::now());
+                    self.link.say(&Request::Go)?;
+                }
                 Happening::Said(Reply::Running { pid }) => {
                     self.downtime.end = Some(Instant::now());
                     running = Some(pid);
@@ -119,7 +126,10 @@ impl Source<'_> {
     fn prepared(&mut self, worker: &mut Worker) -> Result<()> {
         loop {
             match self.next(Some(worker))? {
-                Happening::Said(Reply::Prepared) => return Ok(()),
+                Happening::Said(Reply::Prepared) => {
+                    self.downtime.prepared = Some(Instant::now());
+                    return Ok(());
+                }
                 Happening::Said(reply) => return Err(unexpected(reply)),
                 Happening::Job(Event::Ended(outcome)) => {
                     engine::judge("dump", outcome)?;

@@ -1,22 +1,34 @@
 //! The connections to the destination: one for words, and one for the pages of each round.
 
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use torpor_worker::{Event, Worker};
 
 use crate::cancel::Cancel;
 use crate::engine::{repeat, wait_readable};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
+use crate::files::Step;
 use crate::host::Host;
 use crate::wire::Peer;
-use crate::wire::frame::Line;
-use crate::wire::message::{Begin, Reply, Request};
-use crate::wire::relay::{Meter, metered};
+use crate::wire::carrier::Carrier;
+use crate::wire::frame::{Line, MAX_FRAME};
+use crate::wire::message::{Begin, Reply, Request, is_image};
+use crate::wire::relay::{Budget, Meter, metered};
 
 /// How long the destination may be silent while something is waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// No more than so many bytes are sent at once to measure the link.
+const MAX_MEASURED: u64 = 256 << 20;
+/// How long a connection that is lost while tasks wait for pages is made again.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// How often.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What was waited for.
 #[derive(Debug)]
@@ -33,6 +45,7 @@ pub struct Link {
     to: Peer,
     line: Line,
     token: String,
+    budget: Budget,
     /// Counts what goes there.
     pub meter: Arc<Meter>,
 }
@@ -43,12 +56,24 @@ impl Link {
     /// # Errors
     /// If nobody answers there, or with no.
     pub fn begin(to: &Peer, begin: Begin, limit: Option<u64>) -> Result<(Self, Host)> {
+        Self::open(to, &Request::Begin(Box::new(begin)), limit)
+    }
+
+    /// Connects, and asks whether something could come.
+    ///
+    /// # Errors
+    /// If nobody answers there, or with no.
+    pub fn rehearse(to: &Peer, begin: Begin) -> Result<(Self, Host)> {
+        Self::open(to, &Request::Rehearse(Box::new(begin)), None)
+    }
+
+    fn open(to: &Peer, request: &Request, limit: Option<u64>) -> Result<(Self, Host)> {
         let mut line = Line::open(to.connect()?)?;
-        line.say(&Request::Begin(Box::new(begin)))?;
+        line.say(request)?;
         match line.hear()? {
             Reply::Ready { token, host } => {
                 let meter = Meter::new(limit);
-                Ok((Self { to: to.clone(), line, token, meter }, host))
+                Ok((Self { to: to.clone(), line, token, budget: Budget::new(), meter }, host))
             }
             reply => Err(unexpected(reply)),
         }
@@ -59,12 +84,27 @@ impl Link {
     /// # Errors
     /// If it does not come about.
     pub fn join(&self, round: u32) -> Result<OwnedFd> {
-        let mut line = Line::open(self.to.connect()?)?;
-        line.say(&Request::Join { token: self.token.clone(), round })?;
-        match line.hear()? {
-            Reply::Joined => metered(line.into_socket(), &self.meter),
-            reply => Err(unexpected(reply)),
+        match join(&self.to, &self.token, round)? {
+            (line, Reply::Joined) => metered(line.into_socket(), &self.meter),
+            (_, reply) => Err(unexpected(reply)),
         }
+    }
+
+    /// What carries the pages that are fetched later, over as many connections as it takes, and
+    /// its end for the job that has them.
+    ///
+    /// # Errors
+    /// If the first connection does not come about.
+    pub fn carry(&self, round: u32) -> Result<(Arc<Carrier>, OwnedFd)> {
+        let first = match join(&self.to, &self.token, round)? {
+            (line, Reply::Joined) => line.into_socket(),
+            (_, reply) => return Err(unexpected(reply)),
+        };
+        let (carrier, ours) = Carrier::start(Some(Arc::clone(&self.meter)))?;
+        carrier.attach(first);
+        let (to, token, kept) = (self.to.clone(), self.token.clone(), Arc::clone(&carrier));
+        thread::spawn(move || keep_connected(&kept, || join(&to, &token, round)));
+        Ok((carrier, ours))
     }
 
     /// Says something.
@@ -80,8 +120,98 @@ impl Link {
     /// # Errors
     /// If the link is down.
     pub fn send_data(&mut self, data: &[u8]) -> Result<()> {
-        self.meter.add(data.len() as u64);
+        self.meter.pass(data.len(), &mut self.budget);
         self.line.send_data(data)
+    }
+
+    /// Tells what is different in the root file system.
+    ///
+    /// # Errors
+    /// If the link is down.
+    pub fn tell(&mut self, step: Step<'_>) -> Result<()> {
+        match step {
+            Step::Change(change) => self.say(&Request::Change(Box::new(change))),
+            Step::Data(data) => self.send_data(data),
+        }
+    }
+
+    /// Waits until a round is there in whole.
+    ///
+    /// # Errors
+    /// If the destination says something else, or the link is down.
+    pub fn arrived(&mut self, number: u32) -> Result<()> {
+        match self.line.hear()? {
+            Reply::Arrived { number: there } if there == number => Ok(()),
+            reply => Err(unexpected(reply)),
+        }
+    }
+
+    /// Nothing moves after all.
+    ///
+    /// # Errors
+    /// If the link is down.
+    pub fn part(&mut self) -> Result<()> {
+        self.say(&Request::Abort { reason: "it was a rehearsal".to_owned() })
+    }
+
+    /// How many bytes a second go to the destination, measured for about `time`.
+    ///
+    /// # Errors
+    /// If the link is down.
+    pub fn measure(&mut self, time: Duration) -> Result<u64> {
+        let piece = vec![0x5a; MAX_FRAME];
+        let (start, mut len) = (Instant::now(), MAX_FRAME as u64);
+        loop {
+            let before = Instant::now();
+            self.line.say(&Request::Measure { len })?;
+            for _ in 0..len / MAX_FRAME as u64 {
+                self.line.send_data(&piece)?;
+            }
+            match self.line.hear()? {
+                Reply::Measured => {}
+                reply => return Err(unexpected(reply)),
+            }
+            let took = before.elapsed();
+            // What goes by fast is measured with more: buffers on the way take some at once.
+            if start.elapsed() >= time || len >= MAX_MEASURED {
+                let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
+                return Ok(len.saturating_mul(1_000_000_000) / nanos);
+            }
+            len *= 2;
+        }
+    }
+
+    /// Sends all images of a round that are not pages.
+    ///
+    /// # Errors
+    /// If the link is down, or they cannot be read.
+    pub fn send_images(&mut self, dir: &Path, number: u32) -> Result<()> {
+        let listed = || dir.display().to_string();
+        for entry in fs::read_dir(dir).context(listed)? {
+            let entry = entry.context(listed)?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|name| is_image(name)) else { continue };
+            if entry.file_type().context(listed)?.is_file() {
+                self.send_file(&entry.path(), name)?;
+            }
+        }
+        self.say(&Request::End { number })
+    }
+
+    fn send_file(&mut self, path: &Path, name: &str) -> Result<()> {
+        let failed = || path.display().to_string();
+        let mut file = File::open(path).context(failed)?;
+        let len = file.metadata().context(failed)?.len();
+        self.say(&Request::File { name: name.to_owned(), len })?;
+        let mut left = len;
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(MAX_FRAME).min(MAX_FRAME);
+            let mut data = vec![0; piece];
+            file.read_exact(&mut data).context(failed)?;
+            self.send_data(&data)?;
+            left -= piece as u64;
+        }
+        Ok(())
     }
 
     /// Waits for what the job or the destination says, or somebody who cancels.
@@ -135,6 +265,35 @@ impl Link {
                 _ => error,
             },
             _ => error,
+        }
+    }
+}
+
+/// Connects for the pages of a round, and hears what is said to that.
+fn join(to: &Peer, token: &str, round: u32) -> Result<(Line, Reply)> {
+    let mut line = Line::open(to.connect()?)?;
+    line.say(&Request::Join { token: token.to_owned(), round })?;
+    let reply = line.hear()?;
+    Ok((line, reply))
+}
+
+/// Makes each connection that is lost anew, until the destination does not want it any more.
+fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<(Line, Reply)>) {
+    while carrier.wait_lost() {
+        tracing::warn!("the connection for pages is lost: the tasks wait for another one");
+        let start = Instant::now();
+        loop {
+            match join() {
+                Ok((line, Reply::Joined)) => break carrier.attach(line.into_socket()),
+                // It has all, or has given the tasks up.
+                Ok(_) => return carrier.give_up(),
+                Err(error) if start.elapsed() > DAY => {
+                    tracing::warn!("{error}");
+                    return carrier.give_up();
+                }
+                Err(error) => tracing::debug!("{error}"),
+            }
+            thread::sleep(PAUSE);
         }
     }
 }

@@ -2,29 +2,40 @@
 //! destination where it goes on.
 
 mod decide;
+mod estimate;
+mod files;
 mod link;
+mod rehearsal;
 mod resolve;
 mod round;
+mod sample;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use torpor_worker::Worker;
 
+use self::files::mirror;
 use self::link::Link;
+pub use self::rehearsal::rehearse;
 use self::resolve::Watch;
 pub use self::resolve::{cancel, resolve, watch};
 use crate::address::{self, Stage};
 use crate::cancel::Cancel;
 use crate::error::{Error, Result};
+use crate::experience::Experience;
+use crate::files::Mirror;
 use crate::host::{self, Host, pid_namespace};
 use crate::mode::Mode;
+use crate::probe::Probe;
+use crate::progress::{self, Live};
 use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
-use crate::report::{Downtime, Report, Round};
+use crate::report::{Downtime, Estimate, Report, Round};
 use crate::runtime::{Container, configuration};
 use crate::task::{self, Task};
 use crate::wire::Peer;
+use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Reply, Request, Subject};
 
 /// What is asked for.
@@ -58,10 +69,16 @@ pub struct Plan {
     pub work_dir: PathBuf,
     /// What the user wants to do when addresses move.
     pub script: Option<String>,
+    /// What the user looks at the service with.
+    pub probe: Option<String>,
     /// More options for the dumps.
     pub dump_options: Vec<String>,
     /// Move also to a processor that can do less.
     pub ignore_cpu: bool,
+    /// Whether the root file system of the container goes along.
+    pub with_rootfs: bool,
+    /// Whether pages are compressed where the link is slow.
+    pub compress: bool,
 }
 
 /// A migration, seen from where it starts.
@@ -75,6 +92,19 @@ pub struct Source<'a> {
     watch: Option<Watch>,
     work: WorkDir,
     shell_job: bool,
+    /// The root file system that goes along, and how many bytes of it went.
+    files: Option<Mirror>,
+    files_bytes: u64,
+    /// How long it took the last time to look for what has changed in them, and to send it.
+    files_time: Duration,
+    /// Bytes of images other than pages, once a round has brought all of them.
+    state_bytes: u64,
+    /// What earlier migrations took.
+    experience: Experience,
+    /// What the pause was expected to be when it began.
+    estimate: Option<Estimate>,
+    /// What carries the pages that are fetched when the tasks run there.
+    carrier: Option<Arc<Carrier>>,
     /// Whether the tasks were stopped for the last round.
     has_stopped: bool,
     rounds: Vec<Round>,
@@ -98,9 +128,10 @@ impl Drop for WorkDir {
 /// # Errors
 /// Whatever keeps it here: it goes on as if nothing had happened.
 pub fn run(plan: &Plan) -> Result<Report> {
-    let start = Instant::now();
     let root = Task::find(plan.pid)?;
     let cancel = Cancel::new()?;
+    let probe = plan.probe.as_deref().map(Probe::start).transpose()?;
+    let start = Instant::now();
     let mut source = Source::begin(plan, root, cancel)?;
     let done = source.carry_out().map_err(|error| {
         let error = source.link.explain(error);
@@ -113,7 +144,12 @@ pub fn run(plan: &Plan) -> Result<Report> {
         watch.dismiss();
     }
     source.tell_script();
-    done.map(|pid| source.report(pid, start))
+    if done.is_ok() {
+        source.learn();
+    }
+    let mut report = done.map(|pid| source.report(pid, start))?;
+    report.service = probe.map(Probe::finish);
+    Ok(report)
 }
 
 /// Whether the session of a tree is that of a shell, which does not move.
@@ -148,6 +184,7 @@ impl<'a> Source<'a> {
             build_after: if plan.mode.builds_early() { plan.build_after } else { 0 },
             is_lazy: plan.mode.is_lazy(),
             ignore_cpu: plan.ignore_cpu,
+            with_rootfs: plan.with_rootfs,
         };
         let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let record = Record {
@@ -176,6 +213,13 @@ impl<'a> Source<'a> {
             watch,
             work: WorkDir(dir),
             shell_job,
+            files: mirror(plan)?,
+            files_bytes: 0,
+            files_time: Duration::ZERO,
+            state_bytes: 0,
+            experience: Experience::of(&plan.state_dir),
+            estimate: None,
+            carrier: None,
             has_stopped: false,
             rounds: Vec::new(),
             downtime: Downtime::default(),
@@ -184,11 +228,13 @@ impl<'a> Source<'a> {
 
     fn carry_out(&mut self) -> Result<i32> {
         self.link.meter.limit(self.plan.bandwidth);
+        self.send_files_in_rounds()?;
         if self.plan.mode.has_rounds() {
             self.take_rounds()?;
         }
         // From here on the tasks wait: what limits the rate would make them wait longer.
         self.link.meter.limit(None);
+        self.estimate = self.estimate();
         let worker = self.last_round()?;
         if self.plan.mode.is_lazy() { self.lend(worker) } else { self.decide(worker) }
     }
@@ -196,20 +242,17 @@ impl<'a> Source<'a> {
     /// Rounds until the last one is expected to be short enough, or no shorter than this one.
     fn take_rounds(&mut self) -> Result<()> {
         for number in 1..=self.plan.max_rounds {
+            let live = Live::start(format!("{}: round {number}", self.id), &self.link.meter);
+            self.send_files()?;
             let round = self.round(number)?;
+            drop(live);
             let previous = self.rounds.last().map(|before| before.bytes);
             let done = self.plan.mode.is_lazy()
                 || round.expected_pause() <= self.plan.max_downtime
                 || previous.is_some_and(|bytes| round.bytes >= bytes / 10 * 9);
-            if std::io::stderr().is_terminal() {
-                eprintln!(
-                    "{} {}: round {number}: {}",
-                    self.id,
-                    self.ledger.record().subject,
-                    round.text()
-                );
-            }
             self.rounds.push(round);
+            let line = progress::line(&self.rounds, self.estimate().map(|it| it.pause.total()));
+            eprintln!("{} {}: {line}", self.id, self.ledger.record().subject);
             if done {
                 break;
             }
@@ -245,18 +288,23 @@ impl<'a> Source<'a> {
     fn report(&mut self, pid: i32, start: Instant) -> Report {
         let bytes = self.link.meter.sent();
         // Pages that were fetched when the tasks ran there.
-        let before: u64 = self.rounds.iter().map(|round| round.bytes).sum();
+        let rounds: u64 = self.rounds.iter().map(|round| round.bytes).sum();
+        let before = rounds + self.files_bytes;
         if let Some(last) = self.rounds.last_mut() {
             last.bytes += bytes.saturating_sub(before);
         }
         Report {
             id: self.id.clone(),
             mode: self.plan.mode,
+            start,
             pid,
             total: start.elapsed(),
             downtime: self.downtime.clone(),
+            estimate: self.estimate,
             rounds: std::mem::take(&mut self.rounds),
             bytes,
+            files_bytes: self.plan.with_rootfs.then_some(self.files_bytes),
+            service: None,
         }
     }
 

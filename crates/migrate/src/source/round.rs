@@ -1,7 +1,5 @@
 //! One round: a job of the engine sends pages, and all other images follow.
 
-use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,12 +10,11 @@ use super::Source;
 use super::link::{Happening, unexpected};
 use crate::address::{self, Stage};
 use crate::engine::{self, POST_DUMP, judge, over_pages};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::record::make_private;
 use crate::report::Round;
 use crate::runtime::{self, Call, Container};
-use crate::wire::frame::MAX_FRAME;
-use crate::wire::message::{Kind, Reply, Request, is_image};
+use crate::wire::message::{Kind, Reply, Request};
 
 impl Source<'_> {
     /// A round of tasks that run.
@@ -32,8 +29,13 @@ impl Source<'_> {
             }
         };
         let outcome = judge("pre-dump", outcome)?;
-        self.send_images(number)?;
+        let before = self.link.meter.sent();
+        self.link.send_images(&self.round_dir(number), number)?;
+        if self.is_whole(number) {
+            self.state_bytes = self.link.meter.sent() - before;
+        }
         let mut round = Round {
+            start,
             pages: pages(&outcome),
             bytes: self.link.meter.sent() - sent,
             time: start.elapsed(),
@@ -76,7 +78,8 @@ impl Source<'_> {
         let first = self.link.meter.first().map_or(complete, |first| first.min(complete));
         self.has_stopped = true;
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id)?;
-        self.send_images(number)?;
+        let files = self.send_files()?;
+        self.link.send_images(&self.round_dir(number), number)?;
         self.arrived(number)?;
         let arrived = Instant::now();
         self.downtime.start = Some(start);
@@ -84,8 +87,9 @@ impl Source<'_> {
         self.downtime.transfer = arrived.saturating_duration_since(first.max(start));
         self.downtime.arrived = Some(arrived);
         self.rounds.push(Round {
+            start,
             pages: written_pages(&self.statistics_dir(number)),
-            bytes: self.link.meter.sent() - sent,
+            bytes: self.link.meter.sent() - sent - files,
             time: arrived.saturating_duration_since(start),
             frozen: arrived.saturating_duration_since(start),
         });
@@ -95,12 +99,16 @@ impl Source<'_> {
     fn start_round(&mut self, number: u32, kind: Kind) -> Result<Worker> {
         let dir = self.round_dir(number);
         make_private(&dir)?;
-        let pages = self.link.join(number)?;
+        let pages = if kind == Kind::Lazy {
+            let (carrier, pages) = self.link.carry(number)?;
+            self.carrier = Some(carrier);
+            pages
+        } else {
+            self.link.join(number)?
+        };
         self.link.say(&Request::Round { number, kind })?;
         let pid = self.plan.pid.to_string();
-        // A tree can only be built by a whole dump: the first round is one, of tasks that run on.
-        let is_whole = kind != Kind::Running
-            || self.plan.mode.builds_early() && (number == 1 || self.plan.full_state);
+        let is_whole = kind != Kind::Running || self.is_whole(number);
         if let Some(container) = &self.plan.container {
             let (call, holds) = self.checkpoint(container, number, kind, is_whole);
             return runtime::start(&call, &self.work.0, holds, Some(pages.as_fd()));
@@ -122,9 +130,15 @@ impl Source<'_> {
         if self.shell_job {
             args.push("--shell-job".to_owned());
         }
-        args.extend(self.plan.dump_options.iter().cloned());
+        args.extend(self.more_options());
         let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
         engine::start(args, &self.work.0, holds, Some(pages.as_fd()))
+    }
+
+    /// Whether a round of tasks that run brings more than pages: a tree can only be built by a whole
+    /// dump, so the first round is one.
+    fn is_whole(&self, number: u32) -> bool {
+        self.plan.mode.builds_early() && (number == 1 || self.plan.full_state)
     }
 
     /// A round of a container: its runtime has the engine dump it.
@@ -143,18 +157,27 @@ impl Source<'_> {
             words.extend(["--parent-path".to_owned(), format!("../{}", number - 1)]);
         }
         words.extend(runtime::WORDS.map(str::to_owned));
-        let how = if kind == Kind::Lazy { "--lazy-pages" } else { "--page-server" };
-        let mut options = vec![how.to_owned()];
+        // The runtime says whether pages are fetched later, or it is taken for no.
+        if kind == Kind::Lazy {
+            words.push("--lazy-pages".to_owned());
+        }
+        let mut options = vec!["--page-server".to_owned()];
         if !is_whole {
             words.push("--pre-dump".to_owned());
         } else if kind == Kind::Running {
             words.push("--leave-running".to_owned());
             options.extend(["--track-mem", "--cow"].map(str::to_owned));
         }
-        options.extend(self.plan.dump_options.iter().cloned());
+        options.extend(self.more_options());
         let (container, action) = (container.clone(), "checkpoint".to_owned());
         let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
         (Call { container, action, words, options }, holds)
+    }
+
+    /// What is the same for all dumps.
+    fn more_options(&self) -> impl Iterator<Item = String> {
+        let compress = self.plan.compress.then(|| "--ps-compress".to_owned());
+        compress.into_iter().chain(self.plan.dump_options.iter().cloned())
     }
 
     /// Where the dump of a round leaves its statistics.
@@ -167,37 +190,6 @@ impl Source<'_> {
 
     fn round_dir(&self, number: u32) -> PathBuf {
         self.work.0.join(number.to_string())
-    }
-
-    /// Sends all images of a round that are not pages.
-    fn send_images(&mut self, number: u32) -> Result<()> {
-        let dir = self.round_dir(number);
-        let listed = || dir.display().to_string();
-        for entry in fs::read_dir(&dir).context(listed)? {
-            let entry = entry.context(listed)?;
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| is_image(name)) else { continue };
-            if entry.file_type().context(listed)?.is_file() {
-                self.send_file(&entry.path(), name)?;
-            }
-        }
-        self.link.say(&Request::End { number })
-    }
-
-    fn send_file(&mut self, path: &Path, name: &str) -> Result<()> {
-        let failed = || path.display().to_string();
-        let mut file = File::open(path).context(failed)?;
-        let len = file.metadata().context(failed)?.len();
-        self.link.say(&Request::File { name: name.to_owned(), len })?;
-        let mut left = len;
-        while left > 0 {
-            let piece = usize::try_from(left).unwrap_or(MAX_FRAME).min(MAX_FRAME);
-            let mut data = vec![0; piece];
-            file.read_exact(&mut data).context(failed)?;
-            self.link.send_data(&data)?;
-            left -= piece as u64;
-        }
-        Ok(())
     }
 
     /// Waits until a round is there in whole.
@@ -222,7 +214,7 @@ fn frozen(outcome: &Outcome) -> std::time::Duration {
 }
 
 /// What the statistics that a dump has left in its images say.
-fn written_pages(dir: &Path) -> u64 {
+pub(super) fn written_pages(dir: &Path) -> u64 {
     use torpor_images::proto::StatsEntry;
     use torpor_images::{ImageDir, kind};
     let read = || -> torpor_images::Result<Option<StatsEntry>> {

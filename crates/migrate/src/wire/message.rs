@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::files::Change;
 use crate::host::Host;
 use crate::record::Phase;
 use crate::runtime::Runtime;
@@ -12,6 +13,13 @@ use crate::runtime::Runtime;
 pub enum Request {
     /// Something is to move here; the first message of a migration.
     Begin(Box<Begin>),
+    /// Could this come here? Nothing moves: images without pages follow, and are judged.
+    Rehearse(Box<Begin>),
+    /// So many bytes of data follow, which nobody keeps: how fast is the link?
+    Measure {
+        /// How many.
+        len: u64,
+    },
     /// This connection carries the pages of a round. What follows the answer is the page
     /// server's protocol.
     Join {
@@ -39,6 +47,10 @@ pub enum Request {
         /// Its number.
         number: u32,
     },
+    /// Something is different in the root file system; the bytes of a piece follow.
+    Change(Box<Change>),
+    /// That was all that is different now.
+    Settle,
     /// The tasks may run there: the point of no return.
     Go,
     /// The tasks have ended here.
@@ -85,6 +97,9 @@ pub struct Begin {
     pub is_lazy: bool,
     /// Whether a processor that can do less will do.
     pub ignore_cpu: bool,
+    /// Whether the root file system of the container comes along.
+    #[serde(default)]
+    pub with_rootfs: bool,
 }
 
 /// What moves.
@@ -129,6 +144,10 @@ pub enum Reply {
         /// Its number.
         number: u32,
     },
+    /// The root file system is as [`Request::Settle`] has left it.
+    Settled,
+    /// All bytes of [`Request::Measure`] have come.
+    Measured,
     /// The tasks are made, and wait.
     Prepared,
     /// The tasks run.

@@ -7,6 +7,7 @@ use self::tls::Keys;
 use crate::error::Result;
 
 pub mod address;
+pub mod carrier;
 pub mod frame;
 pub mod message;
 pub mod relay;

@@ -71,7 +71,8 @@ impl Meter {
         self.limit.store(limit.unwrap_or(0), Ordering::Relaxed);
     }
 
-    fn pass(&self, bytes: usize, budget: &mut Budget) {
+    /// Counts bytes that go out now, and waits as long as the limit asks for.
+    pub fn pass(&self, bytes: usize, budget: &mut Budget) {
         let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
         let _ = self.first.compare_exchange(0, nanos, Ordering::Relaxed, Ordering::Relaxed);
         self.add(bytes as u64);
@@ -81,12 +82,18 @@ impl Meter {
 
 /// What may still go now.
 #[derive(Debug)]
-struct Budget {
+pub struct Budget {
     /// Bytes that have gone ahead of their time are paid for until then.
     paid: Instant,
 }
 
 impl Budget {
+    /// Of whom has not sent anything yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { paid: Instant::now() }
+    }
+
     /// Waits until so many bytes were worth it, at `limit` a second.
     fn spend(&mut self, bytes: u64, limit: u64) {
         let Some(nanos) = bytes.saturating_mul(1_000_000_000).checked_div(limit) else { return };
@@ -107,7 +114,7 @@ pub fn metered(connection: OwnedFd, meter: &Arc<Meter>) -> Result<OwnedFd> {
     let (near_in, far_out) = (near_in.context(dup)?, far_out.context(dup)?);
     let meter = Arc::clone(meter);
     thread::spawn(move || {
-        let mut budget = Budget { paid: Instant::now() };
+        let mut budget = Budget::new();
         forward(near_in, &far_out, |bytes| meter.pass(bytes, &mut budget));
         let _ = rustix::net::shutdown(&far_out, How::Write);
     });
@@ -159,7 +166,7 @@ mod tests {
 
     #[test]
     fn no_faster_than_allowed() {
-        let mut budget = Budget { paid: Instant::now() };
+        let mut budget = Budget::new();
         let start = Instant::now();
         budget.spend(50_000, 1_000_000);
         budget.spend(50_000, 1_000_000);

@@ -178,13 +178,22 @@ impl Counter {
         Self::start_under(&["setsid"], pages, writes)
     }
 
+    /// One that may have to go on from where it was before it moved.
+    pub fn start_lenient(pages: u64, writes: u64) -> Self {
+        Self::start_with(&["setsid"], pages, writes, &["again"])
+    }
+
     /// The last of its descendants is what counts.
     pub fn start_under(prefix: &[&str], pages: u64, writes: u64) -> Self {
+        Self::start_with(prefix, pages, writes, &[])
+    }
+
+    fn start_with(prefix: &[&str], pages: u64, writes: u64, more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = compiled(dir.path(), "counter");
         let mut command = Command::new(prefix[0]);
         command.args(&prefix[1..]).arg(program).arg(dir.path().join("count"));
-        command.args([pages.to_string(), writes.to_string()]);
+        command.args([pages.to_string(), writes.to_string()]).args(more);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let pid = child.id().cast_signed();

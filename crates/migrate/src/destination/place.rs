@@ -1,0 +1,122 @@
+//! What an agent makes for a migration before it may come, and takes away after it.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+
+use super::{Agent, Joined, Waiting};
+use crate::error::{Error, Result};
+use crate::files::Replica;
+use crate::host::{self, Host};
+use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::runtime::{self, Terms};
+use crate::task::Task;
+use crate::wire::carrier::Carrier;
+use crate::wire::message::{Begin, Subject};
+
+/// Whether something may come, as far as it can be told from what announces it.
+///
+/// # Errors
+/// What keeps it away.
+pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result<()> {
+    if !begin.ignore_cpu {
+        begin.host.can_move_to(here)?;
+    }
+    let Some(container) = agent.settings.container(&begin.subject) else { return Ok(()) };
+    container.check()?;
+    match container.state()? {
+        Some(_) => Err(Error::refused(format!("there is a container {} here", container.id))),
+        None => Ok(()),
+    }
+}
+
+/// What is made for a migration before it is told that it may come.
+pub(super) struct Place<'a> {
+    pub agent: &'a Agent,
+    pub begin: Begin,
+    pub token: String,
+    pub joined: Receiver<Joined>,
+    pub ledger: Ledger,
+    pub dir: PathBuf,
+    /// The bundle, if it is a container.
+    pub bundle: PathBuf,
+    /// Its root file system, if that comes along.
+    pub files: Option<Replica>,
+}
+
+impl<'a> Place<'a> {
+    /// Judges it, and makes it.
+    ///
+    /// # Errors
+    /// What keeps the migration away: nothing is left of it then.
+    pub fn new(agent: &'a Agent, begin: Begin) -> Result<Self> {
+        let here = Host::this();
+        let container = agent.settings.container(&begin.subject);
+        let record = Record {
+            id: begin.id.clone(),
+            epoch: 0,
+            phase: Phase::Preparing,
+            subject: begin.subject.to_string(),
+            peer: begin.host.name.clone(),
+            boot: host::boot(),
+            pids: here.pids,
+            owner: Some(Task::this()?),
+            worker: None,
+            tasks: Vec::new(),
+            container: container.clone(),
+        };
+        judge_arrival(agent, &begin, &here)?;
+        let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
+        let (token, dir) = (new_id()?, agent.settings.work_dir.join(&begin.id));
+        make_private(&dir)?;
+        let (rounds, joined) = mpsc::channel();
+        let waiting = Waiting { id: begin.id.clone(), rounds, carrier: None };
+        agent.joining().insert(token.clone(), waiting);
+        let (bundle, files) = (PathBuf::new(), None);
+        let mut place = Self { agent, begin, token, joined, ledger, dir, bundle, files };
+        if let Err(error) = place.make_bundle() {
+            place.ledger.advance(Phase::Stayed, |_| {})?;
+            return Err(error);
+        }
+        Ok(place)
+    }
+
+    fn make_bundle(&mut self) -> Result<()> {
+        if let Subject::Container { id, config, .. } = &self.begin.subject {
+            let settings = &self.agent.settings;
+            let rootfs = self.begin.with_rootfs;
+            let terms = Terms { hooks: settings.allow_hooks, rootfs };
+            self.bundle = runtime::make_bundle(&settings.bundles(), id, config, terms)?;
+            if rootfs {
+                self.files = Some(Replica::new(&runtime::own_root(&self.bundle))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What carries pages that are fetched later: its end for whoever fetches them. It begins with
+    /// a connection, and gets others when that is lost.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub fn carry(&self, first: OwnedFd) -> Result<OwnedFd> {
+        let (carrier, ours) = Carrier::start(None)?;
+        carrier.attach(first);
+        if let Some(waiting) = self.agent.joining().get_mut(&self.token) {
+            waiting.carrier = Some(carrier);
+        }
+        Ok(ours)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let waiting = self.agent.joining().remove(&self.token);
+        if let Some(carrier) = waiting.and_then(|waiting| waiting.carrier) {
+            carrier.give_up();
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            tracing::warn!("{}: {error}", self.dir.display());
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a source asks before it moves anything: whether it could come here, and how fast.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::place::judge_arrival;
+use super::round::Incoming;
+use super::{Agent, refusal};
+use crate::engine::SELF;
+use crate::error::{Context, Error, Result};
+use crate::host::Host;
+use crate::record::new_id;
+use crate::runtime::{self, Terms};
+use crate::wire::frame::{Line, MAX_FRAME};
+use crate::wire::message::{Begin, Reply, Request, Subject};
+
+/// Violations of the policy that are told.
+const MAX_TOLD: usize = 20;
+
+/// A directory that goes again.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+/// Answers until the source has no more questions.
+///
+/// # Errors
+/// If the link is down, or the source breaks the protocol.
+pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
+    let here = Host::this();
+    // The number is the source's, and nothing here is named by it.
+    let scratch = Scratch(agent.settings.work_dir.join(new_id()?));
+    let images = scratch.0.join("1");
+    crate::record::make_private(&scratch.0)?;
+    let bundle =
+        match judge_arrival(agent, begin, &here).and_then(|()| bundle(agent, begin, &scratch)) {
+            Ok(bundle) => bundle,
+            Err(error) => return line.say(&refusal(&error)),
+        };
+    line.say(&Reply::Ready { token: String::new(), host: here })?;
+    let mut round = Incoming::without_pages(images.clone())?;
+    loop {
+        match line.hear()? {
+            Request::File { name, len } => round.receive(&mut line, &name, len)?,
+            Request::End { number: 1 } => {
+                let reply = match judge_images(agent, &images, bundle.as_deref()) {
+                    Ok(()) => Reply::Arrived { number: 1 },
+                    Err(error) => refusal(&error),
+                };
+                line.say(&reply)?;
+            }
+            Request::Measure { len } => measure(&mut line, len)?,
+            Request::Abort { .. } => return Ok(()),
+            request => return Err(Error::Protocol(format!("it says {request:?} out of turn"))),
+        }
+    }
+}
+
+/// The bundle that a container would get.
+fn bundle(agent: &Agent, begin: &Begin, scratch: &Scratch) -> Result<Option<PathBuf>> {
+    let Subject::Container { id, config, .. } = &begin.subject else { return Ok(None) };
+    let bundles = scratch.0.join("bundles");
+    let terms = Terms { hooks: agent.settings.allow_hooks, rootfs: begin.with_rootfs };
+    runtime::make_bundle(&bundles, id, config, terms).map(Some)
+}
+
+/// Has images judged as a restore would.
+fn judge_images(agent: &Agent, images: &Path, bundle: Option<&Path>) -> Result<()> {
+    let mut audit = Command::new(SELF);
+    // Images that come by rounds are foreign, also to the host that has made them.
+    audit.args(["image", "audit", "--json", "--host-key", "none"]).arg(images);
+    audit.args(&agent.settings.restore_options);
+    if let Some(bundle) = bundle {
+        audit.arg("--bundle").arg(bundle);
+    }
+    let output = audit.stdin(Stdio::null()).output().context(|| "judge the images".to_owned())?;
+    let said: Value = serde_json::from_slice(&output.stdout).map_err(|_| {
+        let text = String::from_utf8_lossy(&output.stderr);
+        Error::refused(text.trim().trim_start_matches("Error: ").to_owned())
+    })?;
+    let violations = said["violations"].as_array().map_or(&[][..], Vec::as_slice);
+    let texts: Vec<&str> = violations.iter().filter_map(|it| it["text"].as_str()).collect();
+    match texts.as_slice() {
+        [] if output.status.success() => Ok(()),
+        [] => Err(Error::refused("the images cannot be judged")),
+        texts => Err(Error::refused_with(
+            format!("the policy does not allow: {}", texts[..texts.len().min(MAX_TOLD)].join("; ")),
+            "torpor agent --restore-option=--policy-rule --restore-option=RULE, or --policy FILE",
+        )),
+    }
+}
+
+/// Takes bytes, and forgets them.
+fn measure(line: &mut Line, len: u64) -> Result<()> {
+    let mut left = len;
+    while left > 0 {
+        let piece = line.receive_data()?.len() as u64;
+        if piece == 0 || piece > left || piece > MAX_FRAME as u64 {
+            return Err(Error::Protocol(format!("{piece} bytes of {left}")));
+        }
+        left -= piece;
+    }
+    line.say(&Reply::Measured)
+}

@@ -1,0 +1,218 @@
+//! What earlier migrations took, against what was expected of them: estimates learn from it.
+//!
+//! How long a host takes for a mapping or a socket, and how fast two hosts pass pages on, is not to
+//! be known beforehand. Each migration that succeeds leaves how far its estimate was off, and the
+//! next one to the same destination, in the same mode, is corrected by the median of these.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+use crate::forecast::Pause;
+use crate::mode::Mode;
+use crate::pace::Pace;
+use crate::record::make_private;
+
+/// Migrations of all kinds that are kept, the last ones.
+const KEPT: usize = 200;
+/// Migrations of one kind that count, the last ones.
+const COUNTED: usize = 9;
+/// No file of [`KEPT`] samples is longer.
+const MAX_LEN: u64 = 256 << 10;
+/// What is further off than this has other reasons.
+const MOST: f64 = 100.0;
+
+/// What is comparable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kind {
+    /// The agent that it goes to.
+    pub to: String,
+    /// How it is done.
+    pub mode: Mode,
+    /// Whether a runtime takes part.
+    pub is_container: bool,
+}
+
+/// How the parts of a pause relate to what was expected of them, as factors.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Factors {
+    /// Until the first page goes out.
+    pub freeze: f64,
+    /// Until the last byte is there.
+    pub transfer: f64,
+    /// Until the tasks run.
+    pub restore: f64,
+}
+
+impl Factors {
+    /// What makes `expected` become `real`.
+    #[must_use]
+    pub fn between(expected: &Pause, real: &Pause) -> Self {
+        let factor = |expected: std::time::Duration, real: std::time::Duration| {
+            let factor = real.as_secs_f64() / expected.as_secs_f64().max(1e-6);
+            factor.clamp(1.0 / MOST, MOST)
+        };
+        Self {
+            freeze: factor(expected.freeze, real.freeze),
+            transfer: factor(expected.transfer, real.transfer),
+            restore: factor(expected.restore, real.restore),
+        }
+    }
+
+    /// Corrects an estimate.
+    #[must_use]
+    pub fn correct(&self, expected: &Pause) -> Pause {
+        Pause {
+            freeze: expected.freeze.mul_f64(self.freeze),
+            transfer: expected.transfer.mul_f64(self.transfer),
+            restore: expected.restore.mul_f64(self.restore),
+        }
+    }
+
+    fn are_sane(&self) -> bool {
+        let sane = |factor: f64| (1.0 / MOST..=MOST).contains(&factor);
+        sane(self.freeze) && sane(self.transfer) && sane(self.restore)
+    }
+}
+
+/// A migration that was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    kind: Kind,
+    factors: Factors,
+    /// How long its rounds took, if there were several.
+    pace: Option<Pace>,
+}
+
+/// What earlier migrations of a kind say.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lesson {
+    /// What corrects estimates.
+    pub factors: Factors,
+    /// How long rounds take, if there were any.
+    pub pace: Option<Pace>,
+    /// How many migrations say so.
+    pub of: usize,
+}
+
+/// All that is remembered of earlier migrations.
+#[derive(Debug)]
+pub struct Experience {
+    path: PathBuf,
+    samples: Vec<Sample>,
+}
+
+impl Experience {
+    /// What is remembered in `dir`: nothing, if it cannot be read.
+    #[must_use]
+    pub fn of(dir: &Path) -> Self {
+        let path = dir.join("experience.json");
+        let read = || -> Option<Vec<Sample>> {
+            let mut text = Vec::new();
+            fs::File::open(&path).ok()?.take(MAX_LEN).read_to_end(&mut text).ok()?;
+            serde_json::from_slice(&text).ok()
+        };
+        let mut samples = read().unwrap_or_default();
+        samples.retain(|it| it.factors.are_sane() && it.pace.is_none_or(|pace| pace.is_sane()));
+        Self { path, samples }
+    }
+
+    /// What migrations of this kind say, if there were any.
+    #[must_use]
+    pub fn lesson(&self, kind: &Kind) -> Option<Lesson> {
+        let like = self.samples.iter().rev().filter(|it| it.kind == *kind).take(COUNTED);
+        let like: Vec<&Sample> = like.collect();
+        let all = |of: fn(&Factors) -> f64| median(like.iter().map(|it| of(&it.factors)));
+        let factors = Factors {
+            freeze: all(|it| it.freeze)?,
+            transfer: all(|it| it.transfer)?,
+            restore: all(|it| it.restore)?,
+        };
+        let paces =
+            |of: fn(&Pace) -> f64| median(like.iter().filter_map(|it| it.pace.as_ref().map(of)));
+        let pace = paces(|it| it.each).zip(paces(|it| it.rate));
+        let pace = pace.map(|(each, rate)| Pace { each, rate });
+        Some(Lesson { factors, pace, of: like.len() })
+    }
+
+    /// Remembers a migration. Another one that does so at the same time may be forgotten.
+    ///
+    /// # Errors
+    /// If it cannot be written down.
+    pub fn add(mut self, kind: Kind, factors: Factors, pace: Option<Pace>) -> Result<()> {
+        self.samples.push(Sample { kind, factors, pace });
+        let first = self.samples.len().saturating_sub(KEPT);
+        let text = serde_json::to_vec(&self.samples[first..])
+            .map_err(|error| Error::refused(error.to_string()))?;
+        if let Some(dir) = self.path.parent() {
+            make_private(dir)?;
+        }
+        let new = self.path.with_extension(format!("new-{}", std::process::id()));
+        let failed = || self.path.display().to_string();
+        fs::write(&new, text).and_then(|()| fs::rename(&new, &self.path)).context(failed)
+    }
+}
+
+/// The middle one.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pause(freeze: u64, transfer: u64, restore: u64) -> Pause {
+        let [freeze, transfer, restore] = [freeze, transfer, restore].map(Duration::from_millis);
+        Pause { freeze, transfer, restore }
+    }
+
+    fn kind(mode: Mode) -> Kind {
+        Kind { to: "there".to_owned(), mode, is_container: false }
+    }
+
+    #[test]
+    fn what_was_off_is_corrected() {
+        let dir = tempfile::tempdir().unwrap();
+        let (asked, other) = (kind(Mode::Pipelined), kind(Mode::PreCopy));
+        assert_eq!(Experience::of(dir.path()).lesson(&asked), None);
+        let pace = Some(Pace { each: 0.5, rate: 5e6 });
+        for real in [pause(20, 10, 5), pause(30, 10, 6), pause(900, 900, 900)] {
+            let factors = Factors::between(&pause(10, 10, 10), &real);
+            Experience::of(dir.path()).add(asked.clone(), factors, pace).unwrap();
+        }
+        let lesson = Experience::of(dir.path()).lesson(&asked).unwrap();
+        assert_eq!((lesson.of, lesson.pace), (3, pace));
+        // One that was far off for reasons of its own changes little.
+        assert_eq!(lesson.factors.correct(&pause(10, 20, 10)), pause(30, 20, 6));
+        assert_eq!(Experience::of(dir.path()).lesson(&other), None);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_what_is_damaged_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let factors = Factors::between(&pause(1, 1, 1), &pause(2, 2, 2));
+        for _ in 0..KEPT + 3 {
+            Experience::of(dir.path()).add(kind(Mode::Hybrid), factors, None).unwrap();
+        }
+        let kept = Experience::of(dir.path());
+        assert_eq!(kept.samples.len(), KEPT);
+        assert_eq!(kept.lesson(&kind(Mode::Hybrid)).map(|it| it.of), Some(COUNTED));
+        let path = dir.path().join("experience.json");
+        assert!(path.metadata().unwrap().len() < MAX_LEN);
+        let text = fs::read_to_string(&path).unwrap();
+        for wrong in ["{".to_owned(), text.replace("2.0", "0.0"), text.replace("2.0", "1e300")] {
+            fs::write(&path, wrong).unwrap();
+            assert_eq!(Experience::of(dir.path()).lesson(&kind(Mode::Hybrid)), None);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A tree of files that goes along: a root file system, from its directory here to one there.
+//!
+//! The source walks its tree as often as it likes, and tells the destination what is different from what it has told
+//! before ([`Mirror`]); the destination does that to its own ([`Replica`]). Files keep their content, which goes by pieces
+//! that differ, owners, modes, times of change, extended attributes (access control lists among them) and hard links.
+//! What is mounted in the tree is left out. Tasks may rename what is walked: neither side follows a symbolic link.
+
+mod mirror;
+mod replica;
+mod scan;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+pub use self::mirror::{Mirror, Step};
+pub use self::replica::Replica;
+
+/// Bytes of a file that are compared and sent together.
+pub const PIECE: usize = 256 << 10;
+
+/// A path in the tree, without a slash at its beginning; the tree itself is empty.
+pub type Name = Vec<u8>;
+
+/// What happens to the tree of the destination.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    /// Something new, in place of what is there and is no directory.
+    Make {
+        /// Where.
+        name: Name,
+        /// What.
+        what: What,
+        /// What else it has.
+        meta: Meta,
+    },
+    /// What is there gets other attributes, and a file this length.
+    Update {
+        /// Where.
+        name: Name,
+        /// The length, of a regular file.
+        len: Option<u64>,
+        /// All attributes that it has.
+        meta: Meta,
+    },
+    /// The last file that was made or updated has these bytes, which follow as one piece of data.
+    Write {
+        /// Where in it.
+        offset: u64,
+    },
+    /// Another name for a file, in place of what is there and is no directory.
+    Link {
+        /// Where.
+        name: Name,
+        /// A name that it has already.
+        old: Name,
+    },
+    /// It is not there any more, nor what is below it.
+    Remove {
+        /// Where.
+        name: Name,
+    },
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum What {
+    /// A directory.
+    Directory,
+    /// A regular file of this length.
+    Regular {
+        /// Bytes.
+        len: u64,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// What it says.
+        to: Vec<u8>,
+    },
+    /// A device, a FIFO or a socket.
+    Special {
+        /// The type bits of its mode.
+        mode: u32,
+        /// The number of a device.
+        number: u64,
+    },
+}
+
+/// The attributes of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Permissions, with the bits above them.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// When its content was changed: seconds and nanoseconds.
+    pub changed: (i64, i64),
+    /// Extended attributes of files and directories.
+    pub attributes: Vec<(String, Vec<u8>)>,
+}
+
+/// Opens what is in a tree. No way leads out of it, over a symbolic link or into what is mounted there.
+fn open(root: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let name = if name.is_empty() { b".".as_slice() } else { name };
+    openat2(root, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), resolve)
+}
+
+/// Something in the tree, opened to have its attributes looked at.
+fn open_to_look(root: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    // A FIFO would wait for its other end.
+    open(root, name, OFlags::RDONLY | OFlags::NONBLOCK)
+}
+
+/// The directory that something is in, and its name there.
+fn split(name: &[u8]) -> (&[u8], &[u8]) {
+    match name.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&name[..at], &name[at + 1..]),
+        None => (b"", name),
+    }
+}
+
+#[cfg(test)]
+mod tests;

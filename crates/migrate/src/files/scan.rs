@@ -1,0 +1,133 @@
+//! What there is in a tree.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat, fgetxattr, flistxattr, readlinkat, statat};
+use rustix::io::Errno;
+
+use super::{Meta, Name, What, open};
+use crate::error::{Error, Result};
+
+/// Files of a tree.
+const MAX_FILES: usize = 1 << 22;
+/// Bytes of an extended attribute, and of all their names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const MAX_ATTRIBUTE: usize = 64 << 10;
+
+/// What names a file, whatever its names are: device and inode.
+pub type Id = (u64, u64);
+
+/// Something in the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub name: Name,
+    pub what: What,
+    pub id: Id,
+    /// When it was touched last: seconds and nanoseconds.
+    pub touched: (i64, i64),
+    /// All but extended attributes.
+    pub meta: Meta,
+}
+
+/// All that is in a tree, what a directory holds behind it. What goes away meanwhile is left out.
+///
+/// # Errors
+/// The kernel's; a tree that is too large.
+pub fn scan(root: &OwnedFd) -> Result<Vec<Found>> {
+    let stat = rustix::fs::fstat(root).map_err(|errno| failed(b"", errno))?;
+    let mut all = vec![found(root, Vec::new(), b"", &stat)?];
+    let mut next = 0;
+    while let Some(it) = all.get(next) {
+        next += 1;
+        // Another device is mounted there.
+        if it.what != What::Directory || it.id.0 != stat.st_dev {
+            continue;
+        }
+        let name = it.name.clone();
+        match list(root, &name, &mut all) {
+            Ok(()) => {}
+            Err(Errno::NOENT | Errno::XDEV | Errno::LOOP | Errno::NOTDIR) => {}
+            Err(errno) => return Err(failed(&name, errno)),
+        }
+        if all.len() > MAX_FILES {
+            return Err(Error::refused(format!("there are more than {MAX_FILES} files")));
+        }
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
+}
+
+fn list(root: &OwnedFd, dir: &[u8], all: &mut Vec<Found>) -> std::result::Result<(), Errno> {
+    let file = open(root, dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    for entry in Dir::read_from(&file)? {
+        let entry = entry?;
+        let own = entry.file_name().to_bytes();
+        if own == b"." || own == b".." {
+            continue;
+        }
+        let name = if dir.is_empty() { own.to_vec() } else { [dir, b"/", own].concat() };
+        let stat = statat(&file, OsStr::from_bytes(own), AtFlags::SYMLINK_NOFOLLOW);
+        match stat.and_then(|stat| look(&file, name, own, &stat)) {
+            Ok(found) => all.push(found),
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn found(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> Result<Found> {
+    look(dir, name, own, stat).map_err(|errno| failed(own, errno))
+}
+
+fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Result<Found, Errno> {
+    let what = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => What::Directory,
+        FileType::RegularFile => What::Regular { len: u64::try_from(stat.st_size).unwrap_or(0) },
+        FileType::Symlink => {
+            What::Symlink { to: readlinkat(dir, OsStr::from_bytes(own), Vec::new())?.into_bytes() }
+        }
+        other => What::Special { mode: other.as_raw_mode(), number: stat.st_rdev },
+    };
+    let nanos = |nanos| i64::try_from(nanos).unwrap_or(0);
+    let meta = Meta {
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        changed: (stat.st_mtime, nanos(stat.st_mtime_nsec)),
+        attributes: Vec::new(),
+    };
+    let touched = (stat.st_ctime, nanos(stat.st_ctime_nsec));
+    Ok(Found { name, what, id: (stat.st_dev, stat.st_ino), touched, meta })
+}
+
+/// The extended attributes of a file.
+///
+/// # Errors
+/// The kernel's.
+pub fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
+    let mut names = vec![0; MAX_ATTRIBUTE];
+    let len = match flistxattr(&file, &mut names[..]) {
+        Ok(len) => len,
+        Err(Errno::NOTSUP) => 0,
+        Err(errno) => return Err(errno),
+    };
+    let mut all = Vec::new();
+    let names = names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter_map(|name| std::str::from_utf8(name).ok()) {
+        let mut value = vec![0; MAX_ATTRIBUTE];
+        match fgetxattr(&file, name, &mut value[..]) {
+            Ok(len) => all.push((name.to_owned(), value[..len].to_vec())),
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(all)
+}
+
+/// What an error is about.
+pub fn failed(name: &[u8], errno: Errno) -> Error {
+    let what = format!("root file system: /{}", String::from_utf8_lossy(name));
+    Error::Io { what, source: errno.into() }
+}

@@ -1,0 +1,224 @@
+//! How long a migration will take, from what was measured.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::mode::Mode;
+use crate::report::millis;
+
+/// What was measured.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Measured {
+    /// Bytes of memory that would be sent.
+    pub memory: u64,
+    /// Bytes of images other than pages.
+    pub state: u64,
+    /// Bytes that the tasks write in a second.
+    pub writes: f64,
+    /// Bytes that go over the link in a second.
+    pub link: f64,
+    /// How long a dump stops the tasks, without their pages.
+    pub freeze: Duration,
+    /// How long a restore takes, without their pages.
+    pub restore: Duration,
+    /// Bytes of memory that a restore brings into place in a second.
+    pub fill: f64,
+    /// Bytes of files that go along.
+    pub files: u64,
+    /// How long it takes to find out which of these have changed.
+    pub scan: Duration,
+    /// How long a round takes that brings nothing; not shorter than the tasks are stopped for it.
+    pub each: Duration,
+}
+
+/// The parts of the time for which nothing runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// Until the tasks are stopped and known.
+    pub freeze: Duration,
+    /// Until the last byte is there.
+    pub transfer: Duration,
+    /// Until the tasks run.
+    pub restore: Duration,
+}
+
+impl Pause {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.freeze + self.transfer + self.restore
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "downtime_ms": millis(self.total()),
+            "freeze_ms": millis(self.freeze),
+            "transfer_ms": millis(self.transfer),
+            "restore_ms": millis(self.restore),
+        })
+    }
+}
+
+impl Measured {
+    /// What is expected if the tasks are stopped when `left` bytes of memory are to be sent. What is
+    /// not built before is built in the pause, all memory with it.
+    #[must_use]
+    pub fn pause(&self, mode: Mode, left: f64) -> Pause {
+        let (waits, each) = match mode.is_lazy() {
+            true => (0.0, Duration::ZERO),
+            false => (left, self.each.saturating_sub(self.freeze)),
+        };
+        let late = !mode.builds_early() && !mode.is_lazy();
+        let filled =
+            if late { seconds(float(self.memory) / self.fill.max(1.0)) } else { Duration::ZERO };
+        Pause {
+            freeze: self.freeze,
+            transfer: each + seconds((waits + float(self.state)) / self.link.max(1.0)) + self.scan,
+            restore: self.restore + filled,
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wish {
+    /// How it is to be done.
+    pub mode: Mode,
+    /// Bytes a second while the tasks run, at most.
+    pub bandwidth: Option<u64>,
+    /// Rounds until the pause is expected to be this short.
+    pub max_downtime: Duration,
+    /// No more rounds than that.
+    pub max_rounds: u32,
+}
+
+/// What is expected.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Forecast {
+    /// Rounds, the last one of stopped tasks.
+    pub rounds: u32,
+    /// All of it.
+    pub total: Duration,
+    /// For how long nothing runs.
+    pub pause: Pause,
+}
+
+impl Forecast {
+    /// Goes through the rounds as a migration would. `within` tells how many bytes the tasks write
+    /// in a time.
+    #[must_use]
+    pub fn new(of: &Measured, wish: Wish, within: impl Fn(Duration) -> f64) -> Self {
+        let memory = float(of.memory);
+        let slow = wish.bandwidth.map_or(of.link, |limit| of.link.min(float(limit)));
+        let (mut rounds, mut left) = (0, memory);
+        let mut total = seconds(float(of.files) / slow.max(1.0));
+        if wish.mode.has_rounds() {
+            while rounds < wish.max_rounds.max(1) {
+                rounds += 1;
+                let time = of.each.max(of.freeze) + of.scan + seconds(left / slow.max(1.0));
+                total += time;
+                let written = within(time).min(memory);
+                let pays = written < left * 0.9;
+                left = written;
+                if wish.mode.is_lazy() || time <= wish.max_downtime || !pays && rounds > 1 {
+                    break;
+                }
+            }
+        }
+        let after =
+            if wish.mode.is_lazy() { seconds(left / of.link.max(1.0)) } else { Duration::ZERO };
+        let pause = of.pause(wish.mode, left);
+        total += pause.total() + after;
+        Self { rounds: rounds + 1, total, pause }
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let mut all = self.pause.json();
+        all["rounds"] = self.rounds.into();
+        all["total_ms"] = millis(self.total).into();
+        all
+    }
+}
+
+/// Bytes that a restore brings into place in a second: 0.67 to 0.79 times what `cp` takes, of
+/// about 1 GB/s (README.md).
+pub const FILL: f64 = 1.3e9;
+
+/// A time; one that is none is very long.
+#[must_use]
+pub fn seconds(time: f64) -> Duration {
+    Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX / 4)
+}
+
+/// Bytes, to reckon with.
+#[must_use]
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+pub fn float(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEASURED: Measured = Measured {
+        memory: 1_000_000_000,
+        state: 100_000,
+        writes: 10e6,
+        link: 100e6,
+        freeze: Duration::from_millis(10),
+        restore: Duration::from_millis(10),
+        fill: FILL,
+        files: 0,
+        scan: Duration::ZERO,
+        each: Duration::from_millis(10),
+    };
+
+    fn forecast(mode: Mode, writes: f64) -> Forecast {
+        let wish =
+            Wish { mode, bandwidth: None, max_downtime: Duration::from_millis(50), max_rounds: 10 };
+        Forecast::new(&MEASURED, wish, |time| writes * time.as_secs_f64())
+    }
+
+    #[test]
+    fn rounds_shrink_as_far_as_the_tasks_let_them() {
+        let all = forecast(Mode::StopAndCopy, 0.0);
+        assert_eq!((all.rounds, all.pause.transfer.as_secs()), (1, 10));
+        let quiet = forecast(Mode::Pipelined, 10e6);
+        assert!(quiet.pause.total() < Duration::from_millis(50), "{quiet:?}");
+        assert!(quiet.rounds > 3 && quiet.total > Duration::from_secs(10), "{quiet:?}");
+        // As fast as the link: rounds do not pay.
+        let busy = forecast(Mode::Pipelined, 200e6);
+        assert_eq!((busy.rounds, busy.pause.transfer.as_secs()), (3, 10));
+        let later = forecast(Mode::PreCopy, 10e6);
+        assert!(later.pause.restore > quiet.pause.restore * 10, "{later:?}");
+        for lazy in [Mode::PostCopy, Mode::Hybrid] {
+            let lazy = forecast(lazy, 200e6);
+            assert!(lazy.pause.total() < Duration::from_millis(50), "{lazy:?}");
+            assert!(lazy.total > Duration::from_secs(10), "{lazy:?}");
+        }
+    }
+
+    #[test]
+    fn files_and_state_are_waited_for() {
+        let wish = Wish {
+            mode: Mode::StopAndCopy,
+            bandwidth: Some(50_000_000),
+            max_downtime: Duration::ZERO,
+            max_rounds: 1,
+        };
+        let before = Forecast::new(&MEASURED, wish, |_| 0.0);
+        let (files, scan) = (1_000_000_000, Duration::from_millis(300));
+        let more = Measured { files, scan, state: MEASURED.state + 100_000_000, ..MEASURED };
+        let after = Forecast::new(&more, wish, |_| 0.0);
+        // State goes over the link in the pause; files go before, as fast as they may.
+        let waits = after.pause.total() - before.pause.total();
+        assert_eq!(waits.as_millis(), 1300, "{after:?}");
+        assert_eq!((after.total - before.total).as_millis(), 21_300, "{after:?}");
+    }
+}

@@ -1,0 +1,279 @@
+//! `--dry-run`: what would be refused, and how long it would take. Nothing moves.
+//!
+//! The engine dumps the tree as for post-copy, all but its pages, and is told no when the images
+//! are complete: the tasks are stopped for as long as that takes, and go on.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use torpor_worker::{Event, Worker};
+
+use super::estimate::kind;
+use super::files::mirror;
+use super::link::Link;
+use super::round::written_pages;
+use super::sample::{Writes, has_own_users};
+use super::{Plan, WorkDir, is_shell_job, subject};
+use crate::engine::{self, POST_DUMP, over_pages, repeat};
+use crate::error::{Context, Error, Result};
+use crate::experience::{Experience, Lesson};
+use crate::forecast::{FILL, Forecast, Measured, Wish, float, seconds};
+use crate::host::Host;
+use crate::record::{make_private, new_id};
+use crate::report::{megabytes, millis};
+use crate::runtime::{self, Call};
+use crate::shape::Shape;
+use crate::task::{self, Task};
+use crate::wire::message::Begin;
+
+/// How long the link is measured.
+const MEASURING: Duration = Duration::from_millis(250);
+const PAGE: u64 = 4096;
+
+/// What came of it.
+#[derive(Debug, Clone, Default)]
+pub struct Rehearsal {
+    mode: String,
+    /// What would keep the tree here, in words.
+    pub refused: Vec<String>,
+    measured: Option<(Measured, Forecast)>,
+    /// How many earlier migrations the estimate learns from.
+    learned_from: usize,
+}
+
+/// What the engine says of the tree.
+struct Checked {
+    pages: u64,
+    freeze: Duration,
+    state: u64,
+}
+
+/// Finds out what a migration would be like.
+///
+/// # Errors
+/// If there is no such tree; what keeps this from finding out anything.
+pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
+    let root = Task::find(plan.pid)?;
+    let shell_job = is_shell_job(&root)?;
+    let id = new_id()?;
+    let begin = Begin {
+        id: id.clone(),
+        host: Host::this(),
+        subject: subject(plan, &root, shell_job)?,
+        build_after: 0,
+        is_lazy: plan.mode.is_lazy(),
+        ignore_cpu: plan.ignore_cpu,
+        with_rootfs: plan.with_rootfs,
+    };
+    let mut refused = Vec::new();
+    let mut note = |error: &Error| {
+        let hint = error.hint().map_or(String::new(), |hint| format!(" (hint: {hint})"));
+        refused.push(format!("{error}{hint}"));
+    };
+    let mut link = match Link::rehearse(&plan.to, begin) {
+        Ok((link, _)) => Some(link),
+        Err(error) => {
+            note(&error);
+            None
+        }
+    };
+    let work = WorkDir(plan.work_dir.join("source").join(&id));
+    let kept = work.0.join("kept");
+    make_private(&work.0.join("1"))?;
+    make_private(&kept)?;
+    let checked = match check(plan, &work.0, shell_job) {
+        Ok(checked) => Some(checked),
+        Err(error) => {
+            note(&error);
+            None
+        }
+    };
+    let mut speed = None;
+    if let Some(link) = &mut link {
+        if checked.is_some() {
+            match link.send_images(&kept, 1).and_then(|()| link.arrived(1)) {
+                Ok(()) => {}
+                Err(error @ Error::Refused { .. }) => note(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        speed = Some(link.measure(MEASURING)?);
+        link.part()?;
+    }
+    let lesson = Experience::of(&plan.state_dir).lesson(&kind(plan));
+    let measured = match (checked, speed) {
+        (Some(checked), Some(speed)) => Some(forecast(plan, &checked, speed, lesson)?),
+        _ => None,
+    };
+    let learned_from = lesson.map_or(0, |lesson| lesson.of);
+    let mode = serde_json::to_value(plan.mode).ok();
+    let mode = mode.and_then(|mode| mode.as_str().map(str::to_owned)).unwrap_or_default();
+    Ok(Rehearsal { mode, refused, measured, learned_from })
+}
+
+/// What was found out about the tree and the link, and what earlier migrations say about the rest: how long rounds
+/// take if the link lets them, and how long a tree is made. Without these, as long as it is read.
+fn forecast(
+    plan: &Plan,
+    checked: &Checked,
+    speed: u64,
+    lesson: Option<Lesson>,
+) -> Result<(Measured, Forecast)> {
+    let tasks = task::tree(plan.pid)?;
+    let writes = Writes::sample(&tasks)?;
+    let longer = lesson.map(|lesson| lesson.factors.restore);
+    let restore = longer.map_or(checked.freeze, |times| Shape::of(&tasks).cost().mul_f64(times));
+    let pace = lesson.and_then(|it| it.pace);
+    let start = Instant::now();
+    let files = mirror(plan)?.map_or(Ok(0), |files| files.bytes())?;
+    let measured = Measured {
+        memory: checked.pages * PAGE,
+        state: checked.state,
+        writes: writes.rate(),
+        link: pace.map_or(float(speed), |pace| pace.rate.min(float(speed))),
+        freeze: checked.freeze,
+        restore,
+        fill: FILL / longer.unwrap_or(1.0),
+        files,
+        scan: if plan.with_rootfs { start.elapsed() } else { Duration::ZERO },
+        each: pace.map_or(checked.freeze, |pace| seconds(pace.each)),
+    };
+    let wish = Wish {
+        mode: plan.mode,
+        bandwidth: plan.bandwidth,
+        max_downtime: plan.max_downtime,
+        max_rounds: plan.max_rounds,
+    };
+    let forecast = Forecast::new(&measured, wish, |time| writes.within(time));
+    Ok((measured, forecast))
+}
+
+/// Has the engine look at all of the tree, and say what it would refuse.
+fn check(plan: &Plan, work: &Path, shell_job: bool) -> Result<Checked> {
+    // The kernel needs the pages of tasks in user namespaces: these are copied instead.
+    let copies = has_own_users(plan.pid);
+    let (near, _far) = UnixStream::pair().context(|| "socketpair".to_owned())?;
+    let pages = (!copies).then(|| OwnedFd::from(near));
+    let mut options = match copies {
+        true => vec!["--leave-running".to_owned(), "--cow".to_owned()],
+        false => vec!["--lazy-pages".to_owned()],
+    };
+    options.extend(plan.dump_options.iter().cloned());
+    let mut worker = match &plan.container {
+        Some(container) => {
+            let (dir, logs) = (work.join("1").display().to_string(), work.display().to_string());
+            let named = ["--image-path", &dir, "--work-path", &logs].map(str::to_owned);
+            let words = named.into_iter().chain(runtime::WORDS.map(str::to_owned)).collect();
+            let (container, action) = (container.clone(), "checkpoint".to_owned());
+            let call = Call { container, action, words, options };
+            runtime::start(&call, work, &[POST_DUMP], pages.as_ref().map(AsFd::as_fd))?
+        }
+        None => {
+            let pid = plan.pid.to_string();
+            let words = ["dump", "--tree", &pid, "--images-dir", "1", "--tcp-established"];
+            let mut args: Vec<String> = words.map(str::to_owned).to_vec();
+            args.push("--file-locks".to_owned());
+            args.extend(pages.iter().flat_map(|_| over_pages()));
+            args.extend(shell_job.then(|| "--shell-job".to_owned()));
+            args.extend(options);
+            engine::start(args, work, &[POST_DUMP], pages.as_ref().map(AsFd::as_fd))?
+        }
+    };
+    let freeze = until_dumped(&mut worker)?;
+    let images = work.join("1");
+    let statistics = if plan.container.is_some() { work } else { images.as_path() };
+    let pages = written_pages(statistics);
+    let state = keep(&images, &work.join("kept"))?;
+    worker.answer(false)?;
+    // It says that somebody said no.
+    let _ = engine::finish("dump", worker);
+    Ok(Checked { pages, freeze, state })
+}
+
+/// For how long the tasks have been stopped when their images are complete.
+fn until_dumped(worker: &mut Worker) -> Result<Duration> {
+    let mut start = Instant::now();
+    loop {
+        match worker.next_event()? {
+            Event::Point { held: true, .. } => return Ok(start.elapsed()),
+            Event::Point { name, .. } if name == "pre-dump" => start = Instant::now(),
+            Event::Ended(outcome) => {
+                engine::judge("dump", outcome)?;
+                return Err(Error::refused("dump: it did not wait"));
+            }
+            event => repeat(&event),
+        }
+    }
+}
+
+/// Keeps images, for the engine takes them back when it is told no. How many bytes those have that are
+/// no pages.
+fn keep(images: &Path, kept: &Path) -> Result<u64> {
+    let listed = || images.display().to_string();
+    let mut all = 0;
+    for entry in std::fs::read_dir(images).context(listed)? {
+        let entry = entry.context(listed)?;
+        let len = entry.metadata().context(listed)?.len();
+        std::fs::hard_link(entry.path(), kept.join(entry.file_name())).context(listed)?;
+        if !entry.file_name().to_string_lossy().starts_with("pages-") {
+            all += len;
+        }
+    }
+    Ok(all)
+}
+
+impl Rehearsal {
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let mut all = json!({ "mode": self.mode, "refused": self.refused });
+        if let Some((measured, forecast)) = &self.measured {
+            all["memory_bytes"] = json!(measured.memory);
+            all["state_bytes"] = json!(measured.state);
+            all["written_bytes_per_s"] = json!(measured.writes.round());
+            all["link_bytes_per_s"] = json!(measured.link.round());
+            all["stopped_ms"] = json!(millis(measured.freeze));
+            if measured.files > 0 {
+                all["files_bytes"] = json!(measured.files);
+            }
+            all["estimate"] = forecast.json();
+            all["estimate"]["learned_from"] = self.learned_from.into();
+        }
+        all
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut lines: Vec<String> =
+            self.refused.iter().map(|why| format!("Refused: {why}")).collect();
+        if self.refused.is_empty() {
+            lines.push("Nothing keeps it here.".to_owned());
+        }
+        if let Some((measured, forecast)) = &self.measured {
+            lines.push(format!(
+                "{:.1} MB of memory, of which {:.1} MB/s are written, {:.1} MB of files; pages go at \
+                 {:.0} MB/s.",
+                megabytes(measured.memory),
+                measured.writes / 1e6,
+                megabytes(measured.files),
+                measured.link / 1e6,
+            ));
+            lines.push(format!(
+                "{}: {} rounds in {:.1} s, stopped for about {:.0} ms (freeze {:.1}, transfer {:.1}, \
+                 restore {:.1}).",
+                self.mode,
+                forecast.rounds,
+                forecast.total.as_secs_f64(),
+                millis(forecast.pause.total()),
+                millis(forecast.pause.freeze),
+                millis(forecast.pause.transfer),
+                millis(forecast.pause.restore),
+            ));
+        }
+        lines.join("\n")
+    }
+}

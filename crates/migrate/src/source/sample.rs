@@ -1,0 +1,215 @@
+//! How fast a tree writes to its memory, found out without stopping it: pages are read twice.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Context, Result};
+use crate::task::Task;
+
+const PAGE: u64 = 4096;
+/// Pages that are compared: 64 MiB are copied.
+const MAX_PAGES: usize = 16384;
+/// When they are looked at again.
+const LOOKS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+/// Entries of /proc/PID/pagemap that are read at once.
+const ENTRIES: usize = 1 << 16;
+/// A page is in memory, or swapped out (`Documentation/admin-guide/mm/pagemap.rst`).
+const THERE: u64 = 0b11 << 62;
+
+/// What a tree does to its memory.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Writes {
+    /// Bytes that it may write to and that are there.
+    pub bytes: u64,
+    /// So long after the beginning, such a share of them was written.
+    pub shares: Vec<(Duration, f64)>,
+}
+
+impl Writes {
+    /// Looks at the memory of tasks for half a second.
+    ///
+    /// # Errors
+    /// If the first of them has ended.
+    pub fn sample(tasks: &[Task]) -> Result<Self> {
+        let mut spaces = Vec::new();
+        for (number, task) in tasks.iter().enumerate() {
+            match pages(task.pid) {
+                Ok(pages) => spaces.push((task.pid, pages)),
+                Err(error) if number == 0 => return Err(error),
+                // It has ended.
+                Err(_) => {}
+            }
+        }
+        let all: usize = spaces.iter().map(|(_, pages)| pages.len()).sum();
+        let step = all.div_ceil(MAX_PAGES).max(1);
+        let mut first = Vec::new();
+        for (pid, pages) in &spaces {
+            let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { continue };
+            for &page in pages.iter().step_by(step) {
+                if let Some(bytes) = read(&memory, page) {
+                    first.push((*pid, page, bytes));
+                }
+            }
+        }
+        let (start, mut shares) = (Instant::now(), Vec::new());
+        for look in LOOKS {
+            thread::sleep(look.saturating_sub(start.elapsed()));
+            let time = start.elapsed();
+            shares.push((time, changed(&first)));
+        }
+        Ok(Self { bytes: all as u64 * PAGE, shares })
+    }
+
+    /// The bytes that are written within `time`: between looks evenly, after the last as before it.
+    #[must_use]
+    pub fn within(&self, time: Duration) -> f64 {
+        let mut before = (0.0, 0.0);
+        let mut slope = 0.0;
+        for &(at, share) in &self.shares {
+            slope = (share - before.1).max(0.0) / (at.as_secs_f64() - before.0).max(1e-9);
+            if time <= at {
+                break;
+            }
+            before = (at.as_secs_f64(), share.max(before.1));
+        }
+        let share = before.1 + slope * (time.as_secs_f64() - before.0).max(0.0);
+        share.min(1.0) * as_float(self.bytes)
+    }
+
+    /// Bytes that are written in a second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        let last = self.shares.last().map(|&(at, share)| share / at.as_secs_f64().max(1e-9));
+        last.unwrap_or(0.0) * as_float(self.bytes)
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+fn as_float(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+/// The share of pages that are not as they were.
+fn changed(first: &[(i32, u64, Vec<u8>)]) -> f64 {
+    let (mut changed, mut memory, mut of) = (0, None, 0);
+    for (pid, page, bytes) in first {
+        if of != *pid {
+            memory = File::open(format!("/proc/{pid}/mem")).ok();
+            of = *pid;
+        }
+        let now = memory.as_ref().and_then(|memory| read(memory, *page));
+        changed += usize::from(now.is_some_and(|now| now != *bytes));
+    }
+    as_float(changed as u64) / as_float(first.len().max(1) as u64)
+}
+
+fn read(memory: &File, page: u64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(PAGE).unwrap_or(0)];
+    memory.read_exact_at(&mut bytes, page).ok().map(|()| bytes)
+}
+
+/// The addresses of pages that a task may write to and that are there.
+fn pages(pid: i32) -> Result<Vec<u64>> {
+    let name = |what: &str| format!("/proc/{pid}/{what}");
+    let maps = File::open(name("maps")).context(|| name("maps"))?;
+    let pagemap = File::open(name("pagemap")).context(|| name("pagemap"))?;
+    let mut found = Vec::new();
+    for line in BufReader::new(maps).lines() {
+        let line = line.context(|| name("maps"))?;
+        let Some((start, end)) = written(&line) else { continue };
+        let mut at = start;
+        while at < end {
+            let count = usize::try_from((end - at) / PAGE).unwrap_or(ENTRIES).min(ENTRIES);
+            let mut entries = vec![0; count * 8];
+            if pagemap.read_exact_at(&mut entries, at / PAGE * 8).is_err() {
+                break;
+            }
+            let there = |entry: &[u8]| {
+                let entry = entry.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+                entry & THERE != 0
+            };
+            let pages = (at..end).step_by(4096).zip(entries.chunks(8));
+            found.extend(pages.filter(|(_, entry)| there(entry)).map(|(page, _)| page));
+            at += count as u64 * PAGE;
+        }
+    }
+    Ok(found)
+}
+
+/// The mapping that a line of /proc/PID/maps is of, if its pages would be sent when they are
+/// written: not those of a file that is shared.
+fn written(line: &str) -> Option<(u64, u64)> {
+    let mut words = line.split_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let how = words.next()?;
+    let path = words.nth(3).unwrap_or_default();
+    let in_memory = ["/dev/zero", "/memfd:", "/SYSV"].iter().any(|it| path.starts_with(it));
+    let is_file = how.ends_with('s') && path.starts_with('/') && !in_memory;
+    let special = path.starts_with("[v");
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    (how.contains('w') && !is_file && !special).then(|| number(start).zip(number(end))).flatten()
+}
+
+/// Whether a process is in another user namespace than this one.
+#[must_use]
+pub fn has_own_users(pid: i32) -> bool {
+    let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    of(&pid.to_string()) != of("self")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn mappings_whose_pages_are_sent() {
+        let sent = "7f00-9f00 rw-p 00000000 00:00 0 [heap]";
+        assert_eq!(written(sent), Some((0x7f00, 0x9f00)));
+        assert!(written("7f00-9f00 rw-s 00000000 00:01 9 /memfd:x (deleted)").is_some());
+        for line in [
+            "7f00-9f00 r--p 00000000 00:00 0",
+            "7f00-9f00 rw-s 00000000 fe:01 9 /var/lib/data",
+            "7f00-9f00 rw-p 00000000 00:00 0 [vvar]",
+            "",
+        ] {
+            assert_eq!(written(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_seen() {
+        let mut memory = vec![1_u8; 8 << 20];
+        let writes = thread::scope(|scope| {
+            let (stop, stopped) = std::sync::mpsc::channel::<()>();
+            let memory = &mut memory;
+            scope.spawn(move || {
+                let mut value = 0_u8;
+                while stopped.try_recv().is_err() {
+                    value = value.wrapping_add(1);
+                    memory.iter_mut().step_by(4096).for_each(|byte| *byte = value);
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let writes = Writes::sample(&[Task::this().unwrap()]).unwrap();
+            stop.send(()).unwrap();
+            writes
+        });
+        assert!(writes.bytes >= 8 << 20, "{writes:?}");
+        assert!(writes.rate() > f64::from(4 << 20), "{writes:?}");
+    }
+
+    #[test]
+    fn shares_grow_on() {
+        let shares = vec![(Duration::from_secs(1), 0.25), (Duration::from_secs(2), 0.5)];
+        let writes = Writes { bytes: 4000, shares };
+        let within = |millis| writes.within(Duration::from_millis(millis)).round();
+        assert_eq!([within(500), within(1000), within(1500)], [500.0, 1000.0, 1500.0]);
+        assert_eq!([within(3000), within(9000)], [3000.0, 4000.0]);
+        assert_eq!(writes.rate().round(), 1000.0);
+    }
+}

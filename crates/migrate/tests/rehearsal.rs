@@ -1,0 +1,96 @@
+//! `--dry-run` says what a migration would be like, and moves nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Counter, Host, child_of, wait_until};
+
+fn rehearse(here: &Host, pid: i32, mode: &str, to: &str) -> (bool, Value) {
+    let pid = pid.to_string();
+    let args = ["--pid", &pid, "--mode", mode, "--dry-run", "--json", to];
+    let output = here.migrate(&args).output().unwrap();
+    let said = serde_json::from_slice(&output.stdout);
+    (output.status.success(), said.unwrap_or_else(|e| panic!("{e}: {output:?}")))
+}
+
+/// Nothing has moved, and nothing is left of the question.
+fn stays(counter: &Counter, here: &Host, there: &Host) {
+    counter.goes_on();
+    assert_eq!(counter.running(), [(counter.pid, true)]);
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    assert!(here.phases("source").is_empty() && there.phases("destination").is_empty());
+}
+
+#[test]
+fn what_it_would_take() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(5000, 100);
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let (fine, said) = rehearse(&here, counter.pid, mode, &there.address);
+        assert!(fine && said["refused"].as_array().unwrap().is_empty(), "{said}");
+        assert_eq!(said["mode"], mode);
+        let number = |name: &str| said[name].as_f64().unwrap();
+        assert!(number("memory_bytes") >= 5000.0 * 4096.0, "{said}");
+        assert!(number("written_bytes_per_s") > 0.0, "{said}");
+        assert!(number("link_bytes_per_s") > 1e6, "{said}");
+        assert!(number("state_bytes") > 1000.0 && number("stopped_ms") > 0.0, "{said}");
+        let expected = &said["estimate"];
+        let part = |name: &str| expected[name].as_f64().unwrap();
+        let parts = part("freeze_ms") + part("transfer_ms") + part("restore_ms");
+        assert!((parts - part("downtime_ms")).abs() < 1.0, "{said}");
+        assert!(part("total_ms") >= part("downtime_ms"), "{said}");
+        assert_eq!(expected["learned_from"], 0, "{said}");
+        stays(&counter, &here, &there);
+    }
+    let args = ["--pid", &counter.pid.to_string(), "--dry-run", &there.address];
+    let output = here.migrate(&args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("Nothing keeps it here.") && said.contains("stopped for about"),
+        "{said}"
+    );
+    // And then it does move, and what that took is known to the next estimate.
+    let report = here.moves(counter.pid, "pipelined", &there.address).unwrap();
+    assert!(report["pid"].as_i64().is_some());
+    counter.goes_on();
+    assert_eq!(report["estimate"]["learned_from"], 0, "{report}");
+    let other = Counter::start(5000, 100);
+    let learned = |mode: &str| {
+        let (fine, said) = rehearse(&here, other.pid, mode, &there.address);
+        assert!(fine, "{said}");
+        said["estimate"]["learned_from"].as_u64().unwrap()
+    };
+    assert_eq!([learned("pipelined"), learned("pre-copy")], [1, 0]);
+    let report = here.moves(other.pid, "pipelined", &there.address).unwrap();
+    assert_eq!(report["estimate"]["learned_from"], 1, "{report}");
+    other.goes_on();
+}
+
+#[test]
+fn what_would_be_refused() {
+    // By the engine here: a tree in two time namespaces.
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let mut counter = Counter::start_under(&["unshare", "--time", "--fork"], 100, 1);
+    let root = counter.pid;
+    counter.pid = child_of(counter.child.id());
+    let (fine, said) = rehearse(&here, root, "pipelined", &there.address);
+    let refused = said["refused"].to_string();
+    assert!(!fine && refused.contains("its time namespace"), "{said}");
+    stays(&counter, &here, &there);
+
+    // By the policy there.
+    let (here, mut there) = (Host::new(), Host::new());
+    for word in ["--policy-rule", "foreign.namespaces.require=[\"pid\"]"] {
+        there.options.push(format!("--restore-option={word}"));
+    }
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let (fine, said) = rehearse(&here, counter.pid, "pipelined", &there.address);
+    let refused = said["refused"].to_string();
+    assert!(!fine && refused.contains("the policy does not allow"), "{said}");
+    stays(&counter, &here, &there);
+}
