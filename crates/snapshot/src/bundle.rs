@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use aws_lc_rs::digest::{self, SHA256};
 use serde_json::{Value, json};
 
+use crate::description::Origin;
 use crate::error::{Context, Error, Result};
 use crate::oci;
+use crate::source::Source;
 
 /// The longest configuration that is read.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -22,6 +24,8 @@ pub struct Bundle {
     pub config: Value,
     /// Its root file system.
     pub root: PathBuf,
+    /// What the container runs instead of what its configuration said.
+    command: Vec<String>,
 }
 
 impl Bundle {
@@ -41,7 +45,7 @@ impl Bundle {
         let root = config["root"]["path"].as_str().unwrap_or("rootfs");
         let root = fs::canonicalize(dir.join(root))
             .context(|| format!("the root file system of {}", dir.display()))?;
-        Ok(Self { dir, config, root })
+        Ok(Self { dir, config, root, command: Vec::new() })
     }
 
     /// The same with a container that runs `command`, unless that is empty.
@@ -49,8 +53,27 @@ impl Bundle {
     pub fn running(mut self, command: &[String]) -> Self {
         if !command.is_empty() {
             self.config["process"]["args"] = json!(command);
+            self.command = command.to_owned();
         }
         self
+    }
+
+    /// The bundle that is named by `origin`.
+    ///
+    /// # Errors
+    /// If it is none of this machine's.
+    pub fn of(origin: &Origin) -> Result<Self> {
+        match origin.from.parse().map_err(Error::new)? {
+            Source::Runc(path) => Ok(Self::open(&path)?.running(&origin.command)),
+            other => Err(Error::new(format!("{other} cannot be started here"))),
+        }
+    }
+
+    /// What names it.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        let from = Source::Runc(self.dir.clone()).to_string();
+        Origin { from, command: self.command.clone() }
     }
 
     /// The configuration of a container that has its root file system at `root`.

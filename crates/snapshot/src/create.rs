@@ -21,9 +21,10 @@ use crate::publish::{Parts, Published, publish};
 use crate::ready::{Container, NOTIFY, Output, Ready, Waiting};
 use crate::reference::Reference;
 use crate::runc::{Restore, Runc, Streams};
+use crate::signature::SignWith;
 use crate::source::Source;
 use crate::store::{self, Store};
-use crate::{Runtime, places};
+use crate::{Runtime, cri, instance, places, streams};
 
 /// Makes a snapshot: starts the container, waits until it is ready, puts it to sleep, and packs
 /// it. With a snapshot of the same name there, only pages that are new are stored.
@@ -52,12 +53,8 @@ pub struct CreateArgs {
     /// Seal the images for WHO: age1..., a file with a certificate, or provider:/PROGRAM:KEY
     #[arg(long, value_name = "WHO")]
     recipient: Vec<String>,
-    /// Sign a sealed snapshot with the private key in FILE
-    #[arg(long, value_name = "FILE", requires = "recipient", requires = "sign_cert")]
-    sign_key: Option<PathBuf>,
-    /// The certificate of --sign-key, followed by those that lead from it to an authority
-    #[arg(long, value_name = "FILE", requires = "sign_key")]
-    sign_cert: Option<PathBuf>,
+    #[command(flatten)]
+    sign: SignWith,
     /// Print a JSON object that says what was made
     #[arg(long)]
     json: bool,
@@ -74,15 +71,11 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// What came out of a container of runc.
 struct Slept {
     bundle: Bundle,
-    instance: Option<Instance>,
+    /// The layer that it has written to, if it has one of its own.
+    changes: Option<PathBuf>,
     images: PathBuf,
-}
-
-impl Slept {
-    /// The layer that the container has written to.
-    fn changes(&self) -> Option<PathBuf> {
-        self.instance.as_ref().map(Instance::changes)
-    }
+    /// Its standard streams that are files of the host.
+    streams: BTreeMap<u8, String>,
 }
 
 /// Makes a snapshot.
@@ -91,6 +84,7 @@ impl Slept {
 /// If the container does not become ready, or cannot be put to sleep or packed.
 pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
+    let signer = args.sign.signer()?;
     let base = base(&*store)?;
     places::make(&places::state())?;
     let work = tempfile::Builder::new()
@@ -113,6 +107,9 @@ pub fn create(args: &CreateArgs) -> Result<ExitCode> {
     maker.clean();
     drop(owner);
     let (description, published) = result?;
+    if let Some(signer) = &signer {
+        args.sign.sign(signer, &args.reference, &published.digest)?;
+    }
     places::note(&args.reference.to_string(), &description.origin)?;
     report(args, &description, &published);
     Ok(ExitCode::SUCCESS)
@@ -178,12 +175,12 @@ impl Maker<'_> {
             configuration: serde_json::to_string(&slept.bundle.config).unwrap_or_default(),
             configuration_digest: slept.bundle.configuration_digest()?,
             files_digest: slept.bundle.files_digest()?,
-            ..self.describe(Source::Runc(slept.bundle.dir.clone()), &slept.images)?
+            streams: slept.streams,
+            ..self.describe(slept.bundle.origin(), &slept.images)?
         };
-        let changes = slept.changes();
         let parts = Parts {
             images: &slept.images,
-            changes: changes.as_deref(),
+            changes: slept.changes.as_deref(),
             work: self.work,
             others: vec![("spec.dump", description.configuration.clone().into_bytes())],
             annotations: BTreeMap::new(),
@@ -198,9 +195,13 @@ impl Maker<'_> {
         store: &dyn Store,
         base: Option<&Manifest>,
     ) -> Result<(Description, Published)> {
-        if matches!(self.args.ready, Some(Ready::Log(_) | Ready::Notify)) {
+        if self.args.ready.as_ref().is_some_and(Ready::is_told) {
             return Err(Error::new("Podman's containers are not asked by log: or notify")
                 .hint("--ready exec:CMD, tcp:PORT or an address"));
+        }
+        if !self.args.recipient.is_empty() {
+            return Err(Error::new("Podman restores no sealed snapshot")
+                .hint("--from runc:BUNDLE makes one, torpor snapshot run starts it"));
         }
         let podman = Podman::new()?;
         podman.start(image, &self.id, &[], &self.args.command)?;
@@ -211,25 +212,26 @@ impl Maker<'_> {
         places::make(&dir)?;
         podman.checkpoint(&self.id, &dir)?;
         let images = dir.join(podman::IMAGES);
-        let parts = Parts {
-            images: &images,
-            changes: None,
-            work: self.work,
-            others: podman::others(&dir)?,
-            annotations: podman.annotations(&dir, &self.id)?,
-        };
+        cri::any_root(&ImageDir::open(&images)?)?;
+        let mut annotations = podman.annotations(&dir, &self.id)?;
+        cri::annotate(&mut annotations, &self.id);
+        let mut others = podman::others(&dir)?;
+        cri::complete(&mut others, &self.id, &podman.reference(image)?)?;
+        let parts = Parts { images: &images, changes: None, work: self.work, others, annotations };
         // Podman says by itself which image it needs.
-        let description = self.describe(Source::Podman(image.to_owned()), &images)?;
+        let from = Source::Podman(image.to_owned()).to_string();
+        let origin = Origin { from, command: self.args.command.clone() };
+        let description = self.describe(origin, &images)?;
         self.publish(store, description, &parts, base)
     }
 
     /// What is known without the container's configuration.
-    fn describe(&self, from: Source, images: &Path) -> Result<Description> {
+    fn describe(&self, origin: Origin, images: &Path) -> Result<Description> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Description {
             version: VERSION,
             created: now.as_secs(),
-            origin: Origin { from: from.to_string(), command: self.args.command.clone() },
+            origin,
             configuration: String::new(),
             configuration_digest: String::new(),
             files_digest: String::new(),
@@ -239,6 +241,7 @@ impl Maker<'_> {
             working_set: 0,
             sealed: !self.args.recipient.is_empty(),
             tasks: ImageDir::open(images)?.ids(kind::MM)?.len(),
+            streams: BTreeMap::new(),
         })
     }
 
@@ -276,20 +279,26 @@ impl Maker<'_> {
         self.runc
             .checkpoint(&self.id, &images, &instance.dir.join("work"), false, &self.options()?)
             .context(|| "putting the container to sleep")?;
-        Ok(Slept { bundle, instance: Some(instance), images })
+        let (changes, streams) = (Some(instance.changes()), BTreeMap::new());
+        Ok(Slept { bundle, changes, images, streams })
     }
 
     /// Takes a container that runs, and goes on running.
     fn sleep_running(&self, id: &str) -> Result<Slept> {
         let state = self.runc.state(id)?;
         let state = state.ok_or_else(|| Error::new(format!("there is no container {id}")))?;
-        let bundle = Bundle::open(Path::new(state["bundle"].as_str().unwrap_or_default()))?;
+        let dir = Path::new(state["bundle"].as_str().unwrap_or_default());
+        let (bundle, changes) = instance::bundle_of(dir)?;
+        let streams = streams::outside(self.runc.pid(id)?)?;
         let (images, work) = (self.work.join("running"), self.work.join("work"));
         places::make(&images)?;
         places::make(&work)?;
-        let options = format!("{}cow\n", self.options()?);
+        let mut options = self.options()? + "cow\n";
+        for key in streams.values() {
+            options += &format!("external {key}\n");
+        }
         self.runc.checkpoint(id, &images, &work, true, &options)?;
-        Ok(Slept { bundle, instance: None, images })
+        Ok(Slept { bundle, changes, images, streams })
     }
 
     /// What the engine is told beside what runc says: connections to outside are not kept.
@@ -301,9 +310,11 @@ impl Maker<'_> {
             let who = file.map_or_else(|| recipient.clone(), |path| path.display().to_string());
             options += &format!("encrypt\nrecipient {who}\n");
         }
-        for (name, file) in [("sign-key", &self.args.sign_key), ("sign-cert", &self.args.sign_cert)]
-        {
-            options += &files_option(name, file)?;
+        if !self.args.recipient.is_empty() {
+            let with = &self.args.sign;
+            for (name, file) in [("sign-key", &with.sign_key), ("sign-cert", &with.sign_cert)] {
+                options += &files_option(name, file)?;
+            }
         }
         Ok(options)
     }
@@ -329,27 +340,27 @@ impl Maker<'_> {
     /// Starts the snapshot once: shows that it starts, and what it touches until it is ready.
     fn trial(&self, slept: &Slept) -> Result<()> {
         let id = format!("{}-trial", self.id);
-        let changes = slept.changes();
         let instance =
             Instance::make(&self.work.join("trial"), &slept.bundle, &Own::default(), |upper| {
-                changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
+                slept.changes.as_ref().map_or(Ok(()), |from| copy(from, upper))
             })?;
         let output = Output::default();
+        // Until the container is ended.
+        let options =
+            "tcp-close\nrecord-working-set 86400\n".to_owned() + &streams::given(&slept.streams);
         let restore = Restore {
             bundle: &instance.dir,
             id: &id,
             images: &slept.images,
             work: &instance.dir.join("work"),
             lazy: true,
-            // Until the container is ended.
-            options: "tcp-close\nrecord-working-set 86400\n",
+            options: &options,
         };
         let tried = self.runc.restore(&restore, piped(&output)?).and_then(|()| {
             let waiting = Waiting { runtime: &self.runc, id: &id, output: &output, notify: None };
             match &self.args.ready {
-                // What it says once it does not say again.
-                Some(Ready::Log(_) | Ready::Notify) | None => {}
-                Some(ready) => waiting.until(ready, self.timeout())?,
+                Some(ready) if !ready.is_told() => waiting.until(ready, self.timeout())?,
+                _ => {}
             }
             std::thread::sleep(SETTLE);
             self.runc.pid(&id).map(drop)

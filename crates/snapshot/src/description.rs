@@ -1,5 +1,6 @@
 //! What a snapshot says of itself: an object in the configuration of its image.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,10 @@ pub struct Description {
     pub sealed: bool,
     /// Processes.
     pub tasks: usize,
+    /// The standard streams that were files of the host, by their numbers, as the engine names
+    /// them. Each container has its own instead.
+    #[serde(default)]
+    pub streams: BTreeMap<u8, String>,
 }
 
 /// What is started where there is no snapshot.

@@ -12,14 +12,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use torpor_images::feed::{REQUEST, SOCKET};
+use torpor_images::feed::{PATIENT, REQUEST, SOCKET};
 
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
+use crate::events::Notes;
 use crate::fetch::{Fetch, SMALL};
 use crate::oci::Manifest;
 use crate::reference::Reference;
@@ -32,6 +33,13 @@ const IDLE: Duration = Duration::from_secs(30);
 /// How often it is looked.
 const GLANCE: Duration = Duration::from_millis(100);
 
+/// How often it is looked for a part that is read ahead.
+const AHEAD: Duration = Duration::from_millis(5);
+/// How long the rest waits for the first answer at most.
+const HELD: Duration = Duration::from_secs(30);
+
+/// The file, in the directory of the container, that is there until the application has answered.
+const UNANSWERED: &str = "unanswered";
 /// The manifest of the snapshot, in the directory of the container.
 const MANIFEST: &str = "manifest.json";
 /// Its reference.
@@ -64,6 +72,8 @@ struct Activity {
     /// When somebody asked last, in milliseconds since the beginning.
     asked: AtomicU64,
     connected: AtomicUsize,
+    /// Whether everything is being brought in, or has been, as far as it can be had.
+    all: AtomicBool,
 }
 
 impl Activity {
@@ -76,6 +86,21 @@ impl Activity {
         let since = Duration::from_millis(self.asked.load(Ordering::Relaxed)) + time;
         self.begin.elapsed() >= since
     }
+}
+
+/// Has everything that is not needed first wait, while somebody waits for the first answer of the
+/// container whose files are in `dir`.
+///
+/// # Errors
+/// If there is no place.
+pub fn hold(dir: &Path) -> Result<()> {
+    fs::write(dir.join(UNANSWERED), "").context(|| "noting that the first answer is waited for")
+}
+
+/// The first answer is there.
+pub fn release(dir: &Path) {
+    // There is none where nothing is fetched.
+    let _ = fs::remove_file(dir.join(UNANSWERED));
 }
 
 /// Serves the container whose files are in `dir`, at the socket that is the standard input.
@@ -94,25 +119,33 @@ pub fn serve(dir: &Path) -> Result<()> {
     let images = dir.join("images");
     let description = Description::read(&*store, &manifest)?;
     let fetch = Fetch::new(&*store, (&description, &manifest), &images, true)?;
+    let fetch = fetch.noting(Notes::create(dir)?);
     let begin = Instant::now();
-    let activity = Activity { begin, asked: AtomicU64::new(0), connected: AtomicUsize::new(0) };
+    let activity = Activity {
+        begin,
+        asked: AtomicU64::new(0),
+        connected: AtomicUsize::new(0),
+        all: AtomicBool::new(false),
+    };
     let gone = || !dir.join("config.json").exists();
+    let held = || begin.elapsed() < HELD && dir.join(UNANSWERED).exists();
     thread::scope(|scope| {
-        let (fetch, activity) = (&fetch, &activity);
+        let (fetch, activity, gone) = (&fetch, &activity, &gone);
         scope.spawn(move || {
             for stream in listener.incoming().map_while(io::Result::ok) {
                 activity.connected.fetch_add(1, Ordering::Relaxed);
                 scope.spawn(move || {
                     // A connection that ends is the end of a thread of the engine.
-                    let _ = answer(stream, fetch, activity);
+                    let _ = answer(stream, fetch, activity, gone);
                     activity.connected.fetch_sub(1, Ordering::Relaxed);
                     activity.note();
                 });
             }
         });
-        if let Err(error) = background(fetch, activity, &gone) {
+        if let Err(error) = background(fetch, activity, &held, gone) {
             eprintln!("{error}");
         }
+        activity.all.store(true, Ordering::Relaxed);
         let (requests, bytes) = fetch.traffic();
         eprintln!("{requests} requests brought {bytes} bytes");
         while !gone()
@@ -131,19 +164,29 @@ pub fn serve(dir: &Path) -> Result<()> {
 fn background(
     fetch: &Fetch<'_>,
     activity: &Activity,
+    held: &dyn Fn() -> bool,
     gone: &(dyn Fn() -> bool + Sync),
 ) -> Result<()> {
     fetch.working_set()?;
     let (requests, bytes) = fetch.traffic();
     eprintln!("{requests} requests brought the working set, {bytes} bytes");
-    while !activity.quiet_for(QUIET) && !gone() {
+    while (held() || !activity.quiet_for(QUIET)) && !fetch.is_surprised() && !gone() {
         thread::sleep(GLANCE);
     }
+    if fetch.is_surprised() {
+        eprintln!("more is needed than the working set: everything is fetched");
+    }
+    activity.all.store(true, Ordering::Relaxed);
     fetch.all(gone)
 }
 
 /// Answers requests of one connection.
-fn answer(mut stream: UnixStream, fetch: &Fetch<'_>, activity: &Activity) -> io::Result<()> {
+fn answer(
+    mut stream: UnixStream,
+    fetch: &Fetch<'_>,
+    activity: &Activity,
+    gone: &(dyn Fn() -> bool + Sync),
+) -> io::Result<()> {
     let mut request = [0; REQUEST];
     loop {
         stream.read_exact(&mut request)?;
@@ -152,9 +195,20 @@ fn answer(mut stream: UnixStream, fetch: &Fetch<'_>, activity: &Activity) -> io:
             bytes.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
         };
         let (id, offset, len) = (number(0) & u64::from(u32::MAX), number(4), number(12));
-        let range = offset..offset.saturating_add(len);
-        let wanted = fetch.want(u32::try_from(id).unwrap_or(0), &range, SMALL);
-        activity.note();
+        let range = offset..offset.saturating_add(len & !PATIENT);
+        let number = u32::try_from(id).unwrap_or(0);
+        let wanted = if len & PATIENT == 0 {
+            fetch.note_asked(number, &range);
+            let wanted = fetch.want(number, &range, SMALL);
+            activity.note();
+            wanted
+        } else {
+            // What is there already is not held up by what is not.
+            while !fetch.has(number, &range) && !activity.all.load(Ordering::Relaxed) && !gone() {
+                thread::sleep(AHEAD);
+            }
+            fetch.want(number, &range, 0)
+        };
         if let Err(error) = &wanted {
             eprintln!("pack {id}, {len} bytes at {offset}: {error}");
         }

@@ -19,24 +19,30 @@ use torpor_images::{ImageDir, kind};
 use crate::archive::FIRST;
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
+use crate::events::Notes;
 use crate::oci::{Descriptor, Manifest, hex_of};
 use crate::pack::number_of;
 use crate::store::Store;
 use crate::stored::{extent, strip};
-use crate::{cache, places};
+use crate::{cache, places, progress};
 
 /// How much is asked for at once in the background.
 const LARGE: u64 = 4 << 20;
 /// How much is asked for at once while somebody waits.
-pub const SMALL: u64 = 512 << 10;
+pub const SMALL: u64 = 128 << 10;
 /// A gap that is fetched as well, since another request costs more.
 const GAP: u64 = 128 << 10;
+
+/// So many waits for what is not of the working set show that it is larger than was expected.
+const SURPRISES: u64 = 32;
 
 /// A cluster of a pack.
 #[derive(Debug, Clone, Copy)]
 struct Chunk {
     offset: u64,
     size: u64,
+    /// How many pages are in it, for all tasks that have it.
+    pages: u64,
     sum: [u8; 32],
 }
 
@@ -68,6 +74,10 @@ pub struct Fetch<'s> {
     first: Vec<Extent>,
     requests: AtomicU64,
     bytes: AtomicU64,
+    /// How often somebody waited for what is not needed first.
+    unforeseen: AtomicU64,
+    /// Where is written down what happens.
+    notes: Option<Notes>,
 }
 
 impl<'s> Fetch<'s> {
@@ -101,7 +111,50 @@ impl<'s> Fetch<'s> {
             return Err(Error::new(format!("the snapshot lacks its pack {number}")));
         }
         let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self { store, packs, first, requests, bytes })
+        let unforeseen = AtomicU64::new(0);
+        Ok(Self { store, packs, first, requests, bytes, unforeseen, notes: None })
+    }
+
+    /// The same, which writes down what happens.
+    #[must_use]
+    pub fn noting(mut self, notes: Notes) -> Self {
+        self.notes = Some(notes);
+        self
+    }
+
+    /// Whether `range` of a pack has been brought in, as far as that is known.
+    #[must_use]
+    pub fn has(&self, number: u32, range: &Range<u64>) -> bool {
+        let Some(pack) = self.packs.get(&number) else { return false };
+        let first = pack.first_in(range);
+        let chunks = pack.chunks[first..].iter().take_while(|chunk| chunk.offset < range.end);
+        let here = pack.here.lock().unwrap_or_else(PoisonError::into_inner);
+        here[first..first + chunks.count()].iter().all(|here| *here)
+    }
+
+    /// Whether more is needed than was expected, so that pieces of [`SMALL`] are too small.
+    #[must_use]
+    pub fn is_surprised(&self) -> bool {
+        self.unforeseen.load(Ordering::Relaxed) > SURPRISES
+    }
+
+    /// Writes down that somebody waits for a part of a pack.
+    pub fn note_asked(&self, number: u32, range: &Range<u64>) {
+        let is_first = |(pack, first): &Extent| {
+            *pack == number && first.start <= range.start && range.end <= first.end
+        };
+        let unforeseen = !self.first.iter().any(is_first);
+        self.unforeseen.fetch_add(unforeseen.into(), Ordering::Relaxed);
+        let (Some(notes), Some(pack)) = (&self.notes, self.packs.get(&number)) else { return };
+        let chunks = &pack.chunks[pack.first_in(range)..];
+        let asked = chunks.iter().take_while(|chunk| chunk.offset < range.end);
+        notes.asked(asked.map(|chunk| chunk.pages).sum(), unforeseen);
+    }
+
+    fn note_came(&self, pages: u64) {
+        if let Some(notes) = self.notes.as_ref().filter(|_| pages > 0) {
+            notes.came(pages);
+        }
     }
 
     /// How many requests were made, and how many bytes came.
@@ -115,15 +168,19 @@ impl<'s> Fetch<'s> {
     /// If they cannot be had, or are not what they should be.
     pub fn want(&self, number: u32, range: &Range<u64>, more: u64) -> Result<()> {
         let pack = self.packs.get(&number).ok_or_else(|| Error::new("there is no such pack"))?;
-        let first = pack.chunks.partition_point(|c| c.offset + c.size <= range.start);
+        let first = pack.first_in(range);
         let in_range = pack.chunks[first..].iter().take_while(|c| c.offset < range.end).count();
         let end = range.end.max(range.start.saturating_add(more));
         let with_more = pack.chunks[first..].iter().take_while(|c| c.offset < end).count();
-        let missing = pack.missing(first..first + in_range)?;
+        let mut found = 0;
+        let missing = pack.missing(first..first + in_range, &mut found)?;
+        self.note_came(found);
         let (Some(from), Some(_)) = (missing.first().copied(), missing.last()) else {
             return Ok(());
         };
-        let missing = pack.missing(from..first + with_more)?;
+        found = 0;
+        let missing = pack.missing(from..first + with_more, &mut found)?;
+        self.note_came(found);
         self.bring(pack, &missing)
     }
 
@@ -154,6 +211,7 @@ impl<'s> Fetch<'s> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let bytes = strip(bytes, &part);
+        let mut came = 0;
         for number in numbers {
             let chunk = pack.chunks[*number];
             let at = |offset: u64| usize::try_from(offset - start).unwrap_or(usize::MAX);
@@ -164,8 +222,9 @@ impl<'s> Fetch<'s> {
                 return Err(Error::new(text).hint("torpor snapshot verify shows all of it"));
             }
             pack.file.write_all_at(data, chunk.offset).context(|| "storing a pack")?;
-            pack.here.lock().unwrap_or_else(PoisonError::into_inner)[*number] = true;
+            came += pack.arrived(*number);
         }
+        self.note_came(came);
         Ok(())
     }
 
@@ -177,11 +236,37 @@ impl<'s> Fetch<'s> {
         self.first.iter().try_for_each(|(number, range)| self.want(*number, range, 0))
     }
 
-    /// Brings everything in, by two threads; until `stop` says so.
+    /// Brings everything in, and shows how far it is.
+    ///
+    /// # Errors
+    /// If it cannot be had, or is not what it should be.
+    pub fn shown(&self) -> Result<()> {
+        let chunks = self.packs.values().flat_map(|pack| &pack.chunks);
+        let total = chunks.map(|chunk| chunk.size).sum();
+        let done = AtomicU64::new(0);
+        let so_far = || done.load(Ordering::Relaxed);
+        progress::during("fetching", total, &so_far, || {
+            self.each_part(&|number, range| {
+                self.want(number, range, 0)?;
+                done.fetch_add(range.end - range.start, Ordering::Relaxed);
+                Ok(())
+            })
+        })
+    }
+
+    /// Brings everything in, until `stop` says so.
     ///
     /// # Errors
     /// If it cannot be had, or is not what it should be.
     pub fn all(&self, stop: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+        self.each_part(&|number, range| match stop() {
+            true => Ok(()),
+            false => self.want(number, range, 0),
+        })
+    }
+
+    /// Does something with each part of the packs, by two threads.
+    fn each_part(&self, work: &(dyn Fn(u32, &Range<u64>) -> Result<()> + Sync)) -> Result<()> {
         let mut parts: Vec<Extent> = Vec::new();
         for (number, pack) in &self.packs {
             let end = pack.chunks.last().map_or(0, |chunk| chunk.offset + chunk.size);
@@ -189,27 +274,41 @@ impl<'s> Fetch<'s> {
             parts.extend(starts.map(|at| (*number, at..(at + LARGE).min(end))));
         }
         let todo = Mutex::new(parts.into_iter());
-        let work = || {
+        let all = || {
             loop {
                 let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next();
                 match next {
-                    Some((number, range)) if !stop() => self.want(number, &range, 0)?,
-                    _ => return Ok(()),
+                    Some((number, range)) => work(number, &range)?,
+                    None => return Ok(()),
                 }
             }
         };
         thread::scope(|scope| {
-            let other = scope.spawn(work);
-            let own: Result<()> = work();
+            let other = scope.spawn(all);
+            let own: Result<()> = all();
             own.and(other.join().unwrap_or_else(|_| Err(Error::new("a thread has ended"))))
         })
     }
 }
 
 impl Pack {
+    /// The first chunk that ends behind the beginning of a range.
+    fn first_in(&self, range: &Range<u64>) -> usize {
+        self.chunks.partition_point(|c| c.offset + c.size <= range.start)
+    }
+
+    /// A chunk is in place. How many pages that adds: others may have brought it meanwhile.
+    fn arrived(&self, number: usize) -> u64 {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut here[number], true) {
+            true => 0,
+            false => self.chunks[number].pages,
+        }
+    }
+
     /// Those of these chunks that are not in place. What is in the file from earlier is looked
-    /// at once: nobody has to note what is there.
-    fn missing(&self, range: Range<usize>) -> Result<Vec<usize>> {
+    /// at once: nobody has to note what is there. Its pages are added to `found`.
+    fn missing(&self, range: Range<usize>, found: &mut u64) -> Result<Vec<usize>> {
         let mut missing = Vec::new();
         let mut data = Vec::new();
         for number in range {
@@ -220,10 +319,10 @@ impl Pack {
             data.resize(usize::try_from(chunk.size).unwrap_or(0), 0);
             self.file.read_exact_at(&mut data, chunk.offset).context(|| "reading a pack")?;
             // Holes are zeros, which no cluster is.
-            let found = data.iter().take(8).any(|byte| *byte != 0)
+            let is_there = data.iter().take(8).any(|byte| *byte != 0)
                 && digest::digest(&SHA256, &data).as_ref() == chunk.sum;
-            match found {
-                true => self.here.lock().unwrap_or_else(PoisonError::into_inner)[number] = true,
+            match is_there {
+                true => *found += self.arrived(number),
                 false => missing.push(number),
             }
         }
@@ -274,8 +373,14 @@ fn wanted(images: &ImageDir) -> Result<(Chunks, Vec<Extent>)> {
                 let (Some(pack), Ok(sum)) = (cluster.pack, cluster.sum.try_into()) else {
                     return Err(Error::new("the snapshot has pages that are in no pack"));
                 };
-                let chunk = Chunk { offset: cluster.offset, size: cluster.size, sum };
-                all.entry(pack).or_default().insert(chunk.offset, chunk);
+                let chunk = Chunk { offset: cluster.offset, size: cluster.size, pages: 0, sum };
+                if kind == kind::SHMEM_PAGEMAP {
+                    // It does not come later.
+                    let end = cluster.offset.saturating_add(cluster.size);
+                    first.push((pack, cluster.offset..end));
+                }
+                let known = all.entry(pack).or_default().entry(chunk.offset).or_insert(chunk);
+                known.pages += cluster.pages;
             }
             if kind == kind::PAGEMAP {
                 let runs: Vec<_> = map.offsets().collect();

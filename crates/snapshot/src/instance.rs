@@ -16,6 +16,11 @@ use crate::bundle::Bundle;
 use crate::error::{Context, Error, Result};
 use crate::places;
 
+/// The layer that a container writes to.
+const CHANGES: &str = "upper";
+/// The file that names the bundle of a container.
+const ORIGIN: &str = "origin.json";
+
 /// The files of one container.
 #[derive(Debug)]
 pub struct Instance {
@@ -79,13 +84,15 @@ impl Instance {
         for name in ["images", "work"] {
             places::make(&self.dir.join(name))?;
         }
-        for name in ["upper", "layer-work", "rootfs"] {
+        for name in [CHANGES, "layer-work", "rootfs"] {
             fs::create_dir(self.dir.join(name)).context(shown)?;
         }
         // The root of a container has the mode that its bundle gives it.
         let mode = fs::metadata(&bundle.root).context(shown)?.permissions();
-        fs::set_permissions(self.dir.join("upper"), mode).context(shown)?;
-        changes(&self.dir.join("upper"))?;
+        fs::set_permissions(self.dir.join(CHANGES), mode).context(shown)?;
+        changes(&self.dir.join(CHANGES))?;
+        let origin = serde_json::to_vec(&bundle.origin()).context(|| ORIGIN)?;
+        fs::write(self.dir.join(ORIGIN), origin).context(shown)?;
         self.mount(&bundle.root)?;
         let config = self.config(bundle, own);
         let text = serde_json::to_vec_pretty(&config).context(|| "config.json")?;
@@ -103,7 +110,7 @@ impl Instance {
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
             plain(lower)?,
-            plain(&self.dir.join("upper"))?,
+            plain(&self.dir.join(CHANGES))?,
             plain(&self.dir.join("layer-work"))?
         );
         let options = CString::new(options).map_err(|e| Error::new(e.to_string()))?;
@@ -154,13 +161,25 @@ impl Instance {
     /// The layer with what the container has changed in its files.
     #[must_use]
     pub fn changes(&self) -> PathBuf {
-        self.dir.join("upper")
+        self.dir.join(CHANGES)
     }
 
     /// Removes all of it.
     pub fn remove(&self) {
         release(&self.dir);
     }
+}
+
+/// The bundle of the container whose files are in `dir`, and the layer that the container writes
+/// to, if it has one of its own.
+///
+/// # Errors
+/// If there is no such bundle.
+pub fn bundle_of(dir: &Path) -> Result<(Bundle, Option<PathBuf>)> {
+    let Ok(text) = fs::read(dir.join(ORIGIN)) else { return Ok((Bundle::open(dir)?, None)) };
+    let origin =
+        serde_json::from_slice(&text).context(|| dir.join(ORIGIN).display().to_string())?;
+    Ok((Bundle::of(&origin)?, Some(dir.join(CHANGES))))
 }
 
 /// Removes the files of a container that its runtime has forgotten.

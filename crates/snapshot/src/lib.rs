@@ -6,28 +6,39 @@
 pub mod archive;
 pub mod bundle;
 pub mod cache;
+pub mod cosign;
 pub mod create;
+pub mod cri;
 pub mod description;
+pub mod eager;
 pub mod error;
+pub mod events;
 pub mod feed;
 pub mod fetch;
 pub mod fits;
 pub mod instance;
 pub mod lint;
+pub mod log;
 pub mod oci;
+pub mod own;
 pub mod pack;
 pub mod places;
 pub mod podman;
+pub mod progress;
 pub mod publish;
 pub mod ready;
 pub mod reference;
+pub mod report;
 pub mod run;
 pub mod runc;
 pub mod shelf;
+pub mod signature;
 pub mod source;
 pub mod store;
 pub mod stored;
+pub mod streams;
 pub mod template;
+pub mod unpack;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,7 +49,8 @@ use crate::create::CreateArgs;
 use crate::error::Result;
 use crate::lint::LintArgs;
 use crate::run::RunArgs;
-use crate::shelf::{GcArgs, OneArgs};
+use crate::shelf::{GcArgs, OneArgs, VerifyArgs};
+use crate::signature::SignArgs;
 use crate::template::KeepArgs;
 
 /// The runtime that containers belong to.
@@ -62,8 +74,10 @@ pub enum SnapshotCommand {
     List(OneArgs),
     /// Say what a snapshot is, and what it needs
     Inspect(OneArgs),
-    /// Compare all of a snapshot with its digests
-    Verify(OneArgs),
+    /// Compare all of a snapshot with its digests, and its signature with who is trusted
+    Verify(VerifyArgs),
+    /// Sign a snapshot
+    Sign(SignArgs),
     /// Look for what usually should not be in a snapshot
     Lint(LintArgs),
     /// Take the name of a snapshot away; gc removes its content
@@ -76,6 +90,9 @@ pub enum SnapshotCommand {
         /// The files of the container
         dir: PathBuf,
     },
+    /// Pass the standard input on to the standard output, until nobody writes any more
+    #[command(hide = true)]
+    Log,
     /// Remove the files of a container that its runtime has forgotten
     #[command(hide = true)]
     Release {
@@ -107,10 +124,15 @@ fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {
         SnapshotCommand::List(args) => shelf::list(&args),
         SnapshotCommand::Inspect(args) => shelf::inspect(&args),
         SnapshotCommand::Verify(args) => shelf::verify(&args),
+        SnapshotCommand::Sign(args) => signature::sign(&args),
         SnapshotCommand::Lint(args) => lint::lint(&args),
         SnapshotCommand::Rm(args) => shelf::rm(&args),
         SnapshotCommand::Gc(args) => shelf::gc(&args),
         SnapshotCommand::Feed { dir } => feed::serve(&dir).map(|()| ExitCode::SUCCESS),
+        SnapshotCommand::Log => {
+            log::pass_on();
+            Ok(ExitCode::SUCCESS)
+        }
         SnapshotCommand::Release { dir } => {
             instance::released(&dir);
             Ok(ExitCode::SUCCESS)

@@ -10,8 +10,7 @@ use torpor_images::{ImageDir, kind};
 use crate::description::Description;
 use crate::error::{Context, Error, Result};
 use crate::reference::Reference;
-use crate::run::unpack_images;
-use crate::store;
+use crate::{store, unpack};
 
 /// The state of a TCP socket that has a connection (linux/tcp_states.h).
 const ESTABLISHED: u32 = 1;
@@ -49,7 +48,7 @@ pub fn lint(args: &LintArgs) -> Result<ExitCode> {
         return Err(Error::new("the snapshot is sealed: only who has the key can look into it"));
     }
     let dir = tempfile::tempdir().context(|| "a directory for the images")?;
-    unpack_images(&*store, &manifest, dir.path(), &dir.path().join("rootfs-diff"))?;
+    unpack::images(&*store, &manifest, dir.path(), &dir.path().join("rootfs-diff"))?;
     let mut found = variables(&description.configuration);
     found.extend(outside(&description.configuration));
     found.extend(connections(&ImageDir::open(dir.path())?)?);

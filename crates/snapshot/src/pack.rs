@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aws_lc_rs::digest::{self, SHA256};
 use torpor_images::dir::EXTENDED_VERSION;
@@ -19,6 +21,7 @@ use torpor_images::proto::{MmEntry, PackedEntry, PackedHead, WorkingSetEntry};
 use torpor_images::{ImageDir, compress::Compression};
 
 use crate::error::{Context, Error, Result};
+use crate::{eager, progress};
 
 /// The bytes of the digest that a page is known by.
 const PAGE_SUM: usize = 20;
@@ -171,24 +174,33 @@ impl Memory {
 /// # Errors
 /// Damaged images; no place.
 pub fn gather(dir: &ImageDir, mut known: Known, number: u32, file: &mut File) -> Result<Gathered> {
+    eager::note(dir)?;
     let mut all = read_maps(dir)?;
     for memory in &mut all {
         memory.sums = sums_of(memory)?;
         memory.places = vec![None; memory.sums.len()];
     }
     known.keep_worthy(all.iter().flat_map(|memory| &memory.sums));
-    let mut pack = Pack { number, file, known, done: Gathered::default(), open: Vec::new() };
+    let mut pack = Pack {
+        number,
+        file,
+        known,
+        done: Gathered::default(),
+        open: Vec::new(),
+        placed: Arc::default(),
+    };
     pack.done.memory = all.iter().map(|memory| memory.sums.len() as u64 * page_size()).sum();
-    for (index, page) in working_set(dir, &all)? {
-        if all[index].places[page].is_none() {
-            pack.done.working_set += page_size();
-            pack.place(&mut all[index], page, None)?;
+    let (total, placed) = (pack.done.memory, Arc::clone(&pack.placed));
+    progress::during("packing", total, &|| placed.load(Ordering::Relaxed), || {
+        for (index, page) in working_set(dir, &all)? {
+            if all[index].places[page].is_none() {
+                pack.done.working_set += page_size();
+                pack.place(&mut all[index], page, None)?;
+            }
         }
-    }
-    for memory in &mut all {
-        pack.place_rest(memory)?;
-    }
-    pack.close()?;
+        all.iter_mut().try_for_each(|memory| pack.place_rest(memory))?;
+        pack.close()
+    })?;
     let mut needed: Vec<u32> = Vec::new();
     for memory in &all {
         pack.write_index(dir, memory)?;
@@ -316,7 +328,7 @@ fn sums_of(memory: &Memory) -> Result<Vec<PageSum>> {
     Ok(sums)
 }
 
-/// The pages of the working set in the order in which they were touched: the number of the
+/// The pages of the working set in the order in which they are needed: the number of the
 /// memory, and that of the page.
 fn working_set(dir: &ImageDir, all: &[Memory]) -> Result<Vec<(usize, usize)>> {
     let entries: Vec<WorkingSetEntry> = dir.read_all_or_empty(kind::WORKING_SET, 0)?;
@@ -342,12 +354,15 @@ struct Pack<'f> {
     done: Gathered,
     /// The pages of the cluster that is not full yet.
     open: Vec<(PageSum, Vec<u8>)>,
+    /// The bytes of the pages that have a place.
+    placed: Arc<AtomicU64>,
 }
 
 impl Pack<'_> {
     /// Says where a page is, and takes it in if it is nowhere yet. `data` is what it holds, if
     /// it has been read.
     fn place(&mut self, memory: &mut Memory, page: usize, data: Option<&[u8]>) -> Result<()> {
+        self.placed.fetch_add(page_size(), Ordering::Relaxed);
         let sum = memory.sums[page];
         if let Some(place) = self.known.pages.get(&sum) {
             memory.places[page] = Some(*place);

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::cri;
 use crate::error::{Context, Error, Result};
 use crate::places;
 use crate::ready::Container;
@@ -71,7 +72,9 @@ impl Podman {
         environment: &[String],
         words: &[String],
     ) -> Result<()> {
-        let mut all = vec!["run", "--detach", "--name", id];
+        // The engine shows nothing to a container that its runtime hides.
+        let hidden = format!("mask={}", cri::HIDDEN.join(":"));
+        let mut all = vec!["run", "--detach", "--name", id, "--security-opt", &hidden];
         all.extend(environment.iter().flat_map(|entry| ["--env", entry.as_str()]));
         all.push(image);
         all.extend(words.iter().map(String::as_str));
@@ -140,6 +143,22 @@ impl Podman {
             ("distribution.version", host("/host/distribution/version")),
         ];
         Ok(facts.into_iter().map(|(key, value)| (format!("{CHECKPOINT}{key}"), value)).collect())
+    }
+
+    /// An image's name with its digest, by which others pull it.
+    ///
+    /// # Errors
+    /// What Podman says.
+    pub fn reference(&self, image: &str) -> Result<String> {
+        let format = "{{range .RepoDigests}}{{println .}}{{end}}";
+        let all = self.say(&["image", "inspect", "--format", format, image])?;
+        // One image may have been pulled by several names.
+        let (bare, _) =
+            image.split_once('@').or_else(|| image.rsplit_once(':')).unwrap_or((image, ""));
+        let named = |line: &&str| line.split_once('@').is_some_and(|(name, _)| name == bare);
+        let found = all.lines().find(named).or_else(|| all.lines().next());
+        let none = || Error::new(format!("podman knows no digest of the image {image}"));
+        found.map(str::to_owned).ok_or_else(none)
     }
 }
 

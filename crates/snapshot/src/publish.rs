@@ -13,6 +13,7 @@ use crate::description::{Description, Pack};
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, CONFIG, Descriptor, MANIFEST, Manifest, TAR_ZSTD};
 use crate::pack::{self, Known};
+use crate::progress;
 use crate::store::Store as Place;
 use crate::stored::{Store, extent, strip};
 
@@ -97,6 +98,7 @@ pub fn publish(
     parts: &Parts<'_>,
     base: Option<&Manifest>,
 ) -> Result<Published> {
+    let push = store.begin()?;
     let mut blobs = Vec::new();
     if !description.sealed {
         blobs = packs(store, &mut description, parts, base)?;
@@ -132,6 +134,7 @@ pub fn publish(
     if bytes.len() as u64 > oci::MAX_MANIFEST {
         return Err(Error::new("the manifest is longer than registries have to take"));
     }
+    push.holds()?;
     store.publish(&bytes)?;
     let size = size + config.len() as u64 + bytes.len() as u64;
     Ok(Published { digest: oci::sha256(&bytes), size, uploaded: uploaded + bytes.len() as u64 })
@@ -139,12 +142,18 @@ pub fn publish(
 
 /// Stores a blob that is not there yet; how many bytes that were.
 fn put(store: &dyn Place, blob: &Descriptor, content: Option<File>) -> Result<u64> {
-    let Some(mut content) = content else { return Ok(0) };
     if store.has(blob)? {
         return Ok(0);
     }
+    let Some(mut content) = content else {
+        let gone = "what the new snapshot has in common with the one before was removed meanwhile";
+        return Err(Error::new(gone).hint("create it again"));
+    };
     content.seek(SeekFrom::Start(0)).context(|| "reading what was packed")?;
-    store.put(blob, &mut content)?;
+    // The copy has the position of the one that is read.
+    let copy = content.try_clone().context(|| "reading what was packed")?;
+    let so_far = || (&copy).stream_position().unwrap_or(0);
+    progress::during("pushing", blob.size, &so_far, || store.put(blob, &mut content))?;
     Ok(blob.size)
 }
 

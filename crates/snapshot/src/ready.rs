@@ -17,8 +17,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Context, Error, Result};
 
-/// How long is waited between two looks.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How long is waited between the first two looks; twice as long each time.
+const GLANCE: Duration = Duration::from_millis(2);
+/// How long is waited between two looks at most.
+const PAUSE: Duration = Duration::from_millis(50);
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How much of the output is kept.
@@ -44,6 +46,15 @@ pub enum Ready {
     Exec(String),
     /// It says so at the socket that `NOTIFY_SOCKET` names.
     Notify,
+}
+
+impl Ready {
+    /// Whether the container says it by itself, when it is started; a restored one does not say
+    /// it again.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        matches!(self, Self::Log(_) | Self::Notify)
+    }
 }
 
 impl FromStr for Ready {
@@ -151,9 +162,13 @@ impl Waiting<'_> {
     /// If the container ends, or time is up.
     pub fn until(&self, ready: &Ready, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
+        let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
+        let mut pause = GLANCE;
         loop {
             // First: whoever has ended cannot be asked.
-            let pid = self.runtime.pid(self.id).map_err(|_| self.ended())?;
+            if has_ended(pid) {
+                return Err(self.ended());
+            }
             if self.look(ready, pid)? {
                 return Ok(());
             }
@@ -161,7 +176,8 @@ impl Waiting<'_> {
                 let text = format!("the container was not ready ({ready}) within {timeout:?}");
                 return Err(Error::new(text).hint(self.output.tail()));
             }
-            thread::sleep(GLANCE);
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
         }
     }
 
@@ -218,6 +234,13 @@ impl Waiting<'_> {
         let status = inside_network(pid, || run(call))?;
         status.map(|status| status.code()).context(|| format!("starting {command}"))
     }
+}
+
+/// Whether a process has ended.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which may have brackets.
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// Does something with the network of a task.

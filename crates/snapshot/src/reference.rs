@@ -37,6 +37,19 @@ pub enum Reference {
     },
 }
 
+impl Reference {
+    /// What has another name in the same place.
+    #[must_use]
+    pub fn beside(&self, other: &str) -> Self {
+        let mut reference = self.clone();
+        match &mut reference {
+            Self::Dir { name, .. } | Self::S3 { name, .. } => other.clone_into(name),
+            Self::Registry { tag, .. } => other.clone_into(tag),
+        }
+        reference
+    }
+}
+
 /// Splits `path:name`, the name being [`LATEST`] where there is none.
 fn named(text: &str) -> (&str, &str) {
     match text.rsplit_once(':') {

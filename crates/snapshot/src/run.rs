@@ -1,19 +1,15 @@
 //! `torpor snapshot run`: from the snapshot if it fits, else from the beginning.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fs;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::json;
-use torpor_images::proto::UtsnsEntry;
-use torpor_images::{ImageDir, kind};
+use torpor_images::pagemap::page_size;
 
 use crate::bundle::Bundle;
 use crate::create::files_option;
@@ -22,13 +18,18 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::instance::{Instance, Own, is_marked, mark_restored};
 use crate::oci::{self, Manifest};
-use crate::ready::Container;
+use crate::ready::{Container, Output, Ready, Waiting};
 use crate::reference::Reference;
+use crate::report::Picture;
 use crate::runc::{Restore, Runc, Streams};
+use crate::signature::TrustIn;
 use crate::source::Source;
-use crate::store::{self, Store};
+use crate::store::{self, Store, traffic};
 use crate::template::Template;
-use crate::{Runtime, archive, feed, fits, places, template};
+use crate::{Runtime, events, feed, fits, log, own, places, streams, template, unpack};
+
+/// What a picture shows.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// The exit status of a cold start in place of one from the snapshot.
 const COLD: u8 = 3;
@@ -91,15 +92,23 @@ pub struct RunArgs {
     /// Open a sealed snapshot with the private key in FILE
     #[arg(long, value_name = "KEY")]
     identity: Vec<PathBuf>,
-    /// Believe only signatures that come from the authorities in FILE
-    #[arg(long, value_name = "FILE")]
-    trust: Vec<PathBuf>,
-    /// Start only from a sealed snapshot that is signed by somebody whom --trust believes
-    #[arg(long, requires = "trust")]
-    require_signature: bool,
-    /// Append what the container prints to FILE; by default it goes nowhere
+    #[command(flatten)]
+    trust: TrustIn,
+    /// Append what the container prints to FILE, by a process that ends with the container; by
+    /// default it goes nowhere
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    /// Wait until the application answers: http://HOST:PORT/PATH, tcp:PORT or exec:CMD, as for
+    /// create. A container that does not is ended, and started cold if it came from the snapshot
+    #[arg(long, value_name = "WHAT")]
+    ready: Option<Ready>,
+    /// How long it may take until it answers
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+    /// Write a picture of the first second to FILE, as HTML: pages that were asked for, pages
+    /// that were there, the first answer
+    #[arg(long, value_name = "FILE", requires = "ready")]
+    report: Option<PathBuf>,
     /// Print a JSON object: started_from (snapshot, cold), reason, first_instruction_ms, pid
     #[arg(long)]
     json: bool,
@@ -108,6 +117,7 @@ pub struct RunArgs {
 }
 
 /// How a container was started.
+#[derive(Default)]
 struct Started {
     snapshot: bool,
     /// Whether it shares the memory of a template.
@@ -116,6 +126,12 @@ struct Started {
     reason: Option<Error>,
     pid: u32,
     milliseconds: f64,
+    /// Milliseconds until the application answered, if that was waited for.
+    answer: Option<f64>,
+    /// Milliseconds from when the snapshot could not be used to when the runtime was called.
+    fallback: Option<f64>,
+    /// What was waited for and fetched until then.
+    sum: events::Sum,
 }
 
 /// Starts containers.
@@ -124,17 +140,26 @@ struct Started {
 /// If nothing could be started.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let begin = Instant::now();
+    if args.ready.as_ref().is_some_and(Ready::is_told) {
+        return Err(Error::new("a container that is restored does not say again that it is ready")
+            .hint("--ready exec:CMD, tcp:PORT or an address"));
+    }
+    if args.report.is_some() && args.count > 1 {
+        return Err(Error::new("--report is of one container"));
+    }
     let runc = Runc::new(args.runtime.root.as_deref())?;
     let mut cold = false;
-    let snapshot = OnceCell::new();
+    let (snapshot, origin) = (OnceCell::new(), OnceCell::new());
     for number in 1..=args.count {
-        let id = if args.count == 1 { args.id.clone() } else { format!("{}-{number}", args.id) };
+        let id = own::name(&args.id, number, args.count);
         check_id(&id)?;
         if runc.state(&id)?.is_some() {
             return Err(Error::new(format!("there is a container {id} already")));
         }
         let begin = if number == 1 { begin } else { Instant::now() };
-        let start = Start { args, runc: &runc, id: &id, begin, snapshot: &snapshot };
+        let failed = Cell::default();
+        let (snapshot, origin) = (&snapshot, &origin);
+        let start = Start { args, runc: &runc, id: &id, begin, snapshot, origin, failed };
         let started = start.start()?;
         cold |= !started.snapshot && args.policy != Policy::Never;
         report(args, &id, &started);
@@ -167,7 +192,13 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
             "reference": args.reference.to_string(),
             "started_from": from,
             "reason": reason,
-            "first_instruction_ms": (started.milliseconds * 1000.0).round() / 1000.0,
+            "first_instruction_ms": rounded(started.milliseconds),
+            "first_answer_ms": started.answer.map(rounded),
+            "fallback_ms": started.fallback.map(rounded),
+            "requests": started.sum.traffic.requests,
+            "bytes": started.sum.traffic.bytes,
+            "waits": started.sum.waits,
+            "unforeseen": started.sum.unforeseen,
             "pid": started.pid,
             "template": started.shares,
         });
@@ -175,6 +206,11 @@ fn report(args: &RunArgs, id: &str, started: &Started) {
     } else {
         println!("{id} {from} {}", started.pid);
     }
+}
+
+/// Milliseconds, to the microsecond.
+fn rounded(milliseconds: f64) -> f64 {
+    (milliseconds * 1000.0).round() / 1000.0
 }
 
 /// The start of one container.
@@ -185,6 +221,31 @@ struct Start<'a> {
     begin: Instant,
     /// The snapshot, when it has been found and fits.
     snapshot: &'a OnceCell<Snapshot>,
+    /// What it was made from, when it has been found.
+    origin: &'a OnceCell<Origin>,
+    /// When it could not be started from the snapshot.
+    failed: Cell<Option<Instant>>,
+}
+
+/// A snapshot that is there, signed as it was asked for.
+struct Found {
+    store: Box<dyn Store>,
+    /// The digest of its manifest.
+    digest: String,
+    manifest: Manifest,
+    description: Description,
+}
+
+impl Found {
+    fn open(args: &RunArgs) -> Result<Self> {
+        let store = store::open(&args.reference)?;
+        let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+        let manifest = Manifest::parse(&bytes)?;
+        let digest = oci::sha256(&bytes);
+        args.trust.check(&args.reference, &digest)?;
+        let description = Description::read(&*store, &manifest)?;
+        Ok(Self { store, digest, manifest, description })
+    }
 }
 
 /// A snapshot that fits, and what it is restored with.
@@ -197,21 +258,19 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    /// Finds the snapshot that is asked for.
-    fn open(args: &RunArgs) -> Result<Self> {
-        let store = store::open(&args.reference)?;
-        let bytes = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
-        let manifest = Manifest::parse(&bytes)?;
-        let description = Description::read(&*store, &manifest)?;
-        let mut origin = description.origin.clone();
+    /// Finds the snapshot that is asked for. What it was made from is in `known` as soon as that can be
+    /// believed, even if it does not fit.
+    fn open(args: &RunArgs, known: &OnceCell<Origin>) -> Result<Self> {
+        let Found { store, digest, manifest, description } = Found::open(args)?;
+        let mut origin = known.get_or_init(|| description.origin.clone()).clone();
         if let Some(source) = &args.from {
             origin.from = source.to_string();
         }
-        let bundle = bundle_of(&origin)?;
+        let bundle = Bundle::of(&origin)?;
         fits::check(&description, &bundle)?;
         // For when the place does not answer. That it cannot be noted is no reason not to start.
         let _ = places::note(&args.reference.to_string(), &origin);
-        let mut template = template::find(&args.reference, &oci::sha256(&bytes));
+        let mut template = template::find(&args.reference, &digest);
         if template.is_none() && args.count > 1 && !description.sealed {
             let made = template::for_batch(&args.reference, &*store, (&description, &manifest));
             // Without one each has its own memory.
@@ -237,17 +296,57 @@ impl Start<'_> {
         })?;
         let own = Own { environment: self.environment()?, ..self.own() };
         let instance = Instance::make(&self.dir(), &bundle, &own, |_| Ok(()))?;
+        let failed = self.failed.get();
+        let fallback = failed.map(|failed| failed.elapsed().as_secs_f64() * 1000.0);
         let done = self.runc.run(&instance.dir, self.id, self.streams()?);
-        let pid = done.and_then(|()| self.runc.pid(self.id));
         let milliseconds = self.elapsed();
-        match pid {
-            Ok(pid) => Ok(Started { snapshot: false, shares: false, reason, pid, milliseconds }),
+        let started = done.and_then(|()| self.runc.pid(self.id)).and_then(|pid| {
+            self.answered(Started { pid, milliseconds, fallback, ..Started::default() })
+        });
+        match started {
+            Ok(started) => Ok(Started { reason, ..started }),
             Err(error) => {
                 self.runc.delete(self.id);
                 instance.remove();
                 Err(error)
             }
         }
+    }
+
+    /// Waits until the application of a container that was started answers.
+    fn answered(&self, mut started: Started) -> Result<Started> {
+        if let Some(ready) = &self.args.ready {
+            let output = Output::default();
+            let waiting =
+                Waiting { runtime: self.runc, id: self.id, output: &output, notify: None };
+            waiting.until(ready, Duration::from_secs(self.args.timeout))?;
+            started.answer = Some(self.elapsed());
+        }
+        started.sum = events::until(&events::read(&self.dir()), events::now());
+        started.sum.traffic = started.sum.traffic + traffic::so_far();
+        feed::release(&self.dir());
+        self.picture(&started)?;
+        Ok(started)
+    }
+
+    /// Writes the picture that was asked for, when its second is over.
+    fn picture(&self, started: &Started) -> Result<()> {
+        let (Some(file), Some(first_answer)) = (&self.args.report, started.answer) else {
+            return Ok(());
+        };
+        thread::sleep(SECOND.saturating_sub(self.begin.elapsed()));
+        let begin = Duration::from_nanos(events::now()).saturating_sub(self.begin.elapsed());
+        let from = if started.snapshot { "from its snapshot" } else { "cold" };
+        let memory = self.snapshot.get().map_or(0, |snapshot| snapshot.description.memory);
+        let picture = Picture {
+            title: format!("{} started {from}: {}", self.id, self.args.reference),
+            begin: u64::try_from(begin.as_nanos()).unwrap_or(u64::MAX),
+            first_instruction: started.milliseconds,
+            first_answer,
+            pages: memory / page_size(),
+            events: &events::read(&self.dir()),
+        };
+        fs::write(file, picture.html()).context(|| file.display().to_string())
     }
 
     fn elapsed(&self) -> f64 {
@@ -274,35 +373,46 @@ impl Start<'_> {
     }
 
     fn streams(&self) -> Result<Streams> {
-        self.args.log.as_deref().map_or_else(|| Ok(Streams::null()), Streams::file)
+        self.args.log.as_deref().map_or_else(|| Ok(Streams::null()), log::streams)
     }
 
-    /// What is started cold. The place of the snapshot need not answer for that.
+    /// What is started cold. The place of the snapshot is not asked again for that: it may not answer,
+    /// and what it says may be nothing to believe.
     fn cold_bundle(&self) -> Result<Bundle> {
         if let Some(source) = &self.args.from {
-            return bundle_of(&Origin { from: source.to_string(), command: Vec::new() });
+            return Bundle::of(&Origin { from: source.to_string(), command: Vec::new() });
         }
-        let reference = self.args.reference.to_string();
-        let origin = match places::noted(&reference) {
-            Some(noted) => noted,
+        let noted = || places::noted(&self.args.reference.to_string());
+        let origin = match self.origin.get().cloned().or_else(noted) {
+            Some(origin) => origin,
+            None if self.args.policy == Policy::Never => Found::open(self.args)?.description.origin,
             None => {
-                let store = store::open(&self.args.reference)?;
-                Description::read(&*store, &store::manifest(&*store)?)?.origin
+                return Err(Error::new("nothing says what to start")
+                    .hint("--from runc:BUNDLE says what is started cold"));
             }
         };
-        bundle_of(&origin)
+        Bundle::of(&origin)
     }
 
     /// Starts from the snapshot. Nothing is left if that does not work.
     fn warm(&self) -> Result<Started> {
+        let started = self.try_warm();
+        if started.is_err() && self.failed.get().is_none() {
+            self.failed.set(Some(Instant::now()));
+        }
+        started
+    }
+
+    fn try_warm(&self) -> Result<Started> {
         if self.snapshot.get().is_none() {
-            let _ = self.snapshot.set(Snapshot::open(self.args)?);
+            let _ = self.snapshot.set(Snapshot::open(self.args, self.origin)?);
         }
         let snapshot = self.snapshot.get().ok_or_else(|| Error::new("there is no snapshot"))?;
-        let unpack = |upper: &Path| unpack(&*snapshot.store, &snapshot.manifest, upper);
+        let unpack = |upper: &Path| unpack::container(&*snapshot.store, &snapshot.manifest, upper);
         let instance = Instance::make(&self.dir(), &snapshot.bundle, &self.own(), unpack)?;
         let restored = self.restore(snapshot, &instance);
         if restored.is_err() {
+            self.failed.set(Some(Instant::now()));
             self.runc.delete(self.id);
             instance.remove();
         }
@@ -313,10 +423,9 @@ impl Start<'_> {
         let Snapshot { store, manifest, description, template, .. } = snapshot;
         let store = &**store;
         let (images, work) = (instance.dir.join("images"), instance.dir.join("work"));
-        let bytes = torpor_seal::secret::random::<8>().map_err(|e| Error::new(e.to_string()))?;
-        let generation = u64::from_le_bytes(bytes);
+        let generation = own::generation()?;
         if !description.sealed {
-            set_hostname(&images, self.hostname())?;
+            own::set_hostname(&images, self.hostname())?;
         }
         mark_restored(instance.root(), generation)?;
         self.write_environment(instance.root())?;
@@ -328,19 +437,24 @@ impl Start<'_> {
             template.link_packs(&images)?;
         } else if fed {
             // The engine opens the files of the packs when it starts.
+            if self.args.ready.is_some() {
+                feed::hold(&instance.dir)?;
+            }
             drop(Fetch::new(store, (description, manifest), &images, remote)?);
             feeder = Some(feed::start(&self.args.reference, manifest, &instance.dir)?);
         } else if lazy {
-            Fetch::new(store, (description, manifest), &images, remote)?.all(&|| false)?;
+            Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
         }
         let mut options = "tcp-close\n".to_owned();
         options += &files_option("template", &template.as_ref().map(Template::process))?;
         options += &files_option("identity", &self.args.identity)?;
-        options += &files_option("trust", &self.args.trust)?;
-        if self.args.require_signature {
-            options += "require-signature
-";
+        if description.sealed {
+            options += &files_option("trust", &self.args.trust.trust)?;
+            if self.args.trust.require_signature && !self.args.trust.trust.is_empty() {
+                options += "require-signature\n";
+            }
         }
+        options += &streams::given(&description.streams);
         let restore = Restore {
             bundle: &instance.dir,
             id: self.id,
@@ -363,7 +477,7 @@ impl Start<'_> {
             let _ = fs::remove_dir_all(&images);
         }
         let shares = template.is_some() && template::was_used(&work);
-        Ok(Started { snapshot: true, shares, reason: None, pid, milliseconds })
+        self.answered(Started { snapshot: true, shares, pid, milliseconds, ..Started::default() })
     }
 
     fn write_environment(&self, root: &Path) -> Result<()> {
@@ -378,7 +492,7 @@ impl Start<'_> {
     fn wake(&self, pid: u32, generation: u64, sealed: bool) -> Result<()> {
         if sealed {
             // It stands in images that cannot be changed.
-            rename_host(pid, self.hostname())?;
+            own::rename_host(pid, self.hostname())?;
         }
         let root = PathBuf::from(format!("/proc/{pid}/root"));
         if !is_marked(&root, generation) {
@@ -399,74 +513,6 @@ impl Start<'_> {
             status => Err(Error::new(format!("--after-restore {after:?}: {status}"))),
         }
     }
-}
-
-fn bundle_of(origin: &Origin) -> Result<Bundle> {
-    match origin.from.parse().map_err(Error::new)? {
-        Source::Runc(path) => Ok(Bundle::open(&path)?.running(&origin.command)),
-        other => Err(Error::new(format!("{other} cannot be started here"))),
-    }
-}
-
-/// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it.
-fn unpack(store: &dyn Store, manifest: &Manifest, upper: &Path) -> Result<()> {
-    let dir = upper.parent().unwrap_or(upper);
-    let changes = dir.join("work").join(archive::CHANGES);
-    unpack_images(store, manifest, &dir.join("images"), &changes)?;
-    if changes.exists() {
-        let mut file = fs::File::open(&changes).context(|| changes.display().to_string())?;
-        archive::apply_changes(&mut file, upper)?;
-        let _ = fs::remove_file(&changes);
-    }
-    Ok(())
-}
-
-/// Unpacks the small layer of a snapshot: its images to `images`, and the archive of what was
-/// changed in the container's files to `changes`.
-///
-/// # Errors
-/// If it is damaged; no place.
-pub fn unpack_images(
-    store: &dyn Store,
-    manifest: &Manifest,
-    images: &Path,
-    changes: &Path,
-) -> Result<()> {
-    let layer = manifest.layers.first().ok_or_else(|| Error::new("the snapshot has no layers"))?;
-    let packed = store::whole(store, layer, archive::MAX_SMALL)?;
-    let mut plain = zstd::Decoder::new(packed.as_slice()).context(|| "unpacking the images")?;
-    archive::read_small(&mut plain, images, changes)
-}
-
-/// Gives the restored host its name.
-fn set_hostname(images: &Path, name: &str) -> Result<()> {
-    let dir = ImageDir::open(images)?;
-    for id in dir.ids(kind::UTSNS)? {
-        let mut entry: UtsnsEntry = dir.read_one(kind::UTSNS, id)?;
-        name.clone_into(&mut entry.nodename);
-        dir.write_one(kind::UTSNS, id, &entry)?;
-    }
-    Ok(())
-}
-
-/// Gives the host of a container that runs its name.
-fn rename_host(pid: u32, name: &str) -> Result<()> {
-    let path = format!("/proc/{pid}/ns/uts");
-    let own = fs::metadata("/proc/self/ns/uts").context(|| path.clone())?;
-    let namespace = fs::File::open(&path).context(|| path.clone())?;
-    if namespace.metadata().context(|| path.clone())?.ino() == own.ino() {
-        return Ok(());
-    }
-    let renamed = thread::scope(|scope| {
-        let rename = || {
-            let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
-            move_into_link_name_space(namespace.as_fd(), kind)?;
-            rustix::system::sethostname(name.as_bytes())
-        };
-        scope.spawn(rename).join()
-    });
-    let renamed = renamed.map_err(|_| Error::new("a thread that renames the host has ended"))?;
-    renamed.context(|| format!("the host name {name}"))
 }
 
 /// The signal of this name.

@@ -36,16 +36,6 @@ impl Streams {
     pub fn null() -> Self {
         Self { out: Stdio::null(), err: Stdio::null() }
     }
-
-    /// Both to a file.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub fn file(path: &Path) -> Result<Self> {
-        let shown = || path.display().to_string();
-        let file = File::options().create(true).append(true).open(path).context(shown)?;
-        Ok(Self { out: file.try_clone().context(shown)?.into(), err: file.into() })
-    }
 }
 
 impl Runc {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest::{self, SHA256};
@@ -15,8 +16,9 @@ use crate::instance;
 use crate::oci::{self, Descriptor, Manifest};
 use crate::reference::Reference;
 use crate::runc::Runc;
+use crate::signature::{self, TrustIn};
 use crate::store::{self, Store};
-use crate::{Runtime, cache, places, template};
+use crate::{Runtime, cache, places, progress, template};
 
 /// How much of a blob is read at once.
 const PART: u64 = 4 << 20;
@@ -27,6 +29,19 @@ pub struct OneArgs {
     /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
     #[arg(value_name = "REF")]
     reference: Reference,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compares all of a snapshot with its digests, and its signature with who is trusted.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Where the snapshot is: dir:PATH:NAME or HOST/NAME:TAG
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    #[command(flatten)]
+    trust: TrustIn,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -50,11 +65,7 @@ pub struct GcArgs {
 pub fn list(args: &OneArgs) -> Result<ExitCode> {
     let mut found = Vec::new();
     for name in store::open(&args.reference)?.names()? {
-        let mut reference = args.reference.clone();
-        match &mut reference {
-            Reference::Dir { name: place, .. } | Reference::S3 { name: place, .. } => *place = name,
-            Reference::Registry { tag, .. } => *tag = name,
-        }
+        let reference = args.reference.beside(&name);
         let store = store::open(&reference)?;
         let Some(bytes) = store.manifest()? else { continue };
         // A place may hold other images.
@@ -119,6 +130,7 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
         object["digest"] = json!(oci::sha256(&bytes));
         object["size"] = json!(stored(&manifest));
         object["packs"] = json!(packs);
+        object["signed"] = json!(signature::claimed(&args.reference, &oci::sha256(&bytes))?);
         println!("{object}");
         return Ok(ExitCode::SUCCESS);
     }
@@ -135,6 +147,8 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
     println!("needs        {}, Linux {} or later", machine.architecture, machine.kernel);
     println!("made on      {}", machine.processor);
     println!("sealed       {}", if description.sealed { "yes" } else { "no" });
+    let signed = signature::claimed(&args.reference, &oci::sha256(&bytes))?;
+    println!("signed by    {}", signed.as_deref().unwrap_or("nobody"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -142,28 +156,38 @@ pub fn inspect(args: &OneArgs) -> Result<ExitCode> {
 ///
 /// # Errors
 /// If there is none, or it is damaged.
-pub fn verify(args: &OneArgs) -> Result<ExitCode> {
+pub fn verify(args: &VerifyArgs) -> Result<ExitCode> {
     let store = store::open(&args.reference)?;
-    let manifest = store::manifest(&*store)?;
+    let found = store.manifest()?.ok_or_else(|| Error::new("there is no such snapshot"))?;
+    let manifest = Manifest::parse(&found)?;
+    let signed = args.trust.check(&args.reference, &oci::sha256(&found))?;
     Description::read(&*store, &manifest)?;
-    let mut bytes = 0;
-    for blob in manifest.blobs() {
-        verify_blob(&*store, blob)?;
-        bytes += blob.size;
-    }
+    let bytes = stored(&manifest);
+    let done = AtomicU64::new(0);
+    let so_far = || done.load(Ordering::Relaxed);
+    progress::during("verifying", bytes, &so_far, || {
+        manifest.blobs().try_for_each(|blob| verify_blob(&*store, blob, &done))
+    })?;
     match args.json {
-        true => println!("{}", json!({"reference": args.reference.to_string(), "verified": bytes})),
-        false => println!("{}: all {} are as they were packed", args.reference, size(bytes)),
+        true => {
+            let reference = args.reference.to_string();
+            println!("{}", json!({"reference": reference, "verified": bytes, "signed": signed}));
+        }
+        false => {
+            println!("{}: all {} are as they were packed", args.reference, size(bytes));
+            signed.iter().for_each(|name| println!("signed by {name}"));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn verify_blob(store: &dyn Store, blob: &Descriptor) -> Result<()> {
+fn verify_blob(store: &dyn Store, blob: &Descriptor, done: &AtomicU64) -> Result<()> {
     let mut sum = digest::Context::new(&SHA256);
     let mut at = 0;
     while at < blob.size {
         let end = (at + PART).min(blob.size);
         sum.update(&store.read(blob, at..end)?);
+        done.fetch_add(end - at, Ordering::Relaxed);
         at = end;
     }
     match oci::written(sum.finish().as_ref()) == blob.digest {
@@ -172,14 +196,24 @@ fn verify_blob(store: &dyn Store, blob: &Descriptor) -> Result<()> {
     }
 }
 
-/// Takes the name of a snapshot away.
+/// Takes the name of a snapshot away, and its signature.
 ///
 /// # Errors
 /// If there is none, or the place does not allow it.
 pub fn rm(args: &OneArgs) -> Result<ExitCode> {
-    if !store::open(&args.reference)?.remove()? {
+    let store = store::open(&args.reference)?;
+    let bytes = store.manifest()?;
+    if !store.remove()? {
         return Err(Error::new(format!("there is no snapshot {}", args.reference)));
     }
+    let Some(bytes) = bytes else { return Ok(ExitCode::SUCCESS) };
+    // The same snapshot may have another name, too.
+    for name in store.names()? {
+        if store::open(&args.reference.beside(&name))?.manifest()?.as_ref() == Some(&bytes) {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    signature::remove(&args.reference, &oci::sha256(&bytes))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,9 +15,8 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::Fetch;
 use crate::oci::{self, Manifest};
 use crate::reference::Reference;
-use crate::run::unpack_images;
 use crate::store::{self, Store};
-use crate::{archive, places};
+use crate::{archive, places, unpack};
 
 /// The file that names the process, as the engine writes it.
 const PROCESS: &str = "template";
@@ -163,10 +162,10 @@ fn fill(
     let images = dir.join("images");
     places::make(&images)?;
     let changes = dir.join(archive::CHANGES);
-    unpack_images(store, manifest, &images, &changes)?;
+    unpack::images(store, manifest, &images, &changes)?;
     let _ = fs::remove_file(changes);
     let remote = !matches!(reference, Reference::Dir { .. });
-    Fetch::new(store, (description, manifest), &images, remote)?.all(&|| false)?;
+    Fetch::new(store, (description, manifest), &images, remote)?.shown()?;
     let mut engine = Command::new(places::engine()?.join("criu"));
     engine.args(["restore", "--images-dir"]).arg(&images).arg("--work-dir").arg(dir);
     engine.args(["--log-file", "keep.log", "-v4", "--keep-template"]).arg(dir.join(PROCESS));

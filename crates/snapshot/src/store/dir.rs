@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::NamedTempFile;
 
-use super::Store;
+use super::{Push, Store};
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex_of};
 
@@ -27,9 +27,21 @@ impl Dir {
         Self { path: path.to_owned(), name: name.to_owned() }
     }
 
+    fn blobs(&self) -> PathBuf {
+        self.path.join("blobs/sha256")
+    }
+
+    /// Locks the blobs: who stores some shares the lock with others who do, who collects does not.
+    fn lock(&self, how: FlockOperation) -> Result<File> {
+        let shown = || self.blobs().display().to_string();
+        let lock = File::open(self.blobs()).context(shown)?;
+        flock(&lock, how).context(shown)?;
+        Ok(lock)
+    }
+
     fn blob(&self, digest: &str) -> Result<PathBuf> {
         let hex = hex_of(digest).ok_or_else(|| Error::new(format!("the digest {digest:?}")))?;
-        Ok(self.path.join("blobs/sha256").join(hex))
+        Ok(self.blobs().join(hex))
     }
 
     fn index(&self) -> Result<Option<Index>> {
@@ -45,7 +57,7 @@ impl Dir {
     /// Changes the index, which nobody else changes meanwhile.
     fn change<T>(&self, change: impl FnOnce(&mut Index) -> Result<T>) -> Result<T> {
         let shown = || self.path.display().to_string();
-        fs::create_dir_all(self.path.join("blobs/sha256")).context(shown)?;
+        fs::create_dir_all(self.blobs()).context(shown)?;
         let lock = File::open(&self.path).context(shown)?;
         flock(&lock, FlockOperation::LockExclusive).context(shown)?;
         let layout = self.path.join("oci-layout");
@@ -69,6 +81,18 @@ impl Dir {
         let mut new = NamedTempFile::new_in(&self.path).context(shown)?;
         fill(new.as_file_mut()).and_then(|()| new.as_file().sync_data()).context(shown)?;
         new.persist(file).map_err(|e| e.error).context(shown)?;
+        Ok(())
+    }
+}
+
+/// The lock of who stores something.
+#[derive(Debug)]
+struct Storing {
+    _lock: File,
+}
+
+impl Push for Storing {
+    fn holds(&self) -> Result<()> {
         Ok(())
     }
 }
@@ -108,10 +132,14 @@ impl Store for Dir {
         Ok(fs::metadata(path).is_ok_and(|meta| meta.len() == blob.size))
     }
 
+    fn begin(&self) -> Result<Box<dyn Push + '_>> {
+        fs::create_dir_all(self.blobs()).context(|| self.path.display().to_string())?;
+        Ok(Box::new(Storing { _lock: self.lock(FlockOperation::LockShared)? }))
+    }
+
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
         let path = self.blob(&blob.digest)?;
-        fs::create_dir_all(self.path.join("blobs/sha256"))
-            .context(|| path.display().to_string())?;
+        fs::create_dir_all(self.blobs()).context(|| path.display().to_string())?;
         self.fill(&path, |new| io::copy(content, new).map(drop))
     }
 
@@ -150,9 +178,10 @@ impl Store for Dir {
         if self.index()?.is_none() {
             return Ok(0);
         }
+        let blobs = self.blobs();
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
         self.change(|index| {
             let wanted = super::wanted(self, &index.manifests)?;
-            let blobs = self.path.join("blobs/sha256");
             let shown = || blobs.display().to_string();
             let mut freed = 0;
             for entry in fs::read_dir(&blobs).context(shown)? {

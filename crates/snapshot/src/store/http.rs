@@ -13,6 +13,7 @@ use ureq::http::{Request, Response};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 use ureq::{Agent, Body};
 
+use super::traffic;
 use crate::error::{Context, Error, Result};
 
 /// How often a request is made.
@@ -111,6 +112,7 @@ impl Client {
     }
 
     fn once(&self, call: &Call<'_>) -> Result<Response<Body>, ureq::Error> {
+        traffic::asked();
         let mut request = Request::builder().method(call.method).uri(call.url);
         for (name, value) in call.headers {
             request = request.header(*name, *value);
@@ -202,7 +204,9 @@ fn escaped(value: &str) -> String {
 /// If it is, or is cut short.
 pub fn document(answer: Response<Body>) -> Result<Vec<u8>> {
     let body = answer.into_body().into_with_config().limit(MAX_DOCUMENT).read_to_vec();
-    body.map_err(|error| Error::new(error.to_string()))
+    let body = body.map_err(|error| Error::new(error.to_string()))?;
+    traffic::came(body.len());
+    Ok(body)
 }
 
 fn tls() -> TlsConfig {

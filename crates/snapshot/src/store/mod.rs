@@ -4,6 +4,8 @@ pub mod dir;
 pub mod http;
 pub mod registry;
 pub mod s3;
+pub mod traffic;
+mod turns;
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -34,6 +36,13 @@ pub trait Store: Debug + Send + Sync {
     /// If the place does not answer.
     fn has(&self, blob: &Descriptor) -> Result<bool>;
 
+    /// Nothing is collected as long as the value is there, that is until what is stored has its
+    /// manifest. Waits for who collects.
+    ///
+    /// # Errors
+    /// If the place does not answer, or does not allow it.
+    fn begin(&self) -> Result<Box<dyn Push + '_>>;
+
     /// Stores a blob.
     ///
     /// # Errors
@@ -52,17 +61,45 @@ pub trait Store: Debug + Send + Sync {
     /// If the place does not answer.
     fn names(&self) -> Result<Vec<String>>;
 
+    /// The manifests that refer to the one with this digest, as far as the place lists such.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    fn referrers(&self, _digest: &str) -> Result<Vec<Descriptor>> {
+        Ok(Vec::new())
+    }
+
     /// Takes the name of the snapshot away; whether it had it.
     ///
     /// # Errors
     /// If the place does not allow it.
     fn remove(&self) -> Result<bool>;
 
-    /// Removes blobs that no snapshot needs; how many bytes that was.
+    /// Removes blobs that no snapshot needs; how many bytes that was. Never what somebody is about
+    /// to need ([`Store::begin`]).
     ///
     /// # Errors
-    /// If the place does not allow it.
+    /// If the place does not allow it; if it cannot wait for who stores something.
     fn collect(&self) -> Result<u64>;
+}
+
+/// Something is being stored, until the value is dropped.
+pub trait Push: Debug {
+    /// Whether nothing has been collected so far. Asked right before a manifest is published.
+    ///
+    /// # Errors
+    /// If it lasted so long that others believe it has failed; if the place does not answer.
+    fn holds(&self) -> Result<()>;
+}
+
+/// Where nobody collects.
+#[derive(Debug)]
+pub struct Alone;
+
+impl Push for Alone {
+    fn holds(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Opens the place of a snapshot.

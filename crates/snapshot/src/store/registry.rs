@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 use ureq::Body;
 use ureq::http::Response;
 
-use super::Store;
 use super::http::{Call, Client, document};
+use super::{Alone, Push, Store, traffic};
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, MANIFEST, MAX_MANIFEST};
+use crate::oci::{self, Descriptor, INDEX, Index, MANIFEST, MAX_MANIFEST};
 
 /// How much is sent at once.
 const PART: usize = 8 << 20;
@@ -198,6 +198,7 @@ impl Store for Registry {
         let mut data = Vec::new();
         let mut body = answer.into_body().into_reader().take(len + 1);
         body.read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
+        traffic::came(data.len());
         match data.len() as u64 == len {
             true => Ok(data),
             false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
@@ -243,6 +244,22 @@ impl Store for Registry {
         Ok(tags.filter_map(|tag| tag.as_str().map(str::to_owned)).collect())
     }
 
+    fn referrers(&self, digest: &str) -> Result<Vec<Descriptor>> {
+        let headers = [("Accept", INDEX)];
+        // Where a registry does not know of them, its clients keep a list under a name (OCI 1.1).
+        let name = digest.replace(':', "-");
+        for list in [format!("referrers/{digest}"), format!("manifests/{name}")] {
+            let url = format!("{}/{list}", self.base);
+            let call = Call { headers: &headers, ..Call::new("GET", &url) };
+            let answer = self.client.expect(&call, &[200, 404])?;
+            if answer.status() == 200 {
+                let index: Index = serde_json::from_slice(&document(answer)?).context(|| url)?;
+                return Ok(index.manifests);
+            }
+        }
+        Ok(Vec::new())
+    }
+
     fn remove(&self) -> Result<bool> {
         let Some(manifest) = self.manifest()? else { return Ok(false) };
         let url = format!("{}/manifests/{}", self.base, oci::sha256(&manifest));
@@ -251,6 +268,11 @@ impl Store for Registry {
             405 => Err(Error::new("the registry does not allow that anything is removed")),
             status => Ok(status == 202),
         }
+    }
+
+    fn begin(&self) -> Result<Box<dyn Push + '_>> {
+        // A registry that collects knows what is being stored.
+        Ok(Box::new(Alone))
     }
 
     fn collect(&self) -> Result<u64> {

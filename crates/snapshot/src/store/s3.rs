@@ -11,8 +11,9 @@ use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use ureq::Body;
 use ureq::http::Response;
 
-use super::Store;
 use super::http::{Call, Client, document};
+use super::turns::{self, Turn};
+use super::{Push, Store, traffic};
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of};
 use crate::publish::time;
@@ -54,13 +55,20 @@ impl S3 {
             Some(url) => (url.trim_end_matches('/').to_owned(), format!("/{bucket}")),
             None => (format!("https://{bucket}.s3.{region}.amazonaws.com"), String::new()),
         };
-        let host = endpoint.split_once("://").map_or(&*endpoint, |(_, host)| host).to_owned();
         let id = variable(&["AWS_ACCESS_KEY_ID"]);
         let secret = variable(&["AWS_SECRET_ACCESS_KEY"]);
         let keys =
             id.zip(secret).map(|(id, secret)| (id, secret, variable(&["AWS_SESSION_TOKEN"])));
+        Self { region, keys, ..Self::at(endpoint, base, prefix, name) }
+    }
+
+    /// The snapshot `name` below a prefix of the bucket at `base` of an endpoint, for which there
+    /// are no keys.
+    pub(super) fn at(endpoint: String, base: String, prefix: &str, name: &str) -> Self {
+        let host = endpoint.split_once("://").map_or(&*endpoint, |(_, host)| host).to_owned();
         let (prefix, name) = (prefix.to_owned(), name.to_owned());
-        Self { client: Client::new(&host), endpoint, host, base, prefix, name, region, keys }
+        let client = Client::new(&host);
+        Self { client, endpoint, host, base, prefix, name, region: String::new(), keys: None }
     }
 
     fn path(&self, object: &str) -> String {
@@ -214,7 +222,7 @@ impl S3 {
     }
 
     /// The objects below the prefix: names without it, and sizes.
-    fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
+    pub(super) fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
         let root = if self.base.is_empty() { "/" } else { &self.base };
         let prefix =
             if self.prefix.is_empty() { String::new() } else { format!("{}/", self.prefix) };
@@ -285,6 +293,7 @@ impl Store for S3 {
         }
         let mut data = Vec::new();
         body.take(len).read_to_end(&mut data).context(|| format!("reading {}", blob.digest))?;
+        traffic::came(data.len());
         match data.len() as u64 == len {
             true => Ok(data),
             false => Err(Error::new(format!("{} of {len} bytes came", data.len()))),
@@ -297,6 +306,10 @@ impl Store for S3 {
         let size = answer.headers().get("content-length").and_then(|value| value.to_str().ok());
         let size = size.and_then(|size| size.parse::<u64>().ok());
         Ok(answer.status() == 200 && size.is_none_or(|size| size == blob.size))
+    }
+
+    fn begin(&self) -> Result<Box<dyn Push + '_>> {
+        Ok(Box::new(turns::push(self)?))
     }
 
     fn put(&self, blob: &Descriptor, content: &mut File) -> Result<()> {
@@ -333,17 +346,46 @@ impl Store for S3 {
     }
 
     fn collect(&self) -> Result<u64> {
-        let Some((index, _)) = self.index()? else { return Ok(0) };
-        let wanted = super::wanted(self, &index.manifests)?;
         let mut freed = 0;
+        // Who wants to store something waits as long as a turn lasts, no longer.
+        while !self.collect_some(&turns::collect(self)?, &mut freed)? {}
+        Ok(freed)
+    }
+}
+
+impl S3 {
+    /// Collects as long as it is this one's turn; whether nothing is left.
+    fn collect_some(&self, turn: &Turn<'_>, freed: &mut u64) -> Result<bool> {
+        let Some((index, _)) = self.index()? else { return Ok(true) };
+        let wanted = super::wanted(self, &index.manifests)?;
         for (name, size) in self.list("blobs/sha256/")? {
             let is_wanted = name.rsplit('/').next().is_some_and(|hex| wanted.contains(hex));
-            if !is_wanted {
-                self.call("DELETE", &self.path(&name), "", &[], None, &[200, 204])?;
-                freed += size;
+            if is_wanted {
+                continue;
             }
+            if !turn.goes_on() {
+                return Ok(false);
+            }
+            self.erase(&name)?;
+            *freed += size;
         }
-        Ok(freed)
+        Ok(true)
+    }
+
+    /// Makes a small object.
+    ///
+    /// # Errors
+    /// If the store does not allow it.
+    pub(super) fn note(&self, name: &str) -> Result<()> {
+        self.call("PUT", &self.path(name), "", &[], Some(&[]), &[200]).map(drop)
+    }
+
+    /// Removes an object, which need not be there.
+    ///
+    /// # Errors
+    /// If the store does not allow it.
+    pub(super) fn erase(&self, name: &str) -> Result<()> {
+        self.call("DELETE", &self.path(name), "", &[], None, &[200, 204]).map(drop)
     }
 }
 

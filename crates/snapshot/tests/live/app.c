@@ -1,5 +1,6 @@
 // An application with memory, for snapshots: `app PAGES SEED EVERY OTHER` fills PAGES pages from
-// SEED, each EVERYth of them from OTHER, and answers at /app.sock; `app ask WORDS` asks there.
+// SEED, each EVERYth of them from OTHER, and answers at /app.sock; `app ask WORDS` asks there. Where
+// NOTIFY_SOCKET names a socket it says there that it is ready.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -29,6 +30,19 @@ static void fill(uint64_t *page, uint64_t seed, uint64_t number)
 
 	for (int i = 0; i < PAGE / 8; i++)
 		page[i] = i % 4 == 0 ? next(&state) : seed + number;
+}
+
+static int notify(const char *where)
+{
+	static const char *const said[] = { "STATUS=almost\n", "STATUS=warm\nREADY=1\n" };
+	struct sockaddr_un place = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+
+	strncpy(place.sun_path, where, sizeof(place.sun_path) - 1);
+	for (int i = 0; i < 2; i++)
+		if (sendto(fd, said[i], strlen(said[i]), 0, (void *)&place, sizeof(place)) < 0)
+			return 1;
+	return close(fd);
 }
 
 static int ask(int argc, char **argv)
@@ -69,6 +83,8 @@ int main(int argc, char **argv)
 		return 1;
 	puts("ready to answer");
 	fflush(stdout);
+	if (getenv("NOTIFY_SOCKET") && notify(getenv("NOTIFY_SOCKET")))
+		return 1;
 	for (;;) {
 		char words[256];
 		int fd = accept(listener, NULL, NULL);
@@ -81,6 +97,8 @@ int main(int argc, char **argv)
 			dprintf(fd, "%016llx", (unsigned long long)sum);
 		} else if (!strncmp(words, "page ", 5)) {
 			dprintf(fd, "%016llx", (unsigned long long)memory[strtoul(words + 5, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "print ", 6)) {
+			dprintf(fd, "%d", printf("%s\n", words + 6) < 0 || fflush(stdout));
 		} else if (!strncmp(words, "drop ", 5)) {
 			// What was given back reads as zeros.
 			uint64_t *page = memory + strtoul(words + 5, NULL, 0) * PAGE / 8;

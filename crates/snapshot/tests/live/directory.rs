@@ -73,33 +73,6 @@ fn two_of_one_differ() {
 }
 
 #[test]
-fn readiness_is_told_in_several_ways() {
-    let place = Place::new("ready", 50);
-    let reference = place.reference();
-    for ready in ["log:ready to .nswer", "exec:/app ask random"] {
-        let output = place.try_create(&reference, &["--ready", ready]);
-        assert!(output.status.success(), "{ready}: {}", shown(&output));
-    }
-    let never = place.try_create(&reference, &["--ready", "exec:false", "--timeout", "1"]);
-    assert!(shown(&never).contains("not ready (exec:false)"), "{}", shown(&never));
-    // One that tells by itself, and one that ends.
-    let words = |script: &str| {
-        let script = script.to_owned();
-        place.try_create(
-            &reference,
-            &["--ready", "notify", "--timeout", "20", "--no-trial", "--", "/bin/sh", "-c", &script],
-        )
-    };
-    fs::copy("/usr/bin/busybox", place.path("bundle/rootfs/bin/nc")).unwrap();
-    let ended = words("echo no use; exit 3");
-    assert!(!ended.status.success());
-    assert!(shown(&ended).contains("ended before it was ready"), "{}", shown(&ended));
-    assert!(shown(&ended).contains("no use"), "{}", shown(&ended));
-    let list = place.runc(&["list", "--quiet"]).output().unwrap();
-    assert!(list.stdout.is_empty(), "{}", shown(&list));
-}
-
-#[test]
 fn snapshots_are_listed_verified_and_removed() {
     let place = Place::new("shelf", 500);
     let store = place.reference();

@@ -5,28 +5,35 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use serde_json::Value;
+use torpor_images::proto::InventoryEntry;
+use torpor_images::{ImageDir, kind};
+use torpor_snapshot::archive;
 
 use crate::place::{Place, shown, until};
 
 /// The container is started cold, for this reason, and answers right.
 #[track_caller]
 fn cold(place: &Place, name: &str, why: &str) {
-    let output = place.try_run(&place.reference(), name, &["--policy", "IfPresent"]);
+    cold_with(place, &place.reference(), name, why, &[]);
+}
+
+/// The same of another snapshot, with more options.
+#[track_caller]
+pub fn cold_with(place: &Place, reference: &str, name: &str, why: &str, more: &[&str]) {
+    let output = place.try_run(reference, name, &[&["--policy", "IfPresent"], more].concat());
     assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(said["started_from"], "cold");
     let reason = said["reason"].as_str().unwrap();
     assert!(reason.contains(why), "{reason}");
+    println!("{why}: the cold start began {} ms later", said["fallback_ms"].as_f64().unwrap());
     let line = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(line.contains(&format!("is started cold: {reason}")), "{line}");
-    until("it answers", || {
-        let ask = place.runc(&["exec", &place.id(name), "/app", "ask", "page", "3"]).output();
-        ask.unwrap().status.success()
-    });
+    place.answers_right(name);
     assert_eq!(place.exec(name, &["hostname"]), place.id(name));
     place.delete(name);
 
-    let output = place.try_run(&place.reference(), name, &["--policy", "Always"]);
+    let output = place.try_run(reference, name, &[&["--policy", "Always"], more].concat());
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     let state = place.runc(&["state", &place.id(name)]).output().unwrap();
     assert!(!state.status.success(), "nothing was started");
@@ -79,25 +86,27 @@ fn damage_is_found_before_anything_starts() {
 
 /// Gives the snapshot in the store another description.
 fn describe(place: &Place, change: impl FnOnce(&mut Value)) {
-    let mut manifest = place.manifest();
-    let config = place.blob(manifest["config"]["digest"].as_str().unwrap());
-    let mut object: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
-    change(&mut object["org.torpor.snapshot"]);
-    let store = |object: &Value| {
-        let bytes = serde_json::to_vec(object).unwrap();
-        let digest = torpor_snapshot::oci::sha256(&bytes);
-        fs::write(place.blob(&digest), &bytes).unwrap();
-        (digest, bytes.len())
-    };
-    let (digest, size) = store(&object);
-    manifest["config"]["digest"] = digest.into();
-    manifest["config"]["size"] = size.into();
-    let (digest, size) = store(&manifest);
-    let file = place.path("store/index.json");
-    let mut index: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    index["manifests"][0]["digest"] = digest.into();
-    index["manifests"][0]["size"] = size.into();
-    fs::write(file, serde_json::to_vec(&index).unwrap()).unwrap();
+    place.change("latest", |manifest| {
+        let mut config = place.document(manifest["config"]["digest"].as_str().unwrap());
+        change(&mut config["org.torpor.snapshot"]);
+        place.put(&serde_json::to_vec(&config).unwrap(), &mut manifest["config"]);
+    });
+}
+
+/// Gives the snapshot in the store other images.
+fn other_images(place: &Place, change: impl FnOnce(&ImageDir)) {
+    let dir = tempfile::tempdir().unwrap();
+    let changes = dir.path().join("changes");
+    let images = dir.path().join("images");
+    fs::create_dir(&images).unwrap();
+    let packed = fs::read(place.layer(0)).unwrap();
+    let mut plain = zstd::Decoder::new(packed.as_slice()).unwrap();
+    archive::read_small(&mut plain, &images, &changes).unwrap();
+    change(&ImageDir::open(&images).unwrap());
+    let mut packed = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    archive::write_small(&mut packed, &images, Some(&changes), &[]).unwrap();
+    let packed = packed.finish().unwrap();
+    place.change("latest", |manifest| place.put(&packed, &mut manifest["layers"][0]));
 }
 
 #[test]
@@ -116,6 +125,42 @@ fn another_machine_starts_cold() {
     cold(&place, "kernel", "a later kernel");
     describe(&place, |about| about["version"] = 9.into());
     cold(&place, "version", "version 9 is not known");
+}
+
+/// One that has instructions which this one has not.
+#[test]
+fn another_processor_starts_cold() {
+    let place = Place::new("processor", 200);
+    place.create(&place.reference(), &[]);
+    other_images(&place, |_| {});
+    place.run(&place.reference(), "same", "snapshot", &[]);
+    place.answers_right("same");
+    other_images(&place, |images| {
+        let mut inventory: InventoryEntry = images.read_one(kind::INVENTORY, 0).unwrap();
+        let processor = inventory.torpor_cpuinfo.as_mut().unwrap();
+        // PREFETCHWT1: only processors had it that are not made any more (Intel SDM, CPUID leaf 7,
+        // ECX bit 0; the place in Linux's asm/cpufeatures.h).
+        processor.x86_entry[0].capability[16] |= 1;
+        images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+    });
+    cold(&place, "features", "processor");
+}
+
+/// Nor is one believed that runs and does not answer.
+#[test]
+fn one_that_does_not_answer_starts_cold() {
+    let place = Place::new("silent", 200);
+    let reference = place.reference();
+    place.create(&reference, &[]);
+    let ready = ["--ready", "exec:test ! -e /run/torpor/restored", "--timeout", "2"];
+    cold_with(&place, &reference, "warm", "not ready (exec:test", &ready);
+    let never = ["--ready", "exec:false", "--timeout", "1"];
+    let output = place.try_run(&reference, "never", &never);
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    let list = place.runc(&["list", "--quiet"]).output().unwrap();
+    assert!(list.stdout.is_empty(), "{}", shown(&list));
+    let output = place.try_run(&reference, "told", &["--ready", "notify"]);
+    assert!(shown(&output).contains("does not say again"), "{}", shown(&output));
 }
 
 #[test]

@@ -2,12 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+mod authority;
+mod containerd;
+mod cosign;
 mod directory;
 mod fallback;
 mod pipeline;
 mod place;
 mod podman;
+mod ready;
 mod registry;
+mod running;
 mod s3;
 mod sealed;
+mod signed;
 mod template;

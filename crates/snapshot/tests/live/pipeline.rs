@@ -1,49 +1,67 @@
-//! The pipeline of docs/snapshots.md: its steps, as a shell runs them.
+//! The pipelines of docs/snapshots.md: their steps, as a shell runs them.
 
 use std::fs;
 use std::process::{Command, Stdio};
 
+use crate::authority::Authority;
 use crate::place::{Place, shown};
 use crate::registry::Registry;
 
-/// The commands of the example, with what this test has in place of a shop.
-fn steps() -> Vec<String> {
+/// The commands of the example with this number, with what this test has in place of a shop.
+fn steps(number: usize) -> Vec<String> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/snapshots.md");
     let text = fs::read_to_string(page).unwrap();
-    let example = text.split("```yaml").nth(1).unwrap().split("```").next().unwrap();
+    let example = text.split("```yaml").nth(number).unwrap().split("```").next().unwrap();
     let steps = example.lines().filter_map(|line| line.trim().strip_prefix("- "));
-    steps
-        .map(|step| {
-            step.replace("http://127.0.0.1:3000/health", "exec:'/app ask page 3'")
-                .replace("wget -q -O - exec:'/app ask page 3'", "/app ask page 3")
-        })
-        .collect()
+    let steps = steps.map(|step| {
+        let step = step.strip_prefix("run: ").unwrap_or(step);
+        step.replace("http://127.0.0.1:3000/health", "exec:'/app ask page 3'")
+            .replace("wget -q -O - exec:'/app ask page 3'", "/app ask page 3")
+    });
+    steps.collect()
 }
 
 #[test]
-fn the_example_works() {
-    let place = Place::new("pipeline", 300);
+fn gitlab() {
+    works("gitlab", 1, [("CI_COMMIT_TAG", "v1.2"), ("CI_JOB_ID", "gitlab")]);
+}
+
+#[test]
+fn github() {
+    works("github", 2, [("GITHUB_REF_NAME", "v1.2"), ("GITHUB_RUN_ID", "github")]);
+}
+
+/// All steps end well, and what they deploy comes from the snapshot.
+#[track_caller]
+fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
+    let place = Place::new(name, 300);
     let registry = Registry::start(&place);
-    let steps = steps();
-    assert_eq!(steps.len(), 6, "{steps:?}");
+    let authority = Authority::new(&place, "ca");
+    let (key, certificate) = authority.signer("maker");
+    let steps = steps(number);
+    assert_eq!(steps.len(), 7, "{steps:?}");
     let torpor = place.torpor(&[]).get_program().to_owned();
     let bin = place.path("bin");
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(torpor, bin.join("torpor")).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let job = format!("{}", std::process::id());
     for step in &steps {
+        // The steps know the containers of the usual runc: these have names of their own.
+        let own = |word: &str| format!("--id {}", place.id(word));
+        let step = step.replace("--id shop", &own("shop"));
         let mut shell = Command::new("sh");
-        shell.args(["-ec", step]).current_dir(place.dir.path()).stdin(Stdio::null());
-        shell.env("PATH", &path).env("REGISTRY", &registry.host);
-        shell.env("CI_COMMIT_TAG", "v1.2").env("CI_JOB_ID", &job);
+        shell.args(["-ec", &step]).current_dir(place.dir.path()).stdin(Stdio::null());
+        shell.env("PATH", &path).env("REGISTRY", &registry.host).envs(variables);
+        shell.env("SIGN_KEY", &key).env("SIGN_CERT", &certificate);
+        shell.env("TRUST", authority.certificate());
         shell.env("TORPOR_STATE", place.path("state")).env("TORPOR_CACHE", place.path("cache"));
         let output = shell.output().unwrap();
-        let done = output.status.success();
-        if step.contains("--id shop") {
-            let delete = Command::new("runc").args(["delete", "--force", "shop"]).output().unwrap();
+        if step.contains("--trust") {
+            let delete = ["delete", "--force", &place.id("shop")];
+            let delete = Command::new("runc").args(delete).output().unwrap();
             assert!(delete.status.success(), "{}", shown(&delete));
+            assert!(shown(&output).contains("snapshot"), "{}", shown(&output));
         }
-        assert!(done, "{step}: {}", shown(&output));
+        assert!(output.status.success(), "{step}: {}", shown(&output));
     }
 }

@@ -35,13 +35,14 @@ fn torpor() -> PathBuf {
 pub struct Place {
     pub dir: TempDir,
     name: String,
+    pages: usize,
 }
 
 impl Place {
     /// A place with a bundle of the application, with so many pages.
     pub fn new(name: &str, pages: usize) -> Self {
         let dir = tempfile::Builder::new().prefix(&format!("torpor-{name}-")).tempdir().unwrap();
-        let place = Self { dir, name: format!("torpor-{name}-{}", std::process::id()) };
+        let place = Self { dir, name: format!("torpor-{name}-{}", std::process::id()), pages };
         let root = place.path("bundle/rootfs");
         for part in ["proc", "sys", "dev", "tmp", "etc", "run", "bin"] {
             fs::create_dir_all(root.join(part)).unwrap();
@@ -140,6 +141,19 @@ impl Place {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
+    /// Waits until a container answers, which has to be what its bundle has it answer.
+    #[track_caller]
+    pub fn answers_right(&self, name: &str) {
+        until("it answers", || {
+            self.runc(&["exec", &self.id(name), "/app", "ask", "random"])
+                .output()
+                .unwrap()
+                .status
+                .success()
+        });
+        assert_eq!(self.exec(name, &["/app", "ask", "sum"]), sum(self.pages as u64));
+    }
+
     /// Ends a container.
     pub fn delete(&self, name: &str) {
         let _ = self.runc(&["delete", "--force", &self.id(name)]).output();
@@ -155,12 +169,62 @@ impl Place {
         self.path("store/blobs/sha256").join(digest.trim_start_matches("sha256:"))
     }
 
+    fn index(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.path("store/index.json")).unwrap()).unwrap()
+    }
+
+    /// The manifest of the first snapshot in the store.
     pub fn manifest(&self) -> Value {
-        let index: Value =
-            serde_json::from_slice(&fs::read(self.path("store/index.json")).unwrap()).unwrap();
-        let digest = index["manifests"][0]["digest"].as_str().unwrap();
+        self.document(&self.digest())
+    }
+
+    /// The digest of that manifest.
+    pub fn digest(&self) -> String {
+        self.index()["manifests"][0]["digest"].as_str().unwrap().to_owned()
+    }
+
+    /// A blob in the store that is JSON.
+    pub fn document(&self, digest: &str) -> Value {
         serde_json::from_slice(&fs::read(self.blob(digest)).unwrap()).unwrap()
     }
+
+    /// Stores a blob, and has `descriptor` describe it.
+    pub fn put(&self, bytes: &[u8], descriptor: &mut Value) {
+        let digest = torpor_snapshot::oci::sha256(bytes);
+        fs::write(self.blob(&digest), bytes).unwrap();
+        descriptor["digest"] = digest.into();
+        descriptor["size"] = bytes.len().into();
+    }
+
+    /// Changes the manifest that has a name in the store.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut index = self.index();
+        let all = index["manifests"].as_array_mut().unwrap();
+        let key = "org.opencontainers.image.ref.name";
+        let entry = all.iter_mut().find(|entry| entry["annotations"][key] == name).unwrap();
+        let mut manifest = self.document(entry["digest"].as_str().unwrap());
+        change(&mut manifest);
+        self.put(&serde_json::to_vec(&manifest).unwrap(), entry);
+        fs::write(self.path("store/index.json"), serde_json::to_vec(&index).unwrap()).unwrap();
+    }
+}
+
+/// What the application has in memory, as it answers to `sum`: so many pages from the seed 1.
+fn sum(pages: u64) -> String {
+    let mut sum = 0_u64;
+    for number in 0..pages {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_add(number + 1);
+        for word in 0..512 {
+            if word % 4 == 0 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+            }
+            let word = if word % 4 == 0 { state } else { 1 + number };
+            sum = sum.wrapping_mul(31).wrapping_add(word);
+        }
+    }
+    format!("{sum:016x}")
 }
 
 impl Drop for Place {

@@ -1,14 +1,20 @@
 //! An unmodified Podman starts a snapshot of one of its images.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
 use std::process::Command;
 
-use torpor_runtimes_tests::podman::Podman;
+use serde_json::Value;
+use tar::EntryType;
+use torpor_runtimes_tests::podman::{IMAGE, Podman};
 use torpor_runtimes_tests::scratch::Scratch;
+use torpor_snapshot::{oci, store};
 
-use crate::place::{Place, shown};
+use crate::place::shown;
 
 /// A program that uses the storage and the network of this Podman.
-fn with_storage(podman: &Podman<'_>, program: &str) -> Command {
+pub fn with_storage(podman: &Podman<'_>, program: &str) -> Command {
     let call = podman.call(&[]);
     let mut command = Command::new("nsenter");
     for (key, value) in call.get_envs() {
@@ -18,30 +24,97 @@ fn with_storage(podman: &Podman<'_>, program: &str) -> Command {
     command
 }
 
-#[test]
-fn podman_restores_the_image() {
-    let place = Place::new("podman", 10);
-    let scratch = Scratch::new("snapshot-podman");
-    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.61");
-    let image = podman.run(&["images", "--quiet", "--no-trunc"]);
-    let reference = place.reference();
-    let mut create = with_storage(&podman, &place.torpor(&[]).get_program().to_string_lossy());
-    create.env("TORPOR_STATE", place.path("state"));
-    create.args(["snapshot", "create", &reference, "--ready", "exec:redis-cli ping"]);
-    create.args(["--warmup", "redis-cli set kept warm", "--from"]);
-    create.arg(format!("podman:{}", image.lines().next().unwrap()));
+/// Makes the snapshot `reference` of a Redis in a container of `image`, with the key `kept` in its memory.
+#[track_caller]
+pub fn snapshot(podman: &Podman<'_>, scratch: &Scratch, reference: &str, image: &str) {
+    let torpor = fs::read_link(scratch.criu()).unwrap();
+    let mut create = with_storage(podman, &torpor.display().to_string());
+    create.env("TORPOR_STATE", scratch.join("state"));
+    create.args(["snapshot", "create", reference, "--ready", "exec:redis-cli ping"]);
+    create.args(["--warmup", "redis-cli set kept warm", "--from", &format!("podman:{image}")]);
     create.args(["--", "redis-server", "--save", ""]);
     let output = create.output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     assert!(podman.run(&["ps", "--all", "--quiet"]).is_empty(), "nothing of it is left");
+}
 
+#[test]
+fn podman_restores_the_image() {
+    let scratch = Scratch::new("snapshot-podman");
+    let podman = Podman::new(&scratch, &["redis-server", "redis-cli"], "10.97.61");
+    let store = scratch.join("store").display().to_string();
+    snapshot(&podman, &scratch, &format!("dir:{store}"), IMAGE);
+    is_known(&format!("dir:{store}"));
     let mut copy = with_storage(&podman, "skopeo");
-    copy.args(["--insecure-policy", "copy"]);
-    copy.arg(format!("oci:{}:latest", place.path("store").display()));
+    copy.args(["--insecure-policy", "copy", &format!("oci:{store}:latest")]);
     copy.arg("containers-storage:localhost/warm:1");
     let output = copy.output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
     podman.run(&["container", "restore", "localhost/warm:1"]);
     let name = podman.run(&["ps", "--format", "{{.Names}}"]);
     assert_eq!(podman.run(&["exec", &name, "redis-cli", "get", "kept"]), "warm");
+}
+
+/// The image has what Podman, containerd and CRI-O look for before they restore a container.
+#[track_caller]
+fn is_known(reference: &str) {
+    let store = store::open(&reference.parse().unwrap()).unwrap();
+    let manifest = store::manifest(&*store).unwrap();
+    let config = store::whole(&*store, &manifest.config, 1 << 20).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let mut files = BTreeMap::new();
+    for (number, layer) in manifest.layers.iter().enumerate() {
+        let packed = store::whole(&*store, layer, 1 << 30).unwrap();
+        let plain = zstd::decode_all(packed.as_slice()).unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"][number], oci::sha256(&plain));
+        for entry in tar::Archive::new(plain.as_slice()).entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let kind = entry.header().entry_type();
+            assert!(matches!(kind, EntryType::Regular | EntryType::Directory), "{kind:?}");
+            let name = entry.path().unwrap().display().to_string();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            files.insert(name, content);
+        }
+    }
+    let names = ["inventory.img", "descriptors.json"].map(|name| format!("checkpoint/{name}"));
+    assert!(names.iter().all(|name| files.contains_key(name)), "{:?}", files.keys());
+
+    let document = |name: &str| serde_json::from_slice::<Value>(&files[name]).unwrap();
+    let (config, spec, status) =
+        (document("config.dump"), document("spec.dump"), document("status.dump"));
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let podman =
+        |key: &str| &manifest.annotations[&format!("io.podman.annotations.checkpoint.{key}")];
+    for key in
+        ["org.criu.checkpoint.container.name", "io.kubernetes.cri-o.annotations.checkpoint.name"]
+    {
+        assert_eq!(manifest.annotations[key], text(&status["metadata"]["name"]));
+    }
+    // The runtime.
+    assert_eq!(
+        (podman("runtime.name").as_str(), text(&config["runtime"])),
+        ("runc", "runc".into())
+    );
+    // The whole configuration of the container, and what it was made of.
+    for key in ["id", "name", "createdTime", "rootfsImage", "rootfsImageID"] {
+        assert!(!text(&config[key]).is_empty(), "{key}: {config}");
+    }
+    assert_eq!(*podman("rootfsImageID"), text(&config["rootfsImageID"]));
+    let base = text(&config["rootfsImageName"]);
+    let pulled = text(&config["rootfsImageRef"]);
+    let (name, digest) = pulled.split_once('@').unwrap();
+    assert!(base.starts_with(name) && oci::hex_of(digest).is_some(), "{base}, {pulled}");
+    let of_pod = text(&spec["annotations"]["io.kubernetes.cri-o.Annotations"]);
+    assert!(serde_json::from_str::<Value>(&of_pod).unwrap().is_object());
+    assert_eq!(spec["process"]["args"][0], "redis-server");
+    // A mount that a pod has not by itself must be one that it can ask for.
+    let own = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm", "/run/.containerenv"];
+    for mount in spec["mounts"].as_array().unwrap() {
+        let at = mount["destination"].as_str().unwrap();
+        assert!(mount["type"] != "bind" || own.contains(&at), "{mount}");
+    }
+    // The status: of a container that runs.
+    assert_eq!((&status["state"], text(&status["image"]["image"])), (&1.into(), base));
+    assert_eq!(text(&status["image_ref"]), pulled);
 }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
@@ -11,6 +13,7 @@ use torpor_snapshot::oci::Descriptor;
 use torpor_snapshot::reference::Reference;
 use torpor_snapshot::store;
 
+use crate::fallback::cold_with;
 use crate::place::{Place, shown, until};
 
 /// A registry that runs as long as this value lives.
@@ -22,25 +25,31 @@ pub struct Registry {
 impl Registry {
     pub fn start(place: &Place) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let dir = place.path("registry");
+        fs::create_dir(&dir).unwrap();
         let host = format!("127.0.0.1:{port}");
-        let config = place.path("registry.yml");
+        let registry = Self::serve(&dir, &host, Command::new("docker-registry"));
+        until("the registry listens", || TcpStream::connect(&host).is_ok());
+        registry
+    }
+
+    /// One that serves what it keeps in `dir` at `host`, started with `command`.
+    pub fn serve(dir: &Path, host: &str, mut command: Command) -> Self {
+        let config = dir.join("config.yml");
         fs::write(
             &config,
             format!(
                 "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem:\n    rootdirectory: {}\n  \
                  delete: {{enabled: true}}\nhttp:\n  addr: {host}\n",
-                place.path("registry").display()
+                dir.display()
             ),
         )
         .unwrap();
-        let mut command = Command::new("docker-registry");
         command.arg("serve").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().unwrap();
-        until("the registry listens", || TcpStream::connect(&host).is_ok());
-        Self { child, host }
+        Self { child: command.spawn().unwrap(), host: host.to_owned() }
     }
 
-    fn reference(&self) -> String {
+    pub fn reference(&self) -> String {
         format!("{}/team/app:v1", self.host)
     }
 
@@ -77,7 +86,15 @@ fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
     let mut registry = Registry::start(&place);
     let reference = registry.reference();
     let made = place.create(&reference, &[]);
-    place.run(&reference, "one", "snapshot", &[]);
+    let report = place.path("report.html");
+    let ready = ["--ready", "exec:/app ask page 3", "--report", report.to_str().unwrap()];
+    let said = place.run(&reference, "one", "snapshot", &ready);
+    let number = |key: &str| said[key].as_u64().unwrap();
+    assert!((1..=64).contains(&number("requests")), "{said}");
+    assert!(number("bytes") * 100 <= made["size"].as_u64().unwrap() * 15, "{said} of {made}");
+    assert!(number("unforeseen") <= number("waits"), "{said}");
+    println!("of {} bytes: {said}", made["size"]);
+    shows_the_first_second(&report, &said);
     let page = place.exec("one", &["/app", "ask", "page", "777"]);
     let sum = place.exec("one", &["/app", "ask", "sum"]);
     until("all is there", || feed_log(&place, "one").contains("brought the working set"));
@@ -88,12 +105,9 @@ fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
     assert!(bytes * 100 <= made["size"].as_u64().unwrap() * 15, "{log}");
     until("all is there", || feed_log(&place, "one").lines().count() > 1);
 
+    place.answers_right("one");
     place.run(&reference, "cold", "cold", &["--policy", "Never"]);
-    until("the cold one answers", || {
-        let ask = place.runc(&["exec", &place.id("cold"), "/app", "ask", "sum"]).output();
-        ask.unwrap().status.success()
-    });
-    assert_eq!(sum, place.exec("cold", &["/app", "ask", "sum"]));
+    place.answers_right("cold");
     assert_eq!(page, place.exec("cold", &["/app", "ask", "page", "777"]));
 
     // What is in the cache is not fetched again; what is damaged there is.
@@ -118,10 +132,26 @@ fn a_container_starts_from_a_registry_before_its_bytes_are_there() {
     assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(said["reason"].as_str().unwrap().contains("refused"), "{said}");
-    until("the cold one answers", || {
-        let ask = place.runc(&["exec", &place.id("down"), "/app", "ask", "page", "777"]).output();
-        ask.unwrap().status.success()
-    });
+    place.answers_right("down");
+}
+
+/// A report is a page that shows what was said.
+#[track_caller]
+fn shows_the_first_second(report: &Path, said: &Value) {
+    let parse = "import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])";
+    let output = Command::new("python3").args(["-c", parse]).arg(report).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let page = fs::read_to_string(report).unwrap();
+    let (_, figures) = page.split_once("id=\"figures\">").unwrap();
+    let figures: Value = serde_json::from_str(figures.split_once("</script>").unwrap().0).unwrap();
+    let answer = figures["first_answer_ms"].as_f64().unwrap();
+    assert!((answer - said["first_answer_ms"].as_f64().unwrap()).abs() < 0.001, "{figures}");
+    let points: Vec<Vec<f64>> = serde_json::from_value(figures["points"].clone()).unwrap();
+    assert!(points.iter().zip(&points[1..]).all(|(a, b)| a.iter().zip(b).all(|(a, b)| a <= b)));
+    let last = points.last().unwrap();
+    assert!(last[2] > 0.0 && last[2] <= figures["pages"].as_f64().unwrap(), "{last:?}");
+    let marks = ["first instruction: ", "first answer: ", "class=\"asked line\""];
+    assert!(marks.iter().all(|mark| page.contains(mark)), "{page}");
 }
 
 /// If the source goes away while pages are missing, the tasks are ended: they never go on with
@@ -149,6 +179,71 @@ fn tasks_end_with_their_source() {
             state["status"] == "stopped"
         });
     }
+}
+
+/// What needs all of its memory before it answers does not wait for it piece by piece.
+#[test]
+fn a_working_set_that_is_larger_than_expected_comes_at_once() {
+    let place = Place::new("larger", 10_000);
+    let registry = Registry::start(&place);
+    let reference = registry.reference();
+    let made = place.create(&reference, &[]);
+    let said = place.run(&reference, "one", "snapshot", &["--ready", "exec:/app ask sum"]);
+    assert!(said["unforeseen"].as_u64().unwrap() > 32, "{said}");
+    place.answers_right("one");
+    until("all is there", || feed_log(&place, "one").contains("everything is fetched"));
+    // One part comes twice at most: for somebody who waits for it, and with the rest.
+    let (bytes, size) = (said["bytes"].as_u64().unwrap(), made["size"].as_u64().unwrap());
+    assert!(bytes <= 2 * size, "{bytes} of {size}");
+}
+
+/// Between a failure and the cold start nobody is asked anything.
+#[test]
+fn a_registry_is_not_asked_again_for_a_cold_start() {
+    let place = Place::new("asked", 200);
+    let registry = Registry::start(&place);
+    let reference = registry.reference();
+    place.create(&reference, &[]);
+    place.configure(|config| config["process"]["env"] = serde_json::json!(["A=1"]));
+    let requests = |name: &str| {
+        let said = place.run(&reference, name, "cold", &[]);
+        assert!(said["reason"].as_str().unwrap().contains("another configuration"), "{said}");
+        place.answers_right(name);
+        said["requests"].as_u64().unwrap()
+    };
+    let noted = requests("noted");
+    fs::remove_dir_all(place.path("state/notes")).unwrap();
+    assert_eq!(requests("not-noted"), noted);
+}
+
+/// What was changed in a registry is not believed: neither before the start nor later.
+#[test]
+fn a_chunk_that_was_tampered_with_is_found() {
+    let place = Place::new("tampered", 20_000);
+    let registry = Registry::start(&place);
+    let reference = registry.reference();
+    place.create(&reference, &[]);
+    let blobs = place.path("registry/docker/registry/v2/blobs/sha256");
+    let files = fs::read_dir(blobs).unwrap().flatten();
+    let files = files.flat_map(|dir| fs::read_dir(dir.path()).unwrap().flatten());
+    let pack = files.map(|dir| dir.path().join("data")).max_by_key(|f| f.metadata().unwrap().len());
+    let pack = fs::File::options().read(true).write(true).open(pack.unwrap()).unwrap();
+    // Somewhere behind the working set.
+    let middle = pack.metadata().unwrap().len() / 2;
+    let mut byte = [0];
+    pack.read_exact_at(&mut byte, middle).unwrap();
+    pack.write_all_at(&[!byte[0]], middle).unwrap();
+    let all = ["--prefetch", "all"];
+    cold_with(&place, &reference, "before", "is damaged at", &all);
+    // One that runs already ends before it could see it.
+    place.run(&reference, "lazy", "snapshot", &[]);
+    let asked = place.runc(&["exec", &place.id("lazy"), "/app", "ask", "sum"]).output().unwrap();
+    assert!(!asked.status.success(), "{}", shown(&asked));
+    until("the container has ended", || {
+        let state = place.runc(&["state", &place.id("lazy")]).output().unwrap();
+        let state: Value = serde_json::from_slice(&state.stdout).unwrap();
+        state["status"] == "stopped"
+    });
 }
 
 #[test]

@@ -3,13 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use crate::authority::Authority;
 use crate::place::{Place, shown};
-
-fn openssl(place: &Place, words: &[&str]) {
-    let output =
-        Command::new("openssl").args(words).current_dir(place.dir.path()).output().unwrap();
-    assert!(output.status.success(), "{}", shown(&output));
-}
 
 #[test]
 fn a_sealed_snapshot_is_of_no_use_without_its_key() {
@@ -19,42 +14,21 @@ fn a_sealed_snapshot_is_of_no_use_without_its_key() {
     let made = Command::new(torpor).args(["key", "generate"]).arg(&key).output().unwrap();
     assert!(made.status.success(), "{}", shown(&made));
     let recipient = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-    let (ca, sign) = (["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"], "sign");
-    let root = ["req", "-x509", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt"];
-    openssl(&place, &[&root[..], &ca].concat());
-    let leaf =
-        ["req", "-x509", "-CA", "ca.crt", "-CAkey", "ca.key", "-newkey", "ed25519", "-noenc"];
-    let names = ["-subj", "/CN=maker", "-keyout", "sign.key", "-out", "sign.crt"];
-    let uses = [
-        "-addext",
-        "basicConstraints=critical,CA:FALSE",
-        "-addext",
-        "keyUsage=critical,digitalSignature",
-    ];
-    openssl(&place, &[&leaf[..], &names, &uses].concat());
-    let file = |name: &str| place.path(name).display().to_string();
-    let (sign_key, sign_cert) = (file(&format!("{sign}.key")), file(&format!("{sign}.crt")));
+    let authority = Authority::new(&place, "ca");
+    let (sign_key, sign_cert) = authority.signer("maker");
     let reference = place.reference();
     let signed = ["--sign-key", &sign_key, "--sign-cert", &sign_cert];
     place.create(&reference, &[&["--recipient", &recipient][..], &signed].concat());
 
     let without = place.run(&reference, "without", "cold", &[]);
     assert!(without["reason"].as_str().unwrap().contains("key"), "{without}");
-    let (key, ca) = (key.display().to_string(), file("ca.crt"));
-    let with = ["--identity", &key, "--trust", &ca, "--require-signature"];
+    let key = key.display().to_string();
+    let with = ["--identity", &key, "--trust", &authority.certificate(), "--require-signature"];
     place.run(&reference, "with", "snapshot", &with);
     assert_eq!(place.exec("with", &["hostname"]), place.id("with"));
     place.exec("with", &["/app", "ask", "sum"]);
     // Another authority knows nobody of them.
-    openssl(
-        &place,
-        &[
-            &["req", "-x509", "-subj", "/CN=other", "-keyout", "x.key", "-out", "x.crt"][..],
-            &["-newkey", "ed25519", "-noenc"],
-        ]
-        .concat(),
-    );
-    let other = file("x.crt");
+    let other = Authority::new(&place, "other").certificate();
     let with = ["--identity", &key, "--trust", &other, "--require-signature"];
     place.run(&reference, "other", "cold", &with);
     let state = fs::read_dir(place.path("state")).unwrap().flatten();
@@ -88,4 +62,13 @@ fn what_is_left_of_a_create_that_was_killed_goes() {
     let state = fs::read_dir(place.path("state")).unwrap().flatten();
     let left = state.filter(|entry| entry.file_name().to_string_lossy().starts_with("create-"));
     assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn nobody_seals_for_podman() {
+    let place = Place::new("sealed-podman", 10);
+    let mut create = place.torpor(&["create", &place.reference(), "--from", "podman:none"]);
+    let output = create.args(["--recipient", "age1nobody"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert!(shown(&output).contains("Podman restores no sealed snapshot"), "{}", shown(&output));
 }

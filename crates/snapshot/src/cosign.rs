@@ -1,0 +1,198 @@
+//! Signatures of cosign: bundles of Sigstore (version 0.3) that refer to the manifest of a snapshot.
+//!
+//! A bundle has an envelope (DSSE) around a statement (in-toto), and that names the digest of the manifest.
+//! What is believed is a public key; who has it, and logs of what was signed, are not looked at.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_ASN1, ECDSA_P384_SHA384_ASN1, ED25519, RSA_PKCS1_2048_8192_SHA256,
+    UnparsedPublicKey, VerificationAlgorithm,
+};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::SubjectPublicKeyInfoDer;
+use rustls::pki_types::pem::PemObject;
+use serde::Deserialize;
+
+use crate::error::{Context, Error, Result};
+use crate::oci::{Descriptor, Manifest, hex_of};
+use crate::reference::Reference;
+use crate::store;
+
+/// The media type of a bundle.
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+/// The type of what is in the envelope.
+const STATEMENT: &str = "application/vnd.in-toto+json";
+/// What such a statement says: that the image is signed. Others tell of how it was built.
+const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+/// The longest bundle that is read.
+const MAX_BUNDLE: u64 = 1 << 20;
+/// How many that refer to a snapshot are looked at.
+const MOST: usize = 64;
+/// The algorithms; a key fits one of them.
+const ALGORITHMS: [&dyn VerificationAlgorithm; 4] =
+    [&ECDSA_P256_SHA256_ASN1, &ECDSA_P384_SHA384_ASN1, &ED25519, &RSA_PKCS1_2048_8192_SHA256];
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Bundle {
+    media_type: String,
+    dsse_envelope: Envelope,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    payload: String,
+    payload_type: String,
+    signatures: Vec<Signed>,
+}
+
+#[derive(Deserialize)]
+struct Signed {
+    sig: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Statement {
+    predicate_type: String,
+    subject: Vec<Subject>,
+}
+
+#[derive(Deserialize)]
+struct Subject {
+    digest: BTreeMap<String, String>,
+}
+
+/// A public key whose owner is believed.
+struct Key {
+    file: PathBuf,
+    der: SubjectPublicKeyInfoDer<'static>,
+}
+
+impl Key {
+    fn load(file: &Path) -> Result<Self> {
+        let der = SubjectPublicKeyInfoDer::from_pem_file(file);
+        let der = der.map_err(|e| Error::new(format!("{}: {e}", file.display())))?;
+        Ok(Self { file: file.to_owned(), der })
+    }
+
+    fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
+        let fits =
+            |algorithm| UnparsedPublicKey::new(algorithm, &self.der).verify(message, signature);
+        ALGORITHMS.into_iter().any(|algorithm| fits(algorithm).is_ok())
+    }
+}
+
+/// Who of those that have `keys` has signed the manifest with this digest, if it is signed.
+///
+/// # Errors
+/// If it is signed, and by none of them.
+pub fn check(reference: &Reference, digest: &str, keys: &[PathBuf]) -> Result<Option<String>> {
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    let keys: Vec<Key> = keys.iter().map(|file| Key::load(file)).collect::<Result<_>>()?;
+    let mut wrong = None;
+    for one in store::open(reference)?.referrers(digest)?.iter().take(MOST) {
+        let Some(bytes) = bundle(reference, one)? else { continue };
+        match verify(&bytes, digest, &keys) {
+            Ok(Some(who)) => return Ok(Some(who)),
+            Ok(None) => {}
+            Err(error) => wrong = Some(error),
+        }
+    }
+    wrong.map_or(Ok(None), Err)
+}
+
+/// The bundle in a manifest, if there is one.
+fn bundle(reference: &Reference, manifest: &Descriptor) -> Result<Option<Vec<u8>>> {
+    if hex_of(&manifest.digest).is_none() {
+        return Err(Error::new(format!("the list of signatures has {:?}", manifest.digest)));
+    }
+    let store = store::open(&reference.beside(&manifest.digest))?;
+    let Some(bytes) = store.manifest()? else { return Ok(None) };
+    // Others may refer to a snapshot with what is no image.
+    let Ok(manifest) = Manifest::parse(&bytes) else { return Ok(None) };
+    let layer = manifest.layers.iter().find(|layer| layer.media_type == BUNDLE);
+    layer.map(|layer| store::whole(&*store, layer, MAX_BUNDLE)).transpose()
+}
+
+/// Whose key has signed the manifest with this digest, as a bundle says; nobody's if it says something
+/// else of it.
+fn verify(bundle: &[u8], digest: &str, keys: &[Key]) -> Result<Option<String>> {
+    let what = || "the signature of cosign";
+    let wrong = |why: &str| Err(Error::new(format!("the signature of cosign {why}")));
+    let binary =
+        |text: &str| STANDARD.decode(text).map_err(|e| Error::new(e.to_string()).during(what()));
+    let Bundle { media_type, dsse_envelope } = serde_json::from_slice(bundle).context(what)?;
+    if media_type != BUNDLE || dsse_envelope.payload_type != STATEMENT {
+        return wrong("is of a kind that is not known here");
+    }
+    let payload = binary(&dsse_envelope.payload)?;
+    let message = encoded(&dsse_envelope.payload_type, &payload);
+    let statement: Statement = serde_json::from_slice(&payload).context(what)?;
+    if statement.predicate_type != SIGNED {
+        return Ok(None);
+    }
+    let signatures = dsse_envelope.signatures.iter().map(|signed| binary(&signed.sig));
+    let signatures = signatures.collect::<Result<Vec<_>>>()?;
+    let signed = keys.iter().find(|key| signatures.iter().any(|one| key.has_signed(&message, one)));
+    let Some(key) = signed else { return wrong("is of none of the keys that are believed") };
+    let hex = hex_of(digest);
+    let about = |one: &Subject| one.digest.get("sha256").map(String::as_str) == hex;
+    match statement.subject.iter().any(about) {
+        true => Ok(Some(key.file.display().to_string())),
+        false => wrong("is of another snapshot"),
+    }
+}
+
+/// What is signed: the payload with its type, as DSSE 1.0 encodes them.
+fn encoded(kind: &str, payload: &[u8]) -> Vec<u8> {
+    let head = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len());
+    [head.as_bytes(), payload].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_example_of_the_specification_is_encoded() {
+        let encoded = encoded("http://example.com/HelloWorld", b"hello world");
+        assert_eq!(encoded, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
+    }
+
+    #[test]
+    fn what_is_no_signature_is_refused() {
+        let bundle = |media: &str, kind: &str, payload: &str, sig: &str| {
+            let envelope = json!({
+                "payload": STANDARD.encode(payload),
+                "payloadType": kind,
+                "signatures": [{ "sig": sig }],
+            });
+            json!({ "mediaType": media, "dsseEnvelope": envelope }).to_string()
+        };
+        let statement = json!({ "predicateType": SIGNED, "subject": [] }).to_string();
+        for (text, why) in [
+            (String::from("{}"), "missing field"),
+            (bundle("x", STATEMENT, &statement, ""), "not known here"),
+            (bundle(BUNDLE, "x", &statement, ""), "not known here"),
+            (bundle(BUNDLE, STATEMENT, "7", ""), "invalid type"),
+            (bundle(BUNDLE, STATEMENT, &statement, "!"), "the signature of cosign"),
+            (bundle(BUNDLE, STATEMENT, &statement, ""), "none of the keys"),
+        ] {
+            let error = verify(text.as_bytes(), "sha256:0", &[]).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let built = json!({ "predicateType": "https://slsa.dev/provenance/v1", "subject": [] });
+        let built = bundle(BUNDLE, STATEMENT, &built.to_string(), "");
+        assert_eq!(verify(built.as_bytes(), "sha256:0", &[]).unwrap(), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! What each restored container has of its own: the name of its host, and a number that no other
+//! restore has.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use torpor_images::proto::UtsnsEntry;
+use torpor_images::{ImageDir, kind};
+
+use crate::error::{Context, Error, Result};
+
+/// A number that no other restore has.
+///
+/// # Errors
+/// If the kernel gives no random numbers.
+pub fn generation() -> Result<u64> {
+    let bytes = torpor_seal::secret::random::<8>().map_err(|e| Error::new(e.to_string()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The name of the container `number` of `count` that are started as `id`.
+#[must_use]
+pub fn name(id: &str, number: u32, count: u32) -> String {
+    if count == 1 { id.to_owned() } else { format!("{id}-{number}") }
+}
+
+/// Gives the restored host its name.
+///
+/// # Errors
+/// Images that cannot be read or written.
+pub fn set_hostname(images: &Path, name: &str) -> Result<()> {
+    let dir = ImageDir::open(images)?;
+    for id in dir.ids(kind::UTSNS)? {
+        let mut entry: UtsnsEntry = dir.read_one(kind::UTSNS, id)?;
+        name.clone_into(&mut entry.nodename);
+        dir.write_one(kind::UTSNS, id, &entry)?;
+    }
+    Ok(())
+}
+
+/// Gives the host of a container that runs its name.
+///
+/// # Errors
+/// If the process has ended, or the kernel does not take the name.
+pub fn rename_host(pid: u32, name: &str) -> Result<()> {
+    let path = format!("/proc/{pid}/ns/uts");
+    let own = fs::metadata("/proc/self/ns/uts").context(|| path.clone())?;
+    let namespace = fs::File::open(&path).context(|| path.clone())?;
+    if namespace.metadata().context(|| path.clone())?.ino() == own.ino() {
+        return Ok(());
+    }
+    let renamed = thread::scope(|scope| {
+        let rename = || {
+            let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+            move_into_link_name_space(namespace.as_fd(), kind)?;
+            rustix::system::sethostname(name.as_bytes())
+        };
+        scope.spawn(rename).join()
+    });
+    let renamed = renamed.map_err(|_| Error::new("a thread that renames the host has ended"))?;
+    renamed.context(|| format!("the host name {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn a_thousand_have_nothing_in_common() {
+        let numbers: HashSet<u64> = (0..1000).map(|_| generation().unwrap()).collect();
+        assert_eq!(numbers.len(), 1000);
+        let names: HashSet<String> = (1..=1000).map(|number| name("shop", number, 1000)).collect();
+        assert_eq!(names.len(), 1000);
+        assert_eq!(name("shop", 1, 1), "shop");
+    }
+}

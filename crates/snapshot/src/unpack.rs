@@ -1,0 +1,37 @@
+//! Unpacking the small layer of a snapshot.
+
+use std::fs;
+use std::path::Path;
+
+use crate::archive;
+use crate::error::{Context, Error, Result};
+use crate::oci::Manifest;
+use crate::store::{self, Store};
+
+/// Unpacks the small layer of a snapshot beside the layer `upper`, and what was changed into it.
+///
+/// # Errors
+/// If it is damaged; no place.
+pub fn container(store: &dyn Store, manifest: &Manifest, upper: &Path) -> Result<()> {
+    let dir = upper.parent().unwrap_or(upper);
+    let changes = dir.join("work").join(archive::CHANGES);
+    self::images(store, manifest, &dir.join("images"), &changes)?;
+    if changes.exists() {
+        let mut file = fs::File::open(&changes).context(|| changes.display().to_string())?;
+        archive::apply_changes(&mut file, upper)?;
+        let _ = fs::remove_file(&changes);
+    }
+    Ok(())
+}
+
+/// Unpacks the small layer of a snapshot: its images to `images`, and the archive of what was
+/// changed in the container's files to `changes`.
+///
+/// # Errors
+/// If it is damaged; no place.
+pub fn images(store: &dyn Store, manifest: &Manifest, images: &Path, changes: &Path) -> Result<()> {
+    let layer = manifest.layers.first().ok_or_else(|| Error::new("the snapshot has no layers"))?;
+    let packed = store::whole(store, layer, archive::MAX_SMALL)?;
+    let mut plain = zstd::Decoder::new(packed.as_slice()).context(|| "unpacking the images")?;
+    archive::read_small(&mut plain, images, changes)
+}

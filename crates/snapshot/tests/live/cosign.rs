@@ -1,0 +1,147 @@
+//! Signatures of cosign, in a registry that lists what refers to a snapshot under a name.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Seek, Write};
+use std::process::Command;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use torpor_snapshot::oci::{self, Descriptor, INDEX, MANIFEST};
+use torpor_snapshot::reference::Reference;
+use torpor_snapshot::store::http::{Call, Client};
+use torpor_snapshot::store::{self, Store};
+
+use crate::fallback::cold_with;
+use crate::place::{Place, shown};
+use crate::registry::Registry;
+
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+const STATEMENT: &str = "application/vnd.in-toto+json";
+
+/// A key for P-256, as cosign makes them; the file of its public half.
+fn key(place: &Place, name: &str) -> String {
+    let (private, public) = (format!("{name}.key"), format!("{name}.pub"));
+    let curve = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", &private];
+    openssl(place, &[&["genpkey"][..], &curve].concat());
+    openssl(place, &["pkey", "-in", &private, "-pubout", "-out", &public]);
+    place.path(&public).display().to_string()
+}
+
+#[track_caller]
+fn openssl(place: &Place, words: &[&str]) {
+    let output =
+        Command::new("openssl").args(words).current_dir(place.dir.path()).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+}
+
+/// A bundle that says that the key `name` has signed the manifest with this digest.
+fn bundle(place: &Place, name: &str, digest: &str) -> Value {
+    let payload = json!({
+        "_type": "https://in-toto.io/Statement/v1",
+        "predicateType": "https://sigstore.dev/cosign/sign/v1",
+        "predicate": {},
+        "subject": [{ "digest": { "sha256": oci::hex_of(digest).unwrap() } }],
+    });
+    let payload = payload.to_string();
+    let (message, signature) = (place.path("message"), place.path("signature"));
+    let head = format!("DSSEv1 {} {STATEMENT} {} ", STATEMENT.len(), payload.len());
+    fs::write(&message, head + &payload).unwrap();
+    let key = format!("{name}.key");
+    openssl(place, &["dgst", "-sha256", "-sign", &key, "-out", "signature", "message"]);
+    json!({
+        "mediaType": BUNDLE,
+        "verificationMaterial": { "publicKey": { "hint": "" }, "tlogEntries": [] },
+        "dsseEnvelope": {
+            "payload": STANDARD.encode(payload),
+            "payloadType": STATEMENT,
+            "signatures": [{ "sig": STANDARD.encode(fs::read(signature).unwrap()) }],
+        },
+    })
+}
+
+fn blob(store: &dyn Store, media_type: &str, bytes: &[u8]) -> Descriptor {
+    let blob = Descriptor {
+        media_type: media_type.to_owned(),
+        digest: oci::sha256(bytes),
+        size: bytes.len() as u64,
+        annotations: BTreeMap::new(),
+    };
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file.rewind().unwrap();
+    store.put(&blob, &mut file).unwrap();
+    blob
+}
+
+/// Stores a bundle as what refers to the manifest `of`, and to nothing else.
+fn attach(registry: &Registry, of: &Descriptor, bundle: &Value) {
+    let reference: Reference = registry.reference().parse().unwrap();
+    let store = store::open(&reference).unwrap();
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": BUNDLE,
+        "config": blob(&*store, EMPTY, b"{}"),
+        "layers": [blob(&*store, BUNDLE, bundle.to_string().as_bytes())],
+        "subject": of,
+        "annotations": { "dev.sigstore.bundle.content": "dsse-envelope" },
+    });
+    let manifest = manifest.to_string();
+    let digest = oci::sha256(manifest.as_bytes());
+    let one = json!({
+        "mediaType": MANIFEST,
+        "artifactType": BUNDLE,
+        "digest": digest,
+        "size": manifest.len(),
+    });
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [one] }).to_string();
+    let list = of.digest.replace(':', "-");
+    for (name, kind, document) in [(&digest, MANIFEST, &manifest), (&list, INDEX, &index)] {
+        let url = format!("http://{}/v2/team/app/manifests/{name}", registry.host);
+        let headers = [("Content-Type", kind)];
+        let call =
+            Call { headers: &headers, body: Some(document.as_bytes()), ..Call::new("PUT", &url) };
+        Client::new(&registry.host).expect(&call, &[201]).unwrap();
+    }
+}
+
+#[test]
+fn what_cosign_has_signed_is_started() {
+    let place = Place::new("cosign", 100);
+    let registry = Registry::start(&place);
+    let reference = registry.reference();
+    place.create(&reference, &[]);
+    let (ours, theirs) = (key(&place, "ours"), key(&place, "theirs"));
+    let trust = ["--cosign-key", &ours, "--require-signature"];
+    cold_with(&place, &reference, "absent", "is not signed", &trust);
+
+    let bytes = store::open(&reference.parse().unwrap()).unwrap().manifest().unwrap().unwrap();
+    let of = Descriptor {
+        media_type: MANIFEST.to_owned(),
+        digest: oci::sha256(&bytes),
+        size: bytes.len() as u64,
+        annotations: BTreeMap::new(),
+    };
+    attach(&registry, &of, &bundle(&place, "ours", &of.digest));
+    place.run(&reference, "good", "snapshot", &trust);
+    place.answers_right("good");
+    let verify = [&["verify", &reference][..], &trust].concat();
+    let output = place.torpor(&verify).output().unwrap();
+    assert!(shown(&output).contains(&format!("signed by {ours}")), "{}", shown(&output));
+
+    // Not by whom it should be; of something else; changed.
+    let other = ["--cosign-key", &theirs];
+    cold_with(&place, &reference, "other", "of none of the keys", &other);
+    attach(&registry, &of, &bundle(&place, "ours", &oci::sha256(b"another")));
+    cold_with(&place, &reference, "another", "of another snapshot", &trust);
+    let mut changed = bundle(&place, "ours", &of.digest);
+    let payload = STANDARD.decode(changed["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();
+    let payload =
+        String::from_utf8(payload).unwrap().replace("\"predicate\":{}", "\"predicate\":7");
+    changed["dsseEnvelope"]["payload"] = STANDARD.encode(payload).into();
+    attach(&registry, &of, &changed);
+    cold_with(&place, &reference, "changed", "of none of the keys", &trust);
+}
