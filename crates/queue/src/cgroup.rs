@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::spec::Limits;
 
 const ROOT: &str = "/sys/fs/cgroup";
+const PARENT: &str = "torpor-queue";
 const CONTROLLERS: [&str; 5] = ["freezer", "pids", "memory", "cpu", "cpuacct"];
 
 /// How long a tree may take to freeze.
@@ -20,6 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The cgroups of one job.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
+    name: String,
     unified: Option<PathBuf>,
     /// Directory of each controller of version 1, by its name.
     split: Vec<(&'static str, PathBuf)>,
@@ -31,14 +33,22 @@ impl Cgroups {
     pub fn named(name: &str) -> Self {
         let root = Path::new(ROOT);
         if root.join("cgroup.controllers").exists() {
-            return Self { unified: Some(root.join("torpor-queue").join(name)), split: Vec::new() };
+            let dir = root.join(PARENT).join(name);
+            return Self { name: name.to_owned(), unified: Some(dir), split: Vec::new() };
         }
         let place = |&controller: &&'static str| {
             let dir = root.join(controller);
             let there = dir.join("cgroup.procs").exists();
-            there.then(|| (controller, dir.join("torpor-queue").join(name)))
+            there.then(|| (controller, dir.join(PARENT).join(name)))
         };
-        Self { unified: None, split: CONTROLLERS.iter().filter_map(place).collect() }
+        let split = CONTROLLERS.iter().filter_map(place).collect();
+        Self { name: name.to_owned(), unified: None, split }
+    }
+
+    /// Where they are below each controller.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("/{PARENT}/{}", self.name)
     }
 
     /// Makes them, with limits.
@@ -99,12 +109,11 @@ impl Cgroups {
             let file = self.file("pids", "pids.max", "pids.max");
             fs::write(file.ok_or_else(|| missing("pids"))?, count.to_string())?;
         }
-        if let Some(cpu) = limits.cpu {
-            // Milliseconds of processor time in each period of 100 ms.
-            #[expect(clippy::cast_possible_truncation, reason = "saturates, and is checked")]
-            let quota = ((cpu * 100_000.0) as i64).max(1000);
-            let text =
-                if self.unified.is_some() { format!("{quota} 100000") } else { quota.to_string() };
+        if let Some(quota) = limits.cpu_quota() {
+            let text = match self.unified {
+                Some(_) => format!("{quota} {}", Limits::CPU_PERIOD),
+                None => quota.to_string(),
+            };
             let file = self.file("cpu", "cpu.max", "cpu.cfs_quota_us");
             fs::write(file.ok_or_else(|| missing("cpu"))?, text)?;
         }

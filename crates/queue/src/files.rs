@@ -79,6 +79,18 @@ impl JobDir {
         self.checkpoint(seq).join("durable")
     }
 
+    /// What a container is made of, once that was looked up.
+    #[must_use]
+    pub fn origin(&self) -> PathBuf {
+        self.0.join("container.json")
+    }
+
+    /// What a container has changed in its files.
+    #[must_use]
+    pub fn upper(&self) -> PathBuf {
+        self.0.join("upper")
+    }
+
     /// The job's own directory, if it has one.
     #[must_use]
     pub fn work(&self) -> PathBuf {

@@ -10,6 +10,7 @@
 mod bundle;
 mod cgroup;
 mod command;
+mod container;
 mod daemon;
 mod files;
 pub mod http;

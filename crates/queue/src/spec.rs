@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// How deep projects may lie in each other; GitLab has 20 groups around one.
+const MAX_DEPTH: usize = 32;
+
 /// What is to run, where, and how much it may have.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -25,7 +28,8 @@ pub struct Spec {
     pub priority: i32,
     /// Whose it is; shares and quotas are counted by owner.
     pub owner: String,
-    /// What it is for; projects share the machine, and owners share a project.
+    /// What it is for; projects share the machine, and owners share a project. `a/b` is a part of
+    /// the project `a`.
     pub project: String,
     /// Words of the submitter's own.
     pub labels: BTreeMap<String, String>,
@@ -49,10 +53,22 @@ pub struct Spec {
     pub preempt_cmd: Option<String>,
     /// Jobs of one kind share what is learned about checkpoints (default: the program).
     pub kind: Option<String>,
+    /// The container that it is; otherwise it is a process of this machine.
+    pub container: Option<Container>,
     /// A directory that is copied to one of the job's own, where it starts.
     pub input: Option<PathBuf>,
     /// Paths below the job's own directory that are copied back to `dir` at the end.
     pub artefacts: Vec<PathBuf>,
+}
+
+/// Where the files of a container come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Container {
+    /// An image of Podman's store, or one that Podman can take in from files (`oci:DIR`).
+    Image(String),
+    /// A directory with `config.json` and a root file system.
+    Bundle(PathBuf),
 }
 
 /// Who a job runs as.
@@ -81,6 +97,18 @@ pub struct Limits {
     pub time: Option<u64>,
 }
 
+impl Limits {
+    /// Microseconds of a period in which processor time is counted.
+    pub const CPU_PERIOD: i64 = 100_000;
+
+    /// Microseconds of processor time in each period. The kernel takes none below a millisecond.
+    #[must_use]
+    pub fn cpu_quota(&self) -> Option<i64> {
+        #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+        self.cpu.map(|cpu| ((cpu * 100_000.0) as i64).max(1000))
+    }
+}
+
 impl Spec {
     /// What jobs that behave alike have in common: the program, and its script if the
     /// program is an interpreter.
@@ -92,6 +120,11 @@ impl Spec {
         let name = |word: &String| {
             PathBuf::from(word).file_name().map(|n| n.to_string_lossy().into_owned())
         };
+        match &self.container {
+            Some(Container::Image(image)) => return format!("image {image}"),
+            Some(Container::Bundle(dir)) => return format!("bundle {}", dir.display()),
+            None => {}
+        }
         let program = self.command.first().and_then(name).unwrap_or_default();
         let script = self.command.get(1).filter(|word| !word.starts_with('-')).and_then(name);
         const INTERPRETERS: [&str; 7] = ["sh", "bash", "dash", "python3", "python", "perl", "env"];
@@ -103,12 +136,32 @@ impl Spec {
         }
     }
 
+    fn check_container(&self) -> Result<(), String> {
+        match &self.container {
+            Some(_) if self.user.uid != 0 => {
+                Err("only root may start containers: their programs can be root's".to_owned())
+            }
+            Some(Container::Image(image)) if image.is_empty() || image.starts_with('-') => {
+                Err(format!("{image:?} is no name of an image"))
+            }
+            Some(Container::Bundle(dir)) if !dir.is_absolute() => {
+                Err("the directory of a bundle must be an absolute path".to_owned())
+            }
+            Some(_) if self.preempt_cmd.is_some() => {
+                Err("--preempt-cmd runs outside of the container: it cannot be used".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What is wrong with it, if anything is.
     ///
     /// # Errors
     /// A sentence that says what to change.
     pub fn check(&self) -> Result<(), String> {
-        if self.command.first().is_none_or(String::is_empty) {
+        self.check_container()?;
+        let first = self.command.first();
+        if first.is_none_or(String::is_empty) && (self.container.is_none() || first.is_some()) {
             return Err("a job needs a command: put it after --".to_owned());
         }
         if self.command.iter().any(|word| word.contains('\0')) {
@@ -117,6 +170,13 @@ impl Spec {
         if self.env.iter().any(|(k, v)| k.is_empty() || k.contains(['=', '\0']) || v.contains('\0'))
         {
             return Err("a name of the environment is empty or holds = or a zero byte".to_owned());
+        }
+        let mut parts = self.project.split('/');
+        let is_cut = !self.project.is_empty() && parts.any(str::is_empty);
+        if is_cut || self.project.split('/').count() > MAX_DEPTH {
+            return Err(format!(
+                "a project is named by at most {MAX_DEPTH} names with slashes between them"
+            ));
         }
         if !self.dir.is_absolute() {
             return Err("the directory of a job must be an absolute path".to_owned());
@@ -163,6 +223,13 @@ mod tests {
         assert!(of(&["a\0b"]).check().is_err());
         assert!(Spec { dir: "relative".into(), ..of(&["true"]) }.check().is_err());
         assert!(Spec { artefacts: vec!["../x".into()], ..of(&["true"]) }.check().is_err());
+        let container = Some(Container::Image("shop".into()));
+        let image = Spec { container, command: Vec::new(), ..of(&["true"]) };
+        assert_eq!((image.check(), image.kind()), (Ok(()), "image shop".to_owned()));
+        let other = User { uid: 7, ..User::default() };
+        assert!(Spec { user: other, ..image.clone() }.check().is_err());
+        let container = Some(Container::Bundle("relative".into()));
+        assert!(Spec { container, ..image }.check().is_err());
         let limits = Limits { cpu: Some(f64::NAN), ..Limits::default() };
         assert!(Spec { limits, ..of(&["true"]) }.check().is_err());
     }

@@ -103,18 +103,99 @@ fn a_job_without_a_checkpoint_begins_again_and_not_for_ever() {
     assert!(job["note"].as_str().unwrap().contains("without a checkpoint"));
 }
 
+/// The same random numbers each time.
+fn random_below() -> impl FnMut(u64) -> u64 {
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    move |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    }
+}
+
+/// A process that works for a shepherd: that saves a job or brings it back.
+fn worker_of(shepherd: i32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{shepherd}/task/{shepherd}/children"));
+    let threads = std::fs::read_dir(format!("/proc/{shepherd}/task")).ok()?;
+    let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children"));
+    let all = threads.filter_map(|thread| of(thread.ok()?).ok()).chain(children.ok());
+    let all: String = all.collect::<Vec<_>>().join(" ");
+    all.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1) == Some(torpor_worker::COMMAND.as_bytes())
+    })
+}
+
+/// Has `daemon` do something, and kills the worker that does it, some time after it has begun.
+/// Whether there was one to be killed.
+fn with_killed_worker(daemon: &Daemon, command: &[&str], after: Duration) -> bool {
+    let shepherd = shepherds(&daemon.data())[0];
+    let mut command = daemon.queue(command);
+    let command = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut client = command.spawn().unwrap();
+    let found = until("a worker, or the end", || match worker_of(shepherd) {
+        None => client.try_wait().unwrap().map(|_| None),
+        worker => Some(worker),
+    });
+    if let Some(worker) = found {
+        std::thread::sleep(after);
+        kill(worker);
+    }
+    // It says that the job could not give way, or that it had done so already.
+    client.wait().unwrap();
+    found.is_some()
+}
+
+/// The job goes on if who saves it is killed, and is brought back from the same checkpoint if who
+/// brings it back is.
+#[test]
+fn a_worker_that_is_killed_costs_no_job() {
+    let rounds = if long("a_worker_that_is_killed_costs_no_job: 200 rounds") { 200 } else { 4 };
+    let daemon = Daemon::start(&[]);
+    let stop = daemon.dir.path().join("stop");
+    let script = "import hashlib, os, sys, time\n\
+                  data = os.urandom(1 << 20) * 32\n\
+                  before = hashlib.sha256(data).digest()\n\
+                  i = 0\n\
+                  while not os.path.exists(sys.argv[1]):\n    print(i, flush=True)\n    i += 1\n    time.sleep(0.01)\n\
+                  print('end', hashlib.sha256(data).digest() == before)";
+    let id = daemon.submit(&[], &["python3", "-c", script, stop.to_str().unwrap()]);
+    let word = id.to_string();
+    daemon.wait_for_output(id, "9\n");
+    let mut random = random_below();
+    let mut killed = [0, 0];
+    for _ in 0..rounds {
+        let after = Duration::from_millis(random(120));
+        let preempt = ["preempt", word.as_str(), "--means", "checkpoint"];
+        killed[0] += u32::from(with_killed_worker(&daemon, &preempt, after));
+        let state = until("it runs, or sleeps", || {
+            let state = daemon.job(id)["state"].as_str().unwrap().to_owned();
+            ["running", "preempted"].contains(&state.as_str()).then_some(state)
+        });
+        if state == "running" {
+            daemon.ok(&preempt);
+        }
+        let after = Duration::from_millis(random(120));
+        killed[1] += u32::from(with_killed_worker(&daemon, &["resume", word.as_str()], after));
+        daemon.wait_for(id, "running");
+        let seen = daemon.output(id).lines().count();
+        until("it goes on", || (daemon.output(id).lines().count() > seen).then_some(()));
+    }
+    assert!(killed.iter().all(|&killed| killed > 0), "{killed:?}");
+    std::fs::write(stop, "").unwrap();
+    daemon.wait_for(id, "done");
+    let output = daemon.output(id);
+    let last = u32::try_from(output.lines().count() - 1).unwrap();
+    assert_eq!(output, counted(last).replace("end", "end True"));
+}
+
 #[test]
 fn random_failures_lose_nothing() {
     let rounds = if long("random_failures_lose_nothing: 200 rounds") { 200 } else { 6 };
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
     let mut daemon = Daemon::configured(&config, &["--slots", "2"]);
-    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |below: u64| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % below
-    };
+    let mut random = random_below();
     let mut ids = Vec::new();
     for round in 0..rounds {
         let last = 20 + u32::try_from(random(20)).unwrap();

@@ -54,6 +54,7 @@ fn any_task() -> impl Strategy<Value = Task> {
             work,
             class: class.to_owned(),
             owner: owner.to_owned(),
+            project: if told { "a/b" } else { "a" }.to_owned(),
             slots,
             memory,
             saveable,
@@ -192,13 +193,71 @@ fn shares_are_kept_by_weight() {
     assert!((2.5..3.5).contains(&ratio), "{ratio}");
 }
 
+/// How long each ran, in hours, when all would run without end on one slot.
+fn shared(rules: Rules, tasks: Vec<Task>) -> Vec<f64> {
+    let found = Machine::new(1, 64 * GIB, rules, tasks).run(80 * HOUR);
+    let ran = |fate: &Fate| -> Millis { fate.spells.iter().map(|(a, b, _)| b - a).sum() };
+    found.iter().map(|fate| ran(fate) as f64 / HOUR as f64).collect()
+}
+
+#[test]
+fn parts_of_a_project_share_what_is_the_projects() {
+    let mut rules = rules();
+    rules.shares.projects = BTreeMap::from([("a/x".to_owned(), 3.0)]);
+    let of = |project: &str, owner: &str| Task {
+        project: project.to_owned(),
+        owner: owner.to_owned(),
+        ..of("fair", 0, 1000 * HOUR)
+    };
+    // However many parts and owners `a` has, it is one of two.
+    let tasks = vec![
+        of("b", "ann"),
+        of("a/x", "ann"),
+        of("a/y/z", "ann"),
+        of("a/y", "bob"),
+        of("a", "cid"),
+    ];
+    let ran = shared(rules, tasks);
+    let total: f64 = ran.iter().sum();
+    for (ran, part) in ran.iter().zip([0.5, 0.3, 0.05, 0.05, 0.1]) {
+        assert!((ran / total / part - 1.0).abs() < 0.15, "{ran} of {total}, not {part}");
+    }
+}
+
+#[test]
+fn quotas_of_a_project_bound_its_parts() {
+    let mut rules = rules();
+    let quota = share::Quota { slots: Some(1), ..share::Quota::default() };
+    rules.quotas.insert("project:a".to_owned(), quota);
+    let of = |project: &str| Task { project: project.to_owned(), ..of("normal", 0, 10 * SECOND) };
+    let tasks = vec![of("a/x"), of("a/y"), of("ab"), of("b/a")];
+    let found = Machine::new(4, 64 * GIB, rules, tasks).run(HOUR);
+    let started = |index: usize| found[index].started.unwrap();
+    assert_eq!([0, 1, 2, 3].map(started), [0, 10 * SECOND, 0, 0]);
+}
+
+proptest! {
+    #[test]
+    fn shares_put_jobs_in_one_order(
+        all in prop::collection::vec(prop::collection::vec(0..3_u8, 0..4), 3)
+    ) {
+        let ratios: Vec<Vec<f64>> =
+            all.iter().map(|levels| levels.iter().map(|&used| f64::from(used)).collect()).collect();
+        let order = |a: usize, b: usize| share::compare(&ratios[a], &ratios[b]);
+        prop_assert_eq!(order(0, 1), order(1, 0).reverse());
+        if order(0, 1).is_le() && order(1, 2).is_le() {
+            prop_assert!(order(0, 2).is_le());
+        }
+    }
+}
+
 #[test]
 fn old_usage_fades() {
     let mut usage = share::Usage::default();
-    usage.add("p", "ann", 2, 3600 * SECOND);
+    usage.add("g/p", "ann", 2, 3600 * SECOND);
     usage.decay(7 * 24 * HOUR, 7 * 24 * HOUR);
-    assert!((usage.projects["p"] - 3600.0).abs() < 1e-6);
-    assert!((usage.owners["p/ann"] - 3600.0).abs() < 1e-6);
+    let used = [usage.projects["g"], usage.projects["g/p"], usage.owners["g/p/ann"]];
+    assert!(used.iter().all(|used| (used - 3600.0).abs() < 1e-6), "{used:?}");
 }
 
 #[test]

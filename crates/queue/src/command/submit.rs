@@ -8,12 +8,13 @@ use clap::Args;
 
 use super::connection::client;
 use super::wait;
-use crate::spec::{Limits, Spec, User};
+use crate::spec::{Container, Limits, Spec, User};
 
 /// How it is used.
 pub const EXAMPLES: &str = "Examples:
   torpor queue submit --class batch -- afl-fuzz -i seeds -o found -- ./target
   torpor queue submit --class urgent --wait -- make test
+  torpor queue submit --image localhost/fuzzer --memory 2G -- fuzz 8
   torpor queue run --class long --time 4h -- make fuzz";
 
 /// A job, as options describe it.
@@ -32,7 +33,7 @@ pub struct Submit {
     /// Whose it is, for shares and quotas [default: the user]
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
-    /// What it is for; projects share the machine
+    /// What it is for; projects share the machine, and a/b shares with other parts of a
     #[arg(long, value_name = "NAME", default_value = "")]
     project: String,
     /// A word of your own, to find it again; may be given several times
@@ -77,6 +78,12 @@ pub struct Submit {
     /// What jobs share what is learned about checkpoints with it [default: the program]
     #[arg(long, value_name = "NAME")]
     kind: Option<String>,
+    /// Be a container of this image of Podman's store, or of an OCI layout (oci:DIR)
+    #[arg(long, value_name = "IMAGE", conflicts_with = "bundle")]
+    image: Option<String>,
+    /// Be the container of this OCI bundle
+    #[arg(long, value_name = "DIR")]
+    bundle: Option<PathBuf>,
     /// Run it in a directory of its own, a copy of DIR that belongs to its checkpoints
     #[arg(long, value_name = "DIR")]
     input: Option<PathBuf>,
@@ -86,8 +93,8 @@ pub struct Submit {
     /// Submit it once only, however often this is said with the same KEY
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// The command
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The command; a container has one of its own
+    #[arg(last = true, required_unless_present_any = ["image", "bundle"], value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -141,7 +148,11 @@ impl Submit {
     fn spec(self, wait: bool) -> Result<Spec, String> {
         let here = job_here()?;
         let whole = |path: PathBuf| here.dir.join(path);
-        let mut env: BTreeMap<String, String> = here.env.into_iter().collect();
+        let bundle = self.bundle.map(|dir| Container::Bundle(whole(dir)));
+        let container = self.image.map(Container::Image).or(bundle);
+        // A container does not get the environment of this process.
+        let env = here.env.into_iter().filter(|_| container.is_none());
+        let mut env: BTreeMap<String, String> = env.collect();
         env.extend(self.env);
         Ok(Spec {
             command: self.command,
@@ -164,6 +175,7 @@ impl Submit {
             wait,
             preempt_cmd: self.preempt_cmd,
             kind: self.kind,
+            container,
             input: self.input.map(whole),
             artefacts: self.artefact,
         })

@@ -13,7 +13,7 @@ use super::core::{Core, Queue, Refusal};
 use super::follow::Follow;
 use super::record::{Place, Record};
 use crate::http::{Body, Request, Response};
-use crate::preemption::{Means, Pressure, prices};
+use crate::preemption::{Facts, Means, Pressure, prices};
 use crate::scheduler::JobId;
 use crate::scheduler::share::Quota;
 use crate::shepherd::message::Order;
@@ -364,7 +364,10 @@ impl Core {
             None => vec![Means::Checkpoint, Means::Command, Means::Stop],
         };
         let pressure = Pressure { memory_free: world.memory_free, memory_needed: 0 };
-        let possible = prices(&view.facts, &allowed, pressure);
+        let refused = self.refusals.contains_key(&record.spec.kind());
+        // A person may try again what has failed a moment ago.
+        let facts = Facts { refused, ..view.facts };
+        let possible = prices(&facts, &allowed, pressure);
         let price =
             allowed.iter().find_map(|means| possible.iter().find(|p| p.means == *means).copied());
         let Some(price) = price else {

@@ -9,7 +9,7 @@ use super::link::Run;
 use super::record::{GivingWay, Place, Record};
 use crate::files;
 use crate::preemption::{self, Facts, Means, Price};
-use crate::scheduler::{self, Action, JobId, Millis, Phase, World};
+use crate::scheduler::{self, Action, JobId, Millis, Phase, World, share};
 use crate::shepherd;
 use crate::shepherd::message::{Exit, Order, Style};
 
@@ -48,8 +48,7 @@ impl Core {
             // What runs now counts as it runs, not only when it stops.
             usage.add(&spec.project, &spec.owner, spec.slots, record.ran_by(now) - record.ran);
             if record.durable.is_some() {
-                let names = [format!("owner:{}", spec.owner), format!("project:{}", spec.project)];
-                for name in names {
+                for name in share::names(&spec.owner, &spec.project) {
                     *usage.images.entry(name).or_default() += record.image_bytes;
                 }
             }

@@ -227,9 +227,11 @@ impl Transfer {
         let wanted = |path: &Path| {
             let mut parts = path.iter().filter_map(|part| part.to_str());
             match (parts.next(), parts.next()) {
-                (Some("out" | "err" | "in" | "in.end"), _) => true,
-                // Of its own directory, only what belongs to the newest one is needed.
-                (Some(name), Some("work")) => names.first().is_some_and(|first| first == name),
+                (Some("out" | "err" | "in" | "in.end" | "container.json"), _) => true,
+                // Of its own files, only what belongs to the newest one is needed.
+                (Some(name), Some("work" | "upper")) => {
+                    names.first().is_some_and(|first| first == name)
+                }
                 (Some(name), _) => names.iter().any(|known| known == name),
                 _ => false,
             }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Job, Millis, Phase, World};
+use super::{Job, Millis, Phase, World, share};
 
 /// A job that waits, with what it is ordered by.
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ pub fn pressing_from(deadline: Millis, remaining: Millis) -> Millis {
 struct Key {
     due: Option<Millis>,
     level: Reverse<i64>,
-    share: [f64; 2],
+    share: Vec<f64>,
     deadline: Millis,
     turn: Millis,
     id: u64,
@@ -58,8 +58,10 @@ struct Key {
 impl Key {
     fn of(world: &World, job: &Job, due: bool, level: i64) -> Self {
         let class = world.class(job);
-        let share =
-            if class.fair { world.usage.ratios(&world.rules.shares, job) } else { [0.0; 2] };
+        let share = match class.fair {
+            true => world.usage.ratios(&world.rules.shares, job),
+            false => Vec::new(),
+        };
         Self {
             due: due.then_some(job.since),
             level: Reverse(level),
@@ -80,8 +82,7 @@ impl Key {
         due(self)
             .cmp(&due(other))
             .then_with(|| self.level.cmp(&other.level))
-            .then_with(|| self.share[0].total_cmp(&other.share[0]))
-            .then_with(|| self.share[1].total_cmp(&other.share[1]))
+            .then_with(|| share::compare(&self.share, &other.share))
             .then_with(|| self.deadline.cmp(&other.deadline))
             .then_with(|| self.turn.cmp(&other.turn))
             .then_with(|| self.id.cmp(&other.id))

@@ -1,17 +1,20 @@
-//! Fair shares and quotas of projects and of the owners within them.
+//! Fair shares and quotas of projects and of the owners within them. Projects lie within each other
+//! as their names say: `team/parser` is a part of `team`.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Job, Millis, Phase, World};
 
-/// The rights of projects, and of owners within a project: shares of the whole. Whoever
-/// is not named has one.
+/// The rights of projects, and of owners within a project: shares of what is theirs together. A
+/// part of a project shares with its other parts, and with the owners of jobs right in the
+/// project. Whoever is not named has one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Shares {
-    /// By the names of projects.
+    /// By the whole names of projects.
     pub projects: BTreeMap<String, f64>,
     /// By the names of owners.
     pub owners: BTreeMap<String, f64>,
@@ -45,7 +48,7 @@ pub struct Quota {
 pub struct Usage {
     /// The point in time.
     pub at: Millis,
-    /// By project.
+    /// By project, with what its parts have used.
     pub projects: BTreeMap<String, f64>,
     /// By project and owner, joined by a slash.
     pub owners: BTreeMap<String, f64>,
@@ -73,24 +76,41 @@ impl Usage {
     pub fn add(&mut self, project: &str, owner: &str, slots: u32, ran: Millis) {
         #[expect(clippy::cast_precision_loss, reason = "durations far below 2^52 ms")]
         let seconds = f64::from(slots) * ran.max(0) as f64 / 1000.0;
-        *self.projects.entry(project.to_owned()).or_default() += seconds;
+        for project in lineage(project) {
+            *self.projects.entry(project.to_owned()).or_default() += seconds;
+        }
         *self.owners.entry(format!("{project}/{owner}")).or_default() += seconds;
     }
 
-    /// What a job's project and, within it, its owner have used of their rights; less goes
-    /// first. The owner matters only between jobs of projects that are equal.
+    /// What the projects that a job lies in, from the outermost on, and within the last one its
+    /// owner have used of their rights; less goes first. Each matters only between jobs for which
+    /// those before it are equal ([`compare`]).
     #[must_use]
-    pub fn ratios(&self, shares: &Shares, job: &Job) -> [f64; 2] {
+    pub fn ratios(&self, shares: &Shares, job: &Job) -> Vec<f64> {
         let right = |of: &BTreeMap<String, f64>, name: &str| {
             of.get(name).copied().filter(|&share| share > 0.0).unwrap_or(1.0)
         };
         let owner = format!("{}/{}", job.project, job.owner);
         let used = |of: &BTreeMap<String, f64>, name: &str| of.get(name).copied().unwrap_or(0.0);
-        [
-            used(&self.projects, &job.project) / right(&shares.projects, &job.project),
-            used(&self.owners, &owner) / right(&shares.owners, &job.owner),
-        ]
+        let project = |name: &str| used(&self.projects, name) / right(&shares.projects, name);
+        let owner = used(&self.owners, &owner) / right(&shares.owners, &job.owner);
+        lineage(&job.project).map(project).chain([owner]).collect()
     }
+}
+
+/// Compares what [`Usage::ratios`] says of two jobs. Where one of them lies deeper, the other has
+/// used nothing.
+#[must_use]
+pub fn compare(a: &[f64], b: &[f64]) -> Ordering {
+    let at = |ratios: &[f64], level: usize| ratios.get(level).copied().unwrap_or(0.0);
+    let mut levels = (0..a.len().max(b.len())).map(|level| at(a, level).total_cmp(&at(b, level)));
+    levels.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+/// The projects that a project lies in, from the outermost on, and itself.
+pub fn lineage(project: &str) -> impl Iterator<Item = &str> {
+    let ends = project.match_indices('/').map(|(end, _)| end).chain([project.len()]);
+    ends.map(move |end| &project[..end])
 }
 
 /// What projects and owners hold now.
@@ -110,7 +130,7 @@ impl Holdings {
 
     /// Counts one more job that runs.
     pub fn add(&mut self, job: &Job) {
-        for name in names(job) {
+        for name in names(&job.owner, &job.project) {
             *self.slots.entry(name.clone()).or_default() += job.slots;
             *self.memory.entry(name).or_default() += job.memory_wanted;
         }
@@ -121,7 +141,7 @@ impl Holdings {
     /// # Errors
     /// What is used up.
     pub fn check(&self, world: &World, job: &Job) -> Result<(), String> {
-        for name in names(job) {
+        for name in names(&job.owner, &job.project) {
             let Some(quota) = world.rules.quotas.get(&name) else { continue };
             let slots = self.slots.get(&name).copied().unwrap_or(0) + job.slots;
             if quota.slots.is_some_and(|most| slots > most) {
@@ -145,10 +165,11 @@ impl Holdings {
     }
 }
 
-/// Under which names the quotas of a job stand.
-#[must_use]
-pub fn names(job: &Job) -> [String; 2] {
-    [format!("owner:{}", job.owner), format!("project:{}", job.project)]
+/// Under which names the quotas of a job stand: those of the projects that its own lies in bound it,
+/// too.
+pub fn names(owner: &str, project: &str) -> impl Iterator<Item = String> {
+    let projects = lineage(project).map(|project| format!("project:{project}"));
+    projects.chain([format!("owner:{owner}")])
 }
 
 fn used_seconds(usage: &Usage, name: &str) -> f64 {

@@ -19,6 +19,8 @@ pub struct Task {
     pub priority: i64,
     /// Whose it is.
     pub owner: String,
+    /// What it is for.
+    pub project: String,
     /// Slots that it takes.
     pub slots: u32,
     /// Bytes of memory that it holds.
@@ -39,6 +41,7 @@ impl Default for Task {
             class: String::new(),
             priority: 0,
             owner: String::new(),
+            project: String::new(),
             slots: 1,
             memory: 64 << 20,
             saveable: true,
@@ -166,7 +169,7 @@ impl Machine {
                     if done >= task.work {
                         self.fates[place].ended = Some(now);
                         self.fates[place].spells.push((state.since, now, None));
-                        self.usage.add("", &task.owner, task.slots, now - state.ready);
+                        self.usage.add(&task.project, &task.owner, task.slots, now - state.ready);
                         self.live.remove(&id);
                     }
                 }
@@ -203,7 +206,7 @@ impl Machine {
                 let worked = (now - state.ready).max(0);
                 state.done += worked;
                 let task = &self.tasks[place];
-                self.usage.add("", &task.owner, task.slots, worked);
+                self.usage.add(&task.project, &task.owner, task.slots, worked);
                 if price.means == Means::Kill {
                     fate.lost += state.done - state.saved;
                     state.done = state.saved;
@@ -254,7 +257,7 @@ impl Machine {
             class: task.class.clone(),
             priority: task.priority,
             owner: task.owner.clone(),
-            project: String::new(),
+            project: task.project.clone(),
             slots: task.slots,
             submitted: task.at,
             phase: state.phase,

@@ -22,6 +22,9 @@ impl Shepherd {
     pub(super) fn end(&mut self, exit: Exit) -> io::Result<()> {
         let _ = self.cgroups.set_frozen(false);
         let leftover = self.clear();
+        if let Some(container) = &self.container {
+            container.remove();
+        }
         // What cannot be written, because the disk is full, is lost; the daemon sees it.
         let whole = self.streams.out.drain().and(self.streams.err.drain());
         let synced = whole.and_then(|_| self.streams.out.sync().and(self.streams.err.sync()));

@@ -18,6 +18,7 @@ use super::message::{Saved, Style};
 use super::pump::{Input, Output};
 use super::work;
 use crate::cgroup::Cgroups;
+use crate::container::{Container, Last};
 use crate::files::{self, JobDir};
 
 /// The largest unlinked file that comes into the images.
@@ -128,6 +129,8 @@ pub struct Save {
     pub streams: Streams,
     /// Its cgroups.
     pub cgroups: Cgroups,
+    /// The container that it is, if it is one.
+    pub container: Option<Container>,
 }
 
 impl Save {
@@ -208,16 +211,15 @@ impl Save {
         })
     }
 
-    /// Keeps the job's own directory, if it has one, with the memory of the same moment.
-    fn keep_work(&self) -> io::Result<()> {
-        let from = self.dir.work();
-        if !from.exists() {
-            return Ok(());
+    /// Keeps the job's own files, if it has any, with the memory of the same moment.
+    fn keep_files(&self) -> io::Result<()> {
+        for (from, name) in work::own(&self.dir).into_iter().filter(|(from, _)| from.exists()) {
+            let mut before = (1..self.seq).rev().map(|seq| self.dir.checkpoint(seq).join(name));
+            let before = before.find(|path| path.exists());
+            let to = self.dir.checkpoint(self.seq).join(name);
+            work::snapshot(&from, before.as_deref(), &to)?;
         }
-        let before = (1..self.seq).rev().map(|seq| self.dir.checkpoint(seq).join(work::KEPT));
-        let before = before.into_iter().find(|path| path.exists());
-        let to = self.dir.checkpoint(self.seq).join(work::KEPT);
-        work::snapshot(&from, before.as_deref(), &to)
+        Ok(())
     }
 
     fn record(&self) -> io::Result<Record> {
@@ -243,6 +245,16 @@ impl Save {
         if let Some(before) = before {
             args.extend(["--prev-images-dir".to_owned(), format!("../{before}")]);
         }
+        args.extend(self.styled());
+        if let Some(freezer) = self.cgroups.freezer() {
+            args.extend(["--freeze-cgroup".to_owned(), freezer.display().to_string()]);
+        }
+        args
+    }
+
+    /// Options for how the images are written.
+    fn styled(&self) -> Vec<String> {
+        let mut args = Vec::new();
         if let Some(method) = &self.style.compress {
             args.extend(["--compress".to_owned(), method.clone()]);
         }
@@ -252,15 +264,17 @@ impl Save {
         if let Some(identity) = &self.style.identity {
             args.extend(["--identity".to_owned(), identity.display().to_string()]);
         }
-        if let Some(freezer) = self.cgroups.freezer() {
-            args.extend(["--freeze-cgroup".to_owned(), freezer.display().to_string()]);
-        }
         args
     }
 
     fn round(&self, dir: &Path, name: &str, before: Option<&str>) -> io::Result<Outcome> {
         let images = dir.join(name);
         fs::create_dir(&images)?;
+        if let Some(container) = &self.container {
+            let before = before.map(|before| format!("../{before}"));
+            let worker = container.save(&images, before.as_deref(), None, self.styled())?;
+            return follow(worker, |_, _| Ok(()));
+        }
         let mut args = self.args("pre-dump", &images, before);
         args.push("--track-mem".to_owned());
         run(&Job { args, dir: dir.to_owned(), ..Job::default() }, &[], |_, _| Ok(()))
@@ -275,20 +289,7 @@ impl Save {
     ) -> io::Result<Outcome> {
         let images = dir.join(name);
         fs::create_dir(&images)?;
-        let mut args = self.args("dump", &images, before);
-        for word in ["--file-locks", "--link-remap", "--tcp-established", "--ghost-limit"] {
-            args.push(word.to_owned());
-        }
-        args.push(GHOST_LIMIT.to_owned());
-        if before.is_some() || self.keep {
-            args.push("--track-mem".to_owned());
-        }
-        if self.keep {
-            args.push("--leave-running".to_owned());
-        }
-        let holds = vec!["post-dump".to_owned()];
-        let job = Job { args, dir: dir.to_owned(), holds, ..Job::default() };
-        run(&job, &[], |point, _| {
+        let at_rest = |point: &str, _| {
             if point == "post-dump" {
                 // The job stands still: what it has written and read so far is exact.
                 record.written = [self.streams.out.drain()?, self.streams.err.drain()?];
@@ -296,10 +297,32 @@ impl Save {
                     record.read = input.consumed()?;
                 }
                 record.last_pid = last_pid();
-                self.keep_work()?;
+                self.keep_files()?;
             }
             Ok(())
-        })
+        };
+        let track = before.is_some() || self.keep;
+        if let Some(container) = &self.container {
+            let before = before.map(|before| format!("../{before}"));
+            let mut options = self.styled();
+            options.extend(["--ghost-limit", GHOST_LIMIT].map(str::to_owned));
+            let last = Some(Last { keep: self.keep, track });
+            return follow(container.save(&images, before.as_deref(), last, options)?, at_rest);
+        }
+        let mut args = self.args("dump", &images, before);
+        for word in ["--file-locks", "--link-remap", "--tcp-established", "--ghost-limit"] {
+            args.push(word.to_owned());
+        }
+        args.push(GHOST_LIMIT.to_owned());
+        if track {
+            args.push("--track-mem".to_owned());
+        }
+        if self.keep {
+            args.push("--leave-running".to_owned());
+        }
+        let holds = vec!["post-dump".to_owned()];
+        let job = Job { args, dir: dir.to_owned(), holds, ..Job::default() };
+        run(&job, &[], at_rest)
     }
 }
 
@@ -376,6 +399,8 @@ pub struct Wake {
     pub streams: Streams,
     /// The job's cgroups.
     pub cgroups: Cgroups,
+    /// The container that the job is, if it is one.
+    pub container: Option<Container>,
 }
 
 impl Wake {
@@ -397,26 +422,27 @@ impl Wake {
     fn wake(&self) -> io::Result<Outcome> {
         let record = record(&self.checkpoint)?;
         let images = self.checkpoint.join(&record.images);
+        let identity = record.identity.iter();
+        let identity =
+            identity.flat_map(|key| ["--identity".to_owned(), key.display().to_string()]);
+        let ends: [Option<&OwnedFd>; 3] = [
+            self.streams.input.as_ref().map(|input| input.job_end()),
+            Some(self.streams.out.job_end()),
+            Some(self.streams.err.job_end()),
+        ];
+        if let Some(container) = &self.container {
+            return follow(container.wake(&images, ends, identity.collect())?, |_, _| Ok(()));
+        }
         let mut args: Vec<String> = ["restore", "--restore-detached", "--file-locks"]
             .into_iter()
             .chain(["--tcp-established", "--no-default-config", "--images-dir"])
             .map(str::to_owned)
             .collect();
         args.push(images.display().to_string());
-        match &record.identity {
-            Some(identity) => {
-                args.extend(["--identity".to_owned(), identity.display().to_string()]);
-            }
-            None if record.memory >= LAZY_FROM => {
-                args.push("--lazy-pages".to_owned());
-            }
-            None => {}
+        args.extend(identity);
+        if record.identity.is_none() && record.memory >= LAZY_FROM {
+            args.push("--lazy-pages".to_owned());
         }
-        let ends: [Option<&OwnedFd>; 3] = [
-            self.streams.input.as_ref().map(|input| input.job_end()),
-            Some(self.streams.out.job_end()),
-            Some(self.streams.err.job_end()),
-        ];
         let (mut fds, mut descriptors): (Vec<BorrowedFd<'_>>, Vec<i32>) = (Vec::new(), Vec::new());
         for ((end, inode), number) in ends.into_iter().zip(record.pipes).zip(STREAM_NUMBERS) {
             let Some(end) = end else { continue };
@@ -433,15 +459,22 @@ impl Wake {
     }
 }
 
-/// Runs a worker to its end. At each point at which it waits `at` says, by an error, that
-/// it is not to go on.
+/// Runs a worker of this program's own engine to its end.
 fn run(
     job: &Job,
     fds: &[BorrowedFd<'_>],
-    mut at: impl FnMut(&str, u32) -> io::Result<()>,
+    at: impl FnMut(&str, u32) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let program = Path::new("/proc/self/exe");
-    let mut worker = Worker::start_with(program, job, fds).map_err(io::Error::other)?;
+    follow(Worker::start_with(program, job, fds).map_err(io::Error::other)?, at)
+}
+
+/// Follows a worker to its end. At each point at which it waits `at` says, by an error, that
+/// it is not to go on.
+fn follow(
+    mut worker: Worker,
+    mut at: impl FnMut(&str, u32) -> io::Result<()>,
+) -> io::Result<Outcome> {
     let mut objection = None;
     loop {
         match worker.next_event().map_err(io::Error::other)? {

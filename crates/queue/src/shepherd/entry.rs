@@ -102,7 +102,7 @@ fn tend(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> io::Result
     match &record {
         Some(record) => {
             work::put_back(&dir, &dir.checkpoint(record.seq))?;
-            work::show(&dir)?;
+            shepherd.mount()?;
             shepherd.root = record.root;
             shepherd.wake();
         }

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use rustix::fs::Mode;
 use rustix::process::{Gid, Uid, setsid, umask};
-use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread_uid};
 
 use crate::files::{self, JobDir};
 use crate::spec::Spec;
@@ -36,6 +36,9 @@ fn prepare(dir: &JobDir) -> Result<Spec, String> {
     let spec = super::read_spec(dir).map_err(|e| format!("read the job: {e}"))?;
     let cgroups = super::cgroups(dir);
     cgroups.enter(std::process::id()).map_err(|e| format!("enter the job's cgroup: {e}"))?;
+    // System V objects are a part of a checkpoint only if they are the job's own.
+    let flags = i32::try_from(UnshareFlags::NEWIPC.bits()).map_err(|e| e.to_string())?;
+    torpor_sys::ns::unshare_namespaces(flags).map_err(|e| format!("an IPC namespace: {e}"))?;
     setsid().map_err(|e| format!("make a session: {e}"))?;
     // Who loses its parent stays a descendant of the job's first process, and so a part
     // of each checkpoint.

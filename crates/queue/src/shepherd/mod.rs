@@ -35,6 +35,7 @@ pub use entry::{LOCK, LOG, SOCKET, enter, start};
 pub use launch::launch;
 
 use crate::cgroup::Cgroups;
+use crate::container::Container;
 use crate::files::JobDir;
 use crate::spec::Spec;
 use engine::{Base, Record, SaveEnd, Streams};
@@ -92,6 +93,8 @@ struct Shepherd {
     run: u64,
     spec: Spec,
     cgroups: Cgroups,
+    /// The container that the job is, if it is one.
+    container: Option<Container>,
     streams: Streams,
     inputs: Sender<Happening>,
     daemon: Option<UnixStream>,
@@ -144,6 +147,7 @@ impl Shepherd {
             run,
             spec,
             cgroups,
+            container: None,
             streams,
             inputs,
             daemon: None,
@@ -162,12 +166,18 @@ impl Shepherd {
     /// Starts the job from its beginning.
     fn start_job(&mut self) -> io::Result<()> {
         work::create(&self.dir, &self.spec)?;
-        work::show(&self.dir)?;
+        self.mount()?;
         let end = |fd: &OwnedFd| fd.try_clone().map(Stdio::from);
         let input = match &self.streams.input {
             Some(input) => end(input.job_end())?,
             None => Stdio::null(),
         };
+        if let Some(container) = &self.container {
+            let (out, err) = (end(self.streams.out.job_end())?, end(self.streams.err.job_end())?);
+            container.start(input, out, err)?;
+            self.root = container.root()?;
+            return Ok(());
+        }
         // The job's end of this pipe closes when it has become the job. Before, it is a
         // process that cannot be saved: its program was opened in another mount namespace.
         let (ready, launching) = rustix::pipe::pipe()?;
@@ -187,6 +197,14 @@ impl Shepherd {
         self.root = i32::try_from(child.id()).unwrap_or(i32::MAX);
         drop(launching);
         while rustix::io::read(&ready, &mut [0_u8; 1]) == Err(rustix::io::Errno::INTR) {}
+        Ok(())
+    }
+
+    /// Mounts what only the job sees.
+    fn mount(&mut self) -> io::Result<()> {
+        work::show(&self.dir)?;
+        let cgroup = self.cgroups.path();
+        self.container = Container::mount(&self.dir, &self.spec, self.job, &cgroup)?;
         Ok(())
     }
 
@@ -231,6 +249,10 @@ impl Shepherd {
     /// and orphans. Workers are children of other threads.
     fn reap(&mut self) {
         use torpor_sys::process::{Status, wait_any};
+        if self.container.is_some() && self.phase == Phase::Waking {
+            // Which process is its first one is known when it is back.
+            return;
+        }
         while let Ok(Some((pid, status))) = wait_any() {
             if pid == self.root {
                 self.exit = match status {

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::container::Container;
+
 use super::engine::{Save, SaveEnd, Wake, is_memory_coming, settle};
 use super::message::{Exit, Order, Phase, Report, Style};
 use super::{Happening, Shepherd, micros};
@@ -115,6 +117,7 @@ impl Shepherd {
             base: self.base.take(),
             streams: self.streams.clone(),
             cgroups: self.cgroups.clone(),
+            container: self.container.clone(),
         };
         let inputs = self.inputs.clone();
         // Fails only if this process ends.
@@ -182,16 +185,20 @@ impl Shepherd {
         let Some(checkpoint) = self.newest() else { return self.tell_state() };
         self.phase = Phase::Waking;
         let (streams, cgroups) = (self.streams.clone(), self.cgroups.clone());
-        let inputs = self.inputs.clone();
-        Wake { checkpoint, streams, cgroups }
+        let (inputs, container) = (self.inputs.clone(), self.container.clone());
+        Wake { checkpoint, streams, cgroups, container }
             .start(move |outcome| drop(inputs.send(Happening::Woken(outcome))));
     }
 
     pub(super) fn woken(&mut self, outcome: Result<u64, String>) {
+        let root = self.container.as_ref().filter(|_| outcome.is_ok()).map(Container::root);
+        if let Some(Ok(root)) = root {
+            self.root = root;
+        }
+        self.phase = Phase::Running;
         self.reap();
         match outcome {
             Ok(took_us) => {
-                self.phase = Phase::Running;
                 self.await_memory();
                 self.tell(&Report::Restored { took_us });
             }

@@ -6,12 +6,12 @@
 
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, utimensat};
 
 use crate::files::{JobDir, WORK};
 use crate::spec::Spec;
@@ -72,7 +72,7 @@ fn copy_as_user(spec: &Spec, from: &Path, to: &Path) -> io::Result<()> {
 /// nobody writes to) become links to those there.
 ///
 /// # Errors
-/// The kernel's; what is no file, directory or link is left out.
+/// The kernel's; sockets and devices are left out.
 pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
@@ -89,11 +89,47 @@ pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()>
             let same = old.filter(|old| is_same(old, &meta));
             if same.is_none_or(|old| fs::hard_link(old, &target).is_err()) {
                 fs::copy(&source, &target)?;
+                copy_attributes(&source, &target)?;
                 adorn(&target, &meta)?;
             }
+        } else if is_whiteout(&meta) {
+            rustix::fs::mknodat(CWD, &target, FileType::CharacterDevice, Mode::empty(), 0)?;
+        } else if meta.file_type().is_fifo() {
+            rustix::fs::mknodat(CWD, &target, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+            adorn(&target, &meta)?;
         }
     }
+    copy_attributes(from, to)?;
     adorn(to, &fs::symlink_metadata(from)?)
+}
+
+/// Whether this marks, in the upper directory of an overlay, that there is nothing.
+fn is_whiteout(meta: &Metadata) -> bool {
+    meta.file_type().is_char_device() && meta.rdev() == 0
+}
+
+/// The kernel allows no longer value of an extended attribute, and no longer list of names (`limits.h`).
+const MAX_ATTRIBUTE: usize = 64 << 10;
+
+/// Copies extended attributes, but for those by which an overlay remembers files of its other layers.
+fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+    let mut names = vec![0_u8; MAX_ATTRIBUTE];
+    let length = match rustix::fs::llistxattr(from, &mut names) {
+        // This file system has none.
+        Err(rustix::io::Errno::NOTSUP) => return Ok(()),
+        length => length?,
+    };
+    let names = names.get(..length).unwrap_or_default().split(|byte| *byte == 0);
+    for name in names.filter(|name| !name.is_empty()) {
+        if [&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name) {
+            continue;
+        }
+        let mut value = vec![0_u8; MAX_ATTRIBUTE];
+        let length = rustix::fs::lgetxattr(from, name, &mut value)?;
+        value.truncate(length);
+        rustix::fs::lsetxattr(to, name, &value, rustix::fs::XattrFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// Whether a file of an earlier copy is what the file with `meta` is now.
@@ -116,20 +152,24 @@ fn adorn(path: &Path, meta: &Metadata) -> io::Result<()> {
     Ok(utimensat(CWD, path, &times, AtFlags::empty())?)
 }
 
-/// Where a checkpoint keeps the job's own directory.
-pub const KEPT: &str = "work";
+/// The directories of a job that belong to its checkpoints, and their names there. A job may have none.
+pub fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
+    [(dir.work(), "work"), (dir.upper(), "upper")]
+}
 
-/// Puts a job's own directory back as it was at a checkpoint.
+/// Puts a job's own files back as they were at a checkpoint.
 ///
 /// # Errors
 /// The kernel's.
 pub fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
-    let kept = checkpoint.join(KEPT);
-    if !kept.exists() {
-        return Ok(());
+    for (place, name) in own(dir) {
+        let kept = checkpoint.join(name);
+        if kept.exists() {
+            let _ = fs::remove_dir_all(&place);
+            snapshot(&kept, None, &place)?;
+        }
     }
-    let _ = fs::remove_dir_all(dir.work());
-    snapshot(&kept, None, &dir.work())
+    Ok(())
 }
 
 #[cfg(test)]
@@ -144,6 +184,10 @@ mod tests {
         fs::write(at("work/sub/same"), "same").unwrap();
         fs::write(at("work/other"), "one").unwrap();
         symlink("/nowhere", at("work/link")).unwrap();
+        let (opaque, flags) = ("trusted.overlay.opaque", rustix::fs::XattrFlags::empty());
+        rustix::fs::lsetxattr(at("work/sub"), opaque, b"y", flags).unwrap();
+        let device = FileType::CharacterDevice;
+        rustix::fs::mknodat(CWD, at("work/removed"), device, Mode::empty(), 0).unwrap();
         fs::set_permissions(at("work/other"), fs::Permissions::from_mode(0o640)).unwrap();
         snapshot(&at("work"), None, &at("first")).unwrap();
         fs::write(at("work/other"), "two!").unwrap();
@@ -156,6 +200,9 @@ mod tests {
         assert_eq!(fs::read_to_string(at("second/other")).unwrap(), "two!");
         assert_eq!(fs::read_link(at("second/link")).unwrap(), Path::new("/nowhere"));
         assert_eq!(fs::metadata(at("second/other")).unwrap().mode() & 0o7777, 0o640);
+        let mut value = [0; 2];
+        assert_eq!(rustix::fs::lgetxattr(at("second/sub"), opaque, &mut value), Ok(1));
+        assert!(is_whiteout(&fs::symlink_metadata(at("second/removed")).unwrap()));
         assert_eq!(
             fs::metadata(at("work/other")).unwrap().mtime_nsec(),
             fs::metadata(at("second/other")).unwrap().mtime_nsec()

@@ -1,0 +1,131 @@
+//! Jobs that are containers: preempted and brought back with their files, and contained.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::Daemon;
+use serde_json::{Value, json};
+
+/// Counts in a file of the container's own, and removes one that its layers have.
+const SCRIPT: &str = "rm -r /etc; mkdir /etc; i=0; while [ $i -lt 60 ]; do echo $i | tee -a /count; \
+                      i=$((i+1)); sleep 0.03; done; echo end $(wc -l </count) $(ls -A /etc | wc -l) >&2; exit 5";
+
+/// What `SCRIPT` writes.
+fn counted() -> String {
+    (0..60).map(|i| format!("{i}\n")).collect()
+}
+
+fn script(name: &str) -> Command {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    Command::new(root.join("scripts/rootfs").join(name))
+}
+
+/// What a job has written to its standard error.
+fn errors(daemon: &Daemon, id: u64) -> String {
+    std::fs::read_to_string(daemon.data().join(format!("jobs/{id}/err"))).unwrap()
+}
+
+/// A bundle as `runc spec` makes it, with busybox in it.
+fn bundle(dir: &Path) -> PathBuf {
+    let bundle = dir.join("bundle");
+    std::fs::create_dir(&bundle).unwrap();
+    assert!(script("make").arg(bundle.join("rootfs")).status().unwrap().success());
+    std::fs::create_dir_all(bundle.join("rootfs/etc")).unwrap();
+    std::fs::write(bundle.join("rootfs/etc/lower"), "lower").unwrap();
+    assert!(Command::new("runc").arg("spec").current_dir(&bundle).status().unwrap().success());
+    let path = bundle.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["root"]["readonly"] = json!(false);
+    config["process"]["args"] = json!(["sh", "-c", SCRIPT]);
+    std::fs::write(&path, config.to_string()).unwrap();
+    bundle
+}
+
+/// Lets a job that runs `SCRIPT` give way `times` times; it must end as if it had not.
+fn preempted(daemon: &Daemon, id: u64, times: u32) {
+    for round in 1..=times {
+        daemon.wait_for_output(id, &format!("\n{}\n", round * 10));
+        daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+        assert_eq!(daemon.job(id)["state"], "preempted");
+        daemon.ok(&["resume", &id.to_string()]);
+    }
+    let job = daemon.wait_for(id, "failed");
+    assert_eq!((&job["exit"], &job["preemptions"]), (&json!(5), &json!(times)));
+    assert_eq!(daemon.output(id), counted());
+    assert_eq!(errors(daemon, id), "end 60 0\n");
+}
+
+#[test]
+fn a_bundle_gives_way_and_keeps_its_files() {
+    let daemon = Daemon::start(&[]);
+    let bundle = bundle(daemon.dir.path());
+    let bundle = bundle.to_str().unwrap();
+    let id: u64 = daemon.ok(&["submit", "--bundle", bundle]).trim().parse().unwrap();
+    preempted(&daemon, id, 3);
+    // What it has changed is its own.
+    assert_eq!(std::fs::read(format!("{bundle}/rootfs/etc/lower")).unwrap(), b"lower");
+    assert!(!Path::new(bundle).join("rootfs/count").exists());
+}
+
+#[test]
+fn a_bundle_goes_on_from_its_checkpoint_when_all_of_it_is_killed() {
+    let config = json!({ "shortest_interval": 200, "mean_time_between_failures": 1000 });
+    let mut daemon = Daemon::configured(&config, &[]);
+    let bundle = bundle(daemon.dir.path());
+    let id = daemon.ok(&["submit", "--bundle", bundle.to_str().unwrap()]).trim().parse().unwrap();
+    daemon.wait_for_output(id, "\n10\n");
+    common::until("a checkpoint", || {
+        let job = daemon.show(id);
+        job["events"].as_array().unwrap().iter().any(|event| event["kind"] == "saved").then_some(())
+    });
+    daemon.kill();
+    for pid in common::shepherds(&daemon.data()) {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+    daemon.launch();
+    daemon.wait_for(id, "failed");
+    assert_eq!(daemon.output(id), counted());
+    assert_eq!(errors(&daemon, id), "end 60 0\n");
+}
+
+#[test]
+fn an_image_has_the_limits_of_its_job() {
+    let daemon = Daemon::start(&[]);
+    let (root, archive) = (daemon.dir.path().join("root"), daemon.dir.path().join("image.tar"));
+    assert!(script("make").arg(&root).status().unwrap().success());
+    let name = format!("torpor-queue-{}", std::process::id());
+    assert!(script("image").arg(&name).args([&root, &archive]).status().unwrap().success());
+    let image = format!("docker-archive:{}", archive.display());
+    let options = ["--image", &image, "--memory", "64M", "--pids", "20", "--env", "WORD=said"];
+    let show = "echo $WORD $TORPOR_JOB $$; for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done; \
+                dd if=/dev/zero of=/dev/null bs=100M count=1 2>/dev/null && echo not limited; exit 3";
+    let id = daemon.submit(&options, &["sh", "-c", show]);
+    daemon.wait_for_output(id, "\n4\n");
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    daemon.ok(&["resume", &id.to_string()]);
+    let job = daemon.wait_for(id, "failed");
+    assert_eq!(job["exit"], 3, "{}", daemon.show(id));
+    assert_eq!(daemon.output(id), "said 1 1\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");
+    let inspected = Command::new("podman").args(["image", "rm", "--force", &name]).output();
+    assert!(inspected.unwrap().status.success());
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let daemon = Daemon::start(&[]);
+    for (options, word) in [
+        (["--bundle", "/nowhere"], "/nowhere/config.json"),
+        (["--image", "no-such-image"], "podman"),
+    ] {
+        let id = daemon.ok(&["submit", options[0], options[1]]).trim().parse().unwrap();
+        let job = daemon.wait_for(id, "failed");
+        assert!(!job["exit"].is_null());
+        let why = daemon.ok(&["show", "--why", &id.to_string()]);
+        assert!(why.contains(word), "{why}");
+    }
+}
