@@ -31,6 +31,9 @@ pub enum Trouble {
 /// What crun says to a configuration in a version of the specification that it does not know.
 const OLDER: &str = "unknown version specified";
 
+/// What youki says to a command that it does not have.
+const LACKING: &str = "unrecognized subcommand";
+
 impl From<CallError> for Trouble {
     fn from(error: CallError) -> Self {
         match error {
@@ -40,6 +43,9 @@ impl From<CallError> for Trouble {
                     "this OCI runtime knows only older versions of the specification than the one that the \
                      endpoint asks for: {error}"
                 ))
+            }
+            CallError::Failed { ref text, .. } if text.contains(LACKING) => {
+                Self::Unsupported(format!("this OCI runtime has no such command: {error}"))
             }
             _ => Self::Failed(error.to_string()),
         }
@@ -94,6 +100,8 @@ pub struct Spec {
     pub command: Vec<String>,
     /// Its limits.
     pub resources: LinuxContainerResources,
+    /// What it sees of the host.
+    pub mounts: Vec<Mount>,
 }
 
 impl Spec {
@@ -178,11 +186,12 @@ impl Cell<'_> {
             command: spec.command.clone(),
             labels: labels(),
             log_path: format!("{}.log", self.made.get()),
-            mounts: Vec::new(),
+            mounts: spec.mounts.clone(),
             linux: Some(LinuxContainerConfig {
                 resources: Some(spec.resources.clone()),
                 security_context: Some(LinuxContainerSecurityContext {
                     namespace_options: security.and_then(|security| security.namespace_options),
+                    ..LinuxContainerSecurityContext::default()
                 }),
             }),
         }

@@ -11,12 +11,18 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// How deep below a hierarchy's root a runtime puts its groups.
 const DEPTH: usize = 8;
 
+/// Whether all controllers are in the second version. Only that has this file; the root of the first is
+/// a file system like others.
+#[must_use]
+pub fn is_second() -> bool {
+    Path::new(ROOT).join("cgroup.controllers").exists()
+}
+
 /// The roots of all hierarchies: one for each controller in the first version.
 #[must_use]
 pub fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from(ROOT);
-    // Only the second version has this one; the root of the first is a file system like others.
-    if root.join("cgroup.controllers").exists() {
+    if is_second() {
         return vec![root];
     }
     let entries = fs::read_dir(&root).into_iter().flatten().flatten();
@@ -95,13 +101,46 @@ pub fn throttled(id: &str) -> Option<u64> {
     entry(&of("cpu", id)?, "cpu.stat", "nr_throttled")
 }
 
+/// The bytes that the groups `name` and all below it have read from disks, by the account of what weighs
+/// them.
+#[must_use]
+pub fn bytes_read(name: &str) -> Option<u64> {
+    let name = name.trim_start_matches('/');
+    let text = if is_second() {
+        fs::read_to_string(hierarchy("io").join(name).join("io.stat"))
+    } else {
+        let group = hierarchy("blkio").join(name);
+        fs::read_to_string(group.join("blkio.bfq.io_service_bytes_recursive"))
+    };
+    Some(reads_in(&text.ok()?))
+}
+
+/// The sum of the reads of all devices: `7:0 Read 4096` in the first version, `7:0 rbytes=4096 …` in the
+/// second.
+fn reads_in(text: &str) -> u64 {
+    let of_line = |line: &str| {
+        let (_, rest) = line.split_once(' ')?;
+        let word = rest.strip_prefix("Read ").or_else(|| rest.strip_prefix("rbytes="))?;
+        word.split(' ').next()?.parse::<u64>().ok()
+    };
+    text.lines().filter_map(of_line).sum()
+}
+
 /// Makes a group below the root of a controller's hierarchy.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
-    let dir = hierarchy(controller).join(name.trim_start_matches('/'));
-    fs::create_dir_all(&dir)?;
+    let mut dir = hierarchy(controller);
+    for part in name.trim_start_matches('/').split('/') {
+        // In the second version each group says which controllers those below it have.
+        let below = dir.join("cgroup.subtree_control");
+        if below.exists() {
+            fs::write(below, format!("+{controller}"))?;
+        }
+        dir.push(part);
+        fs::create_dir_all(&dir)?;
+    }
     Ok(dir)
 }
 
@@ -142,4 +181,16 @@ fn remove_one(group: &Path) -> bool {
     // All are tried, whatever comes of the first.
     let left = subgroups(group).filter(|group| !remove_one(group)).count();
     left == 0 && fs::remove_dir(group).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_are_those_of_all_devices() {
+        assert_eq!(reads_in("7:0 Read 4096\n7:0 Write 1\n7:1 Read 4\nTotal 4101\n"), 4100);
+        assert_eq!(reads_in("7:0 rbytes=4096 wbytes=1 rios=1\n8:0 rbytes=4 wbytes=0\n"), 4100);
+        assert_eq!(reads_in("Total 0\n"), 0);
+    }
 }

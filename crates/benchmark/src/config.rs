@@ -67,6 +67,14 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// The `torpor` that acts as `criu`, if there is one.
+    #[must_use]
+    pub fn engine(&self) -> Option<PathBuf> {
+        self.criu.clone().or_else(crate::own::torpor)
+    }
+}
+
 /// Another machine: how an agent is started there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -159,6 +167,13 @@ impl Handler {
     #[must_use]
     pub fn handler(&self) -> &str {
         self.handler.as_deref().unwrap_or(&self.name)
+    }
+
+    /// The OCI runtime itself: what is named, or gVisor's program beside its shim.
+    #[must_use]
+    pub fn program(&self) -> Option<PathBuf> {
+        let beside = || self.path.iter().map(|dir| dir.join("runsc")).find(|file| file.is_file());
+        self.binary.clone().or_else(beside)
     }
 }
 

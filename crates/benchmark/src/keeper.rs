@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::suite::seal::OPTIONS;
 use crate::{cgroups, own, registry};
 
 /// What a keeper is told in the first line of its input. The second line is the containerd to start,
@@ -145,6 +146,7 @@ fn start(dir: &Path, world: &World) -> io::Result<Child> {
         .env("CONFIG", &world.config)
         .env("PATH", &world.path)
         .env("TMPDIR", dir)
+        .env("CRIU_CONFIG_FILE", dir.join(OPTIONS))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
@@ -182,11 +184,64 @@ fn sweep(socket: &str) {
 }
 
 fn remove(job: &Job) {
+    if let Some(setting) = Setting::noted(&job.dir) {
+        setting.restore();
+    }
     cgroups::remove(&job.cgroup);
     if let Err(error) = std::fs::remove_dir_all(&job.dir)
         && error.kind() != io::ErrorKind::NotFound
     {
         complain(&format!("{}: {error}", job.dir.display()));
+    }
+}
+
+/// The scheduler of a device that is changed for a while.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Setting {
+    path: PathBuf,
+    before: String,
+}
+
+/// Where it is noted for as long as it is changed.
+const NOTE: &str = "scheduler";
+
+impl Setting {
+    /// The one that is set: the kernel has it in brackets.
+    ///
+    /// # Errors
+    /// If the kernel does not say which it is.
+    pub fn read(path: PathBuf) -> io::Result<Self> {
+        let text = std::fs::read_to_string(&path)?;
+        let set = text.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0));
+        let set = set.ok_or_else(|| io::Error::other("no scheduler is set"))?.to_owned();
+        Ok(Self { path, before: set })
+    }
+
+    /// Notes it in the directory of a run, for its keeper.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    pub fn note(&self, dir: &Path) -> io::Result<()> {
+        std::fs::write(dir.join(NOTE), serde_json::to_vec(self)?)
+    }
+
+    fn noted(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(dir.join(NOTE)).ok()?).ok()
+    }
+
+    /// Sets another one.
+    ///
+    /// # Errors
+    /// If the kernel does not have it.
+    pub fn change(&self, to: &str) -> io::Result<()> {
+        std::fs::write(&self.path, to)
+    }
+
+    /// Sets the one that was set before.
+    pub fn restore(&self) {
+        if let Err(error) = self.change(&self.before) {
+            complain(&format!("{}: {error}", self.path.display()));
+        }
     }
 }
 

@@ -32,5 +32,6 @@ mod run;
 pub mod statistics;
 mod suite;
 mod workload;
+mod world;
 
 pub use command::{BenchmarkCommand, run};

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::cell::Network;
 use crate::config::{Config, Endpoint, Handler};
 use crate::cri::{CallError, Client};
 use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
 use crate::keeper::{DIRECTORY, Job, World};
 use crate::results::Target;
-use crate::{cgroups, digest, machine, own};
+use crate::world::{no_network, world};
+use crate::{cgroups, digest, own};
 
 /// The label of all that the benchmark makes.
 pub const LABEL: (&str, &str) = ("torpor.benchmark", "1");
@@ -48,6 +50,8 @@ pub struct Place {
     pub registry: String,
     /// The parent of all control groups, and whether it is ours to write to.
     pub cgroup: Option<String>,
+    /// The control group that the keeper removes in the end.
+    pub group: String,
     /// The directory of this run.
     pub dir: PathBuf,
     /// What the images hold.
@@ -90,15 +94,16 @@ impl Place {
         };
         let ours = world.is_some();
         let contents = image::build(&dir.join("store"))?;
-        if let Some(torpor) = config.criu.clone().or_else(own::torpor) {
+        if let Some(torpor) = config.engine() {
             let failed = |e| PlaceError::Io("bin/criu".into(), e);
             fs::create_dir_all(dir.join("bin")).map_err(failed)?;
             std::os::unix::fs::symlink(torpor, dir.join("bin/criu")).map_err(failed)?;
         }
         let port = keeper.begin(world.as_ref())?;
         let socket = endpoint.socket.clone().unwrap_or_else(|| socket_of(&dir));
+        let group = format!("/{name}");
         let cgroup = match (ours, endpoint.cgroup_parent.as_str()) {
-            (true, _) => Some(format!("/{name}")),
+            (true, _) => Some(group.clone()),
             (false, "") => None,
             (false, parent) => Some(parent.to_owned()),
         };
@@ -107,6 +112,7 @@ impl Place {
             contents,
             registry: format!("127.0.0.1:{port}"),
             cgroup,
+            group,
             no_network: no_network(ours),
             endpoint: endpoint.clone(),
             dir,
@@ -126,6 +132,12 @@ impl Place {
     #[must_use]
     pub fn image(&self, name: &str) -> String {
         format!("{}/{name}:{TAG}", self.registry)
+    }
+
+    /// The network of sandboxes that are better off with one of their own.
+    #[must_use]
+    pub fn network(&self) -> Network {
+        if self.no_network.is_none() { Network::Own } else { Network::Host }
     }
 
     /// Whether the tool has started this endpoint itself.
@@ -195,9 +207,9 @@ impl Place {
                 version.runtime_name, version.runtime_version, version.runtime_api_version
             );
         }
-        if let Some(binary) = &handler.binary {
-            target.runtime = version_of(binary);
-            target.digests.extend(sum(binary));
+        if let Some(binary) = handler.program() {
+            target.runtime = version_of(&binary);
+            target.digests.extend(sum(&binary));
         }
         if let Some(containerd) = &self.endpoint.containerd {
             target.digests.extend(sum(containerd));
@@ -270,7 +282,8 @@ impl Keeper {
     }
 }
 
-fn socket_of(dir: &Path) -> String {
+/// Where a containerd that is started for a run listens.
+pub fn socket_of(dir: &Path) -> String {
     dir.join("containerd.sock").display().to_string()
 }
 
@@ -306,105 +319,6 @@ pub async fn sweep(client: &Client) -> Result<(), CallError> {
         }
     }
     first
-}
-
-fn no_network(ours: bool) -> Option<String> {
-    match (ours, plugins()) {
-        (true, None) => Some(
-            "no CNI plugins are installed (Debian: apt-get install containernetworking-plugins)"
-                .into(),
-        ),
-        _ => None,
-    }
-}
-
-fn plugins() -> Option<&'static str> {
-    ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]
-        .into_iter()
-        .find(|dir| Path::new(dir).join("bridge").exists())
-}
-
-/// Writes the configuration of a containerd and of its network.
-fn world(endpoint: &Endpoint, containerd: &Path, dir: &Path) -> Result<World, PlaceError> {
-    let failed = |e| PlaceError::Io(dir.display().to_string(), e);
-    fs::create_dir_all(dir.join("cni")).map_err(failed)?;
-    let network = serde_json::json!({
-        "cniVersion": "0.4.0",
-        "name": "torpor-benchmark",
-        "plugins": [{
-            "type": "bridge",
-            "bridge": "bench0",
-            "isGateway": true,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{ "subnet": "10.111.0.0/16" }]],
-                "dataDir": dir.join("addresses"),
-            },
-        }],
-    });
-    let list = dir.join("cni/bench.conflist");
-    fs::write(list, network.to_string()).map_err(failed)?;
-    let config = dir.join("config.toml");
-    fs::write(&config, toml(endpoint, dir)).map_err(failed)?;
-    // containerd looks for the program that makes checkpoints on its PATH.
-    let mut path = vec![dir.join("bin")];
-    // Its own shim lies beside it; that of another containerd may lie beside a handler's.
-    path.extend(containerd.parent().map(Path::to_owned));
-    path.extend(endpoint.handlers.iter().flat_map(|handler| handler.path.clone()));
-    path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
-    path.extend(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
-    let path = std::env::join_paths(path)
-        .map_err(|e| failed(std::io::Error::other(e)))?
-        .to_string_lossy()
-        .into_owned();
-    Ok(World {
-        containerd: containerd.to_owned(),
-        config,
-        path,
-        hide_unified: machine::cgroup() == "hybrid",
-    })
-}
-
-/// A string in TOML.
-fn quoted(text: impl std::fmt::Display) -> String {
-    serde_json::Value::String(text.to_string()).to_string()
-}
-
-/// The configuration of containerd, in the version that both 1.6 and 2 read. Without its experiment no
-/// containerd of 2.2.7 or later restores anything; those that do not know it leave it alone.
-fn toml(endpoint: &Endpoint, dir: &Path) -> String {
-    let path = |name: &str| quoted(dir.join(name).display());
-    let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
-    let mut text = format!(
-        "version = 2\nroot = {}\nstate = {}\n[grpc]\naddress = {}\n[{cri}]\nsandbox_image = {}\n\
-         restrict_oom_score_adj = true\ntolerate_missing_hugetlb_controller = true\n\
-         enable_experimental_restore_via_create = true\n\
-         [{cri}.cni]\nbin_dir = {}\nconf_dir = {}\n[{cri}.containerd]\nsnapshotter = {}\n\
-         default_runtime_name = {}\n",
-        path("root"),
-        path("state"),
-        quoted(socket_of(dir)),
-        quoted(format!("127.0.0.1:{}/{BASE}:{TAG}", crate::keeper::PORT)),
-        quoted(plugins().unwrap_or("/opt/cni/bin")),
-        path("cni"),
-        quoted(&endpoint.snapshotter),
-        quoted(endpoint.handlers.first().map_or("none", Handler::handler)),
-    );
-    for handler in &endpoint.handlers {
-        let table = format!("{cri}.containerd.runtimes.{}", quoted(handler.handler()));
-        text.push_str(&format!("[{table}]\nruntime_type = {}\n", quoted(&handler.kind)));
-        let mut options = String::new();
-        if let (Some(binary), "io.containerd.runc.v2") = (&handler.binary, handler.kind.as_str()) {
-            options.push_str(&format!("BinaryName = {}\n", quoted(binary.display())));
-        }
-        if let Some(config) = &handler.config {
-            let kind = quoted(format!("{}.options", handler.kind));
-            let config = quoted(config.display());
-            options.push_str(&format!("TypeUrl = {kind}\nConfigPath = {config}\n"));
-        }
-        text.push_str(&format!("[{table}.options]\n{options}"));
-    }
-    text
 }
 
 /// The first line of what a program says about its version.

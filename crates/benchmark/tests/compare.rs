@@ -33,7 +33,7 @@ fn results(place: &Place, name: &str, seed: u64, noise: f64, factor: f64) -> Pat
         }));
     }
     let all = json!({
-        "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
+        "schema": "torpor-benchmark/1", "tool": "1", "id": seed.to_string(), "started": 1.0, "finished": 2.0,
         "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {},
         "machine": {
             "hostname": "h", "cpu": "c", "cpus": 2, "architecture": "a", "memory": 1, "kernel": "k",
@@ -101,6 +101,35 @@ fn a_slowdown_of_ten_percent_is_found() {
     let output =
         place.tool().args(["compare", "--threshold", "30"]).args([&a, &b]).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
+}
+
+/// Gives results a machine on which the same loop takes about so long, and deviates.
+fn on_machine(path: &Path, seed: u64, time: f64) -> PathBuf {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let samples: Vec<f64> = (0..150).map(|_| time * (0.7 + 0.6 * random.f64())).collect();
+    changed(path, |all| {
+        all["calibration"] =
+            json!({"samples": samples, "median": time, "deviation": 0.2, "noisy": true});
+    })
+}
+
+#[test]
+fn what_a_noisy_machine_does_is_not_the_runtimes() {
+    let place = Place::new();
+    let a = on_machine(&results(&place, "a", 1, 0.04, 1.0), 1, 5.0);
+    // All is slower by eight of a hundred, the machine itself as well.
+    let b = on_machine(&results(&place, "b", 2, 0.04, 1.08), 2, 5.4);
+    let (status, said) = compare(&place, &[&a, &b]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.contains("the machine itself may have differed"), "{said}");
+    // Twice as slow is more than that machine does.
+    let slow = on_machine(&results(&place, "slow", 3, 0.04, 2.0), 3, 5.4);
+    assert_eq!(compare(&place, &[&a, &slow]).0, 1);
+    // Both of one run: the machine was the same.
+    let id = serde_json::from_slice::<Value>(&fs::read(&a).unwrap()).unwrap()["id"].clone();
+    let same = changed(&b, |all| all["id"] = id.clone());
+    let (status, said) = compare(&place, &[&a, &same]);
+    assert_eq!(status, 1, "{said}");
 }
 
 #[test]

@@ -47,10 +47,15 @@ fn results(place: &Place) -> Value {
             }));
         }
     }
+    written(place, &targets, &benchmarks, &rows)
+}
+
+/// Writes results of targets, with rows of benchmarks.
+fn written(place: &Place, targets: &[String], benchmarks: &[Value], rows: &[Value]) -> Value {
     let about = |name: &String| json!({"name": name, "endpoint": "", "runtime": "", "facts": {}, "digests": {}});
     let all = json!({
         "schema": "torpor-benchmark/1", "tool": "1", "id": "x", "started": 1.0, "finished": 2.0,
-        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {},
+        "complete": true, "seed": 1, "interruptions": 0, "repeated": 0, "settings": {"scale": [5]},
         "machine": {
             "hostname": "h", "cpu": "c", "cpus": 2, "architecture": "a", "memory": 1, "kernel": "k",
             "cgroup": "v2", "governor": "", "system": "s", "facts": {},
@@ -93,6 +98,42 @@ fn it_is_small_and_holds_every_sample() {
         all.map(|one| format!("{} {:.9}", one["order"], one["value"].as_f64().unwrap())).collect()
     };
     assert!(samples(&held) == samples(&all), "samples are missing, or others");
+}
+
+#[test]
+fn density_is_told_by_three_measures() {
+    let place = Place::new();
+    let facets = ["available", "pss", "cgroup"];
+    // What each measure says, and what the report says of them.
+    let cells = [
+        ([2.0, 2.1, 2.14], "<td class=\"\">7 %</td>"),
+        ([1.0, 1.05, 1.2], "<td class=\"failed\">20 %: more than 10 %</td>"),
+        ([-3.0, 1.0, 1.0], "<td class=\"failed\">in sign: more than 10 %</td>"),
+    ];
+    let names: Vec<String> = (0..cells.len()).map(|number| format!("here/{number}")).collect();
+    let (mut benchmarks, mut rows) = (Vec::new(), Vec::new());
+    for (at, facet) in facets.iter().enumerate() {
+        let name = format!("scalability.containers-5.{facet}");
+        benchmarks.push(json!({
+            "name": name, "unit": "MiB", "direction": "lower", "measures": "", "isolates": "",
+            "needs": [], "group": {"scale": {"containers": 5}},
+        }));
+        for (target, (values, _)) in names.iter().zip(&cells) {
+            let sample = json!({"order": 1, "time": 1.0, "warmup": false, "value": values[at]});
+            rows.push(json!({
+                "benchmark": name, "target": target, "failures": 0, "summary": null,
+                "status": "ok", "reason": null, "samples": [sample],
+            }));
+        }
+    }
+    written(&place, &names, &benchmarks, &rows);
+    let page = fs::read_to_string(report(&place)).unwrap();
+    for (name, (_, told)) in names.iter().zip(&cells) {
+        let row = format!("<tr><td>{}</td><td class=\"value\">5</td>", name.replace('/', "&#x2f;"));
+        let (_, rest) = page.split_once(&row).unwrap_or_else(|| panic!("no row of {name}"));
+        let row = rest.split("</tr>").next().unwrap();
+        assert!(row.contains(told), "{name}: {row}");
+    }
 }
 
 /// Loads the report as a phone does, and writes down what it finds.

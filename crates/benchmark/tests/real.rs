@@ -4,10 +4,13 @@
 
 mod common;
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, group_exists, kill, row, samples, success, wait};
+use common::{Place, group_exists, kill, row, samples, success, torpor, wait};
 use serde_json::Value;
 
 const CELL: &str = "endpoints:\n- name: here\n  containerd: /usr/bin/containerd\n  handlers:\n  \
@@ -23,7 +26,7 @@ fn place(settings: &str) -> Place {
 fn started(place: &Place) -> (Child, Vec<String>) {
     let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let done = || {
-        let journal = std::fs::read_to_string(place.path("out/journal.jsonl")).unwrap_or_default();
+        let journal = fs::read_to_string(place.path("out/journal.jsonl")).unwrap_or_default();
         journal.matches("\"done\"").count()
     };
     let before = done();
@@ -84,6 +87,10 @@ fn every_suite_on_a_real_runtime() {
     let oom = row(&results, "limits.memory.oom", "here/runc");
     let reason = oom["reason"].as_str().unwrap_or_default();
     assert!(oom["status"] == "ok" || reason.contains("not OOMKilled"), "{oom}");
+    // A kernel without BFQ weighs nothing; then the reason says so.
+    let weight = row(&results, "limits.io.weight", "here/runc");
+    let reason = weight["reason"].as_str().unwrap_or_default();
+    assert!(weight["status"] == "ok" || reason.contains("BFQ"), "{weight}");
     // On a machine with other work the limit may not be exact; then the reason says so.
     let quota = row(&results, "limits.cpu.share", "here/runc");
     let reason = quota["reason"].as_str().unwrap_or_default();
@@ -95,6 +102,50 @@ fn every_suite_on_a_real_runtime() {
     }
     let checkpoint = row(&results, "operations.container.checkpoint", "here/runc");
     assert_eq!(checkpoint["status"], "unsupported", "{checkpoint}");
+    place.assert_clean();
+}
+
+/// The one sample of a row.
+fn sample(results: &Value, benchmark: &str) -> f64 {
+    let row = row(results, benchmark, "here/runc");
+    assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
+    row["samples"][0]["value"].as_f64().unwrap()
+}
+
+/// A runtime that nobody can move containers of, and that does not start any.
+const OTHER: &str =
+    "#!/bin/sh\ncase \"$*\" in *--version|*--help) echo crun version 9;; *) exit 1;; esac\n";
+
+#[test]
+fn a_container_sleeps_and_moves() {
+    let place = Place::new();
+    let other = place.path("other");
+    fs::write(&other, OTHER).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    place.config(&format!(
+        "runs: 1\nwarmup: 0\nmemory: [8]\nfilters: [migration.*, operations.checkpoint-*]\ncriu: {}\n\
+         {CELL}  - {{name: other, binary: {}}}\n",
+        torpor().display(),
+        other.display(),
+    ));
+    success(&place.run().output().unwrap());
+    let results = place.results();
+    for mode in ["stop-and-copy", "pre-copy", "pipelined"] {
+        let of = |facet: &str| sample(&results, &format!("migration.{mode}-8m.{facet}"));
+        assert!(of("bytes") > 8.0, "its memory has come along");
+        assert!(of("pause") > 0.0 && of("total") > of("stopped"));
+        let parts = of("freeze") + of("transfer") + of("restore");
+        assert!((parts - of("stopped")).abs() < 1.0, "{parts} ms in parts of {}", of("stopped"));
+        let other = row(&results, &format!("migration.{mode}-8m.total"), "here/other");
+        assert_eq!(other["status"], "unsupported");
+        assert!(other["reason"].as_str().unwrap().contains("crun version 9"), "{other}");
+    }
+    for kind in ["plain", "sealed"] {
+        let of =
+            |facet: &str| sample(&results, &format!("operations.checkpoint-{kind}-8m.{facet}"));
+        assert!(of("bytes") > 8.0 && of("frozen") > 0.0 && of("checkpoint") > of("engine"));
+        assert!(of("restore") > 0.0 && of("answer") > 0.0);
+    }
     place.assert_clean();
 }
 
@@ -118,11 +169,43 @@ fn killed_it_leaves_nothing_and_goes_on() {
 }
 
 #[test]
+fn killed_it_takes_its_disk_along() {
+    let place = place("runs: 3\nwarmup: 0\nfilters: [limits.io.*]");
+    let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let noted = || {
+        let dirs = place.groups().into_iter().map(|name| place.path("tmp").join(name));
+        let notes = dirs.filter_map(|dir| fs::read(dir.join("scheduler")).ok());
+        notes.filter_map(|note| serde_json::from_slice::<Value>(&note).ok()).next()
+    };
+    wait(|| noted().is_some() || child_has_ended(&child), || "it has no disk".into());
+    let note = noted();
+    kill(&mut child);
+    let Some(note) = note else {
+        eprintln!("left out: killed_it_takes_its_disk_along (the kernel has no BFQ)");
+        return;
+    };
+    place.assert_clean();
+    let scheduler = fs::read_to_string(note["path"].as_str().unwrap()).unwrap();
+    let before = format!("[{}]", note["before"].as_str().unwrap());
+    assert!(scheduler.contains(&before), "{scheduler} has not {before}");
+    let device = Path::new(note["path"].as_str().unwrap()).ancestors().nth(2).unwrap();
+    let file = || fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+    let ours = place.path("tmp").display().to_string();
+    wait(|| !file().contains(&ours), || format!("a disk is left: {}", file()));
+}
+
+/// Whether a process is a zombie.
+fn child_has_ended(child: &Child) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
+}
+
+#[test]
 fn the_keeper_killed_as_well_the_next_run_tidies_up() {
     let place = place("runs: 2\nwarmup: 0\nfilters: [operations.container.*]");
     let (mut child, groups) = started(&place);
     let keeper = format!("/proc/{0}/task/{0}/children", child.id());
-    let keeper = std::fs::read_to_string(keeper).unwrap();
+    let keeper = fs::read_to_string(keeper).unwrap();
     let keeper = keeper.split_whitespace().next().unwrap().to_owned();
     // Both at once: nobody is left to remove anything but the kernel, which ends the processes.
     assert!(Command::new("kill").args(["-KILL", &keeper]).status().unwrap().success());
@@ -136,15 +219,7 @@ fn the_keeper_killed_as_well_the_next_run_tidies_up() {
 fn a_containerd_that_is_killed_is_started_again() {
     let place = place("runs: 4\nwarmup: 0\nfilters: [operations.container.*, operations.bridge.*]");
     let (mut child, groups) = started(&place);
-    let daemons = || {
-        let all = place.processes();
-        all.into_iter()
-            .filter(|(_, line)| line.starts_with("/usr/bin/containerd "))
-            .collect::<Vec<_>>()
-    };
-    for (pid, _) in daemons() {
-        assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
-    }
+    end(&place, DAEMON);
     let results = completed(&mut child, &place);
     let start = row(&results, "operations.container.start", "here/runc");
     let bridge = row(&results, "operations.bridge.create", "here/runc");
@@ -153,24 +228,76 @@ fn a_containerd_that_is_killed_is_started_again() {
     assert_gone(&place, &groups);
 }
 
+const DAEMON: &str = "/usr/bin/containerd ";
+const SHIM: &str = "/usr/bin/containerd-shim";
+
+/// The processes of a run whose command lines begin so.
+fn of(place: &Place, what: &str) -> Vec<String> {
+    let all = place.processes().into_iter().filter(|(_, line)| line.starts_with(what));
+    all.map(|(pid, _)| pid.to_string()).collect()
+}
+
+/// Ends them; what is to be ended may have ended by itself.
+fn end(place: &Place, what: &str) {
+    for pid in of(place, what) {
+        let _ = Command::new("kill").args(["-KILL", &pid]).stderr(Stdio::null()).status();
+    }
+}
+
+/// Takes the bridge away that containers are connected to.
+fn cut_network(place: &Place) {
+    for pid in of(place, DAEMON) {
+        let arguments = ["--net", "--target", &pid, "ip", "link", "delete", "bench0"];
+        let _ = Command::new("nsenter").args(arguments).stderr(Stdio::null()).status();
+    }
+}
+
+#[test]
+fn at_any_moment_nothing_is_left() {
+    if std::env::var_os("TORPOR_LONG").is_none() {
+        eprintln!("left out: at_any_moment_nothing_is_left (TORPOR_LONG=1 runs it)");
+        return;
+    }
+    let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    eprintln!("SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let place = place(
+        "runs: 12\nwarmup: 0\npatience: 40\nfilters: [operations.life.*, operations.bridge.*, \
+         limits.io.*]",
+    );
+    let mut kills = 0;
+    for _ in 0..12 {
+        let mut child = place.run().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(random.u64(10..6000)));
+        let groups = place.groups();
+        match random.u8(..4) {
+            0 => cut_network(&place),
+            1 => end(&place, DAEMON),
+            2 => end(&place, SHIM),
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(random.u64(..1500)));
+        kill(&mut child);
+        kills += 1;
+        place.assert_clean();
+        for name in groups {
+            wait(|| !group_exists(&name), || format!("the control group {name} is left"));
+        }
+    }
+    success(&place.run().output().unwrap());
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    assert!(results["repeated"].as_u64().unwrap() <= kills, "{}", results["repeated"]);
+    place.assert_clean();
+}
+
 #[test]
 fn without_its_network_and_its_shims_it_comes_to_an_end() {
     let place = place("runs: 4\nwarmup: 0\nfilters: [operations.life.*, operations.bridge.*]");
     let (mut child, groups) = started(&place);
-    let run = |program: &str, arguments: &[&str]| {
-        // What is to be ended may have ended by itself.
-        let _ = Command::new(program).args(arguments).stderr(Stdio::null()).status();
-    };
-    let of = |what: &str| {
-        let all = place.processes().into_iter().filter(|(_, line)| line.starts_with(what));
-        all.map(|(pid, _)| pid.to_string()).collect::<Vec<_>>()
-    };
-    for pid in of("/usr/bin/containerd ") {
-        run("nsenter", &["--net", "--target", &pid, "ip", "link", "delete", "bench0"]);
-    }
-    for pid in of("/usr/bin/containerd-shim") {
-        run("kill", &["-KILL", &pid]);
-    }
+    cut_network(&place);
+    end(&place, SHIM);
     let results = completed(&mut child, &place);
     for name in ["operations.life.total", "operations.bridge.create"] {
         let row = row(&results, name, "here/runc");

@@ -180,6 +180,10 @@ pub struct LinuxContainerResources {
 pub struct LinuxContainerSecurityContext {
     #[prost(message, optional, tag = "3")]
     pub namespace_options: Option<NamespaceOption>,
+    #[prost(string, repeated, tag = "13")]
+    pub masked_paths: Vec<String>,
+    #[prost(string, repeated, tag = "14")]
+    pub readonly_paths: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

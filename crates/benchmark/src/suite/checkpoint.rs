@@ -5,25 +5,46 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::cell::{Cell, Network, Spec, Trouble, Values, failed, ms};
+use crate::catalogue::{self, Group};
+use crate::cell::{Cell, Spec, Trouble, Values, failed, ms};
 use crate::cgroups;
 use crate::cri::CallError;
 use crate::cri::messages::ImageSpec;
 
-use super::direct::{ALIVE, frozen_in, mebibytes};
+use super::bare::ALIVE;
+use super::direct::{frozen_in, mebibytes, worked};
+use super::operations::without_cni;
+use super::seal::{self, SEAL};
 use super::value;
 use crate::workload::Beat;
 
 /// `CheckpointContainer`, and a container that is created from what it wrote.
-pub async fn through_cri(cell: &Cell<'_>) -> Result<Values, Trouble> {
+pub async fn through_cri(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
     let client = cell.client();
     // Who lacks the call says so of a container that is not there, too, and needs none.
     let probe = client.checkpoint("none", "/nonexistent/checkpoint.tar").await;
     if let Err(error @ CallError::Unsupported { .. }) = probe {
         return Err(error.into());
     }
-    let pod = cell.pod(Network::Host).await?;
-    let spec = Spec::workload("heartbeat --size 16 --file /tmp/beat");
+    if !sealed {
+        return sample(cell, memory, false).await;
+    }
+    let unsupported = |text: &str| Trouble::Unsupported(text.to_owned());
+    if !cell.place.ours() {
+        return Err(unsupported("the engine's options are not ours at an endpoint that was there"));
+    }
+    let torpor = cell.config.engine().ok_or_else(|| unsupported("there is no torpor to seal"))?;
+    seal::sealing(&cell.place.dir, &torpor)?;
+    let done = sample(cell, memory, true).await;
+    seal::plain(&cell.place.dir)?;
+    done
+}
+
+async fn sample(cell: &Cell<'_>, memory: u32, sealed: bool) -> Result<Values, Trouble> {
+    let client = cell.client();
+    // containerd forgets at a restore that a container had the network of the host.
+    let pod = cell.pod(cell.place.network()).await.map_err(without_cni)?;
+    let spec = Spec::workload(&format!("heartbeat --size {memory} --file /tmp/beat"));
     let launched = cell.launch(&pod, &spec).await?;
     beating(cell, &launched.id).await?;
     // The location is not truncated by containerd: each is used once.
@@ -38,23 +59,38 @@ pub async fn through_cri(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let pause = pause(cell, &launched.id).await;
     client.stop(&launched.id, 0).await?;
     client.remove(&launched.id).await?;
-    let bytes = fs::metadata(&location).map(|about| mebibytes(about.len())).map_err(failed);
+    let archive = Archive::read(Path::new(&location));
+    if sealed && archive.as_ref().is_ok_and(|archive| !archive.sealed) {
+        cell.finish(&pod).await?;
+        return Err(failed("the engine was told to seal its images, and has not"));
+    }
     let mut values = vec![
-        value("container.checkpoint", checkpoint),
-        ("container.checkpoint-pause".into(), pause),
-        ("container.checkpoint-frozen".into(), frozen(Path::new(&location))),
-        ("container.checkpoint-bytes".into(), bytes),
+        value("checkpoint", checkpoint),
+        ("checkpoint-pause".into(), pause),
+        ("checkpoint-bytes".into(), size(&location)),
     ];
-    if cell.config.filters.take("operations.container.restore") {
+    values.extend(parts(archive, checkpoint));
+    if wanted(cell, memory, sealed) {
         let restored = restore(cell, &pod, &spec, &location).await;
         if let (Err(_), Some(group), true) = (&restored, &cell.place.cgroup, cell.place.ours()) {
             // containerd checkpoints what it has paused. What comes back frozen cannot be removed.
             cgroups::thaw(group);
         }
-        values.push(("container.restore".into(), restored));
+        values.push(("restore".into(), restored));
     }
     cell.finish(&pod).await?;
     Ok(values)
+}
+
+/// Whether a restore is asked for: its name is that of the row of this size and kind.
+fn wanted(cell: &Cell<'_>, memory: u32, sealed: bool) -> bool {
+    let group = Group::Checkpoint { memory, sealed };
+    let mut asked = catalogue::wanted(cell.config).into_iter();
+    asked.any(|one| one.group == group && one.name.ends_with(".restore"))
+}
+
+fn size(location: &str) -> Result<f64, Trouble> {
+    fs::metadata(location).map(|about| mebibytes(about.len())).map_err(failed)
 }
 
 /// What the program has written: its file is in its own root, where only it can be asked for it.
@@ -77,7 +113,7 @@ async fn beating(cell: &Cell<'_>, id: &str) -> Result<(), Trouble> {
 
 /// The longest silence of the program so far, when it is alive again.
 async fn pause(cell: &Cell<'_>, id: &str) -> Result<f64, Trouble> {
-    let none = || failed("the container gives no sign of life after its checkpoint");
+    let none = || failed("the container does not go on after its checkpoint");
     let count = beat(cell, id).await?.ok_or_else(none)?.count;
     let until = Instant::now() + Duration::from_secs(cell.config.deadline);
     while Instant::now() < until {
@@ -90,22 +126,62 @@ async fn pause(cell: &Cell<'_>, id: &str) -> Result<f64, Trouble> {
     Err(none())
 }
 
-/// The most that statistics of an engine may hold.
-const STATISTICS: u64 = 1 << 20;
+/// The most that statistics and the log of an engine may hold.
+const LARGEST: u64 = 16 << 20;
 
-/// The frozen time that is told by the statistics in an archive of a checkpoint.
-fn frozen(archive: &Path) -> Result<f64, Trouble> {
-    let mut archive = tar::Archive::new(fs::File::open(archive).map_err(failed)?);
-    for entry in archive.entries().map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let path = entry.path().map_err(failed)?.into_owned();
-        if path.file_name().is_some_and(|name| name == "stats-dump") {
-            let mut bytes = Vec::new();
-            entry.take(STATISTICS).read_to_end(&mut bytes).map_err(failed)?;
-            return frozen_in(&bytes);
+/// What an archive of a checkpoint tells of the engine.
+#[derive(Debug, Default)]
+struct Archive {
+    statistics: Option<Vec<u8>>,
+    log: Option<Vec<u8>>,
+    sealed: bool,
+}
+
+impl Archive {
+    fn read(path: &Path) -> Result<Self, Trouble> {
+        let mut told = Self::default();
+        let mut archive = tar::Archive::new(fs::File::open(path).map_err(failed)?);
+        for entry in archive.entries().map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let path = entry.path().map_err(failed)?.into_owned();
+            let content = |entry: tar::Entry<'_, fs::File>| {
+                let mut bytes = Vec::new();
+                entry.take(LARGEST).read_to_end(&mut bytes).map(|_| bytes).map_err(failed)
+            };
+            match path.file_name().and_then(|name| name.to_str()) {
+                Some("stats-dump") => told.statistics = Some(content(entry)?),
+                Some("dump.log") => told.log = Some(content(entry)?),
+                Some(SEAL) => told.sealed = true,
+                _ => {}
+            }
         }
+        Ok(told)
     }
-    Err(Trouble::Unsupported("the runtime puts no statistics of the engine in its archive".into()))
+}
+
+/// Where the caller's time went.
+fn parts(archive: Result<Archive, Trouble>, client: f64) -> Values {
+    let none = |what: &str| {
+        Trouble::Unsupported(format!("the runtime puts no {what} of the engine in its archive"))
+    };
+    let (frozen, work) = match archive {
+        Err(trouble) => (Err(trouble.clone()), Err(trouble)),
+        Ok(archive) => {
+            let statistics = archive.statistics.ok_or_else(|| none("statistics"));
+            let log = archive.log.ok_or_else(|| none("log"));
+            let work = log.and_then(|log| worked(&String::from_utf8_lossy(&log)));
+            (statistics.and_then(|bytes| frozen_in(&bytes)), work)
+        }
+    };
+    let engine = match (&frozen, &work) {
+        (Ok(frozen), Ok(work)) => Ok(work - frozen),
+        (Err(trouble), _) | (_, Err(trouble)) => Err(trouble.clone()),
+    };
+    vec![
+        ("checkpoint-frozen".into(), frozen),
+        ("checkpoint-engine".into(), engine),
+        ("checkpoint-storage".into(), work.map(|work| client - work)),
+    ]
 }
 
 async fn restore(
@@ -119,10 +195,59 @@ async fn restore(
     let begun = Instant::now();
     let id = cell.client().create(&pod.id, config, pod.config.clone()).await.map_err(refused)?;
     cell.client().start(&id).await?;
-    Ok(ms(begun))
+    let time = ms(begun);
+    // What does not go on was not restored.
+    pause(cell, &id).await?;
+    Ok(time)
 }
 
 /// A runtime that does not know checkpoints as images takes the path for a name, and says so.
 fn refused(error: CallError) -> Trouble {
     Trouble::Unsupported(format!("no container can be created from a checkpoint: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An archive with files as containerd makes them.
+    fn packed(files: &[(&str, &[u8])]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut archive = tar::Builder::new(file.reopen().unwrap());
+        for (name, content) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o600);
+            archive.append_data(&mut header, format!("checkpoint/{name}"), *content).unwrap();
+        }
+        archive.finish().unwrap();
+        file
+    }
+
+    #[test]
+    fn the_callers_time_is_told_by_the_archive() {
+        // Twelve bytes of magic numbers, then the frozen time: 60000 us.
+        let statistics = [&[0; 12][..], &[0x0a, 4, 0x10, 0xe0, 0xd4, 3]].concat();
+        let log = b"(00.001000) begins\n(00.081000) ends\n";
+        let all: &[(&str, &[u8])] =
+            &[("stats-dump", &statistics), ("dump.log", log), ("seal.img", b"x")];
+        let of = |files: &[(&str, &[u8])]| {
+            let archive = Archive::read(packed(files).path()).unwrap();
+            let sealed = archive.sealed;
+            let parts = parts(Ok(archive), 100.0).into_iter();
+            (sealed, parts.map(|(_, part)| part.ok().map(f64::round)).collect::<Vec<_>>())
+        };
+        assert_eq!(of(all), (true, vec![Some(60.0), Some(20.0), Some(20.0)]));
+        assert_eq!(of(&all[..1]), (false, vec![Some(60.0), None, None]));
+        assert_eq!(of(&[]), (false, vec![None, None, None]));
+    }
+
+    #[test]
+    fn what_is_no_archive_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 600]).unwrap();
+        assert!(Archive::read(file.path()).is_err());
+        let parts = parts(Archive::read(Path::new("/nonexistent")), 1.0);
+        assert!(parts.iter().all(|(_, part)| part.is_err()), "{parts:?}");
+    }
 }

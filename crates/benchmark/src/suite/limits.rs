@@ -159,17 +159,6 @@ pub async fn pids(cell: &Cell<'_>) -> Result<Values, Trouble> {
     Ok(vec![("pids.refusal".into(), started)])
 }
 
-/// Weights of input and output.
-pub fn weight() -> Result<Values, Trouble> {
-    let file = cgroups::hierarchy("io").join("io.cost.qos");
-    let text = if file.exists() {
-        "weights on a device that this version does not choose"
-    } else {
-        "no controller here weighs input and output: io.weight takes cgroup v2 with iocost or BFQ"
-    };
-    Err(Trouble::Unsupported(text.into()))
-}
-
 /// What an idle container is charged for.
 #[allow(clippy::cast_precision_loss, reason = "a number of bytes as MiB")]
 pub async fn charge(cell: &Cell<'_>) -> Result<Values, Trouble> {

@@ -1,11 +1,15 @@
 //! The suites: for each group of benchmarks the procedure that gives its values.
 
+mod bare;
 mod checkpoint;
 mod direct;
 mod limits;
+mod migration;
 mod operations;
 mod performance;
 mod scalability;
+pub mod seal;
+mod weight;
 
 use crate::catalogue::Group;
 use crate::cell::{Cell, Trouble, Values};
@@ -19,7 +23,7 @@ pub async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Trouble> {
         Group::Life => operations::life(cell).await,
         Group::Bridge => operations::bridge(cell).await,
         Group::Image => operations::image(cell).await,
-        Group::Checkpoint => checkpoint::through_cri(cell).await,
+        Group::Checkpoint { memory, sealed } => checkpoint::through_cri(cell, memory, sealed).await,
         Group::Direct { memory, sealed } => direct::measure(cell, memory, sealed).await,
         Group::Cpu => performance::cpu(cell).await,
         Group::Memory => performance::memory(cell).await,
@@ -31,18 +35,11 @@ pub async fn measure(group: Group, cell: &Cell<'_>) -> Result<Values, Trouble> {
         Group::Raise => limits::raise(cell).await,
         Group::Oom => limits::oom(cell).await,
         Group::Pids => limits::pids(cell).await,
-        Group::Weight => limits::weight(),
+        Group::Weight => weight::measure(cell).await,
         Group::Charge => limits::charge(cell).await,
         Group::Scale { containers } => scalability::scale(cell, containers).await,
-        Group::Migration => migration(),
+        Group::Migration { memory, mode } => migration::measure(cell, memory, mode).await,
     }
-}
-
-/// Moving a container takes an agent on both hosts, which this program must bring along.
-fn migration() -> Result<Values, Trouble> {
-    Err(Trouble::Unsupported(
-        "moving a container through `torpor migrate` is not measured by this version".into(),
-    ))
 }
 
 /// A value under its name.

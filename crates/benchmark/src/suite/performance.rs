@@ -106,8 +106,7 @@ fn connection(component: &str, values: &Value) -> Values {
 pub async fn loopback(cell: &Cell<'_>) -> Result<Values, Trouble> {
     let size = amount(cell, 512.0);
     // gVisor has no loopback device where it shares the network of the host.
-    let network = if cell.place.no_network.is_none() { Network::Own } else { Network::Host };
-    let pod = cell.pod(network).await.map_err(without_cni)?;
+    let pod = cell.pod(cell.place.network()).await.map_err(without_cni)?;
     let launched = cell.launch(&pod, &Spec::workload(&format!("loopback --size {size}"))).await?;
     let values = parse(&cell.output(&launched).await?)?;
     cell.finish(&pod).await?;

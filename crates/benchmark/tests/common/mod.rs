@@ -12,6 +12,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+/// The `torpor` of this build, which acts as `criu`.
+pub fn torpor() -> PathBuf {
+    let tool = Path::new(env!("CARGO_BIN_EXE_torpor-benchmark"));
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    build.args(["build", "--quiet", "--locked", "--package", "torpor-cli"]);
+    if tool.parent().unwrap().ends_with("release") {
+        build.arg("--release");
+    }
+    success(&build.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap());
+    tool.with_file_name("torpor")
+}
+
 /// A directory in which all that a test makes has its place.
 pub struct Place {
     dir: tempfile::TempDir,

@@ -1,10 +1,12 @@
 //! The programs that measure inside of a container. Each prints its values as one line of JSON, which
 //! is the last line that it prints.
 
-use std::fs::{File, OpenOptions};
+mod beat;
+mod disk;
+mod network;
+
+use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Subcommand;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+
+pub use self::beat::Beat;
+use self::beat::heartbeat;
+use self::disk::{disk, weigh};
+use self::network::{connect, loopback, serve};
 
 /// What is measured, or done, inside of a container.
 #[derive(Debug, Subcommand)]
@@ -77,6 +84,21 @@ pub enum Workload {
         #[arg(long)]
         limit: u32,
     },
+    /// Reads as fast as it can, past the page cache, from a time on; then it stays.
+    Weigh {
+        /// The file, which is written first.
+        #[arg(long)]
+        file: PathBuf,
+        /// Its size in MiB.
+        #[arg(long)]
+        size: usize,
+        /// When it begins, in ms of the epoch.
+        #[arg(long)]
+        at: u64,
+        /// For how long it reads, in ms.
+        #[arg(long)]
+        time: u64,
+    },
     /// Holds memory, and writes each ms into a file how often it did so and how long it was silent.
     Heartbeat {
         /// How much memory, in MiB.
@@ -88,9 +110,6 @@ pub enum Workload {
     },
 }
 
-/// The port of a program that serves.
-const PORT: u16 = 7000;
-
 /// Runs a program.
 ///
 /// # Errors
@@ -101,12 +120,15 @@ pub fn run(workload: Workload) -> io::Result<()> {
         Workload::Fault { size } => fault(size),
         Workload::Disk { size, file } => disk(size, &file)?,
         Workload::Loopback { size } => loopback(size)?,
-        Workload::Serve => serve(&TcpListener::bind(("0.0.0.0", PORT))?)?,
-        Workload::Connect { address, size } => connect((address.as_str(), PORT), size)?,
+        Workload::Serve => serve()?,
+        Workload::Connect { address, size } => connect(&address, size)?,
         Workload::Burn { time } => burn(Duration::from_millis(time)),
         Workload::Work { time } => work(Duration::from_millis(time)),
         Workload::Hog { limit } => hog(limit)?,
         Workload::Fork { limit } => fork(limit)?,
+        Workload::Weigh { file, size, at, time } => {
+            weigh(&file, size, Duration::from_millis(at), Duration::from_millis(time))?
+        }
         Workload::Heartbeat { size, file } => heartbeat(size, &file)?,
     };
     say(&values)
@@ -117,6 +139,9 @@ fn say(values: &Value) -> io::Result<()> {
     writeln!(out, "{values}")?;
     out.flush()
 }
+
+/// A piece of memory or of a file.
+const BLOCK: usize = 1 << 20;
 
 /// Seconds of the epoch: the one clock that means the same inside of gVisor and outside.
 fn epoch() -> f64 {
@@ -192,134 +217,6 @@ fn fault(size: usize) -> Value {
     json!({ "memory.fault": time })
 }
 
-const BLOCK: usize = 1 << 20;
-const PIECE: usize = 16 << 10;
-
-#[allow(clippy::cast_precision_loss, reason = "a number of MiB")]
-fn disk(size: usize, path: &PathBuf) -> io::Result<Value> {
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut block = vec![0; BLOCK];
-    random.fill(&mut block);
-    let rate = |begun: Instant| size as f64 / begun.elapsed().as_secs_f64();
-    let write = |file: &mut File| -> io::Result<f64> {
-        let begun = Instant::now();
-        for _ in 0..size {
-            file.write_all(&block)?;
-        }
-        file.sync_all()?;
-        Ok(rate(begun))
-    };
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-    std::fs::remove_file(path)?;
-    let first = write(&mut file)?;
-    io::Seek::rewind(&mut file)?;
-    let again = write(&mut file)?;
-    io::Seek::rewind(&mut file)?;
-    let begun = Instant::now();
-    let mut buffer = vec![0; BLOCK];
-    for _ in 0..size {
-        file.read_exact(&mut buffer)?;
-    }
-    let read = rate(begun);
-    let pieces = u64::try_from(size * BLOCK / PIECE).unwrap_or(1);
-    let mut place = || random.u64(..pieces) * (PIECE as u64);
-    let reads = 5000;
-    let begun = Instant::now();
-    for _ in 0..reads {
-        file.read_exact_at(&mut buffer[..PIECE], place())?;
-    }
-    let random_read = nanoseconds(begun, reads) / 1000.0;
-    let writes = 1000;
-    let begun = Instant::now();
-    for number in 1..=writes {
-        file.write_all_at(&block[..PIECE], place())?;
-        if number % 100 == 0 {
-            file.sync_data()?;
-        }
-    }
-    let random_write = nanoseconds(begun, writes) / 1000.0;
-    Ok(json!({
-        "disk.sequential-write": first,
-        "disk.sequential-rewrite": again,
-        "disk.sequential-read": read,
-        "disk.random-read": random_read,
-        "disk.random-write": random_write,
-    }))
-}
-
-fn loopback(size: usize) -> io::Result<Value> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    std::thread::spawn(move || serve(&listener));
-    connect(address, size)
-}
-
-/// The first byte of a connection says what it is for.
-const BULK: u8 = b'b';
-const ECHO: u8 = b'e';
-
-fn serve(listener: &TcpListener) -> io::Result<Value> {
-    loop {
-        let (stream, _) = listener.accept()?;
-        // A client that goes away is no reason to end.
-        let _ = converse(stream);
-    }
-}
-
-fn converse(mut stream: TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut kind = [0];
-    stream.read_exact(&mut kind)?;
-    if kind[0] == BULK {
-        let mut buffer = vec![0; BLOCK];
-        while stream.read(&mut buffer)? > 0 {}
-        return stream.write_all(&kind);
-    }
-    while stream.read(&mut kind)? == 1 {
-        stream.write_all(&kind)?;
-    }
-    Ok(())
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a number of MiB")]
-fn connect(address: impl std::net::ToSocketAddrs + Copy, size: usize) -> io::Result<Value> {
-    let mut bulk = patiently(address)?;
-    bulk.write_all(&[BULK])?;
-    let block = vec![1; BLOCK];
-    let begun = Instant::now();
-    for _ in 0..size {
-        bulk.write_all(&block)?;
-    }
-    bulk.shutdown(std::net::Shutdown::Write)?;
-    // The other end answers when it has read everything.
-    let mut byte = [0];
-    bulk.read_exact(&mut byte)?;
-    let throughput = size as f64 / begun.elapsed().as_secs_f64();
-    let mut echo = patiently(address)?;
-    echo.set_nodelay(true)?;
-    echo.write_all(&[ECHO])?;
-    let times = 2000;
-    let begun = Instant::now();
-    for _ in 0..times {
-        echo.write_all(&byte)?;
-        echo.read_exact(&mut byte)?;
-    }
-    let latency = nanoseconds(begun, times) / 1000.0;
-    Ok(json!({ "throughput": throughput, "latency": latency }))
-}
-
-/// Connects, and waits a while for the other end to be there.
-fn patiently(address: impl std::net::ToSocketAddrs + Copy) -> io::Result<TcpStream> {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match TcpStream::connect(address) {
-            Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() > until => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
-}
-
 /// The CPU time of this process.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -392,48 +289,4 @@ fn fork(limit: u32) -> io::Result<Value> {
         child.wait()?;
     }
     Ok(json!({ "started": started, "refusal": refusal }))
-}
-
-/// What a heartbeat writes: how often, and the longest silence in ns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Beat {
-    /// How many times it has written.
-    pub count: u64,
-    /// The longest silence.
-    pub silence: Duration,
-}
-
-impl Beat {
-    /// What a file says, if a heartbeat has written to it.
-    #[must_use]
-    pub fn read(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        Some(Self { count: word(0)?, silence: Duration::from_nanos(word(8)?) })
-    }
-
-    fn bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.count.to_le_bytes());
-        let silence = u64::try_from(self.silence.as_nanos()).unwrap_or(u64::MAX);
-        bytes[8..].copy_from_slice(&silence.to_le_bytes());
-        bytes
-    }
-}
-
-fn heartbeat(size: usize, path: &PathBuf) -> io::Result<Value> {
-    let mut memory = vec![0_u8; size << 20];
-    fastrand::Rng::with_seed(1).fill(&mut memory);
-    std::hint::black_box(&memory);
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    let mut beat = Beat { count: 0, silence: Duration::ZERO };
-    let mut last = SystemTime::now();
-    loop {
-        std::thread::sleep(Duration::from_millis(1));
-        // The clock of the world: it goes on while this program is asleep in a file.
-        let now = SystemTime::now();
-        beat.silence = beat.silence.max(now.duration_since(last).unwrap_or_default());
-        beat.count += 1;
-        last = now;
-        file.write_all_at(&beat.bytes(), 0)?;
-    }
 }

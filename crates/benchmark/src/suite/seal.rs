@@ -1,0 +1,40 @@
+//! The file of the engine's options: empty, or with what seals images. Runtimes hand the environment that
+//! names it on to the engine.
+
+use std::fs;
+use std::path::Path;
+
+use crate::cell::{Trouble, failed};
+
+/// The file.
+pub const OPTIONS: &str = "criu.conf";
+
+/// What only a directory of sealed images has.
+pub const SEAL: &str = "seal.img";
+
+/// Writes options that seal nothing.
+///
+/// # Errors
+/// If that cannot be written.
+pub fn plain(dir: &Path) -> Result<(), Trouble> {
+    fs::write(dir.join(OPTIONS), "").map_err(failed)
+}
+
+/// Makes a key, and writes options that seal with it.
+///
+/// # Errors
+/// If `torpor` makes no key, or something cannot be written.
+pub fn sealing(dir: &Path, torpor: &Path) -> Result<(), Trouble> {
+    let key = dir.join("key");
+    // A key file is never overwritten.
+    let _ = fs::remove_file(&key);
+    let mut command = std::process::Command::new(torpor);
+    let made = command.args(["key", "generate"]).arg(&key).output().map_err(failed)?;
+    let recipient = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+    if !made.status.success() {
+        let said = String::from_utf8_lossy(&made.stderr);
+        return Err(failed(format!("torpor key generate: {}", said.trim())));
+    }
+    let text = format!("encrypt\nrecipient {recipient}\nidentity {}\n", key.display());
+    fs::write(dir.join(OPTIONS), text).map_err(failed)
+}

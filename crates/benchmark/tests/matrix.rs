@@ -1,0 +1,75 @@
+//! Every cell that this machine can have: both versions of containerd, each with runc, crun, youki and gVisor.
+//! `scripts/benchmark-runtimes.sh` builds those that Debian lacks, which takes minutes: TORPOR_LONG=1.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::{Place, row, success, torpor};
+use serde_json::Value;
+
+/// The cells in which containers live and end. Debian's crun does not know the version of the specification that
+/// containerd 2.2 asks for, and containerd 1.6 does not understand gVisor's shim of 2026.
+const CELLS: [&str; 6] = [
+    "containerd-1.6/runc",
+    "containerd-1.6/crun",
+    "containerd-1.6/youki",
+    "containerd-2.2/runc",
+    "containerd-2.2/youki",
+    "containerd-2.2/runsc",
+];
+
+fn assert_ok(results: &Value, benchmark: &str, target: &str) {
+    let row = row(results, benchmark, target);
+    assert_eq!(row["status"], "ok", "{row}");
+}
+
+#[test]
+fn every_cell_has_values_or_reasons() {
+    if std::env::var_os("TORPOR_LONG").is_none() {
+        eprintln!("left out: every_cell_has_values_or_reasons (TORPOR_LONG=1 runs it)");
+        return;
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let script = root.join("scripts/benchmark-runtimes.sh");
+    let made = success(&Command::new(script).env("TORPOR_LONG", "1").output().unwrap());
+    let endpoints = fs::read_to_string(made.lines().last().unwrap()).unwrap();
+    let place = Place::new();
+    let settings = "runs: 1\nwarmup: 0\neffort: 0.05\nscale: [3]\nmemory: [8]\npatience: 60";
+    place.config(&format!("{settings}\ncriu: {}\n{endpoints}", torpor().display()));
+    success(&place.run().output().unwrap());
+    let results = place.results();
+    for row in results["rows"].as_array().unwrap() {
+        let told = row["status"] == "ok" || row["reason"].is_string();
+        assert!(told, "every cell has a value or a reason: {row}");
+    }
+    // Whose figures these are is told of every cell.
+    for target in results["targets"].as_array().unwrap() {
+        let name = target["name"].as_str().unwrap();
+        let runtime = name.rsplit('/').next().unwrap();
+        assert!(target["runtime"].as_str().unwrap().contains(runtime), "{target}");
+        assert!(target["digests"].as_object().unwrap().len() >= 2, "{target}");
+    }
+    for cell in CELLS {
+        for name in ["operations.life.total", "performance.syscall.getppid"] {
+            assert_ok(&results, name, cell);
+        }
+        assert_ok(&results, "scalability.containers-3.start", cell);
+    }
+    // What each can do with checkpoints.
+    for of in ["container", "container-sealed-8m"] {
+        for name in ["checkpoint", "checkpoint-pause", "checkpoint-storage", "restore"] {
+            assert_ok(&results, &format!("operations.{of}.{name}"), "containerd-2.2/runc");
+        }
+    }
+    assert_ok(&results, "operations.checkpoint-plain-8m.restore", "containerd-2.2/runsc");
+    for cell in CELLS.iter().filter(|&&cell| cell != "containerd-2.2/runc") {
+        let row = row(&results, "operations.container.checkpoint", cell);
+        assert_eq!(row["status"], "unsupported", "{row}");
+    }
+    place.assert_clean();
+}
