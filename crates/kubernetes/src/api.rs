@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::http::Request;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
@@ -18,6 +18,8 @@ use crate::error::{Context, Error, Result};
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The longest answer.
 const MAX_ANSWER: u64 = 64 << 20;
+/// The longest answer of a daemon that is only read for an error.
+const MAX_SAID: u64 = 1 << 16;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one watch lasts.
@@ -26,8 +28,12 @@ const WATCH_SECONDS: u64 = 60;
 /// The API group of our objects.
 pub const GROUP: &str = "/apis/torpor.dev/v1alpha1";
 
+/// The configuration of our webhooks, with the certificate of the controllers.
+pub const HOOKS: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/torpor.dev";
+
 /// How the API server is reached.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ApiArgs {
     /// The API server (default: the one of the pod's cluster)
     #[arg(long, value_name = "URL")]
@@ -67,6 +73,10 @@ pub fn client(pem: &[u8], silence: Duration) -> Result<Agent> {
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
         .root_certs(RootCerts::Specific(Arc::new(known)))
         .build();
+    Ok(configured(tls, silence))
+}
+
+fn configured(tls: TlsConfig, silence: Duration) -> Agent {
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .timeout_connect(Some(PATIENCE))
@@ -74,7 +84,7 @@ pub fn client(pem: &[u8], silence: Duration) -> Result<Agent> {
         .user_agent("torpor")
         .proxy(None)
         .tls_config(tls);
-    Ok(config.build().new_agent())
+    config.build().new_agent()
 }
 
 impl Api {
@@ -179,9 +189,52 @@ impl Api {
     /// # Errors
     /// If the API server refuses it.
     pub fn delete(&self, path: &str) -> Result<()> {
-        match self.call("DELETE", path, "application/json", None) {
+        self.delete_with(path, &json!({ "apiVersion": "v1", "kind": "DeleteOptions" }))
+    }
+
+    /// As [`Api::delete`], with options (`DeleteOptions`).
+    ///
+    /// # Errors
+    /// If the API server refuses it; if the object is not the one that the options want.
+    pub fn delete_with(&self, path: &str, options: &Value) -> Result<()> {
+        match self.call("DELETE", path, "application/json", Some(options)) {
             Ok(_) | Err(Error::Refused { status: 404, .. }) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Asks a daemon of this machine to do something, with the same token. Kubelets sign their certificates
+    /// themselves: it is the address of this machine that makes it the kubelet.
+    ///
+    /// # Errors
+    /// If it is elsewhere, does not answer within `limit`, or refuses.
+    pub fn post_here(&self, url: &str, limit: Duration) -> Result<()> {
+        if !url.starts_with("https://127.0.0.1:") && !url.starts_with("https://[::1]:") {
+            return Err(Error::new(format!("{url} is not on this machine")));
+        }
+        let tls = TlsConfig::builder()
+            .provider(TlsProvider::Rustls)
+            .unversioned_rustls_crypto_provider(Arc::new(
+                rustls::crypto::aws_lc_rs::default_provider(),
+            ))
+            .disable_verification(true)
+            .build();
+        let agent = configured(tls, limit);
+        let request = Request::builder()
+            .method("POST")
+            .uri(url)
+            .header("Authorization", format!("Bearer {}", self.token()?))
+            .body("")
+            .context(|| url)?;
+        let mut answer = agent.run(request).context(|| url)?;
+        let said = answer.body_mut().with_config().limit(MAX_SAID).read_to_string();
+        match answer.status().is_success() {
+            true => Ok(()),
+            false => Err(Error::new(format!(
+                "{url}: {}: {}",
+                answer.status(),
+                said.unwrap_or_default().trim()
+            ))),
         }
     }
 

@@ -3,8 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::api::GROUP;
-use crate::pod::{Replica, condition, controller_of, template_hash, text};
+use crate::pod::{Replica, condition, controller_of, template, template_hash, text};
 use crate::time;
+
+/// The label by which the controller tells the agent of a node that a checkpoint is to be made there.
+pub const NODE_LABEL: &str = "torpor.dev/node";
 
 /// The path of a checkpoint.
 #[must_use]
@@ -53,6 +56,7 @@ pub fn begun(pod: &Value, node: &str) -> Value {
         "ownerUID": replica.as_ref().map(|r| r.owner.clone()).unwrap_or_default(),
         "index": replica.map(|r| r.index).unwrap_or_default(),
         "templateHash": template_hash(pod),
+        "checkpointedPodTemplate": template(pod),
         "conditions": [ready(false, "CheckpointInProgress", "")],
     })
 }
@@ -67,6 +71,26 @@ pub fn ready(holds: bool, reason: &str, message: &str) -> Value {
         "message": message,
         "lastTransitionTime": time::format(time::now()),
     })
+}
+
+/// The condition of a checkpoint that moves: somebody waits for it on another node.
+pub const TARGET_READY: &str = "TargetReady";
+
+/// The condition that says that somebody waits for the checkpoint.
+#[must_use]
+pub fn target_ready() -> Value {
+    json!({
+        "type": TARGET_READY, "status": "True", "reason": "TargetWaits", "message": "",
+        "lastTransitionTime": time::format(time::now()),
+    })
+}
+
+/// Sets a condition of a checkpoint.
+pub fn set(checkpoint: &mut Value, condition: Value) {
+    let mut all = checkpoint["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.retain(|one| one["type"] != condition["type"]);
+    all.push(condition);
+    checkpoint["status"]["conditions"] = json!(all);
 }
 
 /// Whether a checkpoint is complete.
@@ -92,6 +116,24 @@ pub fn claimed_by(checkpoint: &Value) -> Option<&str> {
     checkpoint["status"]["claimedBy"]["uid"].as_str()
 }
 
+/// Whether any number of pods may continue from it: a snapshot, for starting warm.
+#[must_use]
+pub fn is_shared(checkpoint: &Value) -> bool {
+    checkpoint["spec"]["sharing"] == "Shared"
+}
+
+/// Whether the pod that it is of ends with it.
+#[must_use]
+pub fn ends_its_pod(checkpoint: &Value) -> bool {
+    checkpoint["spec"]["postCheckpointState"] == "Stopped"
+}
+
+/// Whether nobody has begun to make it.
+#[must_use]
+pub fn is_ordered(checkpoint: &Value) -> bool {
+    text(checkpoint, "/status/nodeName").is_empty() && is_in_progress(checkpoint)
+}
+
 /// Whose checkpoint it is.
 #[must_use]
 pub fn replica(checkpoint: &Value) -> Replica {
@@ -110,7 +152,7 @@ pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
     if text(pod, "/metadata/namespace") != text(checkpoint, "/metadata/namespace") {
         return Some(format!("the checkpoint {name} is of another namespace"));
     }
-    if uid.is_empty() || claimed_by(checkpoint) != Some(uid) {
+    if uid.is_empty() || (!is_shared(checkpoint) && claimed_by(checkpoint) != Some(uid)) {
         return Some(format!("the checkpoint {name} is not claimed for this pod"));
     }
     if !is_ready(checkpoint) {
@@ -124,19 +166,20 @@ pub fn objection(pod: &Value, checkpoint: &Value) -> Option<String> {
     None
 }
 
-/// Whether a container has been restored from a checkpoint already.
+/// Whether a container of the pod of a uid has been restored from a checkpoint already.
 #[must_use]
-pub fn is_spent(checkpoint: &Value, container: &str) -> bool {
+pub fn is_spent(checkpoint: &Value, uid: &str, container: &str) -> bool {
     let all = checkpoint["status"]["restoredContainers"].as_array();
-    all.is_some_and(|all| all.iter().any(|c| c["name"] == container))
+    all.is_some_and(|all| all.iter().any(|c| c["name"] == container && c["podUID"] == uid))
 }
 
-/// Whether all containers of a checkpoint have been restored.
+/// Whether all containers of a checkpoint have begun in the pod that it is for.
 #[must_use]
 pub fn is_used(checkpoint: &Value) -> bool {
+    let Some(uid) = claimed_by(checkpoint) else { return false };
     let all = checkpoint["status"]["checkpointedContainers"].as_array();
     all.is_some_and(|all| {
-        !all.is_empty() && all.iter().all(|c| is_spent(checkpoint, text(c, "/name")))
+        !all.is_empty() && all.iter().all(|c| is_spent(checkpoint, uid, text(c, "/name")))
     })
 }
 
@@ -195,9 +238,10 @@ mod tests {
     fn a_container_is_restored_once() {
         let (_, mut checkpoint) = pair();
         checkpoint["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
-        assert!(!is_spent(&checkpoint, "c") && !is_used(&checkpoint));
-        checkpoint["status"]["restoredContainers"] = json!([{ "name": "c" }]);
-        assert!(is_spent(&checkpoint, "c") && is_used(&checkpoint));
+        assert!(!is_spent(&checkpoint, "u2", "c") && !is_used(&checkpoint));
+        checkpoint["status"]["restoredContainers"] = json!([{ "name": "c", "podUID": "u2" }]);
+        assert!(is_spent(&checkpoint, "u2", "c") && is_used(&checkpoint));
+        assert!(!is_spent(&checkpoint, "u3", "c"), "another pod of a shared one");
     }
 
     #[test]

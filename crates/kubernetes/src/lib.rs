@@ -7,13 +7,18 @@
 
 pub mod agent;
 pub mod api;
+mod bell;
 pub mod checkpoint;
 pub mod controller;
 pub mod error;
 pub mod manifests;
 pub mod message;
+mod metrics;
+mod peer;
 pub mod plugin;
 pub mod pod;
+#[cfg(test)]
+mod testing;
 mod time;
 pub mod wrapper;
 
@@ -30,6 +35,12 @@ pub enum KubernetesCommand {
     Controller(controller::ControllerArgs),
     /// Print what is to be applied to a cluster
     Manifests(manifests::ManifestsArgs),
+    /// Have a checkpoint of a pod made
+    Checkpoint(plugin::CheckpointArgs),
+    /// Make a pod that continues from a checkpoint
+    Restore(plugin::RestoreArgs),
+    /// Move a pod to another node
+    Migrate(plugin::MigrateArgs),
     /// Say what happened to a pod: which checkpoint it has continued, or why not
     Explain(plugin::ExplainArgs),
 }
@@ -41,6 +52,9 @@ pub fn run(command: KubernetesCommand) -> ExitCode {
         KubernetesCommand::Agent(args) => agent::run(&args),
         KubernetesCommand::Controller(args) => controller::run(&args),
         KubernetesCommand::Manifests(args) => manifests::print(&args),
+        KubernetesCommand::Checkpoint(args) => plugin::checkpoint(&args),
+        KubernetesCommand::Restore(args) => plugin::restore(&args),
+        KubernetesCommand::Migrate(args) => plugin::migrate(&args),
         KubernetesCommand::Explain(args) => plugin::explain(&args),
     };
     match result {

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_program() {
-        for name in [RUNTIME_CLASS, RESTORE_FROM, crate::agent::ACCOUNT] {
+        for name in [RUNTIME_CLASS, RESTORE_FROM, crate::peer::ACCOUNT] {
             assert!(INSTALL.contains(name), "{name}");
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroize;
 
 use crate::error::{Context, Error, Result};
 
@@ -27,6 +28,36 @@ pub struct Container {
     pub uid: String,
     /// The name of the container.
     pub name: String,
+}
+
+/// A secret: it is sent, and never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(String);
+
+impl Hidden {
+    /// Hides a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hidden")
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
 }
 
 /// What the wrapper asks.
@@ -49,6 +80,11 @@ pub enum Ask {
     },
     /// A container is told to end: is it to be saved?
     Stop {
+        /// Which one.
+        container: Container,
+    },
+    /// The kubelet wants a checkpoint of a container: has the agent ordered one of the pod?
+    Checkpoint {
         /// Which one.
         container: Container,
     },
@@ -77,8 +113,8 @@ pub enum Answer {
         dir: PathBuf,
         /// Whether a container that cannot be restored must not start.
         always: bool,
-        /// The file with the key of the images.
-        identity: Option<PathBuf>,
+        /// The key of the images, if they are sealed.
+        identity: Option<Hidden>,
     },
     /// Save the whole pod there, and say how it went.
     Save {
@@ -89,8 +125,10 @@ pub enum Answer {
         /// How long it may take.
         seconds: u64,
     },
-    /// Taken note of.
+    /// Taken note of: a pod that was saved ends.
     Noted,
+    /// A pod that was saved goes on.
+    Thaw,
     /// It cannot be restored, and must not start.
     Refused {
         /// Why.

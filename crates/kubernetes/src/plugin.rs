@@ -1,19 +1,28 @@
 //! What people call: `kubectl torpor`. It asks through kubectl, with its configuration.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::GROUP;
-use crate::checkpoint::{claimed_by, objection, replica};
+use crate::checkpoint::{claimed_by, is_in_progress, is_ready, objection, path, replica};
 use crate::error::{Context, Error, Result};
 use crate::pod::{
-    GATE, RESTORE_FROM, Replica, annotation, condition, is_gated, is_name, is_ours, text,
+    GATE, RESTORE_FROM, RESTORE_REQUEST, Replica, annotation, condition, is_gated, is_name,
+    is_ours, text,
 };
 
 /// The name that the program is called by.
 pub const NAME: &str = "kubectl-torpor";
+
+/// How long an order is waited for.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How often it is looked at.
+const STEP: Duration = Duration::from_millis(500);
 
 /// Which pod.
 #[derive(Debug, Clone, Args)]
@@ -26,13 +35,176 @@ pub struct ExplainArgs {
     pub namespace: String,
 }
 
-fn get(path: &str) -> Result<Value> {
-    let output = Command::new("kubectl").args(["get", "--raw", path]).output();
-    let output = output.context(|| "start kubectl")?;
+/// A checkpoint of which pod.
+#[derive(Debug, Clone, Args)]
+pub struct CheckpointArgs {
+    /// The pod
+    #[command(flatten)]
+    pub pod: ExplainArgs,
+    /// End the pod with it: its replacement continues from the checkpoint
+    #[arg(long)]
+    pub stop: bool,
+    /// Let any number of pods start from it
+    #[arg(long, conflicts_with = "stop")]
+    pub shared: bool,
+}
+
+/// A pod of which checkpoint.
+#[derive(Debug, Clone, Args)]
+pub struct RestoreArgs {
+    /// The checkpoint
+    #[arg(value_name = "CHECKPOINT")]
+    pub checkpoint: String,
+    /// Its namespace
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+    /// The name of the new pod
+    #[arg(long, value_name = "NAME")]
+    pub pod: String,
+}
+
+/// Where a pod moves.
+#[derive(Debug, Clone, Args)]
+pub struct MigrateArgs {
+    /// The pod
+    #[command(flatten)]
+    pub pod: ExplainArgs,
+    /// The node that it moves to (default: any other that fits)
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<String>,
+}
+
+fn kubectl(words: &[&str], input: &str) -> Result<Value> {
+    let what = || "start kubectl";
+    let mut child = Command::new("kubectl")
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context(what)?;
+    if let Some(mut to) = child.stdin.take() {
+        // It may not read what it is given, and then says why.
+        let _ = to.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().context(what)?;
     if !output.status.success() {
         return Err(Error::new(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
-    serde_json::from_slice(&output.stdout).context(|| path)
+    serde_json::from_slice(&output.stdout).context(|| words.join(" "))
+}
+
+fn get(path: &str) -> Result<Value> {
+    kubectl(&["get", "--raw", path], "")
+}
+
+fn create(object: &Value) -> Result<String> {
+    let made = kubectl(&["create", "-o", "json", "-f", "-"], &object.to_string())?;
+    Ok(text(&made, "/metadata/name").to_owned())
+}
+
+fn named<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    match names.into_iter().find(|name| !is_name(name)) {
+        Some(wrong) => Err(Error::new(format!("{wrong:?} is no name of Kubernetes"))),
+        None => Ok(()),
+    }
+}
+
+/// Waits until `outcome` finds one in the object at `path`.
+fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        if let Some(outcome) = outcome(&get(path)?) {
+            println!("{}", outcome?);
+            return Ok(());
+        }
+        sleep(STEP);
+    }
+    Err(Error::new(format!("{path} has come to nothing within {} s", PATIENCE.as_secs())))
+}
+
+/// Has a checkpoint of a pod made, and waits for it.
+///
+/// # Errors
+/// If it may not be ordered, or fails.
+pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
+    let ExplainArgs { pod, namespace } = &args.pod;
+    named([pod, namespace])?;
+    let mut order = json!({
+        "apiVersion": "torpor.dev/v1alpha1", "kind": "PodCheckpoint",
+        "metadata": { "generateName": format!("{pod}-"), "namespace": namespace },
+        "spec": {
+            "sourcePod": { "name": pod },
+            "postCheckpointState": if args.stop { "Stopped" } else { "Running" },
+        },
+    });
+    if args.shared {
+        order["spec"]["sharing"] = json!("Shared");
+    }
+    let name = create(&order)?;
+    awaited(&path(namespace, &name), |one| {
+        let ready = condition(one, "Ready");
+        match (is_ready(one), is_in_progress(one)) {
+            (true, _) => Some(Ok(name.clone())),
+            (false, true) => None,
+            (false, false) => {
+                let why = ready.map_or("", |ready| text(ready, "/message"));
+                Some(Err(Error::new(format!("{name}: {why}"))))
+            }
+        }
+    })
+}
+
+/// Makes a pod that continues from a checkpoint.
+///
+/// # Errors
+/// If there is none, or whoever asks may not restore it.
+pub fn restore(args: &RestoreArgs) -> Result<()> {
+    named([&args.checkpoint, &args.namespace, &args.pod])?;
+    let checkpoint = get(&path(&args.namespace, &args.checkpoint))?;
+    println!("{}", create(&restored(&checkpoint, args)?)?);
+    Ok(())
+}
+
+fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
+    let template = &checkpoint["status"]["checkpointedPodTemplate"];
+    if !is_ready(checkpoint) || !template["spec"].is_object() {
+        return Err(Error::new(format!("{} is not complete", args.checkpoint)));
+    }
+    // The labels would have an owner take the pod for one of its own.
+    Ok(json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": args.pod, "namespace": args.namespace,
+            "annotations": { RESTORE_REQUEST: args.checkpoint },
+        },
+        "spec": template["spec"],
+    }))
+}
+
+/// Moves a pod, and waits until it has moved.
+///
+/// # Errors
+/// If it cannot be moved.
+pub fn migrate(args: &MigrateArgs) -> Result<()> {
+    let ExplainArgs { pod, namespace } = &args.pod;
+    named([pod, namespace].into_iter().chain(&args.to))?;
+    let mut order = json!({
+        "apiVersion": "torpor.dev/v1alpha1", "kind": "PodMigration",
+        "metadata": { "generateName": format!("{pod}-"), "namespace": namespace },
+        "spec": { "podName": pod },
+    });
+    if let Some(node) = &args.to {
+        order["spec"]["targetNode"] = json!(node);
+    }
+    let name = create(&order)?;
+    awaited(&format!("{GROUP}/namespaces/{namespace}/podmigrations/{name}"), |one| {
+        match text(one, "/status/phase") {
+            "Succeeded" => Some(Ok(text(one, "/status/targetPod").to_owned())),
+            "Failed" => Some(Err(Error::new(text(one, "/status/message")))),
+            _ => None,
+        }
+    })
 }
 
 /// Says what happened to a pod.
@@ -40,9 +212,7 @@ fn get(path: &str) -> Result<Value> {
 /// # Errors
 /// If kubectl cannot ask.
 pub fn explain(args: &ExplainArgs) -> Result<()> {
-    if !is_name(&args.pod) || !is_name(&args.namespace) {
-        return Err(Error::new("this is no name of a pod"));
-    }
+    named([&args.pod, &args.namespace])?;
     let pod = get(&format!("/api/v1/namespaces/{}/pods/{}", args.namespace, args.pod))?;
     let list = get(&format!("{GROUP}/namespaces/{}/podcheckpoints", args.namespace))?;
     let checkpoints = list["items"].as_array().cloned().unwrap_or_default();
@@ -105,7 +275,7 @@ fn of_checkpoint(pod: &Value, one: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::checkpoint::{begun, new, ready};
 
     #[test]
     fn accounts() {
@@ -126,5 +296,23 @@ mod tests {
         });
         let lines = account(&pod, &[one]).join("\n");
         assert!(lines.contains("x: started cold: no") && lines.contains("not claimed"), "{lines}");
+    }
+
+    #[test]
+    fn a_pod_of_a_checkpoint_asks_for_it() {
+        let pod = json!({
+            "metadata": { "namespace": "a", "name": "p", "labels": { "app": "x" } },
+            "spec": { "nodeName": "n", "containers": [{ "name": "c", "image": "i" }] },
+        });
+        let mut one = new(&pod, "c", 30);
+        one["status"] = begun(&pod, "n");
+        let args = RestoreArgs { checkpoint: "c".into(), namespace: "a".into(), pod: "q".into() };
+        assert!(restored(&one, &args).is_err());
+        one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
+        let made = restored(&one, &args).unwrap();
+        assert_eq!(annotation(&made, RESTORE_REQUEST), Some("c"));
+        assert_eq!(crate::pod::template_hash(&made), crate::pod::template_hash(&pod));
+        assert!(made["spec"]["nodeName"].is_null() && made["metadata"]["labels"].is_null());
+        assert!(named([&"../x".to_owned()]).is_err());
     }
 }

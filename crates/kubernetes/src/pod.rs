@@ -7,8 +7,12 @@ use serde_json::{Value, json};
 pub const RUNTIME_CLASS: &str = "torpor";
 /// The scheduling gate behind which a replacement waits.
 pub const GATE: &str = "torpor.dev/restore";
-/// The label of what has waited behind the gate.
+/// The label of the pods that the controller looks after.
 pub const GATED: &str = "torpor.dev/gated";
+/// Names the migration that a pod is the target of, and that a checkpoint is for.
+pub const MIGRATION: &str = "torpor.dev/migration";
+/// Says what the pod before it cost, in milliseconds: how long it was frozen to be saved.
+pub const SAVE_COST: &str = "torpor.dev/save-cost-milliseconds";
 /// Names the checkpoint that a pod continues from. Only the controller writes it.
 pub const RESTORE_FROM: &str = "torpor.dev/restore-from";
 /// Names the checkpoint that whoever made the pod wants it to continue from.
@@ -125,6 +129,18 @@ pub fn template_hash(pod: &Value) -> String {
     }
     let hash = digest(&SHA256, canonical(&spec).as_bytes());
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a pod like this one is made of, without what its own place and time have added.
+#[must_use]
+pub fn template(pod: &Value) -> Value {
+    let mut spec = pod["spec"].clone();
+    if let Some(fields) = spec.as_object_mut() {
+        for name in ["nodeName", "hostname", "ephemeralContainers", "schedulingGates"] {
+            fields.remove(name);
+        }
+    }
+    json!({ "metadata": { "labels": pod["metadata"]["labels"] }, "spec": spec })
 }
 
 /// JSON with sorted names, without what is null.

@@ -2,9 +2,14 @@
 //! checkpoints, and hands them to the agents of other nodes. It touches no process: that is done
 //! by the wrapper, which runs beside it as part of the container runtime.
 
+mod keys;
 mod node;
 mod peer;
+mod restore;
+mod save;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::io;
@@ -14,16 +19,19 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::api::{Api, ApiArgs};
+use crate::api::{Api, ApiArgs, GROUP};
+use crate::bell::{ring, wait};
+use crate::checkpoint::{NODE_LABEL, is_ordered};
 use crate::error::{Context, Result};
 use crate::message::{Answer, Ask, SOCKET, receive, send};
 use node::Node;
-pub use peer::{ACCOUNT, server, speak};
+pub use peer::{bearer, server, speak};
 
 /// How often the store is compared with the objects.
 const SWEEP: Duration = Duration::from_secs(30);
@@ -47,6 +55,12 @@ pub struct AgentArgs {
     /// Where the agents of other nodes ask for checkpoints: the address of this node, and a port
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
+    /// Where the controllers give out keys
+    #[arg(long, value_name = "URL", default_value = "https://torpor-webhook.torpor-system.svc")]
+    pub controller: String,
+    /// Where the kubelet of this node is asked for checkpoints
+    #[arg(long, value_name = "URL", default_value = "https://127.0.0.1:10250")]
+    pub kubelet: String,
     /// The API server
     #[command(flatten)]
     pub api: ApiArgs,
@@ -88,6 +102,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
             }
         });
     }
+    follow(&node);
     let busy = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let stream = stream.context(shown)?;
@@ -105,6 +120,32 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Carries out what is ordered of pods on this node: each order in a thread of its own.
+fn follow(node: &Arc<Node>) {
+    let node = Arc::clone(node);
+    let list = format!("{GROUP}/podcheckpoints?labelSelector={NODE_LABEL}%3D{}", node.name);
+    let (bell, rung) = channel();
+    ring(node.api.clone(), list.clone(), bell);
+    thread::spawn(move || {
+        loop {
+            wait(&rung);
+            match node.api.list(&list) {
+                Err(error) => eprintln!("orders: {error}"),
+                Ok(all) => {
+                    for order in all.into_iter().filter(is_ordered) {
+                        let node = Arc::clone(&node);
+                        thread::spawn(move || {
+                            if let Err(error) = node.carry_out(&order) {
+                                eprintln!("an order: {error}");
+                            }
+                        });
+                    }
+                }
+            }
+        }
+    });
 }
 
 fn answer(node: &Node, mut stream: UnixStream) -> Result<()> {

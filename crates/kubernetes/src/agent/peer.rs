@@ -15,23 +15,20 @@ use rcgen::{CertificateParams, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use serde_json::{Value, json};
+use serde_json::Value;
 use torpor_queue::http::{Body, Request, Response, answer_one};
 use ureq::http;
 
 use super::node::Node;
 use super::store::{pack, unpack};
 use crate::api::{Api, client};
-use crate::checkpoint::{claimed_by, path};
+use crate::checkpoint::path;
 use crate::error::{Context, Error, Result};
+use crate::peer;
 use crate::pod::{is_name, text};
 
 /// How long the other end may say nothing.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The account of the agents.
-pub const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
-/// Where the API server says which node a token is of.
-const NODE: &str = "authentication.kubernetes.io/node-name";
 
 /// The certificate of this agent (in PEM) and what serves with it, kept in `file`: checkpoints name
 /// it for as long as they are there.
@@ -122,6 +119,9 @@ pub fn serve(listener: &TcpListener, tls: &Arc<ServerConfig>, node: &Arc<Node>) 
 }
 
 fn answer(node: &Node, request: &Request) -> Response {
+    if request.path == "/metrics" {
+        return Response::text("text/plain; version=0.0.4", node.counters.text());
+    }
     let parts: Vec<&str> = request.path.split('/').collect();
     let ["", "v1", "checkpoints", namespace, name] = parts.as_slice() else {
         return Response::problem(404, "there is nothing of this name");
@@ -146,52 +146,30 @@ fn answer(node: &Node, request: &Request) -> Response {
 
 /// Asks the API server who has sent a request, and for which pod it may be.
 fn allowed(node: &Node, request: &Request, namespace: &str, name: &str) -> Result<Option<String>> {
-    let token = request.header("Authorization").and_then(|value| value.strip_prefix("Bearer "));
-    let Some(token) = token else { return Ok(Some("show a token".into())) };
-    let review = json!({
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenReview",
-        "spec": { "token": token },
-    });
-    let review = node.api.create("/apis/authentication.k8s.io/v1/tokenreviews", &review)?;
+    let Some(token) = bearer(request) else { return Ok(Some("show a token".into())) };
+    let review = peer::review(&node.api, token)?;
     let Some(checkpoint) = node.api.get(&path(namespace, name))? else {
         return Ok(Some("there is no such checkpoint".into()));
     };
-    let pod = text(&checkpoint, "/status/claimedBy/name").to_owned();
-    if !is_name(&pod) {
-        return Ok(Some("the checkpoint is claimed by nobody".into()));
-    }
-    let pod = node.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?;
-    Ok(objection(&review, &checkpoint, &pod.unwrap_or_default()))
+    let pod = peer::reader(&node.api, &checkpoint, request.query("pod").unwrap_or_default())?;
+    Ok(peer::objection(&review, &checkpoint, &pod))
 }
 
-/// Why whoever `review` is of must not have the checkpoint that is for `pod`, if so.
+/// The token that a request shows.
 #[must_use]
-pub fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Option<String> {
-    let status = &review["status"];
-    if status["authenticated"] != true || text(status, "/user/username") != ACCOUNT {
-        return Some("the token is of no agent".into());
-    }
-    let uid = text(pod, "/metadata/uid");
-    if uid.is_empty() || claimed_by(checkpoint) != Some(uid) {
-        return Some("the checkpoint is not claimed for the pod".into());
-    }
-    let node = status["user"]["extra"][NODE][0].as_str().unwrap_or_default();
-    if node.is_empty() || text(pod, "/spec/nodeName") != node {
-        return Some(format!("the pod of the checkpoint is not on the node {node:?}"));
-    }
-    None
+pub fn bearer(request: &Request) -> Option<&str> {
+    request.header("Authorization").and_then(|value| value.strip_prefix("Bearer "))
 }
 
-/// Fetches a checkpoint from the node that has it.
+/// Fetches a checkpoint, which `pod` continues from, from the node that has it.
 ///
 /// # Errors
 /// If it does not answer, is another one, or refuses.
-pub fn fetch(api: &Api, checkpoint: &Value, dir: &Path) -> Result<()> {
+pub fn fetch(api: &Api, checkpoint: &Value, pod: &str, dir: &Path) -> Result<()> {
     let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
     let (address, certificate) = (text(peer, "/address"), text(peer, "/certificate"));
     let url = format!(
-        "https://{address}/v1/checkpoints/{}/{}",
+        "https://{address}/v1/checkpoints/{}/{}?pod={pod}",
         text(checkpoint, "/metadata/namespace"),
         text(checkpoint, "/metadata/name")
     );
@@ -221,29 +199,5 @@ mod tests {
         assert!(!first.contains("PRIVATE") && first.contains("CERTIFICATE"));
         assert_eq!(of("10.0.0.1"), first);
         assert_ne!(of("10.0.0.2"), first, "the node has another address");
-    }
-
-    #[test]
-    fn only_the_node_of_the_pod_gets_a_checkpoint() {
-        let review = json!({ "status": {
-            "authenticated": true,
-            "user": { "username": ACCOUNT, "extra": { NODE: ["node2"] } },
-        } });
-        let checkpoint = json!({ "status": { "claimedBy": { "name": "p", "uid": "u" } } });
-        let pod = json!({ "metadata": { "uid": "u" }, "spec": { "nodeName": "node2" } });
-        assert_eq!(objection(&review, &checkpoint, &pod), None);
-        let mut stolen = review.clone();
-        stolen["status"]["user"]["extra"][NODE] = json!(["node3"]);
-        assert!(objection(&stolen, &checkpoint, &pod).is_some());
-        stolen["status"]["user"]["extra"] = Value::Null;
-        assert!(objection(&stolen, &checkpoint, &pod).is_some());
-        let mut other = review.clone();
-        other["status"]["user"]["username"] = json!("system:serviceaccount:a:torpor-agent");
-        assert!(objection(&other, &checkpoint, &pod).is_some());
-        let mut forged = review.clone();
-        forged["status"]["authenticated"] = json!(false);
-        assert!(objection(&forged, &checkpoint, &pod).is_some());
-        assert!(objection(&review, &json!({}), &pod).is_some());
-        assert!(objection(&review, &checkpoint, &json!({})).is_some());
     }
 }

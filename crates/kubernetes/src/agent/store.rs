@@ -10,8 +10,8 @@ use tar::{Archive, Builder, EntryType};
 use crate::error::{Context, Error, Result};
 use crate::pod::is_name;
 
-/// The end of the name of a directory that is not complete.
-const PART: &str = ".part";
+/// The end of the name of a directory that is not complete: no name has one like it.
+const PART: &str = "+part";
 
 /// The checkpoints of a node.
 #[derive(Debug)]
@@ -41,6 +41,12 @@ impl Store {
         dir.is_dir().then_some(dir)
     }
 
+    /// Where a checkpoint is until it is complete.
+    fn part(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let dir = self.place(namespace, name)?;
+        Ok(dir.with_file_name(format!("{name}{PART}")))
+    }
+
     fn place(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         match is_name(namespace) && is_name(name) {
             true => Ok(self.dir.join(namespace).join(name)),
@@ -53,19 +59,22 @@ impl Store {
     /// # Errors
     /// If it cannot be made.
     pub fn begin(&self, namespace: &str, name: &str) -> Result<PathBuf> {
-        let dir = self.place(namespace, &format!("{name}{PART}"))?;
+        let dir = self.part(namespace, name)?;
         remove(&dir)?;
         make(&dir)?;
         Ok(dir)
     }
 
-    /// The checkpoint that was begun is complete. Returns its size.
+    /// The checkpoint that was begun is complete, or has been before. Returns its size.
     ///
     /// # Errors
     /// If it cannot be renamed.
     pub fn complete(&self, namespace: &str, name: &str) -> Result<u64> {
         let dir = self.place(namespace, name)?;
-        let part = self.place(namespace, &format!("{name}{PART}"))?;
+        let part = self.part(namespace, name)?;
+        if dir.is_dir() && !part.exists() {
+            return Ok(size(&dir));
+        }
         remove(&dir)?;
         fs::rename(&part, &dir).context(|| part.display().to_string())?;
         Ok(size(&dir))
@@ -77,10 +86,10 @@ impl Store {
     /// If it cannot be removed.
     pub fn remove(&self, namespace: &str, name: &str) -> Result<()> {
         remove(&self.place(namespace, name)?)?;
-        remove(&self.place(namespace, &format!("{name}{PART}"))?)
+        remove(&self.part(namespace, name)?)
     }
 
-    /// All that are complete: namespace and name.
+    /// All that are here, complete or not: namespace and name.
     #[must_use]
     pub fn all(&self) -> Vec<(String, String)> {
         let names = |dir: &Path| -> Vec<String> {
@@ -90,9 +99,8 @@ impl Store {
         let mut found = Vec::new();
         for namespace in names(&self.dir) {
             for name in names(&self.dir.join(&namespace)) {
-                if !name.ends_with(PART) {
-                    found.push((namespace.clone(), name));
-                }
+                let name = name.strip_suffix(PART).unwrap_or(&name).to_owned();
+                found.push((namespace.clone(), name));
             }
         }
         found
@@ -170,8 +178,9 @@ mod tests {
         let part = store.begin("a", "web-0").unwrap();
         fs::write(part.join("x"), "12345").unwrap();
         assert_eq!(store.find("a", "web-0"), None);
-        assert!(store.all().is_empty());
+        assert_eq!(store.all(), [("a".to_owned(), "web-0".to_owned())]);
         assert_eq!(store.complete("a", "web-0").unwrap(), 5);
+        assert_eq!(store.complete("a", "web-0").unwrap(), 5, "it is told twice");
         let dir = store.find("a", "web-0").unwrap();
         let mut bytes = Vec::new();
         pack(&dir, &mut bytes).unwrap();

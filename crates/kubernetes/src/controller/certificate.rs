@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::agent::server;
-use crate::api::Api;
+use crate::api::{Api, HOOKS};
 use crate::error::{Context, Error, Result};
 use crate::pod::annotation;
 use crate::time;
@@ -25,9 +25,6 @@ const RENEW: i64 = 30 * 86_400;
 const MADE: &str = "torpor.dev/made";
 /// The Secret, and the Service.
 const NAME: &str = "torpor-webhook";
-/// The configuration of the webhooks.
-const HOOKS: &str =
-    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/torpor.dev";
 
 /// A certificate, and what serves with it.
 #[derive(Debug, Clone)]

@@ -4,8 +4,15 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::checkpoint::{claimed_by, is_in_progress, is_ready, is_used, replica};
-use crate::pod::{RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text};
+use super::policy::Start;
+use super::{migrate, policy};
+use crate::checkpoint::{
+    NODE_LABEL, claimed_by, ends_its_pod, is_in_progress, is_ordered, is_ready, is_shared, is_used,
+    replica,
+};
+use crate::pod::{
+    MIGRATION, RESTORE_REQUEST, Replica, annotation, is_gated, is_ours, template_hash, text,
+};
 use crate::time;
 
 /// What is to be done.
@@ -35,6 +42,69 @@ pub enum Action {
         /// The checkpoint.
         checkpoint: Value,
     },
+    /// The pod starts from a snapshot that others may have as well.
+    Warm {
+        /// The pod.
+        pod: Value,
+        /// The snapshot.
+        checkpoint: Value,
+        /// Whether it must not start cold.
+        always: bool,
+    },
+    /// A checkpoint is wanted.
+    Order {
+        /// It.
+        object: Value,
+    },
+    /// The agent of the pod's node is to make the checkpoint.
+    Assign {
+        /// It.
+        checkpoint: Value,
+    },
+    /// The checkpoint is for the pod, which is the target of a migration.
+    Reserve {
+        /// The pod.
+        pod: Value,
+        /// The checkpoint.
+        checkpoint: Value,
+    },
+    /// A migration has come further.
+    Phase {
+        /// It, with its new status.
+        migration: Value,
+    },
+    /// A pod is wanted.
+    Create {
+        /// It.
+        pod: Value,
+    },
+    /// The target takes the place of the source, which ends.
+    Adopt {
+        /// The source.
+        source: Value,
+        /// The target.
+        target: Value,
+    },
+    /// A pod has to go.
+    Delete {
+        /// It.
+        pod: Value,
+        /// Its grace, if it is not its own.
+        seconds: Option<u64>,
+    },
+}
+
+/// All that is looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct World<'a> {
+    /// The pods of our runtime class.
+    pub pods: &'a [Value],
+    /// The checkpoints.
+    pub checkpoints: &'a [Value],
+    /// The policies of snapshots.
+    pub policies: &'a [Value],
+    /// The migrations.
+    pub migrations: &'a [Value],
 }
 
 /// How long things may take, in seconds.
@@ -50,11 +120,12 @@ pub struct Limits {
 
 /// Decides.
 #[must_use]
-pub fn decide(pods: &[Value], checkpoints: &[Value], limits: Limits, now: i64) -> Vec<Action> {
+pub fn decide(world: World<'_>, limits: Limits, now: i64) -> Vec<Action> {
+    let World { pods, checkpoints, policies, migrations } = world;
     let mut actions = Vec::new();
     let mut taken = HashSet::new();
     for pod in pods.iter().filter(|pod| is_gated(pod) && !is_leaving(pod)) {
-        match of_pod(pod, pods, checkpoints, &taken, limits, now) {
+        match of_pod(pod, world, &taken, limits, now) {
             Some(Action::Claim { pod, checkpoint }) => {
                 taken.insert(text(&checkpoint, "/metadata/uid").to_owned());
                 actions.push(Action::Claim { pod, checkpoint });
@@ -63,30 +134,54 @@ pub fn decide(pods: &[Value], checkpoints: &[Value], limits: Limits, now: i64) -
             None => {}
         }
     }
-    actions.extend(checkpoints.iter().filter_map(|one| of_checkpoint(one, pods, limits, now)));
+    let others = checkpoints.iter().filter(|one| one["metadata"]["labels"][MIGRATION].is_null());
+    actions.extend(others.filter_map(|one| of_checkpoint(one, pods, limits, now)));
+    actions.extend(policy::decide(policies, pods, checkpoints, now));
+    actions.extend(migrate::decide(migrations, pods, checkpoints, now));
+    let over = |one: &&Value| is_over(one, migrations, limits, now);
+    let moved = checkpoints.iter().filter(over);
+    actions.extend(moved.map(|one| Action::Remove { checkpoint: one.clone() }));
     actions
 }
 
-fn is_leaving(pod: &Value) -> bool {
+/// Whether the migration that a checkpoint was for is over, or gone.
+fn is_over(one: &Value, migrations: &[Value], limits: Limits, now: i64) -> bool {
+    let Some(name) = one["metadata"]["labels"][MIGRATION].as_str() else { return false };
+    let of = migrations.iter().find(|m| {
+        text(m, "/metadata/name") == name
+            && text(m, "/metadata/namespace") == text(one, "/metadata/namespace")
+    });
+    let ended = |m: &Value| matches!(text(m, "/status/phase"), "Succeeded" | "Failed");
+    of.is_none_or(ended) && age(one, now) >= limits.used
+}
+
+/// Whether a pod has to go.
+#[must_use]
+pub fn is_leaving(pod: &Value) -> bool {
     !text(pod, "/metadata/deletionTimestamp").is_empty()
 }
 
-fn age(object: &Value, now: i64) -> i64 {
+/// How old an object is, in seconds.
+#[must_use]
+pub fn age(object: &Value, now: i64) -> i64 {
     let created = time::parse(text(object, "/metadata/creationTimestamp"));
     created.map_or(0, |created| now.saturating_sub(created))
 }
 
 fn of_pod(
     pod: &Value,
-    pods: &[Value],
-    checkpoints: &[Value],
+    world: World<'_>,
     taken: &HashSet<String>,
     limits: Limits,
     now: i64,
 ) -> Option<Action> {
+    let World { pods, checkpoints, policies, .. } = world;
     let cold = |reason: &str| Some(Action::Ungate { pod: pod.clone(), reason: reason.into() });
     let claim = |checkpoint: &Value| {
         Some(Action::Claim { pod: pod.clone(), checkpoint: checkpoint.clone() })
+    };
+    let warm = |checkpoint: &Value, always: bool| {
+        Some(Action::Warm { pod: pod.clone(), checkpoint: checkpoint.clone(), always })
     };
     let uid = text(pod, "/metadata/uid");
     // The claim was made, and the gate is still there: the last controller did not get further.
@@ -96,6 +191,7 @@ fn of_pod(
     let hash = template_hash(pod);
     let is_free = |one: &Value| {
         is_ready(one)
+            && one["metadata"]["labels"][MIGRATION].is_null()
             && claimed_by(one).is_none()
             && !taken.contains(text(one, "/metadata/uid"))
             && text(one, "/status/templateHash") == hash
@@ -106,21 +202,23 @@ fn of_pod(
         let found =
             checkpoints.iter().find(|one| text(one, "/metadata/name") == name && is_free(one));
         return match found {
+            Some(found) if is_shared(found) => warm(found, false),
             Some(found) => claim(found),
             None if age(pod, now) >= limits.gate => cold("the checkpoint asked for does not fit"),
             None => None,
         };
     }
     let Some(wanted) = Replica::of(pod) else { return cold("nobody owns it") };
-    let of_ours = |one: &&Value| replica(one) == wanted;
+    // What its pod has not ended with would take it back to what it was before.
+    let of_ours = |one: &&Value| ends_its_pod(one) && replica(one) == wanted;
     let free = checkpoints.iter().filter(of_ours).filter(|one| is_free(one));
     if let Some(newest) = free.max_by_key(|one| text(one, "/status/completionTime").to_owned()) {
         return claim(newest);
     }
-    if age(pod, now) >= limits.gate {
-        return cold("no checkpoint has come in time");
-    }
-    let comes = checkpoints.iter().filter(of_ours).any(is_in_progress)
+    let start = policy::start(policies, pod);
+    let late = age(pod, now) >= limits.gate;
+    let is_coming = |one: &Value| is_in_progress(one) || is_abandoned(one, pods);
+    let comes = checkpoints.iter().filter(of_ours).any(is_coming)
         || pods.iter().any(|other| {
             is_leaving(other)
                 && is_ours(other)
@@ -129,7 +227,16 @@ fn of_pod(
                 && !matches!(text(other, "/status/phase"), "Succeeded" | "Failed" | "Pending")
                 && !has_failed(other, checkpoints)
         });
-    if comes { None } else { cold("there is no checkpoint for it") }
+    if comes && !late {
+        return None;
+    }
+    match (start, policy::snapshot(pod, checkpoints)) {
+        (Some(Start::IfPresent), Some(snapshot)) => warm(snapshot, false),
+        (Some(Start::Always), Some(snapshot)) => warm(snapshot, true),
+        (Some(Start::Always), None) => None,
+        _ if late => cold("no checkpoint has come in time"),
+        _ => cold("there is no checkpoint for it"),
+    }
 }
 
 /// Whether a pod that leaves could not be saved, or has been already.
@@ -140,144 +247,48 @@ fn has_failed(pod: &Value, checkpoints: &[Value]) -> bool {
 
 fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Option<Action> {
     let remove = || Some(Action::Remove { checkpoint: one.clone() });
+    if is_ordered(one) && one["metadata"]["labels"][NODE_LABEL].is_null() {
+        return Some(Action::Assign { checkpoint: one.clone() });
+    }
+    // One that was ordered, and not one that its pod made because it had to go.
+    let was_ordered = !one["metadata"]["labels"][NODE_LABEL].is_null();
+    if was_ordered && ends_its_pod(one) && is_ready(one) {
+        let source = pods.iter().find(|pod| {
+            text(pod, "/metadata/uid") == text(one, "/status/sourcePodUID") && !is_leaving(pod)
+        });
+        if let Some(source) = source {
+            return Some(Action::Delete { pod: source.clone(), seconds: None });
+        }
+    }
+    // A policy, or whoever has made it, looks after it once it is complete.
+    if was_ordered && !ends_its_pod(one) {
+        let took = one["spec"]["timeoutSeconds"].as_i64().unwrap_or(0);
+        let hopeless = !is_ready(one) && age(one, now) >= limits.used.saturating_add(took);
+        return if hopeless { remove() } else { None };
+    }
     if is_used(one) {
         return if age(one, now) >= limits.used { remove() } else { None };
     }
     let Some(uid) = claimed_by(one) else {
         return if age(one, now) >= limits.unclaimed { remove() } else { None };
     };
-    let there = pods.iter().any(|pod| text(pod, "/metadata/uid") == uid);
-    let began = one["status"]["restoredContainers"].as_array().is_some_and(|all| !all.is_empty());
-    match (there, began) {
+    match (is_there(uid, pods), is_abandoned(one, pods)) {
         (true, _) => None,
+        (false, true) => Some(Action::Release { checkpoint: one.clone() }),
         // What it was good for is done, or was begun by a pod that is gone.
-        (false, true) => remove(),
-        (false, false) => Some(Action::Release { checkpoint: one.clone() }),
+        (false, false) => remove(),
     }
+}
+
+fn is_there(uid: &str, pods: &[Value]) -> bool {
+    pods.iter().any(|pod| text(pod, "/metadata/uid") == uid)
+}
+
+/// Whether the pod that a checkpoint is for is gone before it has begun: the checkpoint is free next.
+fn is_abandoned(one: &Value, pods: &[Value]) -> bool {
+    let began = one["status"]["restoredContainers"].as_array().is_some_and(|all| !all.is_empty());
+    !began && claimed_by(one).is_some_and(|uid| !is_there(uid, pods))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::{begun, new, ready};
-    use crate::pod::GATE;
-    use serde_json::json;
-
-    const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
-    const NOW: &str = "2026-01-01T00:01:00Z";
-
-    fn pod(uid: &str, index: &str, gated: bool) -> Value {
-        let mut pod = json!({
-            "metadata": {
-                "namespace": "a", "name": format!("web-{uid}"), "uid": uid,
-                "creationTimestamp": "2026-01-01T00:00:00Z",
-                "labels": { "apps.kubernetes.io/pod-index": index },
-                "ownerReferences": [{ "uid": "o", "controller": true }],
-            },
-            "spec": {
-                "runtimeClassName": "torpor",
-                "containers": [{ "name": "c", "image": "i" }],
-            },
-            "status": { "phase": if gated { "Pending" } else { "Running" } },
-        });
-        if gated {
-            pod["spec"]["schedulingGates"] = json!([{ "name": GATE }]);
-        }
-        pod
-    }
-
-    fn checkpoint(source: &Value) -> Value {
-        let uid = text(source, "/metadata/uid");
-        let mut one = new(source, &format!("c-{uid}"), 30);
-        one["metadata"]["uid"] = json!(format!("c{uid}"));
-        one["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
-        one["status"] = begun(source, "n1");
-        one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
-        one["status"]["completionTime"] = json!(NOW);
-        one["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
-        one
-    }
-
-    fn decided(pods: &[Value], checkpoints: &[Value]) -> Vec<Action> {
-        decide(pods, checkpoints, LIMITS, time::parse(NOW).unwrap())
-    }
-
-    fn leaving(mut pod: Value) -> Value {
-        pod["metadata"]["deletionTimestamp"] = json!(NOW);
-        pod
-    }
-
-    #[test]
-    fn each_replica_gets_its_own_once() {
-        let olds: Vec<Value> =
-            (0..100).map(|n| pod(&format!("o{n}"), &n.to_string(), false)).collect();
-        let news: Vec<Value> =
-            (0..100).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
-        let saved: Vec<Value> = olds.iter().rev().map(checkpoint).collect();
-        let actions = decided(&news, &saved);
-        assert_eq!(actions.len(), 100);
-        for action in actions {
-            let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
-            assert_eq!(Replica::of(&pod).unwrap(), replica(&checkpoint));
-        }
-    }
-
-    #[test]
-    fn replicas_that_are_alike_share_nothing() {
-        let saved: Vec<Value> = ["a", "b"].map(|n| checkpoint(&pod(n, "", false))).into();
-        let news: Vec<Value> = ["x", "y", "z"].map(|n| pod(n, "", true)).into();
-        let actions = decided(&news, &saved);
-        let mut claimed = HashSet::new();
-        for action in &actions[..2] {
-            let Action::Claim { checkpoint, .. } = action else { panic!("{action:?}") };
-            assert!(claimed.insert(text(checkpoint, "/metadata/uid")));
-        }
-        assert!(matches!(actions[2], Action::Ungate { .. }));
-    }
-
-    #[test]
-    fn a_replacement_waits_while_its_predecessor_is_saved() {
-        let (old, new) = (leaving(pod("o", "0", false)), pod("n", "0", true));
-        assert_eq!(decided(&[old.clone(), new.clone()], &[]), []);
-        let mut saving = checkpoint(&old);
-        saving["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
-        assert_eq!(decided(std::slice::from_ref(&new), std::slice::from_ref(&saving)), []);
-        saving["status"]["conditions"] = json!([ready(false, "CheckpointFailed", "x")]);
-        let actions = decided(&[old, new.clone()], &[saving]);
-        assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
-        let mut late = new;
-        late["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
-        let actions = decided(&[leaving(pod("o", "0", false)), late], &[]);
-        assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
-    }
-
-    #[test]
-    fn foreign_and_changed_pods_get_nothing() {
-        let saved = checkpoint(&pod("o", "0", false));
-        let mut foreign = pod("n", "0", true);
-        foreign["metadata"]["namespace"] = json!("b");
-        let mut changed = pod("n", "0", true);
-        changed["spec"]["containers"][0]["image"] = json!("other");
-        for pod in [foreign, changed] {
-            let actions = decided(std::slice::from_ref(&pod), std::slice::from_ref(&saved));
-            assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
-            let mut asks = pod;
-            asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "c-o" });
-            assert_eq!(decided(&[asks], std::slice::from_ref(&saved)), []);
-        }
-    }
-
-    #[test]
-    fn claims_are_finished_released_and_removed() {
-        let new = pod("n", "0", true);
-        let mut saved = checkpoint(&pod("o", "0", false));
-        saved["status"]["claimedBy"] = json!({ "name": "web-n", "uid": "n" });
-        let actions = decided(std::slice::from_ref(&new), std::slice::from_ref(&saved));
-        assert!(matches!(actions.as_slice(), [Action::Claim { .. }]));
-        let actions = decided(&[], std::slice::from_ref(&saved));
-        assert!(matches!(actions.as_slice(), [Action::Release { .. }]));
-        saved["status"]["restoredContainers"] = json!([{ "name": "other" }]);
-        let actions = decided(&[], std::slice::from_ref(&saved));
-        assert!(matches!(actions.as_slice(), [Action::Remove { .. }]));
-    }
-}
+mod tests;

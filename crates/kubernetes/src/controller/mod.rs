@@ -1,12 +1,18 @@
 //! The controller: gives checkpoints to the pods that continue them, and looks after the gate.
 
+mod act;
 mod certificate;
 mod decide;
+pub(crate) mod keys;
 mod lease;
+mod migrate;
+mod policy;
+#[cfg(test)]
+mod tests;
 mod webhook;
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,23 +21,33 @@ use clap::Args;
 use serde_json::{Value, json};
 use torpor_queue::http::{Request, Response};
 
-use crate::agent::speak;
+use crate::agent::{bearer, speak};
 use crate::api::{Api, ApiArgs, GROUP};
-use crate::checkpoint::path;
+use crate::bell::{ring, wait};
 use crate::error::{Context, Result};
-use crate::pod::{GATE, GATED, RESTORE_FROM, controller_of, gates, text};
+use crate::metrics::Counters;
+use crate::pod::GATED;
 use crate::time;
 use certificate::Certificate;
-use decide::{Action, Limits, decide};
+use decide::{Limits, World, decide};
+use keys::{Keys, Refusal, Want};
 use lease::Lease;
-use webhook::{Ask, pointer};
+use webhook::Ask;
 
-/// How long nothing may happen before it is looked after limits of time.
-const IDLE: Duration = Duration::from_secs(5);
 /// How long one who does not lead waits.
 const WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked after the certificate.
 const CERTIFICATE: Duration = Duration::from_secs(3600);
+
+/// The counters of a controller.
+const COUNTERS: [(&str, &str); 6] = [
+    ("pods_continued_total", "Pods that were given the checkpoint of the pod before them."),
+    ("pods_warm_total", "Pods that were given a snapshot."),
+    ("pods_cold_total", "Pods that have waited for a checkpoint and start cold."),
+    ("pods_moved_total", "Pods that were moved."),
+    ("moves_failed_total", "Pods that could not be moved."),
+    ("keys_refused_total", "Keys of images that were asked for and refused."),
+];
 
 /// The controller of a cluster.
 #[derive(Debug, Clone, Args)]
@@ -63,13 +79,19 @@ pub struct ControllerArgs {
 pub fn run(args: &ControllerArgs) -> Result<()> {
     let api = Api::open(&args.api)?;
     let certificate = Arc::new(Mutex::new(Certificate::load(&api, &args.namespace)?));
+    let counters = Arc::new(Counters::new(COUNTERS));
     let listener = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
     {
         let (api, certificate) = (api.clone(), Arc::clone(&certificate));
-        thread::spawn(move || serve(&listener, &api, &certificate));
+        let desk = Arc::new(Desk {
+            api,
+            namespace: args.namespace.clone(),
+            counters: Arc::clone(&counters),
+        });
+        thread::spawn(move || serve(&listener, &desk, &certificate));
     }
     let (bell, rung) = channel();
-    for path in [format!("/api/v1/pods?labelSelector={GATED}%3Dtrue"), checkpoints()] {
+    for path in [pods(), objects("podcheckpoints"), objects("podmigrations")] {
         ring(api.clone(), path, bell.clone());
     }
     let mut controller = Controller {
@@ -77,6 +99,7 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
         namespace: args.namespace.clone(),
         limits: Limits { gate: args.gate_timeout.into(), unclaimed: args.ttl.into(), used: 600 },
         certificate,
+        counters,
         checked: None,
     };
     let mut lease = Lease::new(&args.namespace, args.name.clone());
@@ -93,35 +116,12 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
     }
 }
 
-fn checkpoints() -> String {
-    format!("{GROUP}/podcheckpoints")
+fn pods() -> String {
+    format!("/api/v1/pods?labelSelector={GATED}%3Dtrue")
 }
 
-/// Rings whenever something changes.
-fn ring(api: Api, path: String, bell: Sender<()>) {
-    thread::spawn(move || {
-        loop {
-            let began = Instant::now();
-            // The other end is there as long as the program is.
-            let watched = api.watch(&path, || {
-                let _ = bell.send(());
-            });
-            if let Err(error) = watched {
-                eprintln!("{error}");
-            }
-            // One that ends at once is not to be begun at once.
-            thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));
-        }
-    });
-}
-
-/// Waits until something has changed, or it is time to look.
-fn wait(rung: &Receiver<()>) {
-    match rung.recv_timeout(IDLE) {
-        Ok(()) => while rung.try_recv().is_ok() {},
-        Err(RecvTimeoutError::Timeout) => {}
-        Err(RecvTimeoutError::Disconnected) => thread::sleep(IDLE),
-    }
+fn objects(kind: &str) -> String {
+    format!("{GROUP}/{kind}")
 }
 
 struct Controller {
@@ -129,15 +129,24 @@ struct Controller {
     namespace: String,
     limits: Limits,
     certificate: Arc<Mutex<Certificate>>,
+    counters: Arc<Counters<6>>,
     checked: Option<Instant>,
 }
 
 impl Controller {
     fn turn(&mut self) -> Result<()> {
         self.renew()?;
-        let pods = self.api.list(&format!("/api/v1/pods?labelSelector={GATED}%3Dtrue"))?;
-        let saved = self.api.list(&checkpoints())?;
-        for action in decide(&pods, &saved, self.limits, time::now()) {
+        let pods = self.api.list(&pods())?;
+        let list = |kind: &str| self.api.list(&objects(kind));
+        let (checkpoints, policies) = (list("podcheckpoints")?, list("podsnapshotpolicies")?);
+        let migrations = list("podmigrations")?;
+        let world = World {
+            pods: &pods,
+            checkpoints: &checkpoints,
+            policies: &policies,
+            migrations: &migrations,
+        };
+        for action in decide(world, self.limits, time::now()) {
             match self.carry_out(&action) {
                 // Somebody was first: what is true now is seen in the next turn.
                 Err(error) if error.is_conflict() => {}
@@ -154,127 +163,72 @@ impl Controller {
         }
         let fresh = Certificate::load(&self.api, &self.namespace)?;
         fresh.announce(&self.api)?;
+        Keys { api: &self.api, namespace: &self.namespace }.sweep()?;
         *self.certificate.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
         self.checked = Some(Instant::now());
         Ok(())
     }
-
-    fn carry_out(&self, action: &Action) -> Result<()> {
-        match action {
-            Action::Claim { pod, checkpoint } => {
-                let name = text(checkpoint, "/metadata/name");
-                let mut claimed = checkpoint.clone();
-                let claim = json!({
-                    "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
-                });
-                if claimed["status"]["claimedBy"] != claim {
-                    claimed["status"]["claimedBy"] = claim;
-                    self.status(&claimed)?;
-                }
-                self.ungate(pod, Some(name))?;
-                self.note(pod, "CheckpointClaimed", &format!("continues from {name}"));
-            }
-            Action::Ungate { pod, reason } => {
-                self.ungate(pod, None)?;
-                self.note(pod, "ColdStart", reason);
-            }
-            Action::Release { checkpoint } => {
-                let mut free = checkpoint.clone();
-                if let Some(status) = free["status"].as_object_mut() {
-                    status.remove("claimedBy");
-                }
-                self.status(&free)?;
-            }
-            Action::Remove { checkpoint } => self.api.delete(&place(checkpoint))?,
-        }
-        Ok(())
-    }
-
-    fn status(&self, checkpoint: &Value) -> Result<()> {
-        self.api.replace(&format!("{}/status", place(checkpoint)), checkpoint).map(drop)
-    }
-
-    /// Takes the gate away, and says what the pod continues from: in one step.
-    fn ungate(&self, pod: &Value, from: Option<&str>) -> Result<()> {
-        let left: Vec<Value> =
-            gates(pod).filter(|name| *name != GATE).map(|name| json!({ "name": name })).collect();
-        let mut patch = vec![
-            // Nothing is done to a pod that is not the one that was seen.
-            json!({ "op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"] }),
-            json!({ "op": "replace", "path": "/spec/schedulingGates", "value": left }),
-        ];
-        if let Some(name) = from {
-            patch.push(match pod["metadata"]["annotations"].is_object() {
-                true => json!({
-                    "op": "add",
-                    "path": pointer("/metadata/annotations", RESTORE_FROM),
-                    "value": name,
-                }),
-                false => json!({
-                    "op": "add", "path": "/metadata/annotations", "value": { RESTORE_FROM: name },
-                }),
-            });
-        }
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{}",
-            text(pod, "/metadata/namespace"),
-            text(pod, "/metadata/name")
-        );
-        self.api.patch(&path, &Value::Array(patch)).map(drop)
-    }
-
-    /// Tells people. What cannot be told is done nevertheless.
-    fn note(&self, pod: &Value, reason: &str, message: &str) {
-        let namespace = text(pod, "/metadata/namespace");
-        // What has nothing to continue is nobody's news.
-        if reason == "ColdStart" && controller_of(pod).is_some() && message.starts_with("there is")
-        {
-            return;
-        }
-        let now = time::format(time::now());
-        let event = json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": { "generateName": "torpor-", "namespace": namespace },
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": namespace,
-                "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
-            },
-            "type": "Normal", "reason": reason, "message": message,
-            "source": { "component": "torpor-controller" },
-            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
-        });
-        if let Err(error) =
-            self.api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event)
-        {
-            eprintln!("{error}");
-        }
-    }
 }
 
-fn place(checkpoint: &Value) -> String {
-    path(text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"))
+/// What answers the API server, agents, and Prometheus.
+struct Desk {
+    api: Api,
+    namespace: String,
+    counters: Arc<Counters<6>>,
 }
 
-/// Answers the API server.
-fn serve(listener: &TcpListener, api: &Api, certificate: &Arc<Mutex<Certificate>>) {
+fn serve(listener: &TcpListener, desk: &Arc<Desk>, certificate: &Arc<Mutex<Certificate>>) {
     for stream in listener.incoming().flatten() {
-        let api = api.clone();
+        let desk = Arc::clone(desk);
         let tls = certificate.lock().unwrap_or_else(PoisonError::into_inner).tls.clone();
         thread::spawn(move || {
             // Probes of the kubelet's connect and say nothing.
-            let _ = speak(stream, &tls, |request| answer(&request, &Reviewer { api }));
+            let _ = speak(stream, &tls, |request| desk.answer(&request));
         });
     }
 }
 
-fn answer(request: &Request, ask: &dyn Ask) -> Response {
-    if request.path == "/healthz" {
-        return Response::text("text/plain", "ok");
+impl Desk {
+    fn answer(&self, request: &Request) -> Response {
+        let parts: Vec<&str> = request.path.split('/').collect();
+        match parts.as_slice() {
+            ["", "healthz"] => Response::text("text/plain", "ok"),
+            ["", "metrics"] => Response::text("text/plain; version=0.0.4", self.counters.text()),
+            ["", "v1", "keys", "seal", namespace, name] => {
+                self.key(Want::Seal, request, namespace, name)
+            }
+            ["", "v1", "keys", "open", namespace, name] => {
+                self.key(Want::Open, request, namespace, name)
+            }
+            _ => match serde_json::from_slice::<Value>(&request.body) {
+                Ok(asked) if request.method == "POST" => {
+                    let ask = Reviewer { api: self.api.clone() };
+                    Response::json(&webhook::review(&asked, &ask))
+                }
+                _ => Response::problem(400, "this is no AdmissionReview"),
+            },
+        }
     }
-    match serde_json::from_slice::<Value>(&request.body) {
-        Ok(asked) if request.method == "POST" => Response::json(&webhook::review(&asked, ask)),
-        _ => Response::problem(400, "this is no AdmissionReview"),
+
+    fn key(&self, want: Want, request: &Request, namespace: &str, name: &str) -> Response {
+        let keys = Keys { api: &self.api, namespace: &self.namespace };
+        let token = bearer(request).unwrap_or_default();
+        let pod = request.query("pod").unwrap_or_default();
+        let answer = match request.method.as_str() {
+            "POST" => keys.answer(want, token, namespace, name, pod),
+            _ => Err(Refusal::Forbidden("ask by POST".into())),
+        };
+        match answer {
+            Ok(answer) => Response::json(&answer),
+            Err(refusal) => {
+                self.counters.add("keys_refused_total", 1);
+                eprintln!("no key of {namespace}/{name}: {refusal:?}");
+                match refusal {
+                    Refusal::Forbidden(why) => Response::problem(403, &why),
+                    Refusal::Failed(error) => Response::problem(500, &error.to_string()),
+                }
+            }
+        }
     }
 }
 

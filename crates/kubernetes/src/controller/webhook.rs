@@ -9,6 +9,9 @@ use crate::pod::{
     is_ours, text,
 };
 
+/// The account of the controllers.
+pub const CONTROLLER: &str = "system:serviceaccount:torpor-system:torpor-controller";
+
 /// Who may restore: asked of the API server.
 pub trait Ask {
     /// Whether `user` (of an admission request) may `restore` a checkpoint.
@@ -36,11 +39,12 @@ pub fn review(review: &Value, ask: &dyn Ask) -> Value {
     json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response })
 }
 
-/// A pod of ours waits behind the gate until the controller has decided.
+/// A pod of ours is known to the controller, and waits behind the gate until that has decided.
 fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
     let pod = &request["object"];
     let annotations = &pod["metadata"]["annotations"];
-    if annotations.get(RESTORE_FROM).is_some() {
+    let is_controller = text(request, "/userInfo/username") == CONTROLLER;
+    if annotations.get(RESTORE_FROM).is_some() && !is_controller {
         return Err(format!(
             "the annotation {RESTORE_FROM} is the controller's: ask with {RESTORE_REQUEST}"
         ));
@@ -60,12 +64,10 @@ fn pod(request: &Value, ask: &dyn Ask) -> Result<Vec<Value>, String> {
             ));
         }
     }
-    // Nobody has saved anything for a pod that nobody replaces.
-    if wanted.is_none() && controller_of(pod).is_none() {
-        return Ok(Vec::new());
-    }
     let mut patch = Vec::new();
-    if !gates(pod).any(|name| name == GATE) {
+    // Nobody has saved anything for a pod that nobody replaces.
+    let may_continue = wanted.is_some() || controller_of(pod).is_some();
+    if may_continue && !gates(pod).any(|name| name == GATE) {
         let gate = json!({ "name": GATE });
         patch.push(match pod["spec"]["schedulingGates"].is_array() {
             true => json!({ "op": "add", "path": "/spec/schedulingGates/-", "value": gate }),
@@ -164,7 +166,9 @@ mod tests {
         assert_eq!(asked("Pod", other, false), (true, vec![]));
         let mut bare = pod();
         bare["metadata"] = json!({});
-        assert_eq!(asked("Pod", bare, false), (true, vec![]));
+        let (allowed, patch) = asked("Pod", bare, false);
+        assert!(allowed && patch.len() == 1, "{patch:?}");
+        assert_eq!(patch[0]["value"], json!({ GATED: "true" }));
     }
 
     #[test]

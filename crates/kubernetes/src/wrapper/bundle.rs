@@ -79,7 +79,9 @@ fn container(annotations: &Value) -> Option<Container> {
 
 fn volume(mount: &Value) -> Option<Volume> {
     let dir = PathBuf::from(text(mount, "/source"));
-    if text(mount, "/destination") == "/dev/shm" && dir.is_absolute() {
+    // A pod may have that of the node, which is not its own.
+    let is_own = dir.is_absolute() && dir != Path::new("/dev/shm");
+    if text(mount, "/destination") == "/dev/shm" && is_own {
         return Some(Volume { name: "shm".into(), dir });
     }
     let parts: Vec<&str> = dir
@@ -150,6 +152,7 @@ mod tests {
         assert_eq!(of(dir, "/data").as_deref(), Some("empty-dir.data"));
         assert_eq!(of("/run/shm", "/dev/shm").as_deref(), Some("shm"));
         assert_eq!(of("shm", "/dev/shm"), None);
+        assert_eq!(of("/dev/shm", "/dev/shm"), None, "the node's");
         assert_eq!(of("/var/lib/kubelet/pods/u/volumes/kubernetes.io~secret/s", "/s"), None);
         assert_eq!(of("/x/kubernetes.io~empty-dir/..", "/s"), None);
     }

@@ -36,6 +36,15 @@ pub fn runc(words: &Words, action: &str, id: &str) -> Result<()> {
     within(&mut call, SHORT)
 }
 
+/// What runc says that a container does; nothing if it knows none.
+pub fn status(words: &Words, id: &str) -> String {
+    let mut call = command(words, "state");
+    let output = call.arg(id).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let state = output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok());
+    let state: serde_json::Value = state.unwrap_or_default();
+    state["status"].as_str().unwrap_or_default().to_owned()
+}
+
 /// Carries a call out, and ends it with all that it has started if it takes longer.
 ///
 /// # Errors

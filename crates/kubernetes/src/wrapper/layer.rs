@@ -1,13 +1,13 @@
 //! The layer that a container writes to.
 
 use std::ffi::CString;
-use std::fs::{self, File};
-use std::io::{BufReader, BufWriter};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use torpor_snapshot::archive;
 
+use super::sealed::Archives;
 use crate::error::{Context, Error, Result};
 
 /// The options of an overlay that make it what it is.
@@ -43,16 +43,16 @@ impl Layer {
     ///
     /// # Errors
     /// If it cannot be read or written.
-    pub fn save(&self, file: &Path) -> Result<()> {
-        save(&self.upper, file)
+    pub fn save(&self, archives: &Archives, file: &Path) -> Result<()> {
+        save(archives, &self.upper, file)
     }
 
     /// Changes the layer of a container that has not started, as `file` says.
     ///
     /// # Errors
     /// An archive that is damaged or leads out of the layer. [`Layer::reset`] undoes it.
-    pub fn apply(&self, file: &Path) -> Result<()> {
-        self.changed(|| fill(&self.upper, file))
+    pub fn apply(&self, archives: &Archives, file: &Path) -> Result<()> {
+        self.changed(|| fill(archives, &self.upper, file))
     }
 
     /// Makes the layer what it was before the container was.
@@ -105,21 +105,16 @@ fn options(mountinfo: &str, root: &Path) -> Option<Vec<String>> {
 ///
 /// # Errors
 /// If it cannot be read or written.
-pub fn save(dir: &Path, file: &Path) -> Result<()> {
-    let shown = || file.display().to_string();
-    let mut to = BufWriter::new(File::create_new(file).context(shown)?);
-    archive::write_changes(&mut to, dir).context(shown)?;
-    to.into_inner().context(shown).map(drop)
+pub fn save(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
+    archives.write(file, |to| archive::write_changes(to, dir).context(|| file.display()))
 }
 
 /// Fills an empty directory with what [`save`] has written down.
 ///
 /// # Errors
 /// An archive that is damaged or leads out of the directory; no place.
-pub fn fill(dir: &Path, file: &Path) -> Result<()> {
-    let shown = || file.display().to_string();
-    let mut from = BufReader::new(File::open(file).context(shown)?);
-    archive::apply_changes(&mut from, dir).context(shown)
+pub fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
+    archives.read(file, |from| archive::apply_changes(from, dir).context(|| file.display()))
 }
 
 /// Removes what is in a directory.
@@ -170,9 +165,10 @@ mod tests {
         fs::create_dir(&to).unwrap();
         fs::write(from.join("a/b"), "content").unwrap();
         let file = place.path().join("x.tar");
-        save(&from, &file).unwrap();
+        let archives = Archives::default();
+        save(&archives, &from, &file).unwrap();
         assert!(is_empty(&to));
-        fill(&to, &file).unwrap();
+        fill(&archives, &to, &file).unwrap();
         assert_eq!(fs::read_to_string(to.join("a/b")).unwrap(), "content");
         empty(&to).unwrap();
         assert!(is_empty(&to));

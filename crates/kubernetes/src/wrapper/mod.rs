@@ -1,15 +1,18 @@
 //! `torpor-runc`: an OCI runtime for containerd's own shim. It is runc, but that a container for
 //! which the agent of the node has a checkpoint is restored on `create` and waits frozen for
-//! `start`, and that a pod which has to go is saved on the first `kill`.
+//! `start`, that a pod which has to go is saved on the first `kill`, and that a checkpoint which the
+//! agent has ordered is one of the whole pod.
 //!
 //! Whatever goes wrong before a restored container is thawed is undone, and the container starts
 //! as it always would. Nothing is ever written to the standard streams: they are the container's.
 
 mod bundle;
 mod call;
+mod guard;
 mod layer;
 mod restore;
 mod save;
+mod sealed;
 mod words;
 
 use std::ffi::OsString;
@@ -23,7 +26,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::message::{Answer, Ask, Container, SOCKET, ask};
+use crate::message::{Answer, Ask, Container, Hidden, SOCKET, ask};
 use bundle::Bundle;
 use words::Words;
 
@@ -52,6 +55,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Some("create") => wrapper.create(),
         Some("start") => wrapper.start(),
         Some("kill") => wrapper.kill(),
+        Some("checkpoint") => wrapper.checkpoint(),
         Some("state") => wrapper.state(),
         Some("delete") => wrapper.delete(),
         _ => wrapper.pass(),
@@ -71,6 +75,23 @@ fn runc() -> OsString {
 
 fn socket() -> PathBuf {
     std::env::var_os(SOCKET_VARIABLE).map_or_else(|| SOCKET.into(), PathBuf::from)
+}
+
+/// Tells the agent that a pod could not be saved.
+fn not_saved(container: &Container, error: &str) {
+    let (container, error) = (container.clone(), Some(error.to_owned()));
+    let told = Ask::Saved { container, containers: Vec::new(), error, frozen_ms: 0 };
+    // It is the agent's loss if it does not hear of it.
+    let _ = ask(&socket(), &told, SHORT);
+}
+
+/// Tells the agent that a pod was saved. Only if the agent has the checkpoint may the pod lose its
+/// life: without an agent it goes on.
+fn settle(pod: &save::Pod<'_>, told: &Ask, patience: Duration) {
+    match ask(&socket(), told, patience) {
+        Ok(Answer::Noted) => pod.end(),
+        _ => pod.thaw(),
+    }
 }
 
 impl Wrapper {
@@ -109,7 +130,7 @@ impl Wrapper {
             Ok(Answer::Refused { reason }) => return self.complain(&reason),
             _ => return self.pass(),
         };
-        let restored = self.restore(&bundle, &container, &dir, identity.as_deref());
+        let restored = self.restore(&bundle, &container, &dir, identity.as_ref().map(Hidden::text));
         let reason = restored.as_ref().err().map(ToString::to_string);
         let told = Ask::Created {
             container,
@@ -130,7 +151,7 @@ impl Wrapper {
         bundle: &Bundle,
         container: &Container,
         dir: &Path,
-        identity: Option<&Path>,
+        identity: Option<&str>,
     ) -> Result<()> {
         let id =
             self.words.id().ok_or_else(|| crate::error::Error::new("no container is named"))?;
@@ -170,44 +191,68 @@ impl Wrapper {
         self.pass()
     }
 
+    /// A checkpoint that the kubelet wants: it may do so because the agent has ordered one of the whole
+    /// pod. The kubelet then gets nothing for itself.
+    fn checkpoint(&self) -> ExitCode {
+        let bundle = bundle::of_container(&self.words.root(), &self.words.id().unwrap_or_default());
+        let Some(container) = bundle.and_then(|bundle| bundle.container) else {
+            return self.pass();
+        };
+        let question = Ask::Checkpoint { container: container.clone() };
+        match ask(&socket(), &question, SHORT) {
+            Ok(Answer::Save { dir, recipient, seconds }) => {
+                self.save(&container, &dir, recipient.as_deref(), seconds, LONG);
+                self.complain("the agent of the node has the checkpoint of the pod")
+            }
+            _ => self.pass(),
+        }
+    }
+
     /// Saves the pod, if the agent wants it to be.
     fn give_way(&self, container: &Container) {
         let question = Ask::Stop { container: container.clone() };
         // The answer comes late if another container's call saves the pod.
-        let Ok(Answer::Save { dir, recipient, seconds }) = ask(&socket(), &question, LONG) else {
-            return;
-        };
-        let save = save::Save {
-            words: &self.words,
-            uid: &container.uid,
-            dir: &dir,
-            recipient: recipient.as_deref(),
-            limit: Duration::from_secs(seconds),
-        };
-        let frozen = match save.take() {
-            Ok(frozen) => frozen,
-            Err(error) => {
-                let told = Ask::Saved {
-                    container: container.clone(),
-                    containers: Vec::new(),
-                    error: Some(error.to_string()),
-                    frozen_ms: 0,
-                };
-                let _ = ask(&socket(), &told, SHORT);
-                return;
-            }
-        };
-        let told = Ask::Saved {
-            container: container.clone(),
-            containers: frozen.names(),
-            error: None,
-            frozen_ms: frozen.millis(),
-        };
-        // Only if the agent has the checkpoint may the pod lose its life.
-        match ask(&socket(), &told, SHORT) {
-            Ok(Answer::Noted) => frozen.end(),
-            _ => frozen.thaw(),
+        if let Ok(Answer::Save { dir, recipient, seconds }) = ask(&socket(), &question, LONG) {
+            self.save(container, &dir, recipient.as_deref(), seconds, SHORT);
         }
+    }
+
+    /// Saves the pod of a container, and does with it what the agent then says. Whoever is killed
+    /// meanwhile, the pod does not stay frozen.
+    fn save(
+        &self,
+        container: &Container,
+        dir: &Path,
+        recipient: Option<&str>,
+        seconds: u64,
+        patience: Duration,
+    ) {
+        let pod = match save::Pod::running(&self.words, &container.uid) {
+            Ok(pod) => pod,
+            Err(error) => return not_saved(container, &error.to_string()),
+        };
+        let limit = Duration::from_secs(seconds);
+        let save = save::Save { pod: &pod, dir, recipient, limit };
+        let give_up = |error: &str| {
+            guard::quiet();
+            pod.thaw();
+            not_saved(container, error);
+        };
+        let work = |note: &guard::Note| match save.take() {
+            Ok(save::Saved { containers, frozen_ms }) => {
+                let container = container.clone();
+                let told = Ask::Saved { container, containers, error: None, frozen_ms };
+                note.leave(&serde_json::to_vec(&told).unwrap_or_default());
+                settle(&pod, &told, patience);
+            }
+            Err(error) => give_up(&error.to_string()),
+        };
+        // What was saved is settled by whoever is left.
+        let undo = |left: &[u8]| match serde_json::from_slice::<Ask>(left) {
+            Ok(told) => settle(&pod, &told, patience),
+            Err(_) => give_up("whoever saved the pod was killed"),
+        };
+        guard::guarded(work, undo);
     }
 
     /// What waits, restored, was created and not started.

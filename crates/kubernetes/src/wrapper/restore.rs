@@ -1,12 +1,17 @@
 //! A container that comes back.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 use super::bundle::{Bundle, Volume};
 use super::layer::{self, Layer};
+use super::sealed::Archives;
 use super::words::Words;
 use super::{call, save};
 use crate::error::{Context, Error, Result};
@@ -28,7 +33,7 @@ pub struct Restore<'a> {
     /// The checkpoint.
     pub dir: &'a Path,
     /// The key of its images.
-    pub identity: Option<&'a Path>,
+    pub identity: Option<&'a str>,
 }
 
 impl Restore<'_> {
@@ -42,10 +47,14 @@ impl Restore<'_> {
             let text = format!("the checkpoint has no container {}", self.container.name);
             return Err(Error::new(text));
         }
+        if self.identity.is_some() && !images.join("seal.img").exists() {
+            return Err(Error::new("the images are not sealed, as their checkpoint is"));
+        }
+        let archives = Archives::open(self.dir, self.identity)?;
         let layer = Layer::of(&self.bundle.root())?;
         let mut filled = Vec::new();
         let result = self
-            .attempt(&images, &layer, &mut filled)
+            .attempt(&images, &archives, &layer, &mut filled)
             .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()));
         if result.is_err() {
             self.undo(&layer, &filled)?;
@@ -53,20 +62,29 @@ impl Restore<'_> {
         result
     }
 
-    fn attempt(&self, images: &Path, layer: &Layer, filled: &mut Vec<Volume>) -> Result<()> {
-        layer.apply(&self.dir.join(save::changes(&self.container.name)))?;
+    fn attempt(
+        &self,
+        images: &Path,
+        archives: &Archives,
+        layer: &Layer,
+        filled: &mut Vec<Volume>,
+    ) -> Result<()> {
+        layer.apply(archives, &self.dir.join(save::changes(&self.container.name)))?;
         for volume in self.bundle.volumes() {
             let file = self.dir.join(save::volume(&volume));
             // Another container of the pod may have had it filled, and work on it by now.
-            if file.exists() && layer::is_empty(&volume.dir) {
+            if layer::is_empty(&volume.dir) {
                 filled.push(volume.clone());
-                layer::fill(&volume.dir, &file)?;
+                layer::fill(archives, &volume.dir, &file)?;
             }
         }
         let work = self.work()?;
         let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
-        if let Some(identity) = self.identity {
-            options.push_str(&format!("identity {}\n", identity.display()));
+        // The engine reads the key out of the memory of this process: it is in no file.
+        let key = self.identity.map(memory).transpose()?;
+        if let Some(key) = &key {
+            let place = format!("/proc/{}/fd/{}", std::process::id(), key.as_raw_fd());
+            options.push_str(&format!("identity {place}\n"));
         }
         let config = work.join("engine.conf");
         fs::write(&config, options).context(|| config.display().to_string())?;
@@ -101,4 +119,12 @@ impl Restore<'_> {
         }
         layer.reset()
     }
+}
+
+/// A file in memory that holds a text.
+fn memory(text: &str) -> Result<File> {
+    let what = || "a file in memory";
+    let mut file = File::from(memfd_create("key", MemfdFlags::CLOEXEC).context(what)?);
+    file.write_all(text.as_bytes()).context(what)?;
+    Ok(file)
 }

@@ -11,8 +11,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::bundle::{self, Bundle, Volume};
 use super::call;
 use super::layer::{self, Layer};
+use super::sealed::Archives;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
+
+/// How often it is tried to let a container go on.
+const ATTEMPTS: u32 = 5;
 
 /// Where the changes of a container's files are in a checkpoint.
 pub fn changes(container: &str) -> String {
@@ -24,12 +28,20 @@ pub fn volume(volume: &Volume) -> String {
     format!("volume.{}.tar", volume.name)
 }
 
+/// The containers of a pod that run.
+pub struct Pod<'a> {
+    /// The command line of the call.
+    words: &'a Words,
+    /// Their ids and bundles.
+    containers: Vec<(String, Bundle)>,
+    /// The ids of those that somebody else has frozen: they are theirs to thaw.
+    held: Vec<String>,
+}
+
 /// The saving of a pod.
 pub struct Save<'a> {
-    /// The command line of `kill`.
-    pub words: &'a Words,
-    /// The uid of the pod.
-    pub uid: &'a str,
+    /// The pod.
+    pub pod: &'a Pod<'a>,
     /// Where it is saved.
     pub dir: &'a Path,
     /// For whom the images are sealed.
@@ -38,48 +50,86 @@ pub struct Save<'a> {
     pub limit: Duration,
 }
 
-/// A pod that is saved and still frozen. Dropped, it goes on.
-pub struct Frozen<'a> {
-    words: &'a Words,
-    ids: Vec<String>,
-    names: Vec<String>,
-    since: Instant,
+/// What was saved of a pod, which is frozen still.
+pub struct Saved {
+    /// The names of its containers.
+    pub containers: Vec<String>,
+    /// How long it has been frozen, in milliseconds.
+    pub frozen_ms: u64,
 }
 
-impl<'a> Save<'a> {
-    /// Saves the pod.
+impl<'a> Pod<'a> {
+    /// The pod of a uid, as it runs now.
     ///
     /// # Errors
-    /// If a container cannot be saved, or it takes too long: the pod then goes on.
-    pub fn take(&self) -> Result<Frozen<'a>> {
-        let all = bundle::of_pod(&self.words.root(), self.uid);
-        if all.is_empty() {
-            return Err(Error::new(format!("runc knows no container of the pod {}", self.uid)));
+    /// If no container of it runs.
+    pub fn running(words: &'a Words, uid: &str) -> Result<Self> {
+        let mut containers = bundle::of_pod(&words.root(), uid);
+        if containers.is_empty() {
+            return Err(Error::new(format!("runc knows no container of the pod {uid}")));
         }
-        let until = Instant::now() + self.limit;
-        let mut frozen =
-            Frozen { words: self.words, ids: Vec::new(), names: Vec::new(), since: Instant::now() };
-        for (id, _) in &all {
-            // One that has ended is no part of the pod any more.
-            if runs(self.words, id) {
-                frozen.ids.push(id.clone());
-                call::runc(self.words, "pause", id)?;
-            }
-        }
-        if frozen.ids.is_empty() {
+        // One that has ended is no part of the pod any more.
+        containers.retain(|(id, _)| !members(words, id).is_empty());
+        if containers.is_empty() {
             return Err(Error::new("all containers have ended"));
+        }
+        let ids = containers.iter().map(|(id, _)| id.clone());
+        let held = ids.filter(|id| call::status(words, id) == "paused").collect();
+        Ok(Self { words, containers, held })
+    }
+
+    /// The ids of the containers that are frozen here.
+    fn ours(&self) -> impl Iterator<Item = &String> {
+        self.containers.iter().map(|(id, _)| id).filter(|id| !self.held.contains(id))
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        for id in self.ours() {
+            resume(self.words, id);
+        }
+    }
+
+    /// Ends it while it is frozen; it does nothing any more.
+    pub fn end(&self) {
+        for (id, _) in &self.containers {
+            end(self.words, id);
+        }
+    }
+}
+
+impl Save<'_> {
+    /// Freezes the pod and saves it.
+    ///
+    /// # Errors
+    /// If a container cannot be saved, or it takes too long. The caller thaws the pod.
+    pub fn take(&self) -> Result<Saved> {
+        let since = Instant::now();
+        let until = since + self.limit;
+        for id in self.pod.ours() {
+            call::runc(self.pod.words, "pause", id)?;
         }
         let work = self.dir.join("containers");
         fs::create_dir_all(&work).context(|| work.display().to_string())?;
-        for (id, bundle) in all.iter().filter(|(id, _)| frozen.ids.contains(id)) {
+        let archives = Archives::create(self.dir, self.recipient)?;
+        let mut containers = Vec::new();
+        for (id, bundle) in &self.pod.containers {
             let name = bundle.container.as_ref().map(|c| c.name.clone()).unwrap_or_default();
-            self.dump(id, &name, bundle, until)?;
-            frozen.names.push(name);
+            self.dump(id, &name, bundle, &archives, until)?;
+            containers.push(name);
         }
-        Ok(frozen)
+        let frozen_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Saved { containers, frozen_ms })
     }
 
-    fn dump(&self, id: &str, name: &str, bundle: &Bundle, until: Instant) -> Result<()> {
+    fn dump(
+        &self,
+        id: &str,
+        name: &str,
+        bundle: &Bundle,
+        archives: &Archives,
+        until: Instant,
+    ) -> Result<()> {
         let images = self.dir.join("containers").join(name);
         let work = self.dir.join("work");
         for dir in [&images, &work] {
@@ -91,7 +141,7 @@ impl<'a> Save<'a> {
         }
         let config = work.join("engine.conf");
         fs::write(&config, options).context(|| config.display().to_string())?;
-        let mut call = call::command(self.words, "checkpoint");
+        let mut call = call::command(self.pod.words, "checkpoint");
         call.args(["--leave-running", "--file-locks", "--ext-unix-sk", "--image-path"]);
         call.arg(&images).arg("--work-path").arg(&work).arg(id);
         call.env("PATH", torpor_snapshot::places::path().context(|| "PATH")?);
@@ -102,51 +152,15 @@ impl<'a> Save<'a> {
             Some(reason) => Error::new(format!("container {name}: {error}: {reason}")),
             None => error,
         })?;
-        Layer::of(&bundle.root())?.save(&self.dir.join(changes(name)))?;
+        Layer::of(&bundle.root())?.save(archives, &self.dir.join(changes(name)))?;
         for found in bundle.volumes() {
             let file = self.dir.join(volume(&found));
             if !file.exists() {
-                layer::save(&found.dir, &file)?;
+                layer::save(archives, &found.dir, &file)?;
             }
         }
         Ok(())
     }
-}
-
-impl Frozen<'_> {
-    /// The names of the containers.
-    pub fn names(&self) -> Vec<String> {
-        self.names.clone()
-    }
-
-    /// How long the pod has been frozen.
-    pub fn millis(&self) -> u64 {
-        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// Ends the pod; it does nothing any more.
-    pub fn end(mut self) {
-        for id in std::mem::take(&mut self.ids) {
-            end(self.words, &id);
-        }
-    }
-
-    /// Lets it go on.
-    pub fn thaw(self) {}
-}
-
-impl Drop for Frozen<'_> {
-    fn drop(&mut self) {
-        for id in &self.ids {
-            // What has ended cannot go on.
-            let _ = call::runc(self.words, "resume", id);
-        }
-    }
-}
-
-/// Whether a container has processes.
-fn runs(words: &Words, id: &str) -> bool {
-    !members(words, id).is_empty()
 }
 
 /// The processes of a container.
@@ -172,7 +186,17 @@ pub fn end(words: &Words, id: &str) {
         let _ = kill_process(pid, Signal::KILL);
     }
     // Version 1 of cgroups lets nothing frozen die.
-    let _ = call::runc(words, "resume", id);
+    resume(words, id);
+}
+
+/// Lets a container go on that may have ended, or may not be frozen.
+fn resume(words: &Words, id: &str) {
+    for _ in 0..ATTEMPTS {
+        // Somebody may have killed runc.
+        if call::runc(words, "resume", id).is_ok() || call::status(words, id) != "paused" {
+            return;
+        }
+    }
 }
 
 /// The first error in a log of the engine's.

@@ -16,6 +16,15 @@ const WITH_VALUE: &[&str] = &[
     "--pidfd-socket",
     "--pid-file",
     "--preserve-fds",
+    "--image-path",
+    "--work-path",
+    "--parent-path",
+    "--manage-cgroups-mode",
+    "--empty-ns",
+    "--status-fd",
+    "--page-server",
+    "--lsm-profile",
+    "--lsm-mount-context",
 ];
 
 /// A command line of runc's.
@@ -125,6 +134,8 @@ mod tests {
         let kill = words("--root=/r --systemd-cgroup kill --all abc 15");
         assert_eq!(kill.plain(), ["abc", "15"]);
         assert_eq!(kill.root(), PathBuf::from("/r"));
+        let checkpoint = words("checkpoint --image-path /i --work-path /w --leave-running abc");
+        assert_eq!(checkpoint.id().as_deref(), Some("abc"));
     }
 
     #[test]

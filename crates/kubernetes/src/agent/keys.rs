@@ -1,0 +1,73 @@
+//! Keys of images, from the controller.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use ureq::http;
+
+use crate::api::{Api, HOOKS, client};
+use crate::error::{Context, Error, Result};
+use crate::pod::text;
+
+/// How long the controller may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No answer of the controller is longer, in bytes.
+const MAX_ANSWER: u64 = 1 << 16;
+
+/// Where keys come from.
+#[derive(Debug)]
+pub struct Keys {
+    /// The URL of the controller.
+    pub controller: String,
+}
+
+impl Keys {
+    /// The recipient that a new image is sealed for.
+    ///
+    /// # Errors
+    /// If the controller does not answer, or refuses.
+    pub fn recipient(&self, api: &Api, namespace: &str, name: &str) -> Result<String> {
+        let answer = self.ask(api, &format!("/v1/keys/seal/{namespace}/{name}"))?;
+        expected(text(&answer, "/recipient"), "age1")
+    }
+
+    /// The key that opens an image for a pod.
+    ///
+    /// # Errors
+    /// If the controller does not answer, or refuses.
+    pub fn identity(&self, api: &Api, namespace: &str, name: &str, pod: &str) -> Result<String> {
+        let answer = self.ask(api, &format!("/v1/keys/open/{namespace}/{name}?pod={pod}"))?;
+        expected(text(&answer, "/identity"), "AGE-SECRET-KEY-1")
+    }
+
+    fn ask(&self, api: &Api, path: &str) -> Result<Value> {
+        let url = format!("{}{path}", self.controller);
+        // The controllers announce their certificate where the API server looks for it.
+        let hooks = api.get(HOOKS)?.unwrap_or_default();
+        let bundle = text(&hooks, "/webhooks/0/clientConfig/caBundle");
+        let bundle = BASE64_STANDARD.decode(bundle).context(|| HOOKS)?;
+        let request = http::Request::builder()
+            .method("POST")
+            .uri(&url)
+            .header("Authorization", format!("Bearer {}", api.token()?))
+            .body("{}")
+            .context(|| &url)?;
+        let mut answer = client(&bundle, PATIENCE)?.run(request).context(|| &url)?;
+        let said = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
+        let said = said.context(|| &url)?;
+        match answer.status().is_success() {
+            true => serde_json::from_str(&said).context(|| &url),
+            false => Err(Error::new(format!("{url}: {}: {}", answer.status(), said.trim()))),
+        }
+    }
+}
+
+/// The key that was asked for: whatever else is answered must not pass for one.
+fn expected(key: &str, prefix: &str) -> Result<String> {
+    match key.starts_with(prefix) {
+        true => Ok(key.to_owned()),
+        false => Err(Error::new("the controller has answered without a key")),
+    }
+}

@@ -1,0 +1,349 @@
+//! Pods that are saved: because they have to go, or because somebody has ordered a checkpoint.
+
+use std::sync::PoisonError;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::node::Node;
+use crate::api::GROUP;
+use crate::checkpoint::{self, begun, ends_its_pod, is_ordered, is_ready, name_of, path, ready};
+use crate::error::{Error, Result};
+use crate::message::{Answer, Container};
+use crate::pod::{Replica, is_ours, text};
+use crate::time;
+
+/// What is left of the grace period for a pod that could not be saved, in seconds.
+const RESERVE: i64 = 2;
+/// How long a container waits for another's call to save the pod.
+const WAIT: Duration = Duration::from_secs(3600);
+/// How long a pod that moves stays frozen until its target runs.
+const HOLD: Duration = Duration::from_secs(120);
+/// How often it is looked whether that runs.
+const STEP: Duration = Duration::from_millis(100);
+
+/// A pod that is being saved.
+#[derive(Debug)]
+pub struct Saving {
+    /// Its checkpoint.
+    name: String,
+    /// What the wrapper is to do when the kubelet calls it, if the checkpoint was ordered.
+    order: Option<Answer>,
+    /// Whether it was ordered.
+    ordered: bool,
+    /// Whether it is over.
+    done: bool,
+}
+
+impl Node {
+    /// Begins to save the pod of `container`, if it has to go and nobody else has begun.
+    pub(super) fn stop(&self, container: &Container) -> Result<Answer> {
+        loop {
+            let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
+            let Some(seconds) = gives_way(&pod, time::now()) else { return Ok(Answer::Plain) };
+            let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+            match saves.get(&container.uid) {
+                Some(saving) if saving.done => return Ok(Answer::Plain),
+                Some(_) => {
+                    let busy = |saves: &mut std::collections::HashMap<String, Saving>| {
+                        saves.get(&container.uid).is_some_and(|saving| !saving.done)
+                    };
+                    // Whoever waits too long goes on.
+                    let waited = self.saved.wait_timeout_while(saves, WAIT, busy);
+                    if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
+                        return Ok(Answer::Plain);
+                    }
+                }
+                None => {
+                    let name = name_of(&container.pod, &container.uid);
+                    let saving = Saving { name, order: None, ordered: false, done: false };
+                    saves.insert(container.uid.clone(), saving);
+                    drop(saves);
+                    let begun = self.begin(container, &pod, seconds);
+                    if begun.is_err() {
+                        self.ended(&container.uid);
+                    }
+                    return begun;
+                }
+            }
+        }
+    }
+
+    fn begin(&self, container: &Container, pod: &Value, seconds: u64) -> Result<Answer> {
+        let name = name_of(&container.pod, &container.uid);
+        let mut object = checkpoint::new(pod, &name, seconds);
+        // Nobody has to be told to make it.
+        object["metadata"]["labels"] = json!({ checkpoint::NODE_LABEL: self.name });
+        let list = format!("{GROUP}/namespaces/{}/podcheckpoints", container.namespace);
+        match self.api.create(&list, &object) {
+            Err(error) if error.is_conflict() => {}
+            result => drop(result?),
+        }
+        self.prepare(&container.namespace, &name, pod, seconds)
+    }
+
+    /// Says that a checkpoint has begun, and makes a place and a key for it.
+    fn prepare(&self, namespace: &str, name: &str, pod: &Value, seconds: u64) -> Result<Answer> {
+        let status = begun(pod, &self.name);
+        self.change(namespace, name, |object| {
+            let claimed = object["status"]["claimedBy"].take();
+            let target = crate::pod::condition(object, checkpoint::TARGET_READY).cloned();
+            object["status"] = status.clone();
+            if !claimed.is_null() {
+                object["status"]["claimedBy"] = claimed;
+            }
+            if let Some(target) = target {
+                checkpoint::set(object, target);
+            }
+            Ok(())
+        })?;
+        let prepared = self.keys.recipient(&self.api, namespace, name).and_then(|recipient| {
+            let dir = self.store.begin(namespace, name)?;
+            Ok(Answer::Save { dir, recipient: Some(recipient), seconds })
+        });
+        if let Err(error) = &prepared {
+            self.failed(namespace, name, pod, &error.to_string())?;
+        }
+        prepared
+    }
+
+    /// Has a checkpoint made that somebody has ordered of a pod on this node, by way of the kubelet:
+    /// it calls the runtime, and that is the wrapper.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub fn carry_out(&self, object: &Value) -> Result<()> {
+        let namespace = text(object, "/metadata/namespace");
+        let name = text(object, "/metadata/name");
+        let source = text(object, "/spec/sourcePod/name");
+        let pod = self.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{source}"))?;
+        let Some(pod) = pod.filter(|pod| self.has(pod, object)) else {
+            return Ok(());
+        };
+        let uid = text(&pod, "/metadata/uid").to_owned();
+        {
+            let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+            if saves.contains_key(&uid) {
+                // It is looked at again when that is over.
+                return Ok(());
+            }
+            let saving = Saving { name: name.to_owned(), order: None, ordered: true, done: false };
+            saves.insert(uid.clone(), saving);
+        }
+        let result = self.ordered(namespace, name, &pod);
+        let reported = {
+            let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+            let reported = saves.remove(&uid).is_some_and(|saving| saving.done);
+            self.saved.notify_all();
+            reported
+        };
+        match result {
+            // The kubelet gets nothing for itself, and says so.
+            _ if reported => Ok(()),
+            // Somebody was first.
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.failed(namespace, name, &pod, "the runtime of the pod is not Torpor's")
+            }
+            Err(error) => self.failed(namespace, name, &pod, &error.to_string()),
+        }
+    }
+
+    /// Whether a pod runs here, and is that of an order.
+    fn has(&self, pod: &Value, object: &Value) -> bool {
+        let wanted = text(object, "/spec/sourcePod/uid");
+        text(pod, "/spec/nodeName") == self.name
+            && is_ours(pod)
+            && text(pod, "/metadata/deletionTimestamp").is_empty()
+            && (wanted.is_empty() || wanted == text(pod, "/metadata/uid"))
+    }
+
+    /// Makes the kubelet call the wrapper; `false` if the order is none any more.
+    fn ordered(&self, namespace: &str, name: &str, pod: &Value) -> Result<bool> {
+        let object = self.api.get(&path(namespace, name))?.filter(is_ordered);
+        let Some(object) = object else { return Ok(false) };
+        let seconds = object["spec"]["timeoutSeconds"].as_u64().unwrap_or(60).clamp(1, 3600);
+        let order = self.prepare(namespace, name, pod, seconds)?;
+        {
+            let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(saving) = saves.get_mut(text(pod, "/metadata/uid")) {
+                saving.order = Some(order);
+            }
+        }
+        let statuses = pod["status"]["containerStatuses"].as_array();
+        let mut running = statuses.into_iter().flatten();
+        let first = running.find(|status| status["state"]["running"].is_object());
+        let first = first.ok_or_else(|| Error::new("no container of the pod runs"))?;
+        let place = format!(
+            "{}/checkpoint/{namespace}/{}/{}",
+            self.kubelet,
+            text(pod, "/metadata/name"),
+            text(first, "/name")
+        );
+        let limit = Duration::from_secs(seconds) + HOLD + Duration::from_secs(10);
+        self.api.post_here(&format!("{place}?timeout={}", limit.as_secs()), limit)?;
+        Ok(true)
+    }
+
+    /// What the wrapper is to do that the kubelet has called for a checkpoint.
+    pub(super) fn checkpoint(&self, container: &Container) -> Answer {
+        let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = saves.get_mut(&container.uid).and_then(|saving| saving.order.take());
+        order.unwrap_or(Answer::Plain)
+    }
+
+    pub(super) fn saved(
+        &self,
+        container: &Container,
+        containers: &[String],
+        error: Option<&str>,
+        frozen_ms: u64,
+    ) -> Result<Answer> {
+        let (name, ordered) = {
+            let saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+            match saves.get(&container.uid) {
+                Some(saving) => (saving.name.clone(), saving.ordered),
+                // Begun by the agent before this one.
+                None => (name_of(&container.pod, &container.uid), false),
+            }
+        };
+        let namespace = &container.namespace;
+        if let Some(error) = error {
+            let pod = self.pod(container)?.unwrap_or_default();
+            self.failed(namespace, &name, &pod, error)?;
+            return Ok(Answer::Noted);
+        }
+        let size = self.store.complete(namespace, &name)?;
+        let names: Vec<Value> = containers.iter().map(|name| json!({ "name": name })).collect();
+        let complete = self.change(namespace, &name, |object| {
+            let status = &mut object["status"];
+            status["checkpointedContainers"] = json!(names);
+            status["completionTime"] = json!(time::format(time::now()));
+            status["sizeBytes"] = json!(size);
+            status["frozenMilliseconds"] = json!(frozen_ms);
+            status["checkpointLocation"] = json!({
+                "type": "Peer",
+                "peer": { "address": self.address, "certificate": self.certificate },
+            });
+            checkpoint::set(object, ready(true, "CheckpointCompleted", ""));
+            Ok(())
+        });
+        let object = match complete {
+            Ok(object) => object,
+            Err(error) => {
+                self.store.remove(namespace, &name)?;
+                return Err(error);
+            }
+        };
+        self.counters.add("pods_saved_total", 1);
+        self.counters.add("frozen_milliseconds_total", frozen_ms);
+        self.counters.add("saved_bytes_total", size);
+        match (ordered, ends_its_pod(&object)) {
+            (true, true) => Ok(self.hold(container, &name)),
+            (true, false) => Ok(Answer::Thaw),
+            (false, _) => Ok(Answer::Noted),
+        }
+    }
+
+    /// Waits, with the pod frozen, for what becomes of it. Its end is its deletion, which the controller
+    /// asks for when the target runs. Only if it is certain that no target does, it goes on.
+    pub(super) fn hold(&self, container: &Container, name: &str) -> Answer {
+        let until = Instant::now() + HOLD;
+        let place = path(&container.namespace, name);
+        while Instant::now() < until {
+            match self.pod(container) {
+                Ok(None) => return Answer::Noted,
+                Ok(Some(pod)) if !text(&pod, "/metadata/deletionTimestamp").is_empty() => {
+                    return Answer::Noted;
+                }
+                // The API server may be back in time.
+                _ => {}
+            }
+            match self.api.get(&place) {
+                Ok(None) => return Answer::Thaw,
+                Ok(Some(object)) if !is_ready(&object) => return Answer::Thaw,
+                _ => {}
+            }
+            sleep(STEP);
+        }
+        let taken_back = self.change(&container.namespace, name, |object| {
+            if text(object, "/status/restoringOn").is_empty() {
+                let why = ready(false, "CheckpointFailed", "its target has not come in time");
+                checkpoint::set(object, why);
+                return Ok(());
+            }
+            Err(Error::new("its target has begun"))
+        });
+        if taken_back.is_ok() { Answer::Thaw } else { Answer::Noted }
+    }
+
+    /// Says that a pod could not be saved.
+    fn failed(&self, namespace: &str, name: &str, pod: &Value, error: &str) -> Result<()> {
+        eprintln!("{namespace}/{}: not saved: {error}", text(pod, "/metadata/name"));
+        self.counters.add("pods_not_saved_total", 1);
+        if !text(pod, "/metadata/deletionTimestamp").is_empty() {
+            let since = time::parse(text(pod, "/status/startTime"));
+            let lost = since.map_or(0, |since| time::now().saturating_sub(since));
+            self.counters.add("lost_work_seconds_total", u64::try_from(lost).unwrap_or(0));
+        }
+        self.store.remove(namespace, name)?;
+        let changed = self.change(namespace, name, |object| {
+            checkpoint::set(object, ready(false, "CheckpointFailed", error));
+            Ok(())
+        });
+        changed.map(drop)
+    }
+
+    /// The saving of a pod has come to its end.
+    pub(super) fn ended(&self, uid: &str) {
+        let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(saving) = saves.get_mut(uid) {
+            saving.done = true;
+        }
+        // Pods are not told apart by their uids for ever.
+        if saves.len() > 10_000 {
+            saves.retain(|_, saving| !saving.done);
+        }
+        self.saved.notify_all();
+    }
+}
+
+/// How many seconds there are to save a pod that has to go; `None` if it is not to be saved.
+fn gives_way(pod: &Value, now: i64) -> Option<u64> {
+    // A container that is only started again is none of our business.
+    let end = time::parse(text(pod, "/metadata/deletionTimestamp"))?;
+    if !is_ours(pod) || Replica::of(pod).is_none() {
+        return None;
+    }
+    let left = end.saturating_sub(now).saturating_sub(RESERVE);
+    u64::try_from(left).ok().filter(|left| *left > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gives_way() {
+        let pod = json!({
+            "metadata": {
+                "deletionTimestamp": "2026-01-01T00:00:30Z",
+                "ownerReferences": [{ "uid": "o", "controller": true }],
+            },
+            "spec": { "runtimeClassName": "torpor" },
+        });
+        let start = time::parse("2026-01-01T00:00:00Z").unwrap();
+        assert_eq!(gives_way(&pod, start), Some(28));
+        assert_eq!(gives_way(&pod, start + 28), None, "there is no time left");
+        let mut other = pod.clone();
+        other["metadata"].as_object_mut().unwrap().remove("deletionTimestamp");
+        assert_eq!(gives_way(&other, start), None, "a probe has failed");
+        let mut other = pod.clone();
+        other["spec"]["runtimeClassName"] = json!("runc");
+        assert_eq!(gives_way(&other, start), None);
+        let mut other = pod;
+        other["metadata"]["ownerReferences"] = json!([]);
+        assert_eq!(gives_way(&other, start), None, "nobody replaces it");
+    }
+}

@@ -1,0 +1,246 @@
+//! Agents of three nodes, an API server in memory, and the controller's keys.
+
+use std::fs;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use serde_json::{Value, json};
+use torpor_queue::http::{Request, Response};
+
+use super::node::Node;
+use super::{AgentArgs, bearer, peer};
+use crate::api::ApiArgs;
+use crate::checkpoint::{self, NODE_LABEL, is_ready, path};
+use crate::controller::keys::{Keys, Want};
+use crate::message::{Answer, Ask, Container};
+use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
+use crate::testing::Server;
+
+const POD: &str = "/api/v1/namespaces/a/pods/web-0";
+
+fn pod(uid: &str, node: &str) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "a", "name": "web-0", "uid": uid,
+            "ownerReferences": [{ "uid": "o", "controller": true }],
+        },
+        "spec": {
+            "nodeName": node, "runtimeClassName": "torpor",
+            "containers": [{ "name": "main", "image": "i" }],
+        },
+        "status": { "containerStatuses": [{ "name": "main", "state": { "running": {} } }] },
+    })
+}
+
+fn container(uid: &str) -> Container {
+    Container { namespace: "a".into(), pod: "web-0".into(), uid: uid.into(), name: "main".into() }
+}
+
+/// The agent of a node, which listens for others.
+fn agent(server: &Arc<Server>, name: &str, place: &tempfile::TempDir) -> Arc<Node> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = listener.local_addr().unwrap();
+    let state = place.path().join(name);
+    fs::create_dir(&state).unwrap();
+    let (certificate, tls) = peer::identity(&state.join("agent.pem"), listen.ip()).unwrap();
+    let token = format!("agent:{name}");
+    let args = AgentArgs {
+        node: name.into(),
+        socket: state.join("agent.sock"),
+        state,
+        listen,
+        controller: server.address(),
+        kubelet: server.address(),
+        api: ApiArgs::default(),
+    };
+    let node = Arc::new(Node::new(&args, server.api(&token), certificate).unwrap());
+    let shared = Arc::clone(&node);
+    thread::spawn(move || peer::serve(&listener, &tls, &shared));
+    node
+}
+
+/// Answers as the controller does about keys.
+fn key(server: &Server, request: &Request) -> Option<Response> {
+    let parts: Vec<&str> = request.path.split('/').collect();
+    let ["", "v1", "keys", want, namespace, name] = parts.as_slice() else { return None };
+    let api = server.api("controller");
+    let keys = Keys { api: &api, namespace: "torpor-system" };
+    let want = if *want == "seal" { Want::Seal } else { Want::Open };
+    let pod = request.query("pod").unwrap_or_default();
+    let answer = keys.answer(want, bearer(request).unwrap_or_default(), namespace, name, pod);
+    Some(match answer {
+        Ok(answer) => Response::json(&answer),
+        Err(refusal) => Response::problem(403, &format!("{refusal:?}")),
+    })
+}
+
+fn cluster() -> (Arc<Server>, tempfile::TempDir) {
+    let server = Server::start();
+    let desk = Arc::clone(&server);
+    server.also(move |request| key(&desk, request));
+    (server, tempfile::tempdir().unwrap())
+}
+
+/// Does what the wrapper does with an order to save.
+fn save(node: &Node, uid: &str, answer: &Answer) -> Answer {
+    let Answer::Save { dir, recipient, .. } = answer else { panic!("{answer:?}") };
+    assert!(recipient.as_ref().is_some_and(|text| text.starts_with("age1")), "{recipient:?}");
+    fs::write(dir.join("memory"), "sealed").unwrap();
+    let containers = vec!["main".to_owned()];
+    let told = Ask::Saved { container: container(uid), containers, error: None, frozen_ms: 7 };
+    node.answer(&told).unwrap()
+}
+
+/// Lets the pod of uid `old` give way on node1, and the pod of uid `new` claim its checkpoint on node2.
+fn given_way(server: &Arc<Server>, node1: &Node) -> String {
+    let mut old = pod("old", "node1");
+    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    server.put(POD, old);
+    let answer = node1.answer(&Ask::Stop { container: container("old") }).unwrap();
+    assert_eq!(save(node1, "old", &answer), Answer::Noted);
+    let name = checkpoint::name_of("web-0", "old");
+    let mut new = pod("new", "node2");
+    new["metadata"]["annotations"] = json!({ RESTORE_FROM: name });
+    server.put(POD, new);
+    let mut object = server.get(&path("a", &name)).unwrap();
+    object["status"]["claimedBy"] = json!({ "name": "web-0", "uid": "new" });
+    server.put(&path("a", &name), object);
+    name
+}
+
+#[test]
+fn a_pod_goes_from_node_to_node_sealed() {
+    let (server, place) = cluster();
+    let (node1, node2) = (agent(&server, "node1", &place), agent(&server, "node2", &place));
+    let name = given_way(&server, &node1);
+    let object = server.get(&path("a", &name)).unwrap();
+    assert!(is_ready(&object) && object["status"]["frozenMilliseconds"] == 7);
+    let again = node1.answer(&Ask::Stop { container: container("old") }).unwrap();
+    assert_eq!(again, Answer::Plain, "it was saved already");
+    let answer = node2.answer(&Ask::Create { container: container("new") }).unwrap();
+    let Answer::Restore { dir, identity, .. } = answer else { panic!("{answer:?}") };
+    assert_eq!(fs::read_to_string(dir.join("memory")).unwrap(), "sealed");
+    assert!(identity.unwrap().text().starts_with("AGE-SECRET-KEY-1"));
+    let told = Ask::Created { container: container("new"), restored: true, reason: "".into() };
+    node2.answer(&told).unwrap();
+    let object = server.get(&path("a", &name)).unwrap();
+    assert_eq!(object["status"]["restoringOn"], "node2");
+    assert!(checkpoint::is_used(&object));
+    let crashed = node2.answer(&Ask::Create { container: container("new") }).unwrap();
+    assert_eq!(crashed, Answer::Plain, "it begins anew");
+    assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));
+    assert!(node2.counters.text().contains("\ntorpor_containers_restored_total 1\n"));
+}
+
+#[test]
+fn another_node_and_a_stolen_token_get_nothing() {
+    let (server, place) = cluster();
+    let [node1, node2, node3] = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
+    let name = given_way(&server, &node1);
+    let error = node3.answer(&Ask::Create { container: container("new") }).unwrap_err();
+    assert!(error.to_string().contains("403"), "{error}");
+    // The peer refuses as well, whoever asks it.
+    let object = server.get(&path("a", &name)).unwrap();
+    let into = tempfile::tempdir().unwrap();
+    for token in ["agent:node3", "alice"] {
+        let stolen = peer::fetch(&server.api(token), &object, "web-0", into.path());
+        assert!(stolen.unwrap_err().to_string().contains("403"), "{token}");
+    }
+    let other = peer::fetch(&server.api("agent:node2"), &object, "web-1", into.path());
+    assert!(other.unwrap_err().to_string().contains("403"), "another pod");
+    assert!(fs::read_dir(into.path()).unwrap().next().is_none());
+    // A pod of another namespace that names the checkpoint.
+    let mut foreign = server.get(POD).unwrap();
+    foreign["metadata"]["namespace"] = json!("b");
+    server.put("/api/v1/namespaces/b/pods/web-0", foreign.clone());
+    let mut there = container("new");
+    there.namespace = "b".into();
+    let ask = Ask::Create { container: there };
+    assert!(node2.answer(&ask).unwrap_err().to_string().contains("no checkpoint"));
+    // If the pod must not start cold, it is told why.
+    foreign["metadata"]["annotations"][RESTORE_POLICY] = json!("Always");
+    server.put("/api/v1/namespaces/b/pods/web-0", foreign);
+    assert!(matches!(node2.answer(&ask).unwrap(), Answer::Refused { .. }));
+}
+
+#[test]
+fn without_a_key_nothing_is_saved() {
+    let server = Server::start();
+    let place = tempfile::tempdir().unwrap();
+    let node1 = agent(&server, "node1", &place);
+    let mut old = pod("old", "node1");
+    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    server.put(POD, old);
+    node1.answer(&Ask::Stop { container: container("old") }).unwrap_err();
+    let object = server.get(&path("a", &checkpoint::name_of("web-0", "old"))).unwrap();
+    assert!(!checkpoint::is_in_progress(&object) && !is_ready(&object));
+    assert!(node1.store.all().is_empty());
+}
+
+/// Orders a checkpoint, carries it out with a kubelet that calls the wrapper, and says what the wrapper
+/// was told. `meanwhile` happens when the pod has been saved.
+fn ordered(stopped: bool, meanwhile: impl Fn(&Server) + Send + Sync + 'static) -> (Answer, Value) {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    server.put(POD, pod("old", "node1"));
+    let mut object = checkpoint::new(&pod("old", "node1"), "c", 30);
+    object["metadata"]["labels"] = json!({ NODE_LABEL: "node1" });
+    object["spec"]["postCheckpointState"] = json!(if stopped { "Stopped" } else { "Running" });
+    server.put(&path("a", "c"), object.clone());
+    let told: Arc<Mutex<Vec<Answer>>> = Arc::default();
+    let said = Arc::clone(&told);
+    let (desk, wrapper) = (Arc::clone(&server), Arc::clone(&node1));
+    server.also(move |request| {
+        if request.path != "/checkpoint/a/web-0/main" {
+            return key(&desk, request);
+        }
+        assert_eq!(bearer(request), Some("agent:node1"));
+        let order = wrapper.answer(&Ask::Checkpoint { container: container("old") }).unwrap();
+        let other = wrapper.answer(&Ask::Checkpoint { container: container("old") }).unwrap();
+        assert_eq!(other, Answer::Plain, "it was ordered once");
+        meanwhile(&desk);
+        let told = save(&wrapper, "old", &order);
+        said.lock().unwrap().push(told);
+        Some(Response::problem(500, "the agent has it"))
+    });
+    node1.carry_out(&object).unwrap();
+    // What is there twice is carried out once.
+    node1.carry_out(&object).unwrap();
+    let told = told.lock().unwrap().pop().unwrap();
+    (told, server.get(&path("a", "c")).unwrap_or_default())
+}
+
+#[test]
+fn a_pod_goes_on_after_a_checkpoint_that_was_ordered() {
+    let (told, object) = ordered(false, |_| {});
+    assert_eq!(told, Answer::Thaw);
+    assert!(is_ready(&object), "{object}");
+    assert!(!text(&object, "/status/wrappedKey").is_empty());
+}
+
+#[test]
+fn a_pod_that_moves_ends_only_when_it_is_deleted() {
+    let (told, _) = ordered(true, |server| {
+        let mut deleted = server.get(POD).unwrap();
+        deleted["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+        server.put(POD, deleted);
+    });
+    assert_eq!(told, Answer::Noted);
+}
+
+#[test]
+fn a_pod_whose_move_fails_goes_on() {
+    let (server, place) = cluster();
+    let node1 = agent(&server, "node1", &place);
+    server.put(POD, pod("old", "node1"));
+    let mut object = checkpoint::new(&pod("old", "node1"), "c", 30);
+    object["status"] = checkpoint::begun(&pod("old", "node1"), "node1");
+    server.put(&path("a", "c"), object);
+    let api = server.api("controller");
+    let keys = Keys { api: &api, namespace: "torpor-system" };
+    assert!(keys.answer(Want::Seal, "agent:node1", "a", "c", "").is_ok());
+    // The controller takes the checkpoint back when the target is gone.
+    api.delete(&path("a", "c")).unwrap();
+    assert_eq!(node1.hold(&container("old"), "c"), Answer::Thaw);
+}

@@ -1,0 +1,225 @@
+//! What the controller does about what it has decided.
+
+use serde_json::{Value, json};
+
+use super::Controller;
+use super::decide::Action;
+use super::webhook::pointer;
+use crate::api::GROUP;
+use crate::checkpoint::{NODE_LABEL, path, ready, set};
+use crate::error::Result;
+use crate::pod::{
+    GATE, RESTORE_FROM, RESTORE_POLICY, SAVE_COST, controller_of, gates, is_ours, text,
+};
+use crate::time;
+
+impl Controller {
+    /// Carries an action out.
+    ///
+    /// # Errors
+    /// If the API server refuses it, or somebody was first (a conflict).
+    pub(super) fn carry_out(&self, action: &Action) -> Result<()> {
+        match action {
+            Action::Claim { pod, checkpoint } => {
+                let name = text(checkpoint, "/metadata/name");
+                self.reserve(pod, checkpoint)?;
+                let cost = checkpoint["status"]["frozenMilliseconds"].as_u64().unwrap_or(0);
+                let notes = [(RESTORE_FROM, name.to_owned()), (SAVE_COST, cost.to_string())];
+                self.ungate(pod, &notes)?;
+                self.counters.add("pods_continued_total", 1);
+                self.note(pod, "CheckpointClaimed", &format!("continues from {name}"));
+            }
+            Action::Warm { pod, checkpoint, always } => {
+                let name = text(checkpoint, "/metadata/name");
+                let mut notes = vec![(RESTORE_FROM, name.to_owned())];
+                if *always {
+                    notes.push((RESTORE_POLICY, "Always".to_owned()));
+                }
+                self.ungate(pod, &notes)?;
+                self.counters.add("pods_warm_total", 1);
+                self.note(pod, "SnapshotChosen", &format!("starts from {name}"));
+            }
+            Action::Ungate { pod, reason } => {
+                self.ungate(pod, &[])?;
+                self.counters.add("pods_cold_total", 1);
+                self.note(pod, "ColdStart", reason);
+            }
+            Action::Release { checkpoint } => {
+                let mut free = checkpoint.clone();
+                if let Some(status) = free["status"].as_object_mut() {
+                    status.remove("claimedBy");
+                }
+                self.status(&free)?;
+            }
+            Action::Remove { checkpoint } => self.api.delete(&place(checkpoint))?,
+            Action::Order { object } => {
+                let namespace = text(object, "/metadata/namespace");
+                let list = format!("{GROUP}/namespaces/{namespace}/podcheckpoints");
+                self.api.create(&list, object)?;
+            }
+            Action::Assign { checkpoint } => self.assign(checkpoint)?,
+            Action::Reserve { pod, checkpoint } => self.reserve(pod, checkpoint)?,
+            Action::Phase { migration } => self.phase(migration)?,
+            Action::Create { pod } => {
+                let namespace = text(pod, "/metadata/namespace");
+                self.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod)?;
+            }
+            Action::Adopt { source, target } => self.adopt(source, target)?,
+            Action::Delete { pod, seconds } => self.delete(pod, *seconds)?,
+        }
+        Ok(())
+    }
+
+    /// Writes down whom a checkpoint is for, if nobody else was first.
+    fn reserve(&self, pod: &Value, checkpoint: &Value) -> Result<()> {
+        let mut claimed = checkpoint.clone();
+        let claim = json!({ "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"] });
+        if claimed["status"]["claimedBy"] == claim {
+            return Ok(());
+        }
+        claimed["status"]["claimedBy"] = claim;
+        self.status(&claimed)
+    }
+
+    /// Tells the agent of the node that the pod is on to make a checkpoint.
+    fn assign(&self, checkpoint: &Value) -> Result<()> {
+        let namespace = text(checkpoint, "/metadata/namespace");
+        let source = text(checkpoint, "/spec/sourcePod/name");
+        let pod = self.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{source}"))?;
+        let uid = text(checkpoint, "/spec/sourcePod/uid");
+        let pod = pod.filter(|pod| uid.is_empty() || text(pod, "/metadata/uid") == uid);
+        let why = match &pod {
+            None => "there is no such pod",
+            Some(pod) if !is_ours(pod) => "the pod does not run under the runtime class torpor",
+            Some(pod) if text(pod, "/spec/nodeName").is_empty() => "the pod is on no node",
+            Some(_) => "",
+        };
+        if !why.is_empty() {
+            let mut failed = checkpoint.clone();
+            set(&mut failed, ready(false, "CheckpointFailed", why));
+            return self.status(&failed);
+        }
+        let node = pod.map(|pod| pod["spec"]["nodeName"].clone());
+        let patch = match checkpoint["metadata"]["labels"].is_object() {
+            true => json!([{
+                "op": "add", "path": pointer("/metadata/labels", NODE_LABEL), "value": node,
+            }]),
+            false => json!([{
+                "op": "add", "path": "/metadata/labels", "value": { NODE_LABEL: node },
+            }]),
+        };
+        self.api.patch(&place(checkpoint), &patch).map(drop)
+    }
+
+    fn phase(&self, migration: &Value) -> Result<()> {
+        let (namespace, name) =
+            (text(migration, "/metadata/namespace"), text(migration, "/metadata/name"));
+        let place = format!("{GROUP}/namespaces/{namespace}/podmigrations/{name}/status");
+        self.api.replace(&place, migration)?;
+        match text(migration, "/status/phase") {
+            "Succeeded" => self.counters.add("pods_moved_total", 1),
+            "Failed" => self.counters.add("moves_failed_total", 1),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Lets the target take the place of the source among the pods of its owner, and ends the source.
+    fn adopt(&self, source: &Value, target: &Value) -> Result<()> {
+        if controller_of(source).is_some() {
+            // The owner sees one pod too many, and lets the cheapest go.
+            let cost = "controller.kubernetes.io/pod-deletion-cost";
+            self.annotate(source, &[(cost, "-2147483648".to_owned())], Vec::new())?;
+        }
+        let mut labels = target["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+        labels.extend(source["metadata"]["labels"].as_object().cloned().unwrap_or_default());
+        let labels = json!({ "op": "add", "path": "/metadata/labels", "value": labels });
+        self.annotate(target, &[], vec![labels])?;
+        self.note(target, "Moved", &format!("continues {}", text(source, "/metadata/name")));
+        self.delete(source, None)
+    }
+
+    fn delete(&self, pod: &Value, seconds: Option<u64>) -> Result<()> {
+        // Nothing is done to a pod that is not the one that was seen.
+        let mut options = json!({
+            "apiVersion": "v1", "kind": "DeleteOptions",
+            "preconditions": { "uid": pod["metadata"]["uid"] },
+        });
+        if let Some(seconds) = seconds {
+            options["gracePeriodSeconds"] = json!(seconds);
+        }
+        self.api.delete_with(&of_pod(pod), &options)
+    }
+
+    fn status(&self, checkpoint: &Value) -> Result<()> {
+        self.api.replace(&format!("{}/status", place(checkpoint)), checkpoint).map(drop)
+    }
+
+    /// Takes the gate away, and says what the pod continues from: in one step.
+    fn ungate(&self, pod: &Value, notes: &[(&str, String)]) -> Result<()> {
+        let left: Vec<Value> =
+            gates(pod).filter(|name| *name != GATE).map(|name| json!({ "name": name })).collect();
+        let gates = json!({ "op": "replace", "path": "/spec/schedulingGates", "value": left });
+        self.annotate(pod, notes, vec![gates])
+    }
+
+    /// Annotates a pod, and changes it in other ways, in one step.
+    fn annotate(
+        &self,
+        pod: &Value,
+        notes: &[(&str, String)],
+        mut changes: Vec<Value>,
+    ) -> Result<()> {
+        let uid = &pod["metadata"]["uid"];
+        // Nothing is done to a pod that is not the one that was seen.
+        changes.insert(0, json!({ "op": "test", "path": "/metadata/uid", "value": uid }));
+        if pod["metadata"]["annotations"].is_object() {
+            changes.extend(notes.iter().map(|(name, value)| {
+                let place = pointer("/metadata/annotations", name);
+                json!({ "op": "add", "path": place, "value": value })
+            }));
+        } else if !notes.is_empty() {
+            let all: serde_json::Map<String, Value> =
+                notes.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+            changes.push(json!({ "op": "add", "path": "/metadata/annotations", "value": all }));
+        }
+        self.api.patch(&of_pod(pod), &Value::Array(changes)).map(drop)
+    }
+
+    /// Tells people. What cannot be told is done nevertheless.
+    fn note(&self, pod: &Value, reason: &str, message: &str) {
+        let namespace = text(pod, "/metadata/namespace");
+        // What has nothing to continue is nobody's news.
+        if reason == "ColdStart" && controller_of(pod).is_some() && message.starts_with("there is")
+        {
+            return;
+        }
+        let now = time::format(time::now());
+        let event = json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": { "generateName": "torpor-", "namespace": namespace },
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Pod", "namespace": namespace,
+                "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
+            },
+            "type": "Normal", "reason": reason, "message": message,
+            "source": { "component": "torpor-controller" },
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        });
+        if let Err(error) =
+            self.api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event)
+        {
+            eprintln!("{error}");
+        }
+    }
+}
+
+fn place(checkpoint: &Value) -> String {
+    path(text(checkpoint, "/metadata/namespace"), text(checkpoint, "/metadata/name"))
+}
+
+fn of_pod(pod: &Value) -> String {
+    let (namespace, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
+    format!("/api/v1/namespaces/{namespace}/pods/{name}")
+}

@@ -1,0 +1,208 @@
+//! What is decided about pods and checkpoints.
+
+use super::*;
+use crate::checkpoint::{begun, new, ready};
+use crate::pod::GATE;
+use serde_json::json;
+
+const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
+const NOW: &str = "2026-01-01T00:01:00Z";
+
+fn pod(uid: &str, index: &str, gated: bool) -> Value {
+    let mut pod = json!({
+        "metadata": {
+            "namespace": "a", "name": format!("web-{uid}"), "uid": uid,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": { "apps.kubernetes.io/pod-index": index },
+            "ownerReferences": [{ "uid": "o", "controller": true }],
+        },
+        "spec": {
+            "runtimeClassName": "torpor",
+            "containers": [{ "name": "c", "image": "i" }],
+        },
+        "status": { "phase": if gated { "Pending" } else { "Running" } },
+    });
+    if gated {
+        pod["spec"]["schedulingGates"] = json!([{ "name": GATE }]);
+    }
+    pod
+}
+
+fn checkpoint(source: &Value) -> Value {
+    let uid = text(source, "/metadata/uid");
+    let mut one = new(source, &format!("c-{uid}"), 30);
+    one["metadata"]["uid"] = json!(format!("c{uid}"));
+    one["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    one["status"] = begun(source, "n1");
+    one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
+    one["status"]["completionTime"] = json!(NOW);
+    one["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
+    one
+}
+
+fn decided(pods: &[Value], checkpoints: &[Value]) -> Vec<Action> {
+    let world = World { pods, checkpoints, policies: &[], migrations: &[] };
+    decide(world, LIMITS, time::parse(NOW).unwrap())
+}
+
+fn leaving(mut pod: Value) -> Value {
+    pod["metadata"]["deletionTimestamp"] = json!(NOW);
+    pod
+}
+
+#[test]
+fn each_replica_gets_its_own_once() {
+    let olds: Vec<Value> = (0..100).map(|n| pod(&format!("o{n}"), &n.to_string(), false)).collect();
+    let news: Vec<Value> = (0..100).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
+    let saved: Vec<Value> = olds.iter().rev().map(checkpoint).collect();
+    let actions = decided(&news, &saved);
+    assert_eq!(actions.len(), 100);
+    for action in actions {
+        let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
+        assert_eq!(Replica::of(&pod).unwrap(), replica(&checkpoint));
+    }
+}
+
+#[test]
+fn replicas_that_are_alike_share_nothing() {
+    let saved: Vec<Value> = ["a", "b"].map(|n| checkpoint(&pod(n, "", false))).into();
+    let news: Vec<Value> = ["x", "y", "z"].map(|n| pod(n, "", true)).into();
+    let actions = decided(&news, &saved);
+    let mut claimed = HashSet::new();
+    for action in &actions[..2] {
+        let Action::Claim { checkpoint, .. } = action else { panic!("{action:?}") };
+        assert!(claimed.insert(text(checkpoint, "/metadata/uid")));
+    }
+    assert!(matches!(actions[2], Action::Ungate { .. }));
+}
+
+#[test]
+fn a_replacement_waits_while_its_predecessor_is_saved() {
+    let (old, new) = (leaving(pod("o", "0", false)), pod("n", "0", true));
+    assert_eq!(decided(&[old.clone(), new.clone()], &[]), []);
+    let mut saving = checkpoint(&old);
+    saving["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+    assert_eq!(decided(std::slice::from_ref(&new), std::slice::from_ref(&saving)), []);
+    saving["status"]["conditions"] = json!([ready(false, "CheckpointFailed", "x")]);
+    let actions = decided(&[old, new.clone()], &[saving]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+    let mut late = new;
+    late["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
+    let actions = decided(&[leaving(pod("o", "0", false)), late], &[]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+}
+
+#[test]
+fn foreign_and_changed_pods_get_nothing() {
+    let saved = checkpoint(&pod("o", "0", false));
+    let mut foreign = pod("n", "0", true);
+    foreign["metadata"]["namespace"] = json!("b");
+    let mut changed = pod("n", "0", true);
+    changed["spec"]["containers"][0]["image"] = json!("other");
+    for pod in [foreign, changed] {
+        let actions = decided(std::slice::from_ref(&pod), std::slice::from_ref(&saved));
+        assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+        let mut asks = pod;
+        asks["metadata"]["annotations"] = json!({ RESTORE_REQUEST: "c-o" });
+        assert_eq!(decided(&[asks], std::slice::from_ref(&saved)), []);
+    }
+}
+
+#[test]
+fn claims_are_finished_released_and_removed() {
+    let new = pod("n", "0", true);
+    let mut saved = checkpoint(&pod("o", "0", false));
+    saved["status"]["claimedBy"] = json!({ "name": "web-n", "uid": "n" });
+    let actions = decided(std::slice::from_ref(&new), std::slice::from_ref(&saved));
+    assert!(matches!(actions.as_slice(), [Action::Claim { .. }]));
+    let actions = decided(&[], std::slice::from_ref(&saved));
+    assert!(matches!(actions.as_slice(), [Action::Release { .. }]));
+    saved["status"]["restoredContainers"] = json!([{ "name": "other" }]);
+    let actions = decided(&[], std::slice::from_ref(&saved));
+    assert!(matches!(actions.as_slice(), [Action::Remove { .. }]));
+}
+
+#[test]
+fn pods_start_warm_by_policy() {
+    let mut snapshot = checkpoint(&pod("o", "", false));
+    snapshot["spec"]["sharing"] = json!("Shared");
+    snapshot["spec"]["postCheckpointState"] = json!("Running");
+    snapshot["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+    let new = pod("n", "", true);
+    let policy = |start: &str| {
+        json!({
+            "metadata": { "namespace": "a", "name": "p" },
+            "spec": {
+                "selector": { "matchLabels": { "apps.kubernetes.io/pod-index": "" } },
+                "start": start,
+            },
+        })
+    };
+    let decided = |policies: &[Value], checkpoints: &[Value]| {
+        let pods = std::slice::from_ref(&new);
+        let world = World { pods, checkpoints, policies, migrations: &[] };
+        decide(world, LIMITS, time::parse(NOW).unwrap())
+    };
+    let all = std::slice::from_ref(&snapshot);
+    let warm = decided(&[policy("IfPresent")], all);
+    assert!(matches!(warm.as_slice(), [Action::Warm { always: false, .. }]), "{warm:?}");
+    let warm = decided(&[policy("Always")], all);
+    assert!(matches!(warm.as_slice(), [Action::Warm { always: true, .. }]), "{warm:?}");
+    assert_eq!(decided(&[policy("Always")], &[]), [], "it waits for its snapshot");
+    for (policies, checkpoints) in
+        [(vec![policy("Never")], all), (vec![], all), (vec![policy("IfPresent")], &[])]
+    {
+        let cold = decided(&policies, checkpoints);
+        assert!(matches!(cold.as_slice(), [Action::Ungate { .. }]), "{cold:?}");
+    }
+    // Its own checkpoint is worth more.
+    let own = checkpoint(&pod("o", "", false));
+    let claim = decided(&[policy("Always")], &[snapshot, own]);
+    assert!(matches!(claim.as_slice(), [Action::Claim { .. }]), "{claim:?}");
+}
+
+#[test]
+fn orders_are_assigned_and_their_pods_end() {
+    let source = pod("o", "0", false);
+    let mut order = new(&source, "c", 30);
+    let actions = decided(std::slice::from_ref(&source), std::slice::from_ref(&order));
+    assert!(matches!(actions.as_slice(), [Action::Assign { .. }]), "{actions:?}");
+    order["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+    assert_eq!(decided(std::slice::from_ref(&source), std::slice::from_ref(&order)), []);
+    let mut done = checkpoint(&source);
+    done["metadata"]["labels"] = json!({ NODE_LABEL: "n1" });
+    let actions = decided(std::slice::from_ref(&source), std::slice::from_ref(&done));
+    assert!(matches!(actions.as_slice(), [Action::Delete { .. }]), "{actions:?}");
+    done["spec"]["postCheckpointState"] = json!("Running");
+    assert_eq!(decided(std::slice::from_ref(&source), std::slice::from_ref(&done)), []);
+    // One that never came makes room for the next.
+    let mut lost = done.clone();
+    lost["metadata"]["creationTimestamp"] = json!("2025-12-31T00:00:00Z");
+    lost["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+    let actions = decided(std::slice::from_ref(&source), &[lost]);
+    assert!(matches!(actions.as_slice(), [Action::Remove { .. }]), "{actions:?}");
+    // What its pod has outlived is no place to go back to by itself.
+    let replacement = pod("n", "0", true);
+    let actions = decided(&[replacement], &[done]);
+    assert!(matches!(actions.as_slice(), [Action::Ungate { .. }]), "{actions:?}");
+}
+
+/// A suspended Job ends its pods, and makes new ones of the same indexes when it is resumed: hours
+/// later, by a controller that knows nothing of before.
+#[test]
+fn a_job_that_is_resumed_finds_what_it_left() {
+    let olds: Vec<Value> =
+        (0..8).map(|n| leaving(pod(&format!("o{n}"), &n.to_string(), false))).collect();
+    let saved: Vec<Value> = olds.iter().map(checkpoint).collect();
+    assert_eq!(decided(&[], &saved), [], "they are kept while nobody wants them");
+    let news: Vec<Value> = (0..8).map(|n| pod(&format!("n{n}"), &n.to_string(), true)).collect();
+    let hours = time::parse(NOW).unwrap() + 3600 * 5;
+    let world = World { pods: &news, checkpoints: &saved, policies: &[], migrations: &[] };
+    let mut seen = HashSet::new();
+    for action in decide(world, Limits { gate: 1 << 40, ..LIMITS }, hours) {
+        let Action::Claim { pod, checkpoint } = action else { panic!("{action:?}") };
+        assert_eq!(Replica::of(&pod).unwrap(), replica(&checkpoint));
+        assert!(seen.insert(text(&checkpoint, "/metadata/uid").to_owned()));
+    }
+    assert_eq!(seen.len(), 8);
+}

@@ -1,0 +1,150 @@
+//! The controller and an API server in memory: what it decides, carried out.
+
+use std::collections::{HashMap, HashSet};
+
+use super::*;
+use crate::checkpoint::{self, path};
+use crate::pod::{GATE, RESTORE_FROM, Replica, annotation, is_gated, text};
+use crate::testing::Server;
+
+const LIMITS: Limits = Limits { gate: 120, unclaimed: 86_400, used: 600 };
+
+/// A controller that has just begun to lead.
+fn controller(server: &Server) -> Controller {
+    let api = server.api("controller");
+    let certificate = Certificate::load(&api, "torpor-system").unwrap();
+    Controller {
+        api,
+        namespace: "torpor-system".into(),
+        limits: LIMITS,
+        certificate: Arc::new(Mutex::new(certificate)),
+        counters: Arc::new(Counters::new(COUNTERS)),
+        checked: Some(Instant::now()),
+    }
+}
+
+/// A pod of an owner: with a number where its replicas have one, the label says so.
+fn pod(owner: &str, label: Option<&str>, number: usize, uid: &str) -> Value {
+    let mut labels = json!({ GATED: "true" });
+    if let Some(label) = label {
+        labels[label] = json!(number.to_string());
+    }
+    json!({
+        "metadata": {
+            "namespace": "a", "name": format!("{owner}-{number}"), "uid": uid,
+            "creationTimestamp": time::format(time::now()), "labels": labels,
+            "ownerReferences": [{ "uid": owner, "controller": true }],
+        },
+        "spec": {
+            "runtimeClassName": "torpor", "schedulingGates": [{ "name": GATE }],
+            "containers": [{ "name": "c", "image": owner }],
+        },
+    })
+}
+
+fn of_pod(pod: &Value) -> String {
+    format!("/api/v1/namespaces/a/pods/{}", text(pod, "/metadata/name"))
+}
+
+/// Puts a complete checkpoint of a pod there, and returns its name.
+fn saved(server: &Server, source: &Value) -> String {
+    let uid = text(source, "/metadata/uid");
+    let name = checkpoint::name_of(text(source, "/metadata/name"), uid);
+    let mut object = checkpoint::new(source, &name, 30);
+    object["metadata"]["uid"] = json!(format!("checkpoint-{uid}"));
+    object["metadata"]["creationTimestamp"] = json!(time::format(time::now()));
+    object["status"] = checkpoint::begun(source, "node1");
+    object["status"]["completionTime"] = json!(time::format(time::now()));
+    object["status"]["checkpointedContainers"] = json!([{ "name": "c" }]);
+    checkpoint::set(&mut object, checkpoint::ready(true, "CheckpointCompleted", ""));
+    server.put(&path("a", &name), object);
+    name
+}
+
+#[test]
+fn a_hundred_replicas_continue_each_its_own_once() {
+    let server = Server::start();
+    let kinds = [
+        ("set", Some("apps.kubernetes.io/pod-index")),
+        ("job", Some("batch.kubernetes.io/job-completion-index")),
+        ("deployment", None),
+    ];
+    let mut sources = HashMap::new();
+    let mut places = Vec::new();
+    for number in 0..100 {
+        let (owner, label) = kinds[number % 3];
+        let old = pod(owner, label, number, &format!("old{number}"));
+        sources.insert(saved(&server, &old), Replica::of(&old).unwrap());
+        let new = pod(owner, label, number, &format!("new{number}"));
+        server.put(&of_pod(&new), new.clone());
+        places.push(of_pod(&new));
+    }
+    // Of each tenth checkpoint somebody else has changed something, when it is claimed first.
+    let refused: Mutex<HashSet<String>> = Mutex::default();
+    server.also(move |request| {
+        let is_tenth = request.path.contains("0-") && request.path.ends_with("/status");
+        let first = is_tenth && refused.lock().unwrap().insert(request.path.clone());
+        (request.method == "PUT" && first).then(|| Response::problem(409, "somebody was first"))
+    });
+    let mut controller = controller(&server);
+    controller.turn().unwrap();
+    let waits = |place: &&String| is_gated(&server.get(place).unwrap());
+    assert_eq!(places.iter().filter(waits).count(), 10);
+    controller.turn().unwrap();
+    assert_eq!(places.iter().filter(waits).count(), 0);
+    let mut taken = HashSet::new();
+    for place in &places {
+        let pod = server.get(place).unwrap();
+        let name = annotation(&pod, RESTORE_FROM).unwrap().to_owned();
+        assert_eq!(sources[&name], Replica::of(&pod).unwrap());
+        let claimed = server.get(&path("a", &name)).unwrap();
+        assert_eq!(checkpoint::claimed_by(&claimed), pod["metadata"]["uid"].as_str());
+        assert!(taken.insert(name), "{place} continues what another does");
+    }
+    assert!(controller.counters.text().contains("\ntorpor_pods_continued_total 100\n"));
+    assert!(controller.counters.text().contains("\ntorpor_pods_cold_total 0\n"));
+}
+
+#[test]
+fn what_a_controller_has_begun_the_next_one_finishes() {
+    let server = Server::start();
+    let names: Vec<String> =
+        ["x", "y"].map(|uid| saved(&server, &pod("deployment", None, 0, uid))).into();
+    let new = pod("deployment", None, 1, "new");
+    server.put(&of_pod(&new), new.clone());
+    // It has written its claim down, and the gate is still there.
+    let mut claimed = server.get(&path("a", &names[0])).unwrap();
+    claimed["status"]["claimedBy"] = json!({ "name": new["metadata"]["name"], "uid": "new" });
+    server.put(&path("a", &names[0]), claimed);
+    controller(&server).turn().unwrap();
+    let pod = server.get(&of_pod(&new)).unwrap();
+    assert!(!is_gated(&pod));
+    assert_eq!(annotation(&pod, RESTORE_FROM), Some(names[0].as_str()));
+    let other = server.get(&path("a", &names[1])).unwrap();
+    assert_eq!(checkpoint::claimed_by(&other), None, "one pod has claimed two");
+}
+
+#[test]
+fn a_pod_that_was_replaced_meanwhile_is_left_alone() {
+    let server = Server::start();
+    let name = saved(&server, &pod("set", None, 0, "old"));
+    let seen = pod("set", None, 0, "seen");
+    let mut now = seen.clone();
+    now["metadata"]["uid"] = json!("another");
+    server.put(&of_pod(&seen), now);
+    let checkpoint = server.get(&path("a", &name)).unwrap();
+    let action = decide::Action::Claim { pod: seen.clone(), checkpoint };
+    controller(&server).carry_out(&action).unwrap_err();
+    let pod = server.get(&of_pod(&seen)).unwrap();
+    assert!(is_gated(&pod) && annotation(&pod, RESTORE_FROM).is_none());
+    // What was claimed for the pod that is gone is free again, and the one that is there waits for it.
+    let mut controller = controller(&server);
+    controller.turn().unwrap();
+    assert!(is_gated(&server.get(&of_pod(&seen)).unwrap()), "it has started cold");
+    controller.turn().unwrap();
+    let pod = server.get(&of_pod(&seen)).unwrap();
+    assert!(!is_gated(&pod));
+    assert_eq!(annotation(&pod, RESTORE_FROM), Some(name.as_str()));
+    let claimed = server.get(&path("a", &name)).unwrap();
+    assert_eq!(checkpoint::claimed_by(&claimed), Some("another"));
+}

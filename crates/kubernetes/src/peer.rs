@@ -1,0 +1,123 @@
+//! Who the other end is: agents show the tokens of their pods, and the API server says which node a
+//! token is bound to.
+
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::checkpoint::{claimed_by, is_shared};
+use crate::error::Result;
+use crate::pod::{RESTORE_FROM, annotation, is_name, text};
+
+/// The account of the agents.
+pub const ACCOUNT: &str = "system:serviceaccount:torpor-system:torpor-agent";
+/// Where the API server says which node a token is of.
+const NODE: &str = "authentication.kubernetes.io/node-name";
+
+/// Asks the API server whose `token` is.
+///
+/// # Errors
+/// If it does not answer.
+pub fn review(api: &Api, token: &str) -> Result<Value> {
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": { "token": token },
+    });
+    api.create("/apis/authentication.k8s.io/v1/tokenreviews", &review)
+}
+
+/// The node that the reviewed token of an agent is bound to.
+///
+/// # Errors
+/// Why it is no such token.
+pub fn node_of(review: &Value) -> std::result::Result<&str, String> {
+    let status = &review["status"];
+    if status["authenticated"] != true || text(status, "/user/username") != ACCOUNT {
+        return Err("the token is of no agent".into());
+    }
+    match status["user"]["extra"][NODE][0].as_str() {
+        Some(node) if !node.is_empty() => Ok(node),
+        _ => Err("the token of the agent is bound to no node".into()),
+    }
+}
+
+/// The pod `name` in the namespace of `checkpoint`; nothing if there is none.
+///
+/// # Errors
+/// If the API server does not answer.
+pub fn reader(api: &Api, checkpoint: &Value, name: &str) -> Result<Value> {
+    let namespace = text(checkpoint, "/metadata/namespace");
+    if !is_name(namespace) || !is_name(name) {
+        return Ok(Value::Null);
+    }
+    let pod = api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    Ok(pod.unwrap_or_default())
+}
+
+/// Why whoever `review` is of must not have `checkpoint`, which is for `pod`, if so.
+#[must_use]
+pub fn objection(review: &Value, checkpoint: &Value, pod: &Value) -> Option<String> {
+    let node = match node_of(review) {
+        Ok(node) => node,
+        Err(why) => return Some(why),
+    };
+    let uid = text(pod, "/metadata/uid");
+    if uid.is_empty() || (!is_shared(checkpoint) && claimed_by(checkpoint) != Some(uid)) {
+        return Some("the checkpoint is not claimed for the pod".into());
+    }
+    if text(pod, "/metadata/namespace") != text(checkpoint, "/metadata/namespace")
+        || annotation(pod, RESTORE_FROM) != checkpoint["metadata"]["name"].as_str()
+    {
+        return Some("the pod does not continue from the checkpoint".into());
+    }
+    if text(pod, "/spec/nodeName") != node {
+        return Some(format!("the pod of the checkpoint is not on the node {node:?}"));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_node_of_the_pod_gets_a_checkpoint() {
+        let review = json!({ "status": {
+            "authenticated": true,
+            "user": { "username": ACCOUNT, "extra": { NODE: ["node2"] } },
+        } });
+        let checkpoint = json!({
+            "metadata": { "namespace": "a", "name": "c" },
+            "status": { "claimedBy": { "name": "p", "uid": "u" } },
+        });
+        let pod = json!({
+            "metadata": { "namespace": "a", "uid": "u", "annotations": { RESTORE_FROM: "c" } },
+            "spec": { "nodeName": "node2" },
+        });
+        assert_eq!(objection(&review, &checkpoint, &pod), None);
+        let mut stolen = review.clone();
+        stolen["status"]["user"]["extra"][NODE] = json!(["node3"]);
+        assert!(objection(&stolen, &checkpoint, &pod).is_some());
+        stolen["status"]["user"]["extra"] = Value::Null;
+        assert!(objection(&stolen, &checkpoint, &pod).is_some());
+        let mut other = review.clone();
+        other["status"]["user"]["username"] = json!("system:serviceaccount:a:torpor-agent");
+        assert!(objection(&other, &checkpoint, &pod).is_some());
+        let mut forged = review.clone();
+        forged["status"]["authenticated"] = json!(false);
+        assert!(objection(&forged, &checkpoint, &pod).is_some());
+        assert!(objection(&review, &json!({}), &pod).is_some());
+        assert!(objection(&review, &checkpoint, &json!({})).is_some());
+        // One that many may have: of its own namespace, and told so by the controller.
+        let mut shared = checkpoint;
+        shared["spec"] = json!({ "sharing": "Shared" });
+        shared["status"] = json!({});
+        assert_eq!(objection(&review, &shared, &pod), None);
+        let mut foreign = pod.clone();
+        foreign["metadata"]["namespace"] = json!("b");
+        assert!(objection(&review, &shared, &foreign).is_some());
+        let mut unasked = pod;
+        unasked["metadata"]["annotations"] = Value::Null;
+        assert!(objection(&review, &shared, &unasked).is_some());
+    }
+}

@@ -1,0 +1,205 @@
+//! An API server for tests: objects in memory, versions, and tokens that are bound to nodes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rcgen::KeyPair;
+use serde_json::{Value, json};
+use torpor_queue::http::{Request, Response};
+
+use crate::agent::{server, speak};
+use crate::api::{Api, ApiArgs, HOOKS};
+use crate::peer::ACCOUNT;
+use crate::pod::text;
+use crate::time;
+
+/// What else answers at the same address.
+type Other = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+
+/// The server. It ends with the test.
+pub struct Server {
+    objects: Mutex<(BTreeMap<String, Value>, u64)>,
+    other: Mutex<Option<Other>>,
+    address: String,
+    place: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts one.
+    pub fn start() -> Arc<Self> {
+        let key = KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        let tls = server(vec![certificate.der().clone()], &key).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let this = Arc::new(Self {
+            objects: Mutex::default(),
+            other: Mutex::default(),
+            address: format!("https://{}", listener.local_addr().unwrap()),
+            place: tempfile::tempdir().unwrap(),
+        });
+        fs::write(this.place.path().join("ca.crt"), certificate.pem()).unwrap();
+        let bundle = BASE64_STANDARD.encode(certificate.pem());
+        this.put(HOOKS, json!({ "webhooks": [{ "clientConfig": { "caBundle": bundle } }] }));
+        let shared = Arc::clone(&this);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (shared, tls) = (Arc::clone(&shared), Arc::clone(&tls));
+                thread::spawn(move || {
+                    // A client that is gone is none of the test's business.
+                    let _ = speak(stream, &tls, |request| shared.answer(&request));
+                });
+            }
+        });
+        this
+    }
+
+    /// Lets something else answer first.
+    pub fn also(&self, other: impl Fn(&Request) -> Option<Response> + Send + Sync + 'static) {
+        *self.other.lock().unwrap() = Some(Arc::new(other));
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// A client with a token; that of an agent is `agent:NODE`.
+    pub fn api(&self, token: &str) -> Api {
+        let file = self.place.path().join(token);
+        fs::write(&file, token).unwrap();
+        let server = Some(self.address());
+        let ca_file = self.place.path().join("ca.crt");
+        Api::open(&ApiArgs { server, token_file: file, ca_file }).unwrap()
+    }
+
+    fn objects(&self) -> MutexGuard<'_, (BTreeMap<String, Value>, u64)> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an object there.
+    pub fn put(&self, path: &str, mut object: Value) {
+        let mut objects = self.objects();
+        objects.1 += 1;
+        let version = objects.1;
+        object["metadata"]["resourceVersion"] = json!(version.to_string());
+        objects.0.insert(path.to_owned(), object);
+    }
+
+    /// The object that is there.
+    pub fn get(&self, path: &str) -> Option<Value> {
+        self.objects().0.get(path).cloned()
+    }
+
+    fn answer(&self, request: &Request) -> Response {
+        // It may ask this server in its turn.
+        let other = self.other.lock().unwrap().clone();
+        if let Some(other) = other
+            && let Some(response) = other(request)
+        {
+            return response;
+        }
+        let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+        let path = request.path.as_str();
+        match request.method.as_str() {
+            "POST" if path.ends_with("/tokenreviews") => Response::json(&reviewed(&body)),
+            "POST" => self.make(path, body),
+            "PUT" => self.replace(path, body),
+            "PATCH" => self.patch(path, &body),
+            "DELETE" => match self.objects().0.remove(path) {
+                Some(object) => Response::json(&object),
+                None => Response::problem(404, "gone"),
+            },
+            _ => match self.get(path) {
+                Some(object) => Response::json(&object),
+                None if is_list(path) => Response::json(&json!({ "items": self.list(path) })),
+                None => Response::problem(404, "no such object"),
+            },
+        }
+    }
+
+    fn make(&self, path: &str, mut object: Value) -> Response {
+        if let Some(start) = object["metadata"]["generateName"].as_str() {
+            let name = format!("{start}{}", self.objects().1);
+            object["metadata"]["name"] = json!(name);
+        }
+        let place = format!("{path}/{}", text(&object, "/metadata/name"));
+        if self.get(&place).is_some() {
+            return Response::problem(409, "it is there");
+        }
+        object["metadata"]["uid"] = json!(format!("uid-{place}"));
+        object["metadata"]["creationTimestamp"] = json!(time::format(time::now()));
+        self.put(&place, object);
+        Response::json(&self.get(&place).unwrap())
+    }
+
+    fn replace(&self, path: &str, object: Value) -> Response {
+        let place = path.strip_suffix("/status").unwrap_or(path);
+        let Some(mut known) = self.get(place) else { return Response::problem(404, "gone") };
+        if known["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+            return Response::problem(409, "somebody was first");
+        }
+        match path.ends_with("/status") {
+            true => known["status"] = object["status"].clone(),
+            false => known = object,
+        }
+        self.put(place, known);
+        Response::json(&self.get(place).unwrap())
+    }
+
+    /// Carries out what Torpor sends of RFC 6902: all of it, or nothing.
+    fn patch(&self, path: &str, patch: &Value) -> Response {
+        let Some(mut object) = self.get(path) else { return Response::problem(404, "gone") };
+        for step in patch.as_array().into_iter().flatten() {
+            let (place, value) = (text(step, "/path"), &step["value"]);
+            if step["op"] == "test" {
+                if object.pointer(place) != Some(value) {
+                    return Response::problem(422, "it is another one");
+                }
+                continue;
+            }
+            let (parent, name) = place.rsplit_once('/').unwrap_or_default();
+            let name = name.replace("~1", "/").replace("~0", "~");
+            match object.pointer_mut(parent).and_then(Value::as_object_mut) {
+                Some(parent) => drop(parent.insert(name, value.clone())),
+                None => return Response::problem(422, "there is no such place"),
+            }
+        }
+        self.put(path, object);
+        Response::json(&self.get(path).unwrap())
+    }
+
+    /// The objects of a kind, in one namespace or in all.
+    fn list(&self, path: &str) -> Vec<Value> {
+        let objects = self.objects();
+        let (group, kind) = path.rsplit_once('/').unwrap();
+        let everywhere = !group.contains("/namespaces/");
+        let below = |place: &str| {
+            let parts = place.strip_prefix(group).unwrap_or_default().split('/');
+            match parts.collect::<Vec<_>>().as_slice() {
+                ["", "namespaces", _, of, _] => everywhere && *of == kind,
+                ["", of, _] => *of == kind,
+                _ => false,
+            }
+        };
+        objects.0.iter().filter(|(place, _)| below(place)).map(|(_, o)| o.clone()).collect()
+    }
+}
+
+/// Whether a path is that of a list, and not of an object.
+fn is_list(path: &str) -> bool {
+    let kinds = ["pods", "podcheckpoints", "podsnapshotpolicies", "podmigrations", "secrets"];
+    kinds.iter().any(|kind| path.ends_with(&format!("/{kind}")))
+}
+
+fn reviewed(review: &Value) -> Value {
+    let node = text(review, "/spec/token").strip_prefix("agent:");
+    let extra = json!({ "authentication.kubernetes.io/node-name": [node] });
+    let user = json!({ "username": ACCOUNT, "extra": extra });
+    json!({ "status": { "authenticated": node.is_some(), "user": user } })
+}

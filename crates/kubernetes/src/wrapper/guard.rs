@@ -1,0 +1,100 @@
+//! Work that leaves nothing frozen when it is killed.
+//!
+//! The work has a process of its own, and that has a guardian for its parent. Whoever kills the
+//! call does not stop the work. If the work is killed, the guardian undoes what was done. Only if
+//! both are killed, nobody does.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getpid, getsid, kill_process, set_child_subreaper, setsid};
+use torpor_sys::process::{Status, fork, set_name, wait};
+
+/// How often it is looked whether what the work has started has ended.
+const STEP: Duration = Duration::from_millis(5);
+
+/// How the work leaves word for its guardian.
+#[derive(Debug)]
+pub struct Note(Option<UnixStream>);
+
+impl Note {
+    /// Leaves word for the guardian. It gets all that was written, in one piece.
+    pub fn leave(&self, text: &[u8]) {
+        if let Some(mut line) = self.0.as_ref() {
+            // Without a guardian nobody reads it.
+            let _ = line.write_all(text);
+        }
+    }
+}
+
+/// Does `work`, and waits for its end. If it is killed, `undo` is called with the words that it has
+/// left. What the work has started may run still: [`quiet`] ends it.
+///
+/// The caller must have one thread. Where no process can be made, the work is done by the caller.
+pub fn guarded(work: impl Fn(&Note), undo: impl Fn(&[u8])) {
+    let Ok((mut ours, theirs)) = UnixStream::pair() else { return work(&Note(None)) };
+    let Ok(guardian) = fork(|| watch(&work, &undo)) else { return work(&Note(None)) };
+    // The other end is closed when the guardian and the work have ended, in whatever order.
+    drop(theirs);
+    let _ = ours.read_to_end(&mut Vec::new());
+    let _ = wait(guardian, true);
+}
+
+/// The guardian's life.
+fn watch(work: &impl Fn(&Note), undo: &impl Fn(&[u8])) -> i32 {
+    // Not to end with the group of the call.
+    let _ = setsid();
+    // What the work has started becomes a child of the guardian when the work has ended. In the same way
+    // the work gets what runc has started.
+    let _ = set_child_subreaper(Some(getpid()));
+    let Ok((mut ours, theirs)) = UnixStream::pair() else {
+        work(&Note(None));
+        return 0;
+    };
+    let note = Note(Some(theirs));
+    let Ok(worker) = fork(|| {
+        let _ = set_child_subreaper(Some(getpid()));
+        work(&note);
+        0
+    }) else {
+        work(&note);
+        return 0;
+    };
+    drop(note);
+    let _ = set_name(c"torpor-guard");
+    if let Ok(Some((_, Status::Exited(0)))) = wait(worker, true) {
+        return 0;
+    }
+    let mut words = Vec::new();
+    // What cannot be read was not said.
+    let _ = ours.read_to_end(&mut words);
+    undo(&words);
+    0
+}
+
+/// Ends what this process has started, and waits until the engine's own guardian has put right what the
+/// engine has left. The last thing that it does is to freeze again what was frozen before.
+pub fn quiet() {
+    // Until there is no child any more: what ends leaves its children here.
+    while let Ok(ended) = wait(-1, false) {
+        if ended.is_none() {
+            end_children();
+            sleep(STEP);
+        }
+    }
+}
+
+/// Kills the children but those that lead a session: the engine's guardian is one, and ends by itself.
+fn end_children() {
+    let me = getpid();
+    let list = format!("/proc/{me}/task/{me}/children");
+    let children = fs::read_to_string(list).unwrap_or_default();
+    let children = children.split(' ').filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    for child in children.filter(|child| getsid(Some(*child)).is_ok_and(|of| of != *child)) {
+        // It may have ended by itself.
+        let _ = kill_process(child, Signal::KILL);
+    }
+}

@@ -1,0 +1,139 @@
+//! The archives beside the images of a checkpoint, sealed for the same recipient as the images.
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use torpor_seal::keys::{AgeIdentity, AgeRecipient};
+use torpor_seal::{Checkpoint, Header, MasterKey, Suite};
+
+use crate::error::{Context, Error, Result};
+
+/// The file that holds the key of the archives, wrapped for the recipient of the images.
+pub const FILE: &str = "seal.img";
+/// That file is never longer, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// How the archives of a checkpoint are written and read: sealed, or plain.
+#[derive(Debug, Default)]
+pub struct Archives(Option<Checkpoint>);
+
+impl Archives {
+    /// Those of a new checkpoint in `dir`, sealed for `recipient` if there is one.
+    ///
+    /// # Errors
+    /// If the recipient is none of age's, or the file cannot be written.
+    pub fn create(dir: &Path, recipient: Option<&str>) -> Result<Self> {
+        let what = || dir.join(FILE).display().to_string();
+        let Some(recipient) = recipient else { return Ok(Self(None)) };
+        let recipient = AgeRecipient::parse(recipient).context(what)?;
+        let mut header = Header::new(Suite::Aes256Gcm, None).context(what)?;
+        let master = MasterKey::random().context(what)?;
+        let stanza = recipient.wrap(master.expose(), &header.binding()).context(what)?;
+        header.stanzas.push(stanza);
+        fs::write(dir.join(FILE), header.encode(&master).context(what)?).context(what)?;
+        Ok(Self(Some(Checkpoint::new(header, &master))))
+    }
+
+    /// Those of the checkpoint in `dir`, which have to be sealed if there is a key.
+    ///
+    /// # Errors
+    /// If the key does not open them.
+    pub fn open(dir: &Path, identity: Option<&str>) -> Result<Self> {
+        let what = || dir.join(FILE).display().to_string();
+        let Some(identity) = identity else { return Ok(Self(None)) };
+        let identity = AgeIdentity::parse(identity).context(what)?;
+        let mut bytes = Vec::new();
+        let file = File::open(dir.join(FILE)).context(what)?;
+        file.take(MAX_FILE).read_to_end(&mut bytes).context(what)?;
+        let sealed = torpor_seal::header::Sealed::parse(&bytes).context(what)?;
+        let said = sealed.unauthenticated();
+        let binding = said.binding();
+        let master = said.stanzas.iter().find_map(|stanza| identity.unwrap(stanza, &binding));
+        let master = master.ok_or_else(|| Error::new("the key of the image opens another one"))?;
+        let header = sealed.authenticate(&master).context(what)?;
+        Ok(Self(Some(Checkpoint::new(header, &master))))
+    }
+
+    /// Writes an archive.
+    ///
+    /// # Errors
+    /// If it is there already, or cannot be written.
+    pub fn write(
+        &self,
+        file: &Path,
+        content: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<()> {
+        let shown = || file.display().to_string();
+        let mut to = BufWriter::new(File::create_new(file).context(shown)?);
+        match &self.0 {
+            None => content(&mut to)?,
+            Some(seal) => {
+                let mut sealed = seal.writer(&name(file), &mut to).context(shown)?;
+                content(&mut sealed)?;
+                sealed.finish().context(shown)?;
+            }
+        }
+        to.into_inner().context(shown).map(drop)
+    }
+
+    /// Reads an archive.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is not what was sealed.
+    pub fn read(
+        &self,
+        file: &Path,
+        content: impl FnOnce(&mut dyn Read) -> Result<()>,
+    ) -> Result<()> {
+        let shown = || file.display().to_string();
+        let mut from = BufReader::new(File::open(file).context(shown)?);
+        match &self.0 {
+            None => content(&mut from),
+            Some(seal) => content(&mut seal.reader(&name(file), from).context(shown)?),
+        }
+    }
+}
+
+fn name(file: &Path) -> String {
+    file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(archives: &Archives, file: &Path) -> Result<String> {
+        let mut text = String::new();
+        archives.read(file, |from| from.read_to_string(&mut text).context(|| "read").map(drop))?;
+        Ok(text)
+    }
+
+    #[test]
+    fn archives_open_with_their_key_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let (dir, file) = (place.path(), place.path().join("volume.shm.tar"));
+        let (identity, key) = AgeIdentity::generate().unwrap();
+        let archives = Archives::create(dir, Some(&identity.recipient().to_string())).unwrap();
+        let secret = |to: &mut dyn Write| to.write_all(b"a secret").context(|| "write");
+        archives.write(&file, secret).unwrap();
+        let bytes = fs::read(&file).unwrap();
+        assert!(!bytes.windows(8).any(|part| part == b"a secret"));
+        let opened = Archives::open(dir, Some(&key)).unwrap();
+        assert_eq!(text(&opened, &file).unwrap(), "a secret");
+        let (_, other) = AgeIdentity::generate().unwrap();
+        assert!(Archives::open(dir, Some(&other)).is_err());
+        // An archive that takes the place of another, one that was changed, one that is not sealed.
+        let moved = dir.join("files.main.tar");
+        fs::copy(&file, &moved).unwrap();
+        assert!(text(&opened, &moved).is_err());
+        let mut changed = bytes;
+        *changed.last_mut().unwrap() ^= 1;
+        fs::write(&file, changed).unwrap();
+        assert!(text(&opened, &file).is_err());
+        fs::write(&file, "plain").unwrap();
+        assert!(text(&opened, &file).is_err());
+        fs::remove_file(dir.join(FILE)).unwrap();
+        assert!(Archives::open(dir, Some(&key)).is_err(), "a checkpoint that is not sealed");
+    }
+}
