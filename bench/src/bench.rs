@@ -51,6 +51,8 @@ pub struct Times {
     pub dump: Vec<f64>,
     pub frozen: Vec<f64>,
     pub restore: Vec<f64>,
+    /// Of the restore: until a process without rights had read the images.
+    pub reading: Vec<f64>,
     /// Bytes of the images.
     pub size: u64,
 }
@@ -66,6 +68,8 @@ pub struct Bench {
     torpor: PathBuf,
     /// On a tmpfs; everything that is made lies here.
     pub dir: PathBuf,
+    /// Where tables are left that are more than lines of this one.
+    pub results: PathBuf,
     /// How often everything is measured.
     pub rounds: u64,
     /// Size of the memory to dump.
@@ -74,9 +78,9 @@ pub struct Bench {
 }
 
 impl Bench {
-    pub fn new(torpor: &Path, dir: &Path, rounds: u64, mib: u64) -> Self {
-        let (torpor, dir) = (torpor.to_owned(), dir.to_owned());
-        Bench { torpor, dir, rounds, mib, lines: Vec::new() }
+    pub fn new(torpor: &Path, dir: &Path, results: &Path, rounds: u64, mib: u64) -> Self {
+        let [torpor, dir, results] = [torpor, dir, results].map(Path::to_owned);
+        Bench { torpor, dir, results, rounds, mib, lines: Vec::new() }
     }
 
     /// Adds a line to the table.
@@ -121,6 +125,7 @@ impl Bench {
         let start = Instant::now();
         run(self.command(&["restore", "-d"]).args(&way.restore))?;
         times.restore.push(start.elapsed().as_secs_f64());
+        times.reading.push(reading(&self.images())?);
         subject.end()?;
         Ok(fs::remove_dir_all(self.images())?)
     }
@@ -179,6 +184,14 @@ pub fn stats(images: &Path) -> Result<DumpStatsEntry> {
 /// Seconds that the tree was frozen.
 pub fn frozen(images: &Path) -> Result<f64> {
     Ok(f64::from(stats(images)?.frozen_time) / 1e6)
+}
+
+/// Seconds of a restore until a process without rights had read the images.
+fn reading(images: &Path) -> Result<f64> {
+    let stats: StatsEntry = ImageDir::open(images)?.read_one(kind::STATS_RESTORE, 0)?;
+    let time = stats.restore.and_then(|restore| restore.torpor_reading_time);
+    let time = u32::try_from(time.context("stats-restore does not say it")?)?;
+    Ok(f64::from(time) / 1e6)
 }
 
 /// Bytes of all files in a directory.

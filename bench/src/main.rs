@@ -11,11 +11,14 @@ mod faults;
 mod floor;
 mod lazy;
 mod memory;
+mod migrate;
 mod process;
 mod redis;
+mod registry;
 mod relatives;
 mod rounds;
 mod sealed;
+mod snapshot;
 mod subject;
 mod tasks;
 mod tools;
@@ -33,7 +36,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 16] = [
+const PARTS: [Part; 18] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
@@ -50,11 +53,15 @@ const PARTS: [Part; 16] = [
     ("sealed", sealed::memory),
     ("stress-ng", container::stress_ng),
     ("nginx", container::nginx),
+    ("snapshot", snapshot::measure),
+    ("migrate", migrate::measure),
 ];
 
 const USAGE: &str = "usage: torpor-bench TORPOR DIRECTORY-ON-TMPFS RESULT.json [PART...]
 BENCH_ROUNDS: how often everything is measured (5)
-BENCH_MIB: how much memory is dumped (1024)";
+BENCH_MIB: how much memory is dumped (1024)
+MIGRATE_MODES, MIGRATE_GBITS, MIGRATE_READS: what is migrated how (all modes, \"1 10\", \"95 10\")
+MIGRATE_TIMES: how often (1); MIGRATE_MARGIN: milliseconds of load before and after (3000)";
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -85,7 +92,9 @@ fn measure(torpor: &Path, dir: &Path, result: &Path, parts: &[&str]) -> Result<(
         Ok(text) => text.parse().with_context(|| format!("{name}: {text:?} is no number")),
         Err(_) => Ok(default),
     };
-    let mut bench = Bench::new(torpor, dir, number("BENCH_ROUNDS", 5)?, number("BENCH_MIB", 1024)?);
+    let (rounds, mib) = (number("BENCH_ROUNDS", 5)?, number("BENCH_MIB", 1024)?);
+    let results = result.parent().unwrap_or(Path::new("."));
+    let mut bench = Bench::new(torpor, dir, results, rounds, mib);
     for (name, part) in PARTS {
         if parts.is_empty() || parts.contains(&name) {
             part(&mut bench).with_context(|| format!("part {name}"))?;

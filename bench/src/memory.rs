@@ -22,6 +22,8 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
         bench.add(format!("dump of {mib} MiB, {kind}"), median(&times.dump) / cp, "× cp", goal);
         let restore = median(&times.restore) / cp;
         bench.add(format!("restore of {mib} MiB, {kind}"), restore, "× cp", goal);
+        let what = format!("of that: images of {mib} MiB, {kind}, are read without rights");
+        bench.add(what, median(&times.reading) * 1e3, "ms", None);
     }
     bench.add(format!("cp of {mib} MiB"), median(&copies), "s", None);
     fs::remove_file(bench.dir.join("from"))?;

@@ -1,8 +1,11 @@
 //! Many tasks, a small process, and many mappings.
 
+use std::process::Command;
+use std::time::Instant;
+
 use anyhow::Result;
 
-use crate::bench::{Bench, Goal, Times, Way, median};
+use crate::bench::{Bench, Goal, Times, Way, median, run};
 use crate::floor::floor;
 
 pub fn processes(bench: &mut Bench) -> Result<()> {
@@ -33,7 +36,19 @@ pub fn small(bench: &mut Bench) -> Result<()> {
     let goal = Some(Goal::AtMost(15.0));
     bench.add("dump of a small process", median(&times.dump) * 1e3, "ms", goal);
     bench.add("restore of a small process", median(&times.restore) * 1e3, "ms", goal);
+    let what = "of that: its images are read by a process without rights";
+    bench.add(what, median(&times.reading) * 1e3, "ms", Some(Goal::AtMost(2.0)));
+    let floors = (0..bench.rounds).map(|_| spawning());
+    let floors: Vec<f64> = floors.collect::<Result<_>>()?;
+    bench.add("a program that ends at once, as a comparison", median(&floors) * 1e3, "ms", None);
     Ok(())
+}
+
+/// Seconds from the start to the end of a program that does nothing.
+fn spawning() -> Result<f64> {
+    let start = Instant::now();
+    run(&mut Command::new("true"))?;
+    Ok(start.elapsed().as_secs_f64())
 }
 
 pub fn mappings(bench: &mut Bench) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The program that suffers: it does everything at once and verifies itself all the time.
 const PROGRAM: &str = "everything";
@@ -25,7 +25,7 @@ struct Times {
     long: u32,
 }
 
-const DUMPS: Times = Times { short: 40, long: 200 };
+const DUMPS: Times = Times { short: 12, long: 200 };
 const SEALED_DUMPS: Times = Times { short: 12, long: 200 };
 const COWS: Times = Times { short: 20, long: 200 };
 /// One whose tasks are paused.
@@ -42,11 +42,6 @@ impl Times {
         if long() { self.long } else { self.short }
     }
 }
-
-/// Kinds that kills at counted calls have shown to fail now and then, and whose cause is not
-/// mended yet: a dumper that is killed while it ties its tasks to itself, one after the other,
-/// takes only some of them along; and in a frozen group something of it stays for too long.
-pub const OPEN: [&str; 2] = ["frozen-killed", "end-killed"];
 
 /// Whether time does not matter: `TORPOR_LONG` says so.
 #[must_use]
@@ -207,16 +202,23 @@ impl Play<'_> {
         for pid in observe::descendants(root)? {
             let dir = Path::new("/proc").join(pid.to_string());
             let state = observe::status_field(&dir, "State")?;
-            ensure!(!state.starts_with(['T', 't', 'Z']), "task {pid} is {state}");
+            let bad = state.starts_with(['T', 't', 'Z']);
+            ensure!(!bad, "task {pid} is {state}\n{}", states());
         }
         std::fs::write(&probe, "")?;
+        let begun = Instant::now();
+        // As long as it still tries: when it has given up its connections are gone.
+        let mut seen = None;
         wait_for("the program to prove that it works", CALM, || {
+            if begun.elapsed() > CALM / 2 && seen.is_none() {
+                seen = Some(states());
+            }
             if let Some(result) = self.runner.result() {
                 bail!("the program gave up: {result}");
             }
             Ok((!probe.exists()).then_some(()))
         })
-        .with_context(states)
+        .with_context(|| seen.take().unwrap_or_else(states))
     }
 
     /// Lets a command run in the case's directory, with its output in a file there.

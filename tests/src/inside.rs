@@ -3,16 +3,17 @@
 use crate::build;
 use crate::case::{Case, Outcome};
 use crate::commands;
-use crate::interchange;
 use crate::observe::{self, Observation};
 use crate::program::Mode;
 use crate::wait::wait_for;
+use crate::{form, interchange};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use torpor_images::ImageDir;
 
 /// How long a program may take to set itself up or to verify itself.
 const PROGRAM: Duration = Duration::from_secs(30);
@@ -176,6 +177,7 @@ impl Runner<'_> {
             done
             mknod -m 666 "$root/dev/null" c 1 3; mknod -m 666 "$root/dev/zero" c 1 5
             mknod -m 666 "$root/dev/tty" c 5 0; mknod -m 666 "$root/dev/urandom" c 1 9
+            mkdir "$root/dev/net"; mknod -m 666 "$root/dev/net/tun" c 10 200
             ln -s pts/ptmx "$root/dev/ptmx"; ln -s /proc/self/fd "$root/dev/fd"
             if [ "$mode" = userns ]; then chown -Rh 100000:100000 "$root"; fi
         "#;
@@ -409,8 +411,9 @@ impl Runner<'_> {
         Ok(Outcome::Pass)
     }
 
-    /// CRIU's own tool must read the images, and as Torpor does.
+    /// CRIU's own tool must read the images, and as Torpor does; CRIU must take their form.
     fn interchangeable(&self) -> Result<()> {
+        form::check(&ImageDir::open(self.images())?)?;
         if interchange::available() {
             let report = interchange::compare(&self.images())?;
             let found = report.differences.iter().take(5).cloned().collect::<Vec<_>>().join("\n");

@@ -391,24 +391,39 @@ fn descriptors(
     numbers.sort_unstable();
     put("fds", format!("{numbers:?}"));
     for fd in numbers {
-        let link = std::fs::read_link(task.dir.join(format!("fd/{fd}")))?.display().to_string();
-        let link = match link.split_once(":[") {
-            Some((kind, id)) if id.starts_with(|c: char| c.is_ascii_digit()) => {
-                format!("{kind} number {}", objects.of(&link))
-            }
-            _ => link,
-        };
-        let info = read(&task.dir.join(format!("fdinfo/{fd}")))?;
-        // How often a periodic timer has fired by now is a matter of when one looks.
-        let periodic = |line: &str| line.starts_with("it_interval:") && !line.ends_with("(0, 0)");
-        let counted = info.lines().any(periodic);
-        let kept = info.lines().filter(|line| !(counted && line.starts_with("ticks:")));
-        let mut lines: Vec<_> = kept.filter_map(fdinfo_line).collect();
-        // The kernel lists the entries of an epoll set by the addresses of the files.
-        lines.sort_unstable();
-        put(&format!("fd {fd}"), format!("{link}\n{}", lines.join("\n")));
+        match descriptor(task, fd, objects) {
+            Ok(what) => put(&format!("fd {fd}"), what),
+            // The task has closed it since, and may have another of that number by now; a loss is
+            // seen in the numbers when one looks again.
+            Err(error) if is_missing(&error) => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    let cause = error.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+}
+
+fn descriptor(task: &Task, fd: i32, objects: &mut Ordinals) -> Result<String> {
+    let link = std::fs::read_link(task.dir.join(format!("fd/{fd}")))?.display().to_string();
+    let link = match link.split_once(":[") {
+        Some((kind, id)) if id.starts_with(|c: char| c.is_ascii_digit()) => {
+            format!("{kind} number {}", objects.of(&link))
+        }
+        _ => link,
+    };
+    let info = read(&task.dir.join(format!("fdinfo/{fd}")))?;
+    // How often a periodic timer has fired by now is a matter of when one looks.
+    let periodic = |line: &str| line.starts_with("it_interval:") && !line.ends_with("(0, 0)");
+    let counted = info.lines().any(periodic);
+    let kept = info.lines().filter(|line| !(counted && line.starts_with("ticks:")));
+    let mut lines: Vec<_> = kept.filter_map(fdinfo_line).collect();
+    // The kernel lists the entries of an epoll set by the addresses of the files.
+    lines.sort_unstable();
+    Ok(format!("{link}\n{}", lines.join("\n")))
 }
 
 /// A line of fdinfo without what the kernel numbers anew or what passes with time.

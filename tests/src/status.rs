@@ -121,7 +121,8 @@ pub fn table(programs: &[Program]) -> Result<String> {
          `zoo/` that sets up a state, is dumped and restored, and verifies that state; what can be\n\
          seen of it from outside is compared as well.\n\n\
          **yes**: kept. **refused**: the dump is refused with a reason and the task goes on.\n\
-         **no**: fails. **–**: does not apply in this mode. **?**: not run on the machine that made this.\n",
+         **no**: fails. **–**: does not apply in this mode. **?**: not run on the machine that made this.\n\n\
+         What becomes of each field that the kernel has of a task is in [task-state.md](task-state.md).\n",
     );
     let mut areas: Vec<&str> = programs.iter().map(|program| program.area.as_str()).collect();
     areas.sort_unstable();

@@ -1,36 +1,24 @@
 //! Images that were edited at random, and what a restore makes of them: either it refuses and leaves
 //! nothing, or the kernel shows nothing that `torpor image plan` does not list and nobody gave.
 
-use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::process;
-use torpor_runtimes_tests::runc::{Bundle, Container, cgroup_left};
+use torpor_runtimes_tests::runc::{Container, cgroup_left};
 use torpor_runtimes_tests::scratch::Scratch;
 
-use crate::counting::{COUNT, goes_on};
-use crate::images::{FOREIGN, bundle};
+use crate::counting::goes_on;
+use crate::images::{FOREIGN, PROGRAM, bundle_of};
+use crate::shown::{Plan, Shown, more_network, network};
 
-/// Images whose entries decide what is made.
-const EDITED: [&str; 12] = [
-    "cgroup",
-    "core",
-    "fdinfo",
-    "files",
-    "fs",
-    "ghost-file",
-    "inventory",
-    "mountpoints",
-    "netdev",
-    "netns",
-    "pstree",
-    "remap-fpath",
-];
+/// Images that hold what tasks have written, and statistics: they decide nothing.
+const LEFT_ALONE: [&str; 5] = ["pagemap", "pages", "sk-queues", "stats", "tmpfs-dev"];
+/// How many edits one round makes at most.
+const AT_ONCE: usize = 3;
 
 /// Numbers that come out the same for a seed (xorshift).
 struct Chance(u64);
@@ -52,284 +40,197 @@ impl Chance {
     }
 }
 
-/// All places below which there is a number or a text.
-fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+/// All values below, by their places.
+fn values<'v>(value: &'v Value, at: &str, all: &mut Vec<(String, &'v Value)>) {
     match value {
         Value::Array(list) => {
-            list.iter().enumerate().for_each(|(i, v)| places(v, &format!("{at}/{i}"), all));
+            list.iter().enumerate().for_each(|(i, v)| values(v, &format!("{at}/{i}"), all));
         }
-        Value::Object(map) => map.iter().for_each(|(k, v)| places(v, &format!("{at}/{k}"), all)),
-        Value::Number(_) | Value::String(_) | Value::Bool(_) => all.push(at.to_owned()),
+        Value::Object(map) => map.iter().for_each(|(k, v)| values(v, &format!("{at}/{k}"), all)),
         Value::Null => {}
+        value => all.push((at.to_owned(), value)),
     }
 }
 
-/// Puts something else in the place of one value: a value of the same image, a number near it, or one
-/// that means something to the kernel. Some entries are doubled or left out.
-fn edit(image: &mut Value, chance: &mut Chance) {
-    let entries = image["entries"].as_array_mut().unwrap();
-    if !entries.is_empty() && chance.below(6) == 0 {
-        let entry = chance.below(entries.len());
-        let entry = entries.remove(entry);
-        if chance.below(2) == 0 {
-            entries.extend([entry.clone(), entry]);
-        }
-        return;
-    }
-    let mut all = vec![];
-    places(&image["entries"], "/entries", &mut all);
-    let (Some(at), Some(other)) = (
-        (!all.is_empty()).then(|| chance.one(&all).clone()),
-        (!all.is_empty()).then(|| chance.one(&all).clone()),
-    ) else {
-        return;
-    };
-    let other = image.pointer(&other).cloned().unwrap();
-    let place = image.pointer_mut(&at).unwrap();
-    let new = match &*place {
-        Value::Number(number) => match chance.below(4) {
-            0 => json!(0),
-            1 => json!(number.as_u64().unwrap_or(0) ^ 1 << chance.below(31)),
-            2 => json!(number.as_u64().unwrap_or(0) + 1),
-            _ if other.is_number() => other,
-            _ => json!(1),
-        },
-        Value::String(_) if other.is_string() && chance.below(2) == 0 => other,
-        Value::String(_) => json!(*chance.one(&["/", "/ro/kept", "../..", "tmpfs", "/vol/link"])),
-        Value::Bool(was) => json!(!was),
-        other => other.clone(),
-    };
-    *place = new;
+/// Images as entries, which can be edited, and what may be put into them.
+struct Edits<'a> {
+    torpor: &'a str,
+    /// File names and entries, by kind.
+    images: Vec<Vec<(String, Value)>>,
+    /// Values of all entries, and some that mean something to the kernel.
+    numbers: Vec<u64>,
+    texts: Vec<String>,
 }
 
-/// Edits one image of a directory, if it can be written that way.
-fn edit_one(torpor: &Path, images: &Path, chance: &mut Chance) -> String {
-    let kind = *chance.one(&EDITED);
-    let mut names: Vec<PathBuf> =
-        fs::read_dir(images).unwrap().map(|entry| entry.unwrap().path()).collect();
-    names.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with(kind));
-    names.sort();
-    if names.is_empty() {
-        return String::new();
-    }
-    let path = chance.one(&names);
-    let torpor = torpor.to_str().unwrap();
-    let text = command(torpor, &["image", "decode", "-i"]).arg(path).succeed();
-    let Ok(mut image) = serde_json::from_str(&text) else { return String::new() };
-    edit(&mut image, chance);
-    let file = images.with_extension("json");
-    fs::write(&file, image.to_string()).unwrap();
-    // What cannot be written is no image.
-    command(torpor, &["image", "encode", "-i"]).arg(&file).arg("-o").arg(path).finish();
-    path.display().to_string()
-}
-
-/// What the kernel shows of one process of a container.
-#[derive(Debug)]
-struct Shown {
-    namespaces: Vec<(&'static str, PathBuf)>,
-    rights: u64,
-    groups: String,
-    mounts: String,
-}
-
-impl Shown {
-    /// `None` if it is gone.
-    fn of(pid: &str) -> Option<Self> {
-        const KINDS: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
-        let space = |kind| Some((kind, fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?));
-        let status = read("status")?;
-        let sets = status.lines().filter(|line| line.starts_with("Cap"));
-        let sets = sets.map(|line| u64::from_str_radix(line[7..].trim(), 16).unwrap());
-        Some(Shown {
-            namespaces: KINDS.into_iter().map(space).collect::<Option<_>>()?,
-            rights: sets.fold(0, |all, set| all | set),
-            groups: read("cgroup")?,
-            mounts: read("mountinfo")?,
-        })
-    }
-
-    /// What of it nobody gave: `given` is what the container was before.
-    fn more_than(&self, given: &Shown, plan: &BTreeSet<String>) -> Option<String> {
-        let host = Shown::of("self")?;
-        for ((kind, space), (_, hosts)) in self.namespaces.iter().zip(&host.namespaces) {
-            let was = given.namespaces.iter().any(|(k, space)| k == kind && space == hosts);
-            if space == hosts && !was {
-                return Some(format!("the host's {kind} namespace"));
-            }
-        }
-        if self.rights & !given.rights != 0 {
-            return Some(format!("capabilities {:x}", self.rights & !given.rights));
-        }
-        let lacks = |line: &&str| {
-            let below = |own: &str| *line == own || line.starts_with(&format!("{own}/"));
-            !given.groups.lines().any(below)
+impl<'a> Edits<'a> {
+    fn of(torpor: &'a str, images: &Path, secret: &Path) -> Self {
+        let names = fs::read_dir(images).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        let kind = |name: &str| {
+            let stem = name.split('.').next().unwrap_or_default();
+            stem.trim_end_matches(|c: char| c == '-' || c.is_ascii_digit()).to_owned()
         };
-        if let Some(group) = self.groups.lines().find(lacks) {
-            return Some(format!("the group {group}"));
+        names.retain(|name| name.ends_with(".img") && !LEFT_ALONE.contains(&&*kind(name)));
+        let mut all = vec![];
+        for name in names {
+            let text =
+                command(torpor, &["image", "decode", "-i"]).arg(images.join(&name)).succeed();
+            all.push((name, serde_json::from_str::<Value>(&text).unwrap()));
         }
-        for mount in self.mounts.lines() {
-            let words: Vec<&str> = mount.split_whitespace().collect();
-            let (root, at, options) = (words[3], words[4], words[5]);
-            let listed = format!("mount at {at:?}: ");
-            if !plan.iter().any(|item| item.starts_with(&listed)) {
-                return Some(format!("a mount that the plan does not list: {mount}"));
+        let mut found = vec![];
+        all.iter().for_each(|(_, image)| values(&image["entries"], "", &mut found));
+        let mut numbers: Vec<u64> = found.iter().filter_map(|(_, value)| value.as_u64()).collect();
+        numbers.extend([0, 1, 2, 1 << 17, 1 << 28, 1 << 30, u32::MAX.into(), u64::MAX]);
+        let mut texts: Vec<String> =
+            found.iter().filter_map(|(_, value)| Some(value.as_str()?.to_owned())).collect();
+        texts.extend(
+            ["/", "../..", "/ro/kept", "/vol/link", "/tun", "tmpfs", "proc"].map(Into::into),
+        );
+        texts.push(secret.to_str().unwrap().to_owned());
+        numbers.sort_unstable();
+        numbers.dedup();
+        texts.sort_unstable();
+        texts.dedup();
+        all.sort_by_key(|(name, _)| kind(name));
+        let images = all.chunk_by(|(a, _), (b, _)| kind(a) == kind(b)).map(<[_]>::to_vec).collect();
+        Edits { torpor, images, numbers, texts }
+    }
+
+    /// Puts something else in the place of one value. Some entries are doubled or left out.
+    fn edit(&self, image: &mut Value, chance: &mut Chance) -> String {
+        let entries = image["entries"].as_array_mut().unwrap();
+        if !entries.is_empty() && chance.below(8) == 0 {
+            let at = chance.below(entries.len());
+            let entry = entries.remove(at);
+            if chance.below(2) == 0 {
+                entries.extend([entry.clone(), entry]);
+                return format!("entry {at} twice");
             }
-            if root.ends_with("/ro") && !options.split(',').any(|option| option == "ro") {
-                return Some(format!("a volume that is writable: {mount}"));
+            return format!("no entry {at}");
+        }
+        let mut all = vec![];
+        values(&image["entries"], "/entries", &mut all);
+        if all.is_empty() {
+            return "nothing".to_owned();
+        }
+        let (at, value) = chance.one(&all).clone();
+        let new = match value {
+            Value::Number(number) => {
+                let number = number.as_u64().unwrap_or(0);
+                match chance.below(4) {
+                    0 => json!(number ^ 1 << chance.below(31)),
+                    1 => json!(number.wrapping_add(1)),
+                    _ => json!(chance.one(&self.numbers)),
+                }
+            }
+            Value::Bool(was) => json!(!was),
+            _ => json!(chance.one(&self.texts)),
+        };
+        let said = format!("{at}: {value} is {new}");
+        *image.pointer_mut(&at).unwrap() = new;
+        said
+    }
+
+    /// Edits images in a directory; says what. What cannot be written is no image, and is left out.
+    fn make(&self, images: &Path, chance: &mut Chance) -> String {
+        let mut said = vec![];
+        let mut edited: BTreeMap<&str, Value> = BTreeMap::new();
+        for _ in 0..=chance.below(AT_ONCE) {
+            let kind = chance.one(&self.images);
+            let (name, image) = chance.one(kind);
+            let mut image = edited.get(&**name).unwrap_or(image).clone();
+            let what = self.edit(&mut image, chance);
+            let text = images.with_extension("json");
+            fs::write(&text, image.to_string()).unwrap();
+            let made = images.with_extension("made");
+            let mut encode = command(self.torpor, &["image", "encode", "-i"]);
+            if encode.arg(&text).arg("-o").arg(&made).finish().status.success() {
+                fs::rename(&made, images.join(name)).unwrap();
+                edited.insert(name, image);
+                said.push(format!("{name}: {what}"));
             }
         }
-        None
+        said.join("; ")
     }
 }
 
-/// All items of the plan, as texts.
-fn plan(scratch: &Scratch, torpor: &Path, bundle: &Path) -> BTreeSet<String> {
-    let mut call = scratch.command(torpor.to_str().unwrap());
+/// The plan of the images in a directory.
+fn plan(scratch: &Scratch, torpor: &str) -> Plan {
+    let mut call = scratch.command(torpor);
     call.args(["image", "plan"]).arg(scratch.join("images"));
-    let text = call.args(["--json", "--bundle"]).arg(bundle).succeed();
+    let text = call.args(["--json", "--bundle"]).arg(scratch.join("bundle")).succeed();
     let plan: Value = serde_json::from_str(&text).unwrap();
     let items = plan["items"].as_array().unwrap();
-    items.iter().map(|item| item["text"].as_str().unwrap().to_owned()).collect()
+    Plan(items.iter().map(|item| item["text"].as_str().unwrap().to_owned()).collect())
 }
 
-/// Edits of the images of a container without privileges, each restored by runc.
+/// What a directory of this host has, with modes and links.
+fn content(dir: &Path) -> String {
+    command("find", &[dir.to_str().unwrap(), "-printf", "%P %m %U %G %n %s %l\n"]).succeed()
+}
+
+/// What all processes of a container and its network show that the plan does not.
+fn more(root: i32, given: &(Shown, BTreeSet<String>), plan: &Plan) -> Vec<String> {
+    let tree = process::tree(root);
+    let shown = tree.keys().filter_map(|pid| Shown::of(&pid.to_string()));
+    let more = shown.filter_map(|shown| shown.more_than(&given.0, plan));
+    more.chain(more_network(&network(&root.to_string()), &given.1, plan)).collect()
+}
+
+/// Edits of the images of a container without privileges, each restored by runc. `EDIT_SEED` is the
+/// number of the first.
 #[test]
 fn what_is_made_is_what_the_plan_lists() {
-    let rounds = if std::env::var_os("TORPOR_LONG").is_some() { 1000 } else { 12 };
+    let rounds = if std::env::var_os("TORPOR_LONG").is_some() { 1000 } else { 10 };
     let scratch = Scratch::new("edits");
     scratch.configure(FOREIGN);
     let torpor = fs::read_link(scratch.criu()).unwrap();
-    let bundle = bundle(&scratch);
+    let torpor = torpor.to_str().unwrap();
+    let bundle = bundle_of(&scratch, &format!("nc -l -p 8080 & {PROGRAM}"));
+    let secret = scratch.dir("secret").join("file");
+    fs::write(&secret, "secret").unwrap();
     let mut container = Container::start(&scratch, &bundle);
     goes_on(&bundle.file("count"));
-    let given = Shown::of(&container.pid().to_string()).unwrap();
+    let root = container.pid().to_string();
+    let given = (Shown::of(&root).unwrap(), network(&root));
     container.checkpoint(&[]);
     let counted = fs::read(bundle.file("count")).unwrap();
     let (images, whole) = (scratch.join("images"), scratch.join("whole"));
+    let edits = Edits::of(torpor, &images, &secret);
     fs::rename(&images, &whole).unwrap();
+    let kept = || ["ro", "secret"].map(|dir| content(&scratch.join(dir)));
+    let was = kept();
+    let first = std::env::var("EDIT_SEED").map_or(0, |seed| seed.parse().unwrap());
     let mut restored = 0;
-    for seed in 0..rounds {
+    for seed in first..first + rounds {
         command("cp", &["-a"]).arg(&whole).arg(&images).succeed();
-        let edited = edit_one(&torpor, &images, &mut Chance::of(seed));
+        let edited = edits.make(&images, &mut Chance::of(seed));
         let end = container.restore_call(&[]).args(["--detach", container.id()]).finish();
         if end.status.success() {
             restored += 1;
-            let listed = plan(&scratch, &torpor, &scratch.join("bundle"));
-            let pids = process::tree(container.pid());
-            for shown in pids.keys().filter_map(|pid| Shown::of(&pid.to_string())) {
-                let more = shown.more_than(&given, &listed);
-                assert_eq!(more, None, "seed {seed}, {edited}: {shown:?}");
-            }
+            let root = container.pid();
+            let more = more(root, &given, &plan(&scratch, torpor));
+            assert!(more.is_empty(), "EDIT_SEED={seed}, {edited}: {more:#?}");
+            let pids = process::tree(root);
             container.runc("delete").args(["--force", container.id()]).succeed();
             process::wait_gone(pids.keys());
         }
-        assert!(!cgroup_left(container.id()), "seed {seed}, {edited}: a cgroup is left");
-        assert_eq!(fs::read_to_string(scratch.join("ro/kept")).unwrap(), "kept", "seed {seed}");
+        assert!(!cgroup_left(container.id()), "EDIT_SEED={seed}, {edited}: a cgroup is left");
+        assert_eq!(kept(), was, "EDIT_SEED={seed}, {edited}");
         fs::remove_dir_all(&images).unwrap();
     }
     eprintln!("{restored} of {rounds} were restored");
     fs::rename(&whole, &images).unwrap();
     fs::write(bundle.file("count"), &counted).unwrap();
     container.restore(&[]);
-    goes_on(&bundle.file("count"));
-}
-
-/// While a container is restored, somebody who may write to its volume puts links to a file of the
-/// host in the place of whatever appears there.
-#[test]
-fn a_ghost_that_is_exchanged() {
-    let scratch = Scratch::new("edits-race");
-    scratch.configure(FOREIGN);
-    let bundle = bundle(&scratch);
-    let mut container = Container::start(&scratch, &bundle);
-    goes_on(&bundle.file("count"));
-    container.checkpoint(&[]);
-    let counted = fs::read(bundle.file("count")).unwrap();
-    let (secret, ghost) = (scratch.join("secret"), scratch.join("vol/ghost"));
-    fs::write(&secret, "secret").unwrap();
-    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
-    let over = AtomicBool::new(false);
-    let exchange = || {
-        let aside = scratch.join("aside");
-        while !over.load(Ordering::Relaxed) {
-            if fs::rename(&ghost, &aside).is_ok() {
-                // It may be gone again by then.
-                let _ = symlink(&secret, &ghost);
-                let _ = fs::remove_file(&aside);
-            }
-        }
-        let _ = fs::remove_file(&ghost);
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(exchange);
-        for _ in 0..5 {
-            let end = container.restore_call(&[]).args(["--detach", container.id()]).finish();
-            if end.status.success() {
-                let pids = process::tree(container.pid());
-                container.runc("delete").args(["--force", container.id()]).succeed();
-                process::wait_gone(pids.keys());
-            }
-        }
-        over.store(true, Ordering::Relaxed);
-    });
-    let meta = fs::metadata(&secret).unwrap();
-    assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o600, 0));
-    assert_eq!(fs::read_to_string(&secret).unwrap(), "secret");
-    assert!(!cgroup_left(container.id()), "a cgroup is left");
-    let _ = fs::remove_file(&ghost);
-    fs::write(bundle.file("count"), &counted).unwrap();
-    container.restore(&[]);
-    goes_on(&bundle.file("count"));
-}
-
-/// The images are this host's, of a container that was given more than the one that is restored.
-#[test]
-fn own_images_get_what_the_bundle_gives() {
-    let scratch = Scratch::new("edits-own");
-    scratch.configure(&format!("host-key {}\n", scratch.join("host.key").display()));
-    let bundle = Bundle::new(&scratch, &[], &["sh", "-c", COUNT]).configure(|config| {
-        for set in ["bounding", "permitted", "effective"] {
-            let set = config["process"]["capabilities"][set].as_array_mut().unwrap();
-            set.push(json!("CAP_SYS_ADMIN"));
-        }
-    });
-    let mut container = Container::start(&scratch, &bundle);
-    goes_on(&bundle.file("count"));
-    container.checkpoint(&[]);
-    let torpor = fs::read_link(scratch.criu()).unwrap();
-    let audit = |file: &Path| {
-        let mut call = command(torpor.to_str().unwrap(), &["image", "audit", "--json"]);
-        let key = scratch.join("host.key");
-        call.arg(file).arg("--host-key").arg(key).finish().stdout
-    };
-    let said: Value = serde_json::from_str(&audit(&scratch.join("images"))).unwrap();
-    assert_eq!(said["made_here"], json!(true), "{said}");
-
-    let file = scratch.join("bundle/config.json");
-    let wide = fs::read_to_string(&file).unwrap();
-    let mut narrow: Value = serde_json::from_str(&wide).unwrap();
-    for set in ["bounding", "permitted", "effective"] {
-        narrow["process"]["capabilities"][set].as_array_mut().unwrap().pop();
+    let (root, whole) = (container.pid(), plan(&scratch, torpor));
+    let found = more(root, &given, &whole);
+    assert!(found.is_empty(), "the images as they were: {found:#?}");
+    // What is shown and not listed is found.
+    for kind in ["mount at", "opens", "user id", "group id"] {
+        let less = whole.0.iter().filter(|item| !item.starts_with(kind)).cloned().collect();
+        assert!(!more(root, &given, &Plan(less)).is_empty(), "a plan without {kind:?}");
     }
-    fs::write(&file, narrow.to_string()).unwrap();
-    container.restore_call(&[]).args(["--detach", container.id()]).fail();
-    let log = fs::read_to_string(scratch.join("work/restore.log")).unwrap();
-    assert!(log.contains("CAP_SYS_ADMIN (own.capabilities.allow)"), "{log}");
-    assert!(!cgroup_left(container.id()), "a cgroup is left");
-
-    // A page that was changed makes them somebody's.
-    let pages = scratch.join("images/pages-1.img");
-    let whole = fs::read(&pages).unwrap();
-    let mut changed = whole.clone();
-    changed[4096 + 5] ^= 1;
-    fs::write(&pages, changed).unwrap();
-    let said: Value = serde_json::from_str(&audit(&scratch.join("images"))).unwrap();
-    assert_eq!(said["made_here"], json!(false), "{said}");
-
-    fs::write(&pages, whole).unwrap();
-    fs::write(&file, wide).unwrap();
-    container.restore(&[]);
     goes_on(&bundle.file("count"));
 }

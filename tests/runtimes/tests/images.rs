@@ -9,8 +9,8 @@ use torpor_images::proto::{
     CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPropEntry, CoreEntry, FanotifyFileEntry,
     FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes, FdinfoEntry,
     FhEntry, FileEntry, Fstype, InetSkEntry, InventoryEntry, MarkType, MmEntry, MntEntry,
-    PacketSockEntry, PstreeEntry, RemapFilePathEntry, RemapType, SkOptsEntry, TaskKobjIdsEntry,
-    UidGidExtent, UnixSkEntry, UsernsEntry,
+    PacketSockEntry, PstreeEntry, RemapFilePathEntry, RemapType, SkOptsEntry, SkUcred,
+    TaskKobjIdsEntry, TtyFileEntry, TtyInfoEntry, TtyType, UidGidExtent, UnixSkEntry, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_runtimes_tests::command::{Run, command};
@@ -23,7 +23,7 @@ use crate::counting::goes_on;
 pub(crate) const FOREIGN: &str = "host-key none\nmanage-cgroups soft\n";
 
 /// Counts, beside a process that does nothing, and keeps an unlinked file open.
-const PROGRAM: &str = "echo content >/dev/shm/file; exec 7>/vol/ghost; rm /vol/ghost; \
+pub(crate) const PROGRAM: &str = "echo content >/dev/shm/file; exec 7>/vol/ghost; rm /vol/ghost; \
     sleep 1000 & i=0; while :; do i=$((i+1)); echo $i >> /count; sleep 0.02; done";
 
 /// A container, asleep.
@@ -37,20 +37,25 @@ struct Asleep<'a> {
 type Row = (&'static str, fn(&Images), &'static [&'static str]);
 
 /// Images that are being changed.
-struct Images {
+pub(crate) struct Images {
     dir: ImageDir,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The scratch directory.
     scratch: PathBuf,
 }
 
 pub(crate) fn bundle(scratch: &Scratch) -> Bundle {
+    bundle_of(scratch, PROGRAM)
+}
+
+/// A bundle with two volumes, of which one cannot be written to.
+pub(crate) fn bundle_of(scratch: &Scratch, program: &str) -> Bundle {
     for volume in ["ro", "vol"] {
         scratch.dir(volume);
     }
     fs::write(scratch.join("ro/kept"), "kept").unwrap();
     std::os::unix::fs::symlink("/", scratch.join("vol/link")).unwrap();
-    let bundle = Bundle::new(scratch, &[], &["sh", "-c", PROGRAM])
+    let bundle = Bundle::new(scratch, &[], &["sh", "-c", program])
         .bind(&scratch.join("ro"), "/ro", "ro")
         .bind(&scratch.join("vol"), "/vol", "rw");
     for place in ["spare", "ro", "vol"] {
@@ -72,9 +77,7 @@ impl Asleep<'_> {
         for (what, change, wanted) in rows {
             eprintln!("{what}");
             command("cp", &["-a"]).arg(&whole).arg(&images).succeed();
-            let path = images.clone();
-            let dir = ImageDir::open(&path).unwrap();
-            change(&Images { dir, path, scratch: self.scratch.path().to_owned() });
+            change(&Images::of(self.scratch));
             let id = self.container.id();
             let _ = fs::remove_file(self.scratch.join("work/restore.log"));
             self.container.restore_call(&[]).args(["--detach", id]).fail();
@@ -141,15 +144,41 @@ fn refuses_by(name: &str, policy: &str, rows: &[Row]) {
 }
 
 impl Images {
-    fn tasks(&self) -> Vec<u32> {
-        let tree = self.dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap();
-        tree.iter().map(|entry| entry.pid).collect()
+    /// Those of the container of this scratch directory.
+    pub(crate) fn of(scratch: &Scratch) -> Self {
+        let path = scratch.join("images");
+        let dir = ImageDir::open(&path).unwrap();
+        Images { dir, path, scratch: scratch.path().to_owned() }
     }
 
-    fn core(&self, task: u32, change: impl FnOnce(&mut CoreEntry)) {
+    /// Changes the bytes of one.
+    pub(crate) fn bytes(&self, name: &str, change: impl FnOnce(&mut [u8])) {
+        let file = self.path.join(name);
+        let mut bytes = fs::read(&file).unwrap();
+        change(&mut bytes);
+        fs::write(&file, bytes).unwrap();
+    }
+
+    /// The tasks that had not ended.
+    pub(crate) fn tasks(&self) -> Vec<u32> {
+        let tree = self.dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap();
+        let pids = tree.iter().map(|entry| entry.pid);
+        pids.filter(|&pid| self.dir.has(kind::MM, pid.into()).unwrap()).collect()
+    }
+
+    pub(crate) fn core(&self, task: u32, change: impl FnOnce(&mut CoreEntry)) {
         let mut core: CoreEntry = self.dir.read_one(kind::CORE, task.into()).unwrap();
         change(&mut core);
         self.dir.write_one(kind::CORE, task.into(), &core).unwrap();
+    }
+
+    /// Changes the mappings of all tasks.
+    fn memory(&self, change: fn(&mut MmEntry)) {
+        for task in self.tasks() {
+            let mut mm: MmEntry = self.dir.read_one(kind::MM, task.into()).unwrap();
+            change(&mut mm);
+            self.dir.write_one(kind::MM, task.into(), &mm).unwrap();
+        }
     }
 
     fn ids_of(&self, task: u32) -> TaskKobjIdsEntry {
@@ -205,7 +234,7 @@ impl Images {
         });
     }
 
-    fn files(&self, change: impl FnOnce(&mut Vec<FileEntry>)) {
+    pub(crate) fn files(&self, change: impl FnOnce(&mut Vec<FileEntry>)) {
         let mut files: Vec<FileEntry> = self.dir.read_all(kind::FILES, 0).unwrap();
         change(&mut files);
         self.dir.write_all(kind::FILES, 0, &files).unwrap();
@@ -659,6 +688,28 @@ fn devices() {
             dirs.for_each(|dir| dir.properties.clear());
         });
     }
+    /// A descriptor that is said to be a terminal, by the path of something else.
+    fn terminal(images: &Images, ty: TtyType) {
+        let sid = images.dir.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap()[0].sid;
+        let info = TtyInfoEntry { id: 900_010, r#type: ty.into(), sid, ..Default::default() };
+        images.dir.write_all(kind::TTY_INFO, 0, [&info]).unwrap();
+        let path = images.file("/dev/null");
+        images.files(|files| {
+            let mut reg = path.reg.unwrap();
+            (reg.id, reg.size, reg.mode) = (900_011, None, None);
+            files.push(FileEntry { id: 900_011, reg: Some(reg), ..path });
+        });
+        images.open(FdTypes::Tty, |entry| {
+            let regf_id = Some(900_011);
+            entry.tty = Some(TtyFileEntry {
+                id: entry.id,
+                tty_info_id: info.id,
+                regf_id,
+                ..Default::default()
+            });
+        });
+        lead(images, |file| file.id == 900_011);
+    }
     fn has_path(file: &FileEntry, path: &str) -> bool {
         file.reg.as_ref().is_some_and(|reg| reg.name.ends_with(path.as_bytes()))
     }
@@ -668,15 +719,14 @@ fn devices() {
         &[
             ("a descriptor", |images| lead(images, |file| has_path(file, "/dev/null")), DENIED),
             ("a program", |images| lead(images, |file| has_path(file, "/busybox")), DENIED),
+            ("a serial line", |images| terminal(images, TtyType::Serial), DENIED),
+            ("a console", |images| terminal(images, TtyType::Console), DENIED),
+            ("the terminal of the session", |images| terminal(images, TtyType::Ctty), DENIED),
             (
                 "a mapping with flags of its own",
                 |images| {
                     lead(images, |file| has_path(file, "/busybox"));
-                    for task in images.tasks() {
-                        let mut mm: MmEntry = images.dir.read_one(kind::MM, task.into()).unwrap();
-                        mm.vmas.iter_mut().for_each(|vma| vma.fdflags = Some(2));
-                        images.dir.write_one(kind::MM, task.into(), &mm).unwrap();
-                    }
+                    images.memory(|mm| mm.vmas.iter_mut().for_each(|vma| vma.fdflags = Some(2)));
                 },
                 DENIED,
             ),
@@ -684,12 +734,10 @@ fn devices() {
                 "a mapping that is locked",
                 |images| {
                     lead(images, |file| has_path(file, "/busybox"));
-                    for task in images.tasks() {
-                        let mut mm: MmEntry = images.dir.read_one(kind::MM, task.into()).unwrap();
+                    images.memory(|mm| {
                         let files = mm.vmas.iter_mut().filter(|vma| vma.status & 0xc0 != 0);
                         files.for_each(|vma| vma.torpor_flock = Some(1));
-                        images.dir.write_one(kind::MM, task.into(), &mm).unwrap();
-                    }
+                    });
                 },
                 DENIED,
             ),
@@ -750,9 +798,29 @@ fn sockets() {
     const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
     const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
     const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
-    refuses(
+    refuses_by(
         "images-sockets",
+        "foreign.users.allow = ['0']",
         &[
+            (
+                "a socket in somebody else's name",
+                |images| {
+                    images.open(FdTypes::Unixsk, |entry| {
+                        let peer = SkUcred { pid: 1, uid: 4711, gid: 0 };
+                        entry.usk = Some(UnixSkEntry {
+                            id: entry.id,
+                            ino: 900_001,
+                            r#type: 1,
+                            state: 10,
+                            ns_id: images.root_ids().net_ns_id,
+                            name: b"\0listener".to_vec(),
+                            torpor_peer: Some(peer),
+                            ..Default::default()
+                        });
+                    });
+                },
+                &["files.img: user id 4711", "(foreign.users.allow)"],
+            ),
             ("a packet socket of an unknown namespace", |i| packet(i, Some(900_001)), UNKNOWN),
             ("a listener of an unknown namespace", |i| listener(i, Some(900_001)), UNKNOWN),
             ("a listener of namespace 0", |i| listener(i, Some(0)), UNKNOWN),

@@ -1,0 +1,249 @@
+//! A Redis server under load moves between two hosts, in every mode; clients verify every answer.
+
+mod cost;
+mod load;
+mod table;
+mod world;
+mod zipf;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use self::cost::{Watch, processor_time};
+use self::load::{Load, RECORD};
+use self::table::Sample;
+use self::world::{THERE, World};
+use crate::bench::Bench;
+use crate::process::{Running, until};
+
+/// Of the agent, in a network of its own: estimates tell destinations apart by their addresses.
+const PORT: u16 = 7411;
+const MODES: &str = "stop-and-copy pre-copy pipelined post-copy hybrid";
+
+/// What is measured: each of these with each of the others.
+struct Setting {
+    modes: Vec<String>,
+    /// Gbit/s of the link; 0 is without a limit.
+    links: Vec<u32>,
+    /// How many of a hundred requests are reads.
+    reads: Vec<u64>,
+    times: usize,
+    /// How long the service is looked at before and after.
+    margin: Duration,
+}
+
+impl Setting {
+    fn from_environment() -> Result<Self> {
+        Ok(Self {
+            modes: list("MIGRATE_MODES", MODES)?,
+            links: list("MIGRATE_GBITS", "1 10")?,
+            reads: list("MIGRATE_READS", "95 10")?,
+            times: one("MIGRATE_TIMES", "1")?,
+            margin: Duration::from_millis(one("MIGRATE_MARGIN", "3000")?),
+        })
+    }
+}
+
+/// The words of an environment variable.
+fn list<T: std::str::FromStr>(name: &str, usual: &str) -> Result<Vec<T>> {
+    let text = std::env::var(name).unwrap_or_else(|_| usual.to_owned());
+    let words: Option<Vec<T>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+    words.filter(|words| !words.is_empty()).with_context(|| format!("{name}: {text:?}"))
+}
+
+fn one<T: std::str::FromStr>(name: &str, usual: &str) -> Result<T> {
+    list(name, usual)?.pop().with_context(|| name.to_owned())
+}
+
+pub fn measure(bench: &mut Bench) -> Result<()> {
+    let setting = Setting::from_environment()?;
+    let mut text = String::new();
+    for &gigabits in &setting.links {
+        for &reads in &setting.reads {
+            let mut rows = Vec::new();
+            for mode in &setting.modes {
+                let case = Case { mode, gigabits, reads, margin: setting.margin };
+                let run = || case.run(bench).with_context(|| case.name());
+                let samples = (0..setting.times).map(|_| run()).collect::<Result<Vec<_>>>()?;
+                rows.push((mode.as_str(), samples));
+            }
+            text += &table::of(&format!("{reads} % reads, {}", link(gigabits)), &rows);
+            table::judge(bench, gigabits, reads, &rows);
+        }
+    }
+    fs::remove_dir_all(record_dir(bench))?;
+    println!("{text}");
+    let path = bench.results.join("migration.md");
+    fs::write(&path, text).with_context(|| path.display().to_string())
+}
+
+/// Where both hosts keep what they record, over all migrations: estimates learn from it.
+fn record_dir(bench: &Bench) -> PathBuf {
+    bench.dir.join("records")
+}
+
+fn link(gigabits: u32) -> String {
+    match gigabits {
+        0 => "link without a limit".to_owned(),
+        gigabits => format!("{gigabits} Gbit/s"),
+    }
+}
+
+/// A migration that is measured.
+struct Case<'a> {
+    mode: &'a str,
+    gigabits: u32,
+    reads: u64,
+    margin: Duration,
+}
+
+impl Case<'_> {
+    fn name(&self) -> String {
+        format!("{}, {} % reads, {}", self.mode, self.reads, link(self.gigabits))
+    }
+
+    fn run(&self, bench: &Bench) -> Result<Sample> {
+        let dir = bench.dir.join("migrate");
+        fs::create_dir_all(&dir)?;
+        bench.warm_up()?;
+        let world = World::new(self.gigabits)?;
+        let words = ["redis-server", "--save", "", "--bind", "0.0.0.0", "--protected-mode", "no"];
+        let service = world.service(&dir, &words)?;
+        let ping = || service.command("redis-cli").arg("ping").output();
+        until("Redis", || ping().is_ok_and(|pong| pong.stdout == b"PONG\n"))?;
+        let count = (bench.mib << 20) / RECORD as u64;
+        let load = Load::start(&world.client, count, self.reads)?;
+        let records = record_dir(bench);
+        let hosts = Hosts::start(bench.torpor(), &dir, &records, &world)?;
+        let rehearsal = hosts.rehearse(service.0.pid(), self.mode)?;
+        sleep(self.margin);
+        let start = Instant::now();
+        let mut sample = hosts.migrate(service.0.pid(), self.mode)?;
+        let end = Instant::now();
+        sample.rehearsal = rehearsal;
+        sleep(self.margin);
+        sample.rates = [
+            load.rate(start - self.margin, start),
+            load.rate(start, end),
+            load.rate(end, Instant::now()),
+        ];
+        sample.silence = load.silence(start, end);
+        load.finish()?;
+        let root = sample.number("pid")?;
+        #[allow(clippy::cast_possible_truncation, reason = "a process id")]
+        let root = Pid::from_raw(root as i32).context("no process there")?;
+        kill_process(root, Signal::KILL)?;
+        eprintln!("{}: {} expected {}", self.name(), sample.report, sample.rehearsal);
+        drop(hosts);
+        Ok(fs::remove_dir_all(&dir).map(|()| sample)?)
+    }
+}
+
+/// Both programs.
+struct Hosts<'a> {
+    torpor: PathBuf,
+    dir: &'a Path,
+    records: &'a Path,
+    world: &'a World,
+    keys: Vec<String>,
+    agent: Running,
+    address: String,
+}
+
+impl<'a> Hosts<'a> {
+    fn start(torpor: &Path, dir: &'a Path, records: &'a Path, world: &'a World) -> Result<Self> {
+        let torpor = torpor.canonicalize()?;
+        let keys = certificates(dir)?;
+        let mut agent = world.there.command(&torpor);
+        agent.args(["agent", "--listen", &format!("{THERE}:{PORT}")]).args(&keys);
+        agent
+            .arg("--state-dir")
+            .arg(records.join("there"))
+            .arg("--work-dir")
+            .arg(dir.join("taken"));
+        for word in ["--external", "veth[eth0]:outside@br0"] {
+            agent.arg(format!("--restore-option={word}"));
+        }
+        let (agent, line) = Running::heard(&mut agent)?;
+        let address = line.strip_prefix("Listening at ").context("the agent does not listen")?;
+        let address = address.to_owned();
+        Ok(Self { torpor, dir, records, world, keys, agent, address })
+    }
+
+    fn command(&self, pid: u32, mode: &str) -> Command {
+        let mut migrate = self.world.here.command(&self.torpor);
+        migrate.args(["migrate", "--pid", &pid.to_string(), "--mode", mode, "--json"]);
+        migrate.arg("--state-dir").arg(self.records.join("here"));
+        migrate.arg("--work-dir").arg(self.dir.join("work")).args(&self.keys).arg(&self.address);
+        migrate
+    }
+
+    /// What a migration is expected to take.
+    fn rehearse(&self, pid: u32, mode: &str) -> Result<Value> {
+        let output = spawn(self.command(pid, mode).arg("--dry-run"))?.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "it would not move: {said}");
+        Ok(serde_json::from_slice::<Value>(&output.stdout)?["estimate"].take())
+    }
+
+    /// Moves a tree of processes, and looks at what that costs.
+    fn migrate(&self, pid: u32, mode: &str) -> Result<Sample> {
+        let used = || getrusage(UsageWho::RUSAGE_CHILDREN);
+        let (here, there) = (used()?, processor_time(self.agent.pid())?);
+        let migrate = spawn(&mut self.command(pid, mode))?;
+        let watches = [
+            Watch::start(migrate.id(), self.dir.join("work")),
+            Watch::start(self.agent.pid(), self.dir.join("taken")),
+        ];
+        let output = migrate.wait_with_output()?;
+        let [peak_here, peak_there] = watches.map(Watch::finish);
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "it does not move: {said}");
+        let after = used()?;
+        #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
+        let seconds = |usage: Usage| {
+            (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6
+        };
+        Ok(Sample {
+            report: serde_json::from_slice::<Value>(&output.stdout)?,
+            processor: [seconds(after) - seconds(here), processor_time(self.agent.pid())? - there],
+            peak: [peak_here?, peak_there?],
+            ..Sample::default()
+        })
+    }
+}
+
+fn spawn(command: &mut Command) -> Result<std::process::Child> {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().with_context(|| format!("{command:?}"))
+}
+
+/// Options that name an authority, and a certificate of its that serves both hosts.
+fn certificates(dir: &Path) -> Result<Vec<String>> {
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key)?.pem();
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate()?;
+    let params = CertificateParams::new(vec![THERE.to_owned()])?;
+    let certificate = params.signed_by(&own, &issuer)?.pem();
+    let files = [("--ca", authority), ("--cert", certificate), ("--key", own.serialize_pem())];
+    let mut options = Vec::new();
+    for (option, pem) in files {
+        let file = dir.join(&option[2..]);
+        fs::write(&file, pem)?;
+        options.extend([option.to_owned(), file.display().to_string()]);
+    }
+    Ok(options)
+}

@@ -1,0 +1,136 @@
+//! What was measured, as a table, and against what was promised.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::bench::{Bench, Goal, median};
+
+/// A migration.
+#[derive(Default)]
+pub struct Sample {
+    /// What `torpor migrate --json` has printed.
+    pub report: Value,
+    /// What `--dry-run` has expected.
+    pub rehearsal: Value,
+    /// Answers a second before, during and after it.
+    pub rates: [f64; 3],
+    /// Milliseconds of the longest time without any answer.
+    pub silence: u32,
+    /// Seconds of processor time here and there.
+    pub processor: [f64; 2],
+    /// Bytes that the programs here and there had at most.
+    pub peak: [u64; 2],
+}
+
+impl Sample {
+    /// A number of the report.
+    pub fn number(&self, name: &str) -> Result<f64> {
+        self.report[name].as_f64().with_context(|| format!("no {name} in {}", self.report))
+    }
+
+    fn or_zero(&self, name: &str) -> f64 {
+        self.report[name].as_f64().unwrap_or_default()
+    }
+}
+
+/// A column: its name, and how many digits it has behind the point.
+type Column = (&'static str, usize, fn(&Sample) -> f64);
+
+#[allow(clippy::cast_precision_loss, reason = "to be read by people")]
+const COLUMNS: [Column; 17] = [
+    ("total, s", 1, |it| it.or_zero("total_ms") / 1e3),
+    ("rounds", 0, |it| it.report["rounds"].as_array().map_or(0, Vec::len) as f64),
+    ("sent, MB", 0, |it| it.or_zero("bytes") / 1e6),
+    ("downtime, ms", 0, downtime),
+    ("expected", 0, |it| it.report["estimate"]["downtime_ms"].as_f64().unwrap_or_default()),
+    ("by --dry-run", 0, |it| it.rehearsal["downtime_ms"].as_f64().unwrap_or_default()),
+    ("freeze", 1, |it| it.or_zero("freeze_ms")),
+    ("transfer", 1, |it| it.or_zero("transfer_ms")),
+    ("restore", 1, restore),
+    ("no answer for, ms", 0, |it| f64::from(it.silence)),
+    ("answers/s before", 0, |it| it.rates[0]),
+    ("during", 0, |it| it.rates[1]),
+    ("after", 0, |it| it.rates[2]),
+    ("CPU here, s", 1, |it| it.processor[0]),
+    ("there, s", 1, |it| it.processor[1]),
+    ("memory here, MB", 0, |it| it.peak[0] as f64 / 1e6),
+    ("there, MB", 0, |it| it.peak[1] as f64 / 1e6),
+];
+
+fn downtime(sample: &Sample) -> f64 {
+    sample.or_zero("downtime_ms")
+}
+
+fn restore(sample: &Sample) -> f64 {
+    sample.or_zero("restore_ms")
+}
+
+/// Samples of a mode.
+pub type Row<'a> = (&'a str, Vec<Sample>);
+
+fn middle(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
+    median(&samples.iter().map(value).collect::<Vec<_>>())
+}
+
+/// The medians of all modes.
+pub fn of(title: &str, rows: &[Row<'_>]) -> String {
+    let mut text = format!("{title}:\n\n| mode |");
+    COLUMNS.iter().for_each(|(name, ..)| text += &format!(" {name} |"));
+    text += &format!("\n|---|{}\n", "---:|".repeat(COLUMNS.len()));
+    for (mode, samples) in rows {
+        let _ = write!(text, "| {mode} |");
+        for (_, digits, value) in COLUMNS {
+            let _ = write!(text, " {:.digits$} |", middle(samples, value));
+        }
+        text.push('\n');
+    }
+    text + "\n"
+}
+
+/// How many of a hundred estimates were within a fifth of what it took.
+fn near<'a>(samples: impl Iterator<Item = &'a Sample>, of: fn(&Sample) -> &Value) -> f64 {
+    let (mut near, mut all) = (0_u32, 0_u32);
+    for sample in samples {
+        let expected = of(sample)["downtime_ms"].as_f64().unwrap_or_default();
+        let real = downtime(sample);
+        near += u32::from((0.8 * real..=1.2 * real).contains(&expected));
+        all += 1;
+    }
+    f64::from(near) * 100.0 / f64::from(all.max(1))
+}
+
+/// Compares `pipelined` with `pre-copy`, and says what was promised.
+pub fn judge(bench: &mut Bench, gigabits: u32, reads: u64, rows: &[Row<'_>]) {
+    let of = |name: &str| rows.iter().find(|(mode, _)| *mode == name).map(|(_, it)| it.as_slice());
+    let name = |what: &str| format!("migration, {reads} % reads, {gigabits} Gbit/s: {what}");
+    let all = || rows.iter().flat_map(|(_, samples)| samples);
+    let least = Some(Goal::AtLeast(95.0));
+    let estimates = near(all(), |it| &it.report["estimate"]);
+    bench.add(name("estimates within 20 %"), estimates, "%", least);
+    bench.add(name("those of --dry-run"), near(all(), |it| &it.rehearsal), "%", least);
+    let reads_much = reads > 50;
+    if let Some(hybrid) = of("hybrid") {
+        let most = Some(Goal::AtMost(50.0));
+        bench.add(name("downtime, hybrid"), middle(hybrid, downtime), "ms", most);
+    }
+    let (Some(baseline), Some(pipelined)) = (of("pre-copy"), of("pipelined")) else { return };
+    let ratio = |value: fn(&Sample) -> f64| middle(baseline, value) / middle(pipelined, value);
+    let least = Some(Goal::AtLeast(if reads_much { 38.0 } else { 10.0 }));
+    bench.add(name("restore, pre-copy : pipelined"), ratio(restore), "", least);
+    let least = match gigabits {
+        1 if reads_much => Some(Goal::AtLeast(2.7)),
+        1 => Some(Goal::AtLeast(1.5)),
+        10 => Some(Goal::AtLeast(5.0)),
+        _ => None,
+    };
+    bench.add(name("downtime, pre-copy : pipelined"), ratio(downtime), "", least);
+    #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
+    let peak = 1.0 / ratio(|it| it.peak[1] as f64);
+    let most = Some(Goal::AtMost(1.1));
+    bench.add(name("memory there, pipelined : pre-copy"), peak, "", most);
+    let most = Some(Goal::AtMost(1.25));
+    let processor = 1.0 / ratio(|it| it.processor[1]);
+    bench.add(name("CPU there, pipelined : pre-copy"), processor, "", most);
+}

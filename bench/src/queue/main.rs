@@ -1,0 +1,79 @@
+//! Benchmarks of the queue, on a real daemon: part of `make bench`.
+//!
+//! - `tools`: verification tools that are preempted at random moments, over their life;
+//! - `day`: a day of CI, scaled to some seconds, by several policies;
+//! - `urgent`: from an urgent submission to its first instruction, beside a victim of 2 GiB.
+
+mod daemon;
+mod day;
+mod programs;
+mod svg;
+mod tools;
+mod urgent;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str =
+    "usage: torpor-bench-queue TORPOR RESULT-DIRECTORY [tools|tools:NAME|day|urgent]...
+QUEUE_SECONDS: how long each tool runs, and a day (60)
+QUEUE_TIMES: how often each tool is preempted (10)
+TORPOR_TEST_KERNEL: the kernel that the emulator boots";
+
+/// What all parts need to know.
+#[derive(Debug)]
+pub struct Setting {
+    /// The program that is measured.
+    pub torpor: PathBuf,
+    /// Where tables and plots are written.
+    pub results: PathBuf,
+    /// Seconds that a tool runs, and a day.
+    pub seconds: u32,
+    /// How often a tool is preempted.
+    pub times: u32,
+}
+
+impl Setting {
+    /// Writes a result, and prints its path.
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.results.join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        println!("{}", path.display());
+        Ok(())
+    }
+}
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [torpor, results, parts @ ..] = args.as_slice() else { bail!(USAGE) };
+    let number = |name: &str, default: u32| match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name}: {text:?} is no number")),
+        Err(_) => Ok(default),
+    };
+    let setting = Setting {
+        torpor: Path::new(torpor).canonicalize().with_context(|| torpor.clone())?,
+        results: PathBuf::from(results),
+        seconds: number("QUEUE_SECONDS", 60)?,
+        times: number("QUEUE_TIMES", 10)?,
+    };
+    fs::create_dir_all(&setting.results)?;
+    let all = ["urgent", "tools", "day"].map(str::to_owned);
+    for part in if parts.is_empty() { &all[..] } else { parts } {
+        match part.split_once(':').unwrap_or((part, "")) {
+            ("tools", only) => tools::measure(&setting, only)?,
+            ("day", "") => day::measure(&setting)?,
+            ("urgent", "") => urgent::measure(&setting)?,
+            _ => bail!(USAGE),
+        }
+    }
+    Ok(())
+}
+
+/// The middle one of several values; 0 if there are none.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

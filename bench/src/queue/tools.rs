@@ -1,0 +1,315 @@
+//! Tools that verify programs: each is preempted at random moments, and has to end with the right result.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::daemon::Daemon;
+use crate::programs::{self, compile};
+use crate::svg::{self, Line};
+use crate::{Setting, median};
+
+/// What a tool is to run, and by what its result is known to be right.
+struct Job {
+    command: Vec<String>,
+    exit: i64,
+    /// The output holds this, once.
+    says: String,
+    /// A file that holds a line with this beginning and another end than ` 0`.
+    counts: Option<(PathBuf, &'static str)>,
+}
+
+/// Makes a job of so many seconds in a directory.
+type Make = fn(&Path, u32) -> Result<Job>;
+
+const TOOLS: [(&str, &str, Make); 12] = [
+    ("AFL++", "afl-fuzz", afl),
+    ("Valgrind", "valgrind", |dir, seconds| compute(dir, seconds, &["gcc"], &["valgrind", "-q"])),
+    ("AddressSanitizer", "gcc", |dir, seconds| {
+        compute(dir, seconds, &["gcc", "-fsanitize=address"], &[])
+    }),
+    ("ThreadSanitizer", "gcc", |dir, seconds| {
+        compute(dir, seconds, &["gcc", "-fsanitize=thread"], &["setarch", "-R"])
+    }),
+    ("libFuzzer", "clang", libfuzzer),
+    ("QEMU boots Linux", "qemu-system-x86_64", emulator),
+    ("userfaultfd", "gcc", faults),
+    ("make -j2", "make", build),
+    ("Python suite", "python3", python),
+    ("Java suite", "javac", java),
+    ("Chromium", "chromium", chromium),
+    ("plain C", "gcc", |dir, seconds| compute(dir, seconds, &["gcc"], &[])),
+];
+
+/// One preemption, at this second of running; sizes in MB, times in milliseconds.
+struct Sample {
+    at: f64,
+    size: f64,
+    frozen: f64,
+    save: f64,
+    back: f64,
+}
+
+/// Measures all tools, or the one that is named `only`.
+pub fn measure(setting: &Setting, only: &str) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut lives = Vec::new();
+    for (name, program, make) in TOOLS.into_iter().filter(|tool| only.is_empty() || tool.0 == only)
+    {
+        let (samples, outcome) = if is_there(program) {
+            live(setting, make)
+        } else {
+            (Vec::new(), Err(anyhow::anyhow!("left out: {program} is not installed")))
+        };
+        let row = row(name, &samples, &outcome);
+        println!("{row}");
+        rows.push(row);
+        lives.push((name, samples));
+    }
+    let head = "| tool | result | preempted | size, first → last | stood still | save, median / longest | back, median / longest |\n\
+                |---|---|---:|---:|---:|---:|---:|\n";
+    setting.write("queue-tools.md", &(head.to_owned() + &rows.concat()))?;
+    setting.write("queue-tools.svg", &plot(&lives))
+}
+
+fn is_there(program: &str) -> bool {
+    let search = std::env::var("PATH").unwrap_or_default();
+    search.split(':').any(|dir| Path::new(dir).join(program).exists())
+}
+
+fn row(name: &str, samples: &[Sample], outcome: &Result<()>) -> String {
+    let of = |value: fn(&Sample) -> f64| samples.iter().map(value).collect::<Vec<_>>();
+    let both = |values: Vec<f64>| {
+        let most = values.iter().copied().fold(0.0, f64::max);
+        format!("{:.0} / {most:.0} ms", median(values))
+    };
+    let outcome = match outcome {
+        Ok(()) => "right".to_owned(),
+        Err(error) => format!("{error:#}").replace('\n', " "),
+    };
+    let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
+        return format!("| {name} | {outcome} | 0 | | | | |\n");
+    };
+    format!(
+        "| {name} | {outcome} | {} | {:.1} → {:.1} MB | {:.0} ms | {} | {} |\n",
+        samples.len(),
+        first.size,
+        last.size,
+        median(of(|sample| sample.frozen)),
+        both(of(|sample| sample.save)),
+        both(of(|sample| sample.back)),
+    )
+}
+
+fn plot(lives: &[(&str, Vec<Sample>)]) -> String {
+    let lines = |value: fn(&Sample) -> f64| -> Vec<Line> {
+        let line = |(name, samples): &(&str, Vec<Sample>)| Line {
+            name: (*name).to_owned(),
+            points: samples.iter().map(|sample| (sample.at, value(sample))).collect(),
+        };
+        lives.iter().map(line).collect()
+    };
+    let mut body =
+        svg::panel(10.0, "size of the checkpoint, MB", "s", &lines(|sample| sample.size));
+    body += &svg::panel(340.0, "saving, with rounds, ms", "s", &lines(|sample| sample.save));
+    body += &svg::panel(670.0, "coming back, ms", "s", &lines(|sample| sample.back));
+    svg::document(780.0, 1000.0, &body)
+}
+
+/// Runs a tool, and lets it give way at moments of its life.
+fn live(setting: &Setting, make: Make) -> (Vec<Sample>, Result<()>) {
+    let mut samples = Vec::new();
+    let outcome = try_live(setting, make, &mut samples);
+    (samples, outcome)
+}
+
+fn try_live(setting: &Setting, make: Make, samples: &mut Vec<Sample>) -> Result<()> {
+    let dir = std::env::temp_dir().join(format!("torpor-bench-tool-{}", std::process::id()));
+    fs::create_dir_all(&dir)?;
+    let outcome = (|| {
+        let job = make(&dir, setting.seconds).context("prepare it")?;
+        let daemon = Daemon::start(&setting.torpor, &json!({ "slots": 1 }))?;
+        let place = dir.display().to_string();
+        let id = daemon.submit(&["--class", "batch", "--dir", &place], &job.command)?;
+        preempt(&daemon, &id, setting, samples)?;
+        judge(&daemon, &id, &job)
+    })();
+    fs::remove_dir_all(&dir)?;
+    outcome
+}
+
+fn preempt(daemon: &Daemon, id: &str, setting: &Setting, samples: &mut Vec<Sample>) -> Result<()> {
+    let end = f64::from(setting.seconds) * 900.0;
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut moments: Vec<f64> = (1..setting.times)
+        .map(|_| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            1000.0 + f64::from(u32::try_from(seed >> 32).unwrap_or(0)) / f64::from(u32::MAX) * end
+        })
+        .chain([1000.0])
+        .collect();
+    moments.sort_by(f64::total_cmp);
+    for moment in moments {
+        let ran = |job: &Value| job["ran_ms"].as_f64().unwrap_or(0.0);
+        let is_due = |job: &Value| !job["exit"].is_null() || ran(job) >= moment;
+        let job = daemon.wait(id, is_due)?;
+        if !job["exit"].is_null() {
+            break;
+        }
+        if let Err(error) = daemon.ok(&["preempt", id, "--means", "checkpoint"]) {
+            if daemon.show(id)?["exit"].is_null() {
+                return Err(error.context("refused"));
+            }
+            break;
+        }
+        daemon.ok(&["resume", id])?;
+        let job = daemon.wait(id, |job| !job["exit"].is_null() || job["state"] == "running")?;
+        samples.push(sample(&job, ran(&job) / 1000.0)?);
+    }
+    Ok(())
+}
+
+/// The last preemption of a job.
+fn sample(job: &Value, at: f64) -> Result<Sample> {
+    let events = job["events"].as_array().context("no events")?;
+    let last = |kind: &str| {
+        let event = events.iter().rev().find(|event| event["kind"] == kind);
+        event.map(|event| &event["data"]).with_context(|| format!("no event {kind}"))
+    };
+    let number = |data: &Value, name: &str, unit: f64| data[name].as_f64().unwrap_or(0.0) / unit;
+    let (saved, resumed) = (last("preempted")?, last("resumed")?);
+    Ok(Sample {
+        at,
+        size: number(saved, "bytes", 1e6),
+        frozen: number(saved, "frozen_us", 1e3),
+        save: number(saved, "took_us", 1e3),
+        back: number(resumed, "took_us", 1e3),
+    })
+}
+
+fn judge(daemon: &Daemon, id: &str, job: &Job) -> Result<()> {
+    let shown = daemon.wait(id, |job| !job["exit"].is_null())?;
+    let output = daemon.ok(&["logs", id])?;
+    let end: String =
+        output.chars().rev().take(300).collect::<Vec<_>>().into_iter().rev().collect();
+    ensure!(
+        shown["exit"] == job.exit,
+        "wrong: it ended with {}: {} {end}",
+        shown["exit"],
+        shown["note"]
+    );
+    ensure!(
+        output.matches(&job.says).count() == 1,
+        "wrong: {:?} is not said once: {end}",
+        job.says
+    );
+    if let Some((path, name)) = &job.counts {
+        let text = fs::read_to_string(path)?;
+        let line =
+            text.lines().find(|line| line.starts_with(name)).context("nothing is counted")?;
+        ensure!(!line.trim_end().ends_with(" 0"), "wrong: {line}");
+    }
+    Ok(())
+}
+
+fn job(command: &[&str], exit: i64, says: &str) -> Job {
+    let command = command.iter().map(|&word| word.to_owned()).collect();
+    Job { command, exit, says: says.to_owned(), counts: None }
+}
+
+fn word(path: &Path) -> Result<&str> {
+    path.to_str().context("a path that is no text")
+}
+
+fn compute(dir: &Path, seconds: u32, compiler: &[&str], before: &[&str]) -> Result<Job> {
+    let program = compile(dir, "compute", programs::COMPUTE, compiler)?;
+    let seconds = seconds.to_string();
+    Ok(job(&[before, &[word(&program)?, &seconds]].concat(), 3, "right\n"))
+}
+
+fn faults(dir: &Path, seconds: u32) -> Result<Job> {
+    let program = compile(dir, "faults", programs::FAULTS, &["gcc"])?;
+    Ok(job(&[word(&program)?, &seconds.to_string()], 3, "right\n"))
+}
+
+fn afl(dir: &Path, seconds: u32) -> Result<Job> {
+    let program = compile(dir, "target", programs::TARGET, &["afl-cc"])?;
+    fs::create_dir(dir.join("seeds"))?;
+    fs::write(dir.join("seeds/seed"), "quiet")?;
+    let quiet = ["AFL_SKIP_CPUFREQ=1", "AFL_NO_UI=1", "AFL_I_DONT_CARE_ABOUT_MISSING_CRASHES=1"];
+    let seconds = seconds.to_string();
+    let fuzz = ["afl-fuzz", "-V", &seconds, "-i", "seeds", "-o", "found", "--", word(&program)?];
+    let counts = Some((dir.join("found/default/fuzzer_stats"), "saved_crashes"));
+    let command = [&["env"][..], &quiet, &fuzz].concat();
+    Ok(Job { counts, ..job(&command, 0, "We're done here") })
+}
+
+fn libfuzzer(dir: &Path, seconds: u32) -> Result<Job> {
+    let program = compile(dir, "fuzz", programs::FUZZ, &["clang", "-fsanitize=fuzzer"])?;
+    let fuzz = format!("exec {} -max_total_time={seconds} 2>&1", word(&program)?);
+    Ok(job(&["sh", "-c", &fuzz], 0, "Done "))
+}
+
+fn emulator(dir: &Path, seconds: u32) -> Result<Job> {
+    let kernel =
+        std::env::var("TORPOR_TEST_KERNEL").context("left out: TORPOR_TEST_KERNEL is not set")?;
+    let root = dir.join("root");
+    fs::create_dir_all(root.join("bin"))?;
+    fs::copy("/bin/busybox", root.join("bin/busybox"))?;
+    fs::write(root.join("init"), programs::INIT)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    let pack = "find . | cpio --quiet -o -H newc >../root.cpio";
+    ensure!(Command::new("sh").args(["-c", pack]).current_dir(&root).status()?.success());
+    let append = format!("console=ttyS0 quiet rdinit=/init panic=-1 seconds={seconds}");
+    let machine = ["qemu-system-x86_64", "-accel", "tcg", "-m", "256", "-nographic", "-no-reboot"];
+    let more = ["-nodefaults", "-serial", "stdio", "-initrd", "root.cpio", "-kernel", &kernel];
+    let command = [&machine[..], &more, &["-append", &append]].concat();
+    Ok(job(&command, 0, "counted"))
+}
+
+fn build(dir: &Path, seconds: u32) -> Result<Job> {
+    let mut rules =
+        format!("all: $(addsuffix .o,$(shell seq {}))\n\techo built $(words $^)\n", seconds * 4);
+    let _ = writeln!(
+        rules,
+        "%.o:\n\t@sleep 0.2; echo 'int f$*(void){{return $*;}}' | gcc -O2 -x c -c -o $@ -"
+    );
+    fs::write(dir.join("Makefile"), rules)?;
+    Ok(job(&["make", "-s", "-j2"], 0, &format!("built {}\n", seconds * 4)))
+}
+
+fn python(dir: &Path, seconds: u32) -> Result<Job> {
+    fs::write(dir.join("suite.py"), programs::SUITE)?;
+    let suite = format!("exec python3 suite.py {} 2>&1", seconds * 10);
+    Ok(job(&["sh", "-c", &suite], 0, &format!("Ran {} tests", seconds * 10)))
+}
+
+fn java(dir: &Path, seconds: u32) -> Result<Job> {
+    fs::write(dir.join("Suite.java"), programs::JAVA)?;
+    let made = Command::new("javac").arg("Suite.java").current_dir(dir).output()?;
+    if !made.status.success() {
+        bail!("{}", String::from_utf8_lossy(&made.stderr).into_owned());
+    }
+    let tests = (seconds * 10).to_string();
+    Ok(job(&["java", "-XX:-UsePerfData", "Suite", &tests], 4, &format!("passed {tests}")))
+}
+
+fn chromium(dir: &Path, seconds: u32) -> Result<Job> {
+    let page = format!(
+        "<p id=said>begun</p><script>let n = 0, x = 1; while (n < {seconds}) {{ const end = performance.now() + 1000; \
+         while (performance.now() < end) x = (x * 1103515245 + 12345) % 4294967296; n++; }} \
+         said.textContent = 'counted ' + n</script>"
+    );
+    fs::write(dir.join("page.html"), page)?;
+    let browse = format!(
+        "exec chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir={0}/profile \
+         --dump-dom file://{0}/page.html 2>/dev/null",
+        word(dir)?
+    );
+    Ok(job(&["sh", "-c", &browse], 0, &format!("counted {seconds}")))
+}

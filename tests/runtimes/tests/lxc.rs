@@ -1,0 +1,88 @@
+//! Containers of Debian's LXC: `lxc-checkpoint` dumps and restores them, with the options that LXC
+//! gives on its own (the console's terminal, a profile that confines nobody).
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use torpor_runtimes_tests::command::Run;
+use torpor_runtimes_tests::rootfs;
+use torpor_runtimes_tests::scratch::Scratch;
+use torpor_runtimes_tests::wait::until_true;
+
+use crate::counting::{COUNT, goes_on};
+
+/// A container of LXC, in a directory of its own; it goes with this.
+struct Container<'a> {
+    scratch: &'a Scratch,
+}
+
+impl<'a> Container<'a> {
+    fn start(scratch: &'a Scratch) -> Self {
+        let dir = scratch.dir(&format!("lxc/{}", scratch.name()));
+        let rootfs = dir.join("rootfs");
+        rootfs::make(&rootfs, &[]);
+        for place in ["proc", "sys", "dev"] {
+            fs::create_dir_all(rootfs.join(place)).unwrap();
+        }
+        let init = rootfs.join("count.sh");
+        fs::write(&init, format!("#!/bin/sh\n{COUNT}\n")).unwrap();
+        fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).unwrap();
+        let config = format!(
+            "lxc.uts.name = sleeper\n\
+             lxc.rootfs.path = dir:{}\n\
+             lxc.net.0.type = empty\n\
+             lxc.mount.auto = proc:mixed sys:mixed\n\
+             lxc.tty.max = 0\n\
+             lxc.pty.max = 1\n\
+             lxc.apparmor.profile = unconfined\n\
+             lxc.init.cmd = /count.sh\n",
+            rootfs.display()
+        );
+        fs::write(dir.join("config"), config).unwrap();
+        let container = Self { scratch };
+        container.tool("lxc-start").arg("--daemon").succeed();
+        container
+    }
+
+    /// A tool of LXC for this container.
+    fn tool(&self, name: &str) -> Command {
+        let mut command = self.scratch.command(name);
+        command.arg("--lxcpath").arg(self.scratch.join("lxc"));
+        command.args(["--name", self.scratch.name(), "--logfile"]);
+        command.arg(self.scratch.join("tool.log"));
+        command
+    }
+
+    fn state(&self) -> String {
+        self.tool("lxc-info").args(["--state", "--no-humanize"]).succeed()
+    }
+
+    fn counter(&self) -> PathBuf {
+        self.scratch.join(&format!("lxc/{}/rootfs/count", self.scratch.name()))
+    }
+}
+
+impl Drop for Container<'_> {
+    fn drop(&mut self) {
+        let _ = self.tool("lxc-stop").arg("--kill").finish();
+    }
+}
+
+#[test]
+fn a_container_of_lxc_goes_on() {
+    let scratch = Scratch::new("lxc");
+    let container = Container::start(&scratch);
+    let images = scratch.join("images");
+    for _ in 0..2 {
+        goes_on(&container.counter());
+        container.tool("lxc-checkpoint").args(["-s", "-v", "-D"]).arg(&images).succeed();
+        until_true("the container has stopped", || container.state() == "STOPPED");
+        container.tool("lxc-checkpoint").args(["-r", "-v", "-D"]).arg(&images).succeed();
+        assert_eq!(container.state(), "RUNNING");
+        goes_on(&container.counter());
+        container.tool("lxc-attach").args(["--", "/bin/sh", "-c", "exit 0"]).succeed();
+        fs::remove_dir_all(&images).unwrap();
+    }
+}

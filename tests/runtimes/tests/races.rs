@@ -1,0 +1,118 @@
+//! While a container is restored, somebody who may write to its volume puts links to what is the
+//! host's in the place of whatever appears there.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::process;
+use torpor_runtimes_tests::runc::{Container, cgroup_left};
+use torpor_runtimes_tests::scratch::Scratch;
+
+use crate::counting::{COUNT, goes_on};
+use crate::images::{FOREIGN, bundle_of};
+
+/// Restores of one container, each with the race.
+const TRIES: usize = 5;
+
+/// Restores a container whose program does `first` before it counts, while `exchange` is called
+/// over and over with the volume and a directory of the host. What the host has stays as it is.
+fn race(name: &str, first: &str, exchange: impl Fn(&Path, &Path) + Sync) {
+    let scratch = Scratch::new(name);
+    scratch.configure(&format!("{FOREIGN}link-remap\n"));
+    let bundle = bundle_of(&scratch, &format!("{first}; {COUNT}"));
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.checkpoint(&[]);
+    let counted = fs::read(bundle.file("count")).unwrap();
+    let (hosts, volume, whole) = (scratch.dir("hosts"), scratch.join("vol"), scratch.join("was"));
+    copy(&volume, &whole);
+    let secret = hosts.join("ghost");
+    fs::write(&secret, "secret").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    for _ in 0..TRIES {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    exchange(&volume, &hosts);
+                }
+            });
+            let end = container.restore_call(&[]).args(["--detach", container.id()]).finish();
+            if end.status.success() {
+                let pids = process::tree(container.pid());
+                container.runc("delete").args(["--force", container.id()]).succeed();
+                process::wait_gone(pids.keys());
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        fs::remove_dir_all(&volume).unwrap();
+        copy(&whole, &volume);
+    }
+    let meta = fs::symlink_metadata(&secret).unwrap();
+    assert_eq!((meta.mode() & 0o170_7777, meta.uid(), meta.nlink()), (0o100_600, 0, 1));
+    assert_eq!(fs::read_to_string(&secret).unwrap(), "secret");
+    assert_eq!(fs::read_dir(&hosts).unwrap().count(), 1, "something was made on the host");
+    assert!(!cgroup_left(container.id()), "a cgroup is left");
+    fs::write(bundle.file("count"), &counted).unwrap();
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+}
+
+fn copy(from: &Path, to: &Path) {
+    command("cp", &["-a"]).arg(from).arg(to).succeed();
+}
+
+/// Puts a link to the host's file in the place of `file`, if that is there. Whoever is quicker has
+/// it: no step has to succeed.
+fn link_in_place_of(file: &Path, hosts: &Path) {
+    let aside = hosts.with_file_name("aside");
+    if fs::rename(file, &aside).is_ok() {
+        let _ = symlink(hosts.join("ghost"), file);
+        let _ = fs::remove_file(&aside);
+    }
+}
+
+#[test]
+fn a_ghost_that_is_exchanged() {
+    race("race-ghost", "exec 7>/vol/ghost; rm /vol/ghost", |volume, hosts| {
+        link_in_place_of(&volume.join("ghost"), hosts);
+    });
+}
+
+#[test]
+fn a_pipe_that_is_exchanged() {
+    let first = "mkfifo /vol/ghost; exec 7<>/vol/ghost; rm /vol/ghost";
+    race("race-pipe", first, |volume, hosts| {
+        link_in_place_of(&volume.join("ghost"), hosts);
+    });
+}
+
+/// Another name of the file is there, which the dump has given it.
+#[test]
+fn a_second_name_that_is_exchanged() {
+    let first = "echo a >/vol/ghost; ln /vol/ghost /vol/other; exec 7>>/vol/ghost; rm /vol/ghost";
+    race("race-name", first, |volume, hosts| {
+        for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
+            if entry.file_name() != "link" && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                link_in_place_of(&entry.path(), hosts);
+            }
+        }
+    });
+}
+
+/// The directory on the way to it is now that of the host, now the volume's.
+#[test]
+fn a_directory_that_is_exchanged() {
+    let first = "mkdir /vol/dir; exec 7>/vol/dir/ghost; rm /vol/dir/ghost";
+    race("race-directory", first, |volume, hosts| {
+        let (dir, aside) = (volume.join("dir"), volume.join("aside"));
+        if fs::rename(&dir, &aside).is_ok() {
+            let _ = symlink(hosts, &dir);
+            let _ = fs::remove_file(&dir);
+            let _ = fs::rename(&aside, &dir);
+        }
+    });
+}
