@@ -13,16 +13,11 @@ build:            ## build torpor, optimized
 demo:             ## a Redis server in a container goes to sleep and wakes up
 	@scripts/demo.sh
 
-pure = --package torpor-store --package torpor-images --package torpor-seal --package torpor-policy --package torpor-crit \
-	--package torpor-sys --package torpor-fuzz
-
 test: setup check ## every test: unit, property, zoo, faults, end to end
-	cargo test --quiet --locked --no-fail-fast $(pure)
-	@scripts/endtoend.sh
+	@scripts/without-autogroup scripts/test.sh
 
 test-long: setup check ## the same at length, an older kernel, every fuzz target for a minute
-	cargo test --quiet --locked --no-fail-fast $(pure)
-	@scripts/endtoend.sh long
+	@scripts/without-autogroup scripts/test.sh long
 	@scripts/fuzz.sh $(SECONDS)
 
 check:            ## formatting, lints, documentation, licences
@@ -32,14 +27,14 @@ check:            ## formatting, lints, documentation, licences
 	@scripts/deny.sh
 
 zoo: setup        ## the programs of the zoo, each in all modes
-	cargo test --locked --package torpor-tests --test zoo
+	scripts/without-autogroup cargo test --locked --package torpor-tests --test zoo
 
 docs:             ## the compatibility table, from the outcomes of the last test run
 	cargo run --quiet --locked --package torpor-tests --bin zoo -- status --table >docs/compatibility.md
 
 bench: build      ## measure, against cp; prints the table and writes JSON
-	@scripts/bench.sh
-	@scripts/benchmark-matrix.sh
+	@scripts/without-autogroup scripts/bench.sh
+	@scripts/without-autogroup scripts/benchmark-matrix.sh
 
 fuzz:             ## every fuzz target for SECONDS seconds
 	@scripts/fuzz.sh $(SECONDS)

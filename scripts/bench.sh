@@ -1,13 +1,18 @@
 #!/bin/bash
 # Measures dump and restore on a tmpfs of its own; leaves the table on standard output and the numbers in
-# target/bench.json. PARTS="memory small" measures these only; BENCH_ROUNDS and BENCH_MIB make it shorter.
+# target/bench.json. PARTS="memory small" measures these only; BENCH_ROUNDS, BENCH_MIB and MIGRATE_GBITS make it shorter.
+# Then the queue, whose tables and plots are left in target/queue; with PARTS only what QUEUE_PARTS="day tools urgent"
+# names of it. QUEUE_SECONDS and QUEUE_TIMES make it shorter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng; do
+for tool in age:age gpg:gnupg openssl:openssl stress-ng:stress-ng puma:puma rackup:ruby-sinatra flask:python3-flask \
+    javac:default-jdk-headless afl-fuzz:afl++ clang:clang cpio:cpio chromium:chromium; do
     command -v "${tool%%:*}" >/dev/null ||
         DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${tool##*:}" >/dev/null
 done
+python3 -c "import numpy, sqlalchemy" 2>/dev/null ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends python3-numpy python3-sqlalchemy >/dev/null
 cargo build --quiet --release --locked --package torpor-cli --package torpor-bench
 dir=$(mktemp -d)
 # gpg leaves its agent behind, which has its files there; what was killed last may still be there, too.
@@ -16,3 +21,8 @@ mount -t tmpfs -o size=9g torpor-bench "$dir"
 gcc -O2 -pthread -o "$dir/target" bench/target.c
 # shellcheck disable=SC2086 # words
 target/release/torpor-bench target/release/torpor "$dir" target/bench.json ${PARTS:-}
+[ -n "${PARTS:-}" ] && [ -z "${QUEUE_PARTS:-}" ] && exit
+kernel=$(ls target/kernel/debian/boot/vmlinuz* 2>/dev/null || true)
+[ -z "$kernel" ] || export TORPOR_TEST_KERNEL="${TORPOR_TEST_KERNEL:-$PWD/$kernel}"
+# shellcheck disable=SC2086 # words
+target/release/torpor-bench-queue target/release/torpor target/queue ${QUEUE_PARTS:-}

@@ -1,7 +1,8 @@
 #!/bin/bash
 # benchmark-runtimes.sh [DIRECTORY]: builds the runtimes that Debian lacks, at pinned versions, for the
 # whole matrix of `torpor benchmark`: containerd 2, gVisor's runsc with its shim, and youki. What is there
-# already is left alone. Ends with a configuration of all cells, DIRECTORY/matrix.yaml.
+# already is left alone. RUNTIMES=containerd builds that one alone. Ends with a configuration of all cells,
+# DIRECTORY/matrix.yaml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,11 +13,17 @@ youki=0.7.0
 out=$(realpath -m "${1:-target/benchmark-runtimes}")
 mkdir -p "$out/bin"
 
+# wanted NAME: whether a runtime is to be built
+wanted() {
+	[[ " ${RUNTIMES:-$1} " == *" $1 "* ]]
+}
+
 # go_build NAME MODULE VERSION PACKAGE...: through the module proxy. `go install PACKAGE@VERSION` refuses
 # modules with replace lines, a module that requires them does not.
 go_build() {
 	local name=$1 module=$2 version=$3
 	shift 3
+	wanted "$name" || return 0
 	[ -e "$out/$name-$version" ] && return
 	command -v go >/dev/null || { echo "$name takes Go 1.25 or newer: left out" >&2; return; }
 	local dir
@@ -57,7 +64,7 @@ fi
 
 # youki takes long: only where that was asked for. Without features it works with no control groups at all; that for
 # seccomp takes a library of its own.
-if [ "${TORPOR_LONG:-}" = 1 ] && [ ! -e "$out/bin/youki" ]; then
+if wanted youki && [ "${TORPOR_LONG:-}" = 1 ] && [ ! -e "$out/bin/youki" ]; then
 	cargo install --locked --root "$out" --version "$youki" --features v1,v2 youki ||
 		echo "youki does not build: left out" >&2
 fi

@@ -1,5 +1,6 @@
 #!/bin/bash
-# deb.sh: a Debian package in target/debian, made by cargo-deb from the metadata in crates/cli/Cargo.toml.
+# deb.sh: Debian packages in target/debian: torpor, made by cargo-deb from the metadata in crates/cli/Cargo.toml,
+# and torpor-dbgsym, where debuggers find what the program was stripped of.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -7,4 +8,6 @@ cargo deb --version >/dev/null 2>&1 || cargo install --quiet --locked cargo-deb 
 
 # What `make install` would put on the machine is what the package holds.
 DESTDIR=target/deb PREFIX=/usr scripts/install.sh
-cargo deb --quiet --no-build --package torpor-cli
+package=$(cargo deb --quiet --no-build --package torpor-cli)
+echo "$package"
+scripts/dbgsym.sh target/release/torpor "$package"

@@ -1,7 +1,8 @@
 #!/bin/bash
-# build.sh [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd, the
-# control plane, the kubelet, kubectl and containerd 2. What is there already is left alone. The first build takes
+# build.sh [--built] [DIRECTORY]: builds a whole Kubernetes for the tests, at pinned versions, from Go modules: etcd,
+# the control plane, the kubelet, kubectl and containerd 2. What is there already is left alone. The first build takes
 # both cores of a small machine for some minutes. Ends with the directory of the programs.
+# With --built nothing is built: it fails if something is missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -9,7 +10,17 @@ kubernetes=v1.34.4
 etcd=v3.6.7
 containerd=v2.2.9
 
+only_built=
+if [ "${1:-}" = --built ]; then
+	only_built=yes
+	shift
+fi
 out=$(realpath -m "${1:-target/kubernetes}")
+if [ -n "$only_built" ]; then
+	[ -e "$out/etcd-$etcd" ] && [ -e "$out/containerd-$containerd" ] && [ -e "$out/kubernetes-$kubernetes" ] || exit 1
+	echo "$out/bin"
+	exit
+fi
 mkdir -p "$out/bin"
 command -v go >/dev/null || { echo "Kubernetes takes Go 1.25 or newer, and there is none" >&2; exit 1; }
 

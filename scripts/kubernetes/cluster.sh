@@ -208,13 +208,17 @@ torpor_itself() {
 		sed '/^      service:$/,/^        path: /c\      url: https://127.0.0.1:9443/review' >"$dir/applied.yaml"
 	kubectl apply -f "$dir/applied.yaml" >"$dir/log/apply.log" 2>&1
 	kubectl -n torpor-system create token torpor-controller --duration 24h >"$dir/controller.token"
-	run controller torpor kubernetes controller --listen 127.0.0.1:9443 --server https://10.77.0.1:6443 \
+	# Agents find the controllers by the name of their Service, which nobody resolves here.
+	{ cat /etc/hosts; echo "10.77.0.1 torpor-webhook.torpor-system.svc"; } >"$dir/hosts"
+	mount --bind "$dir/hosts" /etc/hosts
+	run controller torpor kubernetes controller --listen 0.0.0.0:9443 --server https://10.77.0.1:6443 \
 		--token-file "$dir/controller.token" --ca-file "$dir/pki/ca.crt"
 	for n in 1 2; do
 		kubectl -n torpor-system create token torpor-agent --duration 24h --bound-object-kind Node \
 			--bound-object-name "node$n" >"$dir/node$n/token"
 		run "agent$n" nsenter --net="/run/netns/node$n" torpor kubernetes agent --node "node$n" \
 			--listen "10.77.0.1$n:7690" --socket "$dir/node$n/agent.sock" --state "$dir/node$n/torpor" \
+			--controller https://torpor-webhook.torpor-system.svc:9443 \
 			--server https://10.77.0.1:6443 --token-file "$dir/node$n/token" --ca-file "$dir/pki/ca.crt"
 	done
 	until_true 60 kubectl get --raw /apis/torpor.dev/v1alpha1/podcheckpoints
