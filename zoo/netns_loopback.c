@@ -34,15 +34,18 @@ static void add_address(int family, const void *address, int len, int prefix)
 	TRY(close(fd));
 }
 
-static void bind_to(int family, const char *text)
+static bool can_bind_to(int family, const char *text)
 {
 	union tcp_name name;
 	int fd = TRY(socket(family, SOCK_DGRAM, 0));
 	socklen_t len = tcp_loopback(&name, family, 0);
+	bool can;
 
 	CHECK_EQ(inet_pton(family, text, family == AF_INET ? (void *)&name.v4.sin_addr : (void *)&name.v6.sin6_addr), 1);
-	TRY(bind(fd, &name.any, len));
+	can = bind(fd, &name.any, len) == 0;
+	CHECK(can || errno == EADDRNOTAVAIL);
 	TRY(close(fd));
+	return can;
 }
 
 int main(void)
@@ -55,12 +58,17 @@ int main(void)
 	CHECK_EQ(inet_pton(AF_INET6, "fd00:77::1", &v6), 1);
 	add_address(AF_INET, &v4, 4, 24);
 	add_address(AF_INET6, &v6, 16, 64);
+	// The kernel makes IPv6 addresses usable in a work item of its own, on loopback, too.
+	for (int tries = 0; !can_bind_to(AF_INET6, "fd00:77::1"); tries++) {
+		CHECK(tries < 10000);
+		usleep(1000);
+	}
 	snprintf(routes, sizeof routes, "%.4000s", zoo_slurp("/proc/net/fib_trie"));
 	zoo_ready();
 	zoo_wait();
 	CHECK(strcmp(routes, zoo_slurp("/proc/net/fib_trie")) == 0);
-	bind_to(AF_INET, "10.77.0.1");
-	bind_to(AF_INET6, "fd00:77::1");
-	bind_to(AF_INET, "127.0.0.1");
+	CHECK(can_bind_to(AF_INET, "10.77.0.1"));
+	CHECK(can_bind_to(AF_INET6, "fd00:77::1"));
+	CHECK(can_bind_to(AF_INET, "127.0.0.1"));
 	zoo_pass();
 }

@@ -156,8 +156,7 @@ impl Agent {
 
     fn join(&self, mut line: Line, token: &str, round: u32) -> Result<()> {
         let Some(waiting) = self.joining().get(token).cloned() else {
-            let text = "no migration waits for this connection".to_owned();
-            return line.say(&Reply::Refused { text, hint: None });
+            return line.say(&refusal(&Error::refused("no migration waits for this connection")));
         };
         line.say(&Reply::Joined)?;
         if let Some(carrier) = waiting.carrier {
@@ -199,5 +198,9 @@ impl Agent {
 
 /// An error, for the other end.
 fn refusal(error: &Error) -> Reply {
-    Reply::Refused { text: error.to_string(), hint: error.hint().map(str::to_owned) }
+    Reply::Refused {
+        text: error.to_string(),
+        hint: error.hint().map(str::to_owned),
+        by_source: matches!(error, Error::Link(_)),
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use torpor_worker::{Event, Worker};
+use torpor_worker::{Event, Outcome, Worker};
 
 use crate::cancel::Cancel;
 use crate::engine::{repeat, wait_readable};
@@ -25,6 +25,8 @@ use crate::wire::relay::{Budget, Meter, metered};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// No more than so many bytes are sent at once to measure the link.
 const MAX_MEASURED: u64 = 256 << 20;
+/// How long after one end's failure the other end says why.
+const SOON: Duration = Duration::from_secs(2);
 /// How long a connection that is lost while tasks wait for pages is made again.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How often.
@@ -238,9 +240,14 @@ impl Link {
             }
             // What the destination says explains what its end of the page connection does.
             if ready[0] {
-                return match self.line.hear()? {
-                    Reply::Refused { text, hint } => Err(there(text, hint)),
-                    reply => Ok(Happening::Said(reply)),
+                return match (self.line.hear()?, worker) {
+                    // The job has failed, and its end comes later than the destination's echo.
+                    (Reply::Refused { text, by_source: true, .. }, Some(worker)) => {
+                        let end = end_of(worker, SOON)?.ok_or(Error::Link(text))?;
+                        Ok(Happening::Job(Event::Ended(end)))
+                    }
+                    (reply @ Reply::Refused { .. }, _) => Err(unexpected(reply)),
+                    (reply, _) => Ok(Happening::Said(reply)),
                 };
             }
             let Some(worker) = worker.as_deref_mut().filter(|_| ready.last() == Some(&true)) else {
@@ -255,13 +262,12 @@ impl Link {
 
     /// After a job has lost its connection: what the destination has to say about it.
     pub fn explain(&mut self, error: Error) -> Error {
-        const SOON: Duration = Duration::from_secs(2);
         if !matches!(error, Error::Link(_)) {
             return error;
         }
         match wait_readable(&[self.line.as_fd()], Some(SOON)) {
             Ok(ready) if ready == [true] => match self.line.hear() {
-                Ok(Reply::Refused { text, hint }) => there(text, hint),
+                Ok(reply @ Reply::Refused { by_source: false, .. }) => unexpected(reply),
                 _ => error,
             },
             _ => error,
@@ -298,14 +304,28 @@ fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<(Line, Reply)>) {
     }
 }
 
-fn there(text: String, hint: Option<String>) -> Error {
-    Error::Refused { text: format!("the destination: {text}"), hint }
+/// How a job ends, if it does so within `patience`.
+fn end_of(worker: &mut Worker, patience: Duration) -> Result<Option<Outcome>> {
+    let start = Instant::now();
+    while let Some(left) = patience.checked_sub(start.elapsed())
+        && wait_readable(&[worker.as_fd()], Some(left))? == [true]
+    {
+        match worker.next_event()? {
+            Event::Ended(outcome) => return Ok(Some(outcome)),
+            // It has not failed, and waits to be told so.
+            Event::Point { held: true, .. } => break,
+            event => repeat(&event),
+        }
+    }
+    Ok(None)
 }
 
 /// What to make of an answer that is not the one that was waited for.
 pub fn unexpected(reply: Reply) -> Error {
     match reply {
-        Reply::Refused { text, hint } => there(text, hint),
+        Reply::Refused { text, hint, .. } => {
+            Error::Refused { text: format!("the destination: {text}"), hint }
+        }
         reply => Error::Protocol(format!("it says {reply:?} out of turn")),
     }
 }

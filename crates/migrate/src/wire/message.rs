@@ -161,6 +161,9 @@ pub enum Reply {
         text: String,
         /// What to do about it.
         hint: Option<String>,
+        /// Whether it failed because the source did: then the source knows why.
+        #[serde(default)]
+        by_source: bool,
     },
     /// What has become of a migration.
     State {
