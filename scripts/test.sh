@@ -43,7 +43,12 @@ if ! reachable; then
 	exit "$rc"
 fi
 
-cargo build --quiet --locked --workspace || exit 1
+# One build for all: a selection of packages would build what they share with features of its own.
+cargo test --quiet --locked --workspace --no-run --message-format=json-render-diagnostics >"$out/build.json" || exit 1
+jq --raw-output 'select(.reason == "compiler-artifact" and .profile.test and .executable) |
+	[(.package_id | sub(".*[#/]"; "") | sub("@.*"; "")), (.manifest_path | rtrimstr("/Cargo.toml")),
+	 (if .target.kind == ["test"] then .target.name else .target.kind[0] end), .executable] | @tsv' "$out/build.json" | sort >"$out/programs"
+export TORPOR_BIN=$PWD/target/debug/torpor
 
 passed=0 failed=()
 
@@ -85,22 +90,22 @@ again() {
 	tail -n 25 "$report" | sed 's/^/  | /'
 }
 
-group plain 900 cargo test --locked --no-fail-fast --package torpor-store --package torpor-images \
-	--package torpor-seal --package torpor-policy --package torpor-crit --package torpor-sys --package torpor-fuzz
-group engine 600 cargo test --locked --package torpor-engine --package torpor-kernel --package torpor-tracee --no-fail-fast
+group plain 900 scripts/run-tests torpor-store torpor-images torpor-seal torpor-policy torpor-crit torpor-sys \
+	torpor-fuzz
+group engine 600 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
 # Kubernetes takes minutes to build: without it one test of the group cli is left out, and that is said.
 [ -n "$long" ] || scripts/kubernetes/build.sh --built >/dev/null ||
 	echo "left out: kubernetes: a_job_that_was_suspended_goes_on (scripts/kubernetes/build.sh builds what it takes)"
-group cli 600 cargo test --locked --package torpor-cli --package torpor-worker --no-fail-fast
-group migrate 600 cargo test --locked --package torpor-migrate --package torpor-bench --no-fail-fast
-group snapshot 600 cargo test --locked --package torpor-snapshot --no-fail-fast
-group queue 600 cargo test --locked --package torpor-queue --no-fail-fast
-group benchmark 600 cargo test --locked --package torpor-benchmark --no-fail-fast
-group kubernetes 600 cargo test --locked --package torpor-kubernetes --no-fail-fast
-group runtimes 1200 cargo test --locked --package torpor-runtimes-tests --no-fail-fast
-group fault 1200 cargo test --locked --package torpor-tests --test fault
-group exchange 300 cargo test --locked --package torpor-tests --test exchange
-group zoo 1500 cargo test --locked --package torpor-tests --test zoo
+group cli 600 scripts/run-tests torpor-cli torpor-worker
+group migrate 600 scripts/run-tests torpor-migrate torpor-bench
+group snapshot 600 scripts/run-tests torpor-snapshot
+group queue 600 scripts/run-tests torpor-queue
+group benchmark 600 scripts/run-tests torpor-benchmark
+group kubernetes 600 scripts/run-tests torpor-kubernetes
+group runtimes 1200 scripts/run-tests torpor-runtimes-tests
+group fault 1200 scripts/run-tests torpor-tests:fault
+group exchange 300 scripts/run-tests torpor-tests:exchange
+group zoo 1500 scripts/run-tests torpor-tests:zoo
 [ -z "$long" ] || group older 2400 scripts/kernel/test
 [ -z "$long" ] || group crossing 60 scripts/kernel/crossing
 

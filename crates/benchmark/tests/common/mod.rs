@@ -12,8 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The `torpor` of this build, which acts as `criu`.
+/// The `torpor` of this build, which acts as `criu`; `TORPOR_BIN` names another one.
 pub fn torpor() -> PathBuf {
+    if let Some(path) = std::env::var_os("TORPOR_BIN") {
+        return path.into();
+    }
     let tool = Path::new(env!("CARGO_BIN_EXE_torpor-benchmark"));
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     build.args(["build", "--quiet", "--locked", "--package", "torpor-cli"]);
