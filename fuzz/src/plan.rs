@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use torpor_crit::View;
 use torpor_engine::Options;
 use torpor_engine::options::CgroupMode;
+use torpor_engine::options::Cgroups;
 use torpor_engine::restore::unlisted;
 use torpor_images::ImageDir;
 use torpor_store::{Archive, Shelf, Store};
@@ -155,7 +156,10 @@ impl Tree {
 
 /// What the caller of the restore says: it gives a path for the only source of the tree, manages cgroups.
 pub fn options() -> Options {
-    Options { manage_cgroups: CgroupMode::Soft, ..Options::default() }
+    Options {
+        cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
+        ..Options::default()
+    }
 }
 
 /// Whatever a restore of edited images would make is in their plan.

@@ -106,8 +106,8 @@ pub fn run(form: Form, args: &[OsString]) -> Result<ExitCode, Failure> {
         _ => return Err(Failure::invalid("it takes one directory")),
     }
     if let Some(bundle) = bundle {
-        settings.engine.spec = policy::spec(Path::new(bundle))?;
-        if settings.engine.spec.is_none() {
+        settings.engine.trust.spec = policy::spec(Path::new(bundle))?;
+        if settings.engine.trust.spec.is_none() {
             let text = format!("{} is no bundle of a container", bundle.display());
             return Err(Failure::invalid(text));
         }

@@ -41,7 +41,7 @@ impl Actions {
             pidfile: settings.engine.pidfile.clone(),
             status_fd: settings.engine.status_fd.clone(),
             root: settings.engine.pid,
-            any_port: settings.engine.page_server.as_ref().is_some_and(|to| to.port == 0),
+            any_port: settings.engine.memory.page_server.as_ref().is_some_and(|to| to.port == 0),
             progress: Progress::new(visible && std::io::stderr().is_terminal()),
         }
     }

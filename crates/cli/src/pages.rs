@@ -55,7 +55,7 @@ fn announce(listener: &Listener<'_>) -> Option<u16> {
 }
 
 fn run(settings: &Settings, listener: Listener<'_>) -> Result<ExitCode, Failure> {
-    if settings.engine.lazy_pages {
+    if settings.engine.memory.lazy {
         serve_images(&settings.engine, listener)?;
         tracing::info!("The restore has all pages");
     } else {

@@ -47,7 +47,7 @@ pub fn load(settings: &mut Settings) -> Result<(), Failure> {
         };
         policy.amend(rule).map_err(wrong)?;
     }
-    settings.engine.policy = Arc::new(policy);
+    settings.engine.trust.policy = Arc::new(policy);
     Ok(())
 }
 

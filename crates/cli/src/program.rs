@@ -227,7 +227,7 @@ fn complete(
     }
     settings.adopt_descriptors().map_err(Failure::invalid)?;
     // The page server of a lazy dump is the dump itself.
-    settings.use_page_server |= command == Command::Dump && settings.engine.lazy_pages;
+    settings.use_page_server |= command == Command::Dump && settings.engine.memory.lazy;
     settings.merge().map_err(Failure::invalid)?;
     if command == Command::Restore {
         policy::load(&mut settings)?;

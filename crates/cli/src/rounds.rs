@@ -73,7 +73,8 @@ pub fn restore(opts: &Options, socket: &Path, hooks: &mut dyn Hooks) -> Result<R
     let mut director = Director::connect(socket)?;
     let last;
     // Pages that are to be fetched later are those that the last round leaves out.
-    let first = Options { lazy_pages: false, ..opts.clone() };
+    let mut first = opts.clone();
+    first.memory.lazy = false;
     let mut skeleton = Plan::read(&first)?.for_rounds()?.build(hooks)?;
     director.ready()?;
     let images_dir = loop {

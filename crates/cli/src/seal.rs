@@ -61,9 +61,9 @@ pub fn load(settings: &mut Settings, images: Images) -> Result<(), Failure> {
     let seal = &settings.seal;
     let trust = Trust::load(&seal.trust, &seal.crl)?;
     if images == Images::Write && seal.is_wanted() {
-        settings.engine.seal = Some(seal_options(settings, &trust)?);
+        settings.engine.trust.seal = Some(seal_options(settings, &trust)?);
     }
-    settings.engine.open = OpenOptions {
+    settings.engine.trust.open = OpenOptions {
         identities: identities(settings)?,
         trust: Arc::new(trust),
         require_signature: settings.seal.require_signature,

@@ -89,79 +89,83 @@ const ROWS: &[Row] = &[
     ("--enable-external-sharing", |s| s.external_sharing),
     ("--enable-external-masters", |s| s.external_masters),
     ("--veth-pair eth0=veth1@br0", |s| external(s) == ["veth[eth0]:veth1@br0"]),
-    ("-x", |s| s.engine.ext_unix_sk),
+    ("-x", |s| s.engine.files.ext_unix_sk),
     ("-x77", |s| external(s) == ["unix[77]"]),
     ("-x=77", |s| external(s) == ["unix[77]"]),
-    ("--ext-unix-sk", |s| s.engine.ext_unix_sk),
+    ("--ext-unix-sk", |s| s.engine.files.ext_unix_sk),
     ("--ext-unix-sk=77", |s| external(s) == ["unix[77]"]),
-    ("-l", |s| s.engine.file_locks),
-    ("--file-locks", |s| s.engine.file_locks),
-    ("--link-remap", |s| s.engine.link_remap),
-    ("--ghost-limit 4096", |s| s.engine.ghost_limit == 4096),
-    ("--ghost-limit 3K", |s| s.engine.ghost_limit == 3 << 10),
-    ("--ghost-limit 3M", |s| s.engine.ghost_limit == 3 << 20),
-    ("--ghost-limit=1G", |s| s.engine.ghost_limit == 1 << 30),
-    ("--ghost-fiemap", |s| s.engine.ghost_fiemap),
-    ("--threads 3", |s| s.engine.workers() == 3),
-    ("--evasive-devices", |s| s.engine.evasive_devices),
-    ("--force-irmap", |s| s.engine.force_irmap),
+    ("-l", |s| s.engine.files.locks),
+    ("--file-locks", |s| s.engine.files.locks),
+    ("--link-remap", |s| s.engine.files.link_remap),
+    ("--ghost-limit 4096", |s| s.engine.files.ghost_limit == 4096),
+    ("--ghost-limit 3K", |s| s.engine.files.ghost_limit == 3 << 10),
+    ("--ghost-limit 3M", |s| s.engine.files.ghost_limit == 3 << 20),
+    ("--ghost-limit=1G", |s| s.engine.files.ghost_limit == 1 << 30),
+    ("--ghost-fiemap", |s| s.engine.files.ghost_fiemap),
+    ("--threads 3", |s| s.engine.memory.workers() == 3),
+    ("--evasive-devices", |s| s.engine.files.evasive_devices),
+    ("--force-irmap", |s| s.engine.files.force_irmap),
     ("--irmap-scan-path /a --irmap-scan-path /b", |s| {
-        s.engine.irmap_scan_paths == [Path::new("/a"), Path::new("/b")]
+        s.engine.files.irmap_scan_paths == [Path::new("/a"), Path::new("/b")]
     }),
-    ("--file-validation filesize", |s| s.engine.file_validation == FileValidation::FileSize),
-    ("--file-validation buildid", |s| s.engine.file_validation == FileValidation::BuildId),
-    ("--skip-file-rwx-check", |s| s.engine.skip_file_rwx_check),
+    ("--file-validation filesize", |s| s.engine.files.validation == FileValidation::FileSize),
+    ("--file-validation buildid", |s| s.engine.files.validation == FileValidation::BuildId),
+    ("--skip-file-rwx-check", |s| s.engine.files.skip_rwx_check),
     ("--strict", |s| s.engine.strict),
     ("--wake-frozen", |s| s.engine.wake_frozen),
     ("--rounds s", |s| is(&s.rounds, "s")),
     ("--allow-uprobes", |s| s.engine.allow_uprobes),
-    ("--orphan-pts-master", |s| s.engine.orphan_pts_master),
-    ("--tcp-established", |s| s.engine.tcp_established),
-    ("--tcp-close", |s| s.engine.tcp_close),
-    ("--skip-in-flight", |s| s.engine.tcp_skip_in_flight),
-    ("--network-lock nftables", |s| s.engine.network_lock == NetworkLock::Nftables),
-    ("--network-lock skip", |s| s.engine.network_lock == NetworkLock::Skip),
-    ("-r /root", |s| is(&s.engine.root, "/root")),
-    ("--root /root", |s| is(&s.engine.root, "/root")),
+    ("--orphan-pts-master", |s| s.engine.files.orphan_pts_master),
+    ("--tcp-established", |s| s.engine.network.tcp_established),
+    ("--tcp-close", |s| s.engine.network.tcp_close),
+    ("--skip-in-flight", |s| s.engine.network.skip_in_flight),
+    ("--network-lock nftables", |s| s.engine.network.lock == NetworkLock::Nftables),
+    ("--network-lock skip", |s| s.engine.network.lock == NetworkLock::Skip),
+    ("-r /root", |s| is(&s.engine.mounts.root, "/root")),
+    ("--root /root", |s| is(&s.engine.mounts.root, "/root")),
     ("-J net:12", |s| {
         let ns = &s.engine.join_ns[0];
         ns.kind == JoinNsKind::Net && ns.file == Path::new("/proc/12/ns/net")
     }),
     ("--join-ns user:12,1,2", |s| s.engine.join_ns[0].ids == Some((1, 2))),
-    ("--empty-ns net", |s| s.engine.empty_netns),
-    ("--skip-mnt /a", |s| s.engine.skip_mnt == [Path::new("/a")]),
-    ("--enable-fs a,b --enable-fs all", |s| s.engine.enable_fs == ["a", "b", "all"]),
-    ("--mntns-compat-mode", |s| s.engine.mntns_compat_mode),
+    ("--empty-ns net", |s| s.engine.network.empty),
+    ("--skip-mnt /a", |s| s.engine.mounts.skip == [Path::new("/a")]),
+    ("--enable-fs a,b --enable-fs all", |s| s.engine.mounts.enable_fs == ["a", "b", "all"]),
+    ("--mntns-compat-mode", |s| s.engine.mounts.compat_mode),
     ("--json", |s| s.json),
     ("--lsm-profile apparmor:x", |s| s.engine.lsm_profile.as_deref() == Some("apparmor:x")),
-    ("--lsm-mount-context c", |s| s.engine.lsm_mount_context.as_deref() == Some("c")),
-    ("--weak-sysctls", |s| s.engine.weak_sysctls),
-    ("--manage-cgroups", |s| s.engine.manage_cgroups == CgroupMode::Soft),
-    ("--manage-cgroups=full", |s| s.engine.manage_cgroups == CgroupMode::Full),
-    ("--manage-cgroups=ignore", |s| s.engine.manage_cgroups == CgroupMode::Ignore),
+    ("--lsm-mount-context c", |s| s.engine.mounts.lsm_context.as_deref() == Some("c")),
+    ("--weak-sysctls", |s| s.engine.network.weak_sysctls),
+    ("--manage-cgroups", |s| s.engine.cgroups.manage == CgroupMode::Soft),
+    ("--manage-cgroups=full", |s| s.engine.cgroups.manage == CgroupMode::Full),
+    ("--manage-cgroups=ignore", |s| s.engine.cgroups.manage == CgroupMode::Ignore),
     ("--cgroup-root cpu:/a", |s| {
-        s.engine.cgroup_roots
+        s.engine.cgroups.roots
             == [CgroupRoot { controller: Some("cpu".to_owned()), path: "/a".to_owned() }]
     }),
-    ("--cgroup-props x", |s| s.engine.cgroup_props.as_deref() == Some("x")),
-    ("--cgroup-props-file f", |s| is(&s.engine.cgroup_props_file, "f")),
-    ("--cgroup-dump-controller cpu", |s| s.engine.cgroup_dump_controllers == ["cpu"]),
-    ("--cgroup-yard y", |s| is(&s.engine.cgroup_yard, "y")),
-    ("--freeze-cgroup g", |s| is(&s.engine.freeze_cgroup, "g")),
-    ("--cow", |s| s.engine.cow),
-    ("--dedup-relatives", |s| s.engine.dedup_relatives),
-    ("--compress lz4", |s| s.engine.compress == Some(Compression::LZ4)),
-    ("--compress=zstd:19", |s| s.engine.compress == Some(Compression::Zstd(19))),
-    ("--track-mem", |s| s.engine.track_mem),
-    ("--prev-images-dir ../1", |s| is(&s.engine.parent_img, "../1")),
-    ("--auto-dedup", |s| s.engine.auto_dedup),
-    ("--pre-dump-mode read", |s| s.engine.pre_dump_mode == PreDumpMode::Read),
-    ("--pre-dump-mode splice", |s| s.engine.pre_dump_mode == PreDumpMode::Splice),
-    ("--lazy-pages", |s| s.engine.lazy_pages),
-    ("--record-working-set", |s| s.engine.record_working_set == Some(Duration::from_secs(10))),
-    ("--record-working-set=3", |s| s.engine.record_working_set == Some(Duration::from_secs(3))),
+    ("--cgroup-props x", |s| s.engine.cgroups.props.as_deref() == Some("x")),
+    ("--cgroup-props-file f", |s| is(&s.engine.cgroups.props_file, "f")),
+    ("--cgroup-dump-controller cpu", |s| s.engine.cgroups.controllers == ["cpu"]),
+    ("--cgroup-yard y", |s| is(&s.engine.cgroups.yard, "y")),
+    ("--freeze-cgroup g", |s| is(&s.engine.cgroups.freeze, "g")),
+    ("--cow", |s| s.engine.memory.cow),
+    ("--dedup-relatives", |s| s.engine.memory.dedup_relatives),
+    ("--compress lz4", |s| s.engine.memory.compress == Some(Compression::LZ4)),
+    ("--compress=zstd:19", |s| s.engine.memory.compress == Some(Compression::Zstd(19))),
+    ("--track-mem", |s| s.engine.memory.track),
+    ("--prev-images-dir ../1", |s| is(&s.engine.memory.parent, "../1")),
+    ("--auto-dedup", |s| s.engine.memory.auto_dedup),
+    ("--pre-dump-mode read", |s| s.engine.memory.pre_dump_mode == PreDumpMode::Read),
+    ("--pre-dump-mode splice", |s| s.engine.memory.pre_dump_mode == PreDumpMode::Splice),
+    ("--lazy-pages", |s| s.engine.memory.lazy),
+    ("--record-working-set", |s| {
+        s.engine.memory.record_working_set == Some(Duration::from_secs(10))
+    }),
+    ("--record-working-set=3", |s| {
+        s.engine.memory.record_working_set == Some(Duration::from_secs(3))
+    }),
     ("--keep-template f", |s| is(&s.keep_template, "f")),
-    ("--template f", |s| is(&s.engine.template, "f")),
+    ("--template f", |s| is(&s.engine.memory.template, "f")),
     ("--stream", |s| s.engine.stream),
     ("--page-server", |s| s.use_page_server),
     ("--address 10.0.0.1", |s| s.address.as_deref() == Some("10.0.0.1")),
@@ -205,17 +209,17 @@ const ROWS: &[Row] = &[
     ("--require-signature", |s| s.seal.require_signature),
     ("--policy f", |s| is(&s.policy, "f")),
     ("--policy-rule a=1", |s| s.policy_rules == ["a=1"]),
-    ("--host-key f", |s| is(&s.engine.host_key, "f")),
-    ("--host-key none", |s| s.engine.host_key.is_none()),
+    ("--host-key f", |s| is(&s.engine.trust.host_key, "f")),
+    ("--host-key none", |s| s.engine.trust.host_key.is_none()),
     ("--no-default-config", |s| !s.default_config),
     // Negation, and short forms run together.
     ("--shell-job --no-shell-job", |s| !s.engine.shell_job),
-    ("-jlR", |s| s.engine.shell_job && s.engine.file_locks && s.engine.leave_running),
+    ("-jlR", |s| s.engine.shell_job && s.engine.files.locks && s.engine.leave_running),
     ("-jt 5 -Rv4", |s| s.engine.pid == 5 && s.engine.leave_running && s.verbosity == 4),
     // Names cut short.
-    ("--tcp-e", |s| s.engine.tcp_established),
+    ("--tcp-e", |s| s.engine.network.tcp_established),
     ("--images=d", |s| s.engine.images_dir == Path::new("d")),
-    ("--no-tcp-est --shell", |s| !s.engine.tcp_established && s.engine.shell_job),
+    ("--no-tcp-est --shell", |s| !s.engine.network.tcp_established && s.engine.shell_job),
 ];
 
 #[test]
@@ -381,13 +385,13 @@ fn defaults_are_those_of_criu() {
     let settings = Settings::default();
     let engine = &settings.engine;
     assert_eq!(engine.images_dir, Path::new("."));
-    assert_eq!(engine.ghost_limit, 1 << 20);
+    assert_eq!(engine.files.ghost_limit, 1 << 20);
     assert_eq!(engine.timeout, Duration::from_secs(10));
     // CRIU's is iptables, which leaves its tables behind; it reads in the images which one it was.
-    assert_eq!(engine.network_lock, NetworkLock::Any);
-    assert_eq!(engine.file_validation, FileValidation::BuildId);
-    assert_eq!(engine.pre_dump_mode, PreDumpMode::Splice);
-    assert_eq!(engine.manage_cgroups, CgroupMode::Ignore);
+    assert_eq!(engine.network.lock, NetworkLock::Any);
+    assert_eq!(engine.files.validation, FileValidation::BuildId);
+    assert_eq!(engine.memory.pre_dump_mode, PreDumpMode::Splice);
+    assert_eq!(engine.cgroups.manage, CgroupMode::Ignore);
     // Untold: what the floating point unit and the instructions need.
     assert_eq!(engine.cpu_cap, None);
     assert_eq!(settings.verbosity, 2);
@@ -479,13 +483,13 @@ fn what_follows_two_dashes_is_left_alone() {
 fn spread_options_come_together() {
     let mut s = settings("--page-server --address h --port 9 --tls --tls-key k");
     s.merge().unwrap();
-    let server = s.engine.page_server.unwrap();
+    let server = s.engine.memory.page_server.unwrap();
     assert_eq!((server.address.as_deref(), server.port), (Some("h"), 9));
     assert!(is(&server.tls.unwrap().key, "k"));
     // Without --page-server, an address is that of a server to be.
     let mut s = settings("--address h --port 9");
     s.merge().unwrap();
-    assert!(s.engine.page_server.is_none());
+    assert!(s.engine.memory.page_server.is_none());
 
     let mut s = settings("--external mnt[]:m --enable-external-sharing");
     s.merge().unwrap();

@@ -34,7 +34,7 @@ type Known = Vec<Range<u64>>;
 type All = HashMap<(&'static str, u64), Known>;
 
 /// Goes from `images` through all its parents, and returns how many bytes of pages
-/// have been punched out. What this host has made stays known as that (`opts.host_key`).
+/// have been punched out. What this host has made stays known as that (`opts.trust.host_key`).
 ///
 /// # Errors
 /// If an image is damaged, or the file system cannot punch holes.
@@ -46,7 +46,7 @@ pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
     while let Some(dir) = parent {
         let maps = pagemaps(&dir)?;
         let lent = lent(&maps, &known);
-        let mut mark = Remark::of(opts.host_key.as_deref(), &dir, opts.workers())?;
+        let mut mark = Remark::of(opts.trust.host_key.as_deref(), &dir, opts.memory.workers())?;
         for (kind, map) in &maps {
             if let Some(known) = known.get(&(kind.name, map.owner)) {
                 let needed = lent.get(&(kind.name, map.owner)).map_or(&[][..], Vec::as_slice);
@@ -56,7 +56,7 @@ pub fn dedup(images: &ImageDir, opts: &Options) -> Result<u64> {
                 freed += punch(&dir, map, gone, mark.as_mut())?;
             }
         }
-        mark.map_or(Ok(()), |mark| mark.write(&dir, opts.workers()))?;
+        mark.map_or(Ok(()), |mark| mark.write(&dir, opts.memory.workers()))?;
         learn(&maps, &mut known);
         parent = dir.parent()?;
     }

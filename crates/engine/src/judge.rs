@@ -121,11 +121,13 @@ fn capabilities(requests: &[Request]) -> Capabilities {
 
 impl Found {
     fn judge(&self, opts: &Options, origin: Origin, checked: &Checked) -> Vec<Violation> {
-        opts.policy.judge(&self.requests, origin, checked, &self.passed)
+        opts.trust.policy.judge(&self.requests, origin, checked, &self.passed)
     }
 
     fn origin(&self, opts: &Options) -> Result<Origin> {
-        self.claim.as_ref().map_or(Ok(Origin::Elsewhere), |claim| origin(claim, opts.workers()))
+        self.claim
+            .as_ref()
+            .map_or(Ok(Origin::Elsewhere), |claim| origin(claim, opts.memory.workers()))
     }
 }
 
@@ -145,7 +147,7 @@ fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
     let reading = begun.elapsed();
     let claim = host::claim(opts, images, &images.inventory()?)?;
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
-    let gives_up = opts.policy.requires_no_new_privileges(origin, &passed);
+    let gives_up = opts.trust.policy.requires_no_new_privileges(origin, &passed);
     let unsaid = |request: &Request| request.task.is_some_and(|thread| unsaid.contains(&thread));
     for request in requests.iter_mut().filter(|request| gives_up && unsaid(request)) {
         if let Ask::NoNewPrivileges(given_up) = &mut request.ask {
@@ -161,18 +163,18 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     let status = proc::status(own)?;
     let set = |key: &str| status.number(key, 16).unwrap_or_default();
     let mut passed = Passed {
-        file_systems: opts.enable_fs.clone(),
+        file_systems: opts.mounts.enable_fs.clone(),
         capabilities: Capabilities(set("CapPrm") & set("CapBnd")),
         profile: opts.lsm_profile.clone(),
-        empty_network: opts.empty_netns,
-        external_sockets: opts.ext_unix_sk,
+        empty_network: opts.network.empty,
+        external_sockets: opts.files.ext_unix_sk,
         limits: limits(own)?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
         oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
         cgroups: cgroups(opts, own)?,
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
             || Path::new("/sys/fs/selinux/enforce").exists(),
-        spec: opts.spec.as_deref().cloned(),
+        spec: opts.trust.spec.as_deref().cloned(),
         exists: Some(|path| Path::new(path).exists()),
         ..Passed::default()
     };
@@ -204,11 +206,11 @@ fn limits(pid: i32) -> Result<Vec<u64>> {
 
 /// What the caller says of cgroups, unless they are left alone.
 fn cgroups(opts: &Options, pid: i32) -> Result<Option<Roots>> {
-    if opts.manage_cgroups == CgroupMode::Ignore {
+    if opts.cgroups.manage == CgroupMode::Ignore {
         return Ok(None);
     }
     let own = crate::cgroup::memberships(&proc::bytes(pid, "cgroup")?);
-    Ok(Some(Roots { own: own.into_iter().collect(), ..crate::cgroup::roots(opts) }))
+    Ok(Some(Roots { own: own.into_iter().collect(), ..crate::cgroup::roots(&opts.cgroups) }))
 }
 
 fn name_of(kind: JoinNsKind) -> &'static str {

@@ -42,9 +42,9 @@ pub struct OpenOptions {
 /// A recipient that cannot be used; a parent that is not sealed as well; the file's.
 pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     images.remove_seal()?;
-    let parent = opts.parent_img.as_ref().map(|path| images.relative(path)).transpose()?;
+    let parent = opts.memory.parent.as_ref().map(|path| images.relative(path)).transpose()?;
     let parent_sealed = parent.as_ref().map_or(Ok(false), ImageDir::is_sealed)?;
-    let Some(seal) = &opts.seal else {
+    let Some(seal) = &opts.trust.seal else {
         if parent_sealed {
             return Err(Error::Unsupported("a plain dump on top of a sealed one".to_owned()));
         }
@@ -53,7 +53,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     if parent.is_some() && !parent_sealed {
         return Err(Error::Unsupported("a sealed dump on top of a plain one".to_owned()));
     }
-    if let (Some(how), Suite::Aes256XtsHmacSha256) = (opts.compress, seal.suite) {
+    if let (Some(how), Suite::Aes256XtsHmacSha256) = (opts.memory.compress, seal.suite) {
         return Err(Error::Unsupported(format!("--compress {how} with the suite {}", seal.suite)));
     }
     keep_secrets();
@@ -66,7 +66,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     }
     images.seal(header, &master)?;
     images.open_parents_with(unwrap_with(opts));
-    if opts.page_server.is_some() {
+    if opts.memory.page_server.is_some() {
         images.miss_pages();
     }
     Ok(())
@@ -77,7 +77,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
 /// # Errors
 /// A signature that cannot be made; the file's.
 pub fn finish(images: &ImageDir, opts: &Options) -> Result<()> {
-    let signer = opts.seal.as_ref().and_then(|seal| seal.signer.as_ref());
+    let signer = opts.trust.seal.as_ref().and_then(|seal| seal.signer.as_ref());
     let sign = |bytes: &[u8]| Ok(prost::Message::encode_to_vec(&signer_of(signer)?.sign(bytes)?));
     let sign: Option<&torpor_images::sealed::Sign<'_>> = signer.map(|_| &sign as _);
     Ok(images.finish_seal(sign)?)
@@ -95,21 +95,23 @@ fn signer_of(signer: Option<&Arc<Signer>>) -> torpor_seal::Result<&Signer> {
 /// that nobody trusts.
 pub fn open(images: &mut ImageDir, opts: &Options) -> Result<Checked> {
     if !images.is_sealed()? {
-        if opts.open.require_signature {
+        if opts.trust.open.require_signature {
             return Err(unsigned(images, "are not sealed"));
         }
         return Ok(Checked::default());
     }
     keep_secrets();
-    if opts.lazy_pages || opts.page_server.is_some() {
+    if opts.memory.lazy || opts.memory.page_server.is_some() {
         images.miss_pages();
     }
     let mut checked = Checked { sealed: true, signers: Vec::new() };
     let signed = images.unseal(&unwrap_with(opts))?;
-    let trust = &opts.open.trust;
+    let trust = &opts.trust.open.trust;
     match &signed.signature {
-        None if opts.open.require_signature => return Err(unsigned(images, "are not signed")),
-        Some(signature) if opts.open.require_signature || !trust.is_empty() => {
+        None if opts.trust.open.require_signature => {
+            return Err(unsigned(images, "are not signed"));
+        }
+        Some(signature) if opts.trust.open.require_signature || !trust.is_empty() => {
             let signature: Signature = prost::Message::decode(signature.as_slice())
                 .map_err(|e| Error::invalid("manifest.img", format!("its signature: {e}")))?;
             let signer = signature.verify(&signed.manifest, trust)?;
@@ -137,7 +139,7 @@ fn unsigned(images: &ImageDir, what: &str) -> Error {
 }
 
 fn unwrap_with(opts: &Options) -> Arc<Unwrap> {
-    let identities = opts.open.identities.clone();
+    let identities = opts.trust.open.identities.clone();
     Arc::new(move |header: &Header| Ok(identities.unwrap(&header.stanzas, &header.binding())?))
 }
 

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use torpor_engine::options::Memory;
 use torpor_engine::restore::Plan;
 use torpor_engine::{NoHooks, Options, Session};
 use torpor_images::ImageDir;
@@ -61,11 +62,14 @@ fn source() {
     let shelf = Shelf::new();
     let options = |round: u32| Options {
         store: Some(Arc::new(shelf.place(&round.to_string()).unwrap())),
-        parent_img: (round > 1).then(|| format!("../{}", round - 1).into()),
         pid,
-        track_mem: round < ROUNDS,
         leave_running: true,
         shell_job: true,
+        memory: Memory {
+            parent: (round > 1).then(|| format!("../{}", round - 1).into()),
+            track: round < ROUNDS,
+            ..Memory::default()
+        },
         ..Options::default()
     };
     let first = options(1);

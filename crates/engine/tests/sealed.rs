@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use torpor_engine::options::{Memory, Trust};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{NoHooks, Options};
 use torpor_images::compress::Compression;
@@ -115,8 +116,8 @@ impl Subject {
         let opts = Options {
             images_dir: self.images(),
             pid: i32::try_from(self.child.id()).unwrap(),
-            seal,
-            compress,
+            trust: Trust { seal, ..Trust::default() },
+            memory: Memory { compress, ..Memory::default() },
             ..Options::default()
         };
         // The dump waits until the process is gone.
@@ -135,12 +136,14 @@ impl Subject {
         let options = |name: &str, parent: Option<&str>| Options {
             images_dir: self.dir.path().join(name),
             pid: i32::try_from(self.child.id()).unwrap(),
-            seal: Some(seal.clone()),
-            open: open.clone(),
-            parent_img: parent.map(|parent| format!("../{parent}").into()),
-            track_mem: true,
-            auto_dedup: dedup,
-            compress,
+            trust: Trust { seal: Some(seal.clone()), open: open.clone(), ..Trust::default() },
+            memory: Memory {
+                parent: parent.map(|parent| format!("../{parent}").into()),
+                track: true,
+                auto_dedup: dedup,
+                compress,
+                ..Memory::default()
+            },
             ..Options::default()
         };
         torpor_engine::pre_dump(&options("first", None), &mut NoHooks)?;
@@ -151,7 +154,11 @@ impl Subject {
     }
 
     fn restore(&self, open: OpenOptions) -> Result<i32, torpor_engine::Error> {
-        let opts = Options { images_dir: self.images(), open, ..Options::default() };
+        let opts = Options {
+            images_dir: self.images(),
+            trust: Trust { open, ..Trust::default() },
+            ..Options::default()
+        };
         torpor_engine::restore(&opts, &mut NoHooks).map(|report| report.pid)
     }
 }

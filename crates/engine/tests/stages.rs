@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use torpor_engine::options::{Files, Memory, Trust};
 use torpor_engine::restore::{Plan, Ready};
 use torpor_engine::seal::{OpenOptions, SealOptions};
 use torpor_engine::{Error, NoHooks, Options, Session};
@@ -160,15 +161,21 @@ impl Subject {
         std::fs::create_dir(&images_dir).unwrap();
         Options {
             images_dir,
-            seal: self.seal.clone(),
-            compress: self.seal.is_some().then_some(Compression::LZ4),
-            open: open(&self.dir.path().join(IDENTITY)),
-            parent_img: (round > 1).then(|| format!("../{}", round - 1).into()),
             pid: self.pid,
-            track_mem: true,
             leave_running: true,
             shell_job: true,
-            file_locks: true,
+            trust: Trust {
+                seal: self.seal.clone(),
+                open: open(&self.dir.path().join(IDENTITY)),
+                ..Trust::default()
+            },
+            memory: Memory {
+                compress: self.seal.is_some().then_some(Compression::LZ4),
+                parent: (round > 1).then(|| format!("../{}", round - 1).into()),
+                track: true,
+                ..Memory::default()
+            },
+            files: Files { locks: true, ..Files::default() },
             ..Options::default()
         }
     }
@@ -238,7 +245,7 @@ fn destination(first: &Path) {
         images_dir: dir.to_owned(),
         shell_job: true,
         restore_detached: true,
-        open: open(&dir.parent().unwrap().join(IDENTITY)),
+        trust: Trust { open: open(&dir.parent().unwrap().join(IDENTITY)), ..Trust::default() },
         ..Options::default()
     };
     let opts = options(first);
@@ -283,7 +290,8 @@ fn moves(case: &Case) {
     }
     let before = subject.checks(case.family);
     subject.wait_for_checks(case.family, &before);
-    let last = Options { track_mem: false, ..subject.round(4) };
+    let mut last = subject.round(4);
+    last.memory.track = false;
     let written = session.freeze(&last, &mut NoHooks).unwrap().write(&mut NoHooks).unwrap();
     // The first one is held. What goes on is the other one, and only then the first one ends.
     let before = subject.checks(case.family);
@@ -348,7 +356,8 @@ fn a_dropped_session_lets_go() {
     assert!(has_inventory(1));
     goes_on();
     // Killed by nobody although the options do not say that they go on.
-    let last = Options { leave_running: false, track_mem: false, ..subject.round(2) };
+    let mut last = Options { leave_running: false, ..subject.round(2) };
+    last.memory.track = false;
     drop(session.freeze(&last, &mut NoHooks).unwrap().write(&mut NoHooks).unwrap());
     assert!(!has_inventory(2));
     goes_on();

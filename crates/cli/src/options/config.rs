@@ -363,8 +363,8 @@ mod tests {
             "tcp-established\nghost-limit 2M\nmanage-cgroups full\nno-shell-job\nverbosity 4\n",
         )
         .unwrap();
-        assert!(settings.engine.tcp_established && !settings.engine.shell_job);
-        assert_eq!(settings.engine.ghost_limit, 2 << 20);
+        assert!(settings.engine.network.tcp_established && !settings.engine.shell_job);
+        assert_eq!(settings.engine.files.ghost_limit, 2 << 20);
         assert_eq!(settings.verbosity, 4);
     }
 
@@ -414,7 +414,7 @@ mod tests {
             apply_foreign_file(&mut settings, path).map(|()| settings).map_err(|e| e.to_string())
         };
         let settings = apply(&path, "tcp-established\nno-file-locks\nlog-file own.log\n").unwrap();
-        assert!(settings.engine.tcp_established && !settings.engine.file_locks);
+        assert!(settings.engine.network.tcp_established && !settings.engine.files.locks);
         assert_eq!(settings.log_file, Some("own.log".into()));
 
         for opt in Opt::all().filter(|opt| !HARMLESS.contains(&opt.long)) {
@@ -448,11 +448,11 @@ mod tests {
         let mut settings = Settings::default();
         apply_in_order(&mut settings, optional(), None).unwrap();
         assert_eq!(settings.log_file, Some("home".into()));
-        assert!(settings.verbosity == 6 && settings.engine.tcp_established);
+        assert!(settings.verbosity == 6 && settings.engine.network.tcp_established);
 
         apply_in_order(&mut settings, optional(), Some(path("environment").into())).unwrap();
         assert_eq!(settings.log_file, Some("environment".into()));
-        assert!(!settings.engine.tcp_established);
+        assert!(!settings.engine.network.tcp_established);
 
         settings.config = Some(path("named"));
         apply_in_order(&mut settings, optional(), Some(path("environment").into())).unwrap();

@@ -90,9 +90,9 @@ mod tests {
         let e = &settings.engine;
         assert_eq!(settings.policy, Some("/etc/p.toml".into()));
         assert_eq!(settings.policy_rules, ["a = 1", "b = 2"]);
-        assert!(e.tcp_established && !e.file_locks && e.ghost_limit == 2 << 20);
+        assert!(e.network.tcp_established && !e.files.locks && e.files.ghost_limit == 2 << 20);
         assert_eq!(e.timeout.as_secs(), 30);
-        assert_eq!(e.skip_mnt, [Path::new("/a"), Path::new("/b c")]);
+        assert_eq!(e.mounts.skip, [Path::new("/a"), Path::new("/b c")]);
         assert_eq!(applied("").unwrap().policy, None);
         let missing = Path::new("/nonexistent/torpor.toml");
         assert!(apply_machine(&mut Settings::default(), missing).is_ok());

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torpor_engine::options::{InheritFd, PageServer, Tls};
+use torpor_engine::options::{InheritFd, PageServer, Tls, Trust};
 use torpor_engine::{External, Options};
 
 use crate::seal::SealSettings;
@@ -92,7 +92,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             engine: Options {
-                host_key: Some(crate::policy::HOST_KEY.into()),
+                trust: Trust { host_key: Some(crate::policy::HOST_KEY.into()), ..Trust::default() },
                 ..Options::default()
             },
             inherit_fd: Vec::new(),
@@ -171,7 +171,7 @@ impl Settings {
             self.address = None;
         }
         if self.use_page_server {
-            self.engine.page_server = Some(self.page_server());
+            self.engine.memory.page_server = Some(self.page_server());
         }
         if self.external_sharing || self.external_masters {
             let auto = self.engine.external.iter_mut().find_map(|external| match external {

@@ -203,7 +203,7 @@ const WHAT: &[Opt] = &[
         "cow",
         None,
         DUMP,
-        |s, on| s.engine.cow = on,
+        |s, on| s.engine.memory.cow = on,
         "With --leave-running: stop the tasks only to take stock, and copy their memory as it was \
          then while they run on (copy-on-write)",
     ),
@@ -327,7 +327,7 @@ const EXTERNAL: &[Opt] = &[
         |s, v| {
             match v {
                 Some(v) => s.engine.external.push(External::Unix { inode: number(v)? }),
-                None => s.engine.ext_unix_sk = true,
+                None => s.engine.files.ext_unix_sk = true,
             }
             Ok(())
         },
@@ -340,60 +340,60 @@ const FILES: &[Opt] = &[
         "file-locks",
         Some('l'),
         BOTH,
-        |s, on| s.engine.file_locks = on,
+        |s, on| s.engine.files.locks = on,
         "Keep file locks; only safe if nobody outside of the tree holds or waits for them",
     ),
     flag(
         "link-remap",
         None,
         DUMPS,
-        |s, on| s.engine.link_remap = on,
+        |s, on| s.engine.files.link_remap = on,
         "Give open files that lost their name a new one where they have others; it stays until the restore, or `torpor image discard`",
     ),
     value(
         ("ghost-limit", None, "SIZE"),
         DUMP,
-        store!(engine.ghost_limit = size),
+        store!(engine.files.ghost_limit = size),
         "Largest unlinked file to keep in the images, in bytes or with K, M or G (default: 1M)",
     ),
     flag(
         "ghost-fiemap",
         None,
         DUMP,
-        |s, on| s.engine.ghost_fiemap = on,
+        |s, on| s.engine.files.ghost_fiemap = on,
         "Find the data of sparse unlinked files by FIEMAP",
     ),
     flag(
         "evasive-devices",
         None,
         BOTH,
-        |s, on| s.engine.evasive_devices = on,
+        |s, on| s.engine.files.evasive_devices = on,
         "Use any path to a device if the original one is gone",
     ),
     flag(
         "force-irmap",
         None,
         DUMPS,
-        |s, on| s.engine.force_irmap = on,
+        |s, on| s.engine.files.force_irmap = on,
         "Search for the names of watched files",
     ),
     value(
         ("irmap-scan-path", None, "DIR"),
         DUMPS,
-        store!(engine.irmap_scan_paths += path),
+        store!(engine.files.irmap_scan_paths += path),
         "Search for them in DIR too",
     ),
     value(
         ("file-validation", None, "METHOD"),
         BOTH,
-        store!(engine.file_validation = parsed),
+        store!(engine.files.validation = parsed),
         "How files are compared with those of the dump: buildid (default) or filesize",
     ),
     flag(
         "skip-file-rwx-check",
         None,
         RESTORE,
-        |s, on| s.engine.skip_file_rwx_check = on,
+        |s, on| s.engine.files.skip_rwx_check = on,
         "Do not compare the permissions of files with those of the dump",
     ),
     flag(
@@ -415,7 +415,7 @@ const FILES: &[Opt] = &[
         "orphan-pts-master",
         None,
         RESTORE,
-        |s, on| s.engine.orphan_pts_master = on,
+        |s, on| s.engine.files.orphan_pts_master = on,
         "Send masters of terminals to the RPC client",
     ),
 ];

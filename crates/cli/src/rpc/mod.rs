@@ -139,7 +139,7 @@ fn answer(
         CriuReqType::Restore => {
             let mut job = job(connection, base, request.opts, Some(Images::Read))?;
             policy::load(&mut job.settings)?;
-            job.settings.engine.spec = policy::spec(&job.directory)?;
+            job.settings.engine.trust.spec = policy::spec(&job.directory)?;
             let mut hooks = hooks(connection, &job);
             let report = work::restore(&job.settings, &mut hooks)?;
             stats::log(&job.settings, &report);

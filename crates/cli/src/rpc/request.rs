@@ -219,8 +219,8 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         e.work_dir = Some(path);
         job.held.push(fd);
     }
-    set(&mut e.parent_img, parent_img, |path| Some(path.into()));
-    set(&mut e.root, root, |path| Some(path.into()));
+    set(&mut e.memory.parent, parent_img, |path| Some(path.into()));
+    set(&mut e.mounts.root, root, |path| Some(path.into()));
 
     // Logging and talking back.
     set(&mut s.verbosity, log_level, |level| u8::try_from(level.clamp(0, 255)).unwrap_or(u8::MAX));
@@ -228,12 +228,12 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     set(&mut s.log_to_stderr, log_to_stderr, |on| on);
     set(&mut s.display_stats, display_stats, |on| on);
     job.notify = notify_scripts.unwrap_or(false);
-    set(&mut e.orphan_pts_master, orphan_pts_master, |on| on);
+    set(&mut e.files.orphan_pts_master, orphan_pts_master, |on| on);
     if let Some(number) = status_fd.filter(|fd| *fd >= 0) {
         e.status_fd = Some(Arc::new(client.file("status_fd", number)?));
     }
     if let Some(number) = pidfd_store_sk.filter(|fd| *fd >= 0) {
-        e.pidfd_store = Some(Arc::new(client.file("pidfd_store_sk", number)?));
+        e.memory.pidfd_store = Some(Arc::new(client.file("pidfd_store_sk", number)?));
     }
 
     // What to dump or restore, and how.
@@ -253,19 +253,19 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
     }
 
     // Files and connections.
-    set(&mut e.tcp_established, tcp_established, |on| on);
-    set(&mut e.tcp_close, tcp_close, |on| on);
-    set(&mut e.tcp_skip_in_flight, tcp_skip_in_flight, |on| on);
-    set(&mut e.ext_unix_sk, ext_unix_sk, |on| on);
-    set(&mut e.evasive_devices, evasive_devices, |on| on);
-    set(&mut e.file_locks, file_locks, |on| on);
-    set(&mut e.link_remap, link_remap, |on| on);
-    set(&mut e.ghost_limit, ghost_limit, u64::from);
-    set(&mut e.force_irmap, force_irmap, |on| on);
-    e.irmap_scan_paths.extend(irmap_scan_paths.into_iter().map(PathBuf::from));
-    set(&mut e.skip_file_rwx_check, skip_file_rwx_check, |on| on);
+    set(&mut e.network.tcp_established, tcp_established, |on| on);
+    set(&mut e.network.tcp_close, tcp_close, |on| on);
+    set(&mut e.network.skip_in_flight, tcp_skip_in_flight, |on| on);
+    set(&mut e.files.ext_unix_sk, ext_unix_sk, |on| on);
+    set(&mut e.files.evasive_devices, evasive_devices, |on| on);
+    set(&mut e.files.locks, file_locks, |on| on);
+    set(&mut e.files.link_remap, link_remap, |on| on);
+    set(&mut e.files.ghost_limit, ghost_limit, u64::from);
+    set(&mut e.files.force_irmap, force_irmap, |on| on);
+    e.files.irmap_scan_paths.extend(irmap_scan_paths.into_iter().map(PathBuf::from));
+    set(&mut e.files.skip_rwx_check, skip_file_rwx_check, |on| on);
     if let Some(method) = network_lock {
-        e.network_lock = match CriuNetworkLockMethod::try_from(method) {
+        e.network.lock = match CriuNetworkLockMethod::try_from(method) {
             Ok(CriuNetworkLockMethod::Iptables) => NetworkLock::Iptables,
             Ok(CriuNetworkLockMethod::Nftables) => NetworkLock::Nftables,
             Ok(CriuNetworkLockMethod::Skip) => NetworkLock::Skip,
@@ -303,34 +303,34 @@ fn take_over(job: &mut Job, opts: CriuOpts, client: &Client) -> Result<(), Failu
         e.join_ns.push(joined.map_err(invalid("join_ns"))?);
     }
     if let Some(mask) = empty_ns {
-        e.empty_netns = is_empty_netns(mask)?;
+        e.network.empty = is_empty_netns(mask)?;
     }
-    e.skip_mnt.extend(skip_mnt.into_iter().map(PathBuf::from));
-    e.enable_fs.extend(enable_fs);
-    set(&mut e.mntns_compat_mode, mntns_compat_mode, |on| on);
+    e.mounts.skip.extend(skip_mnt.into_iter().map(PathBuf::from));
+    e.mounts.enable_fs.extend(enable_fs);
+    set(&mut e.mounts.compat_mode, mntns_compat_mode, |on| on);
     set(&mut e.lsm_profile, lsm_profile, Some);
-    set(&mut e.lsm_mount_context, lsm_mount_context, Some);
-    set(&mut e.weak_sysctls, weak_sysctls, |on| on);
+    set(&mut e.mounts.lsm_context, lsm_mount_context, Some);
+    set(&mut e.network.weak_sysctls, weak_sysctls, |on| on);
 
     // Cgroups.
     if let Some(mode) = cgroup_mode(manage_cgroups, manage_cgroups_mode)? {
-        e.manage_cgroups = mode;
+        e.cgroups.manage = mode;
     }
     for root in cg_root {
-        e.cgroup_roots.push(CgroupRoot { controller: root.ctrl, path: root.path });
+        e.cgroups.roots.push(CgroupRoot { controller: root.ctrl, path: root.path });
     }
-    set(&mut e.cgroup_props, cgroup_props, Some);
-    set(&mut e.cgroup_props_file, cgroup_props_file, |path| Some(path.into()));
-    e.cgroup_dump_controllers.extend(cgroup_dump_controller);
-    set(&mut e.cgroup_yard, cgroup_yard, |path| Some(path.into()));
-    set(&mut e.freeze_cgroup, freeze_cgroup, |path| Some(path.into()));
+    set(&mut e.cgroups.props, cgroup_props, Some);
+    set(&mut e.cgroups.props_file, cgroup_props_file, |path| Some(path.into()));
+    e.cgroups.controllers.extend(cgroup_dump_controller);
+    set(&mut e.cgroups.yard, cgroup_yard, |path| Some(path.into()));
+    set(&mut e.cgroups.freeze, freeze_cgroup, |path| Some(path.into()));
 
     // Memory.
-    set(&mut e.track_mem, track_mem, |on| on);
-    set(&mut e.auto_dedup, auto_dedup, |on| on);
-    set(&mut e.lazy_pages, lazy_pages, |on| on);
+    set(&mut e.memory.track, track_mem, |on| on);
+    set(&mut e.memory.auto_dedup, auto_dedup, |on| on);
+    set(&mut e.memory.lazy, lazy_pages, |on| on);
     if let Some(mode) = pre_dump_mode {
-        e.pre_dump_mode = match CriuPreDumpMode::try_from(mode) {
+        e.memory.pre_dump_mode = match CriuPreDumpMode::try_from(mode) {
             Ok(CriuPreDumpMode::Splice) => PreDumpMode::Splice,
             Ok(CriuPreDumpMode::VmRead) => PreDumpMode::Read,
             Err(_) => return Err(Failure::invalid(format!("pre_dump_mode: {mode} is unknown"))),
@@ -427,20 +427,20 @@ mod tests {
     fn dumps_of_runc() {
         let job = job("dump");
         let e = &job.settings.engine;
-        assert!(job.notify && e.orphan_pts_master && e.empty_netns && e.pid > 0);
-        assert!(!e.leave_running && !e.tcp_established && e.parent_img.is_none());
+        assert!(job.notify && e.files.orphan_pts_master && e.network.empty && e.pid > 0);
+        assert!(!e.leave_running && !e.network.tcp_established && e.memory.parent.is_none());
         assert_eq!(job.settings.log_file, Some("dump.log".into()));
         assert_eq!(job.settings.verbosity, 4);
-        assert_eq!(e.manage_cgroups, CgroupMode::Soft);
-        assert_eq!(e.freeze_cgroup, Some("/sys/fs/cgroup/freezer/c1".into()));
-        assert_eq!(e.root, Some("/srv/bundle/rootfs".into()));
+        assert_eq!(e.cgroups.manage, CgroupMode::Soft);
+        assert_eq!(e.cgroups.freeze, Some("/sys/fs/cgroup/freezer/c1".into()));
+        assert_eq!(e.mounts.root, Some("/srv/bundle/rootfs".into()));
         let external: Vec<String> = e.external.iter().map(ToString::to_string).collect();
         assert!(external.contains(&"mnt[/proc/keys]:/dev/null".to_owned()));
 
         let job = self::job("dump-all");
         let e = &job.settings.engine;
-        assert!(e.leave_running && e.tcp_established && e.ext_unix_sk && e.shell_job);
-        assert!(e.file_locks && e.manage_cgroups == CgroupMode::Full);
+        assert!(e.leave_running && e.network.tcp_established && e.files.ext_unix_sk && e.shell_job);
+        assert!(e.files.locks && e.cgroups.manage == CgroupMode::Full);
         assert!(e.work_dir.is_some());
     }
 
@@ -448,13 +448,13 @@ mod tests {
     fn incremental_dumps_of_runc() {
         let job = job("pre-dump-parent");
         let e = &job.settings.engine;
-        assert!(e.track_mem && e.auto_dedup && e.parent_img == Some("../1".into()));
+        assert!(e.memory.track && e.memory.auto_dedup && e.memory.parent == Some("../1".into()));
         let job = self::job("dump-lazy");
         let e = &job.settings.engine;
-        let server = e.page_server.as_ref().unwrap();
-        assert!(e.lazy_pages && server.port == 9999);
+        let server = e.memory.page_server.as_ref().unwrap();
+        assert!(e.memory.lazy && server.port == 9999);
         assert_eq!(server.address.as_deref(), Some("127.0.0.1"));
-        assert!(self::job("pre-dump").settings.engine.page_server.is_none());
+        assert!(self::job("pre-dump").settings.engine.memory.page_server.is_none());
     }
 
     #[test]
@@ -467,11 +467,11 @@ mod tests {
         };
         let job = applied(&["compress zstd:3", "cow", "threads 2", "recipient /a", "recipient /b"]);
         let settings = job.unwrap().settings;
-        assert_eq!(settings.engine.compress, Some(Compression::Zstd(3)));
-        assert!(settings.engine.cow && settings.engine.threads == NonZero::new(2));
+        assert_eq!(settings.engine.memory.compress, Some(Compression::Zstd(3)));
+        assert!(settings.engine.memory.cow && settings.engine.memory.threads == NonZero::new(2));
         assert_eq!(settings.seal.recipients, ["/a", "/b"]);
         let job = applied(&["record-working-set 7", "no-cow"]).unwrap();
-        assert_eq!(job.settings.engine.record_working_set, Some(Duration::from_secs(7)));
+        assert_eq!(job.settings.engine.memory.record_working_set, Some(Duration::from_secs(7)));
         for (line, reason) in [
             ("frobnicate", "torpor_option: there is no option \"frobnicate\""),
             ("tree 5", "torpor_option: tree has a field of its own, or no meaning in a request"),
@@ -490,14 +490,16 @@ mod tests {
     fn restores_of_runc() {
         let job = job("restore-all");
         let e = &job.settings.engine;
-        assert!(e.restore_sibling && e.restore_detached && e.evasive_devices && e.lazy_pages);
-        assert!(e.auto_dedup && e.tcp_established && e.file_locks);
+        assert!(
+            e.restore_sibling && e.restore_detached && e.files.evasive_devices && e.memory.lazy
+        );
+        assert!(e.memory.auto_dedup && e.network.tcp_established && e.files.locks);
         assert_eq!(e.lsm_profile.as_deref(), Some("apparmor:x"));
-        assert_eq!(e.lsm_mount_context.as_deref(), Some("ctx"));
+        assert_eq!(e.mounts.lsm_context.as_deref(), Some("ctx"));
         // The empty name is that of the version 2 hierarchy.
-        let roots: Vec<_> = e.cgroup_roots.iter().map(|r| r.controller.as_deref()).collect();
+        let roots: Vec<_> = e.cgroups.roots.iter().map(|r| r.controller.as_deref()).collect();
         assert!(roots.contains(&Some("")) && roots.contains(&Some("freezer")));
-        assert!(e.cgroup_roots.iter().all(|root| root.path == "/c1"));
+        assert!(e.cgroups.roots.iter().all(|root| root.path == "/c1"));
         let keys = |name| -> Vec<String> {
             let fds = self::job(name).settings.engine.inherit_fd;
             fds.into_iter().map(|fd| fd.key).collect()
@@ -519,13 +521,13 @@ mod tests {
     #[test]
     fn what_the_request_does_not_say_comes_from_configuration_files() {
         let mut base = Settings::default();
-        base.engine.tcp_close = true;
+        base.engine.network.tcp_close = true;
         base.engine.leave_running = true;
         let (opts, _images, _opened) = recorded("dump");
         let client = Client::new(rustix::process::getpid().as_raw_pid());
         let job = apply(&base, opts, &client).unwrap();
         // runc says nothing of tcp_close, and says no to leave_running.
-        assert!(job.settings.engine.tcp_close && !job.settings.engine.leave_running);
+        assert!(job.settings.engine.network.tcp_close && !job.settings.engine.leave_running);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::error::{Context, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::mount::Tree;
 use crate::namespace::user::IdMaps;
-use crate::options::{CgroupMode, Options};
+use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
 
 /// How deep groups can lie in each other.
@@ -63,7 +63,7 @@ impl Sets {
 #[derive(Debug)]
 pub struct Survey<'a> {
     /// What was asked for.
-    pub opts: &'a Options,
+    pub cgroups: &'a Cgroups,
     /// Where the image goes.
     pub images: &'a ImageDir,
     /// The namespaces of the tree.
@@ -81,10 +81,10 @@ pub struct Survey<'a> {
 /// # Errors
 /// The kernel's.
 pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
-    if cx.opts.manage_cgroups == CgroupMode::Ignore {
+    if cx.cgroups.manage == CgroupMode::Ignore {
         return Ok(());
     }
-    let properties = wanted_properties(cx.opts)?;
+    let properties = wanted_properties(cx.cgroups)?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let own = only_wanted(cx, parse(&proc::bytes(own, "cgroup")?));
     sets.add(members(&own, &BTreeMap::new()));
@@ -119,7 +119,7 @@ pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
 
 /// Leaves out the hierarchies without the controllers of `--cgroup-dump-controller`.
 fn only_wanted(cx: &Survey<'_>, mut groups: Membership) -> Membership {
-    let wanted = &cx.opts.cgroup_dump_controllers;
+    let wanted = &cx.cgroups.controllers;
     groups.retain(|name, _| {
         wanted.is_empty() || name.split(',').any(|n| wanted.iter().any(|w| w == n))
     });
@@ -172,7 +172,7 @@ fn dump_controllers(
     let mut hierarchies = Hierarchies::default();
     let mut entries = Vec::new();
     for (name, heads) in heads {
-        let yard = cx.opts.cgroup_yard.as_deref();
+        let yard = cx.cgroups.yard.as_deref();
         let hierarchy = hierarchies.get(name, cx.host, yard)?;
         let keep = Keep { names: properties.of(name), maps: cx.id_maps, frozen: cx.frozen };
         let mut dirs = Vec::new();
@@ -201,7 +201,7 @@ fn dump_controllers(
 
 /// The root that `--cgroup-root` gives for a hierarchy.
 fn chosen_root<'c>(cx: &'c Survey<'_>, hierarchy: &str) -> Option<&'c Path> {
-    let roots = &cx.opts.cgroup_roots;
+    let roots = &cx.cgroups.roots;
     let named = roots.iter().find(|r| {
         r.controller.as_ref().is_some_and(|c| hierarchy.split(',').any(|name| name == c))
     });

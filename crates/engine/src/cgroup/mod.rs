@@ -24,11 +24,11 @@ pub use torpor_policy::groups::same as same_hierarchy;
 pub use view::View;
 
 use crate::error::{Context, Error, Result};
-use crate::options::Options;
+use crate::options::Cgroups;
 
 /// The properties that the options ask for.
-fn wanted_properties(opts: &Options) -> Result<properties::Properties> {
-    let text = match (&opts.cgroup_props, &opts.cgroup_props_file) {
+fn wanted_properties(cgroups: &Cgroups) -> Result<properties::Properties> {
+    let text = match (&cgroups.props, &cgroups.props_file) {
         (Some(text), _) => text.clone(),
         (None, Some(file)) => std::fs::read_to_string(file)
             .context(|| format!("read --cgroup-props-file {}", file.display()))?,

@@ -9,7 +9,7 @@ use super::hierarchy::{Hierarchies, Membership, parse};
 use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
-use crate::options::Options;
+use crate::options::Cgroups;
 use crate::proc;
 use crate::restore::tasks::Task;
 
@@ -27,12 +27,12 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 ///
 /// # Errors
 /// If a task has no group of its own, or one that this program cannot leave; the kernel's.
-pub fn freeze(opts: &Options, tasks: &[Task]) -> Result<()> {
+pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
     // Only a runtime that says where the tasks go has put this program there, too.
-    if let Some(root) = tasks.first().filter(|_| !opts.cgroup_roots.is_empty()) {
-        leave(opts, tasks, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
+    if let Some(root) = tasks.first().filter(|_| !cgroups.roots.is_empty()) {
+        leave(cgroups, tasks, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
     }
     let own = own_groups()?;
     let mut all = BTreeSet::new();
@@ -50,7 +50,7 @@ pub fn freeze(opts: &Options, tasks: &[Task]) -> Result<()> {
     }
     for (name, path) in all {
         let what = || format!("freeze cgroup {}", path.display());
-        let yard = opts.cgroup_yard.as_deref();
+        let yard = cgroups.yard.as_deref();
         let dir = hierarchies.get(&name, &host, yard)?.open(&path).context(what)?;
         let (file, value) =
             if name.is_empty() { ("cgroup.freeze", "1") } else { ("freezer.state", "FROZEN") };
@@ -63,7 +63,7 @@ pub fn freeze(opts: &Options, tasks: &[Task]) -> Result<()> {
 /// Leaves those of the groups `theirs` that this program is in, for their parents: runc puts it
 /// into the container's, where it would be frozen with the tasks.
 fn leave(
-    opts: &Options,
+    cgroups: &Cgroups,
     tasks: &[Task],
     theirs: &Membership,
     host: &Tree,
@@ -75,7 +75,7 @@ fn leave(
     for (name, path) in theirs.iter().filter(|(name, path)| has(&own, name, path)) {
         let Some(parent) = path.parent() else { continue };
         let what = || format!("leave cgroup {}", path.display());
-        let hierarchy = hierarchies.get(name, host, opts.cgroup_yard.as_deref())?;
+        let hierarchy = hierarchies.get(name, host, cgroups.yard.as_deref())?;
         // The group that a hierarchy is mounted at may be the one: there is no way out then.
         let Ok(target) = hierarchy.open(parent) else { continue };
         let group = hierarchy.open(path).context(what)?;

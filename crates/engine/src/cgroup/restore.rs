@@ -24,7 +24,7 @@ use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, send_into};
-use crate::options::{CgroupMode, Options};
+use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
 use crate::restore::tasks::{Task, Tasks};
 
@@ -112,17 +112,17 @@ impl Groups {
     /// A group that should exist and does not, or the other way round; the kernel's.
     pub fn prepare(
         &mut self,
-        opts: &Options,
+        cgroups: &Cgroups,
         images: &ImageDir,
         id_maps: &IdMaps,
         root: Option<u32>,
     ) -> Result<()> {
-        let Some(image) = self.load(opts, images, root)? else { return Ok(()) };
+        let Some(image) = self.load(cgroups, images, root)? else { return Ok(()) };
         self.host = own_tree()?;
-        self.yard.clone_from(&opts.cgroup_yard);
+        self.yard.clone_from(&cgroups.yard);
         for (controller, dir) in heads(&image) {
             let name = controller.cnames.join(",");
-            self.make_head(opts.manage_cgroups, id_maps, &name, controller, dir)?;
+            self.make_head(cgroups.manage, id_maps, &name, controller, dir)?;
         }
         Ok(())
     }
@@ -130,11 +130,11 @@ impl Groups {
     /// Reads which groups there are to be, and where; nothing if they are not managed.
     fn load(
         &mut self,
-        opts: &Options,
+        cgroups: &Cgroups,
         images: &ImageDir,
         root: Option<u32>,
     ) -> Result<Option<CgroupEntry>> {
-        if opts.manage_cgroups == CgroupMode::Ignore {
+        if cgroups.manage == CgroupMode::Ignore {
             return Ok(None);
         }
         let Some(image) = images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
@@ -144,7 +144,7 @@ impl Groups {
         // Images of Torpor's old versions have the dumping program's set among the others.
         let all = image.sets.iter().chain(&image.torpor_own_set);
         self.sets = all.map(|set| (set.id, set.clone())).collect();
-        self.places = Places::of(&image, root, self.own_set, &roots(opts));
+        self.places = Places::of(&image, root, self.own_set, &roots(cgroups));
         Ok(Some(image))
     }
 
@@ -154,13 +154,13 @@ impl Groups {
     /// # Errors
     /// Damaged images; a set that they lack.
     pub fn planned(
-        opts: &Options,
+        cgroups: &Cgroups,
         images: &ImageDir,
         of: &[Option<u32>],
     ) -> Result<BTreeSet<(String, PathBuf)>> {
         let mut groups = Groups::default();
         let root = of.first().copied().flatten();
-        let Some(image) = groups.load(opts, images, root)? else { return Ok(BTreeSet::new()) };
+        let Some(image) = groups.load(cgroups, images, root)? else { return Ok(BTreeSet::new()) };
         let mut all = BTreeSet::new();
         for (controller, head) in heads(&image) {
             let name = controller.cnames.join(",");
@@ -460,8 +460,8 @@ fn heads(image: &CgroupEntry) -> impl Iterator<Item = (&CgControllerEntry, &Cgro
 }
 
 /// Where the caller wants the groups to be.
-pub fn roots(opts: &Options) -> Roots {
-    let given = opts.cgroup_roots.iter();
+pub fn roots(cgroups: &Cgroups) -> Roots {
+    let given = cgroups.roots.iter();
     let given = given.map(|root| (root.controller.clone(), PathBuf::from(&root.path))).collect();
     Roots { given, own: vec![] }
 }

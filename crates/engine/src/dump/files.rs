@@ -162,7 +162,7 @@ fn dump_descriptor(cx: &mut Dump<'_>, task: usize, listed: Listed) -> Result<Fdi
             add(cx, found)?
         }
     };
-    cx.kinds.locks.note(cx.opts, &cx.tasks, task, (fd, id), &locks)?;
+    cx.kinds.locks.note(&cx.opts.files, &cx.tasks, task, (fd, id), &locks)?;
     if tracing::enabled!(tracing::Level::DEBUG) {
         let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
         let vpid = cx.tasks[task].vpid;

@@ -85,8 +85,9 @@ fn plan_private(
     let (pid, vpid) = (cx.tasks[task].pid, cx.tasks[task].vpid);
     let id = u64::from(vpid.cast_unsigned());
     let Dump { memory, opts, tracking, tasks, guardian, .. } = cx;
-    let mut base =
-        |parent: &ImageDir| in_parent(&mut memory.away, opts.lazy_pages, parent, kind::PAGEMAP, id);
+    let mut base = |parent: &ImageDir| {
+        in_parent(&mut memory.away, opts.memory.lazy, parent, kind::PAGEMAP, id)
+    };
     let tracker = track::begin(tracking, tasks, task, guardian, &mut base)?;
     let pagemap = proc::open(pid, "pagemap")?;
     let source = pages::source_of(pid, running)?;
@@ -94,7 +95,7 @@ fn plan_private(
     let mut guards = Vec::with_capacity(vmas.len());
     let mut runs: Vec<(Source, Found)> = Vec::new();
     let served = match &source {
-        Source::Stopped(memory) if cx.opts.lazy_pages => Some(Source::Served(Arc::clone(memory))),
+        Source::Stopped(memory) if cx.opts.memory.lazy => Some(Source::Served(Arc::clone(memory))),
         _ => None,
     };
     for vma in vmas {
@@ -266,11 +267,14 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
     }
     cx.memory.last_pages_id += 1;
     let pages_id = cx.memory.last_pages_id;
-    let start =
-        if cx.opts.compress.is_some() { PagemapWriter::packed } else { PagemapWriter::create };
+    let start = if cx.opts.memory.compress.is_some() {
+        PagemapWriter::packed
+    } else {
+        PagemapWriter::create
+    };
     let mut pagemap = start(&cx.images, kind, id, pages_id)?;
     let depot = cx.memory.away.as_ref().and_then(Away::depot);
-    let target = PagesWriter::create(&cx.images, pages_id, id, cx.opts.compress, depot)?;
+    let target = PagesWriter::create(&cx.images, pages_id, id, cx.opts.memory.compress, depot)?;
     let target = Arc::new(target);
     let mut plan = Plan::new(Arc::clone(&target));
     for (source, run) in runs {
@@ -306,7 +310,7 @@ pub(crate) fn copy_pages(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()>
     }
     let total = cx.memory.bytes;
     hooks.progress(cx.memory.copied, total);
-    let workers = cx.opts.workers();
+    let workers = cx.opts.memory.workers();
     let bytes = total - cx.memory.copied;
     tracing::debug!("copying up to {bytes} bytes of memory, with up to {workers} threads");
     let jobs = std::mem::take(&mut cx.memory.jobs);

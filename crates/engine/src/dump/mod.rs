@@ -140,12 +140,12 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     check_lazy(cx)?;
     tracing::info!("Locking the network");
     let live: Vec<i32> = cx.tasks.live().iter().map(|&task| cx.tasks[task].pid).collect();
-    cx.network.lock(cx.opts, &cx.guardian, &cx.ns, &live)?;
+    cx.network.lock(&cx.opts.network, &cx.guardian, &cx.ns, &live)?;
     let lived_in = |ns: u32| cx.tasks.iter().any(|task| task.ids.mnt_ns_id == Some(ns));
     cx.mounts = Mounts::collect(&cx.ns, lived_in)?;
     tracing::info!("Dumping cgroups");
     let search = cgroup::Survey {
-        opts: cx.opts,
+        cgroups: &cx.opts.cgroups,
         images: &cx.images,
         spaces: &cx.ns,
         host: &cx.mounts.host,
@@ -161,7 +161,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
             files::dump_descriptors(cx, task)?;
         }
     }
-    cx.kinds.locks.find_mapped(cx.opts, &cx.tasks)?;
+    cx.kinds.locks.find_mapped(&cx.opts.files, &cx.tasks)?;
     tracing::info!("Dumping tasks and their mappings");
     for task in 0..cx.tasks.len() {
         if cx.tasks[task].is_zombie() {
@@ -228,7 +228,7 @@ fn check_nesting(
 /// Refuses what a lazy restore would have to restore at once, with pages that are here.
 fn check_lazy(cx: &Dump<'_>) -> Result<()> {
     let mut spaces = cx.ns.all.iter();
-    match spaces.find(|ns| cx.opts.lazy_pages && ns.kind == NsKind::User && !ns.is_host) {
+    match spaces.find(|ns| cx.opts.memory.lazy && ns.kind == NsKind::User && !ns.is_host) {
         Some(ns) => Err(Error::refused(
             cx.tasks[ns.task].pid,
             "its user namespace",
@@ -269,7 +269,7 @@ impl<'a> Dump<'a> {
         guardian: Guardian,
         mappings: fn(i32) -> Result<Vec<Vma>>,
     ) -> Result<Self> {
-        let seen = parallel::map(&frozen, opts.workers(), |task| {
+        let seen = parallel::map(&frozen, opts.memory.workers(), |task| {
             let vmas = if task.threads.is_empty() { Vec::new() } else { mappings(task.face)? };
             Ok::<_, Error>((proc::stat(task.face)?, vmas))
         })?;
@@ -289,7 +289,7 @@ impl<'a> Dump<'a> {
         };
         let others: Vec<(i32, i32)> = self.tasks.iter().flat_map(others).collect();
         let read = |&(pid, tid): &(i32, i32)| proc::thread_status(pid, tid);
-        let mut others = parallel::map(&others, self.opts.workers(), read)?.into_iter();
+        let mut others = parallel::map(&others, self.opts.memory.workers(), read)?.into_iter();
         for task in self.tasks.iter_mut() {
             let leader = std::iter::once(task.status.clone());
             task.statuses = leader.chain(others.by_ref()).take(task.threads.len()).collect();
@@ -309,7 +309,7 @@ impl<'a> Dump<'a> {
 
     fn of(opts: &'a Options, images: ImageDir, guardian: Guardian) -> Self {
         let images = Arc::new(images);
-        let later = Later::new(Arc::clone(&images), opts.workers());
+        let later = Later::new(Arc::clone(&images), opts.memory.workers());
         Dump {
             opts,
             images,
@@ -343,7 +343,7 @@ impl<'a> Dump<'a> {
         // that namespace from the host.
         let all = live.iter().map(|&task| self.tasks[task].pid);
         let all: Vec<i32> = std::iter::once(own_pid()).chain(all).collect();
-        let workers = self.opts.workers();
+        let workers = self.opts.memory.workers();
         let inodes = parallel::map(&all, workers, |&pid| Inodes::of(pid))?;
         let mut known = ids::shared(&all, workers)?.into_iter().zip(inodes);
         if let Some((shared, inodes)) = known.next() {
@@ -446,7 +446,7 @@ impl<'a> Dump<'a> {
             let descriptors = if first { found::list(pid)? } else { Vec::new() };
             Ok::<_, Error>((Settings::of(pid)?, descriptors))
         };
-        let all = parallel::map(&wanted, self.opts.workers(), read)?;
+        let all = parallel::map(&wanted, self.opts.memory.workers(), read)?;
         for (task, (settings, descriptors)) in live.into_iter().zip(all) {
             let task = &mut self.tasks[task];
             (task.settings, task.descriptors) = (settings, descriptors);
@@ -482,10 +482,10 @@ impl<'a> Dump<'a> {
 
     /// Lets pages that tasks share be saved once, if that is asked for and can be.
     fn find_relatives(&mut self) {
-        if !self.opts.dedup_relatives {
+        if !self.opts.memory.dedup_relatives {
             return;
         }
-        if self.opts.lazy_pages || matches!(self.memory.away, Some(Away::Pages(_))) {
+        if self.opts.memory.lazy || matches!(self.memory.away, Some(Away::Pages(_))) {
             tracing::warn!("pages that tasks share are sent for each: no peer knows of others");
             return;
         }
@@ -497,7 +497,7 @@ impl<'a> Dump<'a> {
     /// nor what builds on them.
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
-        if self.opts.compress.is_some() || relatives {
+        if self.opts.memory.compress.is_some() || relatives {
             return Ok(EXTENDED_VERSION);
         }
         let below = self.tracking.parent().map(|parent| parent.inventory()).transpose()?;
@@ -522,12 +522,12 @@ impl<'a> Dump<'a> {
             ns_per_id: Some(true),
             root_cg_set: Some(cgroup::OWN),
             lsmtype: Some(crate::task::lsm().into()),
-            network_lock_method: Some(self.network.method(self.opts.network_lock)),
+            network_lock_method: Some(self.network.method(self.opts.network.lock)),
             plugins_entry: Some(PluginsEntry::default()),
             torpor_cpuinfo: self.processor.take(),
-            tcp_close: self.opts.tcp_close.then_some(true),
+            tcp_close: self.opts.network.tcp_close.then_some(true),
             dump_criu_run_id: Some(self.network.id()?.to_owned()),
-            dump_uptime: self.opts.track_mem.then_some(uptime),
+            dump_uptime: self.opts.memory.track.then_some(uptime),
             ..InventoryEntry::default()
         };
         crate::host::mark(self.opts, &self.images, &mut inventory)?;
@@ -542,7 +542,7 @@ impl<'a> Dump<'a> {
         let round = self.network.id()?.to_owned();
         self.tracking.commit(&round);
         // What a page server has is not here.
-        if self.opts.auto_dedup && self.opts.page_server.is_none() {
+        if self.opts.memory.auto_dedup && self.opts.memory.page_server.is_none() {
             let freed = crate::dedup::dedup(&self.images, self.opts)?;
             tracing::info!("Freed {freed} bytes of pages in the images before");
         }

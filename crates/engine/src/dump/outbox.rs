@@ -49,8 +49,8 @@ impl Away {
     /// # Errors
     /// A server that cannot take sealed or compressed pages; the connection's.
     pub fn connect(opts: &Options) -> Result<Option<Self>> {
-        let Some(server) = &opts.page_server else { return Ok(None) };
-        let what = match (&opts.seal, &opts.compress) {
+        let Some(server) = &opts.memory.page_server else { return Ok(None) };
+        let what = match (&opts.trust.seal, &opts.memory.compress) {
             (Some(_), _) => "--encrypt",
             (None, Some(_)) => "--compress",
             (None, None) => {

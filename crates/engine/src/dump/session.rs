@@ -42,7 +42,7 @@ pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
 }
 
 /// Saves the memory of the tree under `opts.pid` as far as it changed since the round
-/// before (`opts.parent_img`), and lets the tree go on.
+/// before (`opts.memory.parent`), and lets the tree go on.
 ///
 /// # Errors
 /// As [`dump`].
@@ -78,7 +78,7 @@ impl Session {
     }
 
     /// Saves the memory of the tree as far as it changed since the round before
-    /// (`opts.parent_img`), and lets it go on.
+    /// (`opts.memory.parent`), and lets it go on.
     ///
     /// The tree is stopped only to take stock: which pages have changed since the round before,
     /// and from now on count changes again. The pages are copied when it runs, and what it writes
@@ -90,7 +90,7 @@ impl Session {
     /// As [`dump`].
     pub fn round(&mut self, opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
         support::check(opts)?;
-        if opts.lazy_pages {
+        if opts.memory.lazy {
             return Err(Error::Unsupported("--lazy-pages of a pre-dump".to_owned()));
         }
         let images = begin(opts)?;
@@ -128,10 +128,10 @@ impl Session {
         let images = begin(opts)?;
         hooks.notify(Event::PreDump)?;
         let runs_on = opts.leave_running || opts.leave_stopped;
-        let tracking = Tracking::prepare(opts, &images, opts.track_mem && runs_on)?;
+        let tracking = Tracking::prepare(opts, &images, opts.memory.track && runs_on)?;
         let lender = Lender::prepare(opts)?;
         let away = if lender.is_none() { Away::connect(opts)? } else { None };
-        self.tracks = opts.track_mem && runs_on;
+        self.tracks = opts.memory.track && runs_on;
         let held_off = accept::settle(opts, &self.guardian);
         let mut tree = self.stop(opts, images, (tracking, away), (clients::stop, vma::read))?;
         tree.cx.network.held_off = held_off;
@@ -154,8 +154,8 @@ impl Session {
         (first, mappings): (fn(&Options) -> Result<freeze::Seized>, Mappings),
     ) -> Result<Tree<'s>> {
         let start = Instant::now();
-        let mut freezer = Freezer::of(opts.freeze_cgroup.as_deref())?;
-        let limits = (start + opts.patience(), opts.workers());
+        let mut freezer = Freezer::of(opts.cgroups.freeze.as_deref())?;
+        let limits = (start + opts.patience(), opts.memory.workers());
         let first = || first(opts);
         let frozen = freeze::freeze(opts.pid, &mut freezer, &self.guardian, limits, first)?;
         let freezing = start.elapsed();
@@ -260,7 +260,7 @@ fn lend(cx: &mut Dump<'_>, lender: Lender<'_>, hooks: &mut dyn Hooks) -> Result<
     hooks.notify(Event::StatusReady { port: lender.port() })?;
     let id = cx.network.id()?;
     let seal = cx.images.seal_ref().map(AsRef::as_ref);
-    let compress = cx.opts.compress;
+    let compress = cx.opts.memory.compress;
     let returned = lender.serve(Loan { lent: &cx.memory.lent, id, seal, compress })?;
     if let Some(Packed { from, to, .. }) = returned.packed {
         tracing::info!("Compressed {from} bytes of pages to {to} on their way");

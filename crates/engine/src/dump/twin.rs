@@ -101,15 +101,15 @@ fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
 /// # Errors
 /// The kernel's.
 pub fn prepare(cx: &mut Dump<'_>) -> Result<()> {
-    if !cx.opts.cow {
+    if !cx.opts.memory.cow {
         return Ok(());
     }
     if !cx.opts.leave_running {
         tracing::warn!("--cow has no effect without --leave-running");
         return Ok(());
     }
-    let stored_as_is = cx.opts.seal.is_some() || cx.opts.compress.is_some();
-    let why = if cx.opts.page_server.is_some() && stored_as_is {
+    let stored_as_is = cx.opts.trust.seal.is_some() || cx.opts.memory.compress.is_some();
+    let why = if cx.opts.memory.page_server.is_some() && stored_as_is {
         Some("it is sent to a page server, sealed or compressed".to_owned())
     } else if cx.freezer.was_frozen() {
         Some("its cgroup stays paused in any case".to_owned())

@@ -373,10 +373,10 @@ mod tests {
             file.write_all_at(&[7; 5000], at).unwrap();
         }
         fs::remove_file(world.path("sparse")).unwrap();
-        world.opts.ghost_limit = 4096;
+        world.opts.files.ghost_limit = 4096;
         let error = world.dump(&[&file]).unwrap_err().to_string();
         assert!(error.contains("--ghost-limit"), "{error}");
-        world.opts.ghost_limit = 1 << 20;
+        world.opts.files.ghost_limit = 1 << 20;
         let file = File::from(world.round_trip(vec![file.into()]).pop().unwrap());
         let meta = file.metadata().unwrap();
         assert_eq!(meta.len(), 1 << 30);
@@ -440,7 +440,7 @@ mod tests {
         fs::remove_dir_all(world.path("dir")).unwrap();
         let error = world.dump(&[&file]).unwrap_err().to_string();
         assert!(error.contains("--link-remap"), "{error}");
-        world.opts.link_remap = true;
+        world.opts.files.link_remap = true;
         let before = link(&file);
         let inode = file.metadata().unwrap().ino();
         let file = world.round_trip(vec![file.into()]).pop().unwrap();

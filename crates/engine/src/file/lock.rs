@@ -25,7 +25,7 @@ use super::open::OpenFiles;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
-use crate::options::Options;
+use crate::options::Files;
 use crate::restore::tasks;
 use crate::restore::transport::place_words;
 
@@ -112,7 +112,7 @@ impl Locks {
     /// Refused without `--file-locks`.
     pub fn note(
         &mut self,
-        opts: &Options,
+        files: &Files,
         tasks: &[Task],
         task: usize,
         (fd, id): (i32, u32),
@@ -128,7 +128,7 @@ impl Locks {
             let line = parse(text).ok_or_else(|| {
                 refuse(pid, fd, &format!("holds a lock of a kind that is not supported: {text}"))
             })?;
-            if !opts.file_locks {
+            if !files.locks {
                 let reason = format!("holds a lock; --file-locks keeps locks: {text}");
                 return Err(refuse(pid, fd, &reason));
             }
@@ -158,9 +158,9 @@ impl Locks {
     ///
     /// # Errors
     /// `/proc/locks` cannot be read.
-    pub fn find_mapped(&mut self, opts: &Options, tasks: &[Task]) -> Result<()> {
+    pub fn find_mapped(&mut self, files: &Files, tasks: &[Task]) -> Result<()> {
         // To list all locks of the system takes the kernel a grace period: 16 ms.
-        if !opts.file_locks {
+        if !files.locks {
             return Ok(());
         }
         let text =
@@ -371,7 +371,7 @@ mod tests {
         world.dump(&[&ours]).unwrap();
         let error = world.dump(&[&others]).unwrap_err().to_string();
         assert!(error.contains("--file-locks") && error.contains("/file"), "{error}");
-        world.opts.file_locks = true;
+        world.opts.files.locks = true;
         world.dump(&[&others]).unwrap();
     }
 

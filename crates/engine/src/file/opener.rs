@@ -206,7 +206,7 @@ impl Opener<'_> {
     /// If it is such a device.
     pub fn check_opened(&self, path: &[u8], file: impl AsFd) -> Result<()> {
         let stat = rustix::fs::fstat(file).context(|| "fstat".to_owned())?;
-        self.verdict.check_opened(&self.opts.policy, path, &stat)
+        self.verdict.check_opened(&self.opts.trust.policy, path, &stat)
     }
 
     /// Opens the file of `reg`, if its path alone does not lead to it.

@@ -89,7 +89,8 @@ pub fn entry(paths: &mut Paths<'_>, found: &Found, id: u32) -> Result<RegFileEnt
         None => paths.name(found, id)?,
     };
     let regular = FileType::from_raw_mode(found.stat.st_mode) == FileType::RegularFile;
-    let build_id = paths.opts.file_validation == FileValidation::BuildId && regular && !is_external;
+    let build_id =
+        paths.opts.files.validation == FileValidation::BuildId && regular && !is_external;
     Ok(RegFileEntry {
         id,
         flags: found.flags(),
@@ -315,14 +316,14 @@ fn validate(cx: &Opener<'_>, reg: &RegFileEntry, file: &OwnedFd) -> Result<()> {
         let grew = size < now && access(reg.flags) != OFlags::RDONLY;
         return differs("size", size.to_string(), if grew { back } else { now.to_string() });
     }
-    let rights = if cx.opts.skip_file_rwx_check { 0o777 } else { 0 };
+    let rights = if cx.opts.files.skip_rwx_check { 0o777 } else { 0 };
     // A ghost gets these bits when it has lost its name.
     let late = if cx.temporary.is_ghost(reg.id) { 0o6000 } else { 0 };
     let rights = rights | late;
     if let Some(mode) = reg.mode.filter(|&mode| mode & !rights != stat.st_mode & !rights) {
         return differs("mode", format!("{mode:o}"), format!("{:o}", stat.st_mode));
     }
-    if !reg.build_id.is_empty() && cx.opts.file_validation == FileValidation::BuildId {
+    if !reg.build_id.is_empty() && cx.opts.files.validation == FileValidation::BuildId {
         let now = match is_readable(reg.flags) {
             true => buildid::read(file),
             false => buildid::read(reopen(file, OFlags::RDONLY | OFlags::NONBLOCK)?),

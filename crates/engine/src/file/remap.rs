@@ -162,7 +162,7 @@ impl Paths<'_> {
             Some(&known) => known,
             None => {
                 let ghost = u32::try_from(self.remaps.ghosts.len() + 1).unwrap_or(u32::MAX);
-                ghost::save(self.images, self.opts.ghost_limit, self.id_maps, found, ghost)?;
+                ghost::save(self.images, self.opts.files.ghost_limit, self.id_maps, found, ghost)?;
                 self.remaps.ghosts.insert(key, ghost);
                 ghost
             }
@@ -173,7 +173,7 @@ impl Paths<'_> {
 
     /// Gives the file a further name, and notes a description of that.
     fn note_link(&mut self, found: &Found, id: u32, name: &[u8]) -> Result<()> {
-        if !self.opts.link_remap {
+        if !self.opts.files.link_remap {
             return Err(found.refuse(
                 "its name was removed while others lead to it; --link-remap gives it one",
             ));

@@ -62,7 +62,7 @@ impl Mark {
 /// # Errors
 /// If the kernel has no random bytes.
 pub fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
-    let Some(path) = &opts.host_key else { return Ok(()) };
+    let Some(path) = &opts.trust.host_key else { return Ok(()) };
     match key::load(path).or_else(|_| key::make(path)) {
         Ok(key) => {
             images.keep_digests();
@@ -81,14 +81,14 @@ pub fn begin(opts: &Options, images: &mut ImageDir) -> Result<()> {
 /// # Errors
 /// Images that cannot be read.
 pub fn mark(opts: &Options, images: &ImageDir, inventory: &mut InventoryEntry) -> Result<()> {
-    let Some(path) = &opts.host_key else { return Ok(()) };
+    let Some(path) = &opts.trust.host_key else { return Ok(()) };
     let Ok(key) = key::load(path) else { return Ok(()) };
     let checkpoint = match images.page_sums() {
         Some(sums) => *sums.label(),
         None => salt()?,
     };
     let sums = images.page_sums().map(|sums| sums.all()).unwrap_or_default();
-    sign(&key, &checkpoint, &sums, images, inventory, opts.workers())
+    sign(&key, &checkpoint, &sums, images, inventory, opts.memory.workers())
 }
 
 /// Puts the mark and these sums into the inventory.
@@ -119,7 +119,7 @@ pub fn claim(
     images: &ImageDir,
     inventory: &InventoryEntry,
 ) -> Result<Option<Claim>> {
-    let (Some(path), Some(_)) = (&opts.host_key, &inventory.torpor_host_mark) else {
+    let (Some(path), Some(_)) = (&opts.trust.host_key, &inventory.torpor_host_mark) else {
         return Ok(None);
     };
     let key = match key::load(path) {
@@ -137,7 +137,7 @@ pub fn claim(
             // Its pages are where a page server has them.
             return Ok(None);
         }
-        match verified(&key, layer, &inventory, opts.workers())? {
+        match verified(&key, layer, &inventory, opts.memory.workers())? {
             Some(mark) => claim.add(&key, &mark, layer, &inventory)?,
             None => return Ok(None),
         }
@@ -219,6 +219,7 @@ mod tests {
 
     use super::key::{load, make};
     use super::*;
+    use crate::options::Trust;
     use torpor_images::compress::Compression;
     use torpor_images::packed::Packer;
     use torpor_images::pagemap::{PagemapWriter, Run};
@@ -228,7 +229,10 @@ mod tests {
     const PAGE: u64 = 4096;
 
     fn with(key: Option<&Path>) -> Options {
-        Options { host_key: key.map(Path::to_owned), ..Options::default() }
+        Options {
+            trust: Trust { host_key: key.map(Path::to_owned), ..Trust::default() },
+            ..Options::default()
+        }
     }
 
     /// Images with three pages of process 7, the second of them of zeros.

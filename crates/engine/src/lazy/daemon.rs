@@ -49,7 +49,7 @@ impl<'a> Daemon<'a> {
     pub fn start(opts: &'a Options) -> Result<Self> {
         let mut images = opts.images()?;
         crate::seal::open(&mut images, opts)?;
-        working_set::check(opts, &images)?;
+        working_set::check(&opts.memory, &images)?;
         let what = || format!("listen at {}", opts.work_dir().join(super::SOCKET).display());
         // Before there is a socket that a restore could find.
         let borrower = connect_to_dump(opts, &images)?;
@@ -112,9 +112,9 @@ pub fn own_pager(
     pages: &HashMap<u64, Arc<Pages>>,
 ) -> Result<Line> {
     let what = || "starting the lazy-pages process".to_owned();
-    working_set::check(opts, images)?;
+    working_set::check(&opts.memory, images)?;
     if let Some(line) = find_daemon(opts)? {
-        if opts.record_working_set.is_some() {
+        if opts.memory.record_working_set.is_some() {
             let what = "--record-working-set of a restore, where a lazy-pages command listens";
             return Err(Error::Unsupported(format!("{what}: it has to record")));
         }
@@ -193,7 +193,7 @@ fn run_id(images: &ImageDir) -> Result<String> {
 /// # Errors
 /// If nothing says from where; see [`Fetcher::connect`].
 pub fn fetcher(opts: &Options, images: &ImageDir) -> Result<Fetcher> {
-    let Some(server) = &opts.page_server else {
+    let Some(server) = &opts.memory.page_server else {
         let what = "pages that the tasks need at once are not here: give the restore the address of \
                     the page server, too (--page-server, --address, --port), or copy the files of \
                     pages";
@@ -205,7 +205,7 @@ pub fn fetcher(opts: &Options, images: &ImageDir) -> Result<Fetcher> {
 
 /// Connects to the dump that has made these images, if the options name it.
 fn connect_to_dump(opts: &Options, images: &ImageDir) -> Result<Option<Borrower>> {
-    let Some(dump) = &opts.page_server else { return Ok(None) };
+    let Some(dump) = &opts.memory.page_server else { return Ok(None) };
     let seal = images.seal_ref().map(AsRef::as_ref);
     Ok(Some(Borrower::connect(dump, &run_id(images)?, seal)?))
 }
@@ -218,7 +218,7 @@ fn serve(
     pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
     borrower: Option<Borrower>,
 ) -> Result<()> {
-    let mut first = match opts.record_working_set {
+    let mut first = match opts.memory.record_working_set {
         None => WorkingSet::load(images),
         Some(_) => WorkingSet::default(),
     };
@@ -233,7 +233,7 @@ fn serve(
     };
     tracing::info!("Bringing in the pages of {} tasks", tasks.len());
     let remote = borrower.map(|borrower| Remote { borrower, line, restorer });
-    let recorder = Recorder::new(opts, images, &tasks);
+    let recorder = Recorder::new(&opts.memory, images, &tasks);
     pair::run(spaces, remote, recorder, &tasks, || answer(line, b"ok"))?;
     tracing::info!("All pages are in place");
     Ok(())
@@ -275,7 +275,7 @@ fn answer(line: &OwnedFd, data: &[u8]) -> Result<()> {
 
 /// With `--auto-dedup` the disk space of the pages is given back when all are in place.
 fn free(opts: &Options, images: &ImageDir) {
-    if !opts.auto_dedup {
+    if !opts.memory.auto_dedup {
         return;
     }
     match crate::dedup::free(images) {

@@ -16,7 +16,7 @@ use torpor_images::proto::WorkingSetEntry;
 use torpor_images::{ImageDir, kind};
 
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::Memory;
 
 /// How many runs of pages a list has at most.
 const MOST: usize = 1 << 20;
@@ -32,12 +32,12 @@ type Run = Range<u64>;
 /// # Errors
 /// Sealed images: nothing is added to them, and what the tasks touch is nobody's business.
 /// Pages that a dump still has, since there will be no second restore of them.
-pub fn check(opts: &Options, images: &ImageDir) -> Result<()> {
-    let with = if opts.record_working_set.is_none() {
+pub fn check(memory: &Memory, images: &ImageDir) -> Result<()> {
+    let with = if memory.record_working_set.is_none() {
         return Ok(());
     } else if images.is_sealed()? {
         "sealed images"
-    } else if opts.page_server.is_some() {
+    } else if memory.page_server.is_some() {
         "--page-server"
     } else {
         return Ok(());
@@ -61,9 +61,9 @@ pub struct Recorder<'a> {
 
 impl<'a> Recorder<'a> {
     /// Begins, if it is asked for, to note what `tasks` (their pidfds) touch.
-    pub fn new(opts: &Options, images: &'a ImageDir, tasks: &'a [OwnedFd]) -> Option<Self> {
+    pub fn new(memory: &Memory, images: &'a ImageDir, tasks: &'a [OwnedFd]) -> Option<Self> {
         let now = Instant::now();
-        let end = now + opts.record_working_set?;
+        let end = now + memory.record_working_set?;
         Some(Recorder { images, tasks, end, glance: now, list: Vec::new() })
     }
 
@@ -181,11 +181,11 @@ mod tests {
     #[test]
     fn what_was_recorded_comes_back_in_its_order() {
         let (_temp, images) = images();
-        let opts =
-            Options { record_working_set: Some(Duration::from_secs(1000)), ..Options::default() };
+        let memory =
+            Memory { record_working_set: Some(Duration::from_secs(1000)), ..Memory::default() };
         let own = rustix::process::getpid().as_raw_nonzero().get();
         let tasks = [crate::proc::pidfd(own).unwrap()];
-        let mut recorder = Recorder::new(&opts, &images, &tasks).unwrap();
+        let mut recorder = Recorder::new(&memory, &images, &tasks).unwrap();
         for (id, number) in [(7, 20), (7, 21), (8, 22), (7, 5), (7, 22), (7, 6)] {
             recorder.note(id, page(number));
         }

@@ -73,7 +73,7 @@ impl Tracking {
     pub fn prepare(opts: &Options, images: &ImageDir, goes_on: bool) -> Result<Self> {
         images.remove(PARENT_LINK)?;
         let knowledge = keeper::take(opts.pid)?.unwrap_or_default();
-        let parent = match &opts.parent_img {
+        let parent = match &opts.memory.parent {
             Some(path) => find_parent(images, path, &knowledge)?,
             None => None,
         };

@@ -73,8 +73,9 @@ impl Drop for HeldOff {
 /// held off, which they are until the result is ended. Nothing is done where connections are not
 /// dumped, or those that wait are left out anyway.
 pub fn settle(opts: &Options, guardian: &Guardian) -> Option<HeldOff> {
-    let dumped = opts.tcp_established && !opts.tcp_close && !opts.tcp_skip_in_flight;
-    if !dumped || opts.network_lock == NetworkLock::Skip {
+    let dumped =
+        opts.network.tcp_established && !opts.network.tcp_close && !opts.network.skip_in_flight;
+    if !dumped || opts.network.lock == NetworkLock::Skip {
         return None;
     }
     match try_settle(opts, guardian) {
@@ -116,7 +117,7 @@ pub fn tree(opts: &Options) -> Result<Vec<i32>> {
     while let Some(&pid) = all.get(next) {
         next += 1;
         let Ok(tids) = proc::numbers(pid, "task") else { continue };
-        let children = proc::children(pid, &tids, opts.workers())?;
+        let children = proc::children(pid, &tids, opts.memory.workers())?;
         all.extend(children.into_iter().filter(|child| !all.contains(child)).collect::<Vec<_>>());
     }
     Ok(all)
@@ -129,7 +130,7 @@ fn hold_off(
     is_own: bool,
     ports: &HashSet<u16>,
 ) -> Result<HeldOff> {
-    let tool = rules::choose(opts.network_lock)?;
+    let tool = rules::choose(opts.network.lock)?;
     let (set, undo) = match tool {
         // Rules of this name are left out when those of a namespace are dumped.
         Tool::Nft => by_nftables(ports),

@@ -12,7 +12,7 @@ use crate::file::socket::tcp::{self, Sleeping};
 use crate::guardian::Guardian;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind};
-use crate::options::{NetworkLock, Options};
+use crate::options::{Network, NetworkLock};
 
 /// What a restore has still to do with the network.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Relock {
 #[derive(Debug)]
 pub struct Connections<'a> {
     /// What was asked for.
-    pub opts: &'a Options,
+    pub network: &'a Network,
     /// The images.
     pub images: &'a ImageDir,
     /// What `files.img` says, by id.
@@ -63,7 +63,7 @@ impl Connections<'_> {
     /// killed.
     pub fn any(&self) -> bool {
         let connected = |e: &FileEntry| e.isk.as_ref().is_some_and(tcp::is_connection);
-        !self.opts.tcp_close && self.entries.values().any(connected)
+        !self.network.tcp_close && self.entries.values().any(connected)
     }
 
     /// The name of the locks of the dump that the images are from: its id, or, in images from before
@@ -153,7 +153,7 @@ impl Asleep {
             .filter_map(|isk| isk.ns_id)
             .filter(|&ns| of.spaces.by_id(ns).is_some_and(is_meant))
             .collect();
-        if of.opts.network_lock == NetworkLock::Skip || of.opts.tcp_close || wanted.is_empty() {
+        if of.network.lock == NetworkLock::Skip || of.network.tcp_close || wanted.is_empty() {
             return Ok(());
         }
         let id = of.lock_id();
@@ -168,7 +168,7 @@ impl Asleep {
             {
                 continue;
             }
-            let tool = rules::choose(of.opts.network_lock)?;
+            let tool = rules::choose(of.network.lock)?;
             let set = of.spaces.in_netns(ns, || {
                 let is_new = !external || !tool.is_locked(&id);
                 is_new.then(|| rules::lock(tool, &id, &Scope::All, false)).transpose()
@@ -191,7 +191,7 @@ impl Asleep {
         let locks = std::mem::take(&mut self.locks);
         let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();
         locks.iter().try_for_each(|lock| lock.remove(of.spaces))?;
-        if of.opts.network_lock != NetworkLock::Skip {
+        if of.network.lock != NetworkLock::Skip {
             of.unlock(&made)?;
         }
         self.sleeping.iter().try_for_each(|s| s.wake(id_maps))

@@ -14,7 +14,7 @@ use crate::file::socket::repair::{leave_repair, silence};
 use crate::file::socket::state;
 use crate::guardian::{Guardian, Undo};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
-use crate::options::{NetworkLock, Options};
+use crate::options::{Network, NetworkLock};
 
 /// What a dump does to the network.
 #[derive(Debug, Default)]
@@ -102,12 +102,12 @@ impl Held {
     /// If rules cannot be set.
     pub fn lock(
         &mut self,
-        opts: &Options,
+        network: &Network,
         guardian: &Guardian,
         spaces: &Namespaces,
         tasks: &[i32],
     ) -> Result<()> {
-        if opts.network_lock == NetworkLock::Skip {
+        if network.lock == NetworkLock::Skip {
             return Ok(());
         }
         let mut own = None;
@@ -116,11 +116,11 @@ impl Held {
             let listed = run_in(&[netns.as_fd()], tcp_sockets)?;
             if !ns.is_host {
                 if !listed.is_empty() {
-                    self.set_lock(opts, guardian, ns, Scope::All)?;
+                    self.set_lock(network, guardian, ns, Scope::All)?;
                 }
                 continue;
             }
-            if opts.tcp_close || !opts.tcp_established {
+            if network.tcp_close || !network.tcp_established {
                 continue;
             }
             let own = match &mut own {
@@ -138,7 +138,7 @@ impl Held {
                 })
                 .collect();
             if !connections.is_empty() {
-                self.set_lock(opts, guardian, ns, Scope::Connections(connections))?;
+                self.set_lock(network, guardian, ns, Scope::Connections(connections))?;
             }
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Held {
     /// Sets a lock, which the guardian knows of before it is there.
     fn set_lock(
         &mut self,
-        opts: &Options,
+        network: &Network,
         guardian: &Guardian,
         ns: &Namespace,
         scope: Scope,
@@ -165,7 +165,7 @@ impl Held {
         }
         let tool = match self.tool {
             Some(tool) => tool,
-            None => rules::choose(opts.network_lock)?,
+            None => rules::choose(network.lock)?,
         };
         self.tool = Some(tool);
         let undo = rules::unlocking(tool, &id, &scope);
@@ -187,12 +187,12 @@ impl Held {
     /// If rules cannot be set.
     pub fn hold(
         &mut self,
-        opts: &Options,
+        network: &Network,
         guardian: &Guardian,
         spaces: &Namespaces,
         (space, remote, local): (u64, Address, Address),
     ) -> Result<()> {
-        if opts.network_lock == NetworkLock::Skip {
+        if network.lock == NetworkLock::Skip {
             return Ok(());
         }
         let ends = (remote.as_v4().unwrap_or(remote), local.as_v4().unwrap_or(local));
@@ -204,7 +204,7 @@ impl Held {
             return Ok(());
         }
         match spaces.by_inode(space) {
-            Some(ns) => self.set_lock(opts, guardian, ns, Scope::Connections(vec![ends])),
+            Some(ns) => self.set_lock(network, guardian, ns, Scope::Connections(vec![ends])),
             None => Ok(()),
         }
     }

@@ -29,7 +29,7 @@ pub fn serve_images(opts: &Options, listener: Listener<'_>) -> Result<()> {
     let id = images.inventory()?.dump_criu_run_id.unwrap_or_default();
     let shelf = Shelf { images: &images, tasks: Mutex::default() };
     let seal = images.seal_ref().map(AsRef::as_ref);
-    let loan = Loan { lent: &shelf, id: &id, seal, compress: opts.compress };
+    let loan = Loan { lent: &shelf, id: &id, seal, compress: opts.memory.compress };
     let visitors = Visitors::default();
     let (over, done) = pipe().context(|| "pipe".to_owned())?;
     std::thread::scope(|scope| {

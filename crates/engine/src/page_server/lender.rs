@@ -173,19 +173,19 @@ impl<'a> Lender<'a> {
     /// # Errors
     /// What a lazy dump cannot be besides; an address that is none of this host's.
     pub fn prepare(opts: &'a Options) -> Result<Option<Self>> {
-        if !opts.lazy_pages {
+        if !opts.memory.lazy {
             return Ok(None);
         }
         if opts.leave_running || opts.leave_stopped {
             let what = "--lazy-pages of a dump that leaves the tasks, which would then run twice";
             return Err(Error::Unsupported(what.to_owned()));
         }
-        let suite = opts.seal.as_ref().map(|seal| seal.suite);
+        let suite = opts.trust.seal.as_ref().map(|seal| seal.suite);
         if let Some(suite @ Suite::Aes256XtsHmacSha256) = suite {
             // The other pages would have to be restored at once.
             return Err(Error::Unsupported(format!("--lazy-pages with the suite {suite}")));
         }
-        let Some(server) = &opts.page_server else {
+        let Some(server) = &opts.memory.page_server else {
             let what = "--lazy-pages needs a --port, for the restore to fetch the pages from";
             return Err(Error::Usage(what.to_owned()));
         };

@@ -22,7 +22,7 @@ use crate::options::Options;
 const MAX_OPEN: usize = 64;
 
 /// Receives what one client sends and writes it to the images directory, on top of
-/// `opts.parent_img` if there is one. What a client sent that did not come to its end
+/// `opts.memory.parent` if there is one. What a client sent that did not come to its end
 /// is removed, and files that were there before are neither replaced nor removed.
 ///
 /// # Errors
@@ -30,7 +30,7 @@ const MAX_OPEN: usize = 64;
 pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     let mut images = opts.images()?;
     images.keep_files();
-    if let Some(parent) = &opts.parent_img {
+    if let Some(parent) = &opts.memory.parent {
         images.set_parent(parent)?;
     }
     let (mut connection, first) = listener.accept_first()?;
@@ -45,7 +45,7 @@ pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     let told = connection.write_all(&status.to_le_bytes()).and_then(|()| connection.flush());
     done?;
     told.context(|| "answer the page client".to_owned())?;
-    if opts.auto_dedup {
+    if opts.memory.auto_dedup {
         let freed = crate::dedup::dedup(&images, opts)?;
         tracing::info!("Freed {freed} bytes of pages in the images before");
     }

@@ -26,7 +26,7 @@ use super::protocol::{Command, Op};
 use super::*;
 use crate::error::Result;
 use crate::memory::pages::{CHUNK, Found, Source};
-use crate::options::{Options, PageServer, Tls};
+use crate::options::{Memory, Options, PageServer, Tls};
 
 fn run(vaddr: u64, pages: u64, present: bool) -> Run {
     Run { vaddr, pages, present, ..Run::default() }
@@ -110,7 +110,10 @@ fn what_did_not_come_to_its_end_is_removed() {
 #[test]
 fn a_lazy_dump_refuses_clients_until_it_is_complete() {
     let here = PageServer { address: Some("localhost".into()), ..PageServer::default() };
-    let opts = Options { page_server: Some(here), lazy_pages: true, ..Options::default() };
+    let opts = Options {
+        memory: Memory { page_server: Some(here), lazy: true, ..Memory::default() },
+        ..Options::default()
+    };
     let lender = Lender::prepare(&opts).unwrap().unwrap();
     let port = lender.port().unwrap();
     let refused = TcpStream::connect(("localhost", port)).unwrap_err();
@@ -118,8 +121,11 @@ fn a_lazy_dump_refuses_clients_until_it_is_complete() {
     lender.listen().unwrap();
     TcpStream::connect(("localhost", port)).unwrap();
     // The port is told to be taken before the tasks are touched.
-    let there = PageServer { port, ..opts.page_server.clone().unwrap() };
-    let late = Options { page_server: Some(there), ..opts.clone() };
+    let there = PageServer { port, ..opts.memory.page_server.clone().unwrap() };
+    let late = Options {
+        memory: Memory { page_server: Some(there), ..opts.clone().memory },
+        ..opts.clone()
+    };
     let error = Lender::prepare(&late).unwrap_err().to_string();
     assert!(error.starts_with(&format!("listen at localhost port {port}: ")), "{error}");
 }
@@ -317,7 +323,10 @@ fn lend_to<T: Send>(
     let (ours, theirs) = UnixStream::pair().unwrap();
     let [ours, theirs] = [ours, theirs].map(|end| Some(Arc::new(OwnedFd::from(end))));
     let server = PageServer { socket: theirs, ..PageServer::default() };
-    let opts = Options { lazy_pages: true, page_server: Some(server), ..Options::default() };
+    let opts = Options {
+        memory: Memory { lazy: true, page_server: Some(server), ..Memory::default() },
+        ..Options::default()
+    };
     let mut lent = Lent::default();
     let run = Found { start: 0x5000, end: 0x7000, ..Found::default() };
     lent.push(7, Source::Served(Arc::new(file)), run);

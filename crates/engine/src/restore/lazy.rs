@@ -43,7 +43,7 @@ impl Lazy {
         tasks: &mut [Task],
         spaces: &Namespaces,
     ) -> Result<Self> {
-        let why = match opts.lazy_pages {
+        let why = match opts.memory.lazy {
             true => obstacle(tasks, spaces),
             false => Some("--lazy-pages is not given"),
         };
@@ -54,7 +54,7 @@ impl Lazy {
                             they are served";
                 return Err(Error::Usage(format!("{what}: {why}; {hint}")));
             }
-            if opts.lazy_pages {
+            if opts.memory.lazy {
                 tracing::warn!("All memory is restored at once: {why}");
             }
             return Ok(Lazy::default());

@@ -263,7 +263,7 @@ fn groups(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<
             _ => None,
         })
         .collect();
-    for (hierarchy, path) in cgroup::Groups::planned(view.opts, view.images, &sets)? {
+    for (hierarchy, path) in cgroup::Groups::planned(&view.opts.cgroups, view.images, &sets)? {
         let path = path.to_string_lossy();
         if !known.contains(&(&*hierarchy, &*path)) {
             let what = format!("cgroup {path:?} of {hierarchy:?}");
@@ -275,7 +275,7 @@ fn groups(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<
 
 /// The devices of the networks that are made.
 fn networks(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
-    for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.empty_netns) {
+    for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.network.empty) {
         if net::external_key(view.images, ns.id)?.is_some() {
             continue;
         }
@@ -337,6 +337,7 @@ mod tests {
 
     use super::*;
     use crate::options::CgroupMode;
+    use crate::options::Cgroups;
 
     /// Picks what a plan is to lack.
     type Pick = fn(&Ask) -> bool;
@@ -347,7 +348,10 @@ mod tests {
         let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
         let archive = Archive::open(top.join(format!("{tree}.tar.gz"))).unwrap();
         let images = ImageDir::of(Arc::new(archive));
-        let opts = Options { manage_cgroups: CgroupMode::Soft, ..Options::default() };
+        let opts = Options {
+            cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
+            ..Options::default()
+        };
         let mut plan = plan(&images, &judge::passed(&opts).unwrap()).unwrap();
         let whole = plan.len();
         plan.retain(|request| !lacks(request));

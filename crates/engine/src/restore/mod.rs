@@ -244,7 +244,7 @@ impl<'a> Restore<'a> {
 
     fn connections(&self) -> network::Connections<'_> {
         network::Connections {
-            opts: self.opts,
+            network: &self.opts.network,
             images: &self.images,
             entries: &self.entries,
             spaces: &self.ns,
@@ -295,7 +295,7 @@ impl<'a> Restore<'a> {
     /// tasks run they have nothing but the images.
     fn free_pages(&self) {
         // A lazy restore's pager gives it back.
-        if !self.opts.auto_dedup || self.lazy.any() {
+        if !self.opts.memory.auto_dedup || self.lazy.any() {
             return;
         }
         match crate::dedup::free(&self.images) {

@@ -102,7 +102,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// If the restore is a lazy one: only the last round can be.
     pub fn for_rounds(mut self) -> Result<Self> {
-        if self.cx.opts.lazy_pages {
+        if self.cx.opts.memory.lazy {
             return Err(Error::Unsupported("--lazy-pages before the last round".to_owned()));
         }
         self.cx.staged = true;
@@ -175,7 +175,7 @@ impl<'a> Skeleton<'a> {
     pub fn complete(self, last: &'a Options, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
         let Skeleton { mut cx, start, mut rounds } = self;
         // Those that are there already need not be looked for, unless a pager has to know them.
-        let pages = if last.lazy_pages { load::Pages::Now } else { load::Pages::Later };
+        let pages = if last.memory.lazy { load::Pages::Now } else { load::Pages::Later };
         let mut next = Plan::load(last, pages)?;
         if let Some(why) = compare::obstacle(&cx.as_built(), &next.cx.as_built())? {
             tracing::warn!("the tree is built anew: {why}");
@@ -278,7 +278,7 @@ impl Ready<'_> {
         task::end_leaders(&mut cx);
         cx.cgroups.freeze_again()?;
         if cx.opts.wake_frozen {
-            cgroup::freeze_tasks(cx.opts, &cx.tasks)?;
+            cgroup::freeze_tasks(&cx.opts.cgroups, &cx.tasks)?;
         }
         task::wake(&mut cx);
         cx.lazy.end();
@@ -301,7 +301,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.lock_network(true)?;
     let pid = cx.make_root()?;
     let set = cx.tasks.first().and_then(cgroup::set_of_task);
-    cx.cgroups.prepare(cx.opts, &cx.images, &cx.id_maps, set)?;
+    cx.cgroups.prepare(&cx.opts.cgroups, &cx.images, &cx.id_maps, set)?;
     cx.cgroups.place(&mut cx.tasks, &mut cx.ns, 0, None)?;
     cx.lock_network(false)?;
     hooks.notify(Event::SetupNamespaces { pid })?;

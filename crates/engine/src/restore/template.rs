@@ -71,7 +71,7 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
 fn obstacle(opts: &Options, first: &Task, spaces: &Namespaces) -> Option<&'static str> {
     let root = &first.image;
     let mut namespaces = spaces.all.iter();
-    if opts.lazy_pages || root.pages.any_remote() {
+    if opts.memory.lazy || root.pages.any_remote() {
         Some("memory that comes later is nowhere yet")
     } else if namespaces.any(|ns| ns.kind == NsKind::User && !ns.is_host) {
         Some("a user namespace, into which its owner has to be born")
@@ -101,7 +101,7 @@ pub(super) fn bear(
     spaces: &Namespaces,
     made: &Made,
 ) -> Option<Tracee> {
-    let file = opts.template.as_ref()?;
+    let file = opts.memory.template.as_ref()?;
     let copied = match obstacle(opts, first, spaces) {
         Some(why) => Err(Error::invalid(file.display().to_string(), why)),
         None => copy(images, first, file, made),

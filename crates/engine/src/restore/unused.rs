@@ -48,7 +48,7 @@ pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Resu
         let fits = |d: &&NetDeviceEntry| is_kind(d.r#type());
         let there: HashSet<String> =
             spaces.devices.iter().filter(fits).map(|device| device.name.clone()).collect();
-        if !opts.empty_netns && !there.contains(inner) {
+        if !opts.network.empty && !there.contains(inner) {
             return Err(unused(format!("--external {external}"), &there));
         }
     }

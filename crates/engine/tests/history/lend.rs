@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use torpor_engine::Options;
 use torpor_engine::memory::pages::{Found, Source};
-use torpor_engine::options::PageServer;
+use torpor_engine::options::{self, PageServer};
 use torpor_engine::page_server::{Lender, Lent, Loan};
 use torpor_engine::restore::pages::Pages;
 use torpor_images::compress::Compression;
@@ -31,11 +31,14 @@ pub fn lend<'a>(
     }
     let local = PageServer { address: Some("127.0.0.1".to_owned()), ..PageServer::default() };
     let any = Some(local.clone());
-    let own = Options { lazy_pages: true, page_server: any, ..Options::default() };
+    let own = Options {
+        memory: options::Memory { lazy: true, page_server: any, ..options::Memory::default() },
+        ..Options::default()
+    };
     let lender = Lender::prepare(&own).unwrap().unwrap();
     lender.listen().unwrap();
     let id = images.inventory().unwrap().dump_criu_run_id.unwrap();
-    options.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
+    options.memory.page_server = Some(PageServer { port: lender.port().unwrap(), ..local });
     let serve = || {
         let loan = Loan { lent: &lent, id: &id, seal: None, compress };
         lender.serve(loan).map_or(1, |restore| {

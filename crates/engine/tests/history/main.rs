@@ -26,6 +26,7 @@ use std::process::Command;
 use crowd::{Crowd, Interrupt};
 use memory::{Memory, PAGE};
 use torpor_engine::memory::keeper;
+use torpor_engine::options::{self, Trust};
 use torpor_engine::seal::{self, OpenOptions, SealOptions};
 use torpor_engine::{NoHooks, Options};
 use torpor_images::ImageDir;
@@ -305,15 +306,21 @@ impl Game<'_> {
         Options {
             images_dir: self.area.join(rounds.len().to_string()),
             pid,
-            parent_img: parent.map(|parent| format!("../{parent}").into()),
-            track_mem: true,
             leave_running: true,
-            auto_dedup: numbers.below(6) == 0 && !self.kind.has_sums(),
-            seal: self.kind.seal.map(|suite| SealOptions { suite, ..self.ground.seal.clone() }),
-            open: self.ground.open.clone(),
-            cow: is_last && self.kind.end == End::CopyOnWrite,
-            compress: way.filter(|_| self.kind.compress),
-            dedup_relatives: self.kind.relatives && (is_last || numbers.below(2) == 0),
+            memory: options::Memory {
+                parent: parent.map(|parent| format!("../{parent}").into()),
+                track: true,
+                auto_dedup: numbers.below(6) == 0 && !self.kind.has_sums(),
+                cow: is_last && self.kind.end == End::CopyOnWrite,
+                compress: way.filter(|_| self.kind.compress),
+                dedup_relatives: self.kind.relatives && (is_last || numbers.below(2) == 0),
+                ..options::Memory::default()
+            },
+            trust: Trust {
+                seal: self.kind.seal.map(|suite| SealOptions { suite, ..self.ground.seal.clone() }),
+                open: self.ground.open.clone(),
+                ..Trust::default()
+            },
             ..Options::default()
         }
     }
@@ -326,7 +333,7 @@ impl Game<'_> {
         crowd: &mut Crowd,
         seed: u64,
     ) -> torpor_engine::Result<Vec<Vec<Memory>>> {
-        if options.cow {
+        if options.memory.cow {
             let advices = self.kind.advices();
             let mut hooks = Interrupt { crowd, seed, advices, memory: Vec::new() };
             torpor_engine::dump(options, &mut hooks)?;
@@ -335,7 +342,7 @@ impl Game<'_> {
             return Ok(memory);
         }
         // Of memory that changes while it is copied tasks have nothing in common.
-        match is_last || options.dedup_relatives {
+        match is_last || options.memory.dedup_relatives {
             true => torpor_engine::dump(options, &mut NoHooks)?,
             false => torpor_engine::pre_dump(options, &mut NoHooks)?,
         };
@@ -368,8 +375,9 @@ impl Game<'_> {
     ) -> Result<(), Vec<Failure>> {
         let (pipes, players) = (crowd.pipes(), crowd.players().to_vec());
         let lazy_pages = self.kind.end != End::Restored;
-        let mut options =
-            Options { parent_img: None, auto_dedup: false, lazy_pages, ..options.clone() };
+        let mut options = options.clone();
+        let memory = &mut options.memory;
+        (memory.parent, memory.auto_dedup, memory.lazy) = (None, false, lazy_pages);
         let advices = if lazy_pages { LAZY_ADVICES } else { PLAIN_ADVICES };
         crowd.step(seed, LAST_STEP, advices);
         let expected = crowd.memory();

@@ -10,27 +10,27 @@ pub(super) const NET: &[Opt] = &[
         "tcp-established",
         None,
         BOTH,
-        |s, on| s.engine.tcp_established = on,
+        |s, on| s.engine.network.tcp_established = on,
         "Keep established TCP connections",
     ),
     flag(
         "tcp-close",
         None,
         BOTH,
-        |s, on| s.engine.tcp_close = on,
+        |s, on| s.engine.network.tcp_close = on,
         "Close established TCP connections instead of keeping them",
     ),
     flag(
         "skip-in-flight",
         None,
         DUMP,
-        |s, on| s.engine.tcp_skip_in_flight = on,
+        |s, on| s.engine.network.skip_in_flight = on,
         "Leave TCP connections out that are not yet established",
     ),
     value(
         ("network-lock", None, "METHOD"),
         BOTH,
-        store!(engine.network_lock = parsed),
+        store!(engine.network.lock = parsed),
         "How to hold the network still: iptables (default), nftables or skip",
     ),
 ];
@@ -39,7 +39,7 @@ pub(super) const SPACES: &[Opt] = &[
     value(
         ("root", Some('r'), "PATH"),
         RESTORE,
-        store!(engine.root = some path),
+        store!(engine.mounts.root = some path),
         "Root directory of the restored mount namespace; it must be a mount point",
     ),
     value(
@@ -53,7 +53,7 @@ pub(super) const SPACES: &[Opt] = &[
         BOTH,
         |s, v| match text(v)? {
             "net" => {
-                s.engine.empty_netns = true;
+                s.engine.network.empty = true;
                 Ok(())
             }
             _ => Err("only net can be left empty".into()),
@@ -63,14 +63,14 @@ pub(super) const SPACES: &[Opt] = &[
     value(
         ("skip-mnt", None, "PATH"),
         DUMP,
-        store!(engine.skip_mnt += path),
+        store!(engine.mounts.skip += path),
         "Leave the mount at PATH out",
     ),
     value(
         ("enable-fs", None, "FS[,FS]"),
         BOTH,
         |s, v| {
-            s.engine.enable_fs.extend(text(v)?.split(',').map(str::to_owned));
+            s.engine.mounts.enable_fs.extend(text(v)?.split(',').map(str::to_owned));
             Ok(())
         },
         "Trust that a plain mount call brings these file systems back (or \"all\")",
@@ -79,7 +79,7 @@ pub(super) const SPACES: &[Opt] = &[
         "mntns-compat-mode",
         None,
         BOTH,
-        |s, on| s.engine.mntns_compat_mode = on,
+        |s, on| s.engine.mounts.compat_mode = on,
         "Restore mounts without MOVE_MOUNT_SET_GROUP",
     ),
     value(
@@ -98,14 +98,14 @@ pub(super) const SPACES: &[Opt] = &[
     value(
         ("lsm-mount-context", None, "CONTEXT"),
         RESTORE,
-        store!(engine.lsm_mount_context = some string),
+        store!(engine.mounts.lsm_context = some string),
         "Replaces the security context of mounts that have one",
     ),
     flag(
         "weak-sysctls",
         None,
         RESTORE,
-        |s, on| s.engine.weak_sysctls = on,
+        |s, on| s.engine.network.weak_sysctls = on,
         "Leave sysctls out that this kernel does not have",
     ),
 ];
@@ -129,7 +129,7 @@ pub(super) const POLICY: &[Opt] = &[
         BOTH,
         |s, v| {
             let path = path(v)?;
-            s.engine.host_key = (path.as_os_str() != "none").then_some(path);
+            s.engine.trust.host_key = (path.as_os_str() != "none").then_some(path);
             Ok(())
         },
         "Key that shows which images were made on this host, or \"none\" (default: \
@@ -142,7 +142,7 @@ pub(super) const CGROUPS: &[Opt] = &[
         ("manage-cgroups", None, "MODE"),
         BOTH,
         |s, v| {
-            s.engine.manage_cgroups = v.map_or(Ok(CgroupMode::Soft), parsed)?;
+            s.engine.cgroups.manage = v.map_or(Ok(CgroupMode::Soft), parsed)?;
             Ok(())
         },
         "Keep cgroups: none, props, soft (without MODE), full, strict or ignore (default)",
@@ -150,37 +150,37 @@ pub(super) const CGROUPS: &[Opt] = &[
     value(
         ("cgroup-root", None, "[CONTROLLER:]/PATH"),
         BOTH,
-        store!(engine.cgroup_roots += parsed),
+        store!(engine.cgroups.roots += parsed),
         "Root of the cgroups of a controller, or of all, to dump or to restore into",
     ),
     value(
         ("cgroup-props", None, "SPEC"),
         DUMP,
-        store!(engine.cgroup_props = some string),
+        store!(engine.cgroups.props = some string),
         "Controllers and properties to keep, in a simple YAML form",
     ),
     value(
         ("cgroup-props-file", None, "FILE"),
         DUMP,
-        store!(engine.cgroup_props_file = some path),
+        store!(engine.cgroups.props_file = some path),
         "The same, read from FILE",
     ),
     value(
         ("cgroup-dump-controller", None, "NAME"),
         DUMP,
-        store!(engine.cgroup_dump_controllers += string),
+        store!(engine.cgroups.controllers += string),
         "Keep only this controller (and others named so)",
     ),
     value(
         ("cgroup-yard", None, "DIR"),
         BOTH,
-        store!(engine.cgroup_yard = some path),
+        store!(engine.cgroups.yard = some path),
         "Use the cgroup mounts in DIR instead of making some",
     ),
     value(
         ("freeze-cgroup", None, "DIR"),
         DUMPS,
-        store!(engine.freeze_cgroup = some path),
+        store!(engine.cgroups.freeze = some path),
         "Freeze the tree by this cgroup",
     ),
 ];

@@ -16,52 +16,52 @@ pub(super) const MEMORY: &[Opt] = &[
         "track-mem",
         None,
         DUMPS,
-        |s, on| s.engine.track_mem = on,
+        |s, on| s.engine.memory.track = on,
         "Track memory changes for the next dump",
     ),
     value(
         ("prev-images-dir", None, "DIR"),
         DUMPS | SERVER,
-        store!(engine.parent_img = some path),
+        store!(engine.memory.parent = some path),
         "Images of the dump before this one, relative to the images directory",
     ),
     flag(
         "auto-dedup",
         None,
         TREES | SERVER,
-        |s, on| s.engine.auto_dedup = on,
+        |s, on| s.engine.memory.auto_dedup = on,
         "Free the space of pages that the new images hold too, or that have been restored",
     ),
     flag(
         "dedup-relatives",
         None,
         DUMP,
-        |s, on| s.engine.dedup_relatives = on,
+        |s, on| s.engine.memory.dedup_relatives = on,
         "Store pages that processes share since they were forked once; only Torpor can restore this",
     ),
     value(
         ("compress", None, "METHOD[:LEVEL]"),
         DUMPS | SERVER,
-        store!(engine.compress = some parsed),
+        store!(engine.memory.compress = some parsed),
         "Compress the memory in the images: lz4 with a level from -64 to 12 (default: -4), or zstd with one from -7 to 19 (default: 1)",
     ),
     value(
         ("threads", None, "N"),
         TREES,
-        store!(engine.threads = some number),
+        store!(engine.memory.threads = some number),
         "Copy memory, and seal and open it, with N threads (default: one for each processor)",
     ),
     value(
         ("pre-dump-mode", None, "MODE"),
         PRE_DUMP,
-        store!(engine.pre_dump_mode = parsed),
+        store!(engine.memory.pre_dump_mode = parsed),
         "How a pre-dump reads memory: splice (default) or read",
     ),
     flag(
         "lazy-pages",
         None,
         BOTH | SERVER,
-        |s, on| s.engine.lazy_pages = on,
+        |s, on| s.engine.memory.lazy = on,
         "Leave memory for later: a dump or a page server serves it at --port until the restore, \
          which runs already, has all of it",
     ),
@@ -70,7 +70,7 @@ pub(super) const MEMORY: &[Opt] = &[
         RESTORE | LAZY,
         |s, v| {
             let seconds = v.map_or(Ok(WINDOW), number)?;
-            s.engine.record_working_set = Some(Duration::from_secs(seconds));
+            s.engine.memory.record_working_set = Some(Duration::from_secs(seconds));
             Ok(())
         },
         "With --lazy-pages: for SECONDS (default: 10) bring in only the pages that are touched, and \
@@ -86,7 +86,7 @@ pub(super) const MEMORY: &[Opt] = &[
     value(
         ("template", None, "FILE"),
         RESTORE,
-        store!(engine.template = some path),
+        store!(engine.memory.template = some path),
         "Have the first task be born by the template that FILE names, if it is one of these images; \
          else it is restored as always",
     ),

@@ -284,8 +284,8 @@ mod tests {
         std::fs::create_dir_all(world.path("a/b")).unwrap();
         let path = world.path("a/b/file");
         std::fs::write(&path, b"").unwrap();
-        world.opts.force_irmap = true;
-        world.opts.irmap_scan_paths = vec![world.path("none"), world.path("a")];
+        world.opts.files.force_irmap = true;
+        world.opts.files.irmap_scan_paths = vec![world.path("none"), world.path("a")];
         let file = init(CreateFlags::NONBLOCK).unwrap();
         let wd = add_watch(&file, &path, WatchFlags::MODIFY).unwrap();
         let files = world.round_trip(vec![file]);

@@ -209,7 +209,7 @@ fn dump_tcp(
             let (waiting, backlog) = (word(24), word(28));
             isk.backlog = backlog;
             let handshakes = sockets.spaces.handshakes(about, isk.src_port)?;
-            if (waiting > 0 || handshakes) && !around.opts.tcp_skip_in_flight {
+            if (waiting > 0 || handshakes) && !around.opts.network.skip_in_flight {
                 return Err(found.refuse(
                     "a connection waits to be accepted, which cannot be kept \
                      (--skip-in-flight leaves it out)",
@@ -218,14 +218,14 @@ fn dump_tcp(
             Ok(())
         }
         state::CLOSE => dump_closed(around, found, about, isk),
-        _ if around.opts.tcp_close => {
+        _ if around.opts.network.tcp_close => {
             isk.state = state::CLOSE;
             isk.shutdown = Some(SkShutdown::Both.into());
             isk.dst_port = 0;
             isk.dst_addr = Address::unspecified(about.domain).to_image();
             Ok(())
         }
-        _ if !around.opts.tcp_established => Err(found
+        _ if !around.opts.network.tcp_established => Err(found
             .refuse("it is a TCP connection; --tcp-established keeps it, --tcp-close closes it")),
         state::SYN_SENT => {
             // It has no peer yet that getpeername(2) would tell.
@@ -369,7 +369,7 @@ impl InetRestorer {
     /// Damaged images.
     pub fn load(&mut self, opts: &Options, images: &ImageDir, entries: &[FileEntry]) -> Result<()> {
         let closed = images.inventory().is_ok_and(|i| i.tcp_close());
-        self.close = opts.tcp_close || closed;
+        self.close = opts.network.tcp_close || closed;
         for entry in entries {
             let isk = part(entry)?;
             addresses(isk)?;

@@ -99,7 +99,7 @@ fn describe(cx: &mut Dump<'_>, files: &[OwnedFd]) -> Result<Vec<u32>> {
     files::finish(cx)?;
     let inventory = InventoryEntry {
         img_version: 2,
-        tcp_close: Some(cx.opts.tcp_close),
+        tcp_close: Some(cx.opts.network.tcp_close),
         dump_criu_run_id: Some(cx.network.id()?.to_owned()),
         ..InventoryEntry::default()
     };

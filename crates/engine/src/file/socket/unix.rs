@@ -257,7 +257,7 @@ fn external_peer(opts: &Options, known: &Known, seen: Option<&UnixSocket>) -> Re
             known.about.inode
         )));
     }
-    if !opts.ext_unix_sk && !is_external(opts, known.peer) {
+    if !opts.files.ext_unix_sk && !is_external(opts, known.peer) {
         return Err(known.refuse(format!("{outside}; --ext-unix-sk lets it connect again")));
     }
     let reachable = if name::is_path(name) { name::leads_to_socket(name) } else { seen.is_some() };

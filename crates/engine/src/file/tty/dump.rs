@@ -161,7 +161,7 @@ impl TtyDumper {
 
     /// A slave that is not hung up has a master; it must be known who brings it back.
     fn check_pairs(&mut self, opts: &Options) -> Result<()> {
-        let allowed = opts.shell_job || opts.orphan_pts_master;
+        let allowed = opts.shell_job || opts.files.orphan_pts_master;
         let masters: Vec<_> = self
             .met
             .iter()

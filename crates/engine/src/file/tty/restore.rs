@@ -227,7 +227,7 @@ impl TtyRestorer {
     fn is_ours(&self, cx: &Opener<'_>, info: &TtyInfoEntry) -> bool {
         let mut files = self.files.iter().filter(|file| file.tty_info_id == info.id);
         cx.opts.shell_job
-            && !(cx.opts.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
+            && !(cx.opts.files.orphan_pts_master && files.any(|file| node(cx, file).is_ok()))
             && info.termios.is_some()
             && self.master_of(info).is_none()
     }
@@ -456,7 +456,7 @@ fn finish<'i>(
         }
         is_hung_up &= info.termios.is_none();
     }
-    Ok((!has_master && !is_hung_up && opts.orphan_pts_master).then_some(master))
+    Ok((!has_master && !is_hung_up && opts.files.orphan_pts_master).then_some(master))
 }
 
 /// Makes a call on `file` inside a task, where it is descriptor 0 for that time. The

@@ -175,7 +175,7 @@ fn a_slave_without_its_master_is_refused_or_given_a_new_one() {
     raw(&slave);
     let error = terminals.world.dump(&[&slave]).unwrap_err().to_string();
     assert!(error.contains("--shell-job") && error.contains("/pts/0"), "{error}");
-    terminals.world.opts.orphan_pts_master = true;
+    terminals.world.opts.files.orphan_pts_master = true;
     let entries = terminals.world.dump(&[&slave]).unwrap();
     let settings = tty::termios(&slave).unwrap();
     drop((master, slave));

@@ -36,11 +36,11 @@ pub struct Assembly<'a> {
 impl Assembly<'_> {
     /// The path that allows the source of a mount, and what of it is below that.
     pub(super) fn source_below(&self, path: &Path) -> (PathBuf, PathBuf) {
-        self.verdict.source_below(&self.opts.policy, path)
+        self.verdict.source_below(&self.opts.trust.policy, path)
     }
 
     /// Whether files may be made and removed where the tasks cannot write.
     pub(super) fn may_write_read_only(&self) -> bool {
-        self.verdict.may_write_read_only(&self.opts.policy)
+        self.verdict.may_write_read_only(&self.opts.trust.policy)
     }
 }

@@ -212,7 +212,7 @@ fn open_named(cx: &Assembly<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
 fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf> {
     let mount = forest.mount(node);
     if forest.is_root(node) {
-        return Ok(cx.opts.root.clone().unwrap_or_else(|| PathBuf::from("/")));
+        return Ok(cx.opts.mounts.root.clone().unwrap_or_else(|| PathBuf::from("/")));
     }
     match &mount.external {
         Some(External::Key(name)) => {

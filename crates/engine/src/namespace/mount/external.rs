@@ -17,7 +17,7 @@ pub fn mark(forest: &mut Forest, host: &Tree, opts: &Options) {
     let nodes: Vec<Node> = forest.nodes().collect();
     for &node in &nodes {
         let mount = forest.mount_mut(node);
-        let enabled = opts.enable_fs.iter().any(|name| *name == mount.fs || name == "all");
+        let enabled = opts.mounts.enable_fs.iter().any(|name| *name == mount.fs || name == "all");
         if enabled && mount.ty == UNSUPPORTED {
             mount.ty = AUTO;
         }

@@ -17,7 +17,7 @@ use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
-use crate::options::Options;
+use crate::options::{self, Options};
 use crate::restore::Restore;
 
 mod propagation;
@@ -47,7 +47,11 @@ impl World {
 
     fn options(&self, external: &[&str]) -> Options {
         let external = external.iter().map(|e| e.parse().unwrap()).collect();
-        Options { root: Some(self.root()), external, ..Options::default() }
+        Options {
+            external,
+            mounts: options::Mounts { root: Some(self.root()), ..options::Mounts::default() },
+            ..Options::default()
+        }
     }
 
     /// A namespace whose root is the root file system, with what `build` mounts in
@@ -233,9 +237,13 @@ fn refusals_name_the_mount() {
     assert!(matches!(error, Error::Refused { .. }));
     let text = error.to_string();
     assert!(text.contains("/mnt (ramfs)") && text.contains("--external"), "{text}");
-    let opts = Options { skip_mnt: vec!["/mnt".into()], ..opts };
+    let opts =
+        Options { mounts: options::Mounts { skip: vec!["/mnt".into()], ..opts.mounts }, ..opts };
     world.dump(&[&space], &opts).unwrap();
-    let opts = Options { skip_mnt: vec![], enable_fs: vec!["ramfs".into()], ..opts };
+    let opts = Options {
+        mounts: options::Mounts { skip: vec![], enable_fs: vec!["ramfs".into()], ..opts.mounts },
+        ..opts
+    };
     let before = world.dump(&[&space], &opts).unwrap();
     world.restore(&before, &opts, |_| {});
 }

@@ -55,7 +55,7 @@ pub fn dump(options: &Options, images: &ImageDir, spaces: &Namespaces, ns_id: u3
         let entry = NetnsEntry { ext_key: key, ..NetnsEntry::default() };
         return Ok(images.write_one(kind::NETNS, ns_id.into(), &entry)?);
     }
-    if options.empty_netns {
+    if options.network.empty {
         return Ok(());
     }
     let others: Vec<(u32, bool, BorrowedFd<'_>)> = spaces

@@ -55,10 +55,10 @@ pub fn restore(
     staged: bool,
     ids: &[u32],
 ) -> Result<()> {
-    if opts.empty_netns {
+    if opts.network.empty {
         return ids.iter().try_for_each(|&id| loopback_up(known.open_file(id)?));
     }
-    let weak = opts.weak_sysctls;
+    let weak = opts.network.weak_sysctls;
     let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
         run_in(&[space.file], || settings(&space.entry, weak))?;
@@ -111,7 +111,7 @@ pub fn restore_connections(
     known: &Namespaces,
     id: u32,
 ) -> Result<()> {
-    if opts.empty_netns || external_key(images, id)?.is_some() {
+    if opts.network.empty || external_key(images, id)?.is_some() {
         return Ok(());
     }
     run_in(&[known.open_file(id)?], || tables::restore_connections(images, id))

@@ -135,7 +135,7 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
     fill::fill(
         &cx.tasks[task],
         &cx.lazy,
-        cx.opts.workers(),
+        cx.opts.memory.workers(),
         &filled,
         &wanted,
         theirs.map_or(There::Others, There::Inherited),
@@ -423,8 +423,15 @@ pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let kept = early(cx, task);
     let held = Inherited { pages: &held, kept: &kept };
     fill::drop_absent(cx.tasks.remote(task)?, &own, held)?;
-    fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), &own, &kept, There::Inherited(held))
-        .map(drop)
+    fill::fill(
+        &cx.tasks[task],
+        &cx.lazy,
+        cx.opts.memory.workers(),
+        &own,
+        &kept,
+        There::Inherited(held),
+    )
+    .map(drop)
 }
 
 /// What only the finished address space can have: real protections, advice, locks, guard pages.

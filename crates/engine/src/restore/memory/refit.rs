@@ -88,7 +88,8 @@ pub(in crate::restore) fn refit(
     let gone = valid.without(&written).without(&same).or(&valid.and(&written).and(&left));
     forget(cx, task, &gone)?;
     let there = if is_born { fill::There::Alike } else { fill::There::Others };
-    let filled = fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), &new, &wanted, there)?;
+    let filled =
+        fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.memory.workers(), &new, &wanted, there)?;
     cx.tasks[task].image.pages = Arc::new(new);
     cx.tasks[task].bequest = Arc::clone(&cx.tasks[task].image.pages);
     aio::restore(&mut cx.tasks[task], &[])?;
@@ -278,6 +279,13 @@ pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) 
         }
     }
     let vmas: Vec<VmaEntry> = cx.tasks[task].mapped.iter().map(|place| place.vma).collect();
-    fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.workers(), pages, &vmas, fill::There::Others)
-        .map(drop)
+    fill::fill(
+        &cx.tasks[task],
+        &cx.lazy,
+        cx.opts.memory.workers(),
+        pages,
+        &vmas,
+        fill::There::Others,
+    )
+    .map(drop)
 }

@@ -2,7 +2,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::super::testing::{cycle, dump, entries, in_netns};
 use super::*;
-use crate::options::Options;
+use crate::options::{Network, Options};
 
 fn get(fd: &OwnedFd, level: i32, name: i32) -> i32 {
     socket::get_int(fd.as_fd(), level, name).unwrap()
@@ -67,7 +67,10 @@ fn a_waiting_connection_is_refused() {
         let files = [listener.into()];
         let error = dump(&Options::default(), dir.path(), &files).unwrap_err().to_string();
         assert!(error.contains("--skip-in-flight"), "{error}");
-        let skip = Options { tcp_skip_in_flight: true, ..Options::default() };
+        let skip = Options {
+            network: Network { skip_in_flight: true, ..Network::default() },
+            ..Options::default()
+        };
         dump(&skip, dir.path(), &files).unwrap();
         let entries = entries(dir.path());
         assert_eq!(entries[0].isk.as_ref().unwrap().backlog, 128);

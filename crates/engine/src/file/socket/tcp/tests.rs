@@ -7,11 +7,18 @@ use super::super::testing::{
     cycle, dump, dump_and_close, in_netns, read, restore, restore_in_vain,
 };
 use super::*;
-use crate::options::{NetworkLock, Options};
+use crate::options::{Network, NetworkLock, Options};
 
 /// With a lock: packets that pass between the dumps of two ends would be lost.
 fn keeping() -> Options {
-    Options { tcp_established: true, network_lock: NetworkLock::Nftables, ..Options::default() }
+    Options {
+        network: Network {
+            tcp_established: true,
+            lock: NetworkLock::Nftables,
+            ..Network::default()
+        },
+        ..Options::default()
+    }
 }
 
 fn pair(address: &str) -> (TcpStream, TcpStream) {
@@ -123,7 +130,9 @@ fn who_goes_on_notices_nothing() {
             let before = [0, 1];
             assert_eq!([reuse(&files[0]), reuse(&files[1])], before);
             let dir = tempfile::tempdir().unwrap();
-            dump(&Options { network_lock: lock, ..keeping() }, dir.path(), &files).unwrap();
+            let mut opts = keeping();
+            opts.network.lock = lock;
+            dump(&opts, dir.path(), &files).unwrap();
             for (file, before) in files.iter().zip(before) {
                 assert_eq!(get(file.as_fd(), TCP_REPAIR).unwrap(), 0);
                 assert_eq!(reuse(file), before);
@@ -317,7 +326,8 @@ fn a_connection_in_the_making_is_made() {
 #[test]
 fn connections_come_back_closed_if_so_wanted() {
     in_netns(|| {
-        let closing = Options { tcp_close: true, ..keeping() };
+        let mut closing = keeping();
+        closing.network.tcp_close = true;
         for (first, second) in
             [(&closing, &closing), (&closing, &keeping()), (&keeping(), &closing)]
         {

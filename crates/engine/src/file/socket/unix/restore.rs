@@ -407,7 +407,7 @@ impl UnixRestorer {
                 Ok(())
             }
             Some(peer) if peer.uflags & EXTERN != 0 => {
-                if !cx.opts.ext_unix_sk {
+                if !cx.opts.files.ext_unix_sk {
                     let name = String::from_utf8_lossy(&peer.name);
                     let name = name.trim_end_matches('\0');
                     let why = format!("its peer {name:?} is outside: --ext-unix-sk allows it");

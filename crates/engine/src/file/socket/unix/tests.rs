@@ -11,7 +11,7 @@ use torpor_sys::socket::{Credentials, Message};
 
 use super::super::testing::{cycle, dump, in_netns, read, restore};
 use super::*;
-use crate::options::Options;
+use crate::options::{Files, Options};
 
 fn all(files: Vec<OwnedFd>) -> Vec<OwnedFd> {
     cycle(&Options::default(), files)
@@ -467,7 +467,10 @@ fn peers_outside_are_refused_or_found_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let error = dump(&Options::default(), dir.path(), &files).unwrap_err().to_string();
         assert!(error.contains("--ext-unix-sk") && error.contains("@log"), "{error}");
-        let opts = Options { ext_unix_sk: true, ..Options::default() };
+        let opts = Options {
+            files: Files { ext_unix_sk: true, ..Files::default() },
+            ..Options::default()
+        };
         let ids = dump(&opts, dir.path(), &files).unwrap();
         drop(files);
         let [client] = restore(&opts, dir.path(), &ids).unwrap().try_into().unwrap();

@@ -1,0 +1,103 @@
+//! Namespaces and files that the caller gives.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// An open file for the restore (`--inherit-fd fd[N]:KEY`).
+#[derive(Debug, Clone)]
+pub struct InheritFd {
+    /// The file.
+    pub fd: Arc<OwnedFd>,
+    /// Which object of the images it stands for: `pipe[…]`, `socket[…]`,
+    /// `tty[…]`, `file[…]`, the name of an external namespace, or a path.
+    pub key: String,
+}
+
+/// A kind of namespace that a restore can join (`-J`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinNsKind {
+    /// System V IPC and POSIX message queues.
+    Ipc,
+    /// Mounts.
+    Mnt,
+    /// Network.
+    Net,
+    /// Clocks.
+    Time,
+    /// User and group ids.
+    User,
+    /// Host name.
+    Uts,
+}
+
+impl FromStr for JoinNsKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "ipc" => Self::Ipc,
+            "mnt" => Self::Mnt,
+            "net" => Self::Net,
+            "time" => Self::Time,
+            "user" => Self::User,
+            "uts" => Self::Uts,
+            _ => {
+                return Err(format!(
+                    "namespace {text:?} is none of ipc, mnt, net, time, user, uts"
+                ));
+            }
+        })
+    }
+}
+
+/// An existing namespace to restore into (`-J NS:{PID|FILE}[,EXTRA]`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinNs {
+    /// What kind of namespace it is.
+    pub kind: JoinNsKind,
+    /// A file of the namespace, `/proc/PID/ns/KIND` for a pid.
+    pub file: PathBuf,
+    /// The user and group to become in a user namespace.
+    pub ids: Option<(u32, u32)>,
+}
+
+impl JoinNs {
+    /// From the namespace's name, its pid or file, and `UID,GID`.
+    ///
+    /// # Errors
+    /// If the name is none, or the numbers are not numbers.
+    pub fn new(ns: &str, target: &str, extra: Option<&str>) -> Result<Self, String> {
+        let kind = ns.parse()?;
+        let file = if !target.is_empty() && target.bytes().all(|b| b.is_ascii_digit()) {
+            PathBuf::from(format!("/proc/{target}/ns/{ns}"))
+        } else {
+            PathBuf::from(target)
+        };
+        let ids = match extra {
+            None => None,
+            Some(_) if kind != JoinNsKind::User => {
+                return Err(format!("namespace {ns:?} takes no extra options"));
+            }
+            Some(extra) => {
+                let (uid, gid) = extra.split_once(',').ok_or("expected UID,GID")?;
+                let number = |s: &str| s.parse::<u32>().map_err(|_| format!("{s:?} is no id"));
+                Some((number(uid)?, number(gid)?))
+            }
+        };
+        Ok(Self { kind, file, ids })
+    }
+}
+
+impl FromStr for JoinNs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (ns, rest) = text.split_once(':').ok_or("expected NS:{PID|FILE}[,EXTRA]")?;
+        match rest.split_once(',') {
+            Some((target, extra)) => Self::new(ns, target, Some(extra)),
+            None => Self::new(ns, rest, None),
+        }
+    }
+}
