@@ -27,6 +27,9 @@ pub fn criu(args: &[&str]) -> Command {
     command
 }
 
+/// A word in the environment of each sleeper.
+pub const SECRET: &str = "TORPOR_TEST_SECRET_OF_A_SLEEPER";
+
 /// A task that sleeps, in a session of its own, and a place for its images.
 pub struct Sleeper {
     pub dir: TempDir,
@@ -37,7 +40,7 @@ impl Sleeper {
     #[allow(clippy::zombie_processes, reason = "it is waited for by its pid")]
     pub fn start() -> Self {
         let mut command = Command::new("setsid");
-        command.args(["sleep", "1000"]).stdin(Stdio::null());
+        command.args(["sleep", "1000"]).env(SECRET, "1").stdin(Stdio::null());
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         wait_until(|| name_of(pid).as_deref() == Some("sleep"));
