@@ -134,6 +134,10 @@ impl World {
         service.shell(&format!(
             "ip link set eth0 up; ip address add {V4}/24 dev eth0; ip address add {V6}/64 dev eth0 nodad"
         ));
+        // When the kernel has found no duplicate of the address that it gave itself, it adds a route: a tree
+        // that was built before that is built anew.
+        service
+            .shell("while ip -6 address show tentative | grep --quiet inet6; do sleep 0.05; done");
         service
     }
 }
