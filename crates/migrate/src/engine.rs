@@ -14,13 +14,18 @@ pub const SELF: &str = "/proc/self/exe";
 
 /// The number that a job finds the connection for pages under.
 pub const PAGES: i32 = 40;
+/// The number of what a job holds on to as long as it needs its directory.
+pub const WORK: i32 = 41;
+
+/// A descriptor that a job gets, and the number that it finds it under.
+pub type Numbered<'a> = (i32, BorrowedFd<'a>);
 
 /// The point at which the images are complete and the tasks still stopped.
 pub const POST_DUMP: &str = "post-dump";
 /// The point at which everything is made and nothing runs yet.
 pub const POST_RESTORE: &str = "post-restore";
 
-/// Starts a job whose connection for pages is `pages`; it waits at the points `holds`.
+/// Starts a job in `dir` with these descriptors; it waits at the points `holds`.
 ///
 /// # Errors
 /// If no process can be started.
@@ -28,16 +33,16 @@ pub fn start(
     args: Vec<String>,
     dir: &Path,
     holds: &[&str],
-    pages: Option<BorrowedFd<'_>>,
+    fds: &[Numbered<'_>],
 ) -> Result<Worker> {
     tracing::debug!("torpor {}", args.join(" "));
     let job = Job {
         args,
         dir: dir.to_owned(),
         holds: holds.iter().map(|&point| point.to_owned()).collect(),
-        descriptors: pages.iter().map(|_| PAGES).collect(),
+        descriptors: fds.iter().map(|&(number, _)| number).collect(),
     };
-    let fds: Vec<BorrowedFd<'_>> = pages.into_iter().collect();
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
     // Ctrl-C is for this process to deal with.
     let mut command = Command::new(SELF);
     Ok(Worker::start_as(command.arg(torpor_worker::COMMAND).process_group(0), &job, &fds)?)

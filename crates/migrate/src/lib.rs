@@ -46,6 +46,7 @@ mod shape;
 mod source;
 mod task;
 mod wire;
+mod work;
 
 pub use command::{AgentCommand, AgentSubcommand, MigrateCommand, agent, migrate};
 pub use error::Error;

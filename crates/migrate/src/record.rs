@@ -126,6 +126,9 @@ pub struct Record {
     /// The container that they are, if a runtime knows one.
     #[serde(default)]
     pub container: Option<Container>,
+    /// The directory of its images here.
+    #[serde(default)]
+    pub work: Option<PathBuf>,
 }
 
 /// A record that this process alone writes.
@@ -335,6 +338,7 @@ mod tests {
             worker: None,
             tasks: Vec::new(),
             container: None,
+            work: None,
         }
     }
 

@@ -218,6 +218,28 @@ fn a_container_that_cannot_come_stays() {
     }
 }
 
+/// Whoever takes part in a migration of it is killed while pages go out: it goes on, and nothing is left.
+#[test]
+fn a_container_stays_when_its_migration_is_killed() {
+    let container = Container::start(|_| {});
+    let root = container.roots[0].display().to_string();
+    for mode in ["pre-copy", "pipelined"] {
+        let (here, there) = (Host::new(), container.agent());
+        let args = [&container.id, "--runtime-root", &root, "--mode", mode, "--id", "one"];
+        let slowly = ["--bandwidth", "10K", &there.address];
+        let mut migration = here.migrate(&args).args(slowly).spawn().unwrap();
+        wait_until("it takes a round", || here.path("work/source/one/1").exists());
+        migration.kill().unwrap();
+        migration.wait().unwrap();
+        wait_until("it has stayed", || here.phases("source") == ["stayed"]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        wait_until("it is written down", || there.phases("destination") == ["stayed"]);
+        container.goes_on();
+        assert_eq!(container.state(0)["status"], "running", "{mode}");
+        assert!(container.listed(1).is_empty());
+    }
+}
+
 #[test]
 fn names_hooks_and_roots_are_judged_first() {
     let hook = json!([{ "path": "/bin/true" }]);

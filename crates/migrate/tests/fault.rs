@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Counter, Host, wait_until};
 
 const PREAMBLE: usize = 12;
@@ -235,7 +236,7 @@ fn run(mode: &str, plan: Option<Plan>) -> usize {
         let there = there.phases("destination");
         there.is_empty() || there == [if is_here { "stayed" } else { "moved" }]
     });
-    wait_until(&format!("the destination tidies up: {told}"), || there.is_clean());
+    wait_until(&format!("both tidy up: {told}"), || here.is_clean() && there.is_clean());
     proxy.seen.load(Ordering::SeqCst)
 }
 
@@ -320,7 +321,7 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
             wait_until("it has seen its pages", || counter.count() > before + 20);
             counter.goes_on();
             assert_eq!(there.phases("destination"), ["stayed"], "{told}");
-            wait_until("the destination tidies up", || there.is_clean());
+            wait_until("both tidy up", || here.is_clean() && there.is_clean());
         }
     }
 }
@@ -347,6 +348,41 @@ fn pages_come_over_as_many_connections_as_it_takes() {
         assert_eq!((here.phases("source"), there.phases("destination")), both("moved"));
         wait_until("the destination tidies up", || there.is_clean());
     }
+}
+
+/// When nobody is left who could tidy up, the next migration does.
+#[test]
+fn what_a_killed_source_leaves_goes_with_the_next_one() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let mut counter = Counter::start(4000, 10);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--id", "one", "--bandwidth", "1M", &there.address];
+    let mut migration = here.migrate(&args).spawn().unwrap();
+    wait_until("it takes a round", || here.path("work/source/one/1").exists());
+    let watches = pids_of(&["--watch", "one", here.path("state").to_str().unwrap()]);
+    assert_eq!(watches.len(), 1);
+    kill_process(watches[0], Signal::KILL).unwrap();
+    migration.kill().unwrap();
+    migration.wait().unwrap();
+    assert!(!here.is_clean());
+    wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
+    here.moves(counter.pid, "stop-and-copy", &there.address).unwrap();
+    wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    wait_until("it has ended here", || counter.has_ended_here());
+    counter.goes_on();
+}
+
+/// Processes with all these words on their command line.
+fn pids_of(words: &[&str]) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let has_all = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let given: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        words.iter().all(|word| given.contains(&word.as_bytes()))
+    };
+    pids.filter(has_all).filter_map(Pid::from_raw).collect()
 }
 
 fn both(phase: &str) -> (Vec<String>, Vec<String>) {

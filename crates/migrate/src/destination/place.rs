@@ -8,11 +8,12 @@ use super::{Agent, Joined, Waiting};
 use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
-use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::runtime::{self, Terms};
 use crate::task::Task;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
+use crate::work::WorkDir;
 
 /// Whether something may come, as far as it can be told from what announces it.
 ///
@@ -37,7 +38,7 @@ pub(super) struct Place<'a> {
     pub token: String,
     pub joined: Receiver<Joined>,
     pub ledger: Ledger,
-    pub dir: PathBuf,
+    pub work: WorkDir,
     /// The bundle, if it is a container.
     pub bundle: PathBuf,
     /// Its root file system, if that comes along.
@@ -64,16 +65,17 @@ impl<'a> Place<'a> {
             worker: None,
             tasks: Vec::new(),
             container: container.clone(),
+            work: None,
         };
         judge_arrival(agent, &begin, &here)?;
         let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
-        let (token, dir) = (new_id()?, agent.settings.work_dir.join(&begin.id));
-        make_private(&dir)?;
+        let token = new_id()?;
+        let work = WorkDir::create(agent.settings.work_dir.join(&begin.id))?;
         let (rounds, joined) = mpsc::channel();
         let waiting = Waiting { id: begin.id.clone(), rounds, carrier: None };
         agent.joining().insert(token.clone(), waiting);
         let (bundle, files) = (PathBuf::new(), None);
-        let mut place = Self { agent, begin, token, joined, ledger, dir, bundle, files };
+        let mut place = Self { agent, begin, token, joined, ledger, work, bundle, files };
         if let Err(error) = place.make_bundle() {
             place.ledger.advance(Phase::Stayed, |_| {})?;
             return Err(error);
@@ -114,9 +116,6 @@ impl Drop for Place<'_> {
         let waiting = self.agent.joining().remove(&self.token);
         if let Some(carrier) = waiting.and_then(|waiting| waiting.carrier) {
             carrier.give_up();
-        }
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            tracing::warn!("{}: {error}", self.dir.display());
         }
     }
 }

@@ -15,20 +15,10 @@ use crate::record::new_id;
 use crate::runtime::{self, Terms};
 use crate::wire::frame::{Line, MAX_FRAME};
 use crate::wire::message::{Begin, Reply, Request, Subject};
+use crate::work::WorkDir;
 
 /// Violations of the policy that are told.
 const MAX_TOLD: usize = 20;
-
-/// A directory that goes again.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!("{}: {error}", self.0.display());
-        }
-    }
-}
 
 /// Answers until the source has no more questions.
 ///
@@ -37,11 +27,10 @@ impl Drop for Scratch {
 pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
     let here = Host::this();
     // The number is the source's, and nothing here is named by it.
-    let scratch = Scratch(agent.settings.work_dir.join(new_id()?));
-    let images = scratch.0.join("1");
-    crate::record::make_private(&scratch.0)?;
+    let work = WorkDir::create(agent.settings.work_dir.join(new_id()?))?;
+    let images = work.path().join("1");
     let bundle =
-        match judge_arrival(agent, begin, &here).and_then(|()| bundle(agent, begin, &scratch)) {
+        match judge_arrival(agent, begin, &here).and_then(|()| bundle(agent, begin, work.path())) {
             Ok(bundle) => bundle,
             Err(error) => return line.say(&refusal(&error)),
         };
@@ -65,9 +54,9 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
 }
 
 /// The bundle that a container would get.
-fn bundle(agent: &Agent, begin: &Begin, scratch: &Scratch) -> Result<Option<PathBuf>> {
+fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> {
     let Subject::Container { id, config, .. } = &begin.subject else { return Ok(None) };
-    let bundles = scratch.0.join("bundles");
+    let bundles = work.join("bundles");
     let terms = Terms { hooks: agent.settings.allow_hooks, rootfs: begin.with_rootfs };
     runtime::make_bundle(&bundles, id, config, terms).map(Some)
 }

@@ -9,7 +9,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_worker::{Event, Outcome, Worker};
 
 use super::director::Director;
-use crate::engine::{self, POST_RESTORE, judge, over_pages, repeat, wait_readable};
+use crate::engine::{self, PAGES, POST_RESTORE, judge, over_pages, repeat, wait_readable};
 use crate::error::{Error, Result};
 use crate::host::pid_namespace;
 use crate::runtime::{self, Call, Container};
@@ -80,7 +80,7 @@ impl Restore {
             tracing::info!("{} gets a pid namespace: a process id is taken", from.subject);
             engine::start_nested(args, from.dir, &[POST_RESTORE], above)?
         } else {
-            engine::start(args, from.dir, &[POST_RESTORE], None)?
+            engine::start(args, from.dir, &[POST_RESTORE], &[])?
         };
         Ok(Self { worker, is_nested, director, root: None })
     }
@@ -107,7 +107,7 @@ impl Restore {
             words: words.map(str::to_owned).collect(),
             options,
         };
-        let worker = runtime::start(&call, from.dir, &[POST_RESTORE], None)?;
+        let worker = runtime::start(&call, from.dir, &[POST_RESTORE], &[])?;
         Ok(Self { worker, is_nested: false, director, root: None })
     }
 
@@ -181,7 +181,7 @@ impl Pager {
         let words = ["lazy-pages", "--page-server", "--work-dir", ".", "--images-dir", &round];
         let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         args.extend(over_pages());
-        let mut worker = engine::start(args, dir, &[], Some(pages.as_fd()))?;
+        let mut worker = engine::start(args, dir, &[], &[(PAGES, pages.as_fd())])?;
         let (start, socket) = (Instant::now(), dir.join("lazy-pages.socket"));
         while !socket.exists() {
             let ready = wait_readable(&[worker.as_fd()], Some(Duration::from_millis(1)))?;

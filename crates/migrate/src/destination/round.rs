@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use torpor_worker::{Event, Worker};
 
-use crate::engine::{self, judge, over_pages, repeat};
+use crate::engine::{self, PAGES, judge, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::record::make_private;
 use crate::wire::frame::Line;
@@ -63,7 +63,7 @@ impl Incoming {
         if number > 1 {
             args.extend(["--prev-images-dir".to_owned(), before]);
         }
-        let server = engine::start(args, parent, &[], Some(pages.as_fd()))?;
+        let server = engine::start(args, parent, &[], &[(PAGES, pages.as_fd())])?;
         Ok(Self { number, kind, dir, pages: Pages::Coming(server), files: 0 })
     }
 

@@ -169,7 +169,7 @@ impl Session<'_> {
         };
         self.rounds = number;
         let pages = if kind == Kind::Lazy { self.place.carry(pages)? } else { pages };
-        self.round = Some(Incoming::start(&self.place.dir, number, kind, pages)?);
+        self.round = Some(Incoming::start(self.place.work.path(), number, kind, pages)?);
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Session<'_> {
         self.script(Stage::Arriving)?;
         self.is_arriving = true;
         if let Some(pages) = pages {
-            self.pager = Some(Pager::start(&self.place.dir, number, &pages)?);
+            self.pager = Some(Pager::start(self.place.work.path(), number, &pages)?);
         }
         match &mut self.restore {
             Some(Restore { director: Some(director), .. }) => director.last(&dir)?,
@@ -212,9 +212,9 @@ impl Session<'_> {
 
     /// The tree is built while its tasks still run at the source.
     fn build_early(&mut self, number: u32) -> Result<()> {
-        let mut director = Director::new(&self.place.dir)?;
+        let mut director = Director::new(self.place.work.path())?;
         for round in 2..=number {
-            director.round(round, &self.place.dir.join(round.to_string()))?;
+            director.round(round, &self.place.work.path().join(round.to_string()))?;
         }
         self.restore = Some(Restore::start(self.beginning(1), Some(director))?);
         self.waiting = Some(number);
@@ -224,7 +224,7 @@ impl Session<'_> {
     fn beginning(&self, round: u32) -> Beginning<'_> {
         Beginning {
             subject: &self.place.begin.subject,
-            dir: &self.place.dir,
+            dir: self.place.work.path(),
             round,
             is_lazy: self.place.begin.is_lazy,
             options: &self.place.agent.settings.restore_options,
@@ -335,7 +335,7 @@ impl Session<'_> {
         self.pager = None;
         let container = self.place.ledger.record().container.clone();
         if container.is_some() {
-            runtime::wait(&self.place.dir);
+            runtime::wait(self.place.work.path());
         }
         if self.place.ledger.record().phase == Phase::Deciding
             && let Err(error) = settle::decide(&mut self.place.ledger)
@@ -350,7 +350,7 @@ impl Session<'_> {
         if let Some(container) =
             container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)
         {
-            runtime::remove(&self.place.dir, &container);
+            runtime::remove(self.place.work.path(), &container);
             runtime::remove_bundle(&self.place.agent.settings.bundles(), &container.id);
         }
         if self.place.ledger.record().phase == Phase::Stayed

@@ -7,8 +7,8 @@ use super::Settings;
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
-use crate::runtime;
 use crate::wire::message::Reply;
+use crate::{runtime, work};
 
 /// How long whoever works on a migration may take to notice that its source asks.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -116,15 +116,5 @@ pub(super) fn leftovers(settings: &Settings) {
             Err(error) => tracing::warn!("{}: {error}", record.subject),
         }
     }
-    let entries = std::fs::read_dir(&settings.work_dir).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        let Some(id) = name.to_str() else { continue };
-        // Nobody works on it.
-        if let Ok(Some(_ledger)) = Ledger::take_over(&settings.state_dir, Side::Destination, id)
-            && let Err(error) = std::fs::remove_dir_all(entry.path())
-        {
-            tracing::warn!("{}: {error}", entry.path().display());
-        }
-    }
+    work::sweep(&settings.work_dir);
 }

@@ -28,7 +28,7 @@ use torpor_images::{ImageDir, kind};
 use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker};
 
 use super::Container;
-use crate::engine::{PAGES, SELF, wait_readable};
+use crate::engine::{Numbered, PAGES, SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::task::Task;
 use crate::wire::relay::forward;
@@ -58,17 +58,22 @@ pub struct Call {
 /// Standard input, output and error of what a restore brings back; an input that is not given is empty.
 pub type Streams<'a> = [Option<BorrowedFd<'a>>; 3];
 
-/// Starts a call in `dir`. The engine waits at the points `holds`; its connection for pages is `pages`.
+/// Starts a call in `dir` with these descriptors. The engine waits at the points `holds`.
 ///
 /// # Errors
 /// If no process can be started.
-pub fn start(
-    call: &Call,
-    dir: &Path,
-    holds: &[&str],
-    pages: Option<BorrowedFd<'_>>,
-) -> Result<Worker> {
-    start_with(call, dir, holds, pages.map(|pages| (PAGES, pages)).as_slice())
+pub fn start(call: &Call, dir: &Path, holds: &[&str], fds: &[Numbered<'_>]) -> Result<Worker> {
+    let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
+    let job = Job {
+        args: vec![text],
+        dir: dir.to_owned(),
+        holds: holds.iter().map(|&point| point.to_owned()).collect(),
+        descriptors: fds.iter().map(|&(number, _)| number).collect(),
+    };
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
+    let mut command = Command::new(SELF);
+    command.args(["agent", "runtime"]).process_group(0);
+    Ok(Worker::start_as(&mut command, &job, &fds)?)
 }
 
 /// Starts a restore in `dir`, of a container that has these streams. The engine waits at the points `holds`.
@@ -82,26 +87,7 @@ pub fn start_restore(
     streams: Streams<'_>,
 ) -> Result<Worker> {
     let numbered = (0..).zip(streams).filter_map(|(number, fd)| Some((number, fd?)));
-    start_with(call, dir, holds, &numbered.collect::<Vec<_>>())
-}
-
-fn start_with(
-    call: &Call,
-    dir: &Path,
-    holds: &[&str],
-    fds: &[(i32, BorrowedFd<'_>)],
-) -> Result<Worker> {
-    let text = serde_json::to_string(call).map_err(|error| Error::refused(error.to_string()))?;
-    let job = Job {
-        args: vec![text],
-        dir: dir.to_owned(),
-        holds: holds.iter().map(|&point| point.to_owned()).collect(),
-        descriptors: fds.iter().map(|&(number, _)| number).collect(),
-    };
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|&(_, fd)| fd).collect();
-    let mut command = Command::new(SELF);
-    command.args(["agent", "runtime"]).process_group(0);
-    Ok(Worker::start_as(&mut command, &job, &fds)?)
+    start(call, dir, holds, &numbered.collect::<Vec<_>>())
 }
 
 /// The process: one call.
@@ -215,11 +201,13 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
     let [text] = job.args.as_slice() else { return Err(Error::refused("the job is no call")) };
     let call: Call =
         serde_json::from_str(text).map_err(|error| Error::refused(error.to_string()))?;
-    let (mut pages, mut streams) = (None, [const { None }; 3]);
+    let (mut pages, mut streams, mut kept) = (None, [const { None }; 3], Vec::new());
     for (&number, fd) in job.descriptors.iter().zip(fds) {
         match usize::try_from(number).ok().and_then(|number| streams.get_mut(number)) {
             Some(stream) => *stream = Some(fd),
-            None => pages = Some(fd),
+            None if number == PAGES => pages = Some(fd),
+            // Held on to until the call has ended.
+            None => kept.push(fd),
         }
     }
     let [input, out, err] = streams.map(|fd| fd.map_or_else(Stdio::null, Stdio::from));

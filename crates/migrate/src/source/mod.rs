@@ -30,13 +30,14 @@ use crate::host::{self, Host, pid_namespace};
 use crate::mode::Mode;
 use crate::probe::Probe;
 use crate::progress::{self, Live};
-use crate::record::{Ledger, Phase, Record, Side, make_private, new_id};
+use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::report::{Downtime, Estimate, Report, Round};
 use crate::runtime::{Container, configuration};
 use crate::task::{self, Task};
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Reply, Request, Subject};
+use crate::work::{self, WorkDir};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -111,18 +112,6 @@ pub struct Source<'a> {
     downtime: Downtime,
 }
 
-/// A directory that is removed in the end.
-#[derive(Debug)]
-pub struct WorkDir(pub PathBuf);
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!("{}: {error}", self.0.display());
-        }
-    }
-}
-
 /// Moves a tree.
 ///
 /// # Errors
@@ -138,16 +127,18 @@ pub fn run(plan: &Plan) -> Result<Report> {
         source.give_up(&error);
         error
     });
-    if source.ledger.record().phase.is_over()
-        && let Some(watch) = source.watch.take()
-    {
-        watch.dismiss();
-    }
     source.tell_script();
     if done.is_ok() {
         source.learn();
     }
-    let mut report = done.map(|pid| source.report(pid, start))?;
+    let report = done.map(|pid| source.report(pid, start));
+    let (is_over, watch) = (source.ledger.record().phase.is_over(), source.watch.take());
+    // The watch is there until nothing is left to be tidied up.
+    drop(source);
+    if let Some(watch) = watch.filter(|_| is_over) {
+        watch.dismiss();
+    }
+    let mut report = report?;
     report.service = probe.map(Probe::finish);
     Ok(report)
 }
@@ -169,6 +160,13 @@ fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
     Ok(Subject::Tree { pid: root.pid, own_pids, shell_job })
 }
 
+/// Where the images of a migration are. What others have left behind besides is removed.
+fn work_dir(plan: &Plan, id: &str) -> PathBuf {
+    let all = plan.work_dir.join("source");
+    work::sweep(&all);
+    all.join(id)
+}
+
 impl<'a> Source<'a> {
     /// Asks the destination whether it may come.
     fn begin(plan: &'a Plan, root: Task, cancel: Cancel) -> Result<Self> {
@@ -187,6 +185,7 @@ impl<'a> Source<'a> {
             with_rootfs: plan.with_rootfs,
         };
         let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
+        let work_dir = work_dir(plan, &id);
         let record = Record {
             id: id.clone(),
             epoch: 0,
@@ -199,11 +198,11 @@ impl<'a> Source<'a> {
             worker: None,
             tasks: vec![root],
             container: plan.container.clone(),
+            work: Some(work_dir.clone()),
         };
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
+        let work = WorkDir::create(work_dir)?;
         let watch = Some(Watch::start(&plan.state_dir, &id, &plan.key_files)?);
-        let dir = plan.work_dir.join("source").join(&id);
-        make_private(&dir)?;
         Ok(Self {
             plan,
             id,
@@ -211,7 +210,7 @@ impl<'a> Source<'a> {
             cancel,
             ledger,
             watch,
-            work: WorkDir(dir),
+            work,
             shell_job,
             files: mirror(plan)?,
             files_bytes: 0,

@@ -16,8 +16,8 @@ use super::files::mirror;
 use super::link::Link;
 use super::round::written_pages;
 use super::sample::{Writes, has_own_users};
-use super::{Plan, WorkDir, is_shell_job, subject};
-use crate::engine::{self, POST_DUMP, over_pages, repeat};
+use super::{Plan, is_shell_job, subject, work_dir};
+use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
 use crate::forecast::{FILL, Forecast, Measured, Wish, float, seconds};
@@ -28,6 +28,7 @@ use crate::runtime::{self, Call};
 use crate::shape::Shape;
 use crate::task::{self, Task};
 use crate::wire::message::Begin;
+use crate::work::WorkDir;
 
 /// How long the link is measured.
 const MEASURING: Duration = Duration::from_millis(250);
@@ -80,11 +81,11 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
             None
         }
     };
-    let work = WorkDir(plan.work_dir.join("source").join(&id));
-    let kept = work.0.join("kept");
-    make_private(&work.0.join("1"))?;
+    let work = WorkDir::create(work_dir(plan, &id))?;
+    let kept = work.path().join("kept");
+    make_private(&work.path().join("1"))?;
     make_private(&kept)?;
-    let checked = match check(plan, &work.0, shell_job) {
+    let checked = match check(plan, &work, shell_job) {
         Ok(checked) => Some(checked),
         Err(error) => {
             note(&error);
@@ -152,11 +153,14 @@ fn forecast(
 }
 
 /// Has the engine look at all of the tree, and say what it would refuse.
-fn check(plan: &Plan, work: &Path, shell_job: bool) -> Result<Checked> {
+fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
     // The kernel needs the pages of tasks in user namespaces: these are copied instead.
     let copies = has_own_users(plan.pid);
     let (near, _far) = UnixStream::pair().context(|| "socketpair".to_owned())?;
     let pages = (!copies).then(|| OwnedFd::from(near));
+    let mut fds = vec![(WORK, work.as_fd())];
+    fds.extend(pages.iter().map(|pages| (PAGES, pages.as_fd())));
+    let work = work.path();
     let mut options = match copies {
         true => vec!["--leave-running".to_owned(), "--cow".to_owned()],
         false => vec!["--lazy-pages".to_owned()],
@@ -169,7 +173,7 @@ fn check(plan: &Plan, work: &Path, shell_job: bool) -> Result<Checked> {
             let words = named.into_iter().chain(runtime::WORDS.map(str::to_owned)).collect();
             let (container, action) = (container.clone(), "checkpoint".to_owned());
             let call = Call { container, action, words, options };
-            runtime::start(&call, work, &[POST_DUMP], pages.as_ref().map(AsFd::as_fd))?
+            runtime::start(&call, work, &[POST_DUMP], &fds)?
         }
         None => {
             let pid = plan.pid.to_string();
@@ -179,7 +183,7 @@ fn check(plan: &Plan, work: &Path, shell_job: bool) -> Result<Checked> {
             args.extend(pages.iter().flat_map(|_| over_pages()));
             args.extend(shell_job.then(|| "--shell-job".to_owned()));
             args.extend(options);
-            engine::start(args, work, &[POST_DUMP], pages.as_ref().map(AsFd::as_fd))?
+            engine::start(args, work, &[POST_DUMP], &fds)?
         }
     };
     let freeze = until_dumped(&mut worker)?;

@@ -16,6 +16,7 @@ use crate::host::boot;
 use crate::record::{Ledger, Phase, Side, look};
 use crate::wire::Peer;
 use crate::wire::tls::Keys;
+use crate::work;
 
 /// How long a command that ends may take to let go of its record.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,6 +88,19 @@ pub fn resolve(
     patience: Duration,
 ) -> Result<&'static str> {
     let mut ledger = take_over(state_dir, id)?;
+    let done = settle(&mut ledger, keep_here, keys, patience)?;
+    if let Some(dir) = &ledger.record().work {
+        work::clear(dir, PATIENCE);
+    }
+    Ok(done)
+}
+
+fn settle(
+    ledger: &mut Ledger,
+    keep_here: bool,
+    keys: Option<Keys>,
+    patience: Duration,
+) -> Result<&'static str> {
     let record = ledger.record();
     match record.phase {
         Phase::Preparing => {
@@ -94,7 +108,7 @@ pub fn resolve(
             return Ok("it has stayed here");
         }
         Phase::Moved => {
-            kill(&ledger);
+            kill(ledger);
             return Ok("it has moved");
         }
         Phase::Stayed => return Ok("it has stayed here"),
@@ -104,6 +118,7 @@ pub fn resolve(
     let verdict = if keep_here {
         Verdict::Here
     } else {
+        let id = &record.id;
         let address = record.peer.parse().map_err(|why| {
             Error::refused(format!("record of {id}: destination {:?}: {why}", record.peer))
         })?;
@@ -112,7 +127,7 @@ pub fn resolve(
     match verdict {
         Verdict::There(_) => {
             ledger.advance(Phase::Moved, |_| {})?;
-            kill(&ledger);
+            kill(ledger);
             Ok("it has moved")
         }
         Verdict::Here => {
@@ -120,7 +135,7 @@ pub fn resolve(
             if !was_here {
                 return Ok("it has not moved, and has ended when this host was restarted");
             }
-            go_on(&ledger);
+            go_on(ledger);
             Ok("it goes on here")
         }
     }

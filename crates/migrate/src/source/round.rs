@@ -9,7 +9,7 @@ use torpor_worker::{Event, Outcome, Worker};
 use super::Source;
 use super::link::{Happening, unexpected};
 use crate::address::{self, Stage};
-use crate::engine::{self, POST_DUMP, judge, over_pages};
+use crate::engine::{self, PAGES, POST_DUMP, WORK, judge, over_pages};
 use crate::error::{Error, Result};
 use crate::record::make_private;
 use crate::report::Round;
@@ -107,11 +107,12 @@ impl Source<'_> {
             self.link.join(number)?
         };
         self.link.say(&Request::Round { number, kind })?;
+        let fds = [(PAGES, pages.as_fd()), (WORK, self.work.as_fd())];
         let pid = self.plan.pid.to_string();
         let is_whole = kind != Kind::Running || self.is_whole(number);
         if let Some(container) = &self.plan.container {
             let (call, holds) = self.checkpoint(container, number, kind, is_whole);
-            return runtime::start(&call, &self.work.0, holds, Some(pages.as_fd()));
+            return runtime::start(&call, self.work.path(), holds, &fds);
         }
         let command = if is_whole { "dump" } else { "pre-dump" };
         let how = if kind == Kind::Lazy { "--lazy-pages" } else { "--page-server" };
@@ -132,7 +133,7 @@ impl Source<'_> {
         }
         args.extend(self.more_options());
         let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
-        engine::start(args, &self.work.0, holds, Some(pages.as_fd()))
+        engine::start(args, self.work.path(), holds, &fds)
     }
 
     /// Whether a round of tasks that run brings more than pages: a tree can only be built by a whole
@@ -150,7 +151,7 @@ impl Source<'_> {
         is_whole: bool,
     ) -> (Call, &'static [&'static str]) {
         let dir = self.round_dir(number).display().to_string();
-        let work = self.work.0.display().to_string();
+        let work = self.work.path().display().to_string();
         let mut words: Vec<String> =
             ["--image-path", &dir, "--work-path", &work].map(str::to_owned).to_vec();
         if number > 1 {
@@ -183,13 +184,13 @@ impl Source<'_> {
     /// Where the dump of a round leaves its statistics.
     fn statistics_dir(&self, number: u32) -> PathBuf {
         match self.plan.container {
-            Some(_) => self.work.0.clone(),
+            Some(_) => self.work.path().to_owned(),
             None => self.round_dir(number),
         }
     }
 
     fn round_dir(&self, number: u32) -> PathBuf {
-        self.work.0.join(number.to_string())
+        self.work.path().join(number.to_string())
     }
 
     /// Waits until a round is there in whole.

@@ -118,7 +118,7 @@ impl Container {
             options.push("--track-mem".to_owned());
         }
         let call = self.call("checkpoint", words, options);
-        runtime::start(&call, &self.place, &["post-dump"], None).map_err(io::Error::other)
+        runtime::start(&call, &self.place, &["post-dump"], &[]).map_err(io::Error::other)
     }
 
     /// Begins to bring it back.

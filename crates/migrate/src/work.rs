@@ -1,0 +1,144 @@
+//! Directories for images that are needed as long as a migration takes.
+//!
+//! Each holds a file, [`MARK`], which whoever needs the directory has locked: the process that made it, and the jobs
+//! that work there. The kernel lets go when the last of them has ended, however it did. So anybody can tell a
+//! directory that is needed from one that was left behind, and which directories are of this kind at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::{Context, Result};
+use crate::record::make_private;
+
+/// The file that is locked.
+const MARK: &str = "torpor-in-use";
+/// How often is looked.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A directory that is removed when this is dropped. As a descriptor, it is what keeps others from doing so earlier.
+#[derive(Debug)]
+pub struct WorkDir {
+    path: PathBuf,
+    mark: File,
+}
+
+impl WorkDir {
+    /// Makes it, and all above it.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn create(path: PathBuf) -> Result<Self> {
+        let name = path.join(MARK);
+        let failed = || name.display().to_string();
+        loop {
+            make_private(&path)?;
+            let mut options = OpenOptions::new();
+            let made = options.write(true).create(true).truncate(false).mode(0o600).open(&name);
+            let mark = match made {
+                // Taken for one that was left behind before it was locked.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                made => made.context(failed)?,
+            };
+            flock(&mark, FlockOperation::LockExclusive).context(failed)?;
+            let own = mark.metadata().context(failed)?.ino();
+            if fs::metadata(&name).is_ok_and(|there| there.ino() == own) {
+                return Ok(Self { path, mark });
+            }
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for WorkDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mark.as_fd()
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+/// Removes what was left behind in a directory of such directories.
+pub fn sweep(parent: &Path) {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    for entry in entries {
+        remove_unused(&entry.path());
+    }
+}
+
+/// Removes a directory when nobody needs it any more; gives up after `patience`.
+pub fn clear(path: &Path, patience: Duration) {
+    let start = Instant::now();
+    while !remove_unused(path) {
+        if start.elapsed() > patience {
+            tracing::warn!("{} is still in use: the next migration removes it", path.display());
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Removes a directory that nobody needs; false if somebody does.
+fn remove_unused(path: &Path) -> bool {
+    // Without the mark it is somebody else's.
+    let Ok(mark) = File::open(path.join(MARK)) else { return true };
+    match flock(&mark, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => remove(path),
+        Err(Errno::WOULDBLOCK) => return false,
+        Err(error) => tracing::warn!("{}: {error}", path.display()),
+    }
+    true
+}
+
+fn remove(path: &Path) {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!("{}: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_needs_is_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = |name: &str| parent.path().join(name);
+        let used = WorkDir::create(path("used")).unwrap();
+        fs::create_dir_all(path("strange/work")).unwrap();
+        fs::create_dir(path("left")).unwrap();
+        fs::write(path("left").join(MARK), "").unwrap();
+        fs::write(path("left/core-1.img"), "image").unwrap();
+        let job = File::open(path("left").join(MARK)).unwrap();
+        flock(&job, FlockOperation::LockExclusive).unwrap();
+        sweep(parent.path());
+        clear(&path("left"), Duration::ZERO);
+        assert!(path("left").exists(), "a job works there");
+        drop(job);
+        sweep(parent.path());
+        assert!(!path("left").exists());
+        assert!(path("strange/work").exists() && used.path().exists());
+        drop(used);
+        assert!(!path("used").exists());
+        clear(&path("nowhere"), Duration::ZERO);
+    }
+}
