@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs a server that speaks the protocol of S3, for tests/live/s3.rs, below target/object-store.
+# Installs a server that speaks the protocol of S3, for the tests of snapshot and queue, below target/object-store.
 set -eu
 out="$(dirname "$0")/../target/object-store"
 [ -x "$out/bin/moto_server" ] && exit 0

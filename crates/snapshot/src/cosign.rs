@@ -118,7 +118,7 @@ fn bundle(reference: &Reference, manifest: &Descriptor) -> Result<Option<Vec<u8>
     // Others may refer to a snapshot with what is no image.
     let Ok(manifest) = Manifest::parse(&bytes) else { return Ok(None) };
     let layer = manifest.layers.iter().find(|layer| layer.media_type == BUNDLE);
-    layer.map(|layer| store::whole(&*store, layer, MAX_BUNDLE)).transpose()
+    Ok(layer.map(|layer| store::whole(&*store, layer, MAX_BUNDLE)).transpose()?)
 }
 
 /// Whose key has signed the manifest with this digest, as a bundle says; nobody's if it says something

@@ -42,6 +42,12 @@ impl From<torpor_images::Error> for Error {
     }
 }
 
+impl From<torpor_blobs::error::Error> for Error {
+    fn from(error: torpor_blobs::error::Error) -> Self {
+        Self { text: error.to_string(), hint: error.hint }
+    }
+}
+
 /// Says what was being done when something failed.
 pub trait Context<T> {
     /// `what` goes in front of the error.
@@ -72,5 +78,11 @@ impl<T> Context<T> for serde_json::Result<T> {
 impl<T> Context<T> for Result<T> {
     fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
         self.map_err(|error| error.during(what()))
+    }
+}
+
+impl<T> Context<T> for torpor_blobs::error::Result<T> {
+    fn context<W: Display>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|error| Error::from(error).during(what()))
     }
 }

@@ -18,8 +18,7 @@ use torpor_seal::sign::{Signature, Signer};
 
 use crate::cosign;
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, MANIFEST, Manifest};
-use crate::publish::time;
+use crate::oci::{self, Descriptor, MANIFEST, Manifest, time};
 use crate::reference::Reference;
 use crate::store::{self, Store};
 
@@ -186,7 +185,7 @@ fn put(store: &dyn Store, bytes: &[u8]) -> Result<()> {
     };
     let manifest = serde_json::to_vec(&manifest).context(|| "the signature")?;
     push.holds()?;
-    store.publish(&manifest)
+    Ok(store.publish(&manifest)?)
 }
 
 /// The signature beside a snapshot whose manifest has this digest, if there is one.
@@ -196,7 +195,7 @@ fn find(reference: &Reference, digest: &str) -> Result<Option<Vec<u8>>> {
     let manifest = Manifest::parse(&manifest)?;
     let layer = manifest.layers.first().filter(|layer| layer.media_type == SIGNATURE);
     let layer = layer.ok_or_else(|| Error::new("what lies beside the snapshot is no signature"))?;
-    store::whole(&*store, layer, MAX_SIGNATURE).map(Some)
+    Ok(Some(store::whole(&*store, layer, MAX_SIGNATURE)?))
 }
 
 /// Who is said to have signed, and until when that is good. Nobody has verified it.
@@ -286,7 +285,8 @@ pub fn sign(args: &SignArgs) -> Result<ExitCode> {
 /// # Errors
 /// If the place does not allow it.
 pub fn remove(reference: &Reference, digest: &str) -> Result<()> {
-    store::open(&reference.beside(&name_of(digest)))?.remove().map(drop)
+    store::open(&reference.beside(&name_of(digest)))?.remove()?;
+    Ok(())
 }
 
 #[cfg(test)]

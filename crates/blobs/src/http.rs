@@ -13,8 +13,8 @@ use ureq::http::{Request, Response};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, TlsProvider, parse_pem};
 use ureq::{Agent, Body};
 
-use super::traffic;
 use crate::error::{Context, Error, Result};
+use crate::traffic;
 
 /// How often a request is made.
 const ATTEMPTS: u32 = 5;

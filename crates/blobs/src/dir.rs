@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::NamedTempFile;
 
-use super::{Push, Store};
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex_of};
+use crate::{Push, Store};
 
 /// A name in a directory.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Store for Dir {
         let Some(blob) = index.as_ref().and_then(|index| index.find(&self.name)) else {
             return Ok(None);
         };
-        super::whole(self, blob, MAX_MANIFEST).map(Some)
+        crate::whole(self, blob, MAX_MANIFEST).map(Some)
     }
 
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
@@ -181,7 +181,7 @@ impl Store for Dir {
         let blobs = self.blobs();
         let _lock = self.lock(FlockOperation::LockExclusive)?;
         self.change(|index| {
-            let wanted = super::wanted(self, &index.manifests)?;
+            let wanted = crate::wanted(self, &index.manifests)?;
             let shown = || blobs.display().to_string();
             let mut freed = 0;
             for entry in fs::read_dir(&blobs).context(shown)? {

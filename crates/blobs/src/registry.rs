@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 use ureq::Body;
 use ureq::http::Response;
 
-use super::http::{Call, Client, document};
-use super::{Alone, Push, Store, traffic};
 use crate::error::{Context, Error, Result};
+use crate::http::{Call, Client, document};
 use crate::oci::{self, Descriptor, INDEX, Index, MANIFEST, MAX_MANIFEST};
+use crate::{Alone, Push, Store, traffic};
 
 /// How much is sent at once.
 const PART: usize = 8 << 20;

@@ -1,7 +1,14 @@
-//! Where snapshots are kept: a directory, a registry, an object store.
+//! Blobs, known by what is in them: in a directory, in a registry, in an object store.
+//!
+//! A place has what belongs together under names: a manifest of the OCI image format, and the
+//! blobs that it lists. A blob that several manifests list is stored once, and is collected when
+//! none does any more.
 
 pub mod dir;
+pub mod error;
 pub mod http;
+pub mod oci;
+pub mod reference;
 pub mod registry;
 pub mod s3;
 pub mod traffic;

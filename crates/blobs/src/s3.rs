@@ -11,12 +11,11 @@ use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use ureq::Body;
 use ureq::http::Response;
 
-use super::http::{Call, Client, document};
-use super::turns::{self, Turn};
-use super::{Push, Store, traffic};
 use crate::error::{Context, Error, Result};
-use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of};
-use crate::publish::time;
+use crate::http::{Call, Client, document};
+use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of, time};
+use crate::turns::{self, Turn};
+use crate::{Push, Store, traffic};
 
 /// How much is sent at once. Ten thousand parts are the most, so this allows 160 GB.
 const PART: usize = 16 << 20;
@@ -64,7 +63,7 @@ impl S3 {
 
     /// The snapshot `name` below a prefix of the bucket at `base` of an endpoint, for which there
     /// are no keys.
-    pub(super) fn at(endpoint: String, base: String, prefix: &str, name: &str) -> Self {
+    pub(crate) fn at(endpoint: String, base: String, prefix: &str, name: &str) -> Self {
         let host = endpoint.split_once("://").map_or(&*endpoint, |(_, host)| host).to_owned();
         let (prefix, name) = (prefix.to_owned(), name.to_owned());
         let client = Client::new(&host);
@@ -222,7 +221,7 @@ impl S3 {
     }
 
     /// The objects below the prefix: names without it, and sizes.
-    pub(super) fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
+    pub(crate) fn list(&self, below: &str) -> Result<Vec<(String, u64)>> {
         let root = if self.base.is_empty() { "/" } else { &self.base };
         let prefix =
             if self.prefix.is_empty() { String::new() } else { format!("{}/", self.prefix) };
@@ -271,7 +270,7 @@ impl Store for S3 {
     fn manifest(&self) -> Result<Option<Vec<u8>>> {
         let Some((index, _)) = self.index()? else { return Ok(None) };
         let Some(blob) = index.find(&self.name) else { return Ok(None) };
-        super::whole(self, blob, MAX_MANIFEST).map(Some)
+        crate::whole(self, blob, MAX_MANIFEST).map(Some)
     }
 
     fn read(&self, blob: &Descriptor, range: Range<u64>) -> Result<Vec<u8>> {
@@ -357,7 +356,7 @@ impl S3 {
     /// Collects as long as it is this one's turn; whether nothing is left.
     fn collect_some(&self, turn: &Turn<'_>, freed: &mut u64) -> Result<bool> {
         let Some((index, _)) = self.index()? else { return Ok(true) };
-        let wanted = super::wanted(self, &index.manifests)?;
+        let wanted = crate::wanted(self, &index.manifests)?;
         for (name, size) in self.list("blobs/sha256/")? {
             let is_wanted = name.rsplit('/').next().is_some_and(|hex| wanted.contains(hex));
             if is_wanted {
@@ -376,7 +375,7 @@ impl S3 {
     ///
     /// # Errors
     /// If the store does not allow it.
-    pub(super) fn note(&self, name: &str) -> Result<()> {
+    pub(crate) fn note(&self, name: &str) -> Result<()> {
         self.call("PUT", &self.path(name), "", &[], Some(&[]), &[200]).map(drop)
     }
 
@@ -384,7 +383,7 @@ impl S3 {
     ///
     /// # Errors
     /// If the store does not allow it.
-    pub(super) fn erase(&self, name: &str) -> Result<()> {
+    pub(crate) fn erase(&self, name: &str) -> Result<()> {
         self.call("DELETE", &self.path(name), "", &[], None, &[200, 204]).map(drop)
     }
 }

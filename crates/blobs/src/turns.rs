@@ -8,10 +8,10 @@
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::Push;
-use super::s3::S3;
+use crate::Push;
 use crate::error::{Error, Result};
-use crate::own;
+use crate::oci::hex;
+use crate::s3::S3;
 
 /// How long who stores something is believed to be at it: 160 GB, the most, at 2 MB/s.
 const PUSH: Duration = Duration::from_secs(24 * 60 * 60);
@@ -37,7 +37,10 @@ pub struct Turn<'s> {
 impl<'s> Turn<'s> {
     fn begin(store: &'s S3, kind: &str) -> Result<Self> {
         let since = now();
-        let object = format!("{kind}/{}-{:016x}", since.as_secs(), own::generation()?);
+        let mut own = [0; 8];
+        let drawn = aws_lc_rs::rand::fill(&mut own);
+        drawn.map_err(|_| Error::new("the kernel gives no random numbers"))?;
+        let object = format!("{kind}/{}-{}", since.as_secs(), hex(&own));
         let turn = Turn { store, object, since };
         store.note(&turn.object)?;
         Ok(turn)

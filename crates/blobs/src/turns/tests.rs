@@ -11,7 +11,7 @@ use std::thread;
 
 use super::*;
 use crate::oci::{Descriptor, MANIFEST, Manifest, sha256};
-use crate::store::{Store, dir::Dir, manifest};
+use crate::{Store, dir::Dir, manifest};
 
 /// The objects of an object store.
 type Objects = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;

@@ -154,3 +154,42 @@ pub fn verify(blob: &Descriptor, bytes: &[u8]) -> Result<()> {
     }
     Err(Error::new(format!("the content of {} is not what its digest says", blob.digest)))
 }
+
+/// A time as RFC 3339 writes it.
+#[must_use]
+pub fn time(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    // Days since the first of March of the year 0, when each period of 400 years begins.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = (year + era * 400, if month < 10 { month + 3 } else { month - 9 });
+    let year = if month <= 2 { year + 1 } else { year };
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
+        rest / 3600,
+        rest / 60 % 60,
+        rest % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(time(seconds), text);
+        }
+    }
+}
