@@ -1,6 +1,7 @@
-//! userfaultfd(2), in two ways. It tracks changes: asynchronous write-protection, which
+//! userfaultfd(2), in two ways of our own. It tracks changes: asynchronous write-protection, which
 //! the kernel takes off by itself at the first write, with nobody to be asked. And it
-//! lets pages be brought in when they are touched, of memory that changes meanwhile.
+//! lets pages be brought in when they are touched, of memory that changes meanwhile. Those of
+//! programs are made again, in whatever way they use it.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -14,14 +15,17 @@ const API: u64 = 0xaa;
 const WP_UNPOPULATED: u64 = 1 << 13;
 /// `UFFD_FEATURE_WP_ASYNC` (Linux 6.7).
 const WP_ASYNC: u64 = 1 << 15;
-const EVENT_FORK: u64 = 1 << 1;
+/// `UFFD_FEATURE_EVENT_FORK`: a fork waits until its event was read.
+pub const EVENT_FORK: u64 = 1 << 1;
 const EVENT_REMAP: u64 = 1 << 2;
 const EVENT_REMOVE: u64 = 1 << 3;
 const EVENT_UNMAP: u64 = 1 << 6;
 /// `UFFDIO_REGISTER_MODE_MISSING`.
-const MODE_MISSING: u64 = 1 << 0;
+pub const MODE_MISSING: u64 = 1 << 0;
 /// `UFFDIO_REGISTER_MODE_WP`.
-const MODE_WP: u64 = 1 << 1;
+pub const MODE_WP: u64 = 1 << 1;
+/// `UFFDIO_REGISTER_MODE_MINOR`.
+pub const MODE_MINOR: u64 = 1 << 2;
 
 /// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -37,15 +41,29 @@ const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 const UFFDIO_COPY_MODE_DONTWAKE: u64 = 1;
 /// `_IOWR(0xAA, 0x04, struct uffdio_zeropage)`.
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+/// `_IOWR(0xAA, 0x06, struct uffdio_writeprotect)`.
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+/// `UFFDIO_WRITEPROTECT_MODE_WP`: protect, in place of unprotecting.
+const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
+/// `_IOWR(0xAA, 0x08, struct uffdio_poison)`.
+const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
+
+/// Prepares a new userfaultfd for use, with the `UFFD_FEATURE_*` that it is to have.
+///
+/// # Errors
+/// `EINVAL` on kernels without one of them; `EPERM` for some without `CAP_SYS_PTRACE`.
+pub fn enable(uffd: BorrowedFd<'_>, features: u64) -> Result<()> {
+    let mut api: [u64; 3] = [API, features, 0];
+    // SAFETY: `api` has the three words of a uffdio_api, valid for reads and writes.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
+}
 
 /// Prepares a new userfaultfd for asynchronous write-protection.
 ///
 /// # Errors
 /// `EINVAL` on kernels without it.
 pub fn enable_tracking(uffd: BorrowedFd<'_>) -> Result<()> {
-    let mut api: [u64; 3] = [API, WP_UNPOPULATED | WP_ASYNC, 0];
-    // SAFETY: `api` has the three words of a uffdio_api, valid for reads and writes.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
+    enable(uffd, WP_UNPOPULATED | WP_ASYNC)
 }
 
 /// Prepares a new userfaultfd that only marks mappings, by [`register`]: without features, so that
@@ -54,9 +72,7 @@ pub fn enable_tracking(uffd: BorrowedFd<'_>) -> Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn enable_marking(uffd: BorrowedFd<'_>) -> Result<()> {
-    let mut api: [u64; 3] = [API, 0, 0];
-    // SAFETY: `api` has the three words of a uffdio_api, valid for reads and writes.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
+    enable(uffd, 0)
 }
 
 /// What a task did to memory that is registered with [`register_missing`].
@@ -86,9 +102,7 @@ pub enum Event {
 /// # Errors
 /// `EPERM` without `CAP_SYS_PTRACE`; `EINVAL` on kernels without it.
 pub fn enable_paging(uffd: BorrowedFd<'_>) -> Result<()> {
-    let mut api: [u64; 3] = [API, EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP, 0];
-    // SAFETY: `api` has the three words of a uffdio_api, valid for reads and writes.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }).map(drop)
+    enable(uffd, EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP)
 }
 
 /// From now on whoever touches a page of whole mappings that is not there waits for
@@ -110,7 +124,11 @@ pub fn register(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
     register_for(uffd, start, len, MODE_WP)
 }
 
-fn register_for(uffd: BorrowedFd<'_>, start: u64, len: u64, mode: u64) -> Result<()> {
+/// Registers whole mappings for the faults that `mode` says (`MODE_*`).
+///
+/// # Errors
+/// As [`register`].
+pub fn register_for(uffd: BorrowedFd<'_>, start: u64, len: u64, mode: u64) -> Result<()> {
     let mut register: [u64; 4] = [start, len, mode, 0];
     // SAFETY: `register` has the four words of a uffdio_register, valid for reads and writes.
     let done = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, register.as_mut_ptr()) };
@@ -156,6 +174,27 @@ pub fn zero(uffd: BorrowedFd<'_>, at: u64, len: usize) -> Result<usize> {
     // for the target see `copy`.
     let done = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_ZEROPAGE, zero.as_mut_ptr()) };
     moved(done, zero[3], len)
+}
+
+/// Write-protects the pages of a range that is registered for that.
+///
+/// # Errors
+/// `ENOENT` if it is not; `EAGAIN` if there are events to be read first.
+pub fn protect(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
+    let mut protect: [u64; 3] = [start, len, UFFDIO_WRITEPROTECT_MODE_WP];
+    // SAFETY: `protect` has the three words of a uffdio_writeprotect, valid for reads and writes.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, protect.as_mut_ptr()) })
+        .map(drop)
+}
+
+/// Marks pages that are not there: whoever touches them gets `SIGBUS`.
+///
+/// # Errors
+/// `EINVAL` on kernels without it (Linux 6.6); `EEXIST` if there is a page.
+pub fn poison(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
+    let mut poison: [u64; 4] = [start, len, 0, 0];
+    // SAFETY: `poison` has the four words of a uffdio_poison, valid for reads and writes.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_POISON, poison.as_mut_ptr()) }).map(drop)
 }
 
 /// What a call did: it fails with `EAGAIN` also when it did a part.

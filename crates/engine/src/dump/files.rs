@@ -22,6 +22,7 @@ use crate::file::remap::Paths;
 use crate::file::socket::{Around, SocketDumper};
 use crate::file::table::{InFlight, Known};
 use crate::file::tty::TtyDumper;
+use crate::file::userfaultfd::UserfaultfdDumper;
 use crate::file::{fown, mqueue, ns_file, pidfd, signalfd, timerfd, tun};
 use crate::memory::vma::Vma;
 use crate::proc;
@@ -42,6 +43,7 @@ pub(crate) struct Kinds {
     terminals: TtyDumper,
     memfds: Memfds,
     io_urings: IoUringDumper,
+    pub(super) userfaultfds: UserfaultfdDumper,
     /// Files that tasks refer to without a descriptor.
     links: Links,
     /// Locks on files.
@@ -106,6 +108,7 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
         kinds.memfds.describe(&cx.id_maps, found),
         mqueue::describe(&cx.ns, &cx.mounts, ipc, found),
         kinds.io_urings.describe(&mut cx.tasks, found),
+        kinds.userfaultfds.describe(&mut cx.tasks, found),
         tun::describe(&cx.ns, &mut paths, net, found),
         regular::describe(&mut paths, found),
     }

@@ -316,7 +316,8 @@ fn wait_stopped(pid: i32, tid: i32, deadline: Instant) -> Result<Tracee> {
         None => Err(Error::refused(
             pid,
             format!("thread {tid}"),
-            "did not stop in time; it waits inside the kernel (vfork, a hung file system or device)",
+            "did not stop in time; it waits inside the kernel (vfork, a page of a userfaultfd that a \
+             system call needs, a hung file system or device)",
         )),
     }
 }

@@ -18,6 +18,7 @@ use super::outbox::Away;
 use super::{Dump, End, clients, freeze, memory, micros, run, twin};
 use crate::dump::freezer::Freezer;
 use crate::error::{Error, Result};
+use crate::file::userfaultfd;
 use crate::guardian::Guardian;
 use crate::hooks::{Event, Hooks, NoHooks};
 use crate::memory::changes::Means;
@@ -201,6 +202,11 @@ struct Tree<'s> {
 
 impl Tree<'_> {
     fn take_stock(&mut self) -> Result<()> {
+        // What is read while the tasks run could be missing by then, and be waited for.
+        if userfaultfd::is_used(&self.cx.tasks)? {
+            tracing::warn!("this round saves nothing: {}", userfaultfd::IN_THE_WAY);
+            return Ok(());
+        }
         for task in 0..self.cx.tasks.len() {
             if !self.cx.tasks[task].is_zombie() {
                 memory::pre_dump_pages(&mut self.cx, task)?;

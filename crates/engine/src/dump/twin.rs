@@ -144,6 +144,13 @@ fn lack_of_memory(cx: &Dump<'_>) -> Result<Option<String>> {
 pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
     let Some(since) = cx.twins.since else { return Ok(None) };
     let original = cx.tasks[task].pid;
+    if cx.kinds.userfaultfds.tells_of_forks(task) {
+        tracing::warn!(
+            "the memory of task {original} is copied at the freeze: a fork of it would wait for \
+             the program to read of it (UFFD_FEATURE_EVENT_FORK)"
+        );
+        return Ok(None);
+    }
     let undo = undo(original, since);
     cx.guardian.watch(&undo)?;
     let tracee = match cx.tasks.remote(task)?.spawn_twin() {

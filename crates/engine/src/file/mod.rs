@@ -40,6 +40,7 @@ mod testing;
 pub mod timerfd;
 pub mod tty;
 pub mod tun;
+pub mod userfaultfd;
 
 pub use self::found::{FdInfo, Found};
 pub use self::open::{Holder, OpenFiles};

@@ -68,7 +68,8 @@ fn can_wait(vma: &VmaEntry) -> bool {
         | status::MEMFD
         | status::SYSVIPC
         | status::RINGS
-        | status::GUARD;
+        | status::GUARD
+        | status::USERFAULTFD;
     // What is locked is never to be missing.
     let flags = libc::MAP_SHARED | libc::MAP_LOCKED | libc::MAP_HUGETLB;
     vma.status & status::ANON_PRIVATE != 0

@@ -15,6 +15,14 @@ use crate::error::{Context, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry(u64);
 
+/// Bits of what [`Entry::marker`] says (`PTE_MARKER_*` in linux/swapops.h).
+pub mod marker {
+    /// Whoever touches it gets `SIGBUS`.
+    pub const POISONED: u64 = 1 << 1;
+    /// A guard page.
+    pub const GUARD: u64 = 1 << 2;
+}
+
 /// The number of a page frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Frame(u64);
@@ -34,6 +42,26 @@ impl Entry {
     /// Whether there is nothing.
     pub fn is_hole(self) -> bool {
         self.0 & (Self::PRESENT | Self::SWAPPED) == 0
+    }
+
+    /// Whether userfaultfd write-protects it.
+    pub fn is_protected(self) -> bool {
+        self.0 & Self::PROTECTED != 0
+    }
+
+    /// What stands in the place of a page that is not there and looks like one that is swapped out:
+    /// bits of [`marker`]. None also if the kernel does not say it, which takes `CAP_SYS_ADMIN`.
+    pub fn marker(self) -> Option<u64> {
+        /// The last of the 32 types of swap entries (`SWP_PTE_MARKER` in linux/swap.h).
+        const MARKER: u64 = 31;
+        let (kind, bits) = (self.0 & MARKER, (self.0 & Self::FRAME) >> 5);
+        let swapped = self.0 & (Self::PRESENT | Self::SWAPPED) == Self::SWAPPED;
+        (swapped && kind == MARKER).then_some(bits)
+    }
+
+    /// Whether it is in swap, as far as the kernel says no more than that.
+    pub fn is_swapped_somewhere(self) -> bool {
+        self.0 & (Self::PRESENT | Self::SWAPPED) == Self::SWAPPED && self.0 & Self::FRAME == 0
     }
 
     /// The categories ([`page`]) of the page, as far as its entry tells them.

@@ -5,6 +5,7 @@ pub mod changes;
 pub mod frames;
 pub mod keeper;
 pub mod pages;
+pub mod registered;
 pub mod relatives;
 pub mod scan;
 pub mod track;

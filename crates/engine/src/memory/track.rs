@@ -33,10 +33,11 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use super::changes::Means;
 use super::keeper::{self, Keeper, Knowledge, Tracked};
 use super::pages::{self, Census, Found};
-use super::scan;
 use super::vma::{self, Vma, status};
+use super::{registered, scan};
 use crate::dump::tasks::Tasks;
 use crate::error::{Context, Error, Result};
+use crate::file::userfaultfd;
 use crate::guardian::{self, Guardian, Way};
 use crate::options::Options;
 use crate::proc;
@@ -51,6 +52,8 @@ pub struct Tracking {
     /// For the next dump.
     keeper: Option<Keeper>,
     next: Vec<Tracked>,
+    /// Whether the tree uses userfaultfd itself, if that is known.
+    in_the_way: Option<bool>,
 }
 
 /// The address space of a task, for the time of a dump.
@@ -90,7 +93,7 @@ impl Tracking {
                 None
             }
         };
-        Ok(Tracking { known, parent, keeper, next: Vec::new() })
+        Ok(Tracking { known, parent, keeper, next: Vec::new(), in_the_way: None })
     }
 
     /// The images that this dump builds on.
@@ -150,6 +153,16 @@ pub fn begin(
         return Ok(Some(Tracker { known: Tracked { pid, start_time, uffd }, base, goes_on }));
     }
     if !goes_on {
+        return Ok(None);
+    }
+    let in_the_way = match tracking.in_the_way {
+        Some(known) => known,
+        None => userfaultfd::is_used(tasks)?,
+    };
+    if tracking.in_the_way.replace(in_the_way).is_none() && in_the_way {
+        tracing::warn!("{}: the next dump will save all memory", userfaultfd::IN_THE_WAY);
+    }
+    if in_the_way {
         return Ok(None);
     }
     match create(tasks, task, guardian) {
@@ -257,25 +270,28 @@ pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
 /// they are marked; changes are counted from now on where there will be a next dump.
 ///
 /// # Errors
-/// The kernel's; a mapping that the program itself tracks is refused.
+/// The kernel's; a mapping that is registered by somebody outside of the tree is refused.
 pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) -> Result<Census> {
-    if vma.has(b"um") {
-        return Err(Error::refused(
+    if vma.is(status::USERFAULTFD) {
+        return Ok(registered::look(pid, pagemap, vma)?.census);
+    }
+    let refuse = || {
+        Err(Error::refused(
             pid,
             format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
-            "waits for pages by userfaultfd; if it was restored lazily, dump it when all are there",
-        ));
+            "it is registered with userfaultfd, by nobody in the tree; if it was restored lazily, \
+             dump it when all pages are there",
+        ))
+    };
+    if vma.has(b"um") || vma.has(b"ui") {
+        return refuse();
     }
     let mut census = pages::census(pagemap, vma)?;
     let any_clean = census.pages.iter().any(|run| run.clean);
     let wanted = |t: &&Tracker| can_be_tracked(vma) && (t.goes_on || any_clean || vma.has(b"uw"));
     let own = tracker.filter(wanted).filter(|t| t.register(vma));
     if own.is_none() && vma.has(b"uw") {
-        return Err(Error::refused(
-            pid,
-            format!("mapping {:x}-{:x}", vma.map.start, vma.map.end),
-            "it is registered with userfaultfd, which is not supported",
-        ));
+        return refuse();
     }
     census.pages = compare(&census.pages, own.map_or(&[], |t| &t.base));
     if own.is_some_and(|t| t.goes_on) && !by_soft_dirty() {

@@ -45,6 +45,8 @@ pub mod status {
     pub const RINGS: u32 = AIO_RING | IO_URING;
     /// Guard pages inside another mapping.
     pub const GUARD: u32 = 1 << 16;
+    /// Registered with a userfaultfd of the program's own: a bit of Torpor's, far from those of CRIU.
+    pub const USERFAULTFD: u32 = 1 << 24;
 }
 
 /// A mapping of a dumped task.
@@ -60,6 +62,8 @@ pub struct Vma {
     pub page_size: u64,
     /// Whether it has no pages but the zero page, neither in memory nor in swap, if that is known.
     pub is_empty: Option<bool>,
+    /// Whether it has pages that the kernel may drop at any moment (`MADV_FREE`).
+    pub freed_lazily: bool,
 }
 
 impl Vma {
@@ -131,6 +135,10 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
             if let Some(vma) = all.last().filter(|_| key.trim() != "0") {
                 return Err(refuse(pid, vma, "it has a protection key, which is not supported"));
             }
+        } else if let Some(freed) = line.strip_prefix("LazyFree:") {
+            if let Some(vma) = all.last_mut() {
+                vma.freed_lazily = kib(freed) != Some(0);
+            }
         } else if let Some(there) = THERE.iter().find_map(|name| line.strip_prefix(name)) {
             if let Some(vma) = all.last_mut() {
                 vma.is_empty = Some(vma.is_empty != Some(false) && kib(there) == Some(0));
@@ -139,7 +147,14 @@ fn parse(pid: i32, smaps: &str) -> Result<Vec<Vma>> {
             let map = parse_maps(line).pop().ok_or_else(|| {
                 Error::invalid(format!("/proc/{pid}/smaps"), format!("unknown line {line:?}"))
             })?;
-            all.push(Vma { map, flags: Vec::new(), status: 0, page_size: PAGE, is_empty: None });
+            all.push(Vma {
+                map,
+                flags: Vec::new(),
+                status: 0,
+                page_size: PAGE,
+                is_empty: None,
+                freed_lazily: false,
+            });
         }
     }
     for vma in &mut all {
@@ -166,10 +181,6 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
     }
     if vma.has(b"ss") {
         return Err(refuse(pid, vma, "shadow stacks are not supported"));
-    }
-    // `uw`: it may be our own tracking, see `track::survey`.
-    if vma.has(b"um") || vma.has(b"ui") {
-        return Err(refuse(pid, vma, "it is registered with userfaultfd, which is not supported"));
     }
     let name = vma.map.name.strip_suffix(" (deleted)").unwrap_or(&vma.map.name);
     if name == "/secretmem" {

@@ -23,6 +23,7 @@ use crate::file::socket::{InetRestorer, Neighbours, UnixRestorer, netlink, packe
 use crate::file::timerfd::TimerfdRestorer;
 use crate::file::tty::TtyRestorer;
 use crate::file::tun::TunRestorer;
+use crate::file::userfaultfd::UserfaultfdRestorer;
 use crate::file::{eventfd, lock, ns_file, regular, signalfd};
 
 /// What each kind of file knows of those in the images.
@@ -40,6 +41,7 @@ pub(super) struct Kinds {
     unix: UnixRestorer,
     timers: TimerfdRestorer,
     tuns: TunRestorer,
+    userfaultfds: UserfaultfdRestorer,
     pub(super) terminals: TtyRestorer,
 }
 
@@ -102,7 +104,10 @@ impl Restore<'_> {
         kinds.fanotify.load(all, &take(FdTypes::Fanotify))?;
         netlink::load(&take(FdTypes::Netlinksk))?;
         ns_file::load(&self.ns, &take(FdTypes::Ns))?;
-        kinds.io_urings.load(&take(FdTypes::Ext))?;
+        let (userfaultfds, others): (Vec<_>, Vec<_>) =
+            take(FdTypes::Ext).into_iter().partition(|entry| entry.torpor_userfaultfd.is_some());
+        kinds.io_urings.load(&others)?;
+        kinds.userfaultfds.load(&userfaultfds)?;
         kinds.timers.load(&take(FdTypes::Timerfd))?;
         kinds.tuns.load(images, &take(FdTypes::Tunf))?;
         kinds.memfds.load(images, tasks, &take(FdTypes::Memfd))?;
@@ -159,6 +164,9 @@ impl Restore<'_> {
             FdTypes::Fanotify => kinds.fanotify.open(entry),
             FdTypes::Netlinksk => netlink::open(&self.ns, &self.id_maps, entry),
             FdTypes::Ns => ns_file::open(&self.ns, entry),
+            FdTypes::Ext if entry.torpor_userfaultfd.is_some() => {
+                kinds.userfaultfds.open(&mut self.tasks, entry)
+            }
             FdTypes::Ext => kinds.io_urings.open(),
             FdTypes::Timerfd => kinds.timers.open(entry),
             FdTypes::Tunf => kinds.tuns.open(&mut opener!(self), entry),
@@ -222,11 +230,16 @@ impl Restore<'_> {
     /// A task holds the descriptor: does what only the task itself can.
     pub(super) fn attach_file(&mut self, holder: Holder, entry: &FileEntry) -> Result<()> {
         match entry.r#type() {
-            FdTypes::Ext => {
+            FdTypes::Ext if entry.torpor_io_uring.is_some() => {
                 self.kinds.io_urings.attach(&mut self.tasks, &mut self.files, holder, entry)
             }
             _ => Ok(()),
         }
+    }
+
+    /// The memory of the tasks is as it is to be: registers parts of it with userfaultfds.
+    pub(super) fn register_memory(&mut self) -> Result<()> {
+        self.kinds.userfaultfds.register(&mut self.tasks, &self.files)
     }
 
     /// Opens the file `id` of the images for a mapping, an executable or a directory to

@@ -331,6 +331,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     for task in 0..cx.tasks.len() {
         memory::finish(cx, task)?;
     }
+    cx.register_memory()?;
     cx.lazy.hand_over(&cx.images, &mut cx.tasks)?;
     drop(files);
     tracing::info!("Restoring threads, locks and the rest of each task");

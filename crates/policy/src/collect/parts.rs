@@ -12,7 +12,7 @@ use super::{Checkpoint, Error, Result};
 type Number = fn(&FileEntry) -> Option<u32>;
 
 /// The parts, by the types of files that have them.
-const PARTS: [(FdTypes, Number); 21] = [
+const PARTS: [(FdTypes, Number); 22] = [
     (FdTypes::Reg, |entry| entry.reg.as_ref().map(|part| part.id)),
     (FdTypes::Inetsk, |entry| entry.isk.as_ref().map(|part| part.id)),
     (FdTypes::Ns, |entry| entry.nsf.as_ref().map(|part| part.id)),
@@ -27,6 +27,7 @@ const PARTS: [(FdTypes, Number); 21] = [
     (FdTypes::Fanotify, |entry| entry.ffy.as_ref().map(|part| part.id)),
     (FdTypes::Ext, |entry| entry.ext.as_ref().map(|part| part.id)),
     (FdTypes::Ext, |entry| entry.torpor_io_uring.as_ref().map(|_| entry.id)),
+    (FdTypes::Ext, |entry| entry.torpor_userfaultfd.as_ref().map(|part| part.id)),
     (FdTypes::Unixsk, |entry| entry.usk.as_ref().map(|part| part.id)),
     (FdTypes::Fifo, |entry| entry.fifo.as_ref().map(|part| part.id)),
     (FdTypes::Pipe, |entry| entry.pipe.as_ref().map(|part| part.id)),
