@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use torpor_images::proto::{Fstype, InventoryEntry, MntEntry, PstreeEntry};
+use torpor_images::proto::{
+    CoreEntry, FileEntry, FownEntry, Fstype, InventoryEntry, MntEntry, PstreeEntry, TaskCoreEntry,
+    ThreadCoreEntry, UidGidExtent, UsernsEntry,
+};
 use torpor_images::{ImageDir, kind};
 use torpor_policy::Capabilities;
 
@@ -358,6 +361,110 @@ fn a_bundle_limits_foreign_images() {
     }
     assert!(!narrow.contains("mnt namespace: it has"), "{narrow}");
     assert!(audit("{}").contains("no bundle"));
+}
+
+/// What a restore would set for tasks with its own rights, in the name of others or before others.
+#[test]
+fn what_is_set_with_the_rights_of_the_restore() {
+    let task = Asleep::new(&["--uts"], "exec 7>/dev/null");
+    let root = task.root();
+    let images = ImageDir::open(task.images()).unwrap();
+    let whole: CoreEntry = images.read_one(kind::CORE, root.into()).unwrap();
+    let of_task = |text: &str| format!("core-{root}.img: task {root}: {text}");
+    let changed = |change: fn(&mut TaskCoreEntry, &mut ThreadCoreEntry)| {
+        let mut core = whole.clone();
+        change(core.tc.as_mut().unwrap(), core.thread_core.as_mut().unwrap());
+        images.write_one(kind::CORE, root.into(), &core).unwrap();
+    };
+    changed(|tc, _| tc.loginuid = Some(4711));
+    task.denied(&["users.login=false"], &[&of_task("logged in as user id 4711"), "(users.login)"]);
+    task.allowed(&["users.login=true"]);
+    changed(|_, thread| thread.torpor_ioprio = Some(1 << 13 | 4));
+    task.denied(&["scheduling.allow=false"], &[&of_task("scheduling: priority 0x2004 for I/O")]);
+    task.allowed(&["scheduling.allow=true"]);
+    changed(|_, thread| thread.torpor_io_flusher = Some(true));
+    task.denied(&["limits.raise=false"], &[&of_task("PR_SET_IO_FLUSHER of 1")]);
+    changed(|_, _| {});
+    let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let reg = files.iter_mut().find_map(|entry| entry.reg.as_mut()).unwrap();
+    reg.fown = FownEntry { pid: root, euid: 4712, ..FownEntry::default() };
+    images.write_all(kind::FILES, 0, &files).unwrap();
+    task.denied(&["users.allow=['0']"], &["files.img: user id 4712"]);
+    task.allowed(&["users.allow=['0', '4712']"]);
+}
+
+/// A process in a user namespace of its own, whose ids are those from `LOWER` on here.
+struct Joined {
+    process: std::process::Child,
+    /// Where its namespace has a name of its own.
+    place: PathBuf,
+}
+
+impl Joined {
+    const LOWER: u32 = 70_000;
+
+    fn new(place: PathBuf) -> Self {
+        let process = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).spawn();
+        let joined = Self { process: process.unwrap(), place };
+        let pid = joined.process.id();
+        let inode = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while inode(&pid.to_string()) == inode("self") {
+            assert!(Instant::now() < deadline, "process {pid} makes no user namespace");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for map in ["uid_map", "gid_map"] {
+            fs::write(format!("/proc/{pid}/{map}"), format!("0 {} 100\n", Self::LOWER)).unwrap();
+        }
+        fs::write(&joined.place, "").unwrap();
+        let mut bind = Command::new("mount");
+        bind.args(["--bind", &format!("/proc/{pid}/ns/user")]).arg(&joined.place);
+        assert!(bind.status().unwrap().success());
+        joined
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = Command::new("umount").arg(&self.place).status();
+    }
+}
+
+/// Ids count as those of the user namespace that the tasks join, whatever maps the images have.
+#[test]
+fn ids_in_a_joined_user_namespace() {
+    let task = Asleep::new(&["--uts", "--user", "--map-root-user"], ":");
+    let images = ImageDir::open(task.images()).unwrap();
+    let space = images.ids(kind::USERNS).unwrap()[0];
+    let map = vec![UidGidExtent { first: 0, lower_first: 4711, count: 1 }];
+    let maps = UsernsEntry { uid_map: map.clone(), gid_map: map };
+    images.write_one(kind::USERNS, space, &maps).unwrap();
+    let joined = Joined::new(task.dir.path().join("user"));
+    let pid = joined.process.id();
+    for target in [pid.to_string(), joined.place.to_str().unwrap().to_owned()] {
+        let join = format!("--join-ns=user:{target},0,0");
+        let restore = ["restore", &*join];
+        let output = task.run(&restore, &["users.allow=['4711']", "user-namespace.users=[]"]);
+        let text = said(&output);
+        assert!(text.contains(&format!("user id {}", Joined::LOWER)), "{target}: {text}");
+        // The maps of the images are not made, so nobody asks for them.
+        assert!(!text.contains("4711 on"), "{target}: {text}");
+        assert!(!Path::new(&format!("/proc/{}", task.root())).exists(), "the task is there");
+        // The restoring program has not got all capabilities on every machine.
+        let all = "foreign.capabilities.allow='all'";
+        let output = task.run(&restore, &["users.allow=['70000']", all]);
+        assert!(output.status.success(), "{target}: {}", said(&output));
+        let (root, map) = (task.root(), format!("/proc/{}/uid_map", task.root()));
+        assert!(fs::read_to_string(map).unwrap().contains("70000"), "{target}");
+        kill_process(Pid::from_raw(root.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while Path::new(&format!("/proc/{root}")).exists() {
+            assert!(Instant::now() < deadline, "task {root} does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 /// What the restoring program may do while it restores tasks that may do little.

@@ -13,10 +13,12 @@ use torpor_policy::{
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::host::{self, Claim};
+use crate::namespace::user::IdMaps;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
 use crate::reader::{self, Look};
 use crate::restore::load::{self, Checkpoint};
+use crate::task;
 
 /// What images ask for, and what of it the policy does not allow.
 #[derive(Debug)]
@@ -47,7 +49,8 @@ pub fn audit(opts: &Options) -> Result<Audit> {
 /// What was found, for what only shows later.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
-    passed: Passed,
+    /// What the caller has passed.
+    pub passed: Passed,
     /// Nothing is limited if it is not known.
     origin: Option<Origin>,
     /// What would show that the images are this host's, if it has not mattered yet.
@@ -171,6 +174,7 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
         limits: limits(own)?,
         nice: rustix::process::getpriority_process(None).unwrap_or_default(),
         oom_score_adj: proc::read(own, "oom_score_adj")?.trim().parse().unwrap_or_default(),
+        login: task::loginuid(own)?,
         cgroups: cgroups(opts, own)?,
         profiles_work: Path::new("/sys/kernel/security/apparmor").exists()
             || Path::new("/sys/fs/selinux/enforce").exists(),
@@ -187,6 +191,9 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
             | External::NetDev { inner, .. } => passed.devices_of_network.push(inner.clone()),
             _ => {}
         }
+    }
+    if let Some(join) = opts.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
+        passed.user_maps = IdMaps::of_file(&join.file)?.entry();
     }
     passed.joined = opts.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)

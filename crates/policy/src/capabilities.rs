@@ -52,11 +52,13 @@ const NAMES: [&str; 41] = [
 
 /// Numbers of some that the judging of other things refers to (linux/capability.h).
 pub(crate) mod number {
+    pub(crate) const CHOWN: u32 = 0;
     pub(crate) const NET_ADMIN: u32 = 12;
     pub(crate) const NET_RAW: u32 = 13;
     pub(crate) const SYS_ADMIN: u32 = 21;
     pub(crate) const SYS_NICE: u32 = 23;
     pub(crate) const SYS_RESOURCE: u32 = 24;
+    pub(crate) const AUDIT_CONTROL: u32 = 30;
 }
 
 /// A set of capabilities.

@@ -30,6 +30,7 @@ const RULES: &[Rule] = &[
         need(leaf).map(|need| rules.no_new_privileges = need)
     }),
     ("users.allow", |rules, leaf| ids(leaf, false).map(|ids| rules.users = ids)),
+    ("users.login", |rules, leaf| grant(leaf).map(|on| rules.login = on)),
     ("groups.allow", |rules, leaf| ids(leaf, false).map(|ids| rules.groups = ids)),
     ("namespaces.require", |rules, leaf| {
         rules.namespaces = limit(leaf, true, |kinds| {
@@ -52,6 +53,8 @@ const RULES: &[Rule] = &[
         rules.cgroups = limit(leaf, true, |paths| each(paths, absolute))?;
         Ok(())
     }),
+    ("cgroups.delegate", |rules, leaf| grant(leaf).map(|on| rules.delegate = on)),
+    ("cgroups.release-agent", |rules, leaf| grant(leaf).map(|on| rules.release_agent = on)),
     ("limits.raise", |rules, leaf| grant(leaf).map(|on| rules.raise = on)),
     ("scheduling.allow", |rules, leaf| grant(leaf).map(|on| rules.scheduling = on)),
     ("mounts.write-read-only", |rules, leaf| grant(leaf).map(|on| rules.write_read_only = on)),

@@ -172,6 +172,10 @@ impl Rules {
             Ask::Profile(profile) => self.deny_profile(profile.as_deref(), passed),
             Ask::User(id) => deny_id(&self.users, *id).map(|why| ("users.allow", why)),
             Ask::Group(id) => deny_id(&self.groups, *id).map(|why| ("groups.allow", why)),
+            Ask::Login(_) => {
+                let why = "the restoring program has one, and CAP_AUDIT_CONTROL is not given";
+                denied(self.login, passed.may_log_in(), why).map(|why| ("users.login", why))
+            }
             Ask::HostNamespace(kind) => self.deny_host_namespace(kind, passed),
             Ask::Map { groups: false, first, lower, count } => {
                 deny_map(&self.mapped_users, false, (*first, *lower, *count), passed)
@@ -197,6 +201,15 @@ impl Rules {
             }
             Ask::Cgroup { hierarchy, path, .. } => {
                 self.deny_cgroup(hierarchy, path, passed).map(|why| ("cgroups.allow", why))
+            }
+            Ask::Delegated { .. } => {
+                let why = "the caller has not given the tasks groups that they may change";
+                denied(self.delegate, passed.gives_groups(), why)
+                    .map(|why| ("cgroups.delegate", why))
+            }
+            Ask::ReleaseAgent { .. } => {
+                denied(self.release_agent, false, "this host runs it with all rights")
+                    .map(|why| ("cgroups.release-agent", why))
             }
             Ask::Raise { .. } => denied(
                 self.raise,

@@ -28,7 +28,7 @@ pub use collect::LIMITS;
 pub use credentials::{Credentials, Sets};
 pub use firewall::{check_iptables, check_nftables};
 pub use judge::{Checked, Origin, Signer, Violation};
-pub use passed::{Passed, Spec};
+pub use passed::{NO_LOGIN, Passed, Spec};
 pub use ranges::Ranges;
 pub use request::{Ask, Device, From, Mount, Request};
 pub use rules::{Grant, Limit, Need, Policy, Rules};

@@ -4,11 +4,16 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::capabilities::Capabilities;
+use torpor_images::proto::UsernsEntry;
+
+use crate::capabilities::{Capabilities, number};
 use crate::groups::Roots;
 
 /// No configuration is larger, in bytes.
 const MAX_SIZE: usize = 16 << 20;
+
+/// The login id of a process that nobody has logged in for.
+pub const NO_LOGIN: u32 = u32::MAX;
 
 /// What a restore was given.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +30,8 @@ pub struct Passed {
     pub profile: Option<String>,
     /// Kinds of namespaces that are joined or handed over.
     pub joined: Vec<String>,
+    /// The maps of the user namespace that is joined; none if it is this host's.
+    pub user_maps: Option<UsernsEntry>,
     /// Network namespaces are made, but nothing in them.
     pub empty_network: bool,
     /// A security module gives profiles here.
@@ -40,6 +47,9 @@ pub struct Passed {
     pub nice: i32,
     /// Its OOM score adjustment.
     pub oom_score_adj: i32,
+    /// The user whom audit records name for the restoring program ([`NO_LOGIN`] for nobody); `None`
+    /// if this kernel keeps none.
+    pub login: Option<u32>,
     /// What becomes of cgroups; `None` if nothing does.
     pub cgroups: Option<Roots>,
     /// The configuration of the container, if the caller is a runtime.
@@ -160,6 +170,21 @@ impl Passed {
     pub(crate) fn grants_here(&self, capability: u32) -> bool {
         let nested = self.spec.as_ref().is_some_and(|spec| spec.has_namespace("user"));
         !nested && self.grants(capability)
+    }
+}
+
+impl Passed {
+    /// Whether the tasks could say themselves who has logged in: anybody may say it once.
+    pub(crate) fn may_log_in(&self) -> bool {
+        self.login == Some(NO_LOGIN) || self.grants_here(number::AUDIT_CONTROL)
+    }
+
+    /// Whether the tasks may make and own groups: the container has a file system of groups to write
+    /// to, or, without a configuration, the restoring program could give them away.
+    pub(crate) fn gives_groups(&self) -> bool {
+        let Some(spec) = &self.spec else { return self.capabilities.has(number::CHOWN) };
+        let groups = spec.mounts.iter().filter(|m| ["cgroup", "cgroup2"].contains(&&*m.kind));
+        groups.into_iter().any(|mount| !mount.options.iter().any(|option| option == "ro"))
     }
 }
 

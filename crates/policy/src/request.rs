@@ -51,6 +51,9 @@ pub enum Ask {
     User(u32),
     /// A group id of a thread, as this host would have it.
     Group(u32),
+    /// The user whom audit records name for a task, as this host would have it: another one than
+    /// that of the restoring program.
+    Login(u32),
     /// A task lives in this host's namespace of a kind, or something of it belongs there.
     HostNamespace(#[serde(deserialize_with = "word")] Word),
     /// A namespace that is made.
@@ -76,6 +79,22 @@ pub enum Ask {
         path: String,
         /// How many properties it is given.
         properties: usize,
+    },
+    /// A group of which others than this host's root may change something.
+    Delegated {
+        /// Where it will be.
+        path: String,
+        /// The user and the group that own it or a file of it, as this host would have them.
+        owner: (u32, u32),
+        /// The permissions.
+        mode: u32,
+    },
+    /// A program that this host runs when a group is empty.
+    ReleaseAgent {
+        /// The group that names it.
+        path: String,
+        /// The program.
+        program: String,
     },
     /// A socket that sends and receives what it likes: packets of other programs.
     RawSocket {
@@ -285,10 +304,10 @@ impl Ask {
             Ask::Seccomp(_) => "seccomp",
             Ask::NoNewPrivileges(_) => "no-new-privileges",
             Ask::Profile(_) => "lsm",
-            Ask::User(_) => "users",
+            Ask::User(_) | Ask::Login(_) => "users",
             Ask::Group(_) => "groups",
             Ask::HostNamespace(_) | Ask::Namespace { .. } => "namespaces",
-            Ask::Cgroup { .. } => "cgroups",
+            Ask::Cgroup { .. } | Ask::Delegated { .. } | Ask::ReleaseAgent { .. } => "cgroups",
             Ask::Raise { .. } => "limits",
             Ask::Scheduling { .. } => "scheduling",
             Ask::Map { .. } => "user-namespace",
@@ -321,6 +340,7 @@ impl fmt::Display for Ask {
             Ask::Profile(None) => f.write_str("no security profile"),
             Ask::User(id) => write!(f, "user id {id}"),
             Ask::Group(id) => write!(f, "group id {id}"),
+            Ask::Login(id) => write!(f, "logged in as user id {id}"),
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
             Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
@@ -329,6 +349,12 @@ impl fmt::Display for Ask {
             }
             Ask::Cgroup { hierarchy, path, properties } => {
                 write!(f, "cgroup {path:?} of {hierarchy:?}, with {properties} properties")
+            }
+            Ask::Delegated { path, owner: (user, group), mode } => {
+                write!(f, "cgroup {path:?} belongs to {user}:{group} (mode {mode:o})")
+            }
+            Ask::ReleaseAgent { path, program } => {
+                write!(f, "cgroup {path:?} has {program:?} run on this host")
             }
             Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
             Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),

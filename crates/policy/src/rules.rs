@@ -55,6 +55,8 @@ pub struct Rules {
     pub users: Limit<Ranges>,
     /// `groups.allow`.
     pub groups: Limit<Ranges>,
+    /// `users.login`.
+    pub login: Grant,
     /// `namespaces.require`: kinds that must not be this host's own.
     pub namespaces: Limit<Vec<String>>,
     /// `user-namespace.users`: ids of this host that can be mapped.
@@ -69,6 +71,10 @@ pub struct Rules {
     pub fanotify: Grant,
     /// `cgroups.allow`: groups, and those below them.
     pub cgroups: Limit<Vec<String>>,
+    /// `cgroups.delegate`.
+    pub delegate: Grant,
+    /// `cgroups.release-agent`.
+    pub release_agent: Grant,
     /// `limits.raise`.
     pub raise: Grant,
     /// `scheduling.allow`.
@@ -111,12 +117,15 @@ impl Default for Rules {
             no_new_privileges: Need::No,
             users: Limit::All,
             groups: Limit::All,
+            login: Grant::Yes,
             namespaces: Limit::Only(vec![]),
             mapped_users: Limit::All,
             mapped_groups: Limit::All,
             set_uid: Grant::Yes,
             fanotify: Grant::Yes,
             cgroups: Limit::All,
+            delegate: Grant::Yes,
+            release_agent: Grant::Yes,
             raise: Grant::Yes,
             scheduling: Grant::Yes,
             write_read_only: Grant::Yes,
@@ -152,10 +161,13 @@ impl Rules {
             sources: Limit::Runtime,
             file_systems: Limit::Runtime,
             profiles: Limit::Runtime,
+            login: Grant::Runtime,
             set_uid: Grant::Runtime,
             devices: Limit::Runtime,
             fanotify: Grant::Runtime,
             cgroups: Limit::Runtime,
+            delegate: Grant::Runtime,
+            release_agent: Grant::No,
             raise: Grant::Runtime,
             scheduling: Grant::Runtime,
             write_read_only: Grant::No,

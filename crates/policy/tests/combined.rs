@@ -15,6 +15,7 @@ require = true
 require = true
 [users]
 allow = ['1000-1999']
+login = false
 [groups]
 allow = ['1000-1999']
 [namespaces]
@@ -28,6 +29,8 @@ fanotify = false
 devices = ['c 1:*']
 [cgroups]
 allow = ['/a']
+delegate = false
+release-agent = false
 [limits]
 raise = false
 [scheduling]
@@ -75,6 +78,11 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
             let fine = path == "/a/b";
             (Ask::Cgroup { hierarchy, path, properties: 0 }, fine)
         }),
+        any::<u32>().prop_map(|id| (Ask::Login(id), false)),
+        (text(), any::<u32>(), any::<u32>()).prop_map(|(path, user, mode)| {
+            (Ask::Delegated { path, owner: (user, 0), mode }, false)
+        }),
+        (text(), text()).prop_map(|(path, program)| (Ask::ReleaseAgent { path, program }, false)),
         any::<u32>().prop_map(|to| (Ask::Raise { name: "RLIMIT_CPU", to: to.into() }, false)),
         text().prop_map(|text| (Ask::Scheduling { text }, false)),
         text().prop_map(|path| (Ask::WriteReadOnly { path }, false)),

@@ -35,9 +35,10 @@ const PRIVILEGED: &str = r#"{
     "ociVersion": "1.0.2",
     "process": {
         "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
-                                      "CAP_SYS_RESOURCE", "CAP_SYS_NICE"]}
+                                      "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
+               {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
                {"destination": "/data", "type": "bind", "source": "/srv/data"}],
     "linux": {
         "namespaces": [{"type": "pid"}, {"type": "mount"}],
@@ -98,6 +99,15 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "another cgroup",
             Ask::Cgroup { hierarchy: text("pids"), path: text("/other"), properties: 1 },
         ),
+        (
+            "a cgroup that others may change",
+            Ask::Delegated { path: text("/mine/x"), owner: (1000, 1000), mode: 0o755 },
+        ),
+        (
+            "a program to run when a cgroup is empty",
+            Ask::ReleaseAgent { path: text("/mine"), program: text("/x") },
+        ),
+        ("another login than the caller's", Ask::Login(1000)),
         ("a limit above the caller's", Ask::Raise { name: "RLIMIT_NOFILE", to: 1 << 20 }),
         ("real-time scheduling", Ask::Scheduling { text: text("SCHED_FIFO") }),
         ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1 }),
@@ -125,6 +135,9 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::NoNewPrivileges(_)
         | Ask::HostNamespace(_)
         | Ask::Cgroup { .. }
+        | Ask::Delegated { .. }
+        | Ask::ReleaseAgent { .. }
+        | Ask::Login(_)
         | Ask::RawSocket { .. }
         | Ask::ExternalSocket { .. }
         | Ask::Fanotify { .. }
@@ -150,6 +163,7 @@ fn caller(spec: Option<&str>) -> Passed {
     Passed {
         capabilities: Capabilities((1 << 41) - 1),
         limits: vec![1024; 16],
+        login: Some(1001),
         cgroups: Some(Roots { given: vec![(None, PathBuf::from("/mine"))], own: vec![] }),
         spec: spec.map(|spec| Spec::parse(spec.as_bytes()).unwrap()),
         exists: Some(|_| false),

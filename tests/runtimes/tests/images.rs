@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use torpor_images::proto::{
-    CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPropEntry, CoreEntry, FanotifyFileEntry,
-    FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes, FdinfoEntry,
-    FhEntry, FileEntry, Fstype, InetSkEntry, InventoryEntry, MarkType, MmEntry, MntEntry,
-    PacketSockEntry, PstreeEntry, RemapFilePathEntry, RemapType, SkOptsEntry, SkUcred,
+    CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, CgroupPropEntry, CoreEntry,
+    FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
+    FdinfoEntry, FhEntry, FileEntry, Fstype, InetSkEntry, InventoryEntry, MarkType, MmEntry,
+    MntEntry, PacketSockEntry, PstreeEntry, RemapFilePathEntry, RemapType, SkOptsEntry, SkUcred,
     TaskKobjIdsEntry, TtyFileEntry, TtyInfoEntry, TtyType, UidGidExtent, UnixSkEntry, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
@@ -591,6 +591,16 @@ fn groups_and_devices() {
             groups.sets.push(set);
         });
     }
+    /// A group inside that of the container.
+    fn child(images: &Images, change: fn(&mut CgroupDirEntry)) {
+        images.cgroups(|groups| {
+            let own = &mut groups.controllers[0].dirs[0];
+            let mut child =
+                CgroupDirEntry { dir_name: b"inside".to_vec(), children: vec![], ..own.clone() };
+            change(&mut child);
+            own.children.push(child);
+        });
+    }
     refuses(
         "images-cgroups",
         &[
@@ -643,6 +653,37 @@ fn groups_and_devices() {
                     });
                 },
                 &["core-", "its set of cgroups, 900001, is not in cgroup.img"],
+            ),
+            (
+                "a group inside that belongs to somebody",
+                |images| child(images, |child| child.dir_perms.as_mut().unwrap().uid = 1000),
+                &["/inside\" belongs to 1000:", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a group inside that everybody may change",
+                |images| child(images, |child| child.dir_perms.as_mut().unwrap().mode = 0o777),
+                &["/inside\" belongs to 0:0 (mode 777)", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a limit that somebody may lift",
+                |images| {
+                    child(images, |child| {
+                        let perms = Some(CgroupPerms { mode: 0o100_644, uid: 1000, gid: 0 });
+                        let (name, value) = ("pids.max".into(), "10".into());
+                        child.properties = vec![CgroupPropEntry { name, value, perms }];
+                    });
+                },
+                &["/inside\" belongs to 1000:0 (mode 644)", "(foreign.cgroups.delegate)"],
+            ),
+            (
+                "a program of this host for an empty group",
+                |images| {
+                    child(images, |child| {
+                        let (name, value) = ("release_agent".into(), "/vol/program".into());
+                        child.properties.push(CgroupPropEntry { name, value, perms: None });
+                    });
+                },
+                &["has \"/vol/program\" run on this host", "(foreign.cgroups.release-agent)"],
             ),
             (
                 "all devices, at the root",

@@ -81,6 +81,38 @@ impl Frozen {
     }
 }
 
+/// What is done to groups.
+#[derive(Debug, Default)]
+pub struct Planned {
+    /// Those that are made, changed or entered: hierarchy and path.
+    pub groups: BTreeSet<(String, PathBuf)>,
+    /// To whom they and their files are given.
+    pub owners: BTreeSet<(PathBuf, Owner)>,
+    /// What is written to files that name a program for this host to run.
+    pub agents: BTreeSet<(PathBuf, String)>,
+}
+
+/// User, group and permissions.
+type Owner = ((u32, u32), u32);
+
+impl Planned {
+    fn add_properties(&mut self, place: &Path, dir: &CgroupDirEntry, id_maps: &IdMaps) {
+        let files = dir.properties.iter().filter_map(|property| property.perms.as_ref());
+        let owners = dir.dir_perms.iter().chain(files).map(|perms| owner(id_maps, perms));
+        self.owners.extend(owners.map(|owner| (place.to_owned(), owner)));
+        let written = dir.properties.iter().flat_map(|p| writes(&p.name, &p.value));
+        let agents = written.filter(|(file, value)| *file == "release_agent" && !value.is_empty());
+        self.agents.extend(agents.map(|(_, program)| (place.to_owned(), program.to_owned())));
+    }
+}
+
+/// Whom the images give something of a group to.
+fn owner(id_maps: &IdMaps, perms: &CgroupPerms) -> Owner {
+    let uid = id_maps.uid_outside(perms.uid).unwrap_or(perms.uid);
+    let gid = id_maps.gid_outside(perms.gid).unwrap_or(perms.gid);
+    ((uid, gid), perms.mode & 0o7777)
+}
+
 /// Directories that are removed again unless the restore succeeds.
 #[derive(Debug, Default)]
 struct Made(Vec<(OwnedFd, OsString)>);
@@ -148,34 +180,39 @@ impl Groups {
         Ok(Some(image))
     }
 
-    /// The groups that a restore makes, changes or puts tasks of the sets `of` into: hierarchy
-    /// and path. The first of `of` is the set of the root task.
+    /// What a restore makes, changes or puts tasks of the sets `of` into. The first of `of` is the
+    /// set of the root task.
     ///
     /// # Errors
     /// Damaged images; a set that they lack.
     pub fn planned(
         cgroups: &Cgroups,
         images: &ImageDir,
+        id_maps: &IdMaps,
         of: &[Option<u32>],
-    ) -> Result<BTreeSet<(String, PathBuf)>> {
+    ) -> Result<Planned> {
         let mut groups = Groups::default();
         let root = of.first().copied().flatten();
-        let Some(image) = groups.load(cgroups, images, root)? else { return Ok(BTreeSet::new()) };
-        let mut all = BTreeSet::new();
+        let Some(image) = groups.load(cgroups, images, root)? else {
+            return Ok(Planned::default());
+        };
+        let mut all = Planned::default();
         for (controller, head) in heads(&image) {
             let name = controller.cnames.join(",");
             let mut left = vec![(groups.place_of(&name, &path(&head.dir_name)), head)];
             while let Some((place, dir)) = left.pop() {
                 let inside = dir.children.iter();
                 left.extend(inside.map(|c| (place.join(OsStr::from_bytes(&c.dir_name)), c)));
-                all.insert((name.clone(), place));
+                all.add_properties(&place, dir, id_maps);
+                all.groups.insert((name.clone(), place));
             }
         }
         let own = groups.shared();
         // All threads of most trees have the same.
         let sets: BTreeSet<u32> = of.iter().flatten().copied().collect();
         for set in sets.into_iter().filter(|&set| set != groups.own_set) {
-            all.extend(groups.groups_of(set, false)?.into_iter().filter(|g| !own.contains(g)));
+            all.groups
+                .extend(groups.groups_of(set, false)?.into_iter().filter(|g| !own.contains(g)));
         }
         Ok(all)
     }
@@ -602,9 +639,8 @@ impl Making<'_> {
         if file.contains('/') {
             return Err(Errno::INVAL);
         }
-        let uid = self.maps.uid_outside(perms.uid).unwrap_or(perms.uid);
-        let gid = self.maps.gid_outside(perms.gid).unwrap_or(perms.gid);
-        let mode = Mode::from_raw_mode(perms.mode & 0o7777);
+        let ((uid, gid), mode) = owner(self.maps, perms);
+        let mode = Mode::from_raw_mode(mode);
         let name = if file.is_empty() { "." } else { file };
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
         rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;

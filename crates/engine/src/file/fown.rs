@@ -95,7 +95,7 @@ fn set_async(tasks: &mut tasks::Tasks, id: u32, file: &OwnedFd) -> Result<()> {
 }
 
 /// The owner and the flags in an entry of any type.
-fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
+pub fn owner_in(all: &HashMap<u32, FileEntry>, entry: &FileEntry) -> Option<(FownEntry, u32)> {
     macro_rules! any_of {
         ($($field:ident),*) => {
             $(if let Some(message) = &entry.$field {

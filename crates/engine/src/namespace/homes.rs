@@ -105,7 +105,10 @@ impl Made {
             Some(id) if joined(cx, NsKind::User).is_none() => IdMaps::load(cx.images, id)?,
             _ => IdMaps::identity(),
         };
-        *cx.id_maps = maps.clone();
+        // Those of one that is joined have been read when the images were judged.
+        if joined(cx, NsKind::User).is_none() {
+            *cx.id_maps = maps.clone();
+        }
         Ok(Made { flags, clocks, pids, maps })
     }
 
@@ -258,8 +261,11 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
             ns.file = Some(file.try_clone().context(|| "dup".to_owned())?);
         }
     }
-    if joined(cx, NsKind::User).is_some() {
-        *cx.id_maps = IdMaps::of(cx.tasks[0].pid)?;
+    if let Some(join) = joined(cx, NsKind::User)
+        && IdMaps::of(cx.tasks[0].pid)? != *cx.id_maps
+    {
+        let reason = "it is another user namespace than when the images were judged";
+        return Err(Error::invalid(join.file.display().to_string(), reason));
     }
     Ok(())
 }

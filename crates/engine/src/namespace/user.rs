@@ -1,12 +1,18 @@
 //! User namespaces: which ids inside are which ids outside.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
+use rustix::fs::{Stat, fstat, stat};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_sys::process::FileOwner;
+use torpor_sys::process::{self, FileOwner};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::proc;
 
 /// How the ids of a user namespace are called in the supervisor's.
@@ -34,6 +40,50 @@ impl IdMaps {
             return Ok(Self::identity());
         }
         Ok(IdMaps { maps: Some([extents(pid, "uid_map")?, extents(pid, "gid_map")?]) })
+    }
+
+    /// The maps of the user namespace that `file` refers to. The kernel shows them of a process
+    /// that lives there only, so one enters it for the purpose.
+    ///
+    /// # Errors
+    /// What is no user namespace; a caller that has threads.
+    pub fn of_file(file: &Path) -> Result<Self> {
+        let what = || format!("read the id maps of {}", file.display());
+        let namespace = File::open(file).context(what)?;
+        let number = |stat: Stat| (stat.st_dev, stat.st_ino);
+        let own = number(stat("/proc/self/ns/user").context(what)?);
+        if own == number(fstat(&namespace).context(what)?) {
+            return Ok(Self::identity());
+        }
+        let (ours, mut theirs) = UnixStream::pair().context(what)?;
+        let mut ours = Some(ours);
+        let pid = process::fork(|| {
+            // It stays until the other end is closed, which it must not hold itself.
+            ours = None;
+            let kind = Some(LinkNameSpaceType::User);
+            let entered = move_into_link_name_space(namespace.as_fd(), kind).is_ok();
+            i32::from(!entered || theirs.write_all(&[1]).is_err() || theirs.read(&mut [0]).is_err())
+        });
+        drop(theirs);
+        let pid = pid.context(what)?;
+        let entered = ours.iter_mut().try_for_each(|line| line.read_exact(&mut [0]));
+        let maps = entered.context(what).and_then(|()| Self::of(pid));
+        drop(ours);
+        process::wait(pid, true).context(what)?;
+        maps
+    }
+
+    /// The maps that an entry holds; the same ids inside and outside without one.
+    #[must_use]
+    pub fn of_entry(entry: Option<UsernsEntry>) -> Self {
+        IdMaps { maps: entry.map(|entry| [entry.uid_map, entry.gid_map]) }
+    }
+
+    /// The entry that holds these maps.
+    #[must_use]
+    pub fn entry(&self) -> Option<UsernsEntry> {
+        let [uid_map, gid_map] = self.maps.clone()?;
+        Some(UsernsEntry { uid_map, gid_map })
     }
 
     /// Reads the maps of namespace `ns_id`.
@@ -118,8 +168,7 @@ impl IdMaps {
 /// # Errors
 /// The kernel's.
 pub fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
-    let Some([uid_map, gid_map]) = id_maps.maps.clone() else { return Ok(()) };
-    let entry = UsernsEntry { uid_map, gid_map };
+    let Some(entry) = id_maps.entry() else { return Ok(()) };
     Ok(images.write_one(kind::USERNS, ns_id.into(), &entry)?)
 }
 

@@ -9,6 +9,7 @@
 //! routes, settings and packet filters of networks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
 
 use torpor_images::proto::{
     FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
@@ -19,9 +20,10 @@ use torpor_policy::{Ask, Credentials, Device, From, Mount, Passed, Request};
 
 use super::load::{self, Checkpoint, TaskImage};
 use crate::error::{Error, Result};
+use crate::file::fown;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, mount, net};
-use crate::options::Options;
+use crate::options::{JoinNsKind, Options};
 use crate::task::Filters;
 use crate::{cgroup, judge, reader, task};
 
@@ -38,6 +40,7 @@ const CHARACTER: u32 = 0o020_000;
 const BLOCK: u32 = 0o060_000;
 const REGULAR: u32 = 0o100_000;
 const SET_ID: u32 = 0o6000;
+const WRITABLE_FOR_OTHERS: u32 = 0o022;
 
 /// What a restore knows before it makes anything.
 pub(super) struct View<'a> {
@@ -49,6 +52,8 @@ pub(super) struct View<'a> {
     pub checkpoint: &'a Checkpoint,
     /// The seccomp filters of the tree.
     pub filters: &'a Filters,
+    /// What the caller has passed.
+    pub passed: &'a Passed,
 }
 
 /// Ends a restore that would make what the plan does not have.
@@ -74,7 +79,7 @@ pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let plan = plan(images, &passed)?;
     let checkpoint = load::load(images, load::Pages::Later)?;
     let filters = Filters::load(images)?;
-    let view = View { opts, images, checkpoint: &checkpoint, filters: &filters };
+    let view = View { opts, images, checkpoint: &checkpoint, filters: &filters, passed: &passed };
     let missing = missing(&view, &plan)?;
     Ok(missing.into_iter().map(|(image, what)| format!("{image}: {what}")).collect())
 }
@@ -98,10 +103,12 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let maps = id_maps(view, &spaces, &mut things)?;
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         rights(view.filters, task, &maps, &mut things)?;
+        powers(view.passed, task, &maps, &mut things);
     }
     files(view, &spaces, &mut things);
+    owners(view, &maps, &mut things);
     ghosts(view, plan, &mut things)?;
-    groups(view, plan, &mut things)?;
+    groups(view, plan, &maps, &mut things)?;
     networks(view, &spaces, &mut things)?;
     mounts(view, &spaces, plan, &mut things)?;
     Ok(things.missing)
@@ -140,6 +147,9 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
 }
 
 fn id_maps(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<IdMaps> {
+    if view.opts.join_ns.iter().any(|join| join.kind == JoinNsKind::User) {
+        return Ok(IdMaps::of_entry(view.passed.user_maps.clone()));
+    }
     let Some(ns) = spaces.of_kind(NsKind::User).find(|ns| !ns.is_host) else {
         return Ok(IdMaps::identity());
     };
@@ -174,6 +184,54 @@ fn rights(
         }
     }
     Ok(())
+}
+
+/// Who a task says has logged in, and the memory that its threads may take.
+fn powers(passed: &Passed, image: &TaskImage, maps: &IdMaps, things: &mut Things<'_>) {
+    let Some(tc) = image.cores.first().and_then(|core| core.tc.as_ref()) else { return };
+    let (name, pid) = (kind::CORE.file_name(image.tree.pid.into()), image.tree.pid);
+    let login = task::login(tc).map(|id| maps.uid_outside(id).unwrap_or(id));
+    if let (Some(id), Some(now)) = (login, passed.login)
+        && id != now
+    {
+        things.expect(name, Some(pid), &Ask::Login(id));
+    }
+    for (&thread, core) in image.tree.threads.iter().zip(&image.cores) {
+        if core.thread_core.as_ref().is_some_and(|core| core.torpor_io_flusher == Some(true)) {
+            let ask = Ask::Raise { name: "PR_SET_IO_FLUSHER", to: 1 };
+            things.expect(kind::CORE.file_name(thread.into()), Some(thread), &ask);
+        }
+    }
+}
+
+/// In whose name files send signals, and for whom sockets count.
+fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
+    let image = kind::FILES.file_name(0);
+    let files = &view.checkpoint.files;
+    let mut ids = BTreeSet::new();
+    for entry in files.values() {
+        let receiver = fown::owner_in(files, entry).map(|(fown, _)| fown);
+        if let Some(fown) = receiver.filter(|fown| fown.pid != 0) {
+            ids.extend([fown.uid, fown.euid].map(|id| (false, id)));
+        }
+        let options = [
+            entry.isk.as_ref().map(|socket| &socket.opts),
+            entry.usk.as_ref().map(|socket| &socket.opts),
+            entry.psk.as_ref().map(|socket| &socket.opts),
+            entry.nlsk.as_ref().map(|socket| &socket.opts),
+        ];
+        for options in options.into_iter().flatten() {
+            ids.extend(options.torpor_uid.map(|id| (false, id)));
+            ids.extend(options.torpor_gid.map(|id| (true, id)));
+        }
+    }
+    for (is_group, id) in ids {
+        let ask = match is_group {
+            true => Ask::Group(maps.gid_outside(id).unwrap_or(id)),
+            false => Ask::User(maps.uid_outside(id).unwrap_or(id)),
+        };
+        things.expect(&*image, None, &ask);
+    }
 }
 
 fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask)) {
@@ -252,7 +310,7 @@ fn ghosts(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<
     Ok(())
 }
 
-fn groups(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
+fn groups(view: &View<'_>, plan: &[Request], maps: &IdMaps, things: &mut Things<'_>) -> Result<()> {
     let tasks = view.checkpoint.tasks.iter().filter(|task| !task.is_zombie());
     let sets: Vec<Option<u32>> =
         tasks.flat_map(|task| &task.cores).map(torpor_policy::groups::set_of).collect();
@@ -263,11 +321,22 @@ fn groups(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<
             _ => None,
         })
         .collect();
-    for (hierarchy, path) in cgroup::Groups::planned(&view.opts.cgroups, view.images, &sets)? {
+    let planned = cgroup::Groups::planned(&view.opts.cgroups, view.images, maps, &sets)?;
+    let image = kind::CGROUP.file_name(0);
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    for (path, (owner, mode)) in planned.owners {
+        if owner.0 != 0 || mode & WRITABLE_FOR_OTHERS != 0 {
+            things.expect(&*image, None, &Ask::Delegated { path: text(&path), owner, mode });
+        }
+    }
+    for (path, program) in planned.agents {
+        things.expect(&*image, None, &Ask::ReleaseAgent { path: text(&path), program });
+    }
+    for (hierarchy, path) in planned.groups {
         let path = path.to_string_lossy();
         if !known.contains(&(&*hierarchy, &*path)) {
             let what = format!("cgroup {path:?} of {hierarchy:?}");
-            things.missing.push((kind::CGROUP.file_name(0), what));
+            things.missing.push((image.clone(), what));
         }
     }
     Ok(())
@@ -352,13 +421,19 @@ mod tests {
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             ..Options::default()
         };
-        let mut plan = plan(&images, &judge::passed(&opts).unwrap()).unwrap();
+        let passed = judge::passed(&opts).unwrap();
+        let mut plan = plan(&images, &passed).unwrap();
         let whole = plan.len();
         plan.retain(|request| !lacks(request));
         let filters = Filters::load(&images).unwrap();
         let checkpoint = load::load(&images, load::Pages::Later).unwrap();
-        let view =
-            View { opts: &opts, images: &images, checkpoint: &checkpoint, filters: &filters };
+        let view = View {
+            opts: &opts,
+            images: &images,
+            checkpoint: &checkpoint,
+            filters: &filters,
+            passed: &passed,
+        };
         let missing = missing(&view, &plan).unwrap();
         assert!(whole > plan.len() || missing.is_empty(), "of the whole plan: {missing:?}");
         missing

@@ -122,8 +122,13 @@ impl<'a> Restore<'a> {
         let mut checkpoint = load::load(&images, held)?;
         verdict.complete(&mut checkpoint);
         let filters = Filters::load(&images)?;
-        let view =
-            listed::View { opts, images: &images, checkpoint: &checkpoint, filters: &filters };
+        let view = listed::View {
+            opts,
+            images: &images,
+            checkpoint: &checkpoint,
+            filters: &filters,
+            passed: &verdict.passed,
+        };
         listed::check(&view, &plan)?;
         if opts.refuse_unused {
             unused::check(opts, &images, &checkpoint)?;
@@ -144,6 +149,7 @@ impl<'a> Restore<'a> {
             .collect();
         memory::plan(&mut tasks);
         let mut cx = Restore::of(opts, images, tasks.into(), files, filters);
+        cx.id_maps = IdMaps::of_entry(verdict.passed.user_maps.clone());
         cx.verdict = verdict;
         let ids = cx.tasks.iter().map(|task| &task.image.ids);
         cx.ns = Namespaces::list(ids, &inventory.root_ids.unwrap_or_default());

@@ -23,10 +23,11 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
-use torpor_policy::Credentials;
+use torpor_policy::{Credentials, NO_LOGIN};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
+pub(crate) use limits::loginuid;
 pub use process::MmFlags;
 pub use seccomp::Filters;
 pub use signals::{has_pending, restore_stop, take_signal};
@@ -101,7 +102,7 @@ impl Settings {
     pub fn of(pid: i32) -> Result<Self> {
         Ok(Settings {
             timers: proc::read(pid, "timers")?,
-            loginuid: limits::loginuid(pid)?,
+            loginuid: loginuid(pid)?,
             oom_score_adj: limits::oom_score_adj(pid)?,
             coredump_filter: process::coredump_filter(pid)?,
         })
@@ -443,8 +444,14 @@ fn queue(
     Ok(())
 }
 
+/// The user that a process is to have logged in as. If nobody has, it keeps the login of the
+/// restoring program: to take that away would hide from audit records who has restored it.
+pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
+    tc.loginuid.filter(|&id| id != NO_LOGIN)
+}
+
 fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
-    if let Some(wanted) = tc.loginuid {
+    if let Some(wanted) = login(tc) {
         limits::restore_loginuid(leader, wanted)?;
     }
     if let Some(wanted) = tc.oom_score_adj {

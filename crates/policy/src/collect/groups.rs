@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use torpor_images::kind;
-use torpor_images::proto::{CgroupDirEntry, CgroupEntry};
+use torpor_images::proto::{CgroupDirEntry, CgroupEntry, CgroupPerms};
 
-use super::{Checkpoint, Error, Requests, Result};
+use super::{Checkpoint, Error, Maps, Requests, Result};
 use crate::groups::{Places, path, set_of};
 use crate::passed::Passed;
 use crate::request::{Ask, Device};
@@ -14,6 +14,7 @@ use crate::request::{Ask, Device};
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     passed: &Passed,
+    maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
     let Some(roots) = &passed.cgroups else { return Ok(()) };
@@ -25,7 +26,7 @@ pub(super) fn collect(
     let root = checkpoint.tasks.first().and_then(|task| set_of(task.cores.first()?));
     let places = Places::of(&entry, root, own, roots);
     let image = kind::CGROUP.file_name(0);
-    let mut add = |hierarchy: &str, group: PathBuf, properties: usize| {
+    let mut add = |hierarchy: &str, group: &Path, properties: usize| {
         let ask = Ask::Cgroup {
             hierarchy: hierarchy.to_owned(),
             path: group.to_string_lossy().into_owned(),
@@ -33,13 +34,18 @@ pub(super) fn collect(
         };
         all.add(&*image, None, ask);
     };
+    let mut more = vec![];
     for controller in &entry.controllers {
         let hierarchy = controller.cnames.join(",");
         // The root of a hierarchy stands for nothing to be made.
         let is_root = |dir: &&CgroupDirEntry| path(&dir.dir_name) == Path::new("/");
         for dir in controller.dirs.iter().filter(|dir| !(is_root(dir) && dir.children.is_empty())) {
             let place = places.place_of(&hierarchy, &path(&dir.dir_name));
-            below(dir, &place, &mut |group, properties| add(&hierarchy, group, properties));
+            below(dir, &place, &mut |dir, group| {
+                add(&hierarchy, group, dir.properties.len());
+                more.extend(given_away(dir, group, maps));
+                more.extend(release_agents(dir, group));
+            });
         }
     }
     // What the tasks share with the dumping program they share with the restoring one.
@@ -61,19 +67,48 @@ pub(super) fn collect(
         for member in &set.ctls {
             let group = places.place_of(&member.name, &path(&member.path));
             if !shared.contains(&(&*member.name, group.clone())) {
-                add(&member.name, group, 0);
+                add(&member.name, &group, 0);
             }
         }
     }
+    more.into_iter().for_each(|ask| all.add(&*image, None, ask));
     Ok(())
 }
 
-/// A group and all inside it, with the number of their properties.
-fn below(dir: &CgroupDirEntry, place: &Path, add: &mut impl FnMut(PathBuf, usize)) {
-    add(place.to_owned(), dir.properties.len());
+/// A group and all inside it, with their places.
+fn below(dir: &CgroupDirEntry, place: &Path, visit: &mut impl FnMut(&CgroupDirEntry, &Path)) {
+    visit(dir, place);
     for child in &dir.children {
-        below(child, &place.join(String::from_utf8_lossy(&child.dir_name).as_ref()), add);
+        below(child, &place.join(String::from_utf8_lossy(&child.dir_name).as_ref()), visit);
     }
+}
+
+/// To whom a group and its files belong, where others than this host's root may change them.
+fn given_away(dir: &CgroupDirEntry, place: &Path, maps: &Maps) -> Vec<Ask> {
+    const WRITABLE_FOR_OTHERS: u32 = 0o022;
+    let files = dir.properties.iter().filter_map(|property| property.perms.as_ref());
+    let of = |perms: &CgroupPerms| {
+        let owner = (maps.user(perms.uid), maps.group(perms.gid));
+        (owner, perms.mode & 0o7777)
+    };
+    let all: BTreeSet<_> = dir.dir_perms.iter().chain(files).map(of).collect();
+    let path = place.to_string_lossy();
+    all.into_iter()
+        .filter(|((user, _), mode)| *user != 0 || mode & WRITABLE_FOR_OTHERS != 0)
+        .map(|(owner, mode)| Ask::Delegated { path: path.clone().into_owned(), owner, mode })
+        .collect()
+}
+
+/// The programs that a group has this host run.
+fn release_agents(dir: &CgroupDirEntry, place: &Path) -> Vec<Ask> {
+    let named = dir.properties.iter().filter(|p| p.name == "release_agent" && !p.value.is_empty());
+    let path = place.to_string_lossy();
+    named
+        .map(|agent| {
+            let (path, program) = (path.clone().into_owned(), agent.value.clone());
+            Ask::ReleaseAgent { path, program }
+        })
+        .collect()
 }
 
 /// The sets that tasks and threads are put into, and the images that say so.

@@ -2,8 +2,8 @@
 
 use torpor_images::kind;
 
-use super::{Checkpoint, Requests};
-use crate::passed::Passed;
+use super::{Checkpoint, Maps, Requests};
+use crate::passed::{NO_LOGIN, Passed};
 use crate::request::Ask;
 
 /// The kernel's names of the limits, by number (asm-generic/resource.h).
@@ -29,9 +29,17 @@ pub const LIMITS: [&str; 16] = [
 /// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h), and the bit beside a policy.
 const REAL_TIME: [u32; 3] = [1, 2, 6];
 const RESET_ON_FORK: u32 = 0x4000_0000;
+/// Where the class of a priority for I/O is, and `IOPRIO_CLASS_RT` (linux/ioprio.h).
+const IO_CLASS: u32 = 13;
+const IO_REAL_TIME: u32 = 1;
 
 /// Asks for what is more than the caller has and the configuration gives.
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) {
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         let image = kind::CORE.file_name(task.pid.into());
         let Some(tc) = task.cores.first().and_then(|core| core.tc.as_ref()) else { continue };
@@ -41,6 +49,11 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
                 let ask = Ask::Raise { name, to: limit.max.into() };
                 all.add(&*image, Some(task.pid), ask);
             }
+        }
+        // A restore takes nobody's login away.
+        let login = tc.loginuid.filter(|&id| id != NO_LOGIN).map(|id| maps.user(id));
+        if let Some(id) = login.filter(|_| passed.login.is_some() && passed.login != login) {
+            all.add(&*image, Some(task.pid), Ask::Login(id));
         }
         let least = passed.spec.as_ref().and_then(|spec| spec.process.oom_score_adj);
         let least = least.unwrap_or(0).min(passed.oom_score_adj).min(0);
@@ -52,12 +65,20 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
             let Some(core) = &core.thread_core else { continue };
             let policy = core.sched_policy.unwrap_or(0) & !RESET_ON_FORK;
             let nice = core.sched_nice.unwrap_or(0);
+            let image = kind::CORE.file_name(thread.into());
+            let io = core.torpor_ioprio.unwrap_or(0);
+            if io >> IO_CLASS == IO_REAL_TIME {
+                let text = format!("priority {io:#x} for I/O");
+                all.add(&*image, Some(thread), Ask::Scheduling { text });
+            }
+            if core.torpor_io_flusher == Some(true) {
+                all.add(&*image, Some(thread), Ask::Raise { name: "PR_SET_IO_FLUSHER", to: 1 });
+            }
             let text = match (REAL_TIME.contains(&policy), nice < passed.nice.min(0)) {
                 (true, _) => format!("policy {policy} of priority {}", core.sched_prio()),
                 (false, true) => format!("nice {nice}"),
                 (false, false) => continue,
             };
-            let image = kind::CORE.file_name(thread.into());
             all.add(image, Some(thread), Ask::Scheduling { text });
         }
     }

@@ -114,10 +114,10 @@ pub fn collect(
     references::check(checkpoint)?;
     let mut all = Requests::default();
     namespaces(checkpoint, &mut all);
-    let maps = user_namespace(checkpoint, &mut all)?;
+    let maps = user_namespace(checkpoint, passed, &mut all)?;
     tasks::collect(checkpoint, &maps, &mut all);
-    limits::collect(checkpoint, passed, &mut all);
-    groups::collect(checkpoint, passed, &mut all)?;
+    limits::collect(checkpoint, passed, &maps, &mut all);
+    groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mut all)?;
     sockets::collect(checkpoint, &maps, &mut all)?;
     mounts::collect(checkpoint, passed, &mut all)?;
@@ -177,7 +177,7 @@ const KINDS: [Kind; 8] = [
 /// The words that stand in requests as they are.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = KINDS.iter().map(|(kind, _)| *kind);
-    kinds.chain(LIMITS).chain(["oom_score_adj", "packet", "raw"])
+    kinds.chain(LIMITS).chain(["oom_score_adj", "PR_SET_IO_FLUSHER", "packet", "raw"])
 }
 
 impl Checkpoint<'_> {
@@ -208,7 +208,15 @@ fn namespaces(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
     }
 }
 
-fn user_namespace(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<Maps> {
+fn user_namespace(
+    checkpoint: &Checkpoint<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<Maps> {
+    // The ids of the images are then those of another namespace than their own.
+    if passed.joined.iter().any(|kind| kind == "user") {
+        return Ok(Maps(passed.user_maps.clone()));
+    }
     let mut maps = Maps::default();
     for id in checkpoint.namespaces(|ids| ids.user_ns_id) {
         let entry: UsernsEntry = checkpoint.images.read_one(kind::USERNS, id.into())?;

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use torpor_images::kind;
-use torpor_images::proto::{FanotifyFileEntry, MarkType, SkPacketEntry};
+use torpor_images::proto::{
+    FanotifyFileEntry, FileEntry, FownEntry, MarkType, SkOptsEntry, SkPacketEntry,
+};
 
 use super::references::network_of;
 use super::{Checkpoint, Maps, Requests, Result};
@@ -47,7 +49,45 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
             add(fanotify(group));
         }
     }
+    let (users, groups) = owners(checkpoint, maps);
+    users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
+    groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())
+}
+
+/// The ids in whose name files send signals, and those that sockets count for: both are set by the
+/// restore, whatever the tasks themselves may do.
+fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
+    for entry in &checkpoint.files {
+        let receivers = receivers(entry).into_iter().filter(|owner| owner.pid != 0);
+        users.extend(receivers.flat_map(|owner| [owner.uid, owner.euid]).map(|id| maps.user(id)));
+        for options in options(entry).into_iter().flatten() {
+            users.extend(options.torpor_uid.map(|id| maps.user(id)));
+            groups.extend(options.torpor_gid.map(|id| maps.group(id)));
+        }
+    }
+    (users, groups)
+}
+
+/// Who is sent signals, in each part that an entry can have.
+fn receivers(entry: &FileEntry) -> Vec<FownEntry> {
+    macro_rules! of {
+        ($($field:ident),*) => { [$(entry.$field.as_ref().map(|part| part.fown)),*] };
+    }
+    let parts =
+        of!(reg, isk, psk, nlsk, efd, epfd, sgfd, tfd, ify, ffy, usk, pipe, tty, memfd, bpf, pidfd);
+    let tun = entry.tunf.as_ref().and_then(|tun| tun.torpor_reg.as_ref());
+    parts.into_iter().chain([tun.map(|reg| reg.fown)]).flatten().collect()
+}
+
+fn options(entry: &FileEntry) -> [Option<&SkOptsEntry>; 4] {
+    [
+        entry.isk.as_ref().map(|socket| &socket.opts),
+        entry.usk.as_ref().map(|socket| &socket.opts),
+        entry.psk.as_ref().map(|socket| &socket.opts),
+        entry.nlsk.as_ref().map(|socket| &socket.opts),
+    ]
 }
 
 /// The ids in whose name messages wait in queues: who reads one is told that they have sent it.
