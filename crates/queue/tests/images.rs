@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use common::{Daemon, shepherds, until};
@@ -13,14 +14,28 @@ use serde_json::{Value, json};
 
 /// Holds so many MiB of its own, changes one byte of each in turn, and says how often it has
 /// been through; the sum shows that nothing of it was lost.
-fn holder(mib: u32, rounds: u32) -> Vec<String> {
+fn holder(daemon: &Daemon, mib: u32, rounds: u32) -> Vec<String> {
     let script = format!(
-        "import time, random\nn = {mib} << 20\nx = bytearray(random.Random(7).randbytes(1 << 20)) * {mib}\n\
+        "import random\n{WAITING}n = {mib} << 20\nx = bytearray(random.Random(7).randbytes(1 << 20)) * {mib}\n\
          before = sum(x[::4096])\nfor i in range({rounds}):\n    x[(i % {mib}) << 20] = (x[(i % {mib}) << 20] + 1) % 256\n    \
-         print('round', i, flush=True)\n    time.sleep(0.02)\n\
+         print('round', i, flush=True)\n    time.sleep(0.02)\nwait()\n\
          print((sum(x[::4096]) - before) % 256 == {rounds} % 256, flush=True)"
     );
-    ["python3", "-c", &script].map(str::to_owned).into()
+    python(daemon, &script)
+}
+
+/// A job must not end before all that is to happen to it has happened, however slow the machine is.
+const WAITING: &str = "import os, sys, time\ndef wait():\n    while not os.path.exists(sys.argv[1]):\n        time.sleep(0.02)\n";
+
+fn python(daemon: &Daemon, script: &str) -> Vec<String> {
+    let _ = std::fs::remove_file(may_end(daemon));
+    let may_end = may_end(daemon).to_str().unwrap().to_owned();
+    vec!["python3".to_owned(), "-c".to_owned(), script.to_owned(), may_end]
+}
+
+/// When this is there the jobs of a daemon may end.
+fn may_end(daemon: &Daemon) -> PathBuf {
+    daemon.data().join("may-end")
 }
 
 fn events(daemon: &Daemon, id: u64, kind: &str) -> Vec<Value> {
@@ -30,6 +45,7 @@ fn events(daemon: &Daemon, id: u64, kind: &str) -> Vec<Value> {
 }
 
 fn whole(daemon: &Daemon, id: u64, rounds: u32) {
+    std::fs::write(may_end(daemon), "").unwrap();
     daemon.wait_for(id, "done");
     let lines: String = (0..rounds).map(|i| format!("round {i}\n")).collect();
     assert_eq!(daemon.output(id), format!("{lines}True\n"));
@@ -39,7 +55,7 @@ fn whole(daemon: &Daemon, id: u64, rounds: u32) {
 fn a_checkpoint_holds_what_has_changed_since_the_last() {
     let config = json!({ "shortest_interval": 300, "mean_time_between_failures": 500 });
     let daemon = Daemon::configured(&config, &[]);
-    let command = holder(48, 1000);
+    let command = holder(&daemon, 48, 1000);
     let id = daemon.submit(&["--class", "batch"], &common::words(&command));
     let bytes = |event: &Value| event["bytes"].as_u64().unwrap();
     // One has all of it (others may come before the job has), and a later one a page for each
@@ -61,7 +77,7 @@ fn a_checkpoint_holds_what_has_changed_since_the_last() {
 #[test]
 fn a_job_runs_while_its_memory_still_comes() {
     let daemon = Daemon::start(&[]);
-    let command = holder(300, 200);
+    let command = holder(&daemon, 300, 200);
     let id = daemon.submit(&["--class", "batch"], &common::words(&command));
     daemon.wait_for_output(id, "round 3\n");
     // Twice at once: the second must wait until all of its memory is there.
@@ -91,10 +107,11 @@ fn a_class_may_have_its_checkpoints_sealed() {
         } },
     });
     let daemon = Daemon::configured(&config, &["--slots", "2"]);
-    let script = "import time\nx = bytes(reversed(b'terces yrev a')) * 9\nfor i in range(80):\n    \
-                  print('round', i, flush=True)\n    time.sleep(0.03)\nprint(len(x) == 117, flush=True)";
+    let script = "x = bytes(reversed(b'terces yrev a')) * 9\nfor i in range(80):\n    \
+                  print('round', i, flush=True)\n    time.sleep(0.03)\nwait()\nprint(len(x) == 117, flush=True)";
     for (class, readable) in [("open", true), ("secret", false)] {
-        let id = daemon.submit(&["--class", class], &["python3", "-c", script]);
+        let command = python(&daemon, &format!("{WAITING}{script}"));
+        let id = daemon.submit(&["--class", class], &common::words(&command));
         daemon.wait_for_output(id, "round 1\n");
         daemon.ok(&["preempt", &id.to_string()]);
         let place = daemon.data().join("jobs").join(id.to_string());
@@ -115,14 +132,15 @@ fn checkpoints_that_only_protect_make_room() {
         "shortest_interval": 200, "mean_time_between_failures": 500, "images": 4 << 20,
     });
     let daemon = Daemon::configured(&config, &["--slots", "2"]);
-    let command = holder(16, 300);
+    let command = holder(&daemon, 16, 300);
     let runs = daemon.submit(&["--class", "batch"], &common::words(&command));
     until("it is evicted", || (!events(&daemon, runs, "evicted").is_empty()).then_some(()));
     // A job that sleeps in its checkpoint keeps it, whatever the limit is.
-    let command = holder(16, 20);
+    let command = holder(&daemon, 16, 20);
     let sleeps = daemon.submit(&["--class", "batch"], &common::words(&command));
     daemon.wait_for_output(sleeps, "round 1\n");
     daemon.ok(&["preempt", &sleeps.to_string()]);
+    std::fs::write(may_end(&daemon), "").unwrap();
     daemon.wait_for(runs, "done");
     daemon.ok(&["resume", &sleeps.to_string()]);
     whole(&daemon, sleeps, 20);

@@ -40,6 +40,8 @@ use crate::restore::tasks;
 
 /// The features in what fdinfo shows: above them is a bit of the kernel's own, that it is set up.
 const FEATURES: u64 = (1 << 31) - 1;
+/// A page, in bytes.
+const ONE_PAGE: usize = 4096;
 /// The lowest address that everybody may map (`vm.mmap_min_addr` as it is usual).
 const LOWEST: u64 = 1 << 16;
 /// The end of the addresses of programs.
@@ -187,7 +189,7 @@ fn touch(pid: i32, uffd: BorrowedFd<'_>, place: u64) -> Result<Answer> {
         let mut waited = false;
         while !reader.is_finished() {
             if !waited && waits()? {
-                uffd::zero(uffd, place, PAGE as usize).context(|| "UFFDIO_ZEROPAGE".to_owned())?;
+                uffd::zero(uffd, place, ONE_PAGE).context(|| "UFFDIO_ZEROPAGE".to_owned())?;
                 waited = true;
             }
             std::thread::yield_now();
@@ -261,7 +263,7 @@ impl UserfaultfdRestorer {
         for entry in entries {
             let uffd = part(entry.id, entry.torpor_userfaultfd.as_ref(), "userfaultfd")?;
             let all = [&uffd.areas, &uffd.zero, &uffd.protected, &uffd.poisoned];
-            let is_page = |at: u64| at % PAGE == 0 && (PAGE..END).contains(&at);
+            let is_page = |at: u64| at.is_multiple_of(PAGE) && (PAGE..END).contains(&at);
             let bad = |area: &&TorporUserfaultfdArea| {
                 !is_page(area.start) || !is_page(area.end) || area.start >= area.end
             };

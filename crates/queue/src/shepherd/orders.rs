@@ -143,8 +143,11 @@ impl Shepherd {
             }
             SaveEnd::Failed { refused, text } => {
                 self.back_from_saving();
-                self.tell(&Report::NotSaved { refused, text });
-                self.tell_state();
+                // A job that has ended meanwhile was not refused anything: that it has ended is told next.
+                if self.exit.is_none() {
+                    self.tell(&Report::NotSaved { refused, text });
+                    self.tell_state();
+                }
             }
         }
         if let Some(order) = self.deferred.take()
