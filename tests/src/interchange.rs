@@ -71,9 +71,17 @@ const NEWER_FIELDS: &[&str] = &[
 /// Values of enumerations that came after 3.17.
 const NEWER_VALUES: &[&str] = &["LOONGARCH64", "PIDFD", "RISCV64"];
 
-/// Kinds of images that the old reader does not know.
-const UNKNOWN_KINDS: &[Kind] =
-    &[kind::PIDFD, kind::BINFMT_MISC, kind::BINFMT_MISC_OLD, kind::SIGNAL, kind::PSIGNAL];
+/// Kinds of images that the old reader does not know; the last three are our own.
+const UNKNOWN_KINDS: &[Kind] = &[
+    kind::PIDFD,
+    kind::BINFMT_MISC,
+    kind::BINFMT_MISC_OLD,
+    kind::SIGNAL,
+    kind::PSIGNAL,
+    kind::PAGES_INDEX,
+    kind::PAGES_HOLES,
+    kind::WORKING_SET,
+];
 
 /// Bits of a memory area's status that have had no name in 3.17.
 const NEWER_STATUS: &[(&str, u64)] = &[

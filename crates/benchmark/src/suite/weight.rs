@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::process::Command;
 
@@ -19,9 +19,6 @@ const WEIGHTS: [u32; 2] = [800, 100];
 /// The size of the disk, and of each file that is read, in MiB.
 const DISK: u64 = 320;
 const FILE: u64 = 96;
-
-/// How long both containers may take until their files are there.
-const PREPARE: Duration = Duration::from_secs(4);
 
 /// For how long both read, in ms.
 const TIME: u64 = 1000;
@@ -71,13 +68,12 @@ async fn shares(
     disk: &Disk<'_>,
     groups: &[String],
 ) -> Result<Result<f64, Trouble>, Trouble> {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let at = (now + PREPARE).as_millis();
     let mut pods: Vec<(Pod, Launched)> = Vec::new();
     for group in groups {
         let pod = cell.pod_in(Network::Host, Some(group.clone())).await?;
-        let file = format!("/data/{}", pods.len());
-        let program = format!("weigh --file {file} --size {FILE} --at {at} --time {TIME}");
+        let (own, other) = (pods.len(), 1 - pods.len());
+        let program =
+            format!("weigh --file /data/{own} --size {FILE} --beside /data/{other} --time {TIME}");
         let mounts = vec![Mount {
             container_path: "/data".into(),
             host_path: disk.mounted.display().to_string(),
@@ -100,7 +96,7 @@ async fn shares(
 
 /// What a program says that it has read; it stays.
 async fn said(cell: &Cell<'_>, launched: &Launched) -> Result<f64, Trouble> {
-    let until = Instant::now() + PREPARE + Duration::from_secs(cell.config.deadline);
+    let until = Instant::now() + Duration::from_secs(cell.config.deadline);
     loop {
         let text = launched.text();
         if let Some(bytes) = parse(&text).ok().and_then(|printed| printed["bytes"].as_f64()) {

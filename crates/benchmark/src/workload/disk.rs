@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -70,16 +70,18 @@ const READERS: usize = 4;
 /// What reads past the page cache begin and end at multiples of, in memory and in the file.
 const SECTOR: usize = 4096;
 
-/// Reads at random from a time on, for a time; then it stays.
-pub fn weigh(path: &Path, size: usize, at: Duration, time: Duration) -> io::Result<Value> {
+/// Reads at random for a time, from when the program that has the file `beside` is ready as well; then
+/// it stays.
+pub fn weigh(path: &Path, size: usize, beside: &Path, time: Duration) -> io::Result<Value> {
     let mut file = File::create(path)?;
     for _ in 0..size {
         file.write_all(&vec![1; BLOCK])?;
     }
     file.sync_all()?;
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let wait = at.checked_sub(now).ok_or_else(|| io::Error::other("it was not ready in time"))?;
-    std::thread::sleep(wait);
+    File::create(path.with_extension("ready"))?.sync_all()?;
+    while !beside.with_extension("ready").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let until = Instant::now() + time;
     let bytes = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)

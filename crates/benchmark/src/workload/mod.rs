@@ -92,9 +92,9 @@ pub enum Workload {
         /// Its size in MiB.
         #[arg(long)]
         size: usize,
-        /// When it begins, in ms of the epoch.
+        /// The file of the program that reads at the same time: neither begins before the other is ready.
         #[arg(long)]
-        at: u64,
+        beside: PathBuf,
         /// For how long it reads, in ms.
         #[arg(long)]
         time: u64,
@@ -126,8 +126,8 @@ pub fn run(workload: Workload) -> io::Result<()> {
         Workload::Work { time } => work(Duration::from_millis(time)),
         Workload::Hog { limit } => hog(limit)?,
         Workload::Fork { limit } => fork(limit)?,
-        Workload::Weigh { file, size, at, time } => {
-            weigh(&file, size, Duration::from_millis(at), Duration::from_millis(time))?
+        Workload::Weigh { file, size, beside, time } => {
+            weigh(&file, size, &beside, Duration::from_millis(time))?
         }
         Workload::Heartbeat { size, file } => heartbeat(size, &file)?,
     };
