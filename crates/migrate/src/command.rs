@@ -95,6 +95,9 @@ pub struct MigrateCommand {
     /// While the tasks run, send no more bytes a second than this (K, M and G are understood)
     #[arg(long, value_name = "RATE", value_parser = rate)]
     bandwidth: Option<u64>,
+    /// Send the pages of a round over so many connections at the same time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    connections: usize,
     /// Compress pages as long as the link takes them more slowly than this host could send them. Who sees an encrypted link
     /// then sees how well they compress
     #[arg(long)]
@@ -323,6 +326,7 @@ fn start(command: MigrateCommand) -> Result<()> {
         max_downtime: Duration::from_millis(command.max_downtime),
         max_rounds: command.max_rounds,
         bandwidth: command.bandwidth,
+        connections: command.connections,
         state_dir: whole(&command.state_dir)?,
         work_dir: whole(&command.work_dir)?,
         script: command.script,

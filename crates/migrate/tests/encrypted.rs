@@ -44,11 +44,13 @@ fn every_mode_is_encrypted() {
     let keys = tempfile::tempdir().unwrap();
     let options = certificates(keys.path(), "127.0.0.1");
     let there = agent_with(&options);
-    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+    let modes = ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"];
+    for (mode, connections) in modes.into_iter().zip(["1", "3", "1", "3", "3"]) {
         let here = Host::new();
         let mut counter = Counter::start(5000, 50);
         let pid = counter.pid.to_string();
         let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let args = [&args[..], &["--connections", connections]].concat();
         let report = judge(&here.migrate(&args).args(&options).output().unwrap()).unwrap();
         assert!(report["bytes"].as_u64().unwrap() > 5000 * 4096, "{report}");
         wait_until("it has ended here", || counter.has_ended_here());

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Counter, Host, wait_until};
+use support::{Counter, Host, judge, wait_until};
 
 const PREAMBLE: usize = 12;
 const HEADER: usize = 8;
@@ -326,11 +326,37 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
     }
 }
 
+/// One of several connections that is cut is the loss of the link: before the decision the tasks stay.
+#[test]
+fn one_connection_of_several_that_is_lost_leaves_the_tasks_here() {
+    const SOME: u64 = 500_000;
+    for (mode, round) in [("stop-and-copy", 1), ("pre-copy", 1), ("pipelined", 1), ("pre-copy", 2)]
+    {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let paths = (here.path("proxy.socket"), there.path("agent.socket"));
+        let proxy = Proxy::start_with(paths.0, paths.1, None, Some((round, SOME)));
+        let counter = Counter::start(2000, 1500);
+        let to = format!("unix:{}", proxy.path.display());
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--connections", "3", "--json", &to];
+        let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
+        assert_eq!(proxy.joined.load(Ordering::SeqCst), 3);
+        assert_eq!(counter.running(), [(counter.pid, true)], "{mode}: {error}");
+        counter.goes_on();
+        assert_eq!(here.phases("source"), ["stayed"]);
+        wait_until("the agent notices", || there.phases("destination") == ["stayed"]);
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+    }
+}
+
 /// Tasks that run there and lack pages wait for them, whatever becomes of the connection.
 #[test]
 fn pages_come_over_as_many_connections_as_it_takes() {
     const SHORT: u64 = 400_000;
-    for (mode, round) in [("post-copy", 1), ("hybrid", 2)] {
+    for (mode, round, connections) in
+        [("post-copy", 1, "1"), ("hybrid", 2, "1"), ("hybrid", 2, "3")]
+    {
         let (here, mut there) = (Host::new(), Host::new());
         there.start_agent();
         let agent = there.path("agent.socket");
@@ -339,9 +365,12 @@ fn pages_come_over_as_many_connections_as_it_takes() {
         // What is written from then on is fetched: nearly all, and it looks at each page before.
         let counter = Counter::start(1000, 500);
         let to = format!("unix:{}", proxy.path.display());
-        let report = here.moves(counter.pid, mode, &to).unwrap();
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--connections", connections, "--json", &to];
+        let report = judge(&here.migrate(&args).output().unwrap()).unwrap();
         assert_ne!(report["pid"].as_i64().unwrap(), i64::from(counter.pid));
-        assert!(proxy.joined.load(Ordering::SeqCst) > 2, "{mode}: {report}");
+        let least = 2 * connections.parse::<usize>().unwrap();
+        assert!(proxy.joined.load(Ordering::SeqCst) > least, "{mode}: {report}");
         counter.goes_on();
         let before = counter.count();
         wait_until("it has seen its pages", || counter.count() > before + 20);

@@ -64,6 +64,34 @@ fn every_mode_over_either_kind_of_address() {
 }
 
 #[test]
+fn every_mode_over_several_connections() {
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let mut counter = Counter::start(2000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--connections", "3", "--json"];
+        let output = here.migrate(&args).arg(&there.address).output().unwrap();
+        moved(&mut counter, [&here, &there], &judge(&output).unwrap());
+    }
+}
+
+#[test]
+fn an_agent_takes_no_more_connections_than_it_says() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    for number in ["0", "17"] {
+        let args = ["--pid", &pid, "--connections", number, &there.address];
+        let error = judge(&here.migrate(&args).output().unwrap()).unwrap_err();
+        assert!(error.contains("1 to 16 are possible"), "{error}");
+    }
+    counter.goes_on();
+    assert!(there.phases("destination").is_empty());
+}
+
+#[test]
 fn memory_that_is_written_all_the_time_arrives_as_it_is() {
     let (here, mut there) = (Host::new(), Host::new());
     there.start_agent();

@@ -4,6 +4,7 @@
 //! namespaces is a job of the engine in a process of its own.
 
 mod director;
+mod joining;
 mod place;
 mod rehearsal;
 mod restore;
@@ -15,16 +16,15 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use self::joining::Waiting;
 use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
 use crate::runtime::Container;
 use crate::wire::address::Listener;
-use crate::wire::carrier::Carrier;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
 use crate::wire::tls::Keys;
@@ -69,20 +69,6 @@ impl Settings {
             Subject::Tree { .. } => None,
         }
     }
-}
-
-/// A connection for pages, and the round that it is for.
-type Joined = (u32, OwnedFd);
-
-/// Who waits for connections for pages.
-#[derive(Debug, Clone)]
-struct Waiting {
-    /// Of which migration they are.
-    id: String,
-    /// Where a round takes its connection from.
-    rounds: Sender<Joined>,
-    /// What needs connections as long as the tasks lack pages.
-    carrier: Option<Arc<Carrier>>,
 }
 
 /// The daemon.
@@ -143,7 +129,7 @@ impl Agent {
         match line.hear()? {
             Request::Begin(begin) => session::run(self, line, *begin),
             Request::Rehearse(begin) => rehearsal::run(self, line, &begin),
-            Request::Join { token, round } => self.join(line, &token, round),
+            Request::Join { token, round, set } => self.join(line, &token, round, set),
             Request::Query { id } => {
                 self.leave_alone(&id);
                 let reply = settle::answer(&self.settings, &id);
@@ -154,19 +140,16 @@ impl Agent {
         }
     }
 
-    fn join(&self, mut line: Line, token: &str, round: u32) -> Result<()> {
-        let Some(waiting) = self.joining().get(token).cloned() else {
+    fn join(&self, mut line: Line, token: &str, round: u32, set: u64) -> Result<()> {
+        let announced = self.joining().get_mut(token).map(|waiting| waiting.announce(set));
+        if announced != Some(true) {
             return line.say(&refusal(&Error::refused("no migration waits for this connection")));
-        };
-        line.say(&Reply::Joined)?;
-        if let Some(carrier) = waiting.carrier {
-            carrier.attach(line.into_socket());
-            return Ok(());
         }
-        waiting
-            .rounds
-            .send((round, line.into_socket()))
-            .map_err(|_| Error::Protocol("a connection joined too late".to_owned()))
+        line.say(&Reply::Joined)?;
+        match self.joining().get_mut(token) {
+            Some(waiting) => waiting.hand_over(set, round, line.into_socket()),
+            None => Ok(()),
+        }
     }
 
     /// A source that asks what has become of a migration does not serve its pages any more.

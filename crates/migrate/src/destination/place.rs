@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
-use super::{Agent, Joined, Waiting};
+use super::Agent;
+use super::joining::{Joined, Set, Waiting};
 use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
@@ -13,6 +14,7 @@ use crate::runtime::{self, Terms};
 use crate::task::Task;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
+use crate::wire::spread::MAX_CONNECTIONS;
 use crate::work::WorkDir;
 
 /// Whether something may come, as far as it can be told from what announces it.
@@ -22,6 +24,12 @@ use crate::work::WorkDir;
 pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result<()> {
     if !begin.ignore_cpu {
         begin.host.can_move_to(here)?;
+    }
+    if !(1..=MAX_CONNECTIONS).contains(&begin.connections) {
+        return Err(Error::refused(format!(
+            "pages over {} connections: 1 to {MAX_CONNECTIONS} are possible",
+            begin.connections
+        )));
     }
     let Some(container) = agent.settings.container(&begin.subject) else { return Ok(()) };
     container.check()?;
@@ -71,8 +79,10 @@ impl<'a> Place<'a> {
         let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
         let token = new_id()?;
         let work = WorkDir::create(agent.settings.work_dir.join(&begin.id))?;
-        let (rounds, joined) = mpsc::channel();
-        let waiting = Waiting { id: begin.id.clone(), rounds, carrier: None };
+        // The next round begins when this one is there.
+        let (rounds, joined) = mpsc::sync_channel(1);
+        let (id, connections) = (begin.id.clone(), begin.connections);
+        let waiting = Waiting { id, rounds, carrier: None, connections, set: Set::default() };
         agent.joining().insert(token.clone(), waiting);
         let (bundle, files) = (PathBuf::new(), None);
         let mut place = Self { agent, begin, token, joined, ledger, work, bundle, files };

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,8 @@ use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
 use crate::wire::frame::{Line, MAX_FRAME};
 use crate::wire::message::{Begin, Reply, Request, is_image};
-use crate::wire::relay::{Budget, Meter, metered};
+use crate::wire::relay::{Budget, Meter};
+use crate::wire::spread::unite;
 
 /// How long the destination may be silent while something is waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -44,9 +46,8 @@ pub enum Happening {
 /// The way to the destination.
 #[derive(Debug)]
 pub struct Link {
-    to: Peer,
     line: Line,
-    token: String,
+    pages: Arc<Pages>,
     budget: Budget,
     /// Counts what goes there.
     pub meter: Arc<Meter>,
@@ -74,22 +75,25 @@ impl Link {
         line.say(request)?;
         match line.hear()? {
             Reply::Ready { token, host } => {
-                let meter = Meter::new(limit);
-                Ok((Self { to: to.clone(), line, token, budget: Budget::new(), meter }, host))
+                let connections = match request {
+                    Request::Begin(begin) => begin.connections,
+                    _ => 1,
+                };
+                let pages = Pages { to: to.clone(), token, connections, sets: AtomicU64::new(0) };
+                let (budget, meter) = (Budget::new(), Meter::new(limit));
+                Ok((Self { line, pages: Arc::new(pages), budget, meter }, host))
             }
             reply => Err(unexpected(reply)),
         }
     }
 
-    /// A connection for the pages of a round.
+    /// A connection for the pages of a round: one, or several that are used as one.
     ///
     /// # Errors
     /// If it does not come about.
     pub fn join(&self, round: u32) -> Result<OwnedFd> {
-        match join(&self.to, &self.token, round)? {
-            (line, Reply::Joined) => metered(line.into_socket(), &self.meter),
-            (_, reply) => Err(unexpected(reply)),
-        }
+        let all = self.pages.join(round)?.map_err(unexpected)?;
+        unite(all, Some(&self.meter))
     }
 
     /// What carries the pages that are fetched later, over as many connections as it takes, and
@@ -98,14 +102,11 @@ impl Link {
     /// # Errors
     /// If the first connection does not come about.
     pub fn carry(&self, round: u32) -> Result<(Arc<Carrier>, OwnedFd)> {
-        let first = match join(&self.to, &self.token, round)? {
-            (line, Reply::Joined) => line.into_socket(),
-            (_, reply) => return Err(unexpected(reply)),
-        };
+        let first = self.pages.join(round)?.map_err(unexpected)?;
         let (carrier, ours) = Carrier::start(Some(Arc::clone(&self.meter)))?;
-        carrier.attach(first);
-        let (to, token, kept) = (self.to.clone(), self.token.clone(), Arc::clone(&carrier));
-        thread::spawn(move || keep_connected(&kept, || join(&to, &token, round)));
+        carrier.attach(unite(first, None)?);
+        let (pages, kept) = (Arc::clone(&self.pages), Arc::clone(&carrier));
+        thread::spawn(move || keep_connected(&kept, || pages.join(round)));
         Ok((carrier, ours))
     }
 
@@ -275,24 +276,51 @@ impl Link {
     }
 }
 
-/// Connects for the pages of a round, and hears what is said to that.
-fn join(to: &Peer, token: &str, round: u32) -> Result<(Line, Reply)> {
-    let mut line = Line::open(to.connect()?)?;
-    line.say(&Request::Join { token: token.to_owned(), round })?;
-    let reply = line.hear()?;
-    Ok((line, reply))
+/// How connections for pages are made.
+#[derive(Debug)]
+struct Pages {
+    to: Peer,
+    token: String,
+    /// How many are used as one.
+    connections: usize,
+    /// How often they were made.
+    sets: AtomicU64,
+}
+
+/// Connections that are used as one, or why the destination does not want them.
+type Answer = std::result::Result<Vec<OwnedFd>, Reply>;
+
+impl Pages {
+    /// Connects for the pages of a round.
+    fn join(&self, round: u32) -> Result<Answer> {
+        let set = self.sets.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut all = Vec::new();
+        for _ in 0..self.connections {
+            let mut line = Line::open(self.to.connect()?)?;
+            line.say(&Request::Join { token: self.token.clone(), round, set })?;
+            match line.hear()? {
+                Reply::Joined => all.push(line.into_socket()),
+                reply => return Ok(Err(reply)),
+            }
+        }
+        Ok(Ok(all))
+    }
 }
 
 /// Makes each connection that is lost anew, until the destination does not want it any more.
-fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<(Line, Reply)>) {
+fn keep_connected(carrier: &Carrier, join: impl Fn() -> Result<Answer>) {
     while carrier.wait_lost() {
         tracing::warn!("the connection for pages is lost: the tasks wait for another one");
         let start = Instant::now();
         loop {
-            match join() {
-                Ok((line, Reply::Joined)) => break carrier.attach(line.into_socket()),
+            let joined = match join() {
+                Ok(Ok(all)) => unite(all, None),
                 // It has all, or has given the tasks up.
-                Ok(_) => return carrier.give_up(),
+                Ok(Err(_)) => return carrier.give_up(),
+                Err(error) => Err(error),
+            };
+            match joined {
+                Ok(one) => break carrier.attach(one),
                 Err(error) if start.elapsed() > DAY => {
                     tracing::warn!("{error}");
                     return carrier.give_up();

@@ -64,6 +64,8 @@ pub struct Plan {
     pub max_rounds: u32,
     /// Bytes a second while the tasks run.
     pub bandwidth: Option<u64>,
+    /// How many connections the pages of a round go over.
+    pub connections: usize,
     /// Where records are kept.
     pub state_dir: PathBuf,
     /// Where images are made.
@@ -183,6 +185,7 @@ impl<'a> Source<'a> {
             is_lazy: plan.mode.is_lazy(),
             ignore_cpu: plan.ignore_cpu,
             with_rootfs: plan.with_rootfs,
+            connections: plan.connections,
         };
         let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
         let work_dir = work_dir(plan, &id);

@@ -68,6 +68,7 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         is_lazy: plan.mode.is_lazy(),
         ignore_cpu: plan.ignore_cpu,
         with_rootfs: plan.with_rootfs,
+        connections: plan.connections,
     };
     let mut refused = Vec::new();
     let mut note = |error: &Error| {

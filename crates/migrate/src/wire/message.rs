@@ -27,6 +27,8 @@ pub enum Request {
         token: String,
         /// The round.
         round: u32,
+        /// Which connections make one together; of a higher number if they are made anew.
+        set: u64,
     },
     /// The pages of a round come over the connection that has joined for it.
     Round {
@@ -100,6 +102,8 @@ pub struct Begin {
     /// Whether the root file system of the container comes along.
     #[serde(default)]
     pub with_rootfs: bool,
+    /// How many connections the pages of a round come over.
+    pub connections: usize,
 }
 
 /// What moves.

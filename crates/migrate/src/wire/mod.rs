@@ -11,6 +11,7 @@ pub mod carrier;
 pub mod frame;
 pub mod message;
 pub mod relay;
+pub mod spread;
 pub mod tls;
 
 /// The agent at an address, and how it is known to be it.
