@@ -1,8 +1,9 @@
 //! Files that survive the loss of power, and where things lie in the data directory.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -79,6 +80,12 @@ impl JobDir {
         self.checkpoint(seq).join("durable")
     }
 
+    /// What the object store has of the job.
+    #[must_use]
+    pub fn pieces(&self) -> PathBuf {
+        self.0.join("pieces.json")
+    }
+
     /// What a container is made of, once that was looked up.
     #[must_use]
     pub fn origin(&self) -> PathBuf {
@@ -141,17 +148,21 @@ pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-/// Bytes of the files in a directory and below.
+/// Bytes that the files in a directory and below take, but for those with an inode in `seen`,
+/// where they are noted.
 ///
 /// # Errors
 /// The kernel's.
-pub fn size(dir: &Path) -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
+pub fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let meta = entry.metadata()?;
-        sum += if meta.is_dir() { size(&entry.path())? } else { meta.blocks() * 512 };
+        if meta.is_dir() {
+            sum += size(&entry.path(), seen)?;
+        } else if seen.insert(meta.ino()) {
+            sum += meta.blocks() * 512;
+        }
     }
     Ok(sum)
 }

@@ -16,6 +16,7 @@ pub mod docker;
 pub mod load;
 pub mod migration;
 pub mod network;
+pub mod objects;
 pub mod podman;
 pub mod process;
 pub mod redis;

@@ -83,6 +83,34 @@ impl Drain {
     }
 }
 
+/// `adopt`
+#[derive(Debug, Args)]
+pub struct Adopt {
+    /// The names of the checkpoints; without, those of other daemons are listed
+    names: Vec<String>,
+}
+
+impl Adopt {
+    /// Takes jobs in and prints their numbers, or lists what there is.
+    ///
+    /// # Errors
+    /// If the daemon does not answer, this user may not, or one cannot be had.
+    pub fn run(self) -> Result<ExitCode, String> {
+        let client = client()?;
+        if self.names.is_empty() {
+            for one in client.json("GET", "/v1/store", b"")?.as_array().into_iter().flatten() {
+                let word = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
+                println!("{} {}", word("name"), word("class"));
+            }
+        }
+        for name in self.names {
+            let job = client.json("POST", &format!("/v1/store/adopt?name={name}"), b"")?;
+            println!("{}", job["id"]);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
 /// `quota`
 #[derive(Debug, Args)]
 pub struct QuotaCommand {

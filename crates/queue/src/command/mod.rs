@@ -48,6 +48,8 @@ pub enum QueueCommand {
     Top(machine::Top),
     /// Let all jobs give way, and start no others
     Drain(machine::Drain),
+    /// Let jobs go on here whose machine is gone for good, from their checkpoints in the store
+    Adopt(machine::Adopt),
     /// Show quotas, or set one
     Quota(machine::QuotaCommand),
     /// Be the driver of a GitLab custom executor
@@ -102,6 +104,7 @@ pub fn run(command: QueueCommand) -> ExitCode {
         QueueCommand::Check(check) => check.run(),
         QueueCommand::Top(top) => top.run(),
         QueueCommand::Drain(drain) => drain.run(),
+        QueueCommand::Adopt(adopt) => adopt.run(),
         QueueCommand::Quota(quota) => quota.run(),
         QueueCommand::Gitlab(gitlab) => return gitlab.run(),
     };

@@ -27,6 +27,9 @@ pub struct Serve {
     /// Classes, shares, quotas and times, in JSON
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Where checkpoints are kept apart from this machine: dir:PATH or s3://BUCKET/PREFIX
+    #[arg(long, value_name = "PLACE", value_parser = place)]
+    store: Option<String>,
     /// The means by which jobs may give way: stop, checkpoint, command, kill
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = means)]
     means: Option<Vec<Means>>,
@@ -50,6 +53,10 @@ fn means(word: &str) -> Result<Means, String> {
         .map_err(|_| "means are stop, checkpoint, command and kill".to_owned())
 }
 
+fn place(word: &str) -> Result<String, String> {
+    crate::objects::Objects::at(word).map(|_| word.to_owned())
+}
+
 impl Serve {
     /// Runs the daemon.
     ///
@@ -64,6 +71,7 @@ impl Serve {
             return Err("a machine needs at least one slot".to_owned());
         }
         config.slots = self.slots.or(config.slots);
+        config.store = self.store.or(config.store);
         if let Some(means) = &self.means {
             config.allow_only(means);
         }

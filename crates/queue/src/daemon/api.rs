@@ -58,6 +58,11 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
         ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(|owner| who.may(owner))),
         ("GET", ["v1", "events"]) => events(queue, who, request),
         ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
+        ("GET", ["v1", "store"]) => admin(who, || told(super::objects::others(queue))),
+        ("POST", ["v1", "store", "adopt"]) => admin(who, || {
+            let adopted = super::objects::adopt(queue, request.query("name").unwrap_or(""));
+            told(adopted.map(|id| json!({ "id": id })))
+        }),
         ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),
         ("PUT", ["v1", "quotas", name]) => admin(who, || set_quota(queue, name, request)),
         (method, ["v1", "jobs", id, rest @ ..]) => match allowed(queue, who, id) {
@@ -84,6 +89,13 @@ pub fn import(
 
 fn admin(who: &Identity, work: impl FnOnce() -> Response) -> Response {
     if who.admin { work() } else { Response::problem(403, "only administrators may do this") }
+}
+
+fn told(answer: Result<Value, String>) -> Response {
+    match answer {
+        Ok(value) => Response::json(&value),
+        Err(text) => Response::problem(409, &text),
+    }
 }
 
 fn allowed(queue: &Queue, who: &Identity, id: &str) -> Result<JobId, Response> {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::objects::Objects;
 use crate::preemption::Means;
 use crate::scheduler::{Class, Guarantee, Millis, Rules};
 
@@ -40,6 +41,8 @@ pub struct Config {
     /// Bytes that all checkpoints may take (default: no limit). Those that only protect jobs
     /// that run are given up first, the largest before the others.
     pub images: Option<u64>,
+    /// Where checkpoints are kept apart from this machine: `dir:PATH`, or `s3://BUCKET/PREFIX`.
+    pub store: Option<String>,
 }
 
 impl Default for Config {
@@ -72,6 +75,7 @@ impl Default for Config {
             compress: Some("lz4".to_owned()),
             pool: BTreeMap::new(),
             images: None,
+            store: None,
         }
     }
 }
@@ -96,6 +100,9 @@ impl Config {
         let guarantee = self.rules.guarantee;
         if guarantee.every <= 0 || guarantee.slice <= 0 {
             return Err("a guarantee needs times above 0".to_owned());
+        }
+        if let Some(place) = &self.store {
+            Objects::at(place)?;
         }
         for (name, class) in &self.rules.classes {
             if class.slice.is_some_and(|slice| slice <= 0) {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use serde_json::{Value, json};
 
 use super::config::Config;
+use super::objects::Depot;
 use super::record::{Place, Record};
 use super::store::{Error, Store};
 use crate::files::{self, JobDir};
@@ -98,6 +99,8 @@ pub struct Core {
     pub(super) followers: BTreeMap<JobId, (u32, Millis)>,
     /// Jobs that are on their way to another machine, or followed there.
     pub(super) transfers: BTreeSet<JobId>,
+    /// What is in the object store.
+    pub depot: Depot,
     /// What names this daemon to others: nobody else's jobs have keys that begin with it.
     pub(super) name: String,
     /// How other machines of the pool are spoken to.
@@ -131,7 +134,7 @@ impl Core {
             }
         };
         let refusals = store.refusals()?.into_iter().collect();
-        Ok(Self {
+        let mut core = Self {
             queue: Weak::new(),
             data,
             config,
@@ -150,11 +153,14 @@ impl Core {
             not_before: BTreeMap::new(),
             followers: BTreeMap::new(),
             transfers: BTreeSet::new(),
+            depot: Depot::default(),
             name,
             pool: None,
             ending: BTreeMap::new(),
             trouble: None,
-        })
+        };
+        core.read_pieces();
+        Ok(core)
     }
 
     /// After a start of the daemon, jobs that may have a shepherd stay as they are until
@@ -225,6 +231,10 @@ impl Core {
         let Some(record) = self.jobs.get_mut(&id) else { return };
         let before = record.ran;
         record.go(place, now);
+        if matches!(place, Place::Running | Place::Ended) {
+            self.depot.has_served(id);
+        }
+        let Some(record) = self.jobs.get(&id) else { return };
         let ran = record.ran - before;
         if ran > 0 {
             let half_life = self.config.rules.shares.half_life;
@@ -250,6 +260,7 @@ impl Core {
             record.ended = Some(now);
             record.note = note.clone().or_else(|| record.note.take());
             record.shepherd = false;
+            record.stored = None;
         }
         self.go(id, Place::Ended, "ended", json!({ "exit": exit.number(), "note": note }));
         self.links.remove(&id);
@@ -258,6 +269,7 @@ impl Core {
         self.not_before.remove(&id);
         self.last_save.remove(&id);
         self.saving.remove(&id);
+        self.count_stored();
         self.keep_facts();
         let dir = self.dir(id);
         super::disk::remove_all(&dir);

@@ -1,8 +1,12 @@
 //! Checkpoints on disk: which there are, and which are needed no more.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use crate::bundle::Bundle;
 use crate::files::{self, JobDir};
 use crate::shepherd::engine;
 
@@ -46,10 +50,56 @@ pub fn chain(dir: &JobDir, seq: u64) -> Vec<u64> {
     found
 }
 
-/// Bytes of all checkpoints of a job.
+/// Bytes that all checkpoints of a job take. A file that several of them share counts once.
 #[must_use]
 pub fn bytes(dir: &JobDir) -> u64 {
-    numbers(dir).into_iter().filter_map(|seq| files::size(&dir.checkpoint(seq)).ok()).sum()
+    let mut seen = HashSet::new();
+    let size = |seq| files::size(&dir.checkpoint(seq), &mut seen).ok();
+    numbers(dir).into_iter().filter_map(size).sum()
+}
+
+/// All that a job needs elsewhere to go on from a checkpoint, or to begin.
+///
+/// # Errors
+/// The kernel's.
+pub fn bundle(dir: &JobDir, seq: Option<u64>) -> io::Result<Bundle> {
+    let chain = seq.map(|seq| chain(dir, seq)).unwrap_or_default();
+    let names: Vec<String> = chain.iter().map(|seq| format!("checkpoint-{seq}")).collect();
+    Bundle::of(dir.path(), |path| {
+        let mut parts = path.iter().filter_map(|part| part.to_str());
+        match (parts.next(), parts.next()) {
+            (Some("out" | "err" | "in" | "in.end" | "container.json"), _) => true,
+            // Of its own files, only what belongs to the newest one is needed.
+            (Some(name), Some("work" | "upper")) => {
+                names.first().is_some_and(|first| first == name)
+            }
+            (Some(name), _) => names.iter().any(|known| known == name),
+            _ => false,
+        }
+    })
+}
+
+/// Moves what was unpacked in `from` to a job's directory, which has lost its checkpoint. What is
+/// there already is newer and stays.
+///
+/// # Errors
+/// The kernel's.
+pub fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
+    fs::create_dir_all(dir.path())?;
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = dir.path().join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            // One that is there is not whole.
+            let _ = fs::remove_dir_all(&to);
+        } else if to.exists() {
+            continue;
+        }
+        fs::rename(entry.path(), to)?;
+    }
+    files::sync_dir(dir.path())?;
+    fs::remove_dir_all(from)
 }
 
 /// Makes checkpoints that were complete when their shepherd died durable ones, and removes

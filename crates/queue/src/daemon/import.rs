@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -49,24 +50,30 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     }
     let mut text = Vec::new();
     Read::take(&mut *body, length).read_to_end(&mut text)?;
-    let Handover { record } = serde_json::from_slice(&text)?;
-    record.spec.check().map_err(io::Error::other)?;
     let place = queue.lock().data.join("incoming").join(key);
-    let _ = fs::remove_dir_all(&place);
-    fs::create_dir_all(&place)?;
-    let unpacked = bundle::unpack(body, &place)
+    let record = unpack(&text, body, &place)?;
+    queue.change(|core| core.adopt(key, record, &place))
+}
+
+/// Unpacks a job with this description in `place`, from where it is adopted.
+pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Result<Record> {
+    let Handover { record } = serde_json::from_slice(job)?;
+    record.spec.check().map_err(io::Error::other)?;
+    let _ = fs::remove_dir_all(place);
+    fs::create_dir_all(place)?;
+    let unpacked = bundle::unpack(from, place)
         .and_then(|()| files::write_stable(&place.join("spec.json"), &record.spec))
-        .and_then(|()| files::sync_tree(&place));
+        .and_then(|()| files::sync_tree(place));
     if let Err(e) = unpacked {
-        let _ = fs::remove_dir_all(&place);
+        let _ = fs::remove_dir_all(place);
         return Err(e);
     }
-    queue.change(|core| core.adopt(key, record, &place))
+    Ok(record)
 }
 
 impl Core {
     /// Keeps a job whose files are all here.
-    fn adopt(&mut self, key: &str, from: Record, place: &std::path::Path) -> io::Result<JobId> {
+    pub(super) fn adopt(&mut self, key: &str, from: Record, place: &Path) -> io::Result<JobId> {
         use std::os::unix::fs::PermissionsExt;
         let now = files::now();
         let known = self.store.submitted_as(key).map_err(io::Error::other)?;

@@ -50,12 +50,18 @@ impl Core {
             self.jobs.values().map(of).sum()
         };
         let used = count(&|j| if j.place.holds_slots() { j.spec.slots.into() } else { 0 });
-        let numbers: [(&str, &str, &str, u64); 6] = [
+        let numbers: [(&str, &str, &str, u64); 7] = [
             ("preemptions_total", "counter", "Preemptions.", count(&|j| j.preemptions.into())),
             ("runs_total", "counter", "Runs that were started.", count(&|j| j.run)),
             ("slots", "gauge", "Slots of this machine.", self.config.slots().into()),
             ("slots_used", "gauge", "Slots that jobs have.", used),
-            ("image_bytes", "gauge", "Bytes of checkpoints.", self.image_bytes()),
+            ("image_bytes", "gauge", "Bytes of checkpoints on disk.", self.image_bytes()),
+            (
+                "stored_bytes",
+                "gauge",
+                "Bytes of checkpoints in the object store.",
+                self.depot.bytes,
+            ),
             (
                 "stopped_jobs",
                 "gauge",

@@ -10,6 +10,7 @@ mod import;
 mod link;
 mod listen;
 mod metrics;
+mod objects;
 mod plan;
 mod pool;
 #[cfg(test)]

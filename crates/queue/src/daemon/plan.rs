@@ -47,11 +47,14 @@ impl Core {
             let spec = &record.spec;
             // What runs now counts as it runs, not only when it stops.
             usage.add(&spec.project, &spec.owner, spec.slots, record.ran_by(now) - record.ran);
-            if record.durable.is_some() {
+            if record.durable.is_some() && !record.only_stored {
                 for name in share::names(&spec.owner, &spec.project) {
                     *usage.images.entry(name).or_default() += record.image_bytes;
                 }
             }
+        }
+        for (name, bytes) in &self.depot.by_name {
+            *usage.images.entry(name.clone()).or_default() += bytes;
         }
         World {
             now,
@@ -136,6 +139,9 @@ impl Core {
                 None => format!("it is on its way to {machine}"),
             });
         }
+        if let Some(why) = self.waits_for_store(record.id) {
+            return Some(why);
+        }
         let pending =
             |id: &&JobId| self.jobs.get(id).is_some_and(|job| job.exit != Some(Exit::Code(0)));
         let first = record.spec.after.iter().find(pending)?;
@@ -161,6 +167,7 @@ impl Core {
                 self.go(id, Place::Waking, "continuing", json!({}));
                 self.order(id, &Order::Continue);
             }
+            Place::Asleep if self.must_fetch(id) => self.fetch(id),
             Place::Asleep if record.shepherd => {
                 self.go(id, Place::Waking, "waking", json!({}));
                 self.order(id, &Order::Restore);
@@ -213,8 +220,12 @@ impl Core {
     }
 
     /// How the images of a job are written.
-    fn style(&self, id: JobId) -> Style {
-        let class = self.jobs.get(&id).map_or("", |record| record.spec.class.as_str());
+    pub(super) fn style(&self, id: JobId) -> Style {
+        self.style_of(self.jobs.get(&id).map_or("", |record| record.spec.class.as_str()))
+    }
+
+    /// How the images of the jobs of a class are written.
+    pub(super) fn style_of(&self, class: &str) -> Style {
         let rules = &self.config.rules;
         let class = rules.classes.get(class).unwrap_or(&rules.other);
         Style {

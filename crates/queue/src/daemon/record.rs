@@ -121,6 +121,24 @@ pub struct Record {
     /// The other machine that it goes to, or has gone to.
     #[serde(default)]
     pub destination: Option<Destination>,
+    /// Its newest checkpoint in the object store that counts.
+    #[serde(default)]
+    pub stored: Option<Stored>,
+    /// Whether the object store has, or may have, something under its name.
+    #[serde(default)]
+    pub named: bool,
+    /// Whether its newest checkpoint is in the object store only.
+    #[serde(default)]
+    pub only_stored: bool,
+}
+
+/// A checkpoint in the object store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// Its number.
+    pub seq: u64,
+    /// Milliseconds of work that are in it.
+    pub saved: Millis,
 }
 
 impl Record {
@@ -157,6 +175,9 @@ impl Record {
             overhead: 0,
             lost: 0,
             destination: None,
+            stored: None,
+            named: false,
+            only_stored: false,
         }
     }
 

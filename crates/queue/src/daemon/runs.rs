@@ -144,9 +144,10 @@ impl Core {
             // Its news was overtaken.
             return;
         }
-        disk::keep_only(&dir, seq);
+        disk::keep_only(&dir, self.oldest_needed(id, seq));
         if let Some(record) = self.jobs.get_mut(&id) {
             record.durable = Some(seq);
+            record.only_stored = false;
             record.image_bytes = disk::bytes(&dir);
         }
         self.save(id, Some(("durable", json!({ "seq": seq }))));
@@ -266,7 +267,12 @@ impl Core {
         }
         record.shepherd = false;
         disk::adopt(&dir);
-        record.durable = disk::newest(&dir);
+        let here = disk::newest(&dir);
+        record.durable = here.max(record.stored.map(|stored| stored.seq));
+        record.only_stored = here < record.durable;
+        if let Some(stored) = record.stored.filter(|_| record.only_stored) {
+            record.saved = stored.saved;
+        }
         let now = files::now();
         let place = if record.durable.is_some() { Place::Asleep } else { Place::Queued };
         record.go(place, now);
@@ -301,9 +307,10 @@ impl Core {
             record.failures += 1;
             record.saved = 0;
             record.ran = 0;
-            record.durable = None;
+            (record.durable, record.stored, record.only_stored) = (None, None, false);
             record.base = lengths;
             disk::remove_all(&self.dir(id));
+            self.count_stored();
             let data = json!({ "exit": ending.exit.number() });
             return self.go(id, Place::Queued, "retried", data);
         }

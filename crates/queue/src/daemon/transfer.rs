@@ -8,7 +8,6 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -20,7 +19,6 @@ use super::core::{Core, Queue};
 use super::follow::{FRAME_END, FRAME_ERR, FRAME_OUT};
 use super::record::{Place, Record};
 use super::{disk, pool};
-use crate::bundle::Bundle;
 use crate::files;
 use crate::http::Client;
 use crate::preemption::Means;
@@ -144,6 +142,9 @@ impl Core {
             let order = self.checkpoint(id, false, 0);
             return self.order(id, &order);
         }
+        if ready && self.must_fetch(id) {
+            return self.fetch(id);
+        }
         let Some(queue) = self.queue.upgrade().filter(|_| ready) else { return };
         if let Some(record) = self.jobs.get_mut(&id)
             && record.shepherd
@@ -193,7 +194,10 @@ impl Transfer {
                 if let Some(record) = core.jobs.get_mut(&self.id) {
                     record.destination = Some(self.destination.clone());
                     record.held = false;
+                    // The other machine keeps its own.
+                    record.stored = None;
                 }
+                core.count_stored();
                 core.go(self.id, Place::Away, "moved", there);
                 core.jobs.get(&self.id).is_some_and(|record| record.cancelled)
             });
@@ -222,21 +226,7 @@ impl Transfer {
             let core = self.queue.lock();
             (core.jobs.get(&self.id).cloned().ok_or("it is gone")?, core.dir(self.id))
         };
-        let chain = record.durable.map(|seq| disk::chain(&dir, seq)).unwrap_or_default();
-        let names: Vec<String> = chain.iter().map(|seq| format!("checkpoint-{seq}")).collect();
-        let wanted = |path: &Path| {
-            let mut parts = path.iter().filter_map(|part| part.to_str());
-            match (parts.next(), parts.next()) {
-                (Some("out" | "err" | "in" | "in.end" | "container.json"), _) => true,
-                // Of its own files, only what belongs to the newest one is needed.
-                (Some(name), Some("work" | "upper")) => {
-                    names.first().is_some_and(|first| first == name)
-                }
-                (Some(name), _) => names.iter().any(|known| known == name),
-                _ => false,
-            }
-        };
-        let bundle = Bundle::of(dir.path(), wanted).map_err(|e| e.to_string())?;
+        let bundle = disk::bundle(&dir, record.durable).map_err(|e| e.to_string())?;
         let handover = serde_json::to_vec(&Handover { record }).map_err(|e| e.to_string())?;
         let length = 8 + handover.len() as u64 + bundle.length();
         let path = format!("/v1/import?key={}", self.destination.key);

@@ -30,25 +30,38 @@ impl Core {
             self.transfer_if_ready(id);
         }
         self.make_room();
+        self.tend_store(now);
     }
 
-    /// Gives up checkpoints that are there only because the machine might fail, the largest
-    /// first, until all of them take no more than they may. Those that jobs sleep in stay.
+    /// Gives up checkpoints on disk until all of them take no more than they may: those that are
+    /// in the object store as well, then those that are there only because the machine might
+    /// fail, the largest of each first. Those that jobs sleep in and that are nowhere else stay.
     fn make_room(&mut self) {
         let Some(most) = self.config.images else { return };
         while self.image_bytes() > most {
             let spare = self.jobs.values().filter(|job| {
-                let busy = self.saving.contains(&job.id);
-                job.place == Place::Running && job.durable.is_some() && !busy
+                let busy = self.saving.contains(&job.id)
+                    || self.is_storing(job.id)
+                    || self.depot.has_brought(job.id);
+                let running = job.place == Place::Running;
+                let asleep = job.place == Place::Asleep && self.is_stored(job);
+                (running || asleep) && job.durable.is_some() && !job.only_stored && !busy
             });
-            let Some(id) = spare.max_by_key(|job| job.image_bytes).map(|job| job.id) else {
+            let cheapest =
+                |job: &&Record| (self.is_stored(job), job.place == Place::Running, job.image_bytes);
+            let Some(id) = spare.max_by_key(cheapest).map(|job| job.id) else {
                 return;
             };
             disk::remove_all(&self.dir(id));
             let mut bytes = 0;
             if let Some(record) = self.jobs.get_mut(&id) {
                 bytes = record.image_bytes;
-                (record.durable, record.image_bytes, record.saved) = (None, 0, 0);
+                record.durable = record.stored.map(|stored| stored.seq);
+                record.saved = record.stored.map_or(0, |stored| stored.saved);
+                record.only_stored = record.stored.is_some();
+                if !record.only_stored {
+                    record.image_bytes = 0;
+                }
             }
             self.dirt.remove(&id);
             self.save(id, Some(("evicted", json!({ "bytes": bytes }))));

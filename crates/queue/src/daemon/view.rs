@@ -49,6 +49,8 @@ impl Core {
         value["since"] = json!(record.since);
         value["checkpoint"] = json!(record.durable);
         value["image_bytes"] = json!(record.image_bytes);
+        value["stored"] = json!(record.stored.map(|stored| stored.seq));
+        value["only_stored"] = json!(record.only_stored);
         value["overhead_ms"] = json!(record.overhead);
         value["lost_ms"] = json!(record.lost);
         value["held"] = json!(record.held);
@@ -132,6 +134,8 @@ impl Core {
             "slots_used": used,
             "memory_free": self.world().memory_free,
             "image_bytes": self.image_bytes(),
+            "stored_bytes": self.depot.bytes,
+            "store_trouble": self.depot.trouble,
             "draining": self.draining,
             "processor": super::pool::processor(),
             "pool": self.config.pool.keys().collect::<Vec<_>>(),
@@ -143,11 +147,12 @@ impl Core {
         })
     }
 
-    /// Bytes of all checkpoints.
+    /// Bytes of all checkpoints on disk.
     #[must_use]
     pub fn image_bytes(&self) -> u64 {
         let live = self.jobs.values().filter(|job| job.place != Place::Ended);
         live.filter(|job| job.durable.is_some() || job.place == Place::Asleep)
+            .filter(|job| !job.only_stored)
             .map(|job| job.image_bytes)
             .sum()
     }

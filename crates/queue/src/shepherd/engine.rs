@@ -2,6 +2,7 @@
 //! own: the shepherd's first thread waits for its own children only, and so never takes
 //! a worker's end away from the thread that waits for it.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -187,7 +188,7 @@ impl Save {
         }
         fs::write(dir.join("record.json"), serde_json::to_vec(&record)?)?;
         let frozen_us = outcome.report.statistics.get("frozen_time").copied().unwrap_or(0);
-        let bytes = files::size(&dir).unwrap_or(0);
+        let bytes = files::size(&dir, &mut HashSet::new()).unwrap_or(0);
         let since = base.map(|base| base.at.elapsed().as_millis());
         let saved = Saved {
             seq: self.seq,

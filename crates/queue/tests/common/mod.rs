@@ -61,6 +61,7 @@ pub struct Daemon {
     pub dir: TempDir,
     child: Option<Child>,
     args: Vec<String>,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Daemon {
@@ -68,19 +69,24 @@ impl Daemon {
     pub fn start(args: &[&str]) -> Self {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
         let dir = tempfile::Builder::new().prefix("torpor-queue-").tempdir().unwrap();
-        let mut daemon = Self { dir, child: None, args };
+        let mut daemon = Self { dir, child: None, args, env: Vec::new() };
         daemon.launch();
         daemon
     }
 
     /// Starts one with a configuration.
     pub fn configured(config: &Value, args: &[&str]) -> Self {
+        Self::in_environment(config, args, &[])
+    }
+
+    /// Starts one with a configuration and these variables.
+    pub fn in_environment(config: &Value, args: &[&str], env: &[(&'static str, String)]) -> Self {
         let dir = tempfile::Builder::new().prefix("torpor-queue-").tempdir().unwrap();
         let file = dir.path().join("config.json");
         std::fs::write(&file, config.to_string()).unwrap();
         let mut all = vec!["--config".to_owned(), file.to_str().unwrap().to_owned()];
         all.extend(args.iter().map(|&arg| arg.to_owned()));
-        let mut daemon = Self { dir, child: None, args: all };
+        let mut daemon = Self { dir, child: None, args: all, env: env.to_vec() };
         daemon.launch();
         daemon
     }
@@ -105,6 +111,7 @@ impl Daemon {
             .arg(self.data())
             .args(["--listen", &self.address()])
             .args(&self.args)
+            .envs(self.env.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

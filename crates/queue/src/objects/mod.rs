@@ -1,0 +1,231 @@
+//! Checkpoints in an object store, or in a directory that several machines see.
+//!
+//! A checkpoint is what is handed over to another machine: the job, and its files as one stream
+//! ([`Bundle`]). The stream is cut by its content ([`cut`]), and each chunk is stored under the
+//! digest of what is in it: what two jobs, or two checkpoints of one, have in common is there
+//! once. The manifest is that of an OCI image, so that whoever collects there knows what is needed.
+
+pub mod cut;
+mod sealed;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use torpor_blobs::error::{Context, Error, Result};
+use torpor_blobs::oci::{self, Descriptor, MANIFEST, MAX_MANIFEST, Manifest};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as blobs, Store};
+
+use crate::bundle::Bundle;
+use cut::Cutter;
+use sealed::Seal;
+
+/// The media type of what says which job it is.
+const JOB: &str = "application/vnd.torpor.queue.job.v1+json";
+/// The media type of a chunk.
+const CHUNK: &str = "application/vnd.torpor.queue.chunk.v1";
+/// The media type of the wrapped key of a checkpoint.
+const SEAL: &str = "application/vnd.torpor.queue.seal.v1";
+/// The annotation that names the class of the job.
+const CLASS: &str = "torpor.queue.class";
+/// No object is longer: a chunk, and what sealing adds; or the description of a job.
+const MAX_OBJECT: u64 = 8 << 20;
+
+/// A place for checkpoints.
+#[derive(Debug, Clone)]
+pub struct Objects(Reference);
+
+/// What is stored of one checkpoint: the digests of its objects, and their bytes.
+pub type Pieces = BTreeMap<String, u64>;
+
+/// What is to be stored.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The class of the job.
+    pub class: &'a str,
+    /// Whom it is sealed for.
+    pub recipient: Option<&'a str>,
+    /// The job.
+    pub job: &'a [u8],
+    /// Its files.
+    pub files: &'a Bundle,
+}
+
+impl Objects {
+    /// The place that `dir:PATH` or `s3://BUCKET/PREFIX` names.
+    ///
+    /// # Errors
+    /// A sentence, if it names none.
+    pub fn at(place: &str) -> Result<Self, String> {
+        match place.parse()? {
+            Reference::Registry { .. } => {
+                Err(format!("{place}: checkpoints lie in dir:PATH or s3://BUCKET/PREFIX"))
+            }
+            place => Ok(Self(place)),
+        }
+    }
+
+    fn named(&self, name: &str) -> Result<Box<dyn Store>> {
+        blobs::open(&self.0.beside(name))
+    }
+
+    /// Stores a checkpoint under a name, in place of what has it; returns its objects, and how
+    /// many bytes were not there before.
+    ///
+    /// # Errors
+    /// If the place does not take it, or the files have changed meanwhile.
+    pub fn put(&self, name: &str, parts: &Parts<'_>) -> Result<(Pieces, u64)> {
+        let store = self.named(name)?;
+        let push = store.begin()?;
+        let (seal, wrapped) = Seal::create(parts.recipient)?;
+        let mut new = 0;
+        let mut layers = Vec::new();
+        if let Some(wrapped) = wrapped {
+            layers.push(keep(&*store, SEAL, &wrapped, &mut new)?);
+        }
+        let mut cutter = Cutter::new(|chunk: &[u8]| {
+            let stored = seal.close(&chunk_name(layers.len()), chunk).map_err(io::Error::other)?;
+            layers.push(keep(&*store, CHUNK, &stored, &mut new).map_err(io::Error::other)?);
+            Ok(())
+        });
+        let written = parts.files.write(&mut cutter).and_then(|()| cutter.finish());
+        written.context(|| "store the files of the job")?;
+        let config = keep(&*store, JOB, &seal.close("job", parts.job)?, &mut new)?;
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: MANIFEST.to_owned(),
+            config,
+            layers,
+            annotations: BTreeMap::from([(CLASS.to_owned(), parts.class.to_owned())]),
+        };
+        let bytes = serde_json::to_vec(&manifest).context(|| "the manifest")?;
+        if bytes.len() as u64 > MAX_MANIFEST {
+            return Err(Error::new("the checkpoint is too large for the store"));
+        }
+        push.holds()?;
+        store.publish(&bytes)?;
+        Ok((pieces(&manifest), new))
+    }
+
+    /// Reads a checkpoint: `job` gets the description of the job, `files` the stream of its files.
+    /// `identity` says which key a class has.
+    ///
+    /// # Errors
+    /// If it is not there, or is not what its digests say.
+    pub fn get<T>(
+        &self,
+        name: &str,
+        identity: impl FnOnce(&str) -> Option<PathBuf>,
+        take: impl FnOnce(&[u8], &mut dyn Read) -> io::Result<T>,
+    ) -> Result<(T, Pieces)> {
+        let store = self.named(name)?;
+        let bytes = store.manifest()?.ok_or_else(|| Error::new(format!("{name} is not stored")))?;
+        let manifest = Manifest::parse(&bytes)?;
+        let class = manifest.annotations.get(CLASS).map_or("", String::as_str);
+        let first = manifest.layers.first().filter(|layer| layer.media_type == SEAL);
+        let seal = match first {
+            None => Seal::default(),
+            Some(wrapped) => {
+                let identity = identity(class);
+                Seal::open(&blobs::whole(&*store, wrapped, MAX_OBJECT)?, identity.as_deref())?
+            }
+        };
+        let job = seal.reveal("job", blobs::whole(&*store, &manifest.config, MAX_OBJECT)?)?;
+        let next = usize::from(first.is_some());
+        let mut files = Chunks {
+            store: &*store,
+            seal,
+            layers: &manifest.layers,
+            next,
+            open: Vec::new(),
+            at: 0,
+        };
+        let taken = take(&job, &mut files).context(|| format!("take {name} in"))?;
+        Ok((taken, pieces(&manifest)))
+    }
+
+    /// The names of all checkpoints there, with the classes of their jobs.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    pub fn names(&self) -> Result<Vec<(String, String)>> {
+        let mut found = Vec::new();
+        for name in blobs::open(&self.0)?.names()? {
+            // What is no checkpoint belongs to others; one may be removed meanwhile.
+            let Some(bytes) = self.named(&name)?.manifest()? else { continue };
+            let class =
+                Manifest::parse(&bytes).ok().and_then(|m| m.annotations.get(CLASS).cloned());
+            found.extend(class.map(|class| (name, class)));
+        }
+        Ok(found)
+    }
+
+    /// Takes a name away; whether it was there.
+    ///
+    /// # Errors
+    /// If the place does not allow it.
+    pub fn remove(&self, name: &str) -> Result<bool> {
+        self.named(name)?.remove()
+    }
+
+    /// Removes what no checkpoint needs any more.
+    ///
+    /// # Errors
+    /// If the place does not allow it, or somebody stores something.
+    pub fn collect(&self) -> Result<u64> {
+        blobs::open(&self.0)?.collect()
+    }
+}
+
+fn chunk_name(number: usize) -> String {
+    format!("chunk-{number}")
+}
+
+fn pieces(manifest: &Manifest) -> Pieces {
+    manifest.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect()
+}
+
+/// Stores an object that is not there yet.
+fn keep(store: &dyn Store, kind: &str, bytes: &[u8], new: &mut u64) -> Result<Descriptor> {
+    let size = bytes.len() as u64;
+    let (media_type, digest) = (kind.to_owned(), oci::sha256(bytes));
+    let blob = Descriptor { media_type, digest, size, annotations: BTreeMap::new() };
+    if !store.has(&blob)? {
+        let what = || "an object on its way";
+        let file = memfd_create("torpor-object", MemfdFlags::CLOEXEC).context(what)?;
+        let mut file = File::from(file);
+        file.write_all(bytes).and_then(|()| file.seek(SeekFrom::Start(0))).context(what)?;
+        store.put(&blob, &mut file)?;
+        *new += size;
+    }
+    Ok(blob)
+}
+
+/// The files of a checkpoint, chunk by chunk.
+struct Chunks<'a> {
+    store: &'a dyn Store,
+    seal: Seal,
+    layers: &'a [Descriptor],
+    next: usize,
+    open: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Chunks<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.open.len() {
+            let Some(layer) = self.layers.get(self.next) else { return Ok(0) };
+            let stored = blobs::whole(self.store, layer, MAX_OBJECT).map_err(io::Error::other)?;
+            let name = chunk_name(self.next);
+            self.open = self.seal.reveal(&name, stored).map_err(io::Error::other)?;
+            (self.at, self.next) = (0, self.next + 1);
+        }
+        let count = to.len().min(self.open.len() - self.at);
+        to[..count].copy_from_slice(&self.open[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}

@@ -1,0 +1,231 @@
+//! Checkpoints in an object store: what is equal is there once, jobs go on from there when
+//! nothing is left on the machine, and what fails there harms nobody.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Daemon, counted, counter, shepherds, until, words};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use torpor_runtimes_tests::objects::ObjectStore;
+
+/// A store in a directory, and the option that names it.
+fn directory() -> (TempDir, String) {
+    let dir = tempfile::Builder::new().prefix("torpor-store-").tempdir().unwrap();
+    let place = format!("dir:{}", dir.path().join("store").display());
+    (dir, place)
+}
+
+/// Holds 24 MiB that are the same in each, and counts.
+fn holder(rounds: u32) -> Vec<String> {
+    let script = format!(
+        "import random, time\nx = random.Random(7).randbytes(24 << 20)\nbefore = sum(x[::4096])\n\
+         for i in range({rounds}):\n    print('round', i, flush=True)\n    time.sleep(0.02)\n\
+         print(sum(x[::4096]) == before, flush=True)"
+    );
+    ["python3", "-c", &script].map(str::to_owned).into()
+}
+
+fn held(rounds: u32) -> String {
+    let lines: String = (0..rounds).map(|i| format!("round {i}\n")).collect();
+    format!("{lines}True\n")
+}
+
+fn events(daemon: &Daemon, id: u64, kind: &str) -> Vec<Value> {
+    let show = daemon.show(id);
+    let all = show["events"].as_array().unwrap().clone();
+    all.into_iter().filter(|event| event["kind"] == kind).map(|e| e["data"].clone()).collect()
+}
+
+fn stored_bytes(daemon: &Daemon) -> u64 {
+    let machine: Value = serde_json::from_str(&daemon.ok(&["top", "--json"])).unwrap();
+    machine["stored_bytes"].as_u64().unwrap()
+}
+
+/// Lets a job give way, and waits until its checkpoint is stored; what the event says.
+fn put_away(daemon: &Daemon, id: u64) -> Value {
+    let before = events(daemon, id, "stored").len();
+    daemon.ok(&["preempt", &id.to_string()]);
+    daemon.wait_for(id, "preempted");
+    until("it is stored", || {
+        let stored = events(daemon, id, "stored");
+        let show = daemon.show(id);
+        let is_newest = stored.len() > before && show["stored"] == show["checkpoint"];
+        stored.last().filter(|_| is_newest).cloned()
+    })
+}
+
+/// Bytes of all objects in a directory.
+fn in_place(store: &Path) -> u64 {
+    let entries = std::fs::read_dir(store.join("store/blobs/sha256")).unwrap();
+    entries.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
+}
+
+#[test]
+fn what_two_jobs_have_in_common_is_stored_once() {
+    let (dir, place) = directory();
+    let config = json!({ "compress": null, "shortest_interval": 1000 });
+    let daemon = Daemon::configured(&config, &["--slots", "2", "--store", &place]);
+    let mut stored = Vec::new();
+    for _ in 0..2 {
+        let id = daemon.submit(&["--class", "batch", "--owner", "ann"], &words(&holder(100)));
+        daemon.wait_for_output(id, "round 1\n");
+        stored.push((id, put_away(&daemon, id)));
+    }
+    let bytes = |at: usize, key: &str| stored[at].1[key].as_u64().unwrap();
+    assert!(bytes(0, "new") > 24 << 20 && bytes(1, "bytes") > 24 << 20, "{stored:?}");
+    assert!(bytes(1, "new") + (16 << 20) < bytes(1, "bytes"), "{stored:?}");
+    // What counts is what is there.
+    let all = bytes(0, "bytes") + bytes(1, "new");
+    assert!(stored_bytes(&daemon).abs_diff(all) < 64 << 10, "{all} {}", stored_bytes(&daemon));
+    assert!(in_place(dir.path()).abs_diff(all) < 64 << 10, "{all} {}", in_place(dir.path()));
+    // A later checkpoint of the same job shares it as well.
+    let (first, _) = stored[0];
+    daemon.ok(&["resume", &first.to_string()]);
+    daemon.wait_for(first, "running");
+    let again = put_away(&daemon, first);
+    assert!(again["new"].as_u64().unwrap() < 16 << 20, "{again}");
+    for (id, _) in stored {
+        daemon.ok(&["resume", &id.to_string()]);
+        daemon.wait_for(id, "done");
+        assert_eq!(daemon.output(id), held(100));
+    }
+    assert_eq!(stored_bytes(&daemon), 0);
+    until("what nobody needs goes", || (in_place(dir.path()) == 0).then_some(()));
+}
+
+#[test]
+fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
+    let (dir, place) = directory();
+    let input = dir.path().join("input");
+    std::fs::create_dir(&input).unwrap();
+    std::fs::write(input.join("kept"), "as it was").unwrap();
+    let mut lost = Daemon::start(&["--store", &place]);
+    let script =
+        "cat kept; echo changed >kept; for i in $(seq 30); do echo $i; sleep 0.05; done; cat kept";
+    let input = input.to_str().unwrap();
+    let id = lost.submit(&["--class", "batch", "--input", input], &["bash", "-c", script]);
+    lost.wait_for_output(id, "3\n");
+    put_away(&lost, id);
+    lost.kill();
+    shepherds(&lost.data()).into_iter().for_each(|pid| {
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    });
+    drop(lost);
+    let daemon = Daemon::start(&["--store", &place]);
+    let list = daemon.ok(&["adopt"]);
+    let name = list.split_whitespace().next().unwrap().to_owned();
+    assert_eq!(list, format!("{name} batch\n"));
+    let here: u64 = daemon.ok(&["adopt", &name]).trim().parse().unwrap();
+    daemon.wait_for(here, "done");
+    let lines: String = (1..=30).map(|i| format!("{i}\n")).collect();
+    assert_eq!(daemon.output(here), format!("as it was{lines}changed\n"));
+    // It is taken once.
+    assert!(!daemon.queue(&["adopt", &name]).output().unwrap().status.success());
+    assert_eq!(daemon.ok(&["adopt"]), "");
+}
+
+#[test]
+fn what_is_only_in_an_object_store_comes_back() {
+    let Some(store) = ObjectStore::start("what_is_only_in_an_object_store_comes_back") else {
+        return;
+    };
+    // On disk there is no place for a checkpoint.
+    let config = json!({ "images": 1, "store": "s3://bucket/queue" });
+    let daemon = Daemon::in_environment(&config, &[], &store.environment());
+    let id = daemon.submit(&["--class", "batch"], &words(&holder(60)));
+    daemon.wait_for_output(id, "round 1\n");
+    put_away(&daemon, id);
+    until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
+    let here = std::fs::read_dir(daemon.data().join("jobs").join(id.to_string())).unwrap();
+    let mut names = here.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!names.any(|name| name.starts_with("checkpoint-")));
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), held(60));
+    assert_eq!(events(&daemon, id, "fetched").len(), 1);
+    assert_eq!(daemon.job(id)["run"], 1);
+}
+
+#[test]
+fn what_is_sealed_stays_so_in_the_store() {
+    let (dir, place) = directory();
+    let key: PathBuf = dir.path().join("key");
+    let made = Command::new(common::torpor()).args(["key", "generate"]).arg(&key).output().unwrap();
+    assert!(made.status.success(), "{}", common::shown(&made));
+    let text = std::fs::read_to_string(&key).unwrap() + &String::from_utf8_lossy(&made.stdout);
+    let recipient = text.split_whitespace().find(|word| word.starts_with("age1")).unwrap();
+    let config = json!({
+        "images": 1,
+        "compress": null,
+        "rules": { "classes": {
+            "open": { "priority": 0 },
+            "secret": { "priority": 0, "recipient": recipient, "identity": key },
+        } },
+    });
+    let daemon = Daemon::configured(&config, &["--store", &place]);
+    for (class, readable) in [("open", true), ("secret", false)] {
+        let word = format!("very {class} words");
+        let script = format!("echo {word}; for i in $(seq 20); do echo $i; sleep 0.05; done");
+        let id = daemon.submit(&["--class", class], &["bash", "-c", &script]);
+        daemon.wait_for_output(id, "2\n");
+        put_away(&daemon, id);
+        let found =
+            Command::new("grep").args(["-r", "-q", &word]).arg(dir.path()).status().unwrap();
+        assert_eq!(found.success(), readable, "{class}");
+        until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
+        daemon.ok(&["resume", &id.to_string()]);
+        daemon.wait_for(id, "done");
+        let lines: String = (1..=20).map(|i| format!("{i}\n")).collect();
+        assert_eq!(daemon.output(id), format!("{word}\n{lines}"));
+    }
+}
+
+#[test]
+fn a_store_that_fails_harms_no_job_and_is_tried_again() {
+    let (dir, place) = directory();
+    // Nothing can be made there.
+    std::fs::write(dir.path().join("store"), "").unwrap();
+    let daemon = Daemon::start(&["--slots", "1", "--store", &place]);
+    let id = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
+    daemon.wait_for_output(id, "3\n");
+    let urgent = daemon.queue(&["submit", "--class", "urgent", "--wait", "--", "true"]).output();
+    assert!(urgent.unwrap().status.success());
+    daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
+    until("it is said", || (!events(&daemon, id, "not-stored").is_empty()).then_some(()));
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "running");
+    std::fs::remove_file(dir.path().join("store")).unwrap();
+    put_away(&daemon, id);
+    // Its machine fails and the store does, too: it goes on from its own disk.
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), counted(60));
+}
+
+#[test]
+fn a_job_waits_for_its_store_and_does_not_begin_again() {
+    let (dir, place) = directory();
+    let config = json!({ "images": 1 });
+    let daemon = Daemon::configured(&config, &["--store", &place]);
+    let id = daemon.submit(&["--class", "batch"], &words(&counter(30, 0.05)));
+    daemon.wait_for_output(id, "3\n");
+    put_away(&daemon, id);
+    until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
+    let (store, aside) = (dir.path().join("store"), dir.path().join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    daemon.ok(&["resume", &id.to_string()]);
+    until("it is said", || (!events(&daemon, id, "not-fetched").is_empty()).then_some(()));
+    let why = daemon.ok(&["show", "--why", &id.to_string()]);
+    assert!(why.contains("object store"), "{why}");
+    let _ = std::fs::remove_dir_all(&store);
+    std::fs::rename(&aside, &store).unwrap();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), counted(30));
+}
