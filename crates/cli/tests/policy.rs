@@ -363,6 +363,35 @@ fn a_bundle_limits_foreign_images() {
     assert!(audit("{}").contains("no bundle"));
 }
 
+/// Images that look as if they were of a task, but of none that there is.
+#[test]
+fn images_of_tasks_that_there_are_not() {
+    let task = Asleep::new(&["--mount"], "exec 7>/dev/null");
+    let images = ImageDir::open(task.images()).unwrap();
+    for (kind, why) in [
+        (kind::CORE, "is thread 999"),
+        (kind::IDS, "that runs is task 999"),
+        (kind::MM, "that runs is task 999"),
+        (kind::FS, "that runs is task 999"),
+        (kind::PAGEMAP, "that runs is task 999"),
+        (kind::FDINFO, "has the table of descriptors 999"),
+    ] {
+        let (whole, other) = (images.ids(kind).unwrap()[0], kind.file_name(999));
+        let place = task.images().join(&other);
+        fs::copy(task.images().join(kind.file_name(whole)), &place).unwrap();
+        task.denied(&[], &[&format!("{other}: no task of pstree.img {why}")]);
+        fs::remove_file(place).unwrap();
+    }
+    task.allowed(&[]);
+    // And a file on a mount that there is not.
+    let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let file = files.iter_mut().find(|entry| entry.reg.is_some()).unwrap();
+    file.reg.as_mut().unwrap().mnt_id = Some(900_001);
+    let what = format!("files.img: file {} is of mount 900001, which there is not", file.id);
+    images.write_all(kind::FILES, 0, &files).unwrap();
+    task.denied(&[], &[&what]);
+}
+
 /// What a restore would set for tasks with its own rights, in the name of others or before others.
 #[test]
 fn what_is_set_with_the_rights_of_the_restore() {

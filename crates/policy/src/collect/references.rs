@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType,
-    SkPacketEntry, TaskKobjIdsEntry,
+    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, PstreeEntry, RemapFilePathEntry,
+    RemapType, SkPacketEntry, TaskKobjIdsEntry,
 };
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
@@ -63,11 +63,13 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
+    images_of_tasks(checkpoint)?;
     parts::check(checkpoint)?;
     files(checkpoint, &numbers)?;
     packets(checkpoint)?;
     remaps(checkpoint)?;
-    mounts(checkpoint)?;
+    let mounts = mounts(checkpoint)?;
+    places(checkpoint, &mounts)?;
     groups(checkpoint)
 }
 
@@ -128,6 +130,31 @@ fn images_of_namespaces(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Resul
             .is_ok_and(|number| numbers.is(number, kind) || found == kind::TIMENS && number == 0);
         if !known {
             return invalid(&*name, format!("no task lives in {kind} namespace {number}"));
+        }
+    }
+    Ok(())
+}
+
+/// Images of threads, of tasks that have not ended, and of their tables of descriptors: nobody would
+/// look at those of others, and who compares the images with the plan could miss them.
+fn images_of_tasks(checkpoint: &Checkpoint<'_>) -> Result<()> {
+    // The threads of one that has ended are those that it had.
+    let tree: Vec<PstreeEntry> = checkpoint.images.read_all(kind::PSTREE, 0)?;
+    let threads = tree.iter().flat_map(|task| task.threads.iter().chain([&task.pid]));
+    let threads: BTreeSet<u64> = threads.map(|&thread| thread.into()).collect();
+    let alive = || checkpoint.tasks.iter().filter(|task| !task.zombie);
+    let tasks: BTreeSet<u64> = alive().map(|task| task.pid.into()).collect();
+    let tables: BTreeSet<u64> = alive().map(|task| task.ids.files_id.into()).collect();
+    for name in checkpoint.images.names()? {
+        let Some((found, number)) = Kind::of_file(&name) else { continue };
+        let (known, what) = match found {
+            kind::CORE => (&threads, "is thread"),
+            kind::IDS | kind::MM | kind::FS | kind::PAGEMAP => (&tasks, "that runs is task"),
+            kind::FDINFO => (&tables, "has the table of descriptors"),
+            _ => continue,
+        };
+        if !known.contains(&number) {
+            return invalid(&*name, format!("no task of pstree.img {what} {number}"));
         }
     }
     Ok(())
@@ -266,7 +293,31 @@ const NUMBERED: [(&str, Fstype); 20] = [
     ("autofs", Fstype::Autofs),
 ];
 
-fn mounts(checkpoint: &Checkpoint<'_>) -> Result<()> {
+/// The mounts that files lie on, and those that are watched.
+fn places(checkpoint: &Checkpoint<'_>, mounts: &BTreeSet<u32>) -> Result<()> {
+    let tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
+    // The images have no mounts of this host.
+    let all_are_known = |of| tasks.into_iter().all(|task| checkpoint.own(task.ids, of).is_some());
+    if !all_are_known(|ids| ids.mnt_ns_id) {
+        return Ok(());
+    }
+    for entry in &checkpoint.files {
+        // What the caller hands over lies anywhere.
+        let reg = entry.reg.as_ref().filter(|reg| reg.ext != Some(true));
+        let of_file = reg.and_then(|reg| reg.mnt_id).map(i32::cast_unsigned);
+        let marks = entry.ffy.iter().flat_map(|group| &group.mark);
+        let watched = marks.filter_map(|mark| mark.me.as_ref()).map(|mount| mount.mnt_id);
+        let unknown = |number: &u32| u32::cast_signed(*number) >= 0 && !mounts.contains(number);
+        if let Some(number) = of_file.into_iter().chain(watched).find(unknown) {
+            let reason = format!("file {} is of mount {number}, which there is not", entry.id);
+            return invalid(kind::FILES.file_name(0), reason);
+        }
+    }
+    Ok(())
+}
+
+/// Checks the mounts, and returns their numbers.
+fn mounts(checkpoint: &Checkpoint<'_>) -> Result<BTreeSet<u32>> {
     let mut ids = BTreeSet::new();
     let mut types: HashMap<u32, (u32, Option<String>)> = HashMap::new();
     for space in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
@@ -298,7 +349,7 @@ fn mounts(checkpoint: &Checkpoint<'_>) -> Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(ids)
 }
 
 /// Sets of groups, and paths of groups.
