@@ -101,13 +101,39 @@ impl Tree {
 
     /// The checkpoint with other images in the place of its own; those that are none are left out.
     pub fn with(&self, edited: &BTreeMap<String, Value>) -> ImageDir {
+        self.with_bytes(edited, &BTreeMap::new())
+    }
+
+    /// The same, also with other bytes in the place of images that have no entries.
+    fn with_bytes(
+        &self,
+        edited: &BTreeMap<String, Value>,
+        raw: &BTreeMap<String, Vec<u8>>,
+    ) -> ImageDir {
         let store = Shelf::new().place("edited").expect("memory");
         for (name, bytes) in &self.files {
             let other = edited.get(name).and_then(|image| torpor_crit::encode(image).ok());
             let mut file = store.create(name).expect("a file");
-            file.write_all(other.as_ref().unwrap_or(bytes)).expect("its content");
+            let bytes = other.as_ref().or_else(|| raw.get(name)).unwrap_or(bytes);
+            file.write_all(bytes).expect("its content");
         }
         ImageDir::of(Arc::new(store))
+    }
+
+    /// Changes one byte of an image without entries: routes, rules, archives.
+    fn edit_bytes(&self, raw: &mut BTreeMap<String, Vec<u8>>, bytes: [u8; EDIT]) {
+        let [file, low, high, how, other, ..] = bytes;
+        let others = self
+            .files
+            .iter()
+            .filter(|(name, bytes)| !self.entries.contains_key(*name) && !bytes.is_empty());
+        let others: Vec<_> = others.collect();
+        let Some((name, whole)) = others.get(usize::from(file) % others.len().max(1)) else {
+            return;
+        };
+        let image = raw.entry((*name).clone()).or_insert_with(|| (*whole).clone());
+        let place = usize::from(u16::from_le_bytes([low, high])) % image.len();
+        image[place] = if how < 128 { other } else { image[place] ^ 1 << (other % 8) };
     }
 
     /// Makes one edit. The bytes are: a file, a value in it (two), how it changes, into what (two), and
@@ -168,8 +194,14 @@ pub fn plan(data: &[u8]) {
     let tree = tree(choice.into());
     let mut edited = BTreeMap::new();
     let (edits, _) = data.as_chunks::<EDIT>();
-    edits.iter().take(MAX_EDITS).for_each(|bytes| tree.edit(&mut edited, *bytes));
-    if let Ok(missing) = unlisted(&options(), &tree.with(&edited)) {
+    let mut raw = BTreeMap::new();
+    for bytes in edits.iter().take(MAX_EDITS) {
+        match bytes[EDIT - 1] {
+            0xd0..0xe0 => tree.edit_bytes(&mut raw, *bytes),
+            _ => tree.edit(&mut edited, *bytes),
+        }
+    }
+    if let Ok(missing) = unlisted(&options(), &tree.with_bytes(&edited, &raw)) {
         assert!(missing.is_empty(), "the plan does not list: {missing:#?}");
     }
 }

@@ -16,7 +16,7 @@ use crate::host::{self, Claim};
 use crate::namespace::user::IdMaps;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
-use crate::reader::{self, Look};
+use crate::reader::{self, Look, Told};
 use crate::restore::load::{self, Checkpoint};
 use crate::task;
 
@@ -63,6 +63,8 @@ pub(crate) struct Verdict {
     pub devices: bool,
     /// How long it took to decode the images without rights, and to say what they ask for.
     pub reading: Duration,
+    /// Settings of networks that tasks have without asking for them.
+    pub told: Told,
 }
 
 /// Ends a restore whose images ask for more than they may. Else returns all that they ask for,
@@ -98,6 +100,7 @@ pub(crate) fn enforce(
         claim: found.claim,
         gives_up: found.gives_up,
         reading: found.reading,
+        told: found.told,
     };
     Ok((verdict, found.requests))
 }
@@ -109,6 +112,7 @@ struct Found {
     claim: Option<Claim>,
     gives_up: bool,
     reading: Duration,
+    told: Told,
 }
 
 /// All that threads may do.
@@ -146,7 +150,7 @@ fn origin(claim: &Claim, workers: usize) -> Result<Origin> {
 fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
     let passed = passed(opts)?;
     let begun = Instant::now();
-    let Look { mut requests, unsaid } = reader::look(images, &passed)?;
+    let Look { mut requests, unsaid, told } = reader::look(images, &passed)?;
     let reading = begun.elapsed();
     let claim = host::claim(opts, images, &images.inventory()?)?;
     let origin = if claim.is_some() { Origin::Here } else { Origin::Elsewhere };
@@ -157,7 +161,7 @@ fn find(opts: &Options, images: &ImageDir) -> Result<Found> {
             *given_up = true;
         }
     }
-    Ok(Found { requests, passed, claim, gives_up, reading })
+    Ok(Found { requests, passed, claim, gives_up, reading, told })
 }
 
 /// What the caller of the restore has passed.

@@ -11,7 +11,8 @@
 //! counts against a limit for who has no rights, and its stack could not grow. It lives for about
 //! as long as the images take to decode.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,7 +37,13 @@ pub(crate) struct Look {
     pub requests: Vec<Request>,
     /// The threads of which they do not say whether they have given up new privileges.
     pub unsaid: BTreeSet<u32>,
+    /// What the reader was told of this host.
+    pub told: Told,
 }
+
+/// Settings of networks, by their names below `net` with slashes, and values that they have on this
+/// host or in a new namespace.
+pub(crate) type Told = HashSet<(String, String)>;
 
 /// No message is longer, in bytes.
 const MAX_MESSAGE: usize = 1 << 30;
@@ -108,6 +115,13 @@ pub(crate) fn look_here(
     fresh: Values<'_>,
 ) -> Result<Look> {
     let checkpoint = load::load(images, load::Pages::Later)?;
+    let told = RefCell::new(HashSet::new());
+    let note = |names: &[String], values: Vec<Option<String>>| {
+        told.borrow_mut().extend(pairs(names, &values));
+        values
+    };
+    let here = &|names: &[String]| note(names, here(names));
+    let fresh = &|names: &[String]| note(names, fresh(names));
     let settings =
         Settings { v4: conf::V4, v6: conf::V6, unix: conf::UNIX, ipv4: conf::IPV4, here, fresh };
     let view = view(images, &checkpoint);
@@ -115,7 +129,7 @@ pub(crate) fn look_here(
         collect::Error::Image(error) => error.into(),
         collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
     })?;
-    Ok(Look { requests, unsaid: unsaid(&checkpoint) })
+    Ok(Look { requests, unsaid: unsaid(&checkpoint), told: told.into_inner() })
 }
 
 fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkpoint<'a> {
@@ -187,8 +201,18 @@ fn tell(line: &File, images: &ImageDir, passed: &Passed) -> io::Result<()> {
     }
 }
 
+/// Names of settings, and the values that they have.
+fn pairs(names: &[String], values: &[Option<String>]) -> Vec<(String, String)> {
+    names
+        .iter()
+        .zip(values)
+        .filter_map(|(name, value)| Some((name.clone(), value.clone()?)))
+        .collect()
+}
+
 /// The supervisor's end: answers what the reader cannot know, until it is done.
 fn listen(line: File) -> Result<Look> {
+    let mut told = HashSet::new();
     loop {
         let (kind, bytes) = receive(&line)
             .map_err(|_| Error::Unreadable("the process that reads the images has ended".into()))?;
@@ -196,7 +220,10 @@ fn listen(line: File) -> Result<Look> {
         let values = match kind {
             HERE => here,
             FRESH => fresh,
-            DONE => return look_of(&bytes).ok_or_else(senseless),
+            DONE => {
+                let look = look_of(&bytes).ok_or_else(senseless)?;
+                return Ok(Look { told, ..look });
+            }
             INVALID => {
                 let image = words.next().ok_or_else(senseless)?;
                 return Err(Error::Invalid { image, reason: words.next().unwrap_or_default() });
@@ -204,7 +231,9 @@ fn listen(line: File) -> Result<Look> {
             FAILED => return Err(Error::Unreadable(words.next().unwrap_or_default())),
             _ => return Err(senseless()),
         };
-        let values = values(&words.collect::<Vec<_>>());
+        let names = words.collect::<Vec<_>>();
+        let values = values(&names);
+        told.extend(pairs(&names, &values));
         let values: Vec<_> = values.iter().map(Option::as_deref).collect();
         send(&line, VALUES, &values).context(|| "answer the reader of images".to_owned())?;
     }
@@ -222,7 +251,7 @@ fn look_of(bytes: &[u8]) -> Option<Look> {
         unsaid.insert(u32::from_le_bytes(*thread));
         rest = behind;
     }
-    Some(Look { requests: Request::decode(rest).ok()?, unsaid })
+    Some(Look { requests: Request::decode(rest).ok()?, unsaid, told: HashSet::new() })
 }
 
 /// Strings, each behind its length; the highest length is that of none.

@@ -190,7 +190,7 @@ impl Rules {
                 let why = "the calling runtime wants no new privileges";
                 denied(self.set_uid, !wanted, why).map(|why| ("files.set-uid", why))
             }
-            Ask::Namespace { .. } | Ask::Open { .. } => None,
+            Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill => None,
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }

@@ -71,6 +71,8 @@ pub enum Ask {
         /// Flags of open(2).
         flags: u32,
     },
+    /// A new file system is filled with the files of an archive, the image.
+    Fill,
     /// A group that tasks are put into, or that is made or changed.
     Cgroup {
         /// The controllers of the hierarchy; none is version 2.
@@ -293,7 +295,7 @@ impl Ask {
     /// itself.
     #[must_use]
     pub fn is_neutral(&self) -> bool {
-        matches!(self, Ask::Namespace { .. } | Ask::Open { .. })
+        matches!(self, Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill)
     }
 
     /// What kind of thing it is: the table of the policy file that limits it.
@@ -314,7 +316,7 @@ impl Ask {
             Ask::SetUid { .. } | Ask::Device { .. } | Ask::Open { .. } | Ask::Fanotify { .. } => {
                 "files"
             }
-            Ask::Mount(_) | Ask::WriteReadOnly { .. } => "mounts",
+            Ask::Mount(_) | Ask::Fill | Ask::WriteReadOnly { .. } => "mounts",
             Ask::Firewall { .. }
             | Ask::Route { .. }
             | Ask::Link { .. }
@@ -344,6 +346,7 @@ impl fmt::Display for Ask {
             Ask::HostNamespace(kind) => write!(f, "lives in this host's {kind} namespace"),
             Ask::Namespace { kind, number } => write!(f, "a new {kind} namespace ({number})"),
             Ask::Open { path, flags } => write!(f, "opens {path:?} (flags {flags:#o})"),
+            Ask::Fill => f.write_str("fills a new file system"),
             Ask::Cgroup { hierarchy, path, properties: 0 } => {
                 write!(f, "cgroup {path:?} of {hierarchy:?}")
             }

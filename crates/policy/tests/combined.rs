@@ -89,6 +89,7 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         any::<u32>().prop_map(|file| (Ask::RawSocket { kind: "packet", file }, false)),
         text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
         text().prop_map(|path| (Ask::Open { path, flags: 0 }, true)),
+        Just((Ask::Fill, true)),
         text().prop_map(|text| (Ask::Firewall { text }, false)),
         text().prop_map(|text| (Ask::Route { text }, false)),
         prop_oneof![Just("veth"), Just("bridge")].prop_map(|kind| {

@@ -128,7 +128,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     match ask {
         // Ids without a user namespace, and profiles where no module gives any, are never limited.
         Ask::User(_) | Ask::Group(_) | Ask::Profile(_) => true,
-        Ask::Namespace { .. } | Ask::Open { .. } => ask.is_neutral(),
+        Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill => ask.is_neutral(),
         Ask::Capabilities(_)
         | Ask::NoCredentials
         | Ask::Seccomp(_)

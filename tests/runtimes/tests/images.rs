@@ -380,8 +380,13 @@ fn what_watches_files() {
         let ie = Some(FanotifyInodeMarkEntry { i_ino: 2, f_handle });
         FanotifyMarkEntry { r#type: MarkType::Inode.into(), ie, ..Default::default() }
     }
-    fn mount(path: &[u8]) -> FanotifyMarkEntry {
-        let me = Some(FanotifyMountMarkEntry { mnt_id: 0, path: Some(path.to_vec()) });
+    fn root(images: &Images) -> u32 {
+        let mut root = 0;
+        images.mounts(|mounts| root = at(mounts, "/").mnt_id);
+        root
+    }
+    fn mount(mnt_id: u32) -> FanotifyMarkEntry {
+        let me = Some(FanotifyMountMarkEntry { mnt_id, path: Some(b"/ro".to_vec()) });
         FanotifyMarkEntry { r#type: MarkType::Mount.into(), me, ..Default::default() }
     }
     const WANTED: &[&str] = &["files.img: fanotify: ", "(foreign.files.fanotify)"];
@@ -405,8 +410,13 @@ fn what_watches_files() {
                 },
                 WANTED,
             ),
-            ("a mount", |images| watch(images, 0, mount(b"/ro")), WANTED),
-            ("a mount, with handles", |images| watch(images, 0x200, mount(b"/ro")), WANTED),
+            ("a mount", |images| watch(images, 0, mount(root(images))), WANTED),
+            ("a mount, with handles", |images| watch(images, 0x200, mount(root(images))), WANTED),
+            (
+                "a mount that there is not",
+                |images| watch(images, 0x200, mount(900_001)),
+                &["files.img: file 900001 is of mount 900001, which there is not"],
+            ),
             (
                 "by handle, with handles, out of the container",
                 |images| {

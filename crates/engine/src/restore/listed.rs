@@ -5,8 +5,8 @@
 //! disagree something would be made that nobody has judged. So the restore says what it would
 //! make, by the functions that find it out when it is made, and each thing has to be in the plan.
 //!
-//! What is not looked at: file systems that archives fill (the plan's reader unpacks them), and
-//! routes, settings and packet filters of networks.
+//! What is not looked at: the entries of archives that fill file systems, because the plan's reader
+//! unpacks them, and what rules of packet filters say, because the same check has read them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -21,11 +21,13 @@ use torpor_policy::{Ask, Credentials, Device, From, Mount, Passed, Request};
 use super::load::{self, Checkpoint, TaskImage};
 use crate::error::{Error, Result};
 use crate::file::fown;
+use crate::file::notify::fanotify;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, mount, net};
 use crate::options::{JoinNsKind, Options};
+use crate::reader::{self, Look, Told};
 use crate::task::Filters;
-use crate::{cgroup, judge, reader, task};
+use crate::{cgroup, judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
@@ -54,6 +56,8 @@ pub(super) struct View<'a> {
     pub filters: &'a Filters,
     /// What the caller has passed.
     pub passed: &'a Passed,
+    /// Settings of networks that a plan leaves out, by the names that they are known by.
+    pub told: &'a Told,
 }
 
 /// Ends a restore that would make what the plan does not have.
@@ -76,18 +80,25 @@ pub(super) fn check(view: &View<'_>, plan: &[Request]) -> Result<()> {
 /// Images that a restore refuses.
 pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let passed = judge::passed(opts)?;
-    let plan = plan(images, &passed)?;
+    let Look { requests: plan, told, .. } = look(images, &passed)?;
     let checkpoint = load::load(images, load::Pages::Later)?;
     let filters = Filters::load(images)?;
-    let view = View { opts, images, checkpoint: &checkpoint, filters: &filters, passed: &passed };
+    let view = View {
+        opts,
+        images,
+        checkpoint: &checkpoint,
+        filters: &filters,
+        passed: &passed,
+        told: &told,
+    };
     let missing = missing(&view, &plan)?;
     Ok(missing.into_iter().map(|(image, what)| format!("{image}: {what}")).collect())
 }
 
 /// The plan, without asking this host for settings: all that the images have count as changed.
-fn plan(images: &ImageDir, passed: &Passed) -> Result<Vec<Request>> {
+fn look(images: &ImageDir, passed: &Passed) -> Result<Look> {
     let unknown = |names: &[String]| vec![None; names.len()];
-    Ok(reader::look_here(images, passed, &unknown, &unknown)?.requests)
+    reader::look_here(images, passed, &unknown, &unknown)
 }
 
 /// An image file, and what it has that is not listed.
@@ -105,12 +116,13 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
         rights(view.filters, task, &maps, &mut things)?;
         powers(view.passed, task, &maps, &mut things);
     }
-    files(view, &spaces, &mut things);
+    files(view, &spaces, plan, &mut things);
     owners(view, &maps, &mut things);
     ghosts(view, plan, &mut things)?;
     groups(view, plan, &maps, &mut things)?;
-    networks(view, &spaces, &mut things)?;
+    networks(view, &spaces, plan, &mut things)?;
     mounts(view, &spaces, plan, &mut things)?;
+    archives(view, &spaces, &mut things)?;
     Ok(things.missing)
 }
 
@@ -124,6 +136,13 @@ impl Things<'_> {
     fn expect(&mut self, image: impl Into<String>, task: Option<u32>, ask: &Ask) {
         if !self.listed.contains(&(task, ask)) {
             self.missing.push((image.into(), ask.to_string()));
+        }
+    }
+
+    /// As [`Things::expect`], where the plan has more words: `is` knows one that will do.
+    fn expect_any(&mut self, image: &str, what: &str, plan: &[Request], is: impl Fn(&Ask) -> bool) {
+        if !plan.iter().any(|request| request.image == image && is(&request.ask)) {
+            self.missing.push((image.to_owned(), what.to_owned()));
         }
     }
 }
@@ -247,7 +266,7 @@ fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask))
 }
 
 /// Paths that are opened, sockets that see more than their own, and sockets of this host's network.
-fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
+fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Things<'_>) {
     let image = kind::FILES.file_name(0);
     let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
     for entry in view.checkpoint.files.values() {
@@ -262,6 +281,13 @@ fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
         if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
             expect(Ask::RawSocket { kind: "raw", file: entry.id });
         }
+        if let Some(group) = &entry.ffy {
+            let (begin, wanted) = (format!("file {} ", group.id), fanotify::is_plain(group));
+            things.expect_any(&image, &format!("fanotify: {begin}"), plan, |ask| {
+                matches!(ask, Ask::Fanotify { text, plain } if text.starts_with(&begin) && *plain == wanted)
+            });
+        }
+        let mut expect = |ask| things.expect(&*image, None, &ask);
         let network = network_of(entry).and_then(|number| spaces.by_id(number));
         if own_network && network.is_some_and(|ns| ns.is_host) {
             expect(Ask::HostNamespace("net"));
@@ -342,8 +368,13 @@ fn groups(view: &View<'_>, plan: &[Request], maps: &IdMaps, things: &mut Things<
     Ok(())
 }
 
-/// The devices of the networks that are made.
-fn networks(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
+/// The devices of the networks that are made, and what is set in them.
+fn networks(
+    view: &View<'_>,
+    spaces: &Namespaces,
+    plan: &[Request],
+    things: &mut Things<'_>,
+) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.network.empty) {
         if net::external_key(view.images, ns.id)?.is_some() {
             continue;
@@ -353,6 +384,28 @@ fn networks(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Re
             let kind = torpor_policy::collect::kind_of_link(device.r#type());
             things.expect(&*image, None, &Ask::Link { name: device.name, kind });
         }
+        for (image, text) in net::planned_routes(view.images, ns.id)? {
+            things.expect(image, None, &Ask::Route { text });
+        }
+        let rules = net::planned_rules(view.images, ns.id)?;
+        for image in rules.into_iter().chain(net::tracked(view.images, ns.id)?) {
+            let is = |ask: &Ask| matches!(ask, Ask::Firewall { .. });
+            things.expect_any(&image, "firewall rules", plan, is);
+        }
+        for setting in net::planned_settings(view.images, ns.id)? {
+            let (name, value) = (format!("net.{}", setting.name.replace('/', ".")), setting.value);
+            if !view.told.contains(&(setting.base, value.clone())) {
+                things.expect(setting.image, None, &Ask::Sysctl { name, value });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The archives that file systems are filled from are those that were read.
+fn archives(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
+    for image in mount::archives(view.images, spaces)? {
+        things.expect(image, None, &Ask::Fill);
     }
     Ok(())
 }
@@ -422,7 +475,7 @@ mod tests {
             ..Options::default()
         };
         let passed = judge::passed(&opts).unwrap();
-        let mut plan = plan(&images, &passed).unwrap();
+        let Look { requests: mut plan, told, .. } = look(&images, &passed).unwrap();
         let whole = plan.len();
         plan.retain(|request| !lacks(request));
         let filters = Filters::load(&images).unwrap();
@@ -433,6 +486,7 @@ mod tests {
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &passed,
+            told: &told,
         };
         let missing = missing(&view, &plan).unwrap();
         assert!(whole > plan.len() || missing.is_empty(), "of the whole plan: {missing:?}");
@@ -441,7 +495,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 15] = [
+        let kinds: [(&str, &str, Pick); 19] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -459,6 +513,10 @@ mod tests {
             ("container", "socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
             ("container", "set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
             ("container", "link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
+            ("container", "route", |ask| matches!(ask, Ask::Route { .. })),
+            ("container", "setting", |ask| matches!(ask, Ask::Sysctl { .. })),
+            ("container", "firewall", |ask| matches!(ask, Ask::Firewall { .. })),
+            ("container", "archive", |ask| matches!(ask, Ask::Fill)),
             ("container", "mount", |ask| matches!(ask, Ask::Mount(m) if m.at == "/dev/null")),
             ("user", "map", |ask| matches!(ask, Ask::Map { groups: true, .. })),
         ];

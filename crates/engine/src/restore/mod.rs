@@ -128,6 +128,7 @@ impl<'a> Restore<'a> {
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &verdict.passed,
+            told: &verdict.told,
         };
         listed::check(&view, &plan)?;
         if opts.refuse_unused {

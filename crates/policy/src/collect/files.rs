@@ -130,7 +130,7 @@ fn archives(checkpoint: &Checkpoint<'_>, space: u32, all: &mut Requests) -> Resu
         }
         let Some(file) = images.reader(kind::TMPFS_DEV, device)? else { continue };
         let image = kind::TMPFS_DEV.file_name(device);
-        let mut found = vec![];
+        let mut found = vec![Ask::Fill];
         if let Err(reason) = archive::scan(file, &mut |ask| found.push(ask)) {
             return Err(Error::Invalid { image, reason });
         }

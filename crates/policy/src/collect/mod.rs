@@ -21,7 +21,7 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
-pub use self::network::kind_of_link;
+pub use self::network::{kind_of_link, route, rule};
 use crate::credentials::Credentials;
 use crate::passed::Passed;
 use crate::request::{Ask, Request};

@@ -194,16 +194,17 @@ fn attributes(message: &[u8]) -> Vec<(u16, &[u8])> {
     all
 }
 
-/// A route, but for those to the networks of a device's own addresses, which the kernel
-/// makes with the address.
-fn route(message: &[u8]) -> Option<String> {
+/// What a message of a route stands for in requests: nothing for those to the networks of a
+/// device's own addresses, which the kernel makes with the address.
+#[must_use]
+pub fn route(message: &[u8]) -> Option<String> {
     /// `RTPROT_KERNEL`, `RTN_UNICAST`.
     const KERNEL: u8 = 2;
     const UNICAST: u8 = 1;
     /// `RTA_DST`, `RTA_OIF`, `RTA_PREFSRC`, `RTA_METRICS`, `RTA_CACHEINFO`, `RTA_TABLE`,
     /// `RTA_PREF`, `RTA_PRIORITY`: what such a route consists of.
     const OWN: [u16; 8] = [1, 4, 7, 8, 12, 15, 20, 6];
-    let (length, table, protocol, kind) = (message[1], message[4], message[5], message[7]);
+    let [_, length, _, _, table, protocol, _, kind, ..] = *message else { return None };
     let attributes = attributes(message);
     let plain = attributes.iter().all(|(ty, _)| OWN.contains(ty));
     if protocol == KERNEL && plain && (kind != UNICAST || length > 0) {
@@ -226,8 +227,9 @@ fn address(bytes: &[u8]) -> String {
     }
 }
 
-/// A routing rule, but for the three that every namespace has.
-fn rule(message: &[u8]) -> Option<String> {
+/// What a message of a routing rule stands for: nothing for the three that every namespace has.
+#[must_use]
+pub fn rule(message: &[u8]) -> Option<String> {
     /// `FR_ACT_TO_TBL`.
     const TO_TABLE: u8 = 1;
     /// `FRA_PRIORITY`, `FRA_SUPPRESS_PREFIXLEN`, `FRA_TABLE`, `FRA_PROTOCOL`.
@@ -238,9 +240,8 @@ fn rule(message: &[u8]) -> Option<String> {
     let priority = attributes.iter().find(|(ty, _)| *ty == 6);
     let priority =
         priority.and_then(|(_, p)| p.first_chunk()).map_or(0, |p| u32::from_ne_bytes(*p));
-    let (table, action) = (message[4], message[7]);
-    let flags = &message[8..12];
-    let plain = message[1..4] == [0; 3] && action == TO_TABLE && flags == [0; 4];
+    let [_, a, b, c, table, _, _, action, d, e, f, g, ..] = *message else { return None };
+    let plain = [a, b, c, d, e, f, g] == [0; 7] && action == TO_TABLE;
     let own = attributes.iter().all(|(ty, _)| OWN.contains(ty));
     match plain && own && FIRST.contains(&(table, priority)) {
         true => None,

@@ -230,6 +230,22 @@ fn target(cx: &Opener<'_>, files: &OpenFiles, mark: &FanotifyMarkEntry) -> Resul
     cx.roots.open_path(mnt_id, path, OFlags::PATH, Mode::empty())
 }
 
+/// Whether any program may have such a descriptor: it watches files, not mounts, and its events
+/// carry no open files.
+#[must_use]
+pub fn is_plain(ffy: &FanotifyFileEntry) -> bool {
+    let of_file = |mark: &FanotifyMarkEntry| kind_of(mark) == libc::FAN_MARK_INODE;
+    let handles = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID;
+    ffy.mark.iter().all(of_file) && ffy.faflags & handles != 0
+}
+
+fn kind_of(mark: &FanotifyMarkEntry) -> u32 {
+    match mark.r#type() {
+        MarkType::Inode => libc::FAN_MARK_INODE,
+        MarkType::Mount => libc::FAN_MARK_MOUNT,
+    }
+}
+
 /// A descriptor whose marks are still to be added.
 #[derive(Debug)]
 pub struct Sleeping {
@@ -253,11 +269,7 @@ impl Sleeping {
                 .context(|| format!("fill the queue of fanotify descriptor {}", self.id))?;
         }
         for (mark, target) in &self.marks {
-            let kind = match mark.r#type() {
-                MarkType::Inode => libc::FAN_MARK_INODE,
-                MarkType::Mount => libc::FAN_MARK_MOUNT,
-            };
-            let kind = kind | mark.mflags & OF_MARK;
+            let kind = kind_of(mark) | mark.mflags & OF_MARK;
             let how = match mark.mflags & OF_IGNORED {
                 how if how & libc::FAN_MARK_IGNORE != 0 => how,
                 how => how | libc::FAN_MARK_IGNORED_MASK,

@@ -26,7 +26,7 @@ pub use assembly::Assembly;
 pub use collect::{Mounts, Space, own_tree, tree_of};
 pub use dump::Saving;
 pub use mountinfo::{External, Malformed, Mount};
-pub use planned::planned;
+pub use planned::{archives, planned};
 pub use restore::{enter, finish, restore};
 pub use restored::Restored;
 pub use roots::Roots;

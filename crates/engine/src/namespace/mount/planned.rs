@@ -1,8 +1,11 @@
 //! What each mount of the images will show, in the words of the plan that the policy judges.
 
-use torpor_images::ImageDir;
+use std::collections::BTreeSet;
+
+use torpor_images::{ImageDir, kind};
 use torpor_policy::{From, Mount};
 
+use super::fs::Origin;
 use super::mountinfo::{self, External};
 use super::origin::{Forest, Node, Source};
 use super::restore::read;
@@ -23,6 +26,20 @@ pub fn planned(images: &ImageDir, spaces: &Namespaces) -> Result<Vec<Mount>> {
     Ok(made
         .map(|(node, from)| as_asked(forest.spaces[node.space].0, &forest, node, from))
         .collect())
+}
+
+/// The archives that new file systems are filled from.
+///
+/// # Errors
+/// As [`planned`].
+pub fn archives(images: &ImageDir, spaces: &Namespaces) -> Result<BTreeSet<String>> {
+    let forest = read(images, spaces, &View::default())?;
+    let is_filled = |node: &Node| {
+        let made = matches!(forest.source(*node), Ok(Source::FileSystem));
+        made && forest.mount(*node).ty.origin == Origin::Filled
+    };
+    let devices = forest.nodes().filter(is_filled).map(|node| forest.mount(node).dev);
+    Ok(devices.map(|device| kind::TMPFS_DEV.file_name(device.into())).collect())
 }
 
 fn as_asked(space: u32, forest: &Forest, node: Node, from: From) -> Mount {

@@ -172,12 +172,15 @@ impl Sysctls {
         pairs.into_iter().try_for_each(|(name, value)| self.write_one(name, value, weak))
     }
 
+    /// What [`Sysctls::write`] writes: names and values.
+    pub fn planned(&self, values: &[SysctlEntry]) -> Vec<(String, String)> {
+        let named = self.names.iter().zip(values);
+        let path = |name| format!("{}/{name}", self.directory);
+        named.filter_map(|(name, value)| Some((path(name), text(value)?))).collect()
+    }
+
     fn write_one(&self, name: &str, value: &SysctlEntry, weak: bool) -> Result<()> {
-        let text = match (value.iarg, &value.sarg) {
-            (Some(number), _) => number.to_string(),
-            (None, Some(text)) => text.clone(),
-            (None, None) => return Ok(()),
-        };
+        let Some(text) = text(value) else { return Ok(()) };
         let path = self.path(name);
         match std::fs::read_to_string(&path) {
             Ok(now) if now.trim() == text => return Ok(()),
@@ -189,6 +192,11 @@ impl Sysctls {
         }
         std::fs::write(&path, &text).context(|| format!("write {text:?} to {path}"))
     }
+}
+
+/// What a setting is to be, if the images say it.
+fn text(value: &SysctlEntry) -> Option<String> {
+    value.iarg.map(|number| number.to_string()).or_else(|| value.sarg.clone())
 }
 
 /// Turns the search for duplicates of new IPv6 addresses on a device off: it would keep

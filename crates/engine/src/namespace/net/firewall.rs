@@ -30,6 +30,9 @@ struct Legacy {
     tables: &'static str,
 }
 
+/// Says why a text is no list of rules.
+type Check = fn(&str) -> std::result::Result<(), String>;
+
 /// Where iptables writes nftables rules, another program of its package is for the
 /// kernel's old ones.
 const LEGACY: [Legacy; 2] = [
@@ -93,14 +96,24 @@ pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     Ok(())
 }
 
+/// The images of rules that [`restore`] sets.
+///
+/// # Errors
+/// Damaged images.
+pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
+    let legacy = LEGACY.map(|legacy| (legacy.image, check_iptables as Check));
+    let mut all = Vec::new();
+    for (image, check) in legacy.into_iter().chain([(kind::NFTABLES, check_nftables as Check)]) {
+        if rules(images, image, ns_id, check)?.is_some() {
+            all.push(image.file_name(ns_id.into()));
+        }
+    }
+    Ok(all)
+}
+
 /// The rules, if there are some: nothing but rules, since their programs would read files, and
 /// run programs, that are named among them.
-fn rules(
-    images: &ImageDir,
-    kind: Kind,
-    ns_id: u32,
-    check: fn(&str) -> std::result::Result<(), String>,
-) -> Result<Option<String>> {
+fn rules(images: &ImageDir, kind: Kind, ns_id: u32, check: Check) -> Result<Option<String>> {
     let Some(mut reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
     let name = || kind.file_name(ns_id.into());
     if reader.remaining() > MAX_RULES {

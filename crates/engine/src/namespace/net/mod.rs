@@ -28,9 +28,9 @@ use crate::external::External;
 use crate::network::accept::tree;
 use crate::options::Options;
 
-pub use firewall::forget_packets;
-pub use restore::{external_key, restore, restore_connections};
-pub use tables::forget_requests;
+pub use firewall::{forget_packets, planned as planned_rules};
+pub use restore::{external_key, planned_settings, restore, restore_connections};
+pub use tables::{forget_requests, planned as planned_routes, tracked};
 pub use tun::configure as configure_tun;
 
 // linux/rtnetlink.h, linux/net_namespace.h.

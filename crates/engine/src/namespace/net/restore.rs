@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
+use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::netlink::{Body, ROUTE, Socket};
 
@@ -72,8 +72,8 @@ pub fn restore(
         let devices = &space.devices;
         run_in(&[space.file], || {
             for device in devices {
-                Sysctls::v4(&device.name).write(&device.conf4, weak)?;
-                Sysctls::v6(&device.name).write(&device.conf6, weak)?;
+                let mut all = of_device(device).into_iter();
+                all.try_for_each(|(list, values)| list.write(values, weak))?;
                 trust_addresses(&device.name)?;
             }
             firewall::restore(images, space.id)
@@ -139,14 +139,70 @@ fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<Space<'
     Ok(Space { id, file, entry, devices, socket: Socket::open_in(file, ROUTE)? })
 }
 
-/// The settings of the namespace, which new devices take theirs from.
+/// The settings of the namespace, which new devices take theirs from, in the order in which they
+/// are written.
+fn of_namespace(entry: &NetnsEntry) -> [(Sysctls, &[SysctlEntry]); 6] {
+    [
+        (Sysctls::v4("all"), &entry.all_conf4),
+        (Sysctls::v4("default"), &entry.def_conf4),
+        (Sysctls::v6("all"), &entry.all_conf6),
+        (Sysctls::v6("default"), &entry.def_conf6),
+        (Sysctls::unix(), &entry.unix_conf),
+        (Sysctls::ipv4(), &entry.ipv4_sysctl),
+    ]
+}
+
 fn settings(entry: &NetnsEntry, weak: bool) -> Result<()> {
-    Sysctls::v4("all").write(&entry.all_conf4, weak)?;
-    Sysctls::v4("default").write(&entry.def_conf4, weak)?;
-    Sysctls::v6("all").write(&entry.all_conf6, weak)?;
-    Sysctls::v6("default").write(&entry.def_conf6, weak)?;
-    Sysctls::unix().write(&entry.unix_conf, weak)?;
-    Sysctls::ipv4().write(&entry.ipv4_sysctl, weak)
+    of_namespace(entry).into_iter().try_for_each(|(list, values)| list.write(values, weak))
+}
+
+/// The settings of a device.
+fn of_device(device: &NetDeviceEntry) -> [(Sysctls, &[SysctlEntry]); 2] {
+    [(Sysctls::v4(&device.name), &device.conf4), (Sysctls::v6(&device.name), &device.conf6)]
+}
+
+/// A setting that a restore writes.
+#[derive(Debug)]
+pub struct Setting {
+    /// The image file that says so.
+    pub image: String,
+    /// Its name below `net`, with slashes.
+    pub name: String,
+    /// The name of the one that it has its value from by itself.
+    pub base: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// All settings that a restore writes in a namespace.
+///
+/// # Errors
+/// Damaged images.
+pub fn planned_settings(images: &ImageDir, ns_id: u32) -> Result<Vec<Setting>> {
+    let id = u64::from(ns_id);
+    let entry: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
+    let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
+    let mut all = Vec::new();
+    let mut add = |kind: kind::Kind, list: &Sysctls, base: &Sysctls, values: &[SysctlEntry]| {
+        let pairs = list.planned(values).into_iter().zip(base.planned(values));
+        all.extend(pairs.map(|((name, value), (base, _))| {
+            let image = kind.file_name(id);
+            Setting { image, name, base, value }
+        }));
+    };
+    for (list, values) in of_namespace(&entry) {
+        add(kind::NETNS, &list, &list, values);
+    }
+    for device in &devices {
+        // New devices have what is the default.
+        let base = if device.name == "lo" { "lo" } else { "default" };
+        for ((list, values), base) in
+            of_device(device).into_iter().zip([Sysctls::v4(base), Sysctls::v6(base)])
+        {
+            add(kind::NETDEV, &list, &base, values);
+        }
+    }
+    Ok(all)
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
+use torpor_policy::collect;
 
 use crate::error::{Context, Error, Result};
 
@@ -314,6 +315,28 @@ fn clear_hops(hops: &mut [u8]) {
     }
 }
 
+/// What [`restore_routes`] and [`restore_rules`] send to the kernel that policies have a word for:
+/// the image file, and that word.
+///
+/// # Errors
+/// Damaged images.
+pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    let mut add = |table: &Table, text: Option<String>| {
+        all.extend(text.map(|text| (table.image.file_name(ns_id.into()), text)));
+    };
+    for table in [&ROUTES4, &ROUTES6] {
+        let messages = table.load(images, ns_id)?.unwrap_or_default();
+        let sent = messages.iter().filter(|message| !comes_with_address(message));
+        sent.for_each(|message| add(table, collect::route(&route_request(message))));
+    }
+    for table in [&RULES4, &RULES6] {
+        let messages = table.load(images, ns_id)?.unwrap_or_default();
+        messages.iter().for_each(|message| add(table, collect::rule(message.body())));
+    }
+    Ok(all)
+}
+
 /// Makes the routing rules those of the images.
 ///
 /// # Errors
@@ -399,6 +422,20 @@ fn for_each_attribute(message: &mut [u8], from: usize, mut change: impl FnMut(u1
         change(u16::from_ne_bytes([c, d]), this.get_mut(4..).unwrap_or_default());
         rest = others;
     }
+}
+
+/// The images of tracked connections that there are.
+///
+/// # Errors
+/// Damaged images.
+pub fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for table in [&CONNECTIONS, &EXPECTED] {
+        if table.load(images, ns_id)?.is_some_and(|messages| !messages.is_empty()) {
+            all.push(table.image.file_name(ns_id.into()));
+        }
+    }
+    Ok(all)
 }
 
 /// Adds the tracked connections.
