@@ -106,6 +106,9 @@ pub struct MigrateCommand {
     /// when it is stopped
     #[arg(long, conflicts_with = "pid")]
     with_rootfs: bool,
+    /// Take the volume along that is mounted in the container at PATH, like the root file system; may be given several times
+    #[arg(long, value_name = "PATH", conflicts_with = "pid")]
+    with_volume: Vec<PathBuf>,
     /// Move also to a processor that lacks instructions of this one
     #[arg(long)]
     ignore_cpu: bool,
@@ -178,6 +181,9 @@ pub struct AgentCommand {
     /// Let containers bring hooks: programs that their configuration has run on this host
     #[arg(long)]
     allow_hooks: bool,
+    /// Let containers bring volumes to directories below DIR; may be given several times
+    #[arg(long, value_name = "DIR")]
+    allow_volume: Vec<PathBuf>,
     /// An option for the restores, as `torpor restore` has it; may be given several times
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     restore_option: Vec<String>,
@@ -333,6 +339,7 @@ fn start(command: MigrateCommand) -> Result<()> {
         probe: command.probe,
         dump_options: command.dump_option,
         with_rootfs: command.with_rootfs,
+        with_volumes: command.with_volume,
         compress: command.compress,
         ignore_cpu: command.ignore_cpu,
     };
@@ -374,6 +381,7 @@ fn try_agent(command: AgentCommand) -> Result<()> {
         restore_options: command.restore_option,
         runtime_root: command.runtime_root.as_deref().map(whole).transpose()?,
         allow_hooks: command.allow_hooks,
+        allow_volumes: command.allow_volume.iter().map(|dir| whole(dir)).collect::<Result<_>>()?,
     };
     let has_keys = settings.keys.is_some();
     let agent = Agent::new(settings)?;

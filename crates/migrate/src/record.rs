@@ -126,6 +126,9 @@ pub struct Record {
     /// The container that they are, if a runtime knows one.
     #[serde(default)]
     pub container: Option<Container>,
+    /// Directories of volumes that were made for it.
+    #[serde(default)]
+    pub volumes: Vec<PathBuf>,
     /// The directory of its images here.
     #[serde(default)]
     pub work: Option<PathBuf>,
@@ -339,6 +342,7 @@ mod tests {
             tasks: Vec::new(),
             container: None,
             work: None,
+            volumes: Vec::new(),
         }
     }
 

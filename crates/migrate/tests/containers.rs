@@ -174,6 +174,109 @@ fn a_root_file_system_goes_along() {
     }
 }
 
+/// A directory of volumes, and a container that counts in one of them as well.
+fn with_volume() -> (TempDir, Container) {
+    let volumes = tempfile::tempdir().unwrap();
+    let data = volumes.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let container = Container::start(|config| {
+        let script = "i=0; while :; do i=$((i+1)); for d in / /data/; do \
+                      echo $i >${d}new; mv ${d}new ${d}count; done; sleep 0.01; done";
+        config["process"]["args"] = json!(["sh", "-c", script]);
+        let options = ["rbind", "rw"];
+        let mount =
+            json!({ "destination": "/data", "type": "bind", "source": data, "options": options });
+        config["mounts"].as_array_mut().unwrap().push(mount);
+    });
+    (volumes, container)
+}
+
+/// An agent that has a directory of volumes of its own under the same path.
+fn agent_apart(container: &Container, volumes: &Path, options: &[&str]) -> Host {
+    let mount = format!("mount -t tmpfs volumes {} && exec \"$@\"", volumes.display());
+    let mut there = Host::apart(&["unshare", "--mount", "sh", "-c", &mount, "agent"]);
+    there.options = vec!["--runtime-root".to_owned(), container.roots[1].display().to_string()];
+    there.options.extend(options.iter().map(|&word| word.to_owned()));
+    there.start_agent();
+    there
+}
+
+/// A path, as the agent of a host sees it.
+fn seen_by(there: &Host, path: &Path) -> PathBuf {
+    let root = format!("/proc/{}/root", there.agent.as_ref().unwrap().id());
+    Path::new(&root).join(path.strip_prefix("/").unwrap())
+}
+
+#[test]
+fn a_volume_goes_along() {
+    for (mode, more) in [("pipelined", &[][..]), ("hybrid", &["--with-rootfs"])] {
+        let (volumes, container) = with_volume();
+        let allow = ["--allow-volume", volumes.path().to_str().unwrap()];
+        let (here, there) = (Host::new(), agent_apart(&container, volumes.path(), &allow));
+        let fill = "seq 200000 >/data/large; ln /data/large /data/twin; mkdir -m 1733 /data/spool; \
+                    touch /data/gone; rm /data/gone";
+        container.says(0, "exec", &[&container.id, "sh", "-c", fill]);
+        let with = [more, &["--with-volume", "/data"]].concat();
+        let dry = [&with[..], &["--dry-run"]].concat();
+        let expected = container.moves_with(&here, mode, &dry, &there.address).unwrap();
+        assert_eq!(expected["refused"], json!([]), "{expected}");
+        assert!(expected["files_bytes"].as_u64().unwrap() > 1_200_000, "{expected}");
+        let report = container.moves_with(&here, mode, &with, &there.address).unwrap();
+        assert!(report["files_bytes"].as_u64().unwrap() > 1_200_000, "{report}");
+        assert!(!there.log().contains("built anew"), "{mode}: {}", there.log());
+        let data = volumes.path().join("data");
+        let count = |dir: &Path| {
+            let text = fs::read_to_string(dir.join("count")).unwrap_or_default();
+            text.trim().parse::<u64>().unwrap_or(0)
+        };
+        let before = count(&data);
+        let moved = seen_by(&there, &data);
+        wait_until("it counts there", || count(&moved) > before + 3);
+        assert_eq!(count(&data), before, "{mode}: it counts there only");
+        let look = "tail -n 1 /data/large; stat -c '%a %h' /data/twin /data/spool; ls -d /data/gone 2>&1 | wc -l";
+        let seen = container.says(1, "exec", &[&container.id, "sh", "-c", look]);
+        assert_eq!(seen, "200000\n644 2\n1733 2\n1\n", "{mode}");
+        container.says(1, "delete", &["--force", &container.id]);
+    }
+}
+
+#[test]
+fn a_volume_that_may_not_come_leaves_the_container_here() {
+    let (volumes, container) = with_volume();
+    let data = volumes.path().join("data");
+    let allow = ["--allow-volume", volumes.path().to_str().unwrap()];
+    let fails = [
+        "--restore-option=--action-script",
+        "--restore-option=test $CRTOOLS_SCRIPT_ACTION != post-restore",
+    ];
+    let stays = |options: &[&str], at: &str, prepare: &dyn Fn(&Path)| {
+        let (here, there) = (Host::new(), agent_apart(&container, volumes.path(), options));
+        let moved = seen_by(&there, &data);
+        prepare(&moved);
+        let with = ["--with-volume", at];
+        let error = container.moves_with(&here, "pipelined", &with, &there.address).unwrap_err();
+        assert_eq!(container.state(0)["status"], "running");
+        container.goes_on();
+        assert!(container.listed(1).is_empty());
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        let left = fs::read_dir(&moved).map_or(0, Iterator::count);
+        (error, moved.exists(), left)
+    };
+    let (error, is_there, _) = stays(&[], "/data", &|_| {});
+    assert!(error.contains("may not come here") && error.contains("--allow-volume"), "{error}");
+    assert!(!is_there);
+    let (error, ..) = stays(&allow, "/nowhere", &|_| {});
+    assert!(error.contains("no directory of this host is mounted"), "{error}");
+    let (error, _, left) = stays(&allow, "/data", &|moved| {
+        fs::create_dir(moved).unwrap();
+        fs::write(moved.join("own"), "file").unwrap();
+    });
+    assert!(error.contains("there are files here"), "{error}");
+    assert_eq!(left, 1, "what was there is as it was");
+    let (_, is_there, _) = stays(&[&allow[..], &fails].concat(), "/data", &|_| {});
+    assert!(!is_there, "what has come is gone again");
+}
+
 #[test]
 fn a_container_is_looked_at_and_stays() {
     let container = Container::start(|_| {});

@@ -11,6 +11,7 @@ mod restore;
 mod round;
 mod session;
 mod settle;
+mod volume;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -51,6 +52,8 @@ pub struct Settings {
     pub runtime_root: Option<PathBuf>,
     /// Whether containers may bring programs that run on this host.
     pub allow_hooks: bool,
+    /// Below which directories containers may bring volumes.
+    pub allow_volumes: Vec<PathBuf>,
 }
 
 impl Settings {

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
-use super::Agent;
 use super::joining::{Joined, Set, Waiting};
+use super::{Agent, volume};
 use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
@@ -31,8 +31,14 @@ pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result
             begin.connections
         )));
     }
-    let Some(container) = agent.settings.container(&begin.subject) else { return Ok(()) };
+    let Some(container) = agent.settings.container(&begin.subject) else {
+        return match begin.volumes.first() {
+            Some(_) => Err(Error::Protocol("volumes of no container".to_owned())),
+            None => Ok(()),
+        };
+    };
     container.check()?;
+    begin.volumes.iter().try_for_each(|path| volume::judge(path, &agent.settings.allow_volumes))?;
     match container.state()? {
         Some(_) => Err(Error::refused(format!("there is a container {} here", container.id))),
         None => Ok(()),
@@ -49,8 +55,8 @@ pub(super) struct Place<'a> {
     pub work: WorkDir,
     /// The bundle, if it is a container.
     pub bundle: PathBuf,
-    /// Its root file system, if that comes along.
-    pub files: Option<Replica>,
+    /// Trees of files that come along: its root file system, its volumes.
+    pub trees: Vec<Replica>,
 }
 
 impl<'a> Place<'a> {
@@ -74,6 +80,7 @@ impl<'a> Place<'a> {
             tasks: Vec::new(),
             container: container.clone(),
             work: None,
+            volumes: Vec::new(),
         };
         judge_arrival(agent, &begin, &here)?;
         let ledger = Ledger::create(&agent.settings.state_dir, Side::Destination, record)?;
@@ -84,10 +91,11 @@ impl<'a> Place<'a> {
         let (id, connections) = (begin.id.clone(), begin.connections);
         let waiting = Waiting { id, rounds, carrier: None, connections, set: Set::default() };
         agent.joining().insert(token.clone(), waiting);
-        let (bundle, files) = (PathBuf::new(), None);
-        let mut place = Self { agent, begin, token, joined, ledger, work, bundle, files };
-        if let Err(error) = place.make_bundle() {
+        let (bundle, trees) = (PathBuf::new(), Vec::new());
+        let mut place = Self { agent, begin, token, joined, ledger, work, bundle, trees };
+        if let Err(error) = place.make_bundle().and_then(|()| place.make_volumes()) {
             place.ledger.advance(Phase::Stayed, |_| {})?;
+            volume::remove_all(place.ledger.record(), &agent.settings);
             return Err(error);
         }
         Ok(place)
@@ -100,8 +108,17 @@ impl<'a> Place<'a> {
             let terms = Terms { hooks: settings.allow_hooks, rootfs };
             self.bundle = runtime::make_bundle(&settings.bundles(), id, config, terms)?;
             if rootfs {
-                self.files = Some(Replica::new(&runtime::own_root(&self.bundle))?);
+                self.trees.push(Replica::new(&runtime::own_root(&self.bundle))?);
             }
+        }
+        Ok(())
+    }
+
+    fn make_volumes(&mut self) -> Result<()> {
+        for path in self.begin.volumes.clone() {
+            volume::make(&path, &self.agent.settings.allow_volumes)?;
+            self.ledger.advance(Phase::Preparing, |record| record.volumes.push(path.clone()))?;
+            self.trees.push(Replica::new(&path)?);
         }
         Ok(())
     }

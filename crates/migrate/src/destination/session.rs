@@ -31,6 +31,8 @@ struct Session<'a> {
     line: Line,
     round: Option<Incoming>,
     rounds: u32,
+    /// The tree that changes are of.
+    tree: usize,
     restore: Option<Restore>,
     pager: Option<Pager>,
     /// The round that the tree is to have before the source takes the next one.
@@ -65,6 +67,7 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: Begin) -> Result<()> {
         line,
         round: None,
         rounds: 0,
+        tree: 0,
         restore: None,
         pager: None,
         waiting: None,
@@ -131,9 +134,10 @@ impl Session<'_> {
             (Request::End { number }, Some(round), _) if round.number == number => {
                 self.end_round()?;
             }
+            (Request::Tree { number }, ..) => self.tree = number,
             (Request::Change(change), ..) => self.change(*change)?,
             (Request::Settle, ..) => {
-                files_of(&mut self.place)?.finish()?;
+                self.place.trees.iter_mut().try_for_each(Replica::finish)?;
                 self.line.say(&Reply::Settled)?;
             }
             (Request::Go, None, Some(restore)) if restore.root.is_some() => self.go()?,
@@ -152,7 +156,9 @@ impl Session<'_> {
 
     fn change(&mut self, change: Change) -> Result<()> {
         let line = &mut self.line;
-        files_of(&mut self.place)?.apply(change, || line.receive_data())
+        let tree = self.place.trees.get_mut(self.tree);
+        let tree = tree.ok_or_else(|| Error::Protocol("files of no container".to_owned()))?;
+        tree.apply(change, || line.receive_data())
     }
 
     fn begin_round(&mut self, number: u32, kind: Kind) -> Result<()> {
@@ -351,7 +357,7 @@ impl Session<'_> {
             container.filter(|_| self.place.ledger.record().phase == Phase::Stayed)
         {
             runtime::remove(self.place.work.path(), &container);
-            runtime::remove_bundle(&self.place.agent.settings.bundles(), &container.id);
+            settle::tidy(&self.place.agent.settings, self.place.ledger.record());
         }
         if self.place.ledger.record().phase == Phase::Stayed
             && self.is_arriving
@@ -365,12 +371,6 @@ impl Session<'_> {
             tracing::debug!("{error}");
         }
     }
-}
-
-/// The root file system that comes along.
-fn files_of<'p>(place: &'p mut Place<'_>) -> Result<&'p mut Replica> {
-    let out_of_turn = || Error::Protocol("files of no container".to_owned());
-    place.files.as_mut().ok_or_else(out_of_turn)
 }
 
 impl std::fmt::Display for Subject {

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Settings;
+use super::{Settings, volume};
 use crate::error::{Error, Result};
 use crate::host::{boot, pid_namespace};
 use crate::record::{Ledger, Phase, Record, Side, all, look};
@@ -89,12 +89,13 @@ pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
     }
 }
 
-/// Removes the bundle of a container that has not come.
-fn tidy(settings: &Settings, record: &Record) {
+/// Removes the bundle and the volumes of a container that has not come.
+pub(super) fn tidy(settings: &Settings, record: &Record) {
     if let Some(container) = &record.container
         && matches!(container.state(), Ok(None))
     {
         runtime::remove_bundle(&settings.bundles(), &container.id);
+        volume::remove_all(record, settings);
     }
 }
 

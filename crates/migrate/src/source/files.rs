@@ -1,6 +1,6 @@
-//! The root file system that goes along with a container.
+//! The root file system and the volumes that go along with a container.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -8,8 +8,7 @@ use serde_json::Value;
 use super::link::unexpected;
 use super::{Plan, Source};
 use crate::error::{Error, Result};
-use crate::files::Mirror;
-use crate::runtime::configuration;
+use crate::runtime::{Container, configuration};
 use crate::wire::message::{Reply, Request};
 
 /// Rounds that files are sent in before those of memory.
@@ -17,19 +16,69 @@ const MAX_ROUNDS: u32 = 10;
 /// What is sent as fast when the tasks are stopped.
 const LITTLE: u64 = 1 << 20;
 
-/// What the destination has of the root file system, if that is to go along: nothing yet.
+/// The trees of files that go along, in the order that the destination counts them in.
 ///
 /// # Errors
-/// If it is not to be found.
-pub(super) fn mirror(plan: &Plan) -> Result<Option<Mirror>> {
-    let Some(container) = plan.container.as_ref().filter(|_| plan.with_rootfs) else {
-        return Ok(None);
+/// If the configuration of the container names none of these.
+pub(super) fn trees(plan: &Plan) -> Result<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    if plan.with_rootfs
+        && let Some(container) = &plan.container
+    {
+        let root = config(container)?["root"]["path"].as_str().unwrap_or_default().to_owned();
+        all.push(PathBuf::from(root));
+    }
+    all.extend(volumes(plan)?);
+    Ok(all)
+}
+
+/// The directories of this host that are the volumes that go along.
+///
+/// # Errors
+/// If the container has no such volume.
+pub(super) fn volumes(plan: &Plan) -> Result<Vec<PathBuf>> {
+    let Some(container) = plan.container.as_ref().filter(|_| !plan.with_volumes.is_empty()) else {
+        return Ok(Vec::new());
     };
+    let config = config(container)?;
+    let mut all = Vec::new();
+    for at in &plan.with_volumes {
+        let source = volume(&config, at)?;
+        if !all.contains(&source) {
+            all.push(source);
+        }
+    }
+    Ok(all)
+}
+
+/// The directory that is mounted in the container at `at`.
+fn volume(config: &Value, at: &Path) -> Result<PathBuf> {
+    let mounts = config["mounts"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_bind = |mount: &&Value| {
+        let options = mount["options"].as_array().map_or(&[][..], Vec::as_slice);
+        mount["type"] == "bind" || options.iter().any(|it| it == "bind" || it == "rbind")
+    };
+    let is_there = |mount: &&Value| mount["destination"].as_str().map(Path::new) == Some(at);
+    let mount = mounts.iter().filter(is_bind).find(is_there);
+    let source = mount.and_then(|mount| mount["source"].as_str()).map(PathBuf::from);
+    match source {
+        Some(source) if source.is_absolute() && source.is_dir() => Ok(source),
+        Some(source) => Err(Error::refused(format!(
+            "volume {} is {}, which is no directory with a whole path",
+            at.display(),
+            source.display()
+        ))),
+        None => Err(Error::refused_with(
+            format!("no directory of this host is mounted in the container at {}", at.display()),
+            "its config.json has the mounts: --with-volume takes a destination of one",
+        )),
+    }
+}
+
+/// The configuration of a container that runs.
+fn config(container: &Container) -> Result<Value> {
     let text = configuration(&container.running()?.bundle)?;
-    let config: Value =
-        serde_json::from_str(&text).map_err(|error| Error::refused(error.to_string()))?;
-    let root = config["root"]["path"].as_str().unwrap_or_default();
-    Mirror::new(Path::new(root)).map(Some)
+    serde_json::from_str(&text).map_err(|error| Error::refused(error.to_string()))
 }
 
 impl Source<'_> {
@@ -48,12 +97,17 @@ impl Source<'_> {
 
     /// Sends what is different in the files by now; how many bytes that were.
     pub(super) fn send_files(&mut self) -> Result<u64> {
-        let Some(files) = &mut self.files else { return Ok(0) };
+        if self.trees.is_empty() {
+            return Ok(0);
+        }
         let (start, before) = (Instant::now(), self.link.meter.sent());
         let (link, cancel) = (&mut self.link, &self.cancel);
-        files.tell(&mut |step| {
-            if cancel.is_due() { Err(Error::Cancelled) } else { link.tell(step) }
-        })?;
+        for (number, tree) in self.trees.iter_mut().enumerate() {
+            link.say(&Request::Tree { number })?;
+            tree.tell(&mut |step| {
+                if cancel.is_due() { Err(Error::Cancelled) } else { link.tell(step) }
+            })?;
+        }
         self.link.say(&Request::Settle)?;
         match self.reply()? {
             Reply::Settled => {}

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use torpor_worker::Worker;
 
-use self::files::mirror;
+use self::files::{trees, volumes};
 use self::link::Link;
 pub use self::rehearsal::rehearse;
 use self::resolve::Watch;
@@ -80,6 +80,8 @@ pub struct Plan {
     pub ignore_cpu: bool,
     /// Whether the root file system of the container goes along.
     pub with_rootfs: bool,
+    /// Where in the container the volumes are mounted that go along.
+    pub with_volumes: Vec<PathBuf>,
     /// Whether pages are compressed where the link is slow.
     pub compress: bool,
 }
@@ -95,8 +97,8 @@ pub struct Source<'a> {
     watch: Option<Watch>,
     work: WorkDir,
     shell_job: bool,
-    /// The root file system that goes along, and how many bytes of it went.
-    files: Option<Mirror>,
+    /// Trees of files that go along, and how many bytes of them went.
+    trees: Vec<Mirror>,
     files_bytes: u64,
     /// How long it took the last time to look for what has changed in them, and to send it.
     files_time: Duration,
@@ -176,7 +178,7 @@ impl<'a> Source<'a> {
         let shell_job = is_shell_job(&root)?;
         let here = Host::this();
         let subject = subject(plan, &root, shell_job)?;
-        let name = subject.to_string();
+        let (name, trees) = (subject.to_string(), trees(plan)?);
         let begin = Begin {
             id: id.clone(),
             host: here.clone(),
@@ -185,6 +187,7 @@ impl<'a> Source<'a> {
             is_lazy: plan.mode.is_lazy(),
             ignore_cpu: plan.ignore_cpu,
             with_rootfs: plan.with_rootfs,
+            volumes: volumes(plan)?,
             connections: plan.connections,
         };
         let (link, _there) = Link::begin(&plan.to, begin, plan.bandwidth)?;
@@ -202,6 +205,7 @@ impl<'a> Source<'a> {
             tasks: vec![root],
             container: plan.container.clone(),
             work: Some(work_dir.clone()),
+            volumes: Vec::new(),
         };
         let ledger = Ledger::create(&plan.state_dir, Side::Source, record)?;
         let work = WorkDir::create(work_dir)?;
@@ -215,7 +219,7 @@ impl<'a> Source<'a> {
             watch,
             work,
             shell_job,
-            files: mirror(plan)?,
+            trees: trees.iter().map(|tree| Mirror::new(tree)).collect::<Result<_>>()?,
             files_bytes: 0,
             files_time: Duration::ZERO,
             state_bytes: 0,
@@ -305,7 +309,7 @@ impl<'a> Source<'a> {
             estimate: self.estimate,
             rounds: std::mem::take(&mut self.rounds),
             bytes,
-            files_bytes: self.plan.with_rootfs.then_some(self.files_bytes),
+            files_bytes: (!self.trees.is_empty()).then_some(self.files_bytes),
             service: None,
         }
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use torpor_worker::{Event, Worker};
 
 use super::estimate::kind;
-use super::files::mirror;
+use super::files::{trees, volumes};
 use super::link::Link;
 use super::round::written_pages;
 use super::sample::{Writes, has_own_users};
@@ -20,6 +20,7 @@ use super::{Plan, is_shell_job, subject, work_dir};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
+use crate::files::Mirror;
 use crate::forecast::{FILL, Forecast, Measured, Wish, float, seconds};
 use crate::host::Host;
 use crate::record::{make_private, new_id};
@@ -68,6 +69,7 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         is_lazy: plan.mode.is_lazy(),
         ignore_cpu: plan.ignore_cpu,
         with_rootfs: plan.with_rootfs,
+        volumes: volumes(plan)?,
         connections: plan.connections,
     };
     let mut refused = Vec::new();
@@ -130,7 +132,8 @@ fn forecast(
     let restore = longer.map_or(checked.freeze, |times| Shape::of(&tasks).cost().mul_f64(times));
     let pace = lesson.and_then(|it| it.pace);
     let start = Instant::now();
-    let files = mirror(plan)?.map_or(Ok(0), |files| files.bytes())?;
+    let trees = trees(plan)?;
+    let files = trees.iter().map(|tree| Mirror::new(tree)?.bytes()).sum::<Result<u64>>()?;
     let measured = Measured {
         memory: checked.pages * PAGE,
         state: checked.state,
@@ -140,7 +143,7 @@ fn forecast(
         restore,
         fill: FILL / longer.unwrap_or(1.0),
         files,
-        scan: if plan.with_rootfs { start.elapsed() } else { Duration::ZERO },
+        scan: if trees.is_empty() { Duration::ZERO } else { start.elapsed() },
         each: pace.map_or(checked.freeze, |pace| seconds(pace.each)),
     };
     let wish = Wish {

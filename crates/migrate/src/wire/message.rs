@@ -1,5 +1,7 @@
 //! What the two hosts say to each other.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::files::Change;
@@ -49,7 +51,12 @@ pub enum Request {
         /// Its number.
         number: u32,
     },
-    /// Something is different in the root file system; the bytes of a piece follow.
+    /// The changes that follow are of this tree: first the root file system, if that comes along, then the volumes.
+    Tree {
+        /// Its number, from 0.
+        number: usize,
+    },
+    /// Something is different in a tree of files; the bytes of a piece follow.
     Change(Box<Change>),
     /// That was all that is different now.
     Settle,
@@ -102,6 +109,9 @@ pub struct Begin {
     /// Whether the root file system of the container comes along.
     #[serde(default)]
     pub with_rootfs: bool,
+    /// The directories of volumes of the container that come along, on both hosts.
+    #[serde(default)]
+    pub volumes: Vec<PathBuf>,
     /// How many connections the pages of a round come over.
     pub connections: usize,
 }
@@ -148,7 +158,7 @@ pub enum Reply {
         /// Its number.
         number: u32,
     },
-    /// The root file system is as [`Request::Settle`] has left it.
+    /// The trees of files are as [`Request::Settle`] has left them.
     Settled,
     /// All bytes of [`Request::Measure`] have come.
     Measured,
