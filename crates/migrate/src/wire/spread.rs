@@ -221,6 +221,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::time::Duration;
+
     use super::*;
 
     /// Several connections, each with its two ends.
@@ -286,6 +288,8 @@ mod tests {
             // It stays open: the other end must find out by itself.
             std::mem::forget(connection);
         }
+        // If nobody finds out, the answer below goes through.
+        there.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let mut heard = Vec::new();
         // The end comes in any case; after an error nothing can be said either.
         let _ = there.read_to_end(&mut heard);
