@@ -313,3 +313,34 @@ fn quotas_hold_jobs_back() {
     assert_eq!((found[0].started, found[2].started), (Some(0), Some(0)));
     assert_eq!(found[1].started, Some(10 * SECOND));
 }
+
+#[test]
+fn a_quota_of_processor_time_holds_back_until_it_has_faded() {
+    let mut rules = rules();
+    rules.shares.half_life = 100 * SECOND;
+    let quota = share::Quota { cpu_seconds: Some(60), ..share::Quota::default() };
+    rules.quotas.insert("owner:ann".to_owned(), quota);
+    let of = |owner: &str, at| Task { owner: owner.to_owned(), ..of("normal", at, 40 * SECOND) };
+    // Of the 80 s that she has used after two, 70 count, and 60 only 23 s later. Others do not wait.
+    let mut tasks: Vec<Task> = (0..3).map(|_| of("ann", 0)).collect();
+    tasks.extend([of("bob", 80 * SECOND), of("bob", 150 * SECOND)]);
+    let found = Machine::new(1, 64 * GIB, rules, tasks).run(HOUR);
+    assert_eq!((found[0].started, found[1].started), (Some(0), Some(40 * SECOND)));
+    assert_eq!(found[3].started, Some(80 * SECOND));
+    assert!(found[2].started.unwrap() >= 120 * SECOND, "{:?}", found[2]);
+}
+
+#[test]
+fn a_quota_of_memory_holds_back() {
+    let mut rules = rules();
+    let quota = share::Quota { memory: Some(3 * GIB), ..share::Quota::default() };
+    rules.quotas.insert("project:a".to_owned(), quota);
+    let of = |project: &str| {
+        let project = project.to_owned();
+        Task { project, memory: 2 * GIB, ..of("normal", 0, 10 * SECOND) }
+    };
+    let tasks = vec![of("a"), of("a/b"), of("c")];
+    let found = Machine::new(3, 64 * GIB, rules, tasks).run(HOUR);
+    assert_eq!((found[0].started, found[2].started), (Some(0), Some(0)));
+    assert_eq!(found[1].started, Some(10 * SECOND));
+}

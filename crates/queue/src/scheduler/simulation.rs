@@ -169,6 +169,7 @@ impl Machine {
                     if done >= task.work {
                         self.fates[place].ended = Some(now);
                         self.fates[place].spells.push((state.since, now, None));
+                        self.usage.decay(now, self.rules.shares.half_life);
                         self.usage.add(&task.project, &task.owner, task.slots, now - state.ready);
                         self.live.remove(&id);
                     }
@@ -206,6 +207,7 @@ impl Machine {
                 let worked = (now - state.ready).max(0);
                 state.done += worked;
                 let task = &self.tasks[place];
+                self.usage.decay(now, self.rules.shares.half_life);
                 self.usage.add(&task.project, &task.owner, task.slots, worked);
                 if price.means == Means::Kill {
                     fate.lost += state.done - state.saved;
