@@ -93,6 +93,8 @@ pub struct Limits {
     pub memory: Option<u64>,
     /// Processes and threads at the same time.
     pub pids: Option<u64>,
+    /// Bytes that it may write: its output, and its own directory or what its container changes.
+    pub disk: Option<u64>,
     /// Seconds that it may run; those that it sleeps do not count.
     pub time: Option<u64>,
 }

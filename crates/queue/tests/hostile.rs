@@ -21,6 +21,24 @@ fn a_job_that_forks_without_end_is_held_and_cleared() {
 }
 
 #[test]
+fn a_job_that_fills_the_disk_is_ended_and_named() {
+    let daemon = Daemon::start(&[]);
+    let input = tempfile::tempdir().unwrap();
+    let options = ["--disk", "8M", "--input", input.path().to_str().unwrap()];
+    // By its output, and by files of its own.
+    for to in ["", ">>filler"] {
+        let script = format!("while :; do head -c 1M /dev/zero {to}; sleep 0.02; done");
+        let id = daemon.submit(&options, &["bash", "-c", &script]);
+        let job = daemon.wait_for(id, "failed");
+        assert!(job["note"].as_str().unwrap().contains("written more than it may"), "{job}");
+        assert_eq!(job["exit"], 137);
+    }
+    until("their shepherds end", || common::shepherds(&daemon.data()).is_empty().then_some(()));
+    let well = daemon.submit(&options, &["bash", "-c", "head -c 1M /dev/zero >small"]);
+    daemon.wait_for(well, "done");
+}
+
+#[test]
 fn a_job_that_ignores_signals_is_killed() {
     let config = serde_json::json!({ "grace": 300 });
     let daemon = Daemon::configured(&config, &[]);

@@ -57,6 +57,9 @@ pub struct Submit {
     /// Processes and threads that it may have
     #[arg(long, value_name = "N")]
     pids: Option<u64>,
+    /// Output and files of its own that it may write, in bytes or with K, M or G
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    disk: Option<u64>,
     /// Time that it may run, in seconds or with m, h or d; time that it sleeps does not count
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     time: Option<u64>,
@@ -166,7 +169,13 @@ impl Submit {
             project: self.project,
             labels: self.label.into_iter().collect(),
             slots: self.slots,
-            limits: Limits { cpu: self.cpu, memory: self.memory, pids: self.pids, time: self.time },
+            limits: Limits {
+                cpu: self.cpu,
+                memory: self.memory,
+                pids: self.pids,
+                disk: self.disk,
+                time: self.time,
+            },
             estimate: self.estimate,
             deadline: self.deadline,
             after: self.after,

@@ -142,6 +142,7 @@ impl World {
             exit: Exit::Code(0),
             leftover: Vec::new(),
             out_of_memory: false,
+            out_of_disk: false,
             gave_way: false,
             at: 0,
         };

@@ -223,7 +223,9 @@ impl Core {
             return;
         }
         record.shepherd = false;
+        let too_much = ending.as_ref().is_some_and(|ending| ending.out_of_disk);
         let killed = record.place == Place::Leaving
+            && !too_much
             && record.giving_way.is_some_and(|way| way.means == Means::Kill);
         let wanted = record.cancelled || self.ending.contains_key(&id);
         match ending {
@@ -323,6 +325,9 @@ fn note(ending: &Ending) -> Option<String> {
     let mut parts = Vec::new();
     if ending.out_of_memory {
         parts.push("it was out of its memory".to_owned());
+    }
+    if ending.out_of_disk {
+        parts.push("it has written more than it may (--disk)".to_owned());
     }
     if !ending.leftover.is_empty() {
         let mut names = ending.leftover.clone();

@@ -41,7 +41,8 @@ impl Shepherd {
             exit,
             leftover,
             out_of_memory: self.cgroups.ran_out_of_memory(),
-            gave_way: self.vacating,
+            out_of_disk: self.out_of_disk,
+            gave_way: self.vacating && !self.out_of_disk,
             at: files::now(),
         };
         let path = self.dir.run(self.run).join(ENDING);

@@ -109,6 +109,7 @@ fn tend(dir: PathBuf, run: u64, from: Option<u64>, base: [u64; 2]) -> io::Result
         None => shepherd.start_job()?,
     }
     listen(&dir.run(run).join(SOCKET), inputs)?;
+    shepherd.watch_disk();
     shepherd.watch(&happenings)
 }
 

@@ -109,6 +109,9 @@ pub struct Ending {
     pub leftover: Vec<String>,
     /// Whether it was out of its memory.
     pub out_of_memory: bool,
+    /// Whether it had written more than it may.
+    #[serde(default)]
+    pub out_of_disk: bool,
     /// Whether it ended because the command for giving way told it to.
     pub gave_way: bool,
     /// When, in milliseconds since 1970.

@@ -11,6 +11,7 @@
 //! The shepherd takes orders on a socket in the directory of its run ([`message`]), and
 //! leaves its last word there ([`ending`]), on stable storage, before it says it.
 
+mod disk;
 mod ending;
 pub mod engine;
 mod entry;
@@ -82,6 +83,8 @@ enum Happening {
     Woken(Result<u64, String>),
     /// All memory of a job that was brought back is there.
     MemoryCame,
+    /// The job has written more than it may.
+    DiskUsed,
     /// The command for giving way has ended, or its time is over.
     Vacated(Result<(), String>),
 }
@@ -111,6 +114,8 @@ struct Shepherd {
     base: Option<Box<Base>>,
     /// Whether memory of the job was still coming in when that was last looked at.
     lazy: bool,
+    /// Whether the job has written more than it may.
+    out_of_disk: bool,
     /// Whether the command for giving way is at work.
     vacating: bool,
     /// An order that came while the job was saved and is to run on.
@@ -158,6 +163,7 @@ impl Shepherd {
             checkpoint: from.map(|record| record.seq),
             base: None,
             lazy: false,
+            out_of_disk: false,
             vacating: false,
             deferred: None,
         })
@@ -219,6 +225,7 @@ impl Shepherd {
                 Happening::Settled(seq, outcome) => self.settled(seq, outcome),
                 Happening::Woken(outcome) => self.woken(outcome),
                 Happening::MemoryCame => self.lazy = false,
+                Happening::DiskUsed => self.disk_used(),
                 Happening::Vacated(outcome) => self.vacated(outcome),
             }
             if let Some(exit) = self.is_over() {

@@ -1,0 +1,43 @@
+//! How much a job may write: to its output, and to files of its own.
+
+use std::collections::HashSet;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use super::message::Order;
+use super::{Happening, Shepherd, work};
+use crate::files::{self, JobDir};
+
+/// How long it may write before anybody looks again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Shepherd {
+    /// Notices when the job has written more than it may.
+    pub(super) fn watch_disk(&self) {
+        let Some(most) = self.spec.limits.disk else { return };
+        let (dir, inputs) = (self.dir.clone(), self.inputs.clone());
+        thread::spawn(move || {
+            while used(&dir) <= most {
+                thread::sleep(PAUSE);
+            }
+            let _ = inputs.send(Happening::DiskUsed);
+        });
+    }
+
+    /// Ends a job that has.
+    pub(super) fn disk_used(&mut self) {
+        self.out_of_disk = true;
+        self.order(Order::Kill);
+    }
+}
+
+/// Bytes that a job's output and its own files take.
+fn used(dir: &JobDir) -> u64 {
+    let output = [dir.out(), dir.err()];
+    let output = output.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len()));
+    let mut seen = HashSet::new();
+    // A directory that goes away while it is looked at is looked at again.
+    let own = work::own(dir).into_iter().filter_map(|(own, _)| files::size(&own, &mut seen).ok());
+    own.fold(output.sum(), u64::saturating_add)
+}
