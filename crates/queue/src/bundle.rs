@@ -7,10 +7,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
+use std::os::unix::fs::{
+    FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
+};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::marks::{self, Attributes};
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
@@ -24,6 +28,8 @@ struct Entry {
     uid: u32,
     gid: u32,
     mtime: (i64, i64),
+    #[serde(default)]
+    attributes: Attributes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +38,8 @@ enum What {
     Dir,
     File(u64),
     Link(PathBuf),
+    Fifo,
+    Whiteout,
 }
 
 /// What is to be sent, with its length.
@@ -101,10 +109,17 @@ fn collect(
             What::Link(fs::read_link(entry.path())?)
         } else if meta.is_file() {
             What::File(meta.len())
+        } else if meta.file_type().is_fifo() {
+            What::Fifo
+        } else if marks::is_whiteout(&meta) {
+            What::Whiteout
         } else {
             continue;
         };
         let is_dir = what == What::Dir;
+        let has_attributes = is_dir || matches!(what, What::File(_));
+        let attributes =
+            if has_attributes { marks::attributes(&entry.path())? } else { Attributes::new() };
         found.push(Entry {
             path: path.clone(),
             what,
@@ -112,6 +127,7 @@ fn collect(
             uid: meta.uid(),
             gid: meta.gid(),
             mtime: (meta.mtime(), meta.mtime_nsec()),
+            attributes,
         });
         if is_dir {
             collect(root, &path, wanted, found)?;
@@ -149,6 +165,11 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
                 }
                 adorn(&path, entry)?;
             }
+            What::Fifo => {
+                marks::make_fifo(&path)?;
+                adorn(&path, entry)?;
+            }
+            What::Whiteout => marks::make_whiteout(&path)?,
             What::Link(_) => {}
         }
     }
@@ -160,7 +181,7 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
                 lchown(&path, Some(entry.uid), Some(entry.gid))?;
             }
             What::Dir => adorn(&path, entry)?,
-            What::File(_) => {}
+            What::File(_) | What::Fifo | What::Whiteout => {}
         }
     }
     Ok(())
@@ -174,6 +195,7 @@ fn is_below(path: &Path) -> bool {
 fn adorn(path: &Path, entry: &Entry) -> io::Result<()> {
     chown(path, Some(entry.uid), Some(entry.gid))?;
     fs::set_permissions(path, fs::Permissions::from_mode(entry.mode & 0o7777))?;
+    marks::set_attributes(path, &entry.attributes)?;
     let (seconds, nanoseconds) = entry.mtime;
     let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
@@ -200,12 +222,20 @@ mod tests {
         fs::write(from.path().join("left-out"), "content").unwrap();
         symlink("../file", from.path().join("a/link")).unwrap();
         fs::set_permissions(from.path().join("a"), fs::Permissions::from_mode(0o750)).unwrap();
+        // What a container has removed, and a directory that hides the one below it.
+        marks::make_whiteout(&from.path().join("a/removed")).unwrap();
+        marks::make_fifo(&from.path().join("a/pipe")).unwrap();
+        let opaque = vec![(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())];
+        marks::set_attributes(&from.path().join("a/b"), &opaque).unwrap();
         let bytes = packed(from.path());
         unpack(&mut bytes.as_slice(), to.path()).unwrap();
         assert_eq!(fs::read(to.path().join("a/b/file")).unwrap(), b"content");
         assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../file"));
         assert_eq!(fs::metadata(to.path().join("a")).unwrap().mode() & 0o7777, 0o750);
         assert!(!to.path().join("left-out").exists());
+        let kind = |name: &str| fs::symlink_metadata(to.path().join(name)).unwrap();
+        assert!(marks::is_whiteout(&kind("a/removed")) && kind("a/pipe").file_type().is_fifo());
+        assert_eq!(marks::attributes(&to.path().join("a/b")).unwrap(), opaque);
         for cut in [0, 5, 20, bytes.len() - 1] {
             let to = tempfile::tempdir().unwrap();
             assert!(unpack(&mut &bytes[..cut], to.path()).is_err(), "{cut}");
@@ -221,6 +251,7 @@ mod tests {
             uid: 0,
             gid: 0,
             mtime: (0, 0),
+            attributes: Attributes::new(),
         };
         let outside = tempfile::tempdir().unwrap();
         let link = What::Link(outside.path().to_owned());

@@ -14,6 +14,7 @@ mod container;
 mod daemon;
 mod files;
 pub mod http;
+mod marks;
 mod objects;
 pub mod preemption;
 pub mod scheduler;

@@ -94,6 +94,29 @@ fn a_bundle_goes_on_from_its_checkpoint_when_all_of_it_is_killed() {
 }
 
 #[test]
+fn a_bundle_goes_on_from_the_store_when_its_machine_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("dir:{}", dir.path().join("store").display());
+    let bundle = bundle(dir.path());
+    let mut lost = Daemon::start(&["--store", &store]);
+    let id = lost.ok(&["submit", "--bundle", bundle.to_str().unwrap()]).trim().parse().unwrap();
+    lost.wait_for_output(id, "\n10\n");
+    lost.ok(&["preempt", &id.to_string()]);
+    common::until("it is stored", || lost.show(id)["stored"].as_u64());
+    lost.kill();
+    drop(lost);
+    let daemon = Daemon::start(&["--store", &store]);
+    let list = daemon.ok(&["adopt"]);
+    let name = list.split_whitespace().next().unwrap();
+    let here = daemon.ok(&["adopt", name]).trim().parse().unwrap();
+    let job = daemon.wait_for(here, "failed");
+    assert_eq!(job["exit"], 5, "{}", daemon.show(here));
+    assert_eq!(daemon.output(here), counted());
+    // What it had removed is not there again.
+    assert_eq!(errors(&daemon, here), "end 60 0\n");
+}
+
+#[test]
 fn an_image_has_the_limits_of_its_job() {
     let daemon = Daemon::start(&[]);
     let (root, archive) = (daemon.dir.path().join("root"), daemon.dir.path().join("image.tar"));

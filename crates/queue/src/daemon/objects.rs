@@ -159,10 +159,9 @@ impl Core {
         if let Some(job) = self.jobs.values().find(gone) {
             return Some(Task::Remove { id: job.id, name: self.stored_as(job.id) });
         }
-        // What a container has changed in its files has marks that the bundle does not know.
         let due = self.jobs.values().filter(|job| !is_over(job)).find(|job| {
             let newer = job.durable > job.stored.map(|stored| stored.seq);
-            newer && !job.only_stored && !job.cancelled && job.spec.container.is_none()
+            newer && !job.only_stored && !job.cancelled
         });
         if let Some(record) = due.cloned() {
             let (id, seq) = (record.id, record.durable?);

@@ -11,9 +11,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, utimensat};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 use crate::files::{JobDir, WORK};
+use crate::marks;
 use crate::spec::Spec;
 
 /// Makes a job's own directory, if it is to have one.
@@ -92,10 +93,10 @@ pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()>
                 copy_attributes(&source, &target)?;
                 adorn(&target, &meta)?;
             }
-        } else if is_whiteout(&meta) {
-            rustix::fs::mknodat(CWD, &target, FileType::CharacterDevice, Mode::empty(), 0)?;
+        } else if marks::is_whiteout(&meta) {
+            marks::make_whiteout(&target)?;
         } else if meta.file_type().is_fifo() {
-            rustix::fs::mknodat(CWD, &target, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+            marks::make_fifo(&target)?;
             adorn(&target, &meta)?;
         }
     }
@@ -103,33 +104,9 @@ pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()>
     adorn(to, &fs::symlink_metadata(from)?)
 }
 
-/// Whether this marks, in the upper directory of an overlay, that there is nothing.
-fn is_whiteout(meta: &Metadata) -> bool {
-    meta.file_type().is_char_device() && meta.rdev() == 0
-}
-
-/// The kernel allows no longer value of an extended attribute, and no longer list of names (`limits.h`).
-const MAX_ATTRIBUTE: usize = 64 << 10;
-
-/// Copies extended attributes, but for those by which an overlay remembers files of its other layers.
+/// Gives a copy the extended attributes of its original.
 fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
-    let mut names = vec![0_u8; MAX_ATTRIBUTE];
-    let length = match rustix::fs::llistxattr(from, &mut names) {
-        // This file system has none.
-        Err(rustix::io::Errno::NOTSUP) => return Ok(()),
-        length => length?,
-    };
-    let names = names.get(..length).unwrap_or_default().split(|byte| *byte == 0);
-    for name in names.filter(|name| !name.is_empty()) {
-        if [&b"trusted.overlay.origin"[..], b"trusted.overlay.impure"].contains(&name) {
-            continue;
-        }
-        let mut value = vec![0_u8; MAX_ATTRIBUTE];
-        let length = rustix::fs::lgetxattr(from, name, &mut value)?;
-        value.truncate(length);
-        rustix::fs::lsetxattr(to, name, &value, rustix::fs::XattrFlags::empty())?;
-    }
-    Ok(())
+    marks::set_attributes(to, &marks::attributes(from)?)
 }
 
 /// Whether a file of an earlier copy is what the file with `meta` is now.
@@ -186,8 +163,7 @@ mod tests {
         symlink("/nowhere", at("work/link")).unwrap();
         let (opaque, flags) = ("trusted.overlay.opaque", rustix::fs::XattrFlags::empty());
         rustix::fs::lsetxattr(at("work/sub"), opaque, b"y", flags).unwrap();
-        let device = FileType::CharacterDevice;
-        rustix::fs::mknodat(CWD, at("work/removed"), device, Mode::empty(), 0).unwrap();
+        marks::make_whiteout(&at("work/removed")).unwrap();
         fs::set_permissions(at("work/other"), fs::Permissions::from_mode(0o640)).unwrap();
         snapshot(&at("work"), None, &at("first")).unwrap();
         fs::write(at("work/other"), "two!").unwrap();
@@ -202,7 +178,7 @@ mod tests {
         assert_eq!(fs::metadata(at("second/other")).unwrap().mode() & 0o7777, 0o640);
         let mut value = [0; 2];
         assert_eq!(rustix::fs::lgetxattr(at("second/sub"), opaque, &mut value), Ok(1));
-        assert!(is_whiteout(&fs::symlink_metadata(at("second/removed")).unwrap()));
+        assert!(marks::is_whiteout(&fs::symlink_metadata(at("second/removed")).unwrap()));
         assert_eq!(
             fs::metadata(at("work/other")).unwrap().mtime_nsec(),
             fs::metadata(at("second/other")).unwrap().mtime_nsec()
