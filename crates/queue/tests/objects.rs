@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Daemon, counted, counter, shepherds, until, words};
+use common::{Daemon, shepherds, until, words};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,14 +21,30 @@ fn directory() -> (TempDir, String) {
     (dir, place)
 }
 
+/// When this is there jobs may end: none must before all has happened that is to happen to it.
+fn may_end(dir: &Path) -> PathBuf {
+    dir.join("may-end")
+}
+
+/// Lets the jobs end.
+fn let_end(dir: &Path) {
+    std::fs::write(may_end(dir), "").unwrap();
+}
+
+/// For a shell: waits until it may end.
+fn wait(dir: &Path) -> String {
+    format!("until [ -e {} ]; do sleep 0.02; done", may_end(dir).display())
+}
+
 /// Holds 24 MiB that are the same in each, and counts.
-fn holder(rounds: u32) -> Vec<String> {
+fn holder(dir: &Path, rounds: u32) -> Vec<String> {
     let script = format!(
-        "import random, time\nx = random.Random(7).randbytes(24 << 20)\nbefore = sum(x[::4096])\n\
+        "import os, random, sys, time\nx = random.Random(7).randbytes(24 << 20)\nbefore = sum(x[::4096])\n\
          for i in range({rounds}):\n    print('round', i, flush=True)\n    time.sleep(0.02)\n\
+         while not os.path.exists(sys.argv[1]):\n    time.sleep(0.02)\n\
          print(sum(x[::4096]) == before, flush=True)"
     );
-    ["python3", "-c", &script].map(str::to_owned).into()
+    ["python3", "-c", &script, may_end(dir).to_str().unwrap()].map(str::to_owned).into()
 }
 
 fn held(rounds: u32) -> String {
@@ -73,7 +89,8 @@ fn what_two_jobs_have_in_common_is_stored_once() {
     let daemon = Daemon::configured(&config, &["--slots", "2", "--store", &place]);
     let mut stored = Vec::new();
     for _ in 0..2 {
-        let id = daemon.submit(&["--class", "batch", "--owner", "ann"], &words(&holder(100)));
+        let id = daemon
+            .submit(&["--class", "batch", "--owner", "ann"], &words(&holder(dir.path(), 100)));
         daemon.wait_for_output(id, "round 1\n");
         stored.push((id, put_away(&daemon, id)));
     }
@@ -90,6 +107,7 @@ fn what_two_jobs_have_in_common_is_stored_once() {
     daemon.wait_for(first, "running");
     let again = put_away(&daemon, first);
     assert!(again["new"].as_u64().unwrap() < 16 << 20, "{again}");
+    let_end(dir.path());
     for (id, _) in stored {
         daemon.ok(&["resume", &id.to_string()]);
         daemon.wait_for(id, "done");
@@ -106,10 +124,12 @@ fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
     std::fs::create_dir(&input).unwrap();
     std::fs::write(input.join("kept"), "as it was").unwrap();
     let mut lost = Daemon::start(&["--store", &place]);
-    let script =
-        "cat kept; echo changed >kept; for i in $(seq 30); do echo $i; sleep 0.05; done; cat kept";
+    let wait = wait(dir.path());
+    let script = format!(
+        "cat kept; echo changed >kept; for i in $(seq 30); do echo $i; done; {wait}; cat kept"
+    );
     let input = input.to_str().unwrap();
-    let id = lost.submit(&["--class", "batch", "--input", input], &["bash", "-c", script]);
+    let id = lost.submit(&["--class", "batch", "--input", input], &["bash", "-c", &script]);
     lost.wait_for_output(id, "3\n");
     put_away(&lost, id);
     lost.kill();
@@ -117,6 +137,7 @@ fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
         let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
     });
     drop(lost);
+    let_end(dir.path());
     let daemon = Daemon::start(&["--store", &place]);
     let list = daemon.ok(&["adopt"]);
     let name = list.split_whitespace().next().unwrap().to_owned();
@@ -135,16 +156,18 @@ fn what_is_only_in_an_object_store_comes_back() {
     let Some(store) = ObjectStore::start("what_is_only_in_an_object_store_comes_back") else {
         return;
     };
+    let dir = tempfile::tempdir().unwrap();
     // On disk there is no place for a checkpoint.
     let config = json!({ "images": 1, "store": "s3://bucket/queue" });
     let daemon = Daemon::in_environment(&config, &[], &store.environment());
-    let id = daemon.submit(&["--class", "batch"], &words(&holder(60)));
+    let id = daemon.submit(&["--class", "batch"], &words(&holder(dir.path(), 60)));
     daemon.wait_for_output(id, "round 1\n");
     put_away(&daemon, id);
     until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
     let here = std::fs::read_dir(daemon.data().join("jobs").join(id.to_string())).unwrap();
     let mut names = here.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!names.any(|name| name.starts_with("checkpoint-")));
+    let_end(dir.path());
     daemon.ok(&["resume", &id.to_string()]);
     daemon.wait_for(id, "done");
     assert_eq!(daemon.output(id), held(60));
@@ -171,7 +194,9 @@ fn what_is_sealed_stays_so_in_the_store() {
     let daemon = Daemon::configured(&config, &["--store", &place]);
     for (class, readable) in [("open", true), ("secret", false)] {
         let word = format!("very {class} words");
-        let script = format!("echo {word}; for i in $(seq 20); do echo $i; sleep 0.05; done");
+        let _ = std::fs::remove_file(may_end(dir.path()));
+        let wait = wait(dir.path());
+        let script = format!("echo {word}; for i in $(seq 20); do echo $i; done; {wait}");
         let id = daemon.submit(&["--class", class], &["bash", "-c", &script]);
         daemon.wait_for_output(id, "2\n");
         put_away(&daemon, id);
@@ -179,6 +204,7 @@ fn what_is_sealed_stays_so_in_the_store() {
             Command::new("grep").args(["-r", "-q", &word]).arg(dir.path()).status().unwrap();
         assert_eq!(found.success(), readable, "{class}");
         until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
+        let_end(dir.path());
         daemon.ok(&["resume", &id.to_string()]);
         daemon.wait_for(id, "done");
         let lines: String = (1..=20).map(|i| format!("{i}\n")).collect();
@@ -192,8 +218,8 @@ fn a_store_that_fails_harms_no_job_and_is_tried_again() {
     // Nothing can be made there.
     std::fs::write(dir.path().join("store"), "").unwrap();
     let daemon = Daemon::start(&["--slots", "1", "--store", &place]);
-    let id = daemon.submit(&["--class", "batch"], &words(&counter(60, 0.05)));
-    daemon.wait_for_output(id, "3\n");
+    let id = daemon.submit(&["--class", "batch"], &words(&holder(dir.path(), 60)));
+    daemon.wait_for_output(id, "round 3\n");
     let urgent = daemon.queue(&["submit", "--class", "urgent", "--wait", "--", "true"]).output();
     assert!(urgent.unwrap().status.success());
     daemon.ok(&["preempt", &id.to_string(), "--means", "checkpoint"]);
@@ -204,9 +230,10 @@ fn a_store_that_fails_harms_no_job_and_is_tried_again() {
     put_away(&daemon, id);
     // Its machine fails and the store does, too: it goes on from its own disk.
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    let_end(dir.path());
     daemon.ok(&["resume", &id.to_string()]);
     daemon.wait_for(id, "done");
-    assert_eq!(daemon.output(id), counted(60));
+    assert_eq!(daemon.output(id), held(60));
 }
 
 #[test]
@@ -214,10 +241,11 @@ fn a_job_waits_for_its_store_and_does_not_begin_again() {
     let (dir, place) = directory();
     let config = json!({ "images": 1 });
     let daemon = Daemon::configured(&config, &["--store", &place]);
-    let id = daemon.submit(&["--class", "batch"], &words(&counter(30, 0.05)));
-    daemon.wait_for_output(id, "3\n");
+    let id = daemon.submit(&["--class", "batch"], &words(&holder(dir.path(), 30)));
+    daemon.wait_for_output(id, "round 3\n");
     put_away(&daemon, id);
     until("it is nowhere else", || (daemon.show(id)["only_stored"] == true).then_some(()));
+    let_end(dir.path());
     let (store, aside) = (dir.path().join("store"), dir.path().join("aside"));
     std::fs::rename(&store, &aside).unwrap();
     daemon.ok(&["resume", &id.to_string()]);
@@ -227,5 +255,5 @@ fn a_job_waits_for_its_store_and_does_not_begin_again() {
     let _ = std::fs::remove_dir_all(&store);
     std::fs::rename(&aside, &store).unwrap();
     daemon.wait_for(id, "done");
-    assert_eq!(daemon.output(id), counted(30));
+    assert_eq!(daemon.output(id), held(30));
 }
