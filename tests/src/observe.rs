@@ -376,7 +376,9 @@ fn area(line: &str) -> Option<Area> {
     let offset = hex(words.next()?)?;
     let name = words.skip(2).collect::<Vec<_>>().join(" ");
     let offset = if name.starts_with('/') { offset } else { 0 };
-    let name = if name.starts_with("/SYSV") { "/SYSV".to_owned() } else { name };
+    // Numbers of segments and sockets are new ones.
+    let numbered = ["/SYSV", "socket:["].into_iter().find(|prefix| name.starts_with(prefix));
+    let name = numbered.map_or(name.clone(), str::to_owned);
     Some(Area { start, end, offset, rest: format!("{protection} {name}") })
 }
 

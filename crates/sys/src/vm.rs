@@ -255,6 +255,41 @@ pub fn write_mapped(file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> Result<(
     Ok(())
 }
 
+/// A shared mapping of a file in this process, unmapped when it is dropped. Its memory is read and
+/// written by [`read`] and [`write`] of this process: somebody else may write there, too.
+#[derive(Debug)]
+pub struct Window {
+    base: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Window {
+    /// Maps the first `len` bytes of a file.
+    ///
+    /// # Errors
+    /// See mmap(2).
+    pub fn new(file: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel picks.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0) }?;
+        Ok(Window { base, len })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        addr(self.base)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and no reference to its memory was ever made.
+        let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
+    }
+}
+
 /// Hints to the kernel about another process's memory (process_madvise(2)).
 ///
 /// # Errors

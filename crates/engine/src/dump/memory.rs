@@ -17,6 +17,7 @@ use super::outbox::{self, Away, to_run};
 use super::{Dump, files, lost, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::io_uring;
+use crate::file::socket::ring;
 use crate::hooks::Hooks;
 use crate::lazy;
 use crate::memory::pages::{self, Found, Job, Plan, Source};
@@ -192,6 +193,8 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
         entry.fdflags = Some(flags);
     } else if vma.is(status::IO_URING) {
         entry.shmid = u64::from(io_uring::of_mapping(&cx.tasks, &cx.files, task, vma)?);
+    } else if vma.is(status::SOCKET) {
+        entry.shmid = u64::from(ring::of_mapping(&cx.files, cx.tasks[task].pid, vma)?);
     } else if vma.is(status::FILE_PRIVATE | status::FILE_SHARED) {
         let (id, flags) = files::describe_mapped(cx, task, vma)?;
         entry.shmid = u64::from(id);

@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use torpor_images::proto::{FdTypes, FileEntry, FownEntry};
 
 use crate::error::{Context, Error, Result};
+use crate::options::Options;
 use crate::proc;
 
 /// An open file description met for the first time by the dump.
@@ -104,6 +105,18 @@ impl Found {
     /// The refusal that names this descriptor.
     pub fn refuse(&self, reason: impl Into<String>) -> Error {
         Error::refused(self.pid, self.object(), reason)
+    }
+
+    /// Leaves something of it out that its task can do without as a rule.
+    ///
+    /// # Errors
+    /// The refusal, if everything is wanted (`--strict`).
+    pub fn leave_out(&self, opts: &Options, what: &str) -> Result<()> {
+        if opts.strict {
+            return Err(self.refuse(what));
+        }
+        tracing::warn!("task {}: {}: {what}", self.pid, self.object());
+        Ok(())
     }
 
     /// What messages call it, e.g. `fd 5 (/dev/kvm)`.

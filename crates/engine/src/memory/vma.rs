@@ -199,11 +199,7 @@ fn classify(pid: i32, vma: &Vma) -> Result<u32> {
         return Ok(REGULAR | AIO_RING);
     }
     if name.starts_with("socket:[") {
-        return Err(refuse(
-            pid,
-            vma,
-            "mapped packet socket rings are not supported; stop the capture first",
-        ));
+        return Ok(REGULAR | SOCKET);
     }
     if (vma.has(b"io") || vma.has(b"pf")) && !name.starts_with("/dev/zero") {
         return Err(refuse(pid, vma, "it maps a device"));

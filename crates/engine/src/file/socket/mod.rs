@@ -18,6 +18,7 @@ mod ping;
 mod procfs;
 mod queue;
 pub mod repair;
+pub mod ring;
 mod spaces;
 pub mod state;
 pub mod tcp;
@@ -68,9 +69,7 @@ impl SocketDumper {
             libc::AF_UNIX => {
                 unix::dump(&mut self.lists, &mut self.unix, around, found, &socket).map(Some)
             }
-            libc::AF_PACKET => {
-                packet::dump(&mut self.lists, around.id_maps, found, &socket).map(Some)
-            }
+            libc::AF_PACKET => packet::dump(&mut self.lists, around, found, &socket).map(Some),
             libc::AF_NETLINK => netlink::dump(&mut self.lists, around, found, &socket).map(Some),
             other => Err(found
                 .refuse(format!("sockets of the family {} are not supported", family_name(other)))),

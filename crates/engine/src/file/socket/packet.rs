@@ -1,8 +1,7 @@
 //! Packet sockets: what they are bound to, options, groups, rings, fanout.
 //!
 //! Frames that were received and not read yet cannot be put back (they come from a
-//! device), so a socket that holds some is refused. A ring that is mapped is refused with
-//! its mapping: where the kernel stands in it cannot be set.
+//! device): they are left out with a warning, but for those in a ring that is mapped ([`ring`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,8 +11,9 @@ use torpor_kernel::sock_diag::{self as diag, PacketSocket};
 use torpor_sys::socket::{self, Opt};
 
 use super::about::{Socket, bad_entry, create, restore_flags};
-use super::options;
+use super::around::Around;
 use super::spaces::Lists;
+use super::{options, ring};
 use crate::error::{Context, Result};
 use crate::file::Found;
 use crate::namespace::Namespaces;
@@ -29,7 +29,7 @@ const PACKET_VNET_HDR: i32 = 15;
 const PACKET_TIMESTAMP: i32 = 17;
 const PACKET_FANOUT: i32 = 18;
 const PACKET_COPY_THRESH: i32 = 7;
-const TPACKET_V3: u32 = 2;
+pub(super) const TPACKET_V3: u32 = 2;
 /// Ways of fanout that are decided by a program: classic and extended BPF.
 const FANOUT_PROGRAMS: [u32; 2] = [6, 7];
 /// `SOCK_PACKET`, the type of long ago.
@@ -48,10 +48,11 @@ mod flag {
 /// Describes a packet socket.
 pub(super) fn dump(
     sockets: &mut Lists,
-    id_maps: &IdMaps,
+    around: &Around<'_>,
     found: &Found,
     about: &Socket,
 ) -> Result<FileEntry> {
+    let id_maps = around.id_maps;
     let fd = found.file.as_fd();
     let seen = sockets.spaces.packet(about)?;
     let seen = seen.ok_or_else(|| found.refuse("the kernel does not list it"))?.clone();
@@ -59,12 +60,12 @@ pub(super) fn dump(
         return Err(found.refuse("it is bound to a network device that is gone"));
     }
     if socket::receive_queue(fd).is_ok_and(|bytes| bytes > 0) {
-        return Err(found.refuse(
-            "it is a packet socket with packets that were not read yet, which \
-             cannot be received again; stop the capture first",
-        ));
+        found.leave_out(
+            around.opts,
+            "its packets that were not read yet are not kept: they cannot be received again",
+        )?;
     }
-    let psk = PacketSockEntry {
+    let mut psk = PacketSockEntry {
         id: found.id,
         r#type: about.kind.cast_unsigned(),
         // As socket(2) takes it: in network byte order.
@@ -83,10 +84,12 @@ pub(super) fn dump(
         copy_thresh: seen.copy_thresh,
         mclist: memberships(&seen),
         fanout: fanout(found, &seen)?,
-        rx_ring: seen.rx_ring.map(ring),
-        tx_ring: seen.tx_ring.map(ring),
+        rx_ring: seen.rx_ring.map(geometry),
+        tx_ring: seen.tx_ring.map(geometry),
         ns_id: Some(about.ns_id),
+        torpor_position: None,
     };
+    psk.torpor_position = ring::dump(around.tasks, found, about.inode, &psk)?;
     Ok(FileEntry { psk: Some(psk), ..found.entry(FdTypes::Packetsk) })
 }
 
@@ -115,7 +118,7 @@ fn fanout(found: &Found, seen: &PacketSocket) -> Result<Option<u32>> {
     Ok(Some(value))
 }
 
-fn ring(r: diag::PacketRing) -> PacketRing {
+fn geometry(r: diag::PacketRing) -> PacketRing {
     PacketRing {
         block_size: r.block_size,
         block_nr: r.block_nr,
@@ -140,6 +143,9 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
         if u16::try_from(psk.protocol).is_err() {
             return Err(bad_entry(entry.id, "receives a protocol that there is not"));
         }
+        if !ring::is_possible(psk) {
+            return Err(bad_entry(entry.id, "has a ring that there cannot be"));
+        }
     }
     Ok(())
 }
@@ -159,6 +165,8 @@ pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<
     options::restore_more(fd, &psk.opts)?;
     restore_options(fd, psk)?;
     restore_rings(fd, psk)?;
+    let raw = libc::SOCK_RAW.cast_unsigned();
+    ring::restore(fd, psk, || create(spaces, psk.ns_id, family, raw, 0))?;
     bind(fd, psk)?;
     psk.mclist.iter().try_for_each(|m| restore_membership(fd, psk.id, m))?;
     if let Some(fanout) = psk.fanout.filter(|_| psk.fanout() != u32::MAX) {
@@ -209,27 +217,33 @@ fn restore_rings(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
 }
 
 fn bind(fd: BorrowedFd<'_>, psk: &PacketSockEntry) -> Result<()> {
-    let protocol = u16::try_from(psk.protocol).unwrap_or(0).to_ne_bytes();
+    let protocol = u16::try_from(psk.protocol).unwrap_or(0);
     let old = psk.r#type == SOCK_PACKET;
     if psk.ifindex == 0 && (old || psk.protocol == 0) {
         return Ok(());
     }
-    let family = u16::try_from(libc::AF_PACKET).unwrap_or(0).to_ne_bytes();
-    let mut address = family.to_vec();
-    if old {
+    let address = if old {
+        let mut address = u16::try_from(libc::AF_PACKET).unwrap_or(0).to_ne_bytes().to_vec();
         // struct sockaddr_pkt up to the name of the device; nothing may follow.
         let name = netdevice::index_to_name(fd, psk.ifindex)
             .context(|| format!("name of network device {}", psk.ifindex))?;
         address.extend(name.into_bytes());
         address.resize(16, 0);
+        address
     } else {
-        // struct sockaddr_ll: protocol, device; the rest does not matter.
-        address.extend(protocol);
-        address.extend(psk.ifindex.to_ne_bytes());
-        address.resize(20, 0);
-    }
+        address(protocol, psk.ifindex)
+    };
     socket::bind(fd, &address)
         .context(|| format!("bind packet socket {} to device {}", psk.id, psk.ifindex))
+}
+
+/// A `struct sockaddr_ll`: protocol, in network byte order, and device; the rest does not matter.
+pub(super) fn address(protocol: u16, device: u32) -> Vec<u8> {
+    let mut address = u16::try_from(libc::AF_PACKET).unwrap_or(0).to_ne_bytes().to_vec();
+    address.extend(protocol.to_ne_bytes());
+    address.extend(device.to_ne_bytes());
+    address.resize(20, 0);
+    address
 }
 
 fn restore_membership(fd: BorrowedFd<'_>, id: u32, m: &PacketMclist) -> Result<()> {
@@ -299,15 +313,18 @@ mod tests {
     }
 
     #[test]
-    fn unread_packets_are_refused() {
+    fn unread_packets_are_refused_if_all_is_wanted() {
         in_netns(|| {
             // ETH_P_ALL
             let all = socket::socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300).unwrap();
             let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
             udp.send_to(b"x", udp.local_addr().unwrap()).unwrap();
             let dir = tempfile::tempdir().unwrap();
-            let error = dump(&Options::default(), dir.path(), &[all]).unwrap_err().to_string();
+            let strict = Options { strict: true, ..Options::default() };
+            let files = [all];
+            let error = dump(&strict, dir.path(), &files).unwrap_err().to_string();
             assert!(error.contains("not read yet"), "{error}");
+            dump(&Options::default(), dir.path(), &files).unwrap();
         });
     }
 }

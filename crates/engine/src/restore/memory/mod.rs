@@ -387,6 +387,10 @@ fn open_transport(cx: &mut Restore<'_>, task: usize) -> Result<Transport> {
 /// The file behind a mapping.
 fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd> {
     let id = u32::try_from(vma.shmid);
+    if vma.status & status::SOCKET != 0 {
+        let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
+        return cx.duplicate(id);
+    }
     // In CRIU's images a memfd is a file besides.
     if vma.status & status::MEMFD != 0 {
         let id = id.map_err(|_| Error::invalid("mm", "file number out of range"))?;
