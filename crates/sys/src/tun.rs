@@ -37,6 +37,7 @@ const TUNGETVNETHDRSZ: libc::Ioctl = 0x8004_54d7;
 const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
 const TUNSETQUEUE: libc::Ioctl = 0x4004_54d9;
 const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
+const TUNGETFILTER: libc::Ioctl = 0x8010_54db_u32 as libc::Ioctl;
 const TUNGETDEVNETNS: libc::Ioctl = 0x54e3;
 
 /// `struct ifreq` as these requests take it.
@@ -73,6 +74,17 @@ pub fn device(tun: BorrowedFd<'_>) -> Result<(String, u32)> {
     let found = Request::new("", 0)?.pass(tun, TUNGETIFF)?;
     let name = found.name.split(|&byte| byte == 0).next().unwrap_or_default();
     Ok((String::from_utf8_lossy(name).into_owned(), found.flags.into()))
+}
+
+/// Whether a filter was attached to its device (of frames only).
+#[must_use]
+pub fn has_filter(tun: BorrowedFd<'_>) -> bool {
+    // SAFETY: all-zero is a valid sock_fprog: no program.
+    let mut program: libc::sock_fprog = unsafe { std::mem::zeroed() };
+    // SAFETY: the request writes one struct sock_fprog, which `program` is. The pointer in it is
+    // one of the program that attached the filter, and is not followed.
+    let got = unsafe { libc::ioctl(tun.as_raw_fd(), TUNGETFILTER, &raw mut program) };
+    check(got).is_ok() && program.len > 0
 }
 
 /// Makes a descriptor a queue of a device, which is made if it is not there.

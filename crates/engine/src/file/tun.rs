@@ -1,9 +1,10 @@
 //! Descriptors of `/dev/net/tun`: queues of network devices, or of none yet.
 //!
-//! What waits in a queue to be read is not kept: it is on its way, as on a wire.
+//! What waits in a queue to be read is not kept, with a warning: it is on its way, as on a wire.
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags, Stat};
 use torpor_images::proto::{
     FdTypes, FileEntry, NdType, NetDeviceEntry, RegFileEntry, TunLinkEntry, TunfileEntry,
@@ -18,6 +19,7 @@ use super::{Found, regular};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
 use crate::namespace::net::configure_tun;
+use crate::options::Options;
 
 /// Number of `/dev/net/tun` (linux/miscdevice.h).
 const NUMBER: (u32, u32) = (10, 200);
@@ -46,6 +48,7 @@ pub fn describe(
         Ok((name, flags)) => {
             tunf.ns_id = Some(home_of(spaces, found, &name)?);
             tunf.detached = (flags & tun::IFF_DETACH_QUEUE != 0).then_some(true);
+            check_left_out(paths.opts, found)?;
             tunf.netdev = Some(name);
         }
         // A queue of no device yet.
@@ -54,6 +57,19 @@ pub fn describe(
     }
     tunf.torpor_reg = Some(regular::entry(paths, found, found.id)?);
     Ok(Some(FileEntry { tunf: Some(tunf), ..found.entry(FdTypes::Tunf) }))
+}
+
+/// What is on its way in a queue, and what the kernel does not show.
+fn check_left_out(opts: &Options, found: &Found) -> Result<()> {
+    let mut waits = [PollFd::new(&found.file, PollFlags::IN)];
+    rustix::event::poll(&mut waits, Some(&Timespec::default())).context(|| "poll".to_owned())?;
+    if waits[0].revents().contains(PollFlags::IN) {
+        found.leave_out(opts, "packets that wait in its queue to be read are not kept")?;
+    }
+    if tun::has_filter(found.file.as_fd()) {
+        found.leave_out(opts, "the filter of its device (TUNATTACHFILTER) is not kept")?;
+    }
+    Ok(())
 }
 
 /// The network namespace of the device.
