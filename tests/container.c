@@ -146,12 +146,13 @@ static void init(const char *workdir, const char *program)
 
 	setsid();
 	streams(workdir);
+	/* Before there is a program: what it is seen to be must not change once that is ready. */
+	prctl(PR_SET_NAME, "zoo-init");
 	child = fork();
 	if (child < 0)
 		err(1, "fork");
 	if (child == 0)
 		run(program);
-	prctl(PR_SET_NAME, "zoo-init");
 	do
 		pid = waitpid(-1, NULL, 0);
 	while (pid != child);

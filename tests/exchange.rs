@@ -204,8 +204,18 @@ impl World {
         }
         // The restore may write there.
         let images = self.dir.path().join("images").join(mode);
-        self.inside(mode, Some(&images))?;
-        Ok(())
+        let restored = self.inside(mode, Some(&images));
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            restored?;
+            return Ok(());
+        }
+        // The processor that they are from used AVX-512: elsewhere the program would die of what it has in use.
+        let lacks = "AVX-512 state, which this processor does not have";
+        match restored {
+            Err(error) if error.to_string().contains(lacks) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => Err("a program that uses AVX-512 was restored where there is none".into()),
+        }
     }
 
     /// Dumps the program, restores it, and compares the images with CRIU's.
