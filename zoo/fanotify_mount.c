@@ -1,6 +1,6 @@
 // area: event descriptors
 // shows: fanotify: a mark on a mount, and one on a file in it that is to be ignored
-// modes: plain pidns ns
+// modes: ns
 #include "zoo.h"
 #include <sys/fanotify.h>
 
@@ -20,7 +20,7 @@ int main(void)
 	if (fd < 0)
 		zoo_skip("no fanotify");
 	close(touch("/dev/shm/ignored"));
-	/* A mount where nobody else writes. */
+	/* A mount where nobody else writes: elsewhere it is that of all programs. */
 	TRY(fanotify_mark(fd, FAN_MARK_ADD | FAN_MARK_MOUNT, FAN_MODIFY, AT_FDCWD, "/dev/shm"));
 	TRY(fanotify_mark(fd, FAN_MARK_ADD | FAN_MARK_IGNORED_MASK | FAN_MARK_IGNORED_SURV_MODIFY, FAN_MODIFY,
 			  AT_FDCWD, "/dev/shm/ignored"));
