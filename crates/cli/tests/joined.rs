@@ -1,5 +1,5 @@
-//! A tree that comes back in a network namespace that is there already (`--join-ns`): its connections go on, and
-//! the lock of the dump, which is in that namespace, is gone.
+//! A tree that comes back in namespaces that are there already (`--join-ns`). In that of its network its connections
+//! go on, and the lock of the dump, which is in that namespace, is gone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 mod sleeper;
 
-use sleeper::{criu, wait_until};
+use sleeper::{Sleeper, criu, wait_until};
 
 /// Two ends of a connection in one process, which send to each other and count.
 const PROGRAM: &str = r#"
@@ -140,4 +140,44 @@ fn a_lock_of_nftables_goes() {
 #[test]
 fn a_lock_of_iptables_goes() {
     there_and_back("iptables");
+}
+
+/// A process in a namespace of its own.
+struct Host(Child);
+
+impl Host {
+    fn new(kind: &str) -> Self {
+        let mut command = Command::new("unshare");
+        command.arg(format!("--{kind}")).args(["sleep", "1000"]).stdin(Stdio::null());
+        let host = Self(command.spawn().unwrap());
+        let of = PathBuf::from(format!("/proc/{}", host.0.id()));
+        wait_until(|| fs::read(of.join("comm")).is_ok_and(|name| name == b"sleep\n"));
+        // Root of this host has no name there.
+        for map in ["uid_map", "gid_map"].iter().filter(|_| kind == "user") {
+            fs::write(of.join(map), "0 70000 100").unwrap();
+        }
+        host
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The images say that it was in this host's.
+#[test]
+fn a_tree_of_this_host_joins_namespaces() {
+    for kind in ["net", "uts", "ipc", "user"] {
+        let (task, host) = (Sleeper::start(), Host::new(kind));
+        task.put_to_sleep(&[]);
+        let join = format!("{kind}:{}", host.0.id());
+        let output = task.restore(&["-d", "--join-ns", &join]).output().unwrap();
+        assert!(output.status.success(), "{kind}: {}", task.log("restore.log"));
+        let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
+        assert_eq!(space(task.pid.cast_unsigned()), space(host.0.id()), "{kind}");
+        task.kill();
+    }
 }

@@ -425,16 +425,14 @@ fn what_is_set_with_the_rights_of_the_restore() {
 /// A process in a user namespace of its own, whose ids are those from `LOWER` on here.
 struct Joined {
     process: std::process::Child,
-    /// Where its namespace has a name of its own.
-    place: PathBuf,
 }
 
 impl Joined {
     const LOWER: u32 = 70_000;
 
-    fn new(place: PathBuf) -> Self {
+    fn new() -> Self {
         let process = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).spawn();
-        let joined = Self { process: process.unwrap(), place };
+        let joined = Self { process: process.unwrap() };
         let pid = joined.process.id();
         let inode = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -445,10 +443,6 @@ impl Joined {
         for map in ["uid_map", "gid_map"] {
             fs::write(format!("/proc/{pid}/{map}"), format!("0 {} 100\n", Self::LOWER)).unwrap();
         }
-        fs::write(&joined.place, "").unwrap();
-        let mut bind = Command::new("mount");
-        bind.args(["--bind", &format!("/proc/{pid}/ns/user")]).arg(&joined.place);
-        assert!(bind.status().unwrap().success());
         joined
     }
 }
@@ -457,7 +451,6 @@ impl Drop for Joined {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let _ = Command::new("umount").arg(&self.place).status();
     }
 }
 
@@ -470,9 +463,9 @@ fn ids_in_a_joined_user_namespace() {
     let map = vec![UidGidExtent { first: 0, lower_first: 4711, count: 1 }];
     let maps = UsernsEntry { uid_map: map.clone(), gid_map: map };
     images.write_one(kind::USERNS, space, &maps).unwrap();
-    let joined = Joined::new(task.dir.path().join("user"));
+    let joined = Joined::new();
     let pid = joined.process.id();
-    for target in [pid.to_string(), joined.place.to_str().unwrap().to_owned()] {
+    for target in [pid.to_string(), format!("/proc/{pid}/ns/user")] {
         let join = format!("--join-ns=user:{target},0,0");
         let restore = ["restore", &*join];
         let output = task.run(&restore, &["users.allow=['4711']", "user-namespace.users=[]"]);

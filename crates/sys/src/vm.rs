@@ -256,7 +256,7 @@ pub fn write_mapped(file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> Result<(
 }
 
 /// A shared mapping of a file in this process, unmapped when it is dropped. Its memory is read and
-/// written by [`read`] and [`write`] of this process: somebody else may write there, too.
+/// written by [`read`] and [`write()`] of this process: somebody else may write there, too.
 #[derive(Debug)]
 pub struct Window {
     base: *mut std::ffi::c_void,

@@ -282,7 +282,7 @@ pub struct Frozen<'s> {
 }
 
 impl<'s> Frozen<'s> {
-    /// Writes the checkpoint. With [`Options::cow`] the tasks run again before it is complete.
+    /// Writes the checkpoint. With `cow` of the options the tasks run again before it is complete.
     ///
     /// # Errors
     /// Refusals, the kernel's, the caller's no. The tasks go on, and there is no checkpoint.

@@ -254,7 +254,9 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
             .context(|| format!("open namespace {}", join.file.display()))?
             .into();
         send_into(cx.tasks.remote(0)?, kind, &file)?;
-        if let Some((uid, gid)) = join.ids {
+        // An id of this host need not have a name there.
+        if kind == NsKind::User {
+            let (uid, gid) = join.ids.unwrap_or_default();
             become_user(cx, uid, gid)?;
         }
         for ns in cx.spaces.all.iter_mut().filter(|ns| ns.kind == kind && ns.task == 0) {

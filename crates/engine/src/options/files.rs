@@ -10,7 +10,7 @@ pub const DEFAULT_GHOST_LIMIT: u64 = 1 << 20;
 #[derive(Debug, Clone)]
 pub struct Files {
     /// Unix sockets may have their peer outside of the tree (`-x` without an inode);
-    /// `-x INODE` is an [`External::Unix`].
+    /// `-x INODE` is an [`External::Unix`](crate::external::External::Unix).
     pub ext_unix_sk: bool,
     /// File locks are kept (`-l`).
     pub locks: bool,

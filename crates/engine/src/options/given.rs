@@ -59,7 +59,7 @@ pub struct JoinNs {
     pub kind: JoinNsKind,
     /// A file of the namespace, `/proc/PID/ns/KIND` for a pid.
     pub file: PathBuf,
-    /// The user and group to become in a user namespace.
+    /// The user and group to become in a user namespace; its root if not given.
     pub ids: Option<(u32, u32)>,
 }
 

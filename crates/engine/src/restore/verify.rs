@@ -88,13 +88,12 @@ impl Spaces {
                 continue;
             };
             let (now, own) = (proc::ns_inode(task.pid, kind.name())?, self.own.get(&kind).copied());
+            let made = self.made.get(&ns.id).copied();
             let right = match ns.is_host {
-                // Clocks that went on elsewhere are kept by a namespace of their own.
-                true => Some(now) == own || kind == NsKind::Time,
-                false => {
-                    (Some(now) != own || given(ns))
-                        && self.made.get(&ns.id).is_none_or(|made| *made == now)
-                }
+                // The caller may have the tree join another one. Clocks that went on elsewhere are kept
+                // by a namespace of their own.
+                true => Some(now) == made.or(own) || kind == NsKind::Time,
+                false => (Some(now) != own || given(ns)) && made.is_none_or(|made| made == now),
             };
             if !right {
                 let wanted = if ns.is_host { "this host's" } else { "its own" };
