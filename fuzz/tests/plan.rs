@@ -103,16 +103,6 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
                 ("ids-42.img", "/entries/0/net_ns_id", json!(2)),
             ],
         ),
-        // Tasks that are none, and what they would have.
-        (
-            "fdinfo-3.img: no task of pstree.img has the table of descriptors 3",
-            vec![("ids-42.img", "/entries/0/files_id", json!(2))],
-        ),
-        (
-            "fdinfo-3.img: no task of pstree.img has the table of descriptors 3",
-            vec![("core-42.img", "/entries/0/tc/task_state", json!(2))],
-        ),
-        // Open files.
         (
             "files.img: file 1 is of mount 999, which there is not",
             vec![("files.img", "/entries/0/reg/mnt_id", json!(999))],

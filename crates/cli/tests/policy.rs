@@ -363,27 +363,11 @@ fn a_bundle_limits_foreign_images() {
     assert!(audit("{}").contains("no bundle"));
 }
 
-/// Images that look as if they were of a task, but of none that there is.
+/// A file on a mount that there is not.
 #[test]
-fn images_of_tasks_that_there_are_not() {
+fn a_file_of_an_unknown_mount() {
     let task = Asleep::new(&["--mount"], "exec 7>/dev/null");
     let images = ImageDir::open(task.images()).unwrap();
-    for (kind, why) in [
-        (kind::CORE, "is thread 999"),
-        (kind::IDS, "that runs is task 999"),
-        (kind::MM, "that runs is task 999"),
-        (kind::FS, "that runs is task 999"),
-        (kind::PAGEMAP, "that runs is task 999"),
-        (kind::FDINFO, "has the table of descriptors 999"),
-    ] {
-        let (whole, other) = (images.ids(kind).unwrap()[0], kind.file_name(999));
-        let place = task.images().join(&other);
-        fs::copy(task.images().join(kind.file_name(whole)), &place).unwrap();
-        task.denied(&[], &[&format!("{other}: no task of pstree.img {why}")]);
-        fs::remove_file(place).unwrap();
-    }
-    task.allowed(&[]);
-    // And a file on a mount that there is not.
     let mut files: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
     let file = files.iter_mut().find(|entry| entry.reg.is_some()).unwrap();
     file.reg.as_mut().unwrap().mnt_id = Some(900_001);

@@ -336,3 +336,19 @@ fn the_vdso_of_another_kernel_leads_to_this_one() {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
 }
+
+/// What a dump does not write again is nothing that a restore could find.
+#[test]
+fn a_dump_leaves_nothing_of_the_one_before() {
+    let task = Sleeper::start();
+    assert!(task.dump(&["--leave-running"]).status.success(), "{}", task.log("dump.log"));
+    let old = ["sk-queues.img", "core-9999.img", "seal.img"].map(|name| task.dir.path().join(name));
+    for place in &old {
+        fs::write(place, "of a dump before").unwrap();
+    }
+    task.put_to_sleep(&[]);
+    assert!(old.iter().all(|place| !place.exists()));
+    assert!(task.restore(&["-d"]).status().unwrap().success(), "{}", task.log("restore.log"));
+    assert!(task.sleeps() || task.lives());
+    task.kill();
+}

@@ -219,11 +219,19 @@ impl ImageDir {
         Ok(inventory)
     }
 
-    /// Removes the inventory, if there is one. A dump does this first and
-    /// writes the inventory last, so that a directory without one is no
-    /// checkpoint.
+    /// Removes the inventory, if there is one. A dump writes it last, so that a directory without
+    /// one is no checkpoint.
     pub fn remove_inventory(&self) -> Result<()> {
         self.remove(&kind::INVENTORY.file_name(0))
+    }
+
+    /// Removes the images of an older checkpoint, the inventory first: what the next one does not
+    /// write again would be taken for a part of it.
+    pub fn clear(&self) -> Result<()> {
+        self.remove_inventory()?;
+        let names = self.names()?;
+        let mut images = names.iter().filter(|name| Kind::of_file(name).is_some());
+        images.try_for_each(|name| self.remove(name))
     }
 
     /// Writes a file of one entry.

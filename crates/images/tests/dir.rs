@@ -56,6 +56,18 @@ fn one_entry_is_read_back() {
 }
 
 #[test]
+fn nothing_of_an_older_checkpoint_stays() {
+    let (temp, dir) = dir();
+    dir.write_one(kind::INVENTORY, 0, &InventoryEntry::default()).unwrap();
+    for kind in [kind::SK_QUEUES, kind::CORE, kind::PAGES] {
+        std::fs::write(temp.path().join(kind.file_name(7)), "old").unwrap();
+    }
+    std::fs::write(temp.path().join("dump.log"), "not an image").unwrap();
+    dir.clear().unwrap();
+    assert_eq!(dir.names().unwrap(), ["dump.log"]);
+}
+
+#[test]
 fn entries_are_read_back_in_order() {
     let (_temp, dir) = dir();
     let entries = [pstree(1), pstree(2), pstree(3)];

@@ -183,7 +183,7 @@ impl Drop for Session {
 /// Starts a checkpoint: from here on the directory holds no older one.
 fn begin(opts: &Options) -> Result<ImageDir> {
     let mut images = opts.new_images()?;
-    images.remove_inventory()?;
+    images.clear()?;
     crate::seal::begin(&mut images, opts)?;
     crate::host::begin(opts, &mut images)?;
     Ok(images)

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, PstreeEntry, RemapFilePathEntry,
-    RemapType, SkPacketEntry, TaskKobjIdsEntry,
+    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType,
+    SkPacketEntry, TaskKobjIdsEntry,
 };
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
@@ -63,7 +63,6 @@ pub(super) fn check(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let numbers = Numbers::of(checkpoint)?;
     nested(checkpoint)?;
     images_of_namespaces(checkpoint, &numbers)?;
-    images_of_tasks(checkpoint)?;
     parts::check(checkpoint)?;
     files(checkpoint, &numbers)?;
     packets(checkpoint)?;
@@ -130,31 +129,6 @@ fn images_of_namespaces(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Resul
             .is_ok_and(|number| numbers.is(number, kind) || found == kind::TIMENS && number == 0);
         if !known {
             return invalid(&*name, format!("no task lives in {kind} namespace {number}"));
-        }
-    }
-    Ok(())
-}
-
-/// Images of threads, of tasks that have not ended, and of their tables of descriptors: nobody would
-/// look at those of others, and who compares the images with the plan could miss them.
-fn images_of_tasks(checkpoint: &Checkpoint<'_>) -> Result<()> {
-    // The threads of one that has ended are those that it had.
-    let tree: Vec<PstreeEntry> = checkpoint.images.read_all(kind::PSTREE, 0)?;
-    let threads = tree.iter().flat_map(|task| task.threads.iter().chain([&task.pid]));
-    let threads: BTreeSet<u64> = threads.map(|&thread| thread.into()).collect();
-    let alive = || checkpoint.tasks.iter().filter(|task| !task.zombie);
-    let tasks: BTreeSet<u64> = alive().map(|task| task.pid.into()).collect();
-    let tables: BTreeSet<u64> = alive().map(|task| task.ids.files_id.into()).collect();
-    for name in checkpoint.images.names()? {
-        let Some((found, number)) = Kind::of_file(&name) else { continue };
-        let (known, what) = match found {
-            kind::CORE => (&threads, "is thread"),
-            kind::IDS | kind::MM | kind::FS | kind::PAGEMAP => (&tasks, "that runs is task"),
-            kind::FDINFO => (&tables, "has the table of descriptors"),
-            _ => continue,
-        };
-        if !known.contains(&number) {
-            return invalid(&*name, format!("no task of pstree.img {what} {number}"));
         }
     }
     Ok(())
