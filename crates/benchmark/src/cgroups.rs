@@ -5,29 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-
-const ROOT: &str = "/sys/fs/cgroup";
+use torpor_kernel::cgroup::{Freezer, ROOT, hierarchies, is_unified, processes, subgroups};
 
 /// How deep below a hierarchy's root a runtime puts its groups.
 const DEPTH: usize = 8;
-
-/// Whether all controllers are in the second version. Only that has this file; the root of the first is
-/// a file system like others.
-#[must_use]
-pub fn is_second() -> bool {
-    Path::new(ROOT).join("cgroup.controllers").exists()
-}
-
-/// The roots of all hierarchies: one for each controller in the first version.
-#[must_use]
-pub fn hierarchies() -> Vec<PathBuf> {
-    let root = PathBuf::from(ROOT);
-    if is_second() {
-        return vec![root];
-    }
-    let entries = fs::read_dir(&root).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|dir| dir.join("cgroup.procs").exists()).collect()
-}
 
 /// The root of the hierarchy that a controller is in.
 #[must_use]
@@ -49,20 +30,6 @@ fn search(dir: &Path, id: &str, depth: usize) -> Option<PathBuf> {
         return Some(found.clone());
     }
     depth.checked_sub(1).and_then(|depth| dirs.iter().find_map(|dir| search(dir, id, depth)))
-}
-
-fn subgroups(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
-}
-
-/// The processes of a group and of all below it.
-#[must_use]
-pub fn processes(group: &Path) -> Vec<i32> {
-    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    let mut all: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
-    all.extend(subgroups(group).flat_map(|group| processes(&group)));
-    all
 }
 
 /// A number in a file of a group.
@@ -106,7 +73,7 @@ pub fn throttled(id: &str) -> Option<u64> {
 #[must_use]
 pub fn bytes_read(name: &str) -> Option<u64> {
     let name = name.trim_start_matches('/');
-    let text = if is_second() {
+    let text = if is_unified() {
         fs::read_to_string(hierarchy("io").join(name).join("io.stat"))
     } else {
         let group = hierarchy("blkio").join(name);
@@ -153,11 +120,9 @@ pub fn thaw(name: &str) {
 }
 
 fn thaw_one(group: &Path) {
-    for (file, state) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
-        let path = group.join(file);
-        if path.exists() {
-            let _ = fs::write(path, state);
-        }
+    let freezer = Freezer::of(group);
+    if freezer.file.exists() {
+        let _ = freezer.set(false);
     }
     subgroups(group).for_each(|group| thaw_one(&group));
 }

@@ -220,7 +220,7 @@ fn cgroups(opts: &Options, pid: i32) -> Result<Option<Roots>> {
     if opts.cgroups.manage == CgroupMode::Ignore {
         return Ok(None);
     }
-    let own = crate::cgroup::memberships(&proc::bytes(pid, "cgroup")?);
+    let own = torpor_kernel::cgroup::of(pid)?;
     Ok(Some(Roots { own: own.into_iter().collect(), ..crate::cgroup::roots(&opts.cgroups) }))
 }
 

@@ -1,7 +1,9 @@
-//! What the kernel tells about tasks, sockets and networks, and how it is asked: procfs, netlink and
-//! its lists of sockets, from inside any namespace. It knows nothing of images, dumps or restores.
+//! What the kernel tells about tasks, mounts, control groups, sockets and networks, and how it is
+//! asked: procfs, cgroupfs, netlink and its lists of sockets, from inside any namespace. It knows nothing of images, dumps or restores.
 
+pub mod cgroup;
 mod error;
+pub mod mountinfo;
 pub mod namespace;
 pub mod netlink;
 pub mod parallel;

@@ -9,9 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use torpor_kernel::cgroup::{self, Freezer, ROOT};
+
 use crate::spec::Limits;
 
-const ROOT: &str = "/sys/fs/cgroup";
 const PARENT: &str = "torpor-queue";
 const CONTROLLERS: [&str; 5] = ["freezer", "pids", "memory", "cpu", "cpuacct"];
 
@@ -32,7 +33,7 @@ impl Cgroups {
     #[must_use]
     pub fn named(name: &str) -> Self {
         let root = Path::new(ROOT);
-        if root.join("cgroup.controllers").exists() {
+        if cgroup::is_unified() {
             let dir = root.join(PARENT).join(name);
             return Self { name: name.to_owned(), unified: Some(dir), split: Vec::new() };
         }
@@ -136,12 +137,9 @@ impl Cgroups {
     /// # Errors
     /// If it cannot be moved.
     pub fn bring_back(&self, pid: u32) -> io::Result<()> {
-        let name = self.dirs().next().and_then(Path::file_name).and_then(|name| name.to_str());
-        let (Some(name), Ok(text)) = (name, fs::read_to_string(format!("/proc/{pid}/cgroup")))
-        else {
-            return Ok(());
-        };
-        let here = text.lines().filter(|line| line.ends_with(name)).count();
+        let name = self.dirs().next().and_then(Path::file_name);
+        let (Some(name), Ok(groups)) = (name, cgroup::of(pid.cast_signed())) else { return Ok(()) };
+        let here = groups.values().filter(|path| path.file_name() == Some(name)).count();
         if here < self.dirs().filter(|dir| dir.exists()).count() { self.enter(pid) } else { Ok(()) }
     }
 
@@ -162,32 +160,17 @@ impl Cgroups {
     pub fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
         let Some(dir) = self.freezer() else { return Ok(false) };
         let begun = Instant::now();
-        let (switch, word) = match (&self.unified, frozen) {
-            (Some(_), true) => ("cgroup.freeze", "1"),
-            (Some(_), false) => ("cgroup.freeze", "0"),
-            (None, true) => ("freezer.state", "FROZEN"),
-            (None, false) => ("freezer.state", "THAWED"),
-        };
-        fs::write(dir.join(switch), word)?;
-        while !self.is_frozen(dir, frozen)? {
+        let freezer = Freezer::of(dir);
+        freezer.set(frozen).map_err(io::Error::other)?;
+        while freezer.is_frozen().map_err(io::Error::other)? != frozen {
             if begun.elapsed() > PATIENCE {
                 return Err(io::Error::other("the job does not freeze"));
             }
             std::thread::sleep(Duration::from_millis(1));
             // A task in the middle of fork can escape one pass of version 1.
-            fs::write(dir.join(switch), word)?;
+            freezer.set(frozen).map_err(io::Error::other)?;
         }
         Ok(true)
-    }
-
-    fn is_frozen(&self, dir: &Path, wanted: bool) -> io::Result<bool> {
-        if self.unified.is_some() {
-            let events = fs::read_to_string(dir.join("cgroup.events"))?;
-            let found = events.lines().any(|line| line == "frozen 1");
-            return Ok(found == wanted);
-        }
-        let state = fs::read_to_string(dir.join("freezer.state"))?;
-        Ok(state.trim() == if wanted { "FROZEN" } else { "THAWED" })
     }
 
     /// Bytes of memory that the job holds, but for the cache of files.

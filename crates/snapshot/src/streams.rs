@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use crate::error::{Context, Result};
+use torpor_kernel::mountinfo;
+
+use crate::error::{Context, Error, Result};
 
 /// The standard streams of a process that are files outside of its mounts, by their numbers, as the
 /// engine names them (`--external`, `--inherit-fd`).
@@ -14,21 +16,20 @@ use crate::error::{Context, Result};
 /// If the process has ended.
 pub fn outside(pid: u32) -> Result<BTreeMap<u8, String>> {
     let read = |path: String| fs::read_to_string(&path).context(|| path);
-    let mounts = read(format!("/proc/{pid}/mountinfo"))?;
-    let own: HashSet<&str> = mounts.lines().filter_map(|line| line.split(' ').next()).collect();
+    let mounts = mountinfo::of(pid.cast_signed()).map_err(|error| Error::new(error.to_string()))?;
+    let own: HashSet<u32> = mounts.iter().map(|mount| mount.id).collect();
     let mut found = BTreeMap::new();
     for number in 0..=2 {
         let path = format!("/proc/{pid}/fd/{number}");
         // A stream may be closed; a pipe or a socket has no path.
         let Ok(target) = fs::read_link(&path) else { continue };
         let info = read(format!("/proc/{pid}/fdinfo/{number}"))?;
-        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-        if let Some(mount) = mount
+        let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+        if let Some(mount) = mount.and_then(|mount| mount.trim().parse::<u32>().ok())
             && target.is_absolute()
-            && !own.contains(mount)
+            && !own.contains(&mount)
         {
             let inode = fs::metadata(&path).context(|| path)?.ino();
-            let mount: u32 = mount.parse().unwrap_or_default();
             found.insert(number, format!("file[{mount:x}:{inode:x}]"));
         }
     }

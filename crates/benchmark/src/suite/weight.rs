@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::process::Command;
+use torpor_kernel::cgroup;
+use torpor_kernel::mountinfo;
 
 use crate::cell::{Cell, Launched, Network, POLL, Pod, Spec, Trouble, Values, failed, parse};
 use crate::cgroups;
@@ -50,7 +52,7 @@ pub async fn measure(cell: &Cell<'_>) -> Result<Values, Trouble> {
 fn group(cell: &Cell<'_>, name: &str, weight: u32) -> Result<String, Trouble> {
     let unsupported = |text: &str| Trouble::Unsupported(text.to_owned());
     let (controller, file) =
-        if cgroups::is_second() { ("io", "io.bfq.weight") } else { ("blkio", "blkio.bfq.weight") };
+        if cgroup::is_unified() { ("io", "io.bfq.weight") } else { ("blkio", "blkio.bfq.weight") };
     let group = limited(cell.place, controller, name, file, &weight.to_string());
     let text = "the CRI has no weights, and the control group above is not ours";
     match group.ok_or_else(|| unsupported(text))? {
@@ -175,8 +177,8 @@ impl<'a> Disk<'a> {
 
     /// Gives the device the scheduler that weighs; the keeper takes it back if this process cannot.
     fn schedule(&self) -> Result<Setting, Trouble> {
-        let init = self.cell.place.init().unwrap_or_default();
-        let mounts = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(failed)?;
+        let init = self.cell.place.init().ok_or_else(|| failed("the endpoint has ended"))?;
+        let mounts = mountinfo::of(init.cast_signed()).map_err(failed)?;
         let device =
             device_at(&mounts, &self.mounted).ok_or_else(|| failed("it is not mounted"))?;
         let path = PathBuf::from(format!("/sys/block/{device}/queue/scheduler"));
@@ -215,13 +217,9 @@ async fn call(program: &str, options: &[&str], files: &[&Path]) -> Result<(), Tr
 }
 
 /// The device that is mounted at a place.
-fn device_at(mountinfo: &str, place: &Path) -> Option<String> {
-    let place = place.to_str()?;
-    mountinfo.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let device = after.split(' ').nth(1)?.strip_prefix("/dev/")?;
-        (before.split(' ').nth(4)? == place).then(|| device.to_owned())
-    })
+fn device_at(mounts: &[mountinfo::Mount], place: &Path) -> Option<String> {
+    let mount = mounts.iter().find(|mount| mount.mountpoint == place)?;
+    mount.source.to_str()?.strip_prefix("/dev/").map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -242,8 +240,9 @@ mod tests {
     fn a_device_is_found_by_its_mount() {
         let text = "30 1 254:0 / / rw - ext4 /dev/vda rw\n40 30 7:3 / /a/b rw,x - ext4 /dev/loop3 rw\n\
                     41 30 0:5 / /a/c rw - tmpfs tmpfs rw\n";
-        assert_eq!(device_at(text, Path::new("/a/b")).as_deref(), Some("loop3"));
-        assert_eq!(device_at(text, Path::new("/a/c")), None);
-        assert_eq!(device_at(text, Path::new("/a")), None);
+        let mounts = mountinfo::parse(text.as_bytes()).unwrap();
+        assert_eq!(device_at(&mounts, Path::new("/a/b")).as_deref(), Some("loop3"));
+        assert_eq!(device_at(&mounts, Path::new("/a/c")), None);
+        assert_eq!(device_at(&mounts, Path::new("/a")), None);
     }
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::hierarchy::{Hierarchies, parse};
+use super::hierarchy::Hierarchies;
 use crate::error::Result;
-use crate::{namespace, proc};
+use crate::namespace;
 
 /// Whether `set` (least significant bit first, as sched_getaffinity(2) has it) is nothing
 /// but what the cpuset of thread `tid` allows.
@@ -15,7 +15,7 @@ use crate::{namespace, proc};
 /// # Errors
 /// Gone; the kernel's.
 pub fn mirrors(tid: i32, set: &[u8]) -> Result<bool> {
-    let groups = parse(&proc::bytes(tid, "cgroup")?);
+    let groups = torpor_kernel::cgroup::of(tid)?;
     let of_cpuset = |name: &str| name.split(',').any(|controller| controller == "cpuset");
     let group = groups.iter().find(|(name, _)| of_cpuset(name));
     let Some((name, group)) = group.or_else(|| groups.get_key_value("")) else {

@@ -14,8 +14,9 @@ use torpor_images::proto::{
     CgroupPropEntry,
 };
 use torpor_images::{ImageDir, kind};
+use torpor_kernel::cgroup::{self, Membership};
 
-use super::hierarchy::{Hierarchies, Membership, parse};
+use super::hierarchy::Hierarchies;
 use super::properties::{Properties, is_list_of_tasks};
 use super::view::{View, outside};
 use super::wanted_properties;
@@ -86,7 +87,7 @@ pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
     }
     let properties = wanted_properties(cx.cgroups)?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let own = only_wanted(cx, parse(&proc::bytes(own, "cgroup")?));
+    let own = only_wanted(cx, cgroup::of(own)?);
     sets.add(members(&own, &BTreeMap::new()));
     let mut threaded = BTreeSet::new();
     let mut views: HashMap<u32, View> = HashMap::new();
@@ -94,7 +95,7 @@ pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
         let (pid, ns) = (*pid, ids.cgroup_ns_id.unwrap_or(0));
         let mut leaders = None;
         for tid in threads.iter().map(|t| t.tid()) {
-            let groups = parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
+            let groups = cgroup::parse(&proc::bytes(pid, &format!("task/{tid}/cgroup"))?);
             let groups = only_wanted(cx, groups);
             if let Entry::Vacant(place) = views.entry(ns) {
                 place.insert(View::of(cx.spaces, ns, pid, &groups)?);

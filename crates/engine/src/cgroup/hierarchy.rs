@@ -1,9 +1,7 @@
-//! The cgroup hierarchies of this machine, and who is where in them (cgroups(7)).
+//! The cgroup hierarchies of this machine (cgroups(7)).
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -17,24 +15,6 @@ use torpor_policy::groups::same;
 
 use crate::error::{Context, Result};
 use crate::namespace::mount::{Mount, Tree};
-
-/// The group of a task in each hierarchy. A hierarchy is named by its controllers
-/// (`cpu,cpuacct`), `name=NAME` if it has none, and by nothing if it is the unified
-/// one (version 2).
-pub type Membership = BTreeMap<String, PathBuf>;
-
-/// Parses `/proc/PID/cgroup`: `ID:NAMES:PATH` lines.
-pub fn parse(text: &[u8]) -> Membership {
-    let line = |line: &[u8]| {
-        let mut fields = line.splitn(3, |&b| b == b':');
-        let (_, names, path) = (fields.next()?, fields.next()?, fields.next()?);
-        // A task can outlive its group.
-        let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-        let names = String::from_utf8_lossy(names).into_owned();
-        Some((names, PathBuf::from(OsStr::from_bytes(path))))
-    };
-    text.split(|&b| b == b'\n').filter_map(line).collect()
-}
 
 /// A hierarchy.
 #[derive(Debug)]
@@ -155,16 +135,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memberships_are_parsed() {
-        let text = b"9:name=systemd:/a:b\n4:cpu,cpuacct:/x (deleted)\n0::/\n";
-        let found = parse(text);
-        let of = |name: &str| found.get(name).and_then(|p| p.to_str());
-        assert_eq!(of("name=systemd"), Some("/a:b"));
-        assert_eq!(of("cpu,cpuacct"), Some("/x"));
-        assert_eq!(of(""), Some("/"));
-    }
-
-    #[test]
     fn names_of_mounted_hierarchies() {
         let mount = |fs: &str, options: &str| {
             shown_by(&Mount { fs: fs.into(), options: options.into(), ..Mount::default() })
@@ -177,7 +147,7 @@ mod tests {
 
     #[test]
     fn own_groups_exist() {
-        let own = parse(&std::fs::read("/proc/self/cgroup").unwrap());
+        let own = torpor_kernel::cgroup::of(std::process::id().cast_signed()).unwrap();
         let host = crate::namespace::mount::own_tree().unwrap();
         let mut all = Hierarchies::default();
         for (name, group) in own {

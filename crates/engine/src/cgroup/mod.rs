@@ -16,7 +16,7 @@ mod view;
 
 pub use cpuset::mirrors as mirrors_cpuset;
 pub use dump::{OWN, Sets, Survey, dump};
-pub use hierarchy::{parse as memberships, shown_by};
+pub use hierarchy::shown_by;
 pub use pause::freeze as freeze_tasks;
 pub use restore::{Groups, roots, set_of_task};
 pub use room::spare_memory;

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::hierarchy::{Hierarchies, Membership, parse};
+use torpor_kernel::cgroup::{self, Freezer, Membership};
+
+use super::hierarchy::Hierarchies;
 use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
 use crate::options::Cgroups;
-use crate::proc;
 use crate::restore::tasks::Task;
 
 /// The hierarchy of version 1 that freezes.
@@ -32,12 +33,12 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
     let mut hierarchies = Hierarchies::default();
     // Only a runtime that says where the tasks go has put this program there, too.
     if let Some(root) = tasks.first().filter(|_| !cgroups.roots.is_empty()) {
-        leave(cgroups, tasks, &parse(&proc::bytes(root.pid, "cgroup")?), &host, &mut hierarchies)?;
+        leave(cgroups, tasks, &cgroup::of(root.pid)?, &host, &mut hierarchies)?;
     }
     let own = own_groups()?;
     let mut all = BTreeSet::new();
     for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
-        let groups = parse(&proc::bytes(task.pid, "cgroup")?);
+        let groups = cgroup::of(task.pid)?;
         let found = group(&groups).filter(|(name, path)| !has(&own, name, path));
         let (name, path) = found.ok_or_else(|| {
             Error::Unsupported(format!(
@@ -52,10 +53,9 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         let what = || format!("freeze cgroup {}", path.display());
         let yard = cgroups.yard.as_deref();
         let dir = hierarchies.get(&name, &host, yard)?.open(&path).context(what)?;
-        let (file, value) =
-            if name.is_empty() { ("cgroup.freeze", "1") } else { ("freezer.state", "FROZEN") };
+        let (file, frozen, _) = if name.is_empty() { Freezer::UNIFIED } else { Freezer::SPLIT };
         tracing::info!("Freezing cgroup {}, where the tasks wait", path.display());
-        write(dir.as_fd(), file, value).context(what)?;
+        write(dir.as_fd(), file, frozen).context(what)?;
     }
     Ok(())
 }
@@ -95,7 +95,7 @@ fn leave(
 /// # Errors
 /// If procfs does not tell.
 pub fn own_groups() -> Result<Membership> {
-    Ok(parse(&proc::bytes(rustix::process::getpid().as_raw_nonzero().get(), "cgroup")?))
+    Ok(cgroup::of(rustix::process::getpid().as_raw_nonzero().get())?)
 }
 
 /// Whether who is in the groups `own` would be frozen with group `path`.
@@ -105,6 +105,8 @@ fn has(own: &Membership, name: &str, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use torpor_kernel::cgroup::parse;
+
     use super::*;
 
     #[test]

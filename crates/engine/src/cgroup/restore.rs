@@ -17,7 +17,7 @@ use torpor_tracee::Tracee;
 
 use torpor_policy::groups::{Places, Roots, path, same, set_of};
 
-use super::hierarchy::{Hierarchies, Hierarchy, parse};
+use super::hierarchy::{Hierarchies, Hierarchy};
 use super::pause;
 use super::properties::{is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
@@ -322,7 +322,7 @@ impl Groups {
         // What it shared with the dumping program it shares with this one.
         let own = self.shared();
         groups.retain(|group| !own.contains(group));
-        let now = parse(&proc::bytes(pid, "cgroup")?);
+        let now = torpor_kernel::cgroup::of(pid)?;
         for (hierarchy, group) in groups {
             if now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group) {
                 continue;
@@ -416,7 +416,7 @@ impl Groups {
             let Some(set) = set_of_task(task).filter(|&set| set != self.own_set) else {
                 continue;
             };
-            let now = parse(&proc::bytes(task.pid, "cgroup")?);
+            let now = torpor_kernel::cgroup::of(task.pid)?;
             for member in self.groups_of(set, false)? {
                 let (hierarchy, group) = &member;
                 let there = now.iter().any(|(name, path)| same(name, hierarchy) && path == group);

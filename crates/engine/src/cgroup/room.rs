@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::hierarchy::{Hierarchies, parse};
+use super::hierarchy::Hierarchies;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount;
 use crate::proc;
@@ -60,7 +60,7 @@ pub fn spare_memory(pids: impl Iterator<Item = i32>) -> Result<(u64, String)> {
 
 /// The hierarchy that limits memory, and the group in it.
 fn memory_group(membership: &[u8]) -> Option<(String, PathBuf)> {
-    let all = parse(membership);
+    let all = torpor_kernel::cgroup::parse(membership);
     let version_1 = all.iter().find(|(name, _)| name.split(',').any(|n| n == "memory"));
     version_1.or_else(|| all.get_key_value("")).map(|(name, group)| (name.clone(), group.clone()))
 }

@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
+use torpor_kernel::cgroup::{self, Membership};
 use torpor_policy::groups::same;
 
-use super::hierarchy::{Membership, parse, shown_by};
+use super::hierarchy::shown_by;
 use crate::error::{Error, Result};
 use crate::namespace::mount::Mount;
 use crate::namespace::{Namespaces, run_in};
@@ -26,7 +27,7 @@ impl View {
     /// The kernel's; a group of the process that is not below the root.
     pub fn of_root(namespaces: &Namespaces, root: Option<(u32, i32)>) -> Result<Self> {
         let Some((ns, pid)) = root else { return Ok(View::default()) };
-        View::of(namespaces, ns, pid, &parse(&proc::bytes(pid, "cgroup")?))
+        View::of(namespaces, ns, pid, &cgroup::of(pid)?)
     }
 
     /// That of a process in these groups, in the namespace with number `ns`: what is missing of
@@ -39,7 +40,7 @@ impl View {
     ) -> Result<Self> {
         let ns = namespaces.by_id(ns).filter(|ns| !ns.is_host);
         let Some(file) = ns.and_then(|ns| ns.file.as_ref()) else { return Ok(View::default()) };
-        let inside = parse(&run_in(&[file.as_fd()], || Ok(proc::bytes(pid, "cgroup")?))?);
+        let inside = cgroup::parse(&run_in(&[file.as_fd()], || Ok(proc::bytes(pid, "cgroup")?))?);
         let mut roots = Membership::new();
         for (name, path) in groups {
             let seen = inside.get(name).map_or(Path::new("/"), PathBuf::as_path);

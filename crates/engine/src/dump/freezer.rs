@@ -6,7 +6,9 @@
 //! before those that go on are let go.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use torpor_kernel::cgroup::Freezer as Pause;
 
 use crate::error::{Context, Result};
 use crate::guardian::{Guardian, Turn, Undo, Way};
@@ -28,14 +30,6 @@ pub struct Freezer {
     thawed: bool,
 }
 
-/// How a cgroup is frozen and thawed.
-#[derive(Debug)]
-struct Pause {
-    file: PathBuf,
-    frozen: &'static str,
-    thawed: &'static str,
-}
-
 impl Freezer {
     /// The cgroup at `dir`, as far as it is frozen.
     ///
@@ -43,13 +37,8 @@ impl Freezer {
     /// If its state cannot be read.
     pub fn of(dir: Option<&Path>) -> Result<Self> {
         let Some(dir) = dir else { return Ok(Self::default()) };
-        let version_1 =
-            Pause { file: dir.join("freezer.state"), frozen: "FROZEN", thawed: "THAWED" };
-        let version_2 = Pause { file: dir.join("cgroup.freeze"), frozen: "1", thawed: "0" };
-        let pause = if version_1.file.exists() { version_1 } else { version_2 };
-        let state = std::fs::read_to_string(&pause.file)
-            .context(|| format!("read {}", pause.file.display()))?;
-        let frozen = state.trim() != pause.thawed;
+        let pause = Pause::of(dir);
+        let frozen = pause.is_set()?;
         Ok(Self { pause: frozen.then_some(pause), thawed: false })
     }
 
@@ -76,8 +65,8 @@ impl Freezer {
     /// The kernel's.
     pub fn thaw(&mut self, guardian: &Guardian) -> Result<()> {
         let Some(pause) = &self.pause else { return Ok(()) };
-        guardian.watch(&pause.undo())?;
-        pause.write(pause.thawed)?;
+        guardian.watch(&undo(pause))?;
+        pause.set(false)?;
         self.thawed = true;
         Ok(())
     }
@@ -89,8 +78,8 @@ impl Freezer {
     pub fn freeze_again(&mut self, guardian: &Guardian) -> Result<()> {
         match &self.pause {
             Some(pause) if std::mem::take(&mut self.thawed) => {
-                pause.write(pause.frozen)?;
-                guardian.forget(&pause.undo())
+                pause.set(true)?;
+                guardian.forget(&undo(pause))
             }
             _ => Ok(()),
         }
@@ -102,26 +91,20 @@ impl Freezer {
     /// If the guardian is gone.
     pub fn abandon(&mut self, guardian: &Guardian) -> Result<()> {
         self.thawed = false;
-        self.pause.take().map_or(Ok(()), |pause| guardian.forget(&pause.undo()))
+        self.pause.take().map_or(Ok(()), |pause| guardian.forget(&undo(&pause)))
     }
 }
 
-impl Pause {
-    fn write(&self, state: &str) -> Result<()> {
-        std::fs::write(&self.file, state).context(|| format!("write {}", self.file.display()))
-    }
-
-    fn undo(&self) -> Undo {
-        let file = self.file.to_string_lossy().into_owned();
-        STATE.undo(vec![file, self.frozen.to_owned()])
-    }
+fn undo(pause: &Pause) -> Undo {
+    let file = pause.file.to_string_lossy().into_owned();
+    STATE.undo(vec![file, pause.frozen.to_owned()])
 }
 
 /// Only the net below, for a dump that ended before it had a tree to let go.
 impl Drop for Freezer {
     fn drop(&mut self) {
         if let (Some(pause), true) = (&self.pause, self.thawed)
-            && let Err(e) = pause.write(pause.frozen)
+            && let Err(e) = pause.set(true)
         {
             tracing::warn!("{e}");
         }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use torpor_kernel::mountinfo::{self, Mount};
 use torpor_snapshot::archive;
 
 use super::sealed::Archives;
@@ -28,8 +29,9 @@ impl Layer {
     /// If there is none, or it cannot be mounted again.
     pub fn of(root: &Path) -> Result<Self> {
         let root = fs::canonicalize(root).context(|| root.display().to_string())?;
-        let text = fs::read_to_string("/proc/self/mountinfo").context(|| "mounts")?;
-        let options = options(&text, &root)
+        let own = std::process::id().cast_signed();
+        let mounts = mountinfo::of(own).context(|| "mounts")?;
+        let options = options(&mounts, &root)
             .ok_or_else(|| Error::new(format!("{} is no overlay", root.display())))?;
         let upper = options.iter().find_map(|option| option.strip_prefix("upperdir="));
         let upper = upper.map(PathBuf::from).filter(|upper| upper.is_absolute());
@@ -75,17 +77,14 @@ impl Layer {
 }
 
 /// The options of the overlay that is mounted last at `root`, as mount(2) takes them.
-fn options(mountinfo: &str, root: &Path) -> Option<Vec<String>> {
-    let root = root.to_str()?;
-    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(4) == Some(root))?;
-    let (_, behind) = line.split_once(" - ")?;
-    let mut fields = behind.split(' ');
-    if fields.next()? != "overlay" {
+fn options(mounts: &[Mount], root: &Path) -> Option<Vec<String>> {
+    let mount = mounts.iter().rev().find(|mount| mount.mountpoint == root)?;
+    if mount.fs != "overlay" {
         return None;
     }
-    let options = fields.nth(1)?;
-    // What is escaped, and a directory that depends on where containerd was, cannot be told apart.
-    if options.contains('\\') || options.contains(":lowerdir=") {
+    let options = mount.super_options.to_str()?;
+    // A directory that depends on where containerd was cannot be told from others, either.
+    if mount.ambiguous || options.contains(":lowerdir=") {
         return None;
     }
     let kept = options
@@ -143,6 +142,10 @@ pub fn is_empty(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn options(line: &str, root: &Path) -> Option<Vec<String>> {
+        super::options(&mountinfo::parse(line.as_bytes()).unwrap(), root)
+    }
 
     #[test]
     fn the_options_of_an_overlay() {

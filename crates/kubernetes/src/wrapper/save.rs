@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use torpor_kernel::cgroup;
 
 use super::bundle::{self, Bundle, Volume};
 use super::call;
@@ -168,15 +169,7 @@ fn members(words: &Words, id: &str) -> Vec<i32> {
     let state = bundle::read_json(&words.root().join(id).join("state.json")).unwrap_or_default();
     let paths = &state["cgroup_paths"];
     let dir = ["freezer", "pids", ""].iter().find_map(|name| paths[*name].as_str());
-    let mut found = Vec::new();
-    let mut todo: Vec<PathBuf> = dir.into_iter().map(PathBuf::from).collect();
-    while let Some(dir) = todo.pop() {
-        let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
-        todo.extend(below.map(|entry| entry.path()).filter(|path| path.is_dir()));
-    }
-    found
+    dir.map(|dir| cgroup::processes(Path::new(dir))).unwrap_or_default()
 }
 
 /// Kills the processes of a frozen container, which die before they do anything more.

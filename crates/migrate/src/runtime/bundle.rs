@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use torpor_kernel::cgroup;
 
 use crate::error::{Context, Error, Result};
 use crate::record::{make_private, new_id};
@@ -94,8 +95,8 @@ fn choose_cgroup(config: &mut Value, id: &str) -> Result<()> {
 
 /// The cgroups of this process, and the root.
 fn own_cgroups() -> Vec<String> {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let groups = cgroup::of(std::process::id().cast_signed()).unwrap_or_default();
+    let paths = groups.values().map(|path| path.to_string_lossy());
     let mut found: Vec<String> = paths.map(|path| path.trim_end_matches('/').to_owned()).collect();
     found.push(String::new());
     found
@@ -104,12 +105,7 @@ fn own_cgroups() -> Vec<String> {
 /// Whether processes are in a cgroup of this path, in any hierarchy.
 fn is_taken(path: &str) -> bool {
     let path = path.trim_start_matches('/');
-    let base = Path::new("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(base).into_iter().flatten().flatten();
-    let places = hierarchies.map(|entry| entry.path()).chain([base.to_owned()]);
-    places
-        .map(|place| place.join(path).join("cgroup.procs"))
-        .any(|file| fs::read_to_string(file).is_ok_and(|pids| !pids.is_empty()))
+    cgroup::hierarchies().iter().any(|root| !cgroup::processes(&root.join(path)).is_empty())
 }
 
 #[cfg(test)]

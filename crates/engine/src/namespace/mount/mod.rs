@@ -25,7 +25,7 @@ mod unpack;
 pub use assembly::Assembly;
 pub use collect::{Mounts, Space, own_tree, tree_of};
 pub use dump::Saving;
-pub use mountinfo::{External, Malformed, Mount};
+pub use mountinfo::{External, Mount};
 pub use planned::{archives, planned};
 pub use restore::{enter, finish, restore};
 pub use restored::Restored;
