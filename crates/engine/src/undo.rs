@@ -18,6 +18,7 @@ pub static WAYS: &[&Way] = &[
     &track::USERFAULTFD,
     &twin::TWIN,
     &rules::RULES,
+    &rules::TABLE,
 ];
 
 #[cfg(test)]

@@ -31,6 +31,9 @@ pub const CREATE: u16 = 0x400;
 pub const EXCL: u16 = 0x200;
 /// The list changed while it was sent.
 const INTERRUPTED: u16 = 0x10;
+/// What is around a batch of changes (linux/netfilter/nfnetlink.h).
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
 /// How often an interrupted list is asked for again.
 const ATTEMPTS: u32 = 10;
 /// Attributes that hold others are marked.
@@ -141,6 +144,34 @@ impl Socket {
     /// If the kernel cannot be talked to.
     pub fn change(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<io::Result<()>> {
         self.send(kind, REQUEST | ACK | flags, body)?;
+        self.answer_to_change()
+    }
+
+    /// As [`Socket::change`], of a part of netfilter that takes changes in batches only: this is one
+    /// batch. `kind` has the number of that part in its upper byte (`NFNL_SUBSYS_*`).
+    ///
+    /// # Errors
+    /// If the kernel cannot be talked to.
+    pub fn change_in_batch(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+    ) -> Result<io::Result<()>> {
+        // struct nfgenmsg: family, version, and the part that the batch is for.
+        let [part, _] = kind.to_be_bytes();
+        let around = [0, 0, 0, part];
+        self.sequence += 1;
+        let messages = [
+            self.message(BATCH_BEGIN, REQUEST, &around),
+            self.message(kind, REQUEST | ACK | flags, body),
+            self.message(BATCH_END, REQUEST, &around),
+        ];
+        self.send_bytes(&messages.concat())?;
+        self.answer_to_change()
+    }
+
+    fn answer_to_change(&mut self) -> Result<io::Result<()>> {
         match self.answers() {
             Ok(_) => Ok(Ok(())),
             Err(Error::Os { source, .. }) if source.raw_os_error().is_some() => Ok(Err(source)),
@@ -150,6 +181,11 @@ impl Socket {
 
     fn send(&mut self, kind: u16, flags: u16, body: &[u8]) -> Result<()> {
         self.sequence += 1;
+        self.send_bytes(&self.message(kind, flags, body))
+    }
+
+    /// A message with the number of the last request, padded.
+    fn message(&self, kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let len = u32::try_from(HEADER + body.len()).unwrap_or(u32::MAX);
         let mut message = Vec::with_capacity(HEADER + body.len());
         message.extend(len.to_ne_bytes());
@@ -158,10 +194,15 @@ impl Socket {
         message.extend(self.sequence.to_ne_bytes());
         message.extend(0u32.to_ne_bytes());
         message.extend(body);
+        message.resize(message.len().next_multiple_of(4), 0);
+        message
+    }
+
+    fn send_bytes(&self, messages: &[u8]) -> Result<()> {
         // struct sockaddr_nl of the kernel: family, then zeroes.
         let mut kernel = [0u8; 12];
         kernel[..2].copy_from_slice(&u16::to_ne_bytes(16));
-        let datagram = Datagram { address: Some(&kernel), data: &message, ..Datagram::default() };
+        let datagram = Datagram { address: Some(&kernel), data: messages, ..Datagram::default() };
         socket::send(self.fd.as_fd(), &datagram, 0)
             .context(|| format!("netlink request in {}", self.space))
             .map(drop)

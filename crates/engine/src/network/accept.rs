@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use torpor_kernel::sock_diag::InetSocket;
 
 use super::listed::{inodes_of, tcp_sockets};
-use super::rules::{self, Script, Tool, argv};
+use super::rules::{self, Removal, Script, Tool, argv};
 use crate::error::Result;
 use crate::file::found::own_pid;
 use crate::file::socket::state;
@@ -33,7 +33,8 @@ pub const PAUSE: Duration = Duration::from_millis(2);
 pub struct HeldOff {
     netns: OwnedFd,
     path: PathBuf,
-    undo: Script,
+    /// What there is to be done at the end.
+    undo: Option<Removal>,
 }
 
 impl HeldOff {
@@ -43,15 +44,15 @@ impl HeldOff {
             // The guardian tries again.
             return;
         }
-        for (argv, input) in std::mem::take(&mut self.undo) {
-            if let Err(e) = guardian.forget(&rules::undo(&self.path, &argv, &input)) {
+        for undo in self.undo.take().iter().flat_map(|removal| removal.undos(&self.path)) {
+            if let Err(e) = guardian.forget(&undo) {
                 tracing::debug!("{e}");
             }
         }
     }
 
     fn remove(&self) -> bool {
-        let run = || self.undo.iter().try_for_each(|(argv, input)| rules::run(argv, input));
+        let run = || self.undo.as_ref().map_or(Ok(()), Removal::run);
         let done = run_in(&[self.netns.as_fd()], run);
         if let Err(e) = &done {
             tracing::error!("new connections are still held off: {e}");
@@ -63,9 +64,7 @@ impl HeldOff {
 /// The tree was not even frozen, or the dump ended without a word.
 impl Drop for HeldOff {
     fn drop(&mut self) {
-        if !self.undo.is_empty() {
-            self.remove();
-        }
+        self.remove();
     }
 }
 
@@ -135,14 +134,12 @@ fn hold_off(
         // Rules of this name are left out when those of a namespace are dumped.
         Tool::Nft => by_nftables(ports),
         // Others would be dumped: the tasks get their time, and no more.
-        Tool::Iptables if is_own => (Script::new(), Script::new()),
-        Tool::Iptables => (by_iptables("-I", ports), by_iptables("-D", ports)),
+        Tool::Iptables if is_own => (Script::new(), Removal::NOTHING),
+        Tool::Iptables => (by_iptables("-I", ports), Removal::Programs(by_iptables("-D", ports))),
     };
     let path = PathBuf::from(format!("/proc/{}/ns/net", opts.pid));
-    for (argv, input) in &undo {
-        guardian.watch(&rules::undo(&path, argv, input))?;
-    }
-    let held = HeldOff { netns, path, undo };
+    undo.undos(&path).iter().try_for_each(|undo| guardian.watch(undo))?;
+    let held = HeldOff { netns, path, undo: Some(undo) };
     let line = guardian.line_for_children()?;
     run_in(&[held.netns.as_fd()], || {
         set.iter().try_for_each(|(argv, input)| rules::run(argv, input))
@@ -152,17 +149,15 @@ fn hold_off(
 }
 
 /// Rules that drop the first packet of each new connection to these ports, and their removal.
-fn by_nftables(ports: &HashSet<u16>) -> (Script, Script) {
-    let name = format!("inet CRIU-accept-{}", std::process::id());
-    let clear = format!("add table {name}\ndelete table {name}\n");
+fn by_nftables(ports: &HashSet<u16>) -> (Script, Removal) {
+    let name = format!("CRIU-accept-{}", std::process::id());
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     let rule = format!(
-        "table {name} {{\n chain input {{\n  type filter hook input priority 0; policy accept;\n  \
+        "table inet {name} {{\n chain input {{\n  type filter hook input priority 0; policy accept;\n  \
          tcp flags & (syn | ack) == syn tcp dport {{ {} }} drop\n }}\n}}\n",
         ports.join(", ")
     );
-    let nft = argv(&["nft", "-f", "-"]);
-    (vec![(nft.clone(), clear.clone() + &rule)], vec![(nft, clear)])
+    (vec![(argv(&["nft", "-f", "-"]), rule)], Removal::Table(name))
 }
 
 fn by_iptables(change: &str, ports: &HashSet<u16>) -> Script {
@@ -213,22 +208,20 @@ mod tests {
                 let other = TcpListener::bind(listen).unwrap();
                 let ports = HashSet::from([address.port()]);
                 let patience = Duration::from_millis(200);
-                let run = |script: &Script| {
-                    script.iter().for_each(|(argv, input)| rules::run(argv, input).unwrap());
-                };
                 let (set, undo) = if is_nft {
                     by_nftables(&ports)
                 } else {
-                    (by_iptables("-I", &ports), by_iptables("-D", &ports))
+                    let undo = Removal::Programs(by_iptables("-D", &ports));
+                    (by_iptables("-I", &ports), undo)
                 };
                 let before = TcpStream::connect(address).unwrap();
-                run(&set);
+                set.iter().for_each(|(argv, input)| rules::run(argv, input).unwrap());
                 assert!(TcpStream::connect_timeout(&address, patience).is_err());
                 TcpStream::connect(other.local_addr().unwrap()).unwrap();
                 rustix::io::write(&before, b"x").unwrap();
                 let (served, _) = listener.accept().unwrap();
                 assert_eq!(rustix::io::read(&served, &mut [0u8; 4]).unwrap(), 1);
-                run(&undo);
+                undo.run().unwrap();
                 TcpStream::connect(address).unwrap();
             }
         });

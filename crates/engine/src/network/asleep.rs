@@ -6,7 +6,7 @@ use torpor_images::ImageDir;
 use torpor_images::proto::{FileEntry, InetSkEntry};
 
 use super::listed::is_own;
-use super::rules::{self, Scope, Script, Tool};
+use super::rules::{self, Removal, Scope, Tool};
 use crate::error::Result;
 use crate::file::socket::tcp::{self, Sleeping};
 use crate::guardian::Guardian;
@@ -32,14 +32,12 @@ struct Relock {
     ns: u32,
     /// Whether the namespace is the caller's, and stays when the restore fails.
     external: bool,
-    undo: Script,
+    undo: Removal,
 }
 
 impl Relock {
     fn remove(&self, spaces: &Namespaces) -> Result<()> {
-        spaces.in_netns(self.ns, || {
-            self.undo.iter().try_for_each(|(argv, input)| rules::run(argv, input))
-        })
+        spaces.in_netns(self.ns, || self.undo.run())
     }
 }
 
@@ -175,7 +173,7 @@ impl Asleep {
             })?;
             // The lock of the dump stays if the restore fails, see `unlock_and_wake`.
             if set.is_some() {
-                let undo = rules::unlocking(tool, &id, &Scope::All);
+                let undo = Removal::of_lock(tool, &id, &Scope::All);
                 self.locks.push(Relock { ns, external, undo });
             }
         }

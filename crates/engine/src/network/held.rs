@@ -7,7 +7,7 @@ use torpor_kernel::sock_diag::InetSocket;
 
 use super::accept;
 use super::listed::{inodes_of, is_own, tcp_sockets};
-use super::rules::{self, Scope, Script, Tool};
+use super::rules::{self, Removal, Scope, Tool};
 use crate::error::{Context, Error, Result};
 use crate::file::socket::address::Address;
 use crate::file::socket::repair::{leave_repair, silence};
@@ -47,7 +47,7 @@ struct Lock {
     /// A path that leads to it.
     path: PathBuf,
     scope: Scope,
-    undo: Script,
+    undo: Removal,
 }
 
 impl Held {
@@ -168,10 +168,8 @@ impl Held {
             None => rules::choose(network.lock)?,
         };
         self.tool = Some(tool);
-        let undo = rules::unlocking(tool, &id, &scope);
-        for (argv, input) in &undo {
-            guardian.watch(&rules::undo(&path, argv, input))?;
-        }
+        let undo = Removal::of_lock(tool, &id, &scope);
+        undo.undos(&path).iter().try_for_each(|undo| guardian.watch(undo))?;
         let more = self.locks.iter().any(|lock| lock.space == space);
         let line = guardian.line_for_children()?;
         let set = run_in(&[netns.as_fd()], || rules::lock(tool, &id, &scope, more));
@@ -218,17 +216,14 @@ impl Held {
             }
         }
         for lock in std::mem::take(&mut self.locks) {
-            for (argv, input) in &lock.undo {
-                let done = run_in(&[lock.netns.as_fd()], || rules::run(argv, input));
-                if let Err(e) = done {
-                    // The guardian will try again.
-                    tracing::error!("the network stays locked: {e}");
-                    continue;
-                }
-                let undo = rules::undo(&lock.path, argv, input);
-                if let Err(e) = guardian.forget(&undo) {
-                    tracing::debug!("{e}");
-                }
+            if let Err(e) = run_in(&[lock.netns.as_fd()], || lock.undo.run()) {
+                // The guardian will try again.
+                tracing::error!("the network stays locked: {e}");
+                continue;
+            }
+            let undos = lock.undo.undos(&lock.path);
+            if let Err(e) = undos.iter().try_for_each(|undo| guardian.forget(undo)) {
+                tracing::debug!("{e}");
             }
         }
     }
@@ -256,9 +251,7 @@ impl Held {
     /// What lets connections and the network go on: nobody is to do that for tasks that end.
     pub fn undos(&self) -> Vec<Undo> {
         let connections = self.connections.iter().map(|connection| connection.undo.clone());
-        let locks = self.locks.iter().flat_map(|lock| {
-            lock.undo.iter().map(|(argv, input)| rules::undo(&lock.path, argv, input))
-        });
+        let locks = self.locks.iter().flat_map(|lock| lock.undo.undos(&lock.path));
         connections.chain(locks).collect()
     }
 }

@@ -71,7 +71,7 @@ impl Tool {
     pub fn is_locked(self, id: &str) -> bool {
         match self {
             Tool::Iptables => iptables::is_locked(),
-            Tool::Nft => nftables::is_locked(&nftables::table(id)),
+            Tool::Nft => nftables::is_there(&nftables::table(id)),
         }
     }
 }
@@ -105,16 +105,64 @@ pub fn choose(asked: NetworkLock) -> Result<Tool> {
 pub fn lock(tool: Tool, id: &str, scope: &Scope, more: bool) -> Result<()> {
     let script = match tool {
         Tool::Iptables => iptables::lock(scope),
-        Tool::Nft => nftables::lock(id, scope, more),
+        Tool::Nft => {
+            let table = nftables::table(id);
+            if !more {
+                // It may be from a dump that was killed.
+                nftables::remove(&table)?;
+            }
+            nftables::lock(&table, scope, more)
+        }
     };
     script.iter().try_for_each(|(argv, input)| run(argv, input))
 }
 
-/// How a lock is removed by whoever does not know more than this.
-pub fn unlocking(tool: Tool, id: &str, scope: &Scope) -> Script {
-    match tool {
-        Tool::Iptables => iptables::unlock(scope),
-        Tool::Nft => nftables::unlock(id),
+/// How rules are taken away again by whoever does not know more than this.
+#[derive(Debug, Clone)]
+pub enum Removal {
+    /// By programs.
+    Programs(Script),
+    /// They are a table of nftables with this name.
+    Table(String),
+}
+
+impl Removal {
+    /// Of nothing.
+    pub const NOTHING: Self = Removal::Programs(Script::new());
+
+    /// How a lock is removed.
+    pub fn of_lock(tool: Tool, id: &str, scope: &Scope) -> Self {
+        match tool {
+            Tool::Iptables => Removal::Programs(iptables::unlock(scope)),
+            Tool::Nft => Removal::Table(nftables::table(id)),
+        }
+    }
+
+    /// Takes the rules away from the network namespace of this thread.
+    ///
+    /// # Errors
+    /// If a program fails; the kernel's.
+    pub fn run(&self) -> Result<()> {
+        match self {
+            Removal::Programs(script) => {
+                script.iter().try_for_each(|(argv, input)| run(argv, input))
+            }
+            Removal::Table(name) => nftables::remove(name),
+        }
+    }
+
+    /// How the guardian takes them away from the network namespace at `netns`.
+    pub fn undos(&self, netns: &Path) -> Vec<Undo> {
+        let netns = netns.to_string_lossy();
+        match self {
+            Removal::Programs(script) => {
+                let undo = |(argv, input): &(Vec<String>, String)| {
+                    RULES.undo([&[netns.to_string(), input.clone()], argv.as_slice()].concat())
+                };
+                script.iter().map(undo).collect()
+            }
+            Removal::Table(name) => vec![TABLE.undo(vec![netns.into_owned(), name.clone()])],
+        }
     }
 }
 
@@ -125,22 +173,18 @@ pub fn unlocking(tool: Tool, id: &str, scope: &Scope) -> Script {
 pub fn unlock(tool: Tool, id: &str, scope: &Scope) -> Result<()> {
     match tool {
         Tool::Iptables => iptables::remove(scope),
-        Tool::Nft if nftables::is_locked(&nftables::table(id)) => {
-            nftables::unlock(id).iter().try_for_each(|(argv, input)| run(argv, input))
-        }
+        Tool::Nft if tool.is_locked(id) => nftables::remove(&nftables::table(id)),
         Tool::Nft => Ok(()),
     }
 }
 
 /// Removes a lock that an old version of Torpor has set: a table or a chain of its name.
 pub fn unlock_old(id: &str) {
-    let table = format!("inet torpor-{id}");
+    let table = format!("torpor-{id}");
     let short: String = id.chars().filter(char::is_ascii_alphanumeric).take(20).collect();
     let chain = format!("TORPOR-{short}");
-    if nftables::is_locked(&table) {
-        let words: Vec<&str> =
-            ["nft", "delete", "table"].into_iter().chain(table.split(' ')).collect();
-        warn(run(&argv(&words), ""));
+    if nftables::is_there(&table) {
+        warn(nftables::remove(&table));
     }
     for (list, restore) in [("iptables", "iptables-restore"), ("ip6tables", "ip6tables-restore")] {
         if run(&argv(&[list, "-w", "-n", "-L", &chain]), "").is_ok() {
@@ -171,12 +215,13 @@ pub static RULES: Way = Way::new("run", |words, _| {
     run_in(&[netns.as_fd()], || run(argv, input))
 });
 
-/// What runs a program in the network namespace at `netns`, with an input.
-pub(super) fn undo(netns: &Path, argv: &[String], input: &str) -> Undo {
-    let mut words = vec![netns.to_string_lossy().into_owned(), input.to_owned()];
-    words.extend(argv.iter().cloned());
-    RULES.undo(words)
-}
+/// A table of nftables that is to be removed from the network namespace at a path: path, name.
+pub static TABLE: Way = Way::new("table", |words, _| {
+    let path = words.text(0)?;
+    let netns = std::fs::File::open(path).context(|| format!("open {path}"))?;
+    let name = words.text(1)?;
+    run_in(&[netns.as_fd()], || nftables::remove(name))
+});
 
 /// Runs a program with an input.
 ///
@@ -275,9 +320,7 @@ mod tests {
                         assert_eq!(rustix::io::read(socket, &mut [0u8; 1]).unwrap(), 1);
                     }
                     lock(tool, id, &scope, false).unwrap();
-                    for (argv, input) in unlocking(tool, id, &scope) {
-                        run(&argv, &input).unwrap();
-                    }
+                    Removal::of_lock(tool, id, &scope).run().unwrap();
                     assert!(is_open(&locked, &server));
                 }
             });
