@@ -263,7 +263,8 @@ fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
         let len = (end - at).min(CHUNK + bytes.len() as u64);
         let mut buf = vec![0u8; usize::try_from(len).ok()?];
         let n = torpor_sys::vm::read(pid, at, &mut buf).ok()?;
-        if let Some(i) = buf[..n].windows(bytes.len()).position(|w| w == bytes) {
+        // Most libraries do not have it: this reads all of them while the task is stopped.
+        if let Some(i) = memchr::memmem::find(&buf[..n], bytes) {
             return Some(at - mapping.start + i as u64);
         }
         at += CHUNK;

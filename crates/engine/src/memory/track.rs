@@ -52,6 +52,9 @@ pub struct Tracking {
     /// For the next dump.
     keeper: Option<Keeper>,
     next: Vec<Tracked>,
+    /// Those that are of no more use. To close one takes the protection from all pages, which
+    /// must not hold up stopped tasks: that happens when they run, or are gone.
+    spent: Vec<OwnedFd>,
     /// Whether the tree uses userfaultfd itself, if that is known.
     in_the_way: Option<bool>,
 }
@@ -93,7 +96,7 @@ impl Tracking {
                 None
             }
         };
-        Ok(Tracking { known, parent, keeper, next: Vec::new(), in_the_way: None })
+        Ok(Tracking { known, parent, keeper, ..Tracking::default() })
     }
 
     /// The images that this dump builds on.
@@ -257,7 +260,11 @@ fn by_soft_dirty() -> bool {
 pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
     /// Of `/proc/PID/clear_refs` (proc(5)).
     const SOFT_DIRTY: &str = "4";
-    let Some(tracker) = tracker.filter(|t| t.goes_on) else { return Ok(()) };
+    let Some(tracker) = tracker else { return Ok(()) };
+    if !tracker.goes_on {
+        tracking.spent.push(tracker.known.uffd);
+        return Ok(());
+    }
     if by_soft_dirty() {
         let path = format!("/proc/{}/clear_refs", tracker.known.pid);
         std::fs::write(&path, SOFT_DIRTY).context(|| path)?;
