@@ -9,8 +9,9 @@
 //! domain either, since out of one the kernel lets nobody look.
 //!
 //! Only threads with `no_new_privs` are asked, which `landlock_restrict_self` wants of all but
-//! those with `CAP_SYS_ADMIN`. A dumper that is killed while a shadow is there can leave it
-//! behind, so none is made where nobody confines himself.
+//! those with `CAP_SYS_ADMIN`, and these. A dumper that is killed while a shadow is there can leave
+//! it behind, so none is made where nobody confines himself: not where the host's first process can
+//! be looked into, either.
 
 use std::sync::LazyLock;
 
@@ -25,6 +26,11 @@ use crate::proc;
 const LAYERS: usize = 16;
 /// `LANDLOCK_ACCESS_FS_EXECUTE`: a right that all versions know.
 const HANDLED: u64 = 1;
+
+/// The first process of a host, and the inode number of the pid namespace that it is seen in
+/// (`PROC_PID_INIT_INO`).
+const INIT: u64 = 1;
+const PIDS_OF_HOST: u64 = 0xEFFF_FFFC;
 
 /// Whether this kernel has Landlock, and has it switched on.
 static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
@@ -62,6 +68,9 @@ fn check_task(
 ) -> Result<()> {
     let mut open: Vec<usize> = (0..cx.tasks[task].threads.len()).collect();
     open.retain(|&thread| cx.tasks[task].may_be_confined(thread));
+    if !open.is_empty() && proc::ns_inode(cx.tasks[task].pid, "pid")? == PIDS_OF_HOST {
+        vouch(&mut cx.tasks[task].threads, &mut open, INIT)?;
+    }
     // A witness of another user may be none for any of them, and so may one of the process itself
     // be if that is not dumpable.
     let mut helps = true;
@@ -73,7 +82,7 @@ fn check_task(
         }
         let Some(thread) = open.pop() else { break };
         dismiss(cx, since, witness.take())?;
-        *witness = testify(cx, task, thread, since)?;
+        *witness = Some(testify(cx, task, thread, since)?);
     }
     Ok(())
 }
@@ -100,9 +109,9 @@ fn vouch(threads: &mut [Tracee], open: &mut Vec<usize>, pid: u64) -> Result<()> 
     Ok(())
 }
 
-/// Makes a shadow of a thread, which is refused if that is in a domain. `None` if there is no room
-/// for one.
-fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<Option<Witness>> {
+/// Makes a shadow of a thread, which is refused if that is in a domain, or there is no room for one:
+/// nobody may come back less confined.
+fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<Witness> {
     cx.guardian.watch(&super::twin::undo(cx.tasks[task].pid, since))?;
     let threads = &mut cx.tasks[task].threads;
     // The room of the first thread is the largest.
@@ -127,7 +136,7 @@ fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<
                 dismiss(cx, since, Some(witness))?;
                 found
             } else {
-                return Ok(Some(witness));
+                return Ok(witness);
             }
         }
         Err(e) => Err(e),
@@ -141,9 +150,11 @@ fn testify(cx: &mut Dump<'_>, task: usize, thread: usize, since: u64) -> Result<
         }
         // No room for a process more (`pids.max`, `RLIMIT_NPROC`), or no memory.
         Err(e @ torpor_tracee::Error::Remote { .. }) => {
-            let reason = format!("cannot be told: {e}");
-            cx.leave_out(tid, "whether it is confined by Landlock", &reason)?;
-            Ok(None)
+            let object = "whether it is confined by Landlock";
+            let reason = format!(
+                "cannot be told: {e}; make room for one process more (pids.max, RLIMIT_NPROC)"
+            );
+            Err(Error::refused(tid, object, reason))
         }
         Err(e) => Err(e.into()),
     }
