@@ -63,30 +63,28 @@ pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Re
     cx.leave_out(cx.tasks[task].pid, "the NUMA policy of its mappings (mbind)", &reason)
 }
 
-/// What processes have asked the kernel for, each by its leader.
+/// What processes and threads have asked the kernel for.
 ///
 /// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
 /// keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
+    check_processes(cx)?;
+    let mut threads: Vec<&mut Tracee> =
+        cx.tasks.iter_mut().flat_map(|task| &mut task.threads).collect();
+    let found = ask(&mut threads, OfThread::ask, OfThread::answer)?;
+    for (tid, lost) in found {
+        lost.into_iter().try_for_each(|object| cx.leave_out(tid, object, "is not kept"))?;
+    }
+    cx.tasks.iter().try_for_each(|task| check_threads(cx, task))
+}
+
+fn check_processes(cx: &mut Dump<'_>) -> Result<()> {
     let live = cx.tasks.live();
     let mut leaders: Vec<&mut Tracee> =
         cx.tasks.iter_mut().filter_map(|task| task.threads.first_mut()).collect();
-    let mut found = Vec::with_capacity(live.len());
-    for some in leaders.chunks_mut(SIDE_BY_SIDE) {
-        let asked = some.iter_mut().map(|leader| {
-            let mut batch = leader.batch();
-            let questions = Questions::ask(&mut batch);
-            (batch, questions)
-        });
-        let (batches, questions): (Vec<_>, Vec<_>) = asked.unzip();
-        let answers = questions.into_iter().zip(Batch::run_all(batches)?);
-        found.extend(answers.map(|(questions, out)| questions.answer(&out)));
-    }
-    for task in cx.tasks.iter() {
-        check_threads(cx, task)?;
-    }
+    let found = ask(&mut leaders, OfProcess::ask, OfProcess::answer)?;
     let mut sessions = HashSet::new();
-    for (task, (session, lost)) in live.into_iter().zip(found) {
+    for (task, (_, (session, lost))) in live.into_iter().zip(found) {
         let pid = cx.tasks[task].pid;
         lost.into_iter().try_for_each(|object| cx.leave_out(pid, object, "is not kept"))?;
         if let Some(ring) = session.filter(|&ring| sessions.insert(ring)) {
@@ -98,6 +96,27 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Asks threads side by side; the answers come with their ids.
+fn ask<Q, A>(
+    threads: &mut [&mut Tracee],
+    ask: impl Fn(&mut Batch<'_>) -> Q,
+    answer: impl Fn(Q, &Outcome) -> A,
+) -> Result<Vec<(i32, A)>> {
+    let mut found = Vec::with_capacity(threads.len());
+    for some in threads.chunks_mut(SIDE_BY_SIDE) {
+        let tids: Vec<i32> = some.iter().map(|thread| thread.tid()).collect();
+        let asked = some.iter_mut().map(|thread| {
+            let mut batch = thread.batch();
+            let questions = ask(&mut batch);
+            (batch, questions)
+        });
+        let (batches, questions): (Vec<_>, Vec<_>) = asked.unzip();
+        let answers = questions.into_iter().zip(Batch::run_all(batches)?);
+        found.extend(tids.into_iter().zip(answers.map(|(questions, out)| answer(questions, &out))));
+    }
+    Ok(found)
 }
 
 /// What a tracer sees of each thread.
@@ -116,25 +135,29 @@ fn check_threads(cx: &Dump<'_>, task: &Task) -> Result<()> {
     Ok(())
 }
 
+/// Whether a call has answered, and `test` holds of its answer.
+fn is(out: &Outcome, call: Call, test: fn(u64) -> bool) -> bool {
+    out.result(call).is_ok_and(test)
+}
+
+fn those_of<const N: usize>(lost: [(bool, &'static str); N]) -> Vec<&'static str> {
+    lost.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect()
+}
+
 /// The questions to a process.
-struct Questions {
-    keyrings: [Call; 3],
-    speculation: [Call; 3],
-    cpuid: Call,
+struct OfProcess {
+    keyrings: [Call; 2],
     segments: Call,
     tags: (Call, Slot),
 }
 
-impl Questions {
+impl OfProcess {
     fn ask(batch: &mut Batch<'_>) -> Self {
         let descriptor = batch.space(8).addr.0;
         let mask = batch.space(8);
-        let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
-        Questions {
-            keyrings: [OF_THREAD, OF_PROCESS, OF_SESSION]
+        OfProcess {
+            keyrings: [OF_PROCESS, OF_SESSION]
                 .map(|ring| batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0]))),
-            speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
-            cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
             segments: batch.call((libc::SYS_modify_ldt, [0, descriptor, 8])),
             tags: (batch.call((libc::SYS_arch_prctl, [GET_UNTAG_MASK, mask.addr.0])), mask),
         }
@@ -142,22 +165,45 @@ impl Questions {
 
     /// The keyring of its session, and what is there and is not kept.
     fn answer(self, out: &Outcome) -> (Option<u64>, Vec<&'static str>) {
-        let is = |call, test: fn(u64) -> bool| out.result(call).is_ok_and(test);
-        let [thread, process, session] = self.keyrings;
-        let [store, branch, flush] = self.speculation;
-        let disabled = |call| is(call, |v| v & SPEC_OWN != 0 && v & SPEC_DISABLED != 0);
-        let flushed = is(flush, |v| v & SPEC_OWN != 0 && v & SPEC_ENABLED != 0);
+        let [process, session] = self.keyrings;
         let (tags, mask) = self.tags;
         let tagged = out.result(tags).is_ok() && out.u64_at(mask, 0) != u64::MAX;
-        let lost = [
-            (is(thread, |_| true) || is(process, |_| true), "its own keyring"),
-            (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
-            (is(self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
-            (is(self.segments, |v| v > 0), "its table of segments (modify_ldt)"),
+        let lost = those_of([
+            (is(out, process, |_| true), "its own keyring"),
+            (is(out, self.segments, |v| v > 0), "its table of segments (modify_ldt)"),
             (tagged, "its tagged addresses (ARCH_ENABLE_TAGGED_ADDR)"),
-        ];
-        let lost = lost.into_iter().filter(|(is, _)| *is).map(|(_, what)| what);
-        (out.result(session).ok(), lost.collect())
+        ]);
+        (out.result(session).ok(), lost)
+    }
+}
+
+/// The questions to a thread.
+struct OfThread {
+    keyring: Call,
+    speculation: [Call; 3],
+    cpuid: Call,
+}
+
+impl OfThread {
+    fn ask(batch: &mut Batch<'_>) -> Self {
+        let speculation = |what| syscall::prctl(libc::PR_GET_SPECULATION_CTRL, [what]);
+        OfThread {
+            keyring: batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, OF_THREAD, 0])),
+            speculation: [0, 1, 2].map(|what| batch.call(speculation(what))),
+            cpuid: batch.call((libc::SYS_arch_prctl, [GET_CPUID, 0])),
+        }
+    }
+
+    /// What is there and is not kept.
+    fn answer(self, out: &Outcome) -> Vec<&'static str> {
+        let [store, branch, flush] = self.speculation;
+        let disabled = |call| is(out, call, |v| v & SPEC_OWN != 0 && v & SPEC_DISABLED != 0);
+        let flushed = is(out, flush, |v| v & SPEC_OWN != 0 && v & SPEC_ENABLED != 0);
+        those_of([
+            (is(out, self.keyring, |_| true), "its thread's own keyring"),
+            (disabled(store) || disabled(branch) || flushed, "its rules for speculation (prctl)"),
+            (is(out, self.cpuid, |v| v == 0), "the fault that it gets from CPUID (arch_prctl)"),
+        ])
     }
 }
 
