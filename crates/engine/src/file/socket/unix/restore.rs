@@ -269,7 +269,7 @@ impl UnixRestorer {
         }
         name::bind(cx, &mut self.scratch, fd.as_fd(), usk)?;
         if usk.state == state::LISTEN {
-            maker::listen(cx, usk.torpor_peer, fd.as_fd(), usk.backlog)?;
+            maker::listen(cx, self.remembered(cx, usk), fd.as_fd(), usk.backlog)?;
         }
         Ok(fd)
     }
@@ -288,6 +288,7 @@ impl UnixRestorer {
         let (fd_a, fd_b) = if is_datagram(a) || unnamed && early_a == 0 && early_b == 0 {
             // Both ends remember the one who made them.
             let who = a.torpor_peer.or(b.torpor_peer);
+            let who = who.or_else(|| holder(cx, a.id)).or_else(|| holder(cx, b.id));
             let (fd_a, fd_b) = maker::socketpair(cx, who, a.ns_id, a.r#type)?;
             name::bind(cx, &mut self.scratch, fd_a.as_fd(), a)?;
             name::bind(cx, &mut self.scratch, fd_b.as_fd(), b)?;
@@ -348,14 +349,14 @@ impl UnixRestorer {
                 listener
             }
         };
-        let listens = known.as_ref().map(|l| (l.backlog, l.torpor_peer));
+        let listens = known.as_ref().map(|l| (l.backlog, self.remembered(cx, l)));
         let (backlog, listened) = listens.unwrap_or((1, None));
         let differs = listens.is_none() || !same(client.torpor_peer, listened);
         if differs {
-            maker::listen(cx, client.torpor_peer, own.as_fd(), backlog.max(1))?;
+            maker::listen(cx, self.remembered(cx, client), own.as_fd(), backlog.max(1))?;
         }
         let reach = name::reach(own.as_fd(), &server.name)?;
-        maker::connect(cx, server.torpor_peer, fd.as_fd(), &reach)?;
+        maker::connect(cx, self.remembered(cx, server), fd.as_fd(), &reach)?;
         let accepted = rustix::net::accept_with(&own, SocketFlags::CLOEXEC)
             .context(|| format!("accept Unix socket {}", server.id))?;
         if differs && listens.is_some() {
@@ -436,6 +437,8 @@ impl UnixRestorer {
     /// is there, else by somebody who has its name.
     fn deliver(&mut self, cx: &Neighbours<'_>, to: &UnixSkEntry, packet: &Packet) -> Result<()> {
         let sender = self.sender(to, packet);
+        let peer = self.peer(to.peer).map(|peer| peer.id);
+        let packet = &signed(cx, packet, sender.or(peer).unwrap_or(to.id));
         let mate = match self.birth(to) {
             Birth::With(id) => Some(file(cx, id)?),
             Birth::Widowed => self.mates.get(&to.id).map(AsFd::as_fd),
@@ -510,27 +513,37 @@ impl UnixRestorer {
         let own = duplicate(file(cx, listener.id)?)?;
         let reach = name::reach(own.as_fd(), &listener.name)?;
         let count = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-        maker::listen(cx, listener.torpor_peer, own.as_fd(), listener.backlog.max(count))?;
+        let who = self.remembered(cx, listener);
+        maker::listen(cx, who, own.as_fd(), listener.backlog.max(count))?;
         for usk in waiting {
             let fd = duplicate(file(cx, usk.id)?)?;
             maker::connect(cx, holder(cx, usk.id), fd.as_fd(), &reach)?;
             for packet in self.packets.pending.get(&usk.id).into_iter().flatten() {
-                send(cx, fd.as_fd(), None, packet)?;
+                send(cx, fd.as_fd(), None, &signed(cx, packet, usk.id))?;
             }
         }
-        maker::listen(cx, listener.torpor_peer, own.as_fd(), listener.backlog)
+        maker::listen(cx, who, own.as_fd(), listener.backlog)
     }
 
     /// Fills the queue of a stream from its other end.
     fn fill_stream(&self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Result<()> {
         let Some(packets) = self.packets.queued.get(&usk.id) else { return Ok(()) };
-        let from = match (self.mates.get(&usk.id), self.peer(usk.peer)) {
-            (Some(mate), _) => mate.as_fd(),
-            (None, Some(peer)) => file(cx, peer.id)?,
+        let (from, sender) = match (self.mates.get(&usk.id), self.peer(usk.peer)) {
+            (Some(mate), _) => (mate.as_fd(), usk.id),
+            (None, Some(peer)) => (file(cx, peer.id)?, peer.id),
             _ => return Err(bad_entry(usk.id, "has a queue, but no peer")),
         };
         options::raise_buffers(from);
-        packets.iter().try_for_each(|packet| send(cx, from, None, packet))
+        packets.iter().try_for_each(|packet| send(cx, from, None, &signed(cx, packet, sender)))
+    }
+
+    /// The process that a socket remembers. The images of others do not say: it is presumably the
+    /// one that has the other end, or the listener.
+    fn remembered(&self, cx: &Neighbours<'_>, usk: &UnixSkEntry) -> Option<SkUcred> {
+        usk.torpor_peer.or_else(|| match self.peer(usk.peer) {
+            Some(peer) if usk.state != state::LISTEN => holder(cx, peer.id),
+            _ => holder(cx, usk.id),
+        })
     }
 }
 
@@ -538,8 +551,15 @@ fn same(a: Option<SkUcred>, b: Option<SkUcred>) -> bool {
     a.is_none() || a == b
 }
 
-/// Who has connected a socket that nobody has accepted yet is not known; as a rule it is
-/// the task that has it.
+/// A message with the credentials of its sender: of the task that has the sending socket where the
+/// images, which others have written, do not say.
+fn signed(cx: &Neighbours<'_>, packet: &Packet, sender: u32) -> Packet {
+    let credentials = packet.credentials.or_else(|| holder(cx, sender));
+    Packet { credentials, ..packet.clone() }
+}
+
+/// The first task that has a socket. Who has connected one that nobody has accepted yet, say, is not
+/// known; as a rule it is that.
 fn holder(cx: &Neighbours<'_>, id: u32) -> Option<SkUcred> {
     let task = cx.tasks.iter().find(|t| t.image.fds.iter().any(|fd| fd.id == id))?;
     let (uid, gid) = task.image.credentials.first()?.as_ref()?.effective();
