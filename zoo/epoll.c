@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: an epoll set on pipes, an eventfd, a timerfd and another set, with user data and modes
+// foreign: yes
 #include "zoo.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>

@@ -18,14 +18,15 @@ static inline int firewall_run(char *const *argv)
 
 #define FIREWALL_RUN(...) firewall_run((char *[]){ __VA_ARGS__, NULL })
 
+/* 58 is ICMP for IPv6: a container without /etc/protocols does not know its name. */
 static inline void firewall_nft(void)
 {
 	if (FIREWALL_RUN("/usr/sbin/nft",
 			 "table inet zoo {"
 			 " chain in { type filter hook input priority 0; policy drop;"
-			 "  ct state new,established accept; meta l4proto ipv6-icmp accept; };"
+			 "  ct state new,established accept; meta l4proto 58 accept; };"
 			 " chain out { type filter hook output priority 0; policy drop;"
-			 "  ct state new,established accept; meta l4proto ipv6-icmp accept; }; }"))
+			 "  ct state new,established accept; meta l4proto 58 accept; }; }"))
 		zoo_skip("no nftables");
 }
 

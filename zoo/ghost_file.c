@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an unlinked file with odd mode bits, owner and old time stamps, open twice and by a child
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: an inotify watch on an open file that was unlinked
+// foreign: yes
 // options: --link-remap
 #include "zoo.h"
 #include <sys/inotify.h>

@@ -1,5 +1,6 @@
 // area: pidfd
-// shows: pidfds of oneself, a child and a grandchild, and one got through pidfd_getfd
+// shows: pidfds of oneself, a child and a grandchild, one got through pidfd_getfd, and one that does not block
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 #include <poll.h>
@@ -9,14 +10,15 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-static int open_pid(pid_t pid)
+/* PIDFD_NONBLOCK is O_NONBLOCK. */
+static int open_pid(pid_t pid, int flags)
 {
-	return (int)TRY(syscall(SYS_pidfd_open, pid, 0));
+	return (int)TRY(syscall(SYS_pidfd_open, pid, flags));
 }
 
 int main(void)
 {
-	int self = open_pid(getpid()), child_fd, grandchild_fd, copy;
+	int self = open_pid(getpid(), 0), child_fd, grandchild_fd, copy;
 	struct pollfd pfd;
 	siginfo_t info;
 	pid_t child = TRY(fork()), grandchild;
@@ -33,11 +35,13 @@ int main(void)
 	}
 	zoo_await("child");
 	grandchild = atoi(zoo_slurp(zoo_path("child")));
-	child_fd = open_pid(child);
-	grandchild_fd = open_pid(grandchild);
+	child_fd = open_pid(child, 0);
+	grandchild_fd = open_pid(grandchild, O_NONBLOCK);
 	copy = (int)TRY(syscall(SYS_pidfd_getfd, self, child_fd, 0));
 	zoo_ready();
 	zoo_wait();
+	CHECK_EQ(TRY(fcntl(child_fd, F_GETFL)) & O_NONBLOCK, 0);
+	CHECK_EQ(TRY(fcntl(grandchild_fd, F_GETFL)) & O_NONBLOCK, O_NONBLOCK);
 	TRY(syscall(SYS_pidfd_send_signal, self, 0, NULL, 0));
 	TRY(syscall(SYS_pidfd_send_signal, copy, 0, NULL, 0));
 	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", grandchild_fd);

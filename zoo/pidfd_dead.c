@@ -1,5 +1,6 @@
 // area: pidfd
 // shows: a pidfd of a process that is gone, and one of a zombie
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 #include <poll.h>

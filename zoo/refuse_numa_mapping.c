@@ -1,5 +1,5 @@
 // area: refusals
-// shows: a NUMA policy of a single mapping is refused with --strict, and left out with a warning without
+// shows: a NUMA policy of a single mapping is refused with --strict
 // dump: --strict
 // expect: refused "NUMA policy of its mappings"
 #include "numa_policy.h"

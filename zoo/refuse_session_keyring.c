@@ -1,5 +1,5 @@
 // area: refusals
-// shows: keys in the keyring of a session are refused with --strict, and left out with a warning without
+// shows: keys in the keyring of a session are refused with --strict
 // dump: --strict
 // expect: refused "the keyring of its session (zoo)"
 #include "zoo.h"

@@ -1,5 +1,6 @@
 // area: descriptors in flight
 // shows: sockets queued inside of each other, and an epoll set that watches the socket it is queued in
+// foreign: yes
 #include "zoo.h"
 #include "scm.h"
 #include <sys/epoll.h>

@@ -1,5 +1,7 @@
 // area: credentials
 // shows: keys in a keyring are left out with a warning, and a task without any is not given one
+// warns: the keyring of its session (zoo)
+// warns: its own keyring
 #include "zoo.h"
 #include <linux/keyctl.h>
 

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: abstract names, with zero bytes in them: listening, bound only, datagrams with two clients
+// foreign: yes
 #include "zoo.h"
 #include <stddef.h>
 #include <sys/socket.h>

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: options of Unix sockets: buffer sizes, SO_PASSCRED, SO_RCVTIMEO, credentials of the peer
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/time.h>

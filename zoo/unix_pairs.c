@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: socket pairs of all three types with queued messages in both directions, boundaries kept
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 

@@ -6,7 +6,7 @@ use crate::commands;
 use crate::observe::{self, Observation};
 use crate::program::Mode;
 use crate::wait::wait_for;
-use crate::{form, interchange};
+use crate::{foreign, form, interchange};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, WaitOptions, waitpid};
 use std::io::Write;
@@ -375,6 +375,13 @@ impl Runner<'_> {
         if !self.dump(root, args)? {
             return self.unwanted_refusal(root);
         }
+        self.warned()?;
+        if self.case.mode == Mode::Plain {
+            form::check(&ImageDir::open(self.images())?)?;
+        }
+        if self.case.mode == Mode::Foreign {
+            foreign::strip(&self.images())?;
+        }
         self.gone(root)?;
         self.let_files_grow()?;
         let restored = self.restore()?;
@@ -399,6 +406,7 @@ impl Runner<'_> {
             return self.unwanted_refusal(root);
         }
         self.compare(&before, root).context("after the dump")?;
+        self.warned()?;
         self.interchangeable()?;
         self.check().context("the task left running")?;
         self.gone(root)?;
@@ -437,6 +445,16 @@ impl Runner<'_> {
         for name in &self.case.program.grows {
             let file = std::fs::OpenOptions::new().append(true).open(self.work().join(name));
             file.with_context(|| name.clone())?.write_all(b"meanwhile\n")?;
+        }
+        Ok(())
+    }
+
+    /// The dump must have named in warnings what it leaves out.
+    fn warned(&self) -> Result<()> {
+        let log = std::fs::read_to_string(self.images().join("dump.log")).unwrap_or_default();
+        for text in &self.case.program.warns {
+            let told = log.lines().any(|line| line.contains("Warn") && line.contains(text));
+            ensure!(told, "no warning says \"{text}\": {}", self.log_tail("dump"));
         }
         Ok(())
     }

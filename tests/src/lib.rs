@@ -5,6 +5,7 @@ pub mod build;
 pub mod case;
 pub mod commands;
 pub mod fault;
+pub mod foreign;
 pub mod form;
 pub mod inside;
 pub mod interchange;

@@ -22,6 +22,8 @@ pub enum Mode {
     Lazy,
     /// Dumped with compressed memory.
     Compressed,
+    /// Restored from images without anything that only Torpor writes.
+    Foreign,
     /// Under an init in a pid and a mount namespace.
     PidNs,
     /// As a container: pid, mount, network, IPC, UTS and cgroup namespaces.
@@ -34,7 +36,7 @@ pub enum Mode {
 
 impl Mode {
     /// All modes, in the order in which they are run and shown.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::None,
         Self::Plain,
         Self::LeaveRunning,
@@ -42,6 +44,7 @@ impl Mode {
         Self::Rounds,
         Self::Lazy,
         Self::Compressed,
+        Self::Foreign,
         Self::PidNs,
         Self::Ns,
         Self::Sealed,
@@ -58,7 +61,8 @@ impl Mode {
             | Self::Cow
             | Self::Rounds
             | Self::Lazy
-            | Self::Compressed => "",
+            | Self::Compressed
+            | Self::Foreign => "",
             Self::PidNs => "pid,mnt",
             Self::Ns | Self::Sealed => "pid,mnt,net,ipc,uts,cgroup",
             Self::UserNs => "pid,mnt,net,ipc,uts,cgroup,user",
@@ -76,6 +80,7 @@ impl fmt::Display for Mode {
             Self::Rounds => "rounds",
             Self::Lazy => "lazy",
             Self::Compressed => "compressed",
+            Self::Foreign => "foreign",
             Self::PidNs => "pidns",
             Self::Ns => "ns",
             Self::Sealed => "sealed",
@@ -112,6 +117,10 @@ pub struct Program {
     pub restore: Vec<String>,
     /// Text that the log of a dump must hold that has to be refused.
     pub refused: Option<String>,
+    /// Text that a warning in the log of a dump must hold.
+    pub warns: Vec<String>,
+    /// Whether images suffice that have nothing that only Torpor writes.
+    pub foreign: bool,
     /// What the machine must offer, checked before the program runs.
     pub needs: Vec<String>,
     /// Why Torpor does not keep this; the dump has to be refused.
@@ -187,6 +196,8 @@ fn parse(path: &Path) -> Result<Program> {
             "dump" => program.dump.extend(words()),
             "restore" => program.restore.extend(words()),
             "expect" => program.refused = Some(refusal(&value)?),
+            "warns" => program.warns.push(value),
+            "foreign" => program.foreign = value == "yes",
             "needs" => program.needs.extend(words()),
             "unsupported" => program.unsupported = Some(value),
             "varies" => program.varies.extend(words()),
@@ -214,6 +225,7 @@ fn parse(path: &Path) -> Result<Program> {
         Mode::Rounds | Mode::Lazy | Mode::Compressed => rounds,
         Mode::Cow => rounds && leaves,
         Mode::Sealed => sealed,
+        Mode::Foreign => program.foreign,
         _ => true,
     });
     Ok(program)

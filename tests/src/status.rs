@@ -9,13 +9,14 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 /// The modes that have a column in the compatibility table.
-const MODES: [Mode; 10] = [
+const MODES: [Mode; 11] = [
     Mode::Plain,
     Mode::LeaveRunning,
     Mode::Cow,
     Mode::Rounds,
     Mode::Lazy,
     Mode::Compressed,
+    Mode::Foreign,
     Mode::PidNs,
     Mode::Ns,
     Mode::Sealed,
@@ -130,10 +131,10 @@ pub fn table(programs: &[Program]) -> Result<String> {
     for area in areas {
         let _ = writeln!(text, "\n## {area}\n");
         text.push_str(
-            "| behaviour | host | left running | copy-on-write | rounds | lazy | compressed | pid ns | container | sealed | user ns | program |\n",
+            "| behaviour | host | left running | copy-on-write | rounds | lazy | compressed | CRIU's form | pid ns | container | sealed | user ns | program |\n",
         );
         text.push_str(
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         );
         for program in programs.iter().filter(|program| program.area == area) {
             let _ = write!(text, "| {} |", program.shows.replace('|', "\\|"));
