@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
+use torpor_tls::{KeyFiles, Keys};
 
 use crate::destination::{Agent, Settings};
 use crate::error::{Context, Error, Result};
@@ -17,7 +18,6 @@ use crate::wire::Peer;
 use crate::wire::address::{Address, Listener};
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request};
-use crate::wire::tls::Keys;
 use crate::{nest, picture};
 
 /// Where images are kept while they are needed.
@@ -129,33 +129,6 @@ pub struct MigrateCommand {
     work_dir: PathBuf,
 }
 
-/// Certificates: with them a connection over TCP is encrypted, and each end knows the other.
-#[derive(Debug, Args)]
-struct KeyFiles {
-    /// The certificate of this host
-    #[arg(long, value_name = "FILE")]
-    cert: Option<PathBuf>,
-    /// Its key
-    #[arg(long, value_name = "FILE")]
-    key: Option<PathBuf>,
-    /// The certificates of the authorities that the other host's is of
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
-}
-
-impl KeyFiles {
-    fn read(&self) -> Result<Option<Keys>> {
-        Keys::read([&self.cert, &self.key, &self.ca])
-    }
-
-    /// As options.
-    fn options(&self) -> Vec<String> {
-        let all = [("--cert", &self.cert), ("--key", &self.key), ("--ca", &self.ca)];
-        let given = all.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?)));
-        given.flat_map(|(name, file)| [name.to_owned(), file.display().to_string()]).collect()
-    }
-}
-
 /// What rounds bring of the tasks other than pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum State {
@@ -245,7 +218,8 @@ pub fn migrate(command: MigrateCommand) -> ExitCode {
 pub fn agent(command: AgentCommand) -> ExitCode {
     match command.command {
         Some(AgentSubcommand::Status { ref agent, json }) => {
-            finish(command.keys.read().and_then(|keys| status(agent.clone(), keys, json)))
+            let keys = command.keys.read().map_err(Error::from);
+            finish(keys.and_then(|keys| status(agent.clone(), keys, json)))
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),

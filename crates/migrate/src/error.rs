@@ -71,6 +71,12 @@ impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
     }
 }
 
+impl From<torpor_tls::Error> for Error {
+    fn from(error: torpor_tls::Error) -> Self {
+        Self::refused(error.to_string())
+    }
+}
+
 impl From<torpor_worker::Error> for Error {
     fn from(error: torpor_worker::Error) -> Self {
         Self::refused(error.to_string())

@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use torpor_tls::Keys;
+
 use self::joining::Waiting;
 use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
@@ -28,7 +30,6 @@ use crate::runtime::Container;
 use crate::wire::address::Listener;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
-use crate::wire::tls::Keys;
 
 /// Connections at a time: more wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;

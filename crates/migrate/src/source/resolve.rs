@@ -8,6 +8,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use torpor_tls::Keys;
 
 use super::decide::{Verdict, ask_until, go_on, kill};
 use crate::engine::SELF;
@@ -15,7 +16,6 @@ use crate::error::{Context, Error, Result};
 use crate::host::boot;
 use crate::record::{Ledger, Phase, Side, look};
 use crate::wire::Peer;
-use crate::wire::tls::Keys;
 use crate::work;
 
 /// How long a command that ends may take to let go of its record.

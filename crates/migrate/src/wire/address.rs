@@ -3,22 +3,17 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use torpor_sys::keepalive::keep_alive;
+use torpor_tls::{SILENCE, dial, host_of};
 
 use crate::error::{Context, Error, Result};
-
-/// How long a connection may take to come about.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// After so long without a word the other end is asked whether it is there.
-const SILENCE: Duration = Duration::from_secs(5);
 
 /// Where an agent listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,10 +58,7 @@ impl Address {
     pub fn host(&self) -> Option<&str> {
         match self {
             Self::Unix(_) => None,
-            Self::Tcp(address) => {
-                let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
-                Some(host.trim_start_matches('[').trim_end_matches(']'))
-            }
+            Self::Tcp(address) => Some(host_of(address)),
         }
     }
 
@@ -85,20 +77,7 @@ impl Address {
             Self::Unix(path) => {
                 UnixStream::connect(path).map(OwnedFd::from).map_err(|e| failed(&e))
             }
-            Self::Tcp(address) => {
-                let all = address.to_socket_addrs().map_err(|e| failed(&e))?;
-                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-                for address in all {
-                    match TcpStream::connect_timeout(&address, PATIENCE) {
-                        Ok(stream) => {
-                            keep_alive(&stream, SILENCE).context(|| "setsockopt".to_owned())?;
-                            return Ok(stream.into());
-                        }
-                        Err(e) => last = e,
-                    }
-                }
-                Err(failed(&last))
-            }
+            Self::Tcp(address) => dial(address).map(OwnedFd::from).map_err(|e| failed(&e)),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
+use torpor_tls::Keys;
+
 use self::address::Address;
-use self::tls::Keys;
 use crate::error::Result;
 
 pub mod address;
@@ -12,7 +13,6 @@ pub mod frame;
 pub mod message;
 pub mod relay;
 pub mod spread;
-pub mod tls;
 
 /// The agent at an address, and how it is known to be it.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl Peer {
     pub fn connect(&self) -> Result<OwnedFd> {
         let socket = self.address.connect()?;
         match (&self.keys, self.address.host()) {
-            (Some(keys), Some(host)) => keys.connect(socket, host),
+            (Some(keys), Some(host)) => Ok(keys.connect(socket, host)?),
             _ => Ok(socket),
         }
     }

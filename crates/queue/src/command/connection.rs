@@ -4,8 +4,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 
 use crate::http::{Address, Client};
@@ -30,11 +28,7 @@ pub fn client() -> Result<Client, String> {
 }
 
 fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
-    let say = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| say(&e))? {
-        roots.add(certificate.map_err(|e| say(&e))?).map_err(|e| say(&e))?;
-    }
+    let roots = torpor_tls::authorities(path).map_err(|e| e.to_string())?;
     let config = rustls::ClientConfig::builder().with_root_certificates(roots);
     Ok(Arc::new(config.with_no_client_auth()))
 }

@@ -12,11 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use rustls::server::WebPkiClientVerifier;
+use torpor_tls::{authorities, proof};
 
 use super::access::{Identity, Tokens};
 use super::api;
 use super::core::Queue;
-use super::pool;
 use crate::files;
 use crate::http::{Address, Request, Response, Stream, answer_one};
 
@@ -71,13 +71,13 @@ pub fn listen(
 }
 
 fn server_config(tls: &Tls) -> io::Result<Arc<rustls::ServerConfig>> {
-    let (chain, key) = pool::proof(tls)?;
+    let (chain, key) = proof(&tls.certificate, &tls.key).map_err(io::Error::other)?;
     let config = rustls::ServerConfig::builder();
     let config = match &tls.authority {
         None => config.with_no_client_auth(),
         Some(authority) => {
             // People have tokens and no certificates.
-            let roots = Arc::new(pool::authorities(authority)?);
+            let roots = Arc::new(authorities(authority).map_err(io::Error::other)?);
             let verifier = WebPkiClientVerifier::builder(roots).allow_unauthenticated().build();
             config.with_client_cert_verifier(verifier.map_err(io::Error::other)?)
         }

@@ -6,12 +6,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
-use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use torpor_tls::{authorities, proof};
 
 use super::listen::Tls;
 use crate::http::{Address, Client};
@@ -22,44 +19,15 @@ const INSTRUCTIONS: [&str; 14] = [
     "popcnt", "gfni",
 ];
 
-/// The authorities in a file.
-///
-/// # Errors
-/// If it cannot be read, or holds none.
-pub fn authorities(path: &Path) -> io::Result<RootCertStore> {
-    let say = |e: &dyn std::fmt::Display| io::Error::other(format!("{}: {e}", path.display()));
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| say(&e))? {
-        roots.add(certificate.map_err(|e| say(&e))?).map_err(|e| say(&e))?;
-    }
-    if roots.is_empty() { Err(say(&"holds no certificate")) } else { Ok(roots) }
-}
-
-/// A daemon's certificate and key.
-pub type Proof = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-/// Reads the certificate and the key of this daemon.
-///
-/// # Errors
-/// If one cannot be read.
-pub fn proof(tls: &Tls) -> io::Result<Proof> {
-    let chain = CertificateDer::pem_file_iter(&tls.certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| io::Error::other(format!("{}: {e}", tls.certificate.display())))?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key)
-        .map_err(|e| io::Error::other(format!("{}: {e}", tls.key.display())))?;
-    Ok((chain, key))
-}
-
 /// How this daemon speaks to others.
 ///
 /// # Errors
 /// If certificates or keys cannot be read or used.
 pub fn client_config(tls: &Tls) -> io::Result<Option<Arc<rustls::ClientConfig>>> {
     let Some(authority) = &tls.authority else { return Ok(None) };
-    let (chain, key) = proof(tls)?;
+    let (chain, key) = proof(&tls.certificate, &tls.key).map_err(io::Error::other)?;
     let config = rustls::ClientConfig::builder()
-        .with_root_certificates(authorities(authority)?)
+        .with_root_certificates(authorities(authority).map_err(io::Error::other)?)
         .with_client_auth_cert(chain, key)
         .map_err(io::Error::other)?;
     Ok(Some(Arc::new(config)))

@@ -1,15 +1,18 @@
-//! TLS 1.3 with certificates at both ends.
+//! TLS with certificates, between hosts of ours: what files hold, and connections over TLS 1.3 with
+//! certificates at both ends that are used like plain ones.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::Shutdown as How;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -22,13 +25,54 @@ use rustls::version::TLS13;
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
+use torpor_sys::keepalive::keep_alive;
 
-use crate::error::{Context, Error, Result};
+/// Why there is no connection, or no key.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(String);
+
+/// The result of what can fail here.
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// What is read and written at a time.
 const BUFFER: usize = 64 * 1024;
-/// How long the other end may take to show who it is.
+/// After so long without a word the other end is asked whether it is there.
+pub const SILENCE: Duration = Duration::from_secs(5);
+/// How long a connection may take to come about, and the other end to show who it is.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Certificates: with them a connection over TCP is encrypted, and each end knows the other.
+#[derive(Debug, Args)]
+pub struct KeyFiles {
+    /// The certificate of this host
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// The certificates of the authorities that the other host's is of
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+impl KeyFiles {
+    /// What the files hold; `None` if none of them is given.
+    ///
+    /// # Errors
+    /// If only some are given; what cannot be read.
+    pub fn read(&self) -> Result<Option<Keys>> {
+        Keys::read(self)
+    }
+
+    /// As options.
+    #[must_use]
+    pub fn options(&self) -> Vec<String> {
+        let all = [("--cert", &self.cert), ("--key", &self.key), ("--ca", &self.ca)];
+        let given = all.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?)));
+        given.flat_map(|(name, file)| [name.to_owned(), file.display().to_string()]).collect()
+    }
+}
 
 /// Who this end is, and whom it trusts.
 #[derive(Debug, Clone)]
@@ -38,25 +82,14 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Reads a certificate, its key, and those of the authorities that the other end's is of;
-    /// `None` if none of them is given.
-    ///
-    /// # Errors
-    /// If only some are given; what cannot be read.
-    pub fn read(files: [&Option<PathBuf>; 3]) -> Result<Option<Self>> {
-        let [cert, key, ca] = match files {
+    fn read(files: &KeyFiles) -> Result<Option<Self>> {
+        let [cert, key, ca] = match [&files.cert, &files.key, &files.ca] {
             [None, None, None] => return Ok(None),
             [Some(cert), Some(key), Some(ca)] => [cert, key, ca],
-            _ => return Err(Error::refused("--cert, --key and --ca are given together, or none")),
+            _ => return Err(Error("--cert, --key and --ca are given together, or none".into())),
         };
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(ca)? {
-            roots.add(certificate).map_err(|e| failed(&ca.display().to_string(), &e))?;
-        }
-        let roots = Arc::new(roots);
-        let chain = certificates(cert)?;
-        let key = PrivateKeyDer::from_pem_file(key)
-            .map_err(|e| failed(&key.display().to_string(), &e))?;
+        let roots = Arc::new(authorities(ca)?);
+        let (chain, key) = proof(cert, key)?;
         let provider = || Arc::<CryptoProvider>::new(aws_lc_rs::default_provider());
         let server_verifier =
             WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), provider())
@@ -103,16 +136,66 @@ impl Keys {
     }
 }
 
-fn failed(what: &str, error: &dyn std::error::Error) -> Error {
-    Error::refused(format!("{what}: {error}"))
+fn failed(what: impl Display, error: &dyn Display) -> Error {
+    Error(format!("{what}: {error}"))
 }
 
-fn certificates(file: &PathBuf) -> Result<Vec<CertificateDer<'static>>> {
-    let unreadable = |e| failed(&file.display().to_string(), &e);
+/// A connection to `HOST:PORT`, which misses the other end when that is gone.
+///
+/// # Errors
+/// If nobody listens there.
+pub fn dial(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => {
+                keep_alive(&stream, SILENCE)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The host's name or number in `HOST:PORT`, as certificates have it.
+#[must_use]
+pub fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+/// The authorities in a file.
+///
+/// # Errors
+/// If it cannot be read, or holds none.
+pub fn authorities(file: &Path) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(file)? {
+        roots.add(certificate).map_err(|e| failed(file.display(), &e))?;
+    }
+    Ok(roots)
+}
+
+/// A certificate with those that lead from it to an authority, and its key.
+pub type Proof = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// Reads a certificate and its key.
+///
+/// # Errors
+/// If one cannot be read.
+pub fn proof(certificate: &Path, key: &Path) -> Result<Proof> {
+    let chain = certificates(certificate)?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| failed(key.display(), &e))?;
+    Ok((chain, key))
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let unreadable = |e| failed(file.display(), &e);
     let all = CertificateDer::pem_file_iter(file).map_err(unreadable)?;
     let all = all.collect::<std::result::Result<Vec<_>, _>>().map_err(unreadable)?;
     if all.is_empty() {
-        return Err(Error::refused(format!("{}: holds no certificate", file.display())));
+        return Err(failed(file.display(), &"holds no certificate"));
     }
     Ok(all)
 }
@@ -121,14 +204,14 @@ fn certificates(file: &PathBuf) -> Result<Vec<CertificateDer<'static>>> {
 fn open(mut end: Connection, socket: OwnedFd) -> Result<OwnedFd> {
     let mut far = File::from(socket);
     for which in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(&far, which, Some(PATIENCE)).context(|| "setsockopt".to_owned())?;
+        set_socket_timeout(&far, which, Some(PATIENCE)).map_err(|e| failed("setsockopt", &e))?;
     }
     while end.is_handshaking() {
         end.complete_io(&mut far).map_err(|e| failed("TLS", &e))?;
     }
-    rustix::io::ioctl_fionbio(&far, true).context(|| "ioctl".to_owned())?;
-    let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
-    ours.set_nonblocking(true).context(|| "ioctl".to_owned())?;
+    rustix::io::ioctl_fionbio(&far, true).map_err(|e| failed("ioctl", &e))?;
+    let (ours, theirs) = UnixStream::pair().map_err(|e| failed("socketpair", &e))?;
+    ours.set_nonblocking(true).map_err(|e| failed("ioctl", &e))?;
     thread::spawn(move || {
         let mut relay = Relay { end, far, near: ours, plain: Vec::new(), near_ended: false };
         if let Err(error) = relay.run() {
@@ -249,5 +332,30 @@ impl Relay {
             near.contains(PollFlags::IN) && told_near.intersects(PollFlags::IN | gone),
             told_near.contains(PollFlags::OUT),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_named_as_certificates_have_them() {
+        for (address, host) in [("a.example:7", "a.example"), ("[::1]:7", "::1"), ("a", "a")] {
+            assert_eq!(host_of(address), host);
+        }
+    }
+
+    #[test]
+    fn what_files_lack_is_said() {
+        let file = |name: &str| Some(PathBuf::from(name));
+        let none = KeyFiles { cert: None, key: None, ca: None };
+        assert!(none.read().unwrap().is_none());
+        assert!(none.options().is_empty());
+        let some = KeyFiles { cert: file("/nowhere"), key: None, ca: None };
+        assert!(some.read().unwrap_err().to_string().contains("together"));
+        assert_eq!(some.options(), ["--cert", "/nowhere"]);
+        let empty = KeyFiles { ca: file("/dev/null"), key: file("/dev/null"), ..some };
+        assert_eq!(empty.read().unwrap_err().to_string(), "/dev/null: holds no certificate");
     }
 }
