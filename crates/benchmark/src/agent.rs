@@ -69,10 +69,23 @@ const MOST_BYTES: u64 = 512 << 20;
 const STATE: &str = "/var/lib/torpor/benchmark";
 
 fn say(word: &Word) -> Result<(), String> {
-    let text = serde_json::to_string(word).map_err(|e| e.to_string())?;
-    let mut out = io::stdout().lock();
+    say_to(io::stdout().lock(), word).map_err(|e| e.to_string())
+}
+
+fn say_to(mut out: impl Write, word: &Word) -> io::Result<()> {
+    let text = serde_json::to_string(word)?;
     // Something else may have begun the line.
-    writeln!(out, "\n{MARK}{text}{END}").and_then(|()| out.flush()).map_err(|e| e.to_string())
+    writeln!(out, "\n{MARK}{text}{END}").and_then(|()| out.flush())
+}
+
+/// Hears what a coordinator wants, and refuses it.
+///
+/// # Errors
+/// If it is gone.
+pub fn refuse(end: impl Read + Write + Copy, why: &str) -> io::Result<()> {
+    // Nothing may be left unread: the connection would be cut, and the answer with it.
+    BufReader::new(end.take(LONGEST)).read_until(b'\n', &mut Vec::new())?;
+    say_to(end, &Word::Error(why.into()))
 }
 
 /// Measures for a coordinator, or, with a configuration, for whoever reads the output.
@@ -189,11 +202,12 @@ pub fn thank(mut to: impl Write) -> io::Result<()> {
     writeln!(to, "{RECEIVED}").and_then(|()| to.flush())
 }
 
-/// Reads what an agent prints until its results are there. What it prints is not trusted.
+/// Reads what an agent prints until its results are there; what is none of its words goes to `log`.
+/// What it prints is not trusted.
 ///
 /// # Errors
 /// If it says that it cannot, ends before, or its results are none.
-pub fn receive(from: impl Read, name: &str) -> Result<Results, String> {
+pub fn receive(from: impl Read, name: &str, mut log: impl Write) -> Result<Results, String> {
     let mut from = BufReader::new(from);
     let mut parts: Vec<Option<String>> = Vec::new();
     let mut begun = false;
@@ -216,7 +230,9 @@ pub fn receive(from: impl Read, name: &str) -> Result<Results, String> {
                 }
             }
             Some(Word::Part { .. }) => return Err("the agent's results are too large".into()),
-            None => {}
+            None if line.trim_ascii().is_empty() => {}
+            // Results are worth more than a log that cannot be written.
+            None => drop(log.write_all(&line)),
         }
     }
 }
@@ -266,7 +282,7 @@ mod tests {
             (part(7, 3, "aGVsbG8="), "too large"),
             (part(0, 2, "aGVsbG8="), "no agent"),
         ] {
-            let error = receive(said.as_bytes(), "there").unwrap_err();
+            let error = receive(said.as_bytes(), "there", io::sink()).unwrap_err();
             assert!(error.contains(word), "{said}: {error}");
         }
     }

@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use torpor_tls::KeyFiles;
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::compare::{Verdict, compare};
 use crate::config::{Config, ConfigError, Host};
 use crate::kubernetes::{self, Cluster};
-use crate::many::{self, Way};
+use crate::many::{self, Means, Way};
 use crate::results::{self, Results};
 use crate::workload::{self, Workload};
-use crate::{agent, keeper, registry, report, run as running, statistics};
+use crate::{agent, keeper, listen, registry, report, run as running, statistics};
 
 /// The subcommands of `torpor benchmark`.
 #[derive(Debug, Subcommand)]
@@ -119,8 +120,14 @@ pub struct Run {
     /// configuration for whoever reads them
     #[arg(long, conflicts_with_all = ["host", "kubernetes"])]
     agent: bool,
-    /// Measure another machine, where SSH goes as `user@host`; may be given several times
-    #[arg(long, value_name = "USER@HOST", conflicts_with = "kubernetes")]
+    /// Measure for coordinators that connect to HOST:PORT and show a certificate, one after the other
+    #[arg(long, value_name = "HOST:PORT", requires = "agent", conflicts_with = "config")]
+    listen: Option<String>,
+    #[command(flatten)]
+    keys: KeyFiles,
+    /// Measure another machine: where SSH goes as `user@host`, or where its agent listens as
+    /// `tls:HOST:PORT`; may be given several times
+    #[arg(long, value_name = "HOST", conflicts_with = "kubernetes")]
     host: Vec<String>,
     /// Measure nodes of a cluster that have this label: a Job on each of them
     #[arg(long, value_name = "SELECTOR", requires = "image")]
@@ -143,10 +150,7 @@ impl Run {
         config.runs = self.runs.unwrap_or(config.runs);
         config.seed = self.seed.or(config.seed);
         config.filters.0.extend(self.filter.iter().cloned());
-        for host in &self.host {
-            let name = host.rsplit('@').next().unwrap_or(host).to_owned();
-            config.hosts.push(Host { name, ssh: Some(host.clone()), ..Host::default() });
-        }
+        config.hosts.extend(self.host.iter().map(|host| Host::named(host)));
         crate::config::check(&config).map_err(text)?;
         Ok(config)
     }
@@ -270,6 +274,11 @@ fn list(json: bool, configured: &Configured) -> Result<(), String> {
 }
 
 fn measure(arguments: Run) -> Result<(), String> {
+    let keys = arguments.keys.read().map_err(text)?;
+    if let Some(address) = &arguments.listen {
+        let keys = keys.ok_or("an agent that listens needs --cert, --key and --ca")?;
+        return listen::listen(address, keys, arguments.output);
+    }
     if arguments.agent {
         let config = match arguments.configured.config {
             Some(_) => Some(arguments.config()?),
@@ -281,12 +290,12 @@ fn measure(arguments: Run) -> Result<(), String> {
     let cluster = arguments.cluster();
     let output = arguments.output.or(config.output.take());
     let output = output.ok_or("where do results go? Give a directory with --output")?;
-    let mut ways: Vec<Way> = config.hosts.iter().cloned().map(Way::Command).collect();
+    let mut ways: Vec<Way> = config.hosts.iter().cloned().map(Way::Host).collect();
     if let Some(cluster) = &cluster {
         ways.extend(kubernetes::nodes(cluster)?.into_iter().map(Way::Node));
     }
     if !ways.is_empty() {
-        many::run(&ways, cluster.as_ref(), config, &output, arguments.again)?;
+        many::run(&ways, &Means { cluster, keys }, config, &output, arguments.again)?;
         println!("{}", output.join("report.html").display());
         return Ok(());
     }

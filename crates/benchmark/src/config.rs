@@ -87,9 +87,28 @@ pub struct Host {
     pub program: Option<String>,
     /// In place of SSH: a command to which `run --agent` is added, and whose standard streams are the agent's.
     pub command: Vec<String>,
+    /// In place of SSH: where an agent listens (`run --agent --listen`), as `HOST:PORT`.
+    pub tls: Option<String>,
 }
 
 impl Host {
+    /// The host of the command line: `tls:HOST:PORT`, or where SSH goes.
+    #[must_use]
+    pub fn named(text: &str) -> Self {
+        match text.strip_prefix("tls:") {
+            Some(address) => Self {
+                name: torpor_tls::host_of(address).to_owned(),
+                tls: Some(address.to_owned()),
+                ..Self::default()
+            },
+            None => Self {
+                name: text.rsplit('@').next().unwrap_or(text).to_owned(),
+                ssh: Some(text.to_owned()),
+                ..Self::default()
+            },
+        }
+    }
+
     /// The command that starts an agent there.
     #[must_use]
     pub fn start(&self) -> Vec<String> {
@@ -276,8 +295,9 @@ fn check_hosts(config: &Config) -> Result<(), ConfigError> {
         if name.is_empty() || name.starts_with('.') || !name.chars().all(plain) {
             return wrong(format!("host `{name}`: names are letters, digits, and -_. inside"));
         }
-        if host.ssh.is_some() != host.command.is_empty() {
-            return wrong(format!("host `{name}` needs either `ssh` or `command`"));
+        let ways = [host.ssh.is_some(), !host.command.is_empty(), host.tls.is_some()];
+        if ways.into_iter().filter(|way| *way).count() != 1 {
+            return wrong(format!("host `{name}` needs either `ssh`, `command` or `tls`"));
         }
         if !names.insert(name) {
             return wrong(format!("there are two hosts with the name `{name}`"));
@@ -424,6 +444,7 @@ mod tests {
             ("effort: .nan", "effort"),
             ("endpoints: [{name: a, handlers: []}]", "either"),
             ("hosts: [{name: a}]", "either"),
+            ("hosts: [{name: a, ssh: b, tls: 'b:1'}]", "either"),
             ("hosts: [{name: ../a, ssh: b}]", "letters"),
             ("hosts: [{name: a, ssh: b}, {name: a, ssh: c}]", "two hosts"),
             ("endpoints: [{name: 'a b', socket: /s, handlers: [{name: x}]}]", "letters"),

@@ -167,9 +167,10 @@ pub fn on_node(
     apply(cluster, &manifest(cluster, node, request))?;
     let mut last = "its pod has not begun".to_owned();
     loop {
-        let mut follow = follow(cluster, request, log)?;
+        let log = fs::File::create(log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let mut follow = follow(cluster, request, &log)?;
         let output = follow.stdout.take().ok_or("its log cannot be read")?;
-        let results = agent::receive(output, node);
+        let results = agent::receive(output, node, log);
         let _ = follow.kill();
         let _ = follow.wait();
         match results {
@@ -200,12 +201,12 @@ fn apply(cluster: &Cluster, manifest: &Value) -> Result<(), String> {
     done("making the Job", child.wait_with_output()).map(drop)
 }
 
-fn follow(cluster: &Cluster, request: &Request, log: &Path) -> Result<Child, String> {
+fn follow(cluster: &Cluster, request: &Request, log: &fs::File) -> Result<Child, String> {
     let text = |e: std::io::Error| format!("kubectl: {e}");
     let mut command = kubectl(cluster);
     command.args(["logs", "--follow", "--pod-running-timeout=1m"]);
     command.arg(format!("job/{}", name(request)));
-    command.stdout(Stdio::piped()).stderr(fs::File::create(log).map_err(text)?);
+    command.stdout(Stdio::piped()).stderr(log.try_clone().map_err(text)?);
     command.spawn().map_err(text)
 }
 

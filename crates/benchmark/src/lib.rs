@@ -19,6 +19,7 @@ mod image;
 pub mod journal;
 mod keeper;
 mod kubernetes;
+mod listen;
 pub mod machine;
 mod many;
 mod own;

@@ -4,17 +4,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use torpor_tls::Keys;
+
 use crate::agent::{self, Request};
 use crate::config::{Config, Host};
 use crate::kubernetes::{self, Cluster};
 use crate::results::{self, Results, write_whole};
-use crate::{digest, report};
+use crate::{digest, listen, report};
 
 /// How an agent is reached.
 #[derive(Debug, Clone)]
 pub enum Way {
-    /// Through the standard streams of a command.
-    Command(Host),
+    /// Through the standard streams of a command, or a connection.
+    Host(Host),
     /// As a Job on a node of a cluster.
     Node(String),
 }
@@ -23,10 +25,19 @@ impl Way {
     /// The directory of its results below that of all.
     fn name(&self) -> &str {
         match self {
-            Self::Command(host) => &host.name,
+            Self::Host(host) => &host.name,
             Self::Node(name) => name,
         }
     }
+}
+
+/// What it takes to reach agents.
+#[derive(Debug)]
+pub struct Means {
+    /// The cluster of the nodes.
+    pub cluster: Option<Cluster>,
+    /// Certificates, for agents that listen.
+    pub keys: Option<Keys>,
 }
 
 /// Measures on all machines at the same time. Each one's results are in a directory of its own below
@@ -36,7 +47,7 @@ impl Way {
 /// If one of them gives no results, when all others have given theirs; or if these cannot be written.
 pub fn run(
     ways: &[Way],
-    cluster: Option<&Cluster>,
+    means: &Means,
     mut config: Config,
     output: &Path,
     again: bool,
@@ -46,7 +57,7 @@ pub fn run(
     let done: Vec<Result<Results, String>> = std::thread::scope(|scope| {
         let start = |way| {
             let config = config.clone();
-            scope.spawn(move || one(way, cluster, config, output, again))
+            scope.spawn(move || one(way, means, config, output, again))
         };
         let threads: Vec<_> = ways.iter().map(start).collect();
         let ended = threads
@@ -96,7 +107,7 @@ fn alike(all: &[Results]) -> Vec<(String, String)> {
 
 fn one(
     way: &Way,
-    cluster: Option<&Cluster>,
+    means: &Means,
     config: Config,
     output: &Path,
     again: bool,
@@ -110,8 +121,11 @@ fn one(
     }
     eprintln!("{}: is asked to measure", way.name());
     let log = dir.join("log");
-    let results = match (way, cluster) {
-        (Way::Command(host), _) => over(host, &request, &log),
+    let results = match (way, &means.cluster) {
+        (Way::Host(host), _) => match &host.tls {
+            Some(address) => over_tls(address, means.keys.as_ref(), &request, &log),
+            None => over(host, &request, &log),
+        },
         (Way::Node(name), Some(cluster)) => kubernetes::on_node(cluster, name, &request, &log),
         (Way::Node(_), None) => Err("there is no cluster".into()),
     };
@@ -172,7 +186,8 @@ fn over(host: &Host, request: &Request, log: &Path) -> Result<Results, String> {
     let words = host.start();
     let (program, arguments) = words.split_first().ok_or("it has no command")?;
     let text = |what: &str, e: std::io::Error| format!("{what}: {e}");
-    let stderr = fs::File::create(log).map_err(|e| text("its log", e))?;
+    let log = fs::File::create(log).map_err(|e| text("its log", e))?;
+    let stderr = log.try_clone().map_err(|e| text("its log", e))?;
     let child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -186,8 +201,26 @@ fn over(host: &Host, request: &Request, log: &Path) -> Result<Results, String> {
     };
     // An agent that does not start is told by what it printed, or by its silence.
     let _ = agent::ask(&mut *input, request);
-    let results = agent::receive(output, &host.name)?;
+    let results = agent::receive(output, &host.name, log)?;
     // Were this lost, the agent would keep its results: no harm.
     let _ = agent::thank(input);
+    Ok(results)
+}
+
+/// Measures on a host whose agent listens.
+fn over_tls(
+    address: &str,
+    keys: Option<&Keys>,
+    request: &Request,
+    log: &Path,
+) -> Result<Results, String> {
+    let keys = keys.ok_or("--cert, --key and --ca say who asks an agent that listens")?;
+    let log = fs::File::create(log).map_err(|e| format!("its log: {e}"))?;
+    let end = listen::connect(address, keys)?;
+    // An agent that refuses is told by what it says.
+    let _ = agent::ask(&end, request);
+    let results = agent::receive(&end, address, log)?;
+    // Were this lost, the agent would keep its results: no harm.
+    let _ = agent::thank(&end).and_then(|()| listen::finish(&end));
     Ok(results)
 }

@@ -5,12 +5,15 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use common::fake::{Fake, Mischief};
 use common::{Place, kill, row, samples, success, wait};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
 const SETTINGS: &str = "runs: 5\nwarmup: 0\nfilters: [operations.image.*]\n";
@@ -207,6 +210,127 @@ fn through_ssh() {
     assert_eq!(results["complete"], true);
     assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
     assert_eq!(fake.left(), (0, 0, 0));
+    place.assert_clean();
+}
+
+/// The options that name an authority of its own, and a certificate of it for this machine.
+fn certificates(place: &Place, name: &str) -> Vec<String> {
+    let dir = place.path(name);
+    fs::create_dir(&dir).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let own = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
+    let files = [("--ca", authority), ("--cert", certificate), ("--key", own.serialize_pem())];
+    let option = |(option, pem): (&str, String)| {
+        let file = dir.join(&option[2..]);
+        fs::write(&file, pem).unwrap();
+        [option.to_owned(), file.display().to_string()]
+    };
+    files.into_iter().flat_map(option).collect()
+}
+
+/// An agent that listens, as long as this value lives, and where.
+struct Listening(Child, String);
+
+impl Listening {
+    fn start(place: &Place, options: &[String]) -> Self {
+        let mut command = place.tool();
+        command.args(["run", "--agent", "--listen", "127.0.0.1:0", "--output"]);
+        command.arg(place.path("kept")).args(options).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listens at ").unwrap().to_owned();
+        Self(child, address)
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        kill(&mut self.0);
+    }
+}
+
+#[test]
+fn an_agent_that_listens_serves_who_has_a_certificate() {
+    let place = Place::new();
+    let fake = Fake::start(&place.path(""));
+    let [own, strange] = ["own", "strange"].map(|name| certificates(&place, name));
+    let agent = Listening::start(&place, &own);
+    let address = &agent.1;
+    place.config(&format!(
+        "{SETTINGS}{}hosts:\n- {{name: there, tls: '{address}'}}\n",
+        fake.endpoint()
+    ));
+    // Not to be had without a certificate, nor with one of another authority, nor without TLS.
+    let refused = place.run().output().unwrap();
+    assert!(said(&refused).contains("--cert, --key and --ca"), "{}", said(&refused));
+    // The first option is the authority: once it is the coordinator that refuses, once the agent.
+    let stranger = [&own[..2], &strange[2..]].concat();
+    for options in [&strange, &stranger] {
+        let refused = place.run().args(options).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    }
+    let mut plain = TcpStream::connect(address).unwrap();
+    plain.write_all(b"{}\nthis is no TLS\n").unwrap();
+    // It may be told why, or cut off; then it is over.
+    let _ = plain.read_to_end(&mut Vec::new());
+    assert_eq!(fake.calls("PullImage"), 0);
+    success(&place.run().args(&own).output().unwrap());
+    let results = results(&place, "there");
+    assert_eq!(results["complete"], true);
+    assert_eq!(samples(row(&results, "operations.image.pull", "fake/x")), 5);
+    // On the command line a host is named as well, and no certificate is left out in silence.
+    let pulls = fake.calls("PullImage");
+    let host = format!("tls:{address}");
+    place.config(&format!("{SETTINGS}{}", fake.endpoint()));
+    success(&place.run().args(&own).args(["--again", "--host", &host]).output().unwrap());
+    assert!(fake.calls("PullImage") > pulls);
+    let alone = place.tool().args(["run", "--agent", "--listen", "127.0.0.1:0"]).output().unwrap();
+    assert!(!alone.status.success() && said(&alone).contains("--cert"), "{}", said(&alone));
+    drop(agent);
+    assert_eq!(fake.left(), (0, 0, 0));
+    place.assert_clean();
+}
+
+#[test]
+fn an_agent_that_listens_has_one_coordinator_and_ends_with_it() {
+    let place = Place::new();
+    let fake = Fake::start(&place.path(""));
+    let options = certificates(&place, "own");
+    let agent = Listening::start(&place, &options);
+    let settings = SETTINGS.replace("operations.image", "operations.life");
+    place.config(&format!(
+        "{settings}deadline: 100\n{}hosts:\n- {{name: there, tls: '{}'}}\n",
+        fake.endpoint(),
+        agent.1
+    ));
+    fake.mischief("StopContainer", Mischief::Hang);
+    let mut first = place.run();
+    first.args(&options).stderr(Stdio::null()).stdout(Stdio::null());
+    let mut first = first.spawn().unwrap();
+    wait(|| fake.calls("StopContainer") > 0, || "it never came to the call".into());
+    let is_refused = |output: &Output| said(output).contains("measures for another coordinator");
+    let second = place.run().args(&options).output().unwrap();
+    assert!(is_refused(&second), "{}", said(&second));
+    fake.state.lock().unwrap().mischief.clear();
+    kill(&mut first);
+    wait(|| fake.left() == (0, 0, 0), || format!("left: {:?}", fake.left()));
+    place.assert_clean();
+    // It may take a moment to see that the first one is gone.
+    let mut again = place.run().args(&options).output().unwrap();
+    while is_refused(&again) {
+        again = place.run().args(&options).output().unwrap();
+    }
+    success(&again);
+    let results = results(&place, "there");
+    assert_eq!((&results["interruptions"], &results["complete"]), (&1.into(), &true.into()));
+    drop(agent);
     place.assert_clean();
 }
 

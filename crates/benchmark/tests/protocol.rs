@@ -187,3 +187,30 @@ fn another_configuration_does_not_go_on_with_a_run() {
     success(&place.run().arg("--again").output().unwrap());
     assert_eq!(samples(row(&place.results(), "operations.image.pull", "fake/x")), 2);
 }
+
+#[test]
+fn runtimes_tell_their_versions_and_results_are_found() {
+    let (place, _fake) = place("runs: 1\nwarmup: 0");
+    let tool = |words: &[&str], path: &str| {
+        success(&place.tool().args(words).arg(place.path(path)).output().unwrap())
+    };
+    let said = tool(&["version"], "config.yaml");
+    assert!(said.starts_with(concat!("torpor benchmark ", env!("CARGO_PKG_VERSION"))), "{said}");
+    assert!(said.contains("fake: fake v1.2.3, CRI v1"), "{said}");
+    success(&place.run().output().unwrap());
+    // A report of its own makes no difference: it is made from the results.
+    let text = place.path("reports");
+    let text = text.to_str().unwrap();
+    tool(&["report", "--output", text], "out");
+    let markdown = std::fs::read_to_string(place.path("reports/report.md")).unwrap();
+    assert!(markdown.contains("operations.container.start"), "{markdown}");
+    assert!(place.path("reports/report.html").is_file());
+    // What is damaged does not hide what is whole.
+    std::fs::create_dir(place.path("damaged")).unwrap();
+    std::fs::write(place.path("damaged/results.json"), "{").unwrap();
+    tool(&["index"], "");
+    let index = std::fs::read_to_string(place.path("index.html")).unwrap();
+    for part in ["report.html", "fake/x", "damaged"] {
+        assert!(index.replace("&#x2f;", "/").contains(part), "{part}: {index}");
+    }
+}

@@ -105,6 +105,22 @@ fn every_suite_on_a_real_runtime() {
     place.assert_clean();
 }
 
+#[test]
+fn without_a_configuration_it_measures_what_is_there() {
+    let place = Place::new();
+    // Not the runtimes that run on this machine: those are somebody's.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount -t tmpfs none /run && exec \"$0\" \"$@\""]);
+    command.arg(env!("CARGO_BIN_EXE_torpor-benchmark")).env("TMPDIR", place.path("tmp"));
+    command.args(["run", "--runs", "1", "--filter", "operations.container.start", "--output"]);
+    success(&command.arg(place.path("out")).stdin(Stdio::null()).output().unwrap());
+    let results = place.results();
+    assert_eq!(results["complete"], true);
+    let row = row(&results, "operations.container.start", "containerd/runc");
+    assert_eq!((row["status"].as_str(), samples(row)), (Some("ok"), 1), "{row}");
+    place.assert_clean();
+}
+
 /// The one sample of a row.
 fn sample(results: &Value, benchmark: &str) -> f64 {
     let row = row(results, benchmark, "here/runc");
