@@ -11,7 +11,10 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Context, Error, Result};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex_of};
-use crate::{Push, Store};
+use crate::{MAX_SIGN, Push, Store};
+
+/// The directory of signs.
+const SIGNS: &str = "signs";
 
 /// A name in a directory.
 #[derive(Debug)]
@@ -165,6 +168,38 @@ impl Store for Dir {
             .iter()
             .filter_map(|d| d.annotations.get(oci::REF_NAME).cloned())
             .collect())
+    }
+
+    fn signs(&self) -> Result<Vec<String>> {
+        let dir = self.path.join(SIGNS);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.context(|| dir.display().to_string())?,
+        };
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+
+    fn sign(&self) -> Result<Option<Vec<u8>>> {
+        let file = self.path.join(SIGNS).join(&self.name);
+        match read_at_most(&file, MAX_SIGN) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context(|| file.display().to_string()),
+        }
+    }
+
+    fn set_sign(&self, sign: Option<&[u8]>) -> Result<()> {
+        let dir = self.path.join(SIGNS);
+        let file = dir.join(&self.name);
+        let shown = || file.display().to_string();
+        let Some(sign) = sign else {
+            return match fs::remove_file(&file) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(shown),
+                _ => Ok(()),
+            };
+        };
+        fs::create_dir_all(&dir).context(shown)?;
+        self.place(&file, sign)
     }
 
     fn remove(&self) -> Result<bool> {

@@ -76,6 +76,31 @@ pub trait Store: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// The names that have a sign: a few words that anybody may change at any time, and that lie
+    /// beside what is stored. Collecting leaves them alone.
+    ///
+    /// # Errors
+    /// If the place does not answer, or keeps no signs.
+    fn signs(&self) -> Result<Vec<String>> {
+        Err(no_signs())
+    }
+
+    /// The sign of this name, if it has one.
+    ///
+    /// # Errors
+    /// If the place does not answer, or keeps no signs.
+    fn sign(&self) -> Result<Option<Vec<u8>>> {
+        Err(no_signs())
+    }
+
+    /// Gives this name a sign, or takes it away.
+    ///
+    /// # Errors
+    /// If the place does not allow it, or keeps no signs.
+    fn set_sign(&self, _sign: Option<&[u8]>) -> Result<()> {
+        Err(no_signs())
+    }
+
     /// Takes the name of the snapshot away; whether it had it.
     ///
     /// # Errors
@@ -88,6 +113,13 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// If the place does not allow it; if it cannot wait for who stores something.
     fn collect(&self) -> Result<u64>;
+}
+
+/// The longest sign.
+const MAX_SIGN: u64 = 4 << 10;
+
+fn no_signs() -> Error {
+    Error::new("this place keeps no signs; a directory and an object store do")
 }
 
 /// Something is being stored, until the value is dropped.

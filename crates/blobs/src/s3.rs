@@ -15,12 +15,15 @@ use crate::error::{Context, Error, Result};
 use crate::http::{Call, Client, document};
 use crate::oci::{self, Descriptor, Index, MANIFEST, MAX_MANIFEST, hex, hex_of, time};
 use crate::turns::{self, Turn};
-use crate::{Push, Store, traffic};
+use crate::{MAX_SIGN, Push, Store, traffic};
 
 /// How much is sent at once. Ten thousand parts are the most, so this allows 160 GB.
 const PART: usize = 16 << 20;
 /// How often a part is sent again.
 const ATTEMPTS: u32 = 3;
+
+/// What the names of signs begin with.
+const SIGNS: &str = "signs/";
 
 /// A name in a bucket.
 #[derive(Debug)]
@@ -337,6 +340,33 @@ impl Store for S3 {
         Ok(index.manifests.iter().filter_map(name).collect())
     }
 
+    fn signs(&self) -> Result<Vec<String>> {
+        let found = self.list(SIGNS)?;
+        Ok(found
+            .iter()
+            .filter_map(|(name, _)| name.strip_prefix(SIGNS))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    fn sign(&self) -> Result<Option<Vec<u8>>> {
+        let found = self.get(&self.path(&format!("{SIGNS}{}", self.name)))?.map(|(text, _)| text);
+        match found.as_ref().is_some_and(|text| text.len() as u64 > MAX_SIGN) {
+            false => Ok(found),
+            true => {
+                Err(Error::new(format!("the sign of {} has more than {MAX_SIGN} bytes", self.name)))
+            }
+        }
+    }
+
+    fn set_sign(&self, sign: Option<&[u8]>) -> Result<()> {
+        let object = format!("{SIGNS}{}", self.name);
+        match sign {
+            Some(sign) => self.note(&object, sign),
+            None => self.erase(&object),
+        }
+    }
+
     fn remove(&self) -> Result<bool> {
         match self.index()? {
             None => Ok(false),
@@ -375,8 +405,8 @@ impl S3 {
     ///
     /// # Errors
     /// If the store does not allow it.
-    pub(crate) fn note(&self, name: &str) -> Result<()> {
-        self.call("PUT", &self.path(name), "", &[], Some(&[]), &[200]).map(drop)
+    pub(crate) fn note(&self, name: &str, content: &[u8]) -> Result<()> {
+        self.call("PUT", &self.path(name), "", &[], Some(content), &[200]).map(drop)
     }
 
     /// Removes an object, which need not be there.

@@ -42,7 +42,7 @@ impl<'s> Turn<'s> {
         drawn.map_err(|_| Error::new("the kernel gives no random numbers"))?;
         let object = format!("{kind}/{}-{}", since.as_secs(), hex(&own));
         let turn = Turn { store, object, since };
-        store.note(&turn.object)?;
+        store.note(&turn.object, &[])?;
         Ok(turn)
     }
 

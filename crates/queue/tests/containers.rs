@@ -98,7 +98,7 @@ fn a_bundle_goes_on_from_the_store_when_its_machine_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let store = format!("dir:{}", dir.path().join("store").display());
     let bundle = bundle(dir.path());
-    let mut lost = Daemon::start(&["--store", &store]);
+    let mut lost = Daemon::configured(&json!({ "lease": 500 }), &["--store", &store]);
     let id = lost.ok(&["submit", "--bundle", bundle.to_str().unwrap()]).trim().parse().unwrap();
     lost.wait_for_output(id, "\n10\n");
     lost.ok(&["preempt", &id.to_string()]);

@@ -62,6 +62,82 @@ fn what_is_described_is_there_and_the_other_way_round() {
     assert_eq!(ask(&daemon, "POST", "/v1/jobs/1/signal?signal=99", "", "").0, 400);
 }
 
+/// A path with `{}` in place of what differs.
+fn template(path: &str) -> String {
+    let part = |part: &str| if part.starts_with('{') { "{}".to_owned() } else { part.to_owned() };
+    path.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
+/// The methods and paths that are matched in a part of the source: each line that begins with a
+/// method has the parts of its paths in brackets, alternatives between bars.
+fn matched(source: &str, before: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for line in source.lines().filter_map(|line| line.trim().strip_prefix("(\"")) {
+        let (method, rest) = line.split_once("\", ").unwrap();
+        let (patterns, _) = rest.split_once(')').unwrap();
+        for pattern in patterns.split('[').skip(1) {
+            let (parts, _) = pattern.split_once(']').unwrap();
+            let alternatives: Vec<&str> = match parts.contains('|') {
+                true => parts.split('|').collect(),
+                false => vec![parts],
+            };
+            for parts in alternatives {
+                let words = parts.split(',').map(str::trim).filter(|word| !word.is_empty());
+                let part = |word: &str| match word.strip_prefix('"') {
+                    Some(word) => format!("/{}", word.trim_end_matches('"')),
+                    None => "/{}".to_owned(),
+                };
+                let path: String = words.map(part).collect();
+                found.push(format!("{method} {before}{path}"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_route_is_described() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = std::fs::read_to_string(manifest.join("src/daemon/api.rs")).unwrap();
+    let (_, routes) = source.split_once("pub fn handle(").unwrap();
+    let (all, rest) = routes.split_once("\nfn job(").unwrap();
+    let (of_jobs, _) = rest.split_once("\n}").unwrap();
+    let mut there = [matched(all, ""), matched(of_jobs, "/v1/jobs/{}")].concat();
+    // What comes in without being held in memory goes another way.
+    there.push("POST /v1/import".to_owned());
+    there.iter_mut().filter(|route| route.as_str() == "GET ").for_each(|route| route.push('/'));
+    there.sort();
+    let text = std::fs::read_to_string(manifest.join("src/daemon/openapi.json")).unwrap();
+    let description: Value = serde_json::from_str(&text).unwrap();
+    let mut described = Vec::new();
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        let methods = methods.as_object().unwrap().keys();
+        described.extend(methods.map(|m| format!("{} {}", m.to_uppercase(), template(path))));
+    }
+    described.sort();
+    assert_eq!(there, described);
+}
+
+#[test]
+fn a_quota_holds_back_says_so_and_stays() {
+    let mut daemon = Daemon::start(&["--slots", "2"]);
+    daemon.ok(&["quota", "owner:ann", "--slots", "1"]);
+    let first = daemon.submit(&["--owner", "ann"], &["sleep", "1000"]);
+    daemon.wait_for(first, "running");
+    daemon.kill();
+    daemon.launch();
+    assert!(daemon.ok(&["quota"]).contains("owner:ann"));
+    let second = daemon.submit(&["--owner", "ann"], &["true"]);
+    let other = daemon.submit(&["--owner", "bob"], &["true"]);
+    daemon.wait_for(other, "done");
+    assert_eq!(daemon.job(second)["state"], "queued");
+    let why = daemon.ok(&["show", "--why", &second.to_string()]);
+    assert!(why.contains("waits for its quota"), "{why}");
+    daemon.ok(&["quota", "owner:ann", "--slots", "2"]);
+    daemon.wait_for(second, "done");
+    daemon.ok(&["cancel", &first.to_string()]);
+}
+
 #[test]
 fn a_key_hands_a_job_in_once() {
     let daemon = Daemon::start(&[]);
@@ -111,6 +187,11 @@ fn metrics_add_up() {
     };
     let sum = (costs(long) + costs(urgent)) / 1000.0;
     assert!((value("waste_seconds_total") - sum).abs() < 1e-6 && sum > 0.0);
+    // People are told who made it give way, how, and at what price.
+    let why = daemon.ok(&["show", "--why", &long.to_string()]);
+    for words in ["preempted 1 times, which cost", "means checkpoint", &format!("to {urgent}")] {
+        assert!(why.contains(words), "{words}: {why}");
+    }
     for line in text.lines() {
         let known = line.starts_with("# ") || line.starts_with("torpor_queue_");
         assert!(known && !line.contains("job=\""), "{line}");

@@ -76,6 +76,28 @@ fn put_away(daemon: &Daemon, id: u64) -> Value {
     })
 }
 
+/// Fails as a machine does: the daemon and all jobs are gone at once.
+fn fail(daemon: &mut Daemon) {
+    daemon.kill();
+    for pid in shepherds(&daemon.data()) {
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    }
+}
+
+/// The name of the only checkpoint of another daemon.
+fn strange(daemon: &Daemon) -> String {
+    let list = daemon.ok(&["adopt"]);
+    let mut names = list.lines().filter_map(|line| line.split(' ').next());
+    let name = names.next().unwrap().to_owned();
+    assert_eq!(names.next(), None, "{list}");
+    name
+}
+
+/// The names that have a sign in the store.
+fn signs(dir: &Path) -> usize {
+    std::fs::read_dir(dir.join("store/signs")).unwrap().count()
+}
+
 /// Bytes of all objects in a directory.
 fn in_place(store: &Path) -> u64 {
     let entries = std::fs::read_dir(store.join("store/blobs/sha256")).unwrap();
@@ -123,7 +145,7 @@ fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
     let input = dir.path().join("input");
     std::fs::create_dir(&input).unwrap();
     std::fs::write(input.join("kept"), "as it was").unwrap();
-    let mut lost = Daemon::start(&["--store", &place]);
+    let mut lost = Daemon::configured(&json!({ "lease": 500 }), &["--store", &place]);
     let wait = wait(dir.path());
     let script = format!(
         "cat kept; echo changed >kept; for i in $(seq 30); do echo $i; done; {wait}; cat kept"
@@ -132,16 +154,12 @@ fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
     let id = lost.submit(&["--class", "batch", "--input", input], &["bash", "-c", &script]);
     lost.wait_for_output(id, "3\n");
     put_away(&lost, id);
-    lost.kill();
-    shepherds(&lost.data()).into_iter().for_each(|pid| {
-        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
-    });
+    fail(&mut lost);
     drop(lost);
     let_end(dir.path());
     let daemon = Daemon::start(&["--store", &place]);
-    let list = daemon.ok(&["adopt"]);
-    let name = list.split_whitespace().next().unwrap().to_owned();
-    assert_eq!(list, format!("{name} batch\n"));
+    let name = strange(&daemon);
+    assert_eq!(daemon.ok(&["adopt"]), format!("{name} batch\n"));
     let here: u64 = daemon.ok(&["adopt", &name]).trim().parse().unwrap();
     daemon.wait_for(here, "done");
     let lines: String = (1..=30).map(|i| format!("{i}\n")).collect();
@@ -149,6 +167,96 @@ fn a_job_goes_on_elsewhere_when_its_machine_is_lost() {
     // It is taken once.
     assert!(!daemon.queue(&["adopt", &name]).output().unwrap().status.success());
     assert_eq!(daemon.ok(&["adopt"]), "");
+}
+
+#[test]
+fn a_daemon_that_lives_keeps_its_jobs() {
+    let (dir, place) = directory();
+    // Longer than a busy machine keeps it from saying something.
+    let config = json!({ "lease": 12_000 });
+    let [alive, other] = [0, 1].map(|_| Daemon::configured(&config, &["--store", &place]));
+    let id = alive.submit(&["--class", "batch"], &words(&holder(dir.path(), 30)));
+    alive.wait_for_output(id, "round 3\n");
+    put_away(&alive, id);
+    alive.ok(&["resume", &id.to_string()]);
+    alive.wait_for(id, "running");
+    let name = strange(&other);
+    let refused = other.queue(&["adopt", &name]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("lives"), "{said}");
+    assert_eq!(other.ok(&["list", "--json"]), "[]\n");
+    assert_eq!(alive.job(id)["state"], "running");
+    // Who insists has it, and then the first daemon has it no more.
+    let here: u64 = other.ok(&["adopt", "--force", &name]).trim().parse().unwrap();
+    let job = alive.wait_for(id, "cancelled");
+    assert!(job["note"].as_str().unwrap().contains("another daemon"), "{job}");
+    let_end(dir.path());
+    other.wait_for(here, "done");
+    assert_eq!(other.output(here), held(30));
+    assert!(!alive.output(id).contains("True"));
+    until("nothing is left of it", || (signs(dir.path()) == 2).then_some(()));
+    until("no checkpoint is left", || {
+        (alive.ok(&["adopt"]) + &other.ok(&["adopt"])).is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_daemon_that_comes_back_leaves_what_was_adopted() {
+    let (dir, place) = directory();
+    let mut lost = Daemon::configured(&json!({ "lease": 500 }), &["--store", &place]);
+    // One sleeps when the machine fails, the other one runs.
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let id = lost.submit(&["--class", "batch"], &words(&holder(dir.path(), 30)));
+        lost.wait_for_output(id, "round 3\n");
+        put_away(&lost, id);
+        ids.push(id);
+    }
+    lost.ok(&["resume", &ids[1].to_string()]);
+    lost.wait_for(ids[1], "running");
+    fail(&mut lost);
+    let other = Daemon::start(&["--store", &place]);
+    for line in other.ok(&["adopt"]).lines() {
+        let name = line.split(' ').next().unwrap();
+        other.ok(&["adopt", name]);
+    }
+    let_end(dir.path());
+    lost.launch();
+    for id in ids {
+        let job = lost.wait_for(id, "cancelled");
+        assert!(job["note"].as_str().unwrap().contains("another daemon"), "{job}");
+        let output = lost.output(id);
+        assert!(!output.contains("True"), "it ran here as well: {output}");
+    }
+    for id in [1, 2] {
+        other.wait_for(id, "done");
+        assert_eq!(other.output(id), held(30));
+    }
+}
+
+#[test]
+fn a_daemon_that_starts_waits_until_it_knows_who_has_its_jobs() {
+    let (dir, place) = directory();
+    let mut daemon = Daemon::start(&["--store", &place]);
+    let id = daemon.submit(&["--class", "batch"], &words(&holder(dir.path(), 30)));
+    daemon.wait_for_output(id, "round 3\n");
+    put_away(&daemon, id);
+    let_end(dir.path());
+    fail(&mut daemon);
+    // The store does not tell: what is there instead of signs is no directory.
+    let signs = dir.path().join("store/signs");
+    std::fs::remove_dir_all(&signs).unwrap();
+    std::fs::write(&signs, "").unwrap();
+    daemon.launch();
+    daemon.ok(&["resume", &id.to_string()]);
+    until("it is said", || {
+        let why = daemon.ok(&["show", "--why", &id.to_string()]);
+        (why.contains("has not told yet") && why.contains("store/signs")).then_some(())
+    });
+    assert_eq!(daemon.job(id)["state"], "preempted");
+    std::fs::remove_file(&signs).unwrap();
+    daemon.wait_for(id, "done");
+    assert_eq!(daemon.output(id), held(30));
 }
 
 #[test]
@@ -239,7 +347,8 @@ fn a_store_that_fails_harms_no_job_and_is_tried_again() {
 #[test]
 fn a_job_waits_for_its_store_and_does_not_begin_again() {
     let (dir, place) = directory();
-    let config = json!({ "images": 1 });
+    // So long a lease that no sign is left while the store is away.
+    let config = json!({ "images": 1, "lease": 3_600_000 });
     let daemon = Daemon::configured(&config, &["--store", &place]);
     let id = daemon.submit(&["--class", "batch"], &words(&holder(dir.path(), 30)));
     daemon.wait_for_output(id, "round 3\n");

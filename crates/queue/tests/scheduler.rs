@@ -88,7 +88,8 @@ proptest! {
                 if let Some(price) = price {
                     let ran = u64::try_from(until - from).unwrap();
                     prop_assert!(ran >= EXEMPT_FACTOR * price.overhead_ms(), "{task:?} {fate:?}");
-                    prop_assert!(task.class != "fixed" || fate.longest_wait >= 0);
+                    // Nobody is due within these times, who could displace those as well.
+                    prop_assert!(task.class != "fixed", "{task:?} {fate:?}");
                 }
             }
             // Overhead stays below what exemption allows.

@@ -58,23 +58,19 @@ fn what_cannot_be_run_ends_as_in_a_shell() {
 #[test]
 fn directory_environment_and_umask_are_the_callers() {
     let daemon = Daemon::start(&[]);
-    let output = daemon
-        .queue(&[
-            "submit",
-            "--wait",
-            "--",
-            "sh",
-            "-c",
-            "pwd; echo \"$MINE\"; umask; ulimit -c >/dev/null",
-        ])
+    let submit = "umask 027; exec \"$0\" queue submit --wait -- sh -c 'pwd; echo \"$MINE\"; umask'";
+    let output = std::process::Command::new("sh")
+        .args(["-c", submit])
+        .arg(common::torpor())
         .current_dir(daemon.dir.path())
+        .env("TORPOR_QUEUE", daemon.address())
         .env("MINE", "a b")
         .output()
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], daemon.dir.path().canonicalize().unwrap().to_str().unwrap());
-    assert_eq!(lines[1], "a b");
+    assert_eq!(lines[1..], ["a b", "0027"]);
 }
 
 #[test]

@@ -227,9 +227,9 @@ fn what_was_given_up_runs_out() {
     let bucket = Bucket::start();
     let store = bucket.store("app");
     let old = (now() - PUSH).as_secs();
-    store.note(&format!("{PUSHES}/{old}-0")).unwrap();
-    store.note(&format!("{COLLECTIONS}/{old}-0")).unwrap();
-    store.note(&format!("{PUSHES}/of-somebody")).unwrap();
+    store.note(&format!("{PUSHES}/{old}-0"), &[]).unwrap();
+    store.note(&format!("{COLLECTIONS}/{old}-0"), &[]).unwrap();
+    store.note(&format!("{PUSHES}/of-somebody"), &[]).unwrap();
     store_one(&store, b"app", || {});
     assert_eq!(store.collect().unwrap(), 0);
     assert_eq!(bucket.names("team/pushes"), ["team/pushes/of-somebody"]);
@@ -238,4 +238,33 @@ fn what_was_given_up_runs_out() {
     let push = push(&store).unwrap();
     bucket.objects.lock().unwrap().retain(|name, _| !name.contains("pushes"));
     assert!(push.holds().unwrap_err().to_string().contains("it took too long"));
+}
+
+fn keeps_signs(of: impl Fn(&str) -> Box<dyn Store>) {
+    let (a, b) = (of("a"), of("b"));
+    assert!(a.signs().unwrap().is_empty() && a.sign().unwrap().is_none());
+    a.set_sign(Some(b"first")).unwrap();
+    b.set_sign(Some(b"other")).unwrap();
+    a.set_sign(Some(b"second")).unwrap();
+    store_one(&*a, b"content", || ());
+    a.remove().unwrap();
+    // Neither a name nor who collects has to do with them.
+    assert!(a.collect().unwrap() > 0);
+    let mut names = a.signs().unwrap();
+    names.sort();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(a.sign().unwrap().as_deref(), Some(&b"second"[..]));
+    a.set_sign(None).unwrap();
+    a.set_sign(None).unwrap();
+    assert_eq!((a.sign().unwrap(), a.signs().unwrap()), (None, vec!["b".to_owned()]));
+    b.set_sign(Some(&[b'x'; 5000])).unwrap();
+    assert!(b.sign().is_err(), "too long");
+}
+
+#[test]
+fn signs_stay_until_they_are_taken_away() {
+    let dir = tempfile::tempdir().unwrap();
+    keeps_signs(|name| Box::new(Dir::new(&dir.path().join("store"), name)));
+    let bucket = Bucket::start();
+    keeps_signs(|name| Box::new(bucket.store(name)));
 }

@@ -88,6 +88,9 @@ impl Drain {
 pub struct Adopt {
     /// The names of the checkpoints; without, those of other daemons are listed
     names: Vec<String>,
+    /// Take a job without making sure that its daemon is gone. Should it live, it ends the job
+    #[arg(long, requires = "names")]
+    force: bool,
 }
 
 impl Adopt {
@@ -104,7 +107,9 @@ impl Adopt {
             }
         }
         for name in self.names {
-            let job = client.json("POST", &format!("/v1/store/adopt?name={name}"), b"")?;
+            let force = u8::from(self.force);
+            let path = format!("/v1/store/adopt?name={name}&force={force}");
+            let job = client.json("POST", &path, b"")?;
             println!("{}", job["id"]);
         }
         Ok(ExitCode::SUCCESS)

@@ -60,7 +60,8 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
         ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
         ("GET", ["v1", "store"]) => admin(who, || told(super::objects::others(queue))),
         ("POST", ["v1", "store", "adopt"]) => admin(who, || {
-            let adopted = super::objects::adopt(queue, request.query("name").unwrap_or(""));
+            let name = request.query("name").unwrap_or("");
+            let adopted = super::objects::adopt(queue, name, request.query("force") == Some("1"));
             told(adopted.map(|id| json!({ "id": id })))
         }),
         ("GET", ["v1", "quotas"]) => Response::json(&json!(queue.lock().config.rules.quotas)),

@@ -6,9 +6,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::lease;
 use crate::objects::Objects;
 use crate::preemption::Means;
 use crate::scheduler::{Class, Guarantee, Millis, Rules};
+
+/// No lease is shorter: a sign of life takes time.
+const SHORTEST_LEASE: Millis = 500;
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,6 +47,8 @@ pub struct Config {
     pub images: Option<u64>,
     /// Where checkpoints are kept apart from this machine: `dir:PATH`, or `s3://BUCKET/PREFIX`.
     pub store: Option<String>,
+    /// Milliseconds without a sign of life in the store after which this daemon counts as gone.
+    pub lease: Millis,
 }
 
 impl Default for Config {
@@ -76,6 +82,7 @@ impl Default for Config {
             pool: BTreeMap::new(),
             images: None,
             store: None,
+            lease: 60_000,
         }
     }
 }
@@ -103,6 +110,10 @@ impl Config {
         }
         if let Some(place) = &self.store {
             Objects::at(place)?;
+        }
+        if !(SHORTEST_LEASE..=lease::LONGEST).contains(&self.lease) {
+            let longest = lease::LONGEST;
+            return Err(format!("the lease must be from {SHORTEST_LEASE} to {longest} ms"));
         }
         for (name, class) in &self.rules.classes {
             if class.slice.is_some_and(|slice| slice <= 0) {

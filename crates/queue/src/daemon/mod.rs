@@ -7,6 +7,7 @@ mod core;
 mod disk;
 mod follow;
 mod import;
+mod lease;
 mod link;
 mod listen;
 mod metrics;
@@ -73,6 +74,7 @@ pub fn serve(setup: Setup) -> Result<(), String> {
     }
     let queue = Queue::new(core);
     recover(&queue);
+    lease::keep(&queue);
     let tokens = Arc::new(tokens);
     for address in &listen {
         listen::listen(address, &queue, &tokens, tls.as_ref())

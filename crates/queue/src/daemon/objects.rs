@@ -16,7 +16,7 @@ use torpor_blobs::error::{Context, Result};
 use super::core::{Core, Queue};
 use super::record::{Place, Record, Stored};
 use super::transfer::Handover;
-use super::{disk, import};
+use super::{disk, import, lease};
 use crate::files::{self, JobDir};
 use crate::objects::{Objects, Parts, Pieces};
 use crate::scheduler::{JobId, Millis, share};
@@ -49,6 +49,10 @@ pub struct Depot {
     fetches: BTreeMap<JobId, Option<(Millis, String)>>,
     /// Checkpoints that have come and are about to be used.
     brought: BTreeSet<JobId>,
+    /// Whether it was looked since the start which jobs others have adopted.
+    pub(super) looked: bool,
+    /// Why this daemon cannot show there that it lives.
+    pub(super) silence: Option<String>,
 }
 
 impl Depot {
@@ -83,13 +87,18 @@ struct Put {
 
 /// What came of it.
 enum Done {
-    Put { pieces: Pieces, new: u64 },
+    Put {
+        pieces: Pieces,
+        new: u64,
+    },
+    /// Another daemon goes on with the job.
+    Adopted,
     Other,
 }
 
 impl Core {
     /// The object store, if there is one.
-    fn place(&self) -> Option<Objects> {
+    pub(super) fn place(&self) -> Option<Objects> {
         self.config.store.as_deref().and_then(|place| Objects::at(place).ok())
     }
 
@@ -202,6 +211,9 @@ impl Core {
 
     fn put_done(&mut self, put: &Put, done: Result<Done, String>) {
         let (id, seq) = (put.record.id, put.seq);
+        if matches!(done, Ok(Done::Adopted)) {
+            return self.give_up(id);
+        }
         let Some(record) = self.jobs.get_mut(&id) else { return };
         // An attempt that has failed meanwhile does not count any more, nor what was saved of it.
         let counts = !matches!(record.place, Place::Ended | Place::Away)
@@ -339,6 +351,9 @@ impl Task {
 
 impl Put {
     fn carry_out(&self, place: &Objects) -> Result<Done> {
+        if place.sign(&self.name)?.is_some() {
+            return Ok(Done::Adopted);
+        }
         let handover = Handover { record: self.record.clone() };
         let job = serde_json::to_vec(&handover).context(|| "the description of the job")?;
         let files = disk::bundle(&self.dir, Some(self.seq)).context(|| "the files of the job")?;
@@ -366,24 +381,31 @@ pub fn others(queue: &Queue) -> Result<Value, String> {
     Ok(shown.collect())
 }
 
-/// Lets a job go on here whose daemon is gone for good. Of several who do that at the same time
-/// one gets it: who takes its name away.
+/// Lets a job go on here whose daemon is gone for good, which is made sure of first unless `force`
+/// says that it does not matter. Of several who do that at the same time one gets it: who takes
+/// its name away.
 ///
 /// # Errors
 /// A sentence, if it cannot be had.
-pub fn adopt(queue: &Arc<Queue>, name: &str) -> Result<JobId, String> {
+pub fn adopt(queue: &Arc<Queue>, name: &str, force: bool) -> Result<JobId, String> {
     let place = place_of(queue)?;
     let known = place.names().map_err(|e| e.to_string())?;
     let known = queue.lock().strange_names(known);
     if !known.iter().any(|(other, _)| other == name) {
         return Err(format!("there is no checkpoint {name} of another daemon"));
     }
+    let (daemon, _) = name.rsplit_once('-').unwrap_or((name, ""));
+    if !force {
+        lease::wait_until_gone(&place, daemon)?;
+    }
     let to = queue.lock().data.join("incoming").join(name);
     let identity = |class: &str| -> Option<PathBuf> { queue.lock().style_of(class).identity };
     let taken = place.get(name, identity, |job, files| import::unpack(job, files, &to));
     let (record, _) = taken.map_err(|e| e.to_string())?;
     let id = queue.change(|core| core.adopt(name, record, &to)).map_err(|e| e.to_string())?;
-    match place.remove(name) {
+    // Should its daemon live all the same, or come back, it learns that before its name is gone.
+    let own = queue.lock().name.clone();
+    match place.set_sign(name, Some(own.as_bytes())).and_then(|()| place.remove(name)) {
         Ok(true) => {
             queue.change(|core| core.set_held(id, false));
             Ok(id)

@@ -139,7 +139,8 @@ impl Core {
                 None => format!("it is on its way to {machine}"),
             });
         }
-        if let Some(why) = self.waits_for_store(record.id) {
+        let id = record.id;
+        if let Some(why) = self.waits_for_look(id).or_else(|| self.waits_for_store(id)) {
             return Some(why);
         }
         let pending =

@@ -342,3 +342,51 @@ fn note(ending: &Ending) -> Option<String> {
 fn millis(micros: u64) -> Millis {
     Millis::try_from(micros / 1000).unwrap_or(Millis::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Config;
+    use super::*;
+    use crate::spec::Spec;
+
+    #[test]
+    fn the_word_of_an_earlier_run_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("jobs")).unwrap();
+        let mut core = Core::open(dir.path().to_owned(), Config::default()).unwrap();
+        let spec = Spec { command: vec!["x".into()], dir: "/".into(), ..Spec::default() };
+        let id = core.submit(spec, None).unwrap();
+        let record = core.jobs.get_mut(&id).unwrap();
+        (record.run, record.place, record.shepherd) = (2, Place::Running, true);
+        let before = core.jobs[&id].clone();
+        let say = |core: &mut Core, run: u64| {
+            let state = Report::State { job: id, run, phase: Phase::Asleep, checkpoint: None };
+            let saved = Saved { seq: 9, ended_tasks: true, ..Saved::default() };
+            core.report(id, run, state);
+            core.report(id, run, Report::Saved(saved));
+            core.report(id, run, Report::Durable { seq: 9 });
+            let ending = Ending {
+                job: id,
+                run,
+                exit: Exit::Code(0),
+                leftover: Vec::new(),
+                out_of_memory: false,
+                out_of_disk: false,
+                gave_way: false,
+                at: 0,
+            };
+            core.run_over(id, run, Some(ending));
+        };
+        say(&mut core, 1);
+        assert_eq!(core.jobs[&id], before);
+        say(&mut core, 2);
+        assert_eq!(
+            (core.jobs[&id].place, core.jobs[&id].exit),
+            (Place::Ended, Some(Exit::Code(0)))
+        );
+        // Nor does one that comes when it is over.
+        let before = core.jobs[&id].clone();
+        say(&mut core, 2);
+        assert_eq!(core.jobs[&id], before);
+    }
+}

@@ -361,3 +361,20 @@ fn can_go_on(machine: &Value) -> Result<(), String> {
     }
     Err(format!("its processor has no {}", missing.join(", ")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_processor_lacks_is_named() {
+        let own = pool::processor();
+        let with = |words: Vec<&String>| can_go_on(&json!({ "processor": words }));
+        assert_eq!(with(own.iter().collect()), Ok(()));
+        // Processors without any of those that count lack nothing.
+        if let Some(first) = own.first() {
+            let refused = with(own.iter().skip(1).collect());
+            assert_eq!(refused, Err(format!("its processor has no {first}")));
+        }
+    }
+}

@@ -135,7 +135,7 @@ impl Core {
             "memory_free": self.world().memory_free,
             "image_bytes": self.image_bytes(),
             "stored_bytes": self.depot.bytes,
-            "store_trouble": self.depot.trouble,
+            "store_trouble": self.depot.trouble.as_ref().or(self.depot.silence.as_ref()),
             "draining": self.draining,
             "processor": super::pool::processor(),
             "pool": self.config.pool.keys().collect::<Vec<_>>(),

@@ -163,6 +163,30 @@ impl Objects {
         Ok(found)
     }
 
+    /// The names that have a sign.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    pub fn signs(&self) -> Result<Vec<String>> {
+        blobs::open(&self.0)?.signs()
+    }
+
+    /// The sign of a name: of a daemon, that it lives; of a checkpoint, that it was adopted.
+    ///
+    /// # Errors
+    /// If the place does not answer.
+    pub fn sign(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.named(name)?.sign()
+    }
+
+    /// Gives a name a sign, or takes it away.
+    ///
+    /// # Errors
+    /// If the place does not allow it.
+    pub fn set_sign(&self, name: &str, sign: Option<&[u8]>) -> Result<()> {
+        self.named(name)?.set_sign(sign)
+    }
+
     /// Takes a name away; whether it was there.
     ///
     /// # Errors
