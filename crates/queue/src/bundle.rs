@@ -6,7 +6,7 @@
 //! file is written through one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{
     FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink,
 };
@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::marks::{self, Attributes};
+use crate::order::{self, Extent};
 
 /// No list is longer.
 const MAX_LIST: u64 = 64 << 20;
@@ -37,6 +38,8 @@ struct Entry {
 enum What {
     Dir,
     File(u64),
+    /// A file whose content comes in another order.
+    Parts(u64, Vec<Extent>),
     Link(PathBuf),
     Fifo,
     Whiteout,
@@ -66,7 +69,7 @@ impl Bundle {
     #[must_use]
     pub fn length(&self) -> u64 {
         let contents = self.entries.iter().map(|entry| match entry.what {
-            What::File(size) => size,
+            What::File(size) | What::Parts(size, _) => size,
             _ => 0,
         });
         8 + self.list.len() as u64 + contents.sum::<u64>()
@@ -80,9 +83,15 @@ impl Bundle {
         to.write_all(&(self.list.len() as u64).to_be_bytes())?;
         to.write_all(&self.list)?;
         for entry in &self.entries {
-            if let What::File(size) = entry.what {
-                let mut file = File::open(self.root.join(&entry.path))?.take(size);
-                if io::copy(&mut file, to)? != size {
+            let whole = match &entry.what {
+                What::File(size) => &[(0, *size)][..],
+                What::Parts(_, extents) => extents,
+                _ => continue,
+            };
+            let mut file = File::open(self.root.join(&entry.path))?;
+            for &(offset, len) in whole {
+                file.seek(SeekFrom::Start(offset))?;
+                if io::copy(&mut Read::take(&mut file, len), to)? != len {
                     return Err(io::Error::other(format!("{} has shrunk", entry.path.display())));
                 }
             }
@@ -108,7 +117,10 @@ fn collect(
         } else if meta.is_symlink() {
             What::Link(fs::read_link(entry.path())?)
         } else if meta.is_file() {
-            What::File(meta.len())
+            match order::of_pages(&entry.path(), meta.len()) {
+                Some(extents) => What::Parts(meta.len(), extents),
+                None => What::File(meta.len()),
+            }
         } else if meta.file_type().is_fifo() {
             What::Fifo
         } else if marks::is_whiteout(&meta) {
@@ -117,7 +129,7 @@ fn collect(
             continue;
         };
         let is_dir = what == What::Dir;
-        let has_attributes = is_dir || matches!(what, What::File(_));
+        let has_attributes = is_dir || matches!(what, What::File(_) | What::Parts(..));
         let attributes =
             if has_attributes { marks::attributes(&entry.path())? } else { Attributes::new() };
         found.push(Entry {
@@ -155,15 +167,19 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
     }
     for entry in &entries {
         let path = to.join(&entry.path);
-        match entry.what {
+        match &entry.what {
             What::Dir => fs::create_dir(&path)?,
             What::File(size) => {
-                let mut options = OpenOptions::new();
-                let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
-                if io::copy(&mut Read::take(&mut *from, size), &mut file)? != size {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
+                take_in(from, &path, &[(0, *size)])?;
                 adorn(&path, entry)?;
+            }
+            What::Parts(size, extents) if order::are_whole(extents, *size) => {
+                take_in(from, &path, extents)?;
+                adorn(&path, entry)?;
+            }
+            What::Parts(..) => {
+                let text = format!("{} does not come as a whole", entry.path.display());
+                return Err(io::Error::other(text));
             }
             What::Fifo => {
                 marks::make_fifo(&path)?;
@@ -181,7 +197,20 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
                 lchown(&path, Some(entry.uid), Some(entry.gid))?;
             }
             What::Dir => adorn(&path, entry)?,
-            What::File(_) | What::Fifo | What::Whiteout => {}
+            What::File(_) | What::Parts(..) | What::Fifo | What::Whiteout => {}
+        }
+    }
+    Ok(())
+}
+
+/// Makes a new file of parts that come one after the other.
+fn take_in(from: &mut dyn Read, path: &Path, extents: &[Extent]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
+    for &(offset, len) in extents {
+        file.seek(SeekFrom::Start(offset))?;
+        if io::copy(&mut Read::take(&mut *from, len), &mut file)? != len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
     Ok(())
@@ -262,6 +291,7 @@ mod tests {
             vec![entry("a/./../../x", What::File(1))],
             vec![entry("a", link.clone()), entry("a/x", What::File(1))],
             vec![entry("a", What::File(0)), entry("a", What::File(1))],
+            vec![entry("a", What::Parts(1, vec![(1 << 40, 1)]))],
         ] {
             let list = serde_json::to_vec(&entries).unwrap();
             let mut bytes = (list.len() as u64).to_be_bytes().to_vec();

@@ -16,6 +16,7 @@ mod files;
 pub mod http;
 mod marks;
 mod objects;
+mod order;
 pub mod preemption;
 pub mod scheduler;
 mod shepherd;

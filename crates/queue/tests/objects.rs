@@ -106,8 +106,17 @@ fn in_place(store: &Path) -> u64 {
 
 #[test]
 fn what_two_jobs_have_in_common_is_stored_once() {
+    stored_once(Value::Null);
+}
+
+#[test]
+fn compressed_it_is_stored_once_as_well() {
+    stored_once(json!("lz4"));
+}
+
+fn stored_once(compress: Value) {
     let (dir, place) = directory();
-    let config = json!({ "compress": null, "shortest_interval": 1000 });
+    let config = json!({ "compress": compress, "shortest_interval": 1000 });
     let daemon = Daemon::configured(&config, &["--slots", "2", "--store", &place]);
     let mut stored = Vec::new();
     for _ in 0..2 {
