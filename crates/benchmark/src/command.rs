@@ -36,7 +36,7 @@ pub enum BenchmarkCommand {
     /// Without a configuration the runtimes of this machine are measured: those that answer at a CRI
     /// socket, or else the containerd that is installed, started with state and namespaces of its own.
     /// A run that was interrupted goes on where it was when the same command is given again.
-    Run(Run),
+    Run(Box<Run>),
     /// Print which runs it takes to find a difference
     Plan {
         /// Results of this machine, or their directory
@@ -190,7 +190,7 @@ pub fn run(command: BenchmarkCommand) -> ExitCode {
     let done = match command {
         BenchmarkCommand::Version(configured) => version(&configured),
         BenchmarkCommand::List { json, configured } => list(json, &configured),
-        BenchmarkCommand::Run(arguments) => measure(arguments),
+        BenchmarkCommand::Run(arguments) => measure(*arguments),
         BenchmarkCommand::Plan { results, difference } => plan(&results, difference),
         BenchmarkCommand::Compare(arguments) => return compared(&arguments),
         BenchmarkCommand::Report { results, output } => reports(&results, &output),
