@@ -158,3 +158,28 @@ fn draining_puts_all_to_sleep_and_ends() {
     assert_eq!(daemon.output(id), counted(20));
     until("the late job ends", || (daemon.job(late)["state"] == "done").then_some(()));
 }
+
+#[test]
+fn under_constant_urgent_load_a_long_job_has_its_turn() {
+    let config = json!({ "rules": { "guarantee": { "every": 1500, "slice": 1000 } } });
+    let daemon = Daemon::configured(&config, &["--slots", "1"]);
+    let end = daemon.dir.path().join("end");
+    let script = format!("until [ -e {} ]; do sleep 0.05; done", end.display());
+    let submit = |_| daemon.submit(&["--class", "urgent"], &["sh", "-c", &script]);
+    let urgent = [0; 3].map(submit);
+    daemon.wait_for(urgent[0], "running");
+    // The slot is never free: without a guarantee it would wait until they end.
+    let long = daemon.submit(&["--class", "batch"], &words(&counter(20, 0.02)));
+    daemon.wait_for(long, "done");
+    assert_eq!(daemon.output(long), counted(20));
+    let events = daemon.show(long)["events"].clone();
+    let at = |kind: &str| {
+        let mut events = events.as_array().unwrap().iter();
+        events.find(|event| event["kind"] == kind).unwrap()["at"].as_i64().unwrap()
+    };
+    assert!(at("starting") - at("submitted") >= 1500, "it was not due: {events}");
+    std::fs::write(end, "").unwrap();
+    for id in urgent {
+        daemon.wait_for(id, "done");
+    }
+}

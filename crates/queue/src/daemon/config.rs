@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::lease;
 use crate::objects::Objects;
 use crate::preemption::Means;
-use crate::scheduler::{Class, Guarantee, Millis, Rules};
+use crate::scheduler::{Millis, Rules};
 
 /// No lease is shorter: a sign of life takes time.
 const SHORTEST_LEASE: Millis = 500;
@@ -54,23 +54,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         const HOUR: Millis = 3_600_000;
-        let class = |priority: i64| Class { priority, ..Class::default() };
-        let urgent = Class { interactive: true, ..class(1000) };
-        let batch = Class { slice: Some(HOUR / 2), fair: true, ..class(0) };
-        let classes = BTreeMap::from([
-            ("interactive".to_owned(), urgent.clone()),
-            ("urgent".to_owned(), urgent),
-            ("short".to_owned(), class(600)),
-            ("normal".to_owned(), class(500)),
-            ("long".to_owned(), batch.clone()),
-            ("batch".to_owned(), batch),
-        ]);
-        let guarantee = Guarantee::default();
-        let rules =
-            Rules { classes, other: class(500), guarantee, deadline_rise: 450, ..Rules::default() };
         Self {
             slots: None,
-            rules,
+            rules: Rules::default(),
             default_class: "normal".to_owned(),
             mean_time_between_failures: 24 * HOUR,
             shortest_interval: 60_000,
@@ -142,5 +128,35 @@ impl Config {
     pub fn slots(&self) -> u32 {
         let processors = || std::thread::available_parallelism().map_or(1, |n| n.get());
         self.slots.unwrap_or_else(|| u32::try_from(processors()).unwrap_or(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_stays_as_it_is() {
+        let read = |text: &str| serde_json::from_str::<Config>(text).unwrap();
+        assert_eq!(read("{}"), Config::default());
+        let mut changed = Config { slots: Some(4), ..Config::default() };
+        changed.rules.reserved = 1;
+        changed.rules.guarantee.every = 1000;
+        let text = r#"{ "slots": 4, "rules": { "reserved": 1, "guarantee": { "every": 1000 } } }"#;
+        assert_eq!(read(text), changed);
+        assert!(changed.rules.classes.contains_key("urgent"));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (text, word) in [
+            (r#"{ "slots": 0 }"#, "slot"),
+            (r#"{ "lease": 10 }"#, "lease"),
+            (r#"{ "rules": { "guarantee": { "slice": 0 } } }"#, "guarantee"),
+            (r#"{ "rules": { "classes": { "a": { "recipient": "r" } } } }"#, "class a"),
+        ] {
+            let config: Config = serde_json::from_str(text).unwrap();
+            assert!(config.check().unwrap_err().contains(word), "{text}");
+        }
     }
 }

@@ -94,7 +94,7 @@ impl Default for Guarantee {
 }
 
 /// The rules of one machine.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rules {
     /// The classes by their names.
@@ -111,6 +111,31 @@ pub struct Rules {
     pub shares: share::Shares,
     /// What they may use at most.
     pub quotas: BTreeMap<String, share::Quota>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        let class = |priority: i64| Class { priority, ..Class::default() };
+        let urgent = Class { interactive: true, ..class(1000) };
+        let batch = Class { slice: Some(30 * 60_000), fair: true, ..class(0) };
+        let classes = [
+            ("interactive", urgent.clone()),
+            ("urgent", urgent),
+            ("short", class(600)),
+            ("normal", class(500)),
+            ("long", batch.clone()),
+            ("batch", batch),
+        ];
+        Self {
+            classes: classes.map(|(name, class)| (name.to_owned(), class)).into(),
+            other: class(500),
+            guarantee: Guarantee::default(),
+            reserved: 0,
+            deadline_rise: 450,
+            shares: share::Shares::default(),
+            quotas: BTreeMap::new(),
+        }
+    }
 }
 
 /// Where a job stands, as far as slots matter.
