@@ -115,14 +115,16 @@ pub fn compare(old: &Results, new: &Results, threshold: Option<f64>, across: boo
 }
 
 /// How much faster or slower the machine itself may have been, by the same loop: in a noisy run the far
-/// end of what is sure, in a quiet one the difference. Two targets of one run had the same machine.
+/// end of what is sure, in a quiet one the difference. What makes a run noisy can hit runtimes harder
+/// than the loop, and differ from one run to the next: it counts at least as much as the loop varied.
+/// Two targets of one run had the same machine.
 fn drift(old: &Results, new: &Results) -> f64 {
     let (a, b) = (&old.calibration, &new.calibration);
     if old.id == new.id || a.median <= 0.0 || b.median <= 0.0 {
         return 0.0;
     }
     match ratio(&a.samples, &b.samples).filter(|_| a.noisy || b.noisy) {
-        Some(sure) => sure.high.max(1.0 / sure.low) - 1.0,
+        Some(sure) => (sure.high.max(1.0 / sure.low) - 1.0).max(a.deviation).max(b.deviation),
         None => (b.median / a.median - 1.0).abs(),
     }
 }
