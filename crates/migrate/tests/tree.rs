@@ -76,6 +76,26 @@ fn every_mode_over_several_connections() {
     }
 }
 
+/// A round has not more bytes than its time is worth, however many connections it goes over.
+#[test]
+fn a_bandwidth_is_of_all_connections_together() {
+    const BANDWIDTH: f64 = 16e6;
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let mut counter = Counter::start(2000, 10);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "pre-copy", "--connections", "4", "--bandwidth", "16M"];
+    let output = here.migrate(&args).args(["--json", &there.address]).output().unwrap();
+    let report = judge(&output).unwrap();
+    let (_, running) = report["rounds"].as_array().unwrap().split_last().unwrap();
+    assert!(!running.is_empty(), "{report}");
+    for round in running {
+        let (bytes, ms) = (round["bytes"].as_f64().unwrap(), round["ms"].as_f64().unwrap());
+        assert!(bytes <= BANDWIDTH * ms / 1000.0, "{report}");
+    }
+    moved(&mut counter, [&here, &there], &report);
+}
+
 #[test]
 fn an_agent_takes_no_more_connections_than_it_says() {
     let (here, mut there) = (Host::new(), Host::new());

@@ -96,10 +96,22 @@ impl Budget {
 
     /// Waits until so many bytes were worth it, at `limit` a second.
     fn spend(&mut self, bytes: u64, limit: u64) {
-        let Some(nanos) = bytes.saturating_mul(1_000_000_000).checked_div(limit) else { return };
-        let now = Instant::now();
+        thread::sleep(self.owe(bytes, limit, Instant::now()));
+    }
+
+    /// For how long who sends so many bytes has to wait, from `now` on.
+    fn owe(&mut self, bytes: u64, limit: u64, now: Instant) -> Duration {
+        let Some(nanos) = bytes.saturating_mul(1_000_000_000).checked_div(limit) else {
+            return Duration::ZERO;
+        };
         self.paid = self.paid.max(now) + Duration::from_nanos(nanos);
-        thread::sleep(self.paid.saturating_duration_since(now));
+        self.paid.saturating_duration_since(now)
+    }
+
+    /// Until when all that was sent is paid for.
+    #[cfg(test)]
+    pub fn paid(&self) -> Instant {
+        self.paid
     }
 }
 
@@ -167,10 +179,11 @@ mod tests {
     #[test]
     fn no_faster_than_allowed() {
         let mut budget = Budget::new();
-        let start = Instant::now();
-        budget.spend(50_000, 1_000_000);
-        budget.spend(50_000, 1_000_000);
-        assert!(start.elapsed() >= Duration::from_millis(100));
-        budget.spend(u64::MAX / 2, 0);
+        let (now, ms) = (budget.paid(), Duration::from_millis);
+        assert_eq!(budget.owe(50_000, 1_000_000, now), ms(50));
+        // Who did not wait for that owes it still, and who has not sent anything for long has nothing to spare.
+        assert_eq!(budget.owe(50_000, 1_000_000, now + ms(10)), ms(90));
+        assert_eq!(budget.owe(1_000, 1_000_000, now + ms(500)), ms(1));
+        assert_eq!(budget.owe(u64::MAX / 2, 0, now), ms(0));
     }
 }

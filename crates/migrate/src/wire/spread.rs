@@ -40,11 +40,11 @@ pub fn unite(mut connections: Vec<OwnedFd>, meter: Option<&Arc<Meter>>) -> Resul
     match (connections.len(), meter) {
         (1, None) => Ok(connections.remove(0)),
         (1, Some(meter)) => metered(connections.remove(0), meter),
-        _ => spread(connections, meter.map(Arc::clone)),
+        _ => spread(connections, meter.map(Arc::clone)).map(|(_, theirs)| theirs),
     }
 }
 
-fn spread(connections: Vec<OwnedFd>, meter: Option<Arc<Meter>>) -> Result<OwnedFd> {
+fn spread(connections: Vec<OwnedFd>, meter: Option<Arc<Meter>>) -> Result<(Arc<Spread>, OwnedFd)> {
     let (near, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
     let spread = Arc::new(Spread {
         near,
@@ -64,7 +64,7 @@ fn spread(connections: Vec<OwnedFd>, meter: Option<Arc<Meter>>) -> Result<OwnedF
             });
         }
     }
-    Ok(theirs.into())
+    Ok((spread, theirs.into()))
 }
 
 /// The stream at one of its ends.
@@ -259,6 +259,31 @@ mod tests {
         let mut heard = Vec::new();
         here.read_to_end(&mut heard).unwrap();
         assert!(heard == short);
+    }
+
+    /// Each piece is paid for out of one budget, whichever connection takes it.
+    #[test]
+    fn a_limit_is_of_all_connections_together() {
+        const LIMIT: u64 = 4 << 20;
+        const LEN: usize = 1 << 20;
+        let (here, there) = connections(4);
+        let meter = Meter::new(Some(LIMIT));
+        let (spread, here) = spread(here, Some(Arc::clone(&meter))).unwrap();
+        let begin = lock(&spread.outgoing).budget.paid();
+        let mut here = UnixStream::from(here);
+        let mut there = UnixStream::from(unite(there, None).unwrap());
+        let says = thread::spawn(move || {
+            here.write_all(&bytes(LEN)).unwrap();
+            here.shutdown(Shutdown::Write).unwrap();
+            here
+        });
+        let mut heard = Vec::new();
+        there.read_to_end(&mut heard).unwrap();
+        assert_eq!((heard.len(), meter.sent()), (LEN, LEN as u64));
+        drop(says.join().unwrap());
+        // What was sent is worth a quarter of a second, and nobody may send before that is over.
+        let paid = lock(&spread.outgoing).budget.paid();
+        assert!(paid - begin >= Duration::from_millis(249), "{:?}", paid - begin);
     }
 
     #[test]
