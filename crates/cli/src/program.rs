@@ -24,6 +24,8 @@ pub enum Name {
     Runc,
     /// As a plugin of kubectl.
     Kubectl,
+    /// In front of conmon, for a container of Podman that comes from another host.
+    Conmon,
 }
 
 impl Name {
@@ -36,6 +38,7 @@ impl Name {
             Some("crit") => Self::Crit,
             Some(torpor_kubernetes::wrapper::NAME) => Self::Runc,
             Some(torpor_kubernetes::plugin::NAME) => Self::Kubectl,
+            Some(torpor_migrate::CONMON) => Self::Conmon,
             _ => Self::Torpor,
         }
     }
@@ -49,6 +52,7 @@ impl Name {
             Self::Crit => "crit",
             Self::Runc => torpor_kubernetes::wrapper::NAME,
             Self::Kubectl => torpor_kubernetes::plugin::NAME,
+            Self::Conmon => torpor_migrate::CONMON,
         }
     }
 }
@@ -67,6 +71,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     if name == Name::Runc {
         return torpor_kubernetes::wrapper::run(args);
+    }
+    if name == Name::Conmon {
+        return torpor_migrate::conmon(Path::new(&program), args);
     }
     let args: Vec<OsString> = args.collect();
     if name == Name::Kubectl {

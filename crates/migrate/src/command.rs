@@ -41,15 +41,15 @@ pub struct MigrateCommand {
         conflicts_with = "pid"
     )]
     runtime: Runtime,
-    /// Where the runtime keeps its state (runc --root)
+    /// Where runc keeps its state (runc --root)
     #[arg(long, value_name = "DIR")]
     runtime_root: Option<PathBuf>,
     /// Move the tree of processes under PID
     #[arg(long, value_name = "PID")]
     pid: Option<i32>,
-    /// How to move it
-    #[arg(long, value_name = "MODE", value_enum, default_value = "pipelined")]
-    mode: Mode,
+    /// How to move it (default: pipelined; a container of Podman by pre-copy)
+    #[arg(long, value_name = "MODE", value_enum)]
+    mode: Option<Mode>,
     /// The number of the migration, for --cancel and --resolve (default: a random one)
     #[arg(long, value_name = "ID")]
     id: Option<String>,
@@ -148,7 +148,7 @@ pub struct AgentCommand {
     /// addresses may come), and when they run here (moved) or do not come (stayed)
     #[arg(long, value_name = "COMMAND")]
     script: Option<String>,
-    /// Where runtimes keep the state of containers that come (runc --root)
+    /// Where runc keeps the state of containers that come (runc --root)
     #[arg(long, value_name = "DIR")]
     runtime_root: Option<PathBuf>,
     /// Let containers bring hooks: programs that their configuration has run on this host
@@ -193,6 +193,12 @@ pub enum AgentSubcommand {
     /// Have a runtime make or dump a container.
     #[command(hide = true)]
     Runtime,
+    /// Be an engine that does nothing.
+    #[command(hide = true)]
+    Idle {
+        /// What is asked of it.
+        words: Vec<String>,
+    },
     /// Ask whether the engine may go on.
     #[command(hide = true)]
     Gate {
@@ -224,6 +230,7 @@ pub fn agent(command: AgentCommand) -> ExitCode {
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
         Some(AgentSubcommand::Runtime) => runtime::serve(),
+        Some(AgentSubcommand::Idle { ref words }) => runtime::idle(words),
         Some(AgentSubcommand::Gate { ref socket }) => runtime::gate(socket),
         None if std::process::id() == 1 => nest::stand_in(),
         None => finish(try_agent(command)),
@@ -278,9 +285,7 @@ fn start(command: MigrateCommand) -> Result<()> {
         (Some(pid), [to]) => (pid, None, to),
         (None, [id, to]) => {
             let root = command.runtime_root.as_deref().map(whole).transpose()?;
-            let runtime = command.runtime;
-            let container = Container { runtime, id: id.clone(), root };
-            container.check()?;
+            let container = Container::find(command.runtime, id, root)?;
             (container.running()?.pid, Some(container), to)
         }
         (None, [_]) => {
@@ -294,13 +299,17 @@ fn start(command: MigrateCommand) -> Result<()> {
     let address: Address =
         to.parse().map_err(|why| Error::refused(format!("destination {to:?}: {why}")))?;
     let to = Peer { address, keys: command.keys.read()? };
+    let usual = match &container {
+        Some(Container { runtime: Runtime::Podman, .. }) => Mode::PreCopy,
+        _ => Mode::Pipelined,
+    };
     let plan = Plan {
         id: command.id,
         pid,
         container,
         to,
         key_files: command.keys.options(),
-        mode: command.mode,
+        mode: command.mode.unwrap_or(usual),
         build_after: command.start_restore_after,
         full_state: command.state == State::Full,
         max_downtime: Duration::from_millis(command.max_downtime),

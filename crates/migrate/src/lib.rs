@@ -50,3 +50,4 @@ mod work;
 
 pub use command::{AgentCommand, AgentSubcommand, MigrateCommand, agent, migrate};
 pub use error::Error;
+pub use runtime::{CONMON, conmon};

@@ -27,6 +27,18 @@ impl Mode {
         matches!(self, Self::PreCopy | Self::Pipelined | Self::Hybrid)
     }
 
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StopAndCopy => "stop-and-copy",
+            Self::PreCopy => "pre-copy",
+            Self::Pipelined => "pipelined",
+            Self::PostCopy => "post-copy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
     /// Whether the tree is built there while its tasks still run here.
     #[must_use]
     pub fn builds_early(self) -> bool {

@@ -26,7 +26,7 @@ use torpor_tls::Keys;
 use self::joining::Waiting;
 use crate::error::{Error, Result};
 use crate::record::{Side, all, make_private};
-use crate::runtime::Container;
+use crate::runtime::{Container, Runtime, Terms};
 use crate::wire::address::Listener;
 use crate::wire::frame::Line;
 use crate::wire::message::{Reply, Request, Subject, Summary};
@@ -49,7 +49,7 @@ pub struct Settings {
     pub script: Option<String>,
     /// More options for restores.
     pub restore_options: Vec<String>,
-    /// Where runtimes keep their state, if not where they usually do.
+    /// Where runc keeps its state, if not where it usually does.
     pub runtime_root: Option<PathBuf>,
     /// Whether containers may bring programs that run on this host.
     pub allow_hooks: bool,
@@ -63,11 +63,16 @@ impl Settings {
         self.state_dir.join("bundles")
     }
 
+    /// What a container may bring, with or without its root file system.
+    fn terms(&self, rootfs: bool) -> Terms {
+        Terms { hooks: self.allow_hooks, rootfs }
+    }
+
     /// The container that something that comes in is to become.
     fn container(&self, subject: &Subject) -> Option<Container> {
         match subject {
             Subject::Container { runtime, id, .. } => {
-                let root = self.runtime_root.clone();
+                let root = self.runtime_root.clone().filter(|_| *runtime == Runtime::Runc);
                 Some(Container { runtime: *runtime, id: id.clone(), root })
             }
             Subject::Tree { .. } => None,

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::files::Replica;
 use crate::host::{self, Host};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
-use crate::runtime::{self, Terms};
+use crate::runtime;
 use crate::task::Task;
 use crate::wire::carrier::Carrier;
 use crate::wire::message::{Begin, Subject};
@@ -39,9 +39,14 @@ pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result
     };
     container.check()?;
     begin.volumes.iter().try_for_each(|path| volume::judge(path, &agent.settings.allow_volumes))?;
-    match container.state()? {
-        Some(_) => Err(Error::refused(format!("there is a container {} here", container.id))),
-        None => Ok(()),
+    if container.state()?.is_some() {
+        return Err(Error::refused(format!("there is a container {} here", container.id)));
+    }
+    match &begin.subject {
+        Subject::Container { config, .. } => {
+            runtime::judge(&container, config, agent.settings.terms(begin.with_rootfs))
+        }
+        Subject::Tree { .. } => Ok(()),
     }
 }
 
@@ -102,11 +107,13 @@ impl<'a> Place<'a> {
     }
 
     fn make_bundle(&mut self) -> Result<()> {
-        if let Subject::Container { id, config, .. } = &self.begin.subject {
-            let settings = &self.agent.settings;
+        let settings = &self.agent.settings;
+        if let (Subject::Container { config, .. }, Some(container)) =
+            (&self.begin.subject, settings.container(&self.begin.subject))
+        {
             let rootfs = self.begin.with_rootfs;
-            let terms = Terms { hooks: settings.allow_hooks, rootfs };
-            self.bundle = runtime::make_bundle(&settings.bundles(), id, config, terms)?;
+            let terms = settings.terms(rootfs);
+            self.bundle = runtime::make_bundle(&settings.bundles(), &container, config, terms)?;
             if rootfs {
                 self.trees.push(Replica::new(&runtime::own_root(&self.bundle))?);
             }

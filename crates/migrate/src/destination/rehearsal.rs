@@ -12,7 +12,7 @@ use crate::engine::SELF;
 use crate::error::{Context, Error, Result};
 use crate::host::Host;
 use crate::record::new_id;
-use crate::runtime::{self, Terms};
+use crate::runtime;
 use crate::wire::frame::{Line, MAX_FRAME};
 use crate::wire::message::{Begin, Reply, Request, Subject};
 use crate::work::WorkDir;
@@ -55,10 +55,13 @@ pub(super) fn run(agent: &Agent, mut line: Line, begin: &Begin) -> Result<()> {
 
 /// The bundle that a container would get.
 fn bundle(agent: &Agent, begin: &Begin, work: &Path) -> Result<Option<PathBuf>> {
-    let Subject::Container { id, config, .. } = &begin.subject else { return Ok(None) };
-    let bundles = work.join("bundles");
-    let terms = Terms { hooks: agent.settings.allow_hooks, rootfs: begin.with_rootfs };
-    runtime::make_bundle(&bundles, id, config, terms).map(Some)
+    let (Subject::Container { config, .. }, Some(container)) =
+        (&begin.subject, agent.settings.container(&begin.subject))
+    else {
+        return Ok(None);
+    };
+    let terms = agent.settings.terms(begin.with_rootfs);
+    runtime::make_sketch(&work.join("bundles"), &container, config, terms).map(Some)
 }
 
 /// Has images judged as a restore would.

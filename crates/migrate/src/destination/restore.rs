@@ -12,7 +12,7 @@ use super::director::Director;
 use crate::engine::{self, PAGES, POST_RESTORE, judge, over_pages, repeat, wait_readable};
 use crate::error::{Error, Result};
 use crate::host::pid_namespace;
-use crate::runtime::{self, Call, Container};
+use crate::runtime::{self, Container, Terms};
 use crate::task::{self, Task};
 use crate::wire::message::Subject;
 
@@ -33,6 +33,8 @@ pub(super) struct Beginning<'a> {
     pub container: Option<&'a Container>,
     /// Its bundle.
     pub bundle: &'a Path,
+    /// What it may bring.
+    pub terms: Terms,
 }
 
 /// Tasks that are being made, and wait when they are.
@@ -91,22 +93,13 @@ impl Restore {
         container: &Container,
         director: Option<Director>,
     ) -> Result<Self> {
-        let images = from.dir.join(from.round.to_string()).display().to_string();
-        let (bundle, work) = (from.bundle.display().to_string(), from.dir.display().to_string());
-        let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
-        let words = named.into_iter().chain(["--detach"]).chain(runtime::WORDS);
-        let words = words.chain(from.is_lazy.then_some("--lazy-pages"));
-        let mut options = Vec::new();
+        let images = from.dir.join(from.round.to_string());
+        let mut call = container.restore(&images, from.bundle, from.dir, from.terms)?;
+        call.words.extend(from.is_lazy.then(|| "--lazy-pages".to_owned()));
         if let Some(director) = &director {
-            options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
+            call.options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
         }
-        options.extend(from.options.iter().cloned());
-        let call = Call {
-            container: container.clone(),
-            action: "restore".to_owned(),
-            words: words.map(str::to_owned).collect(),
-            options,
-        };
+        call.options.extend(from.options.iter().cloned());
         let worker = runtime::start(&call, from.dir, &[POST_RESTORE], &[])?;
         Ok(Self { worker, is_nested: false, director, root: None })
     }

@@ -235,6 +235,7 @@ impl Session<'_> {
             is_lazy: self.place.begin.is_lazy,
             options: &self.place.agent.settings.restore_options,
             bundle: &self.place.bundle,
+            terms: self.place.agent.settings.terms(self.place.begin.with_rootfs),
             container: self.place.ledger.record().container.as_ref(),
         }
     }
@@ -373,11 +374,16 @@ impl Session<'_> {
     }
 }
 
+/// As much of an id as tells containers apart: Podman's are long.
+fn short(id: &str) -> &str {
+    if id.len() == 64 { id.get(..12).unwrap_or(id) } else { id }
+}
+
 impl std::fmt::Display for Subject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tree { pid, .. } => write!(f, "process {pid}"),
-            Self::Container { id, .. } => write!(f, "container {id}"),
+            Self::Container { id, .. } => write!(f, "container {}", short(id)),
         }
     }
 }

@@ -89,11 +89,15 @@ pub(super) fn answer(settings: &Settings, id: &str) -> Result<Reply> {
     }
 }
 
-/// Removes the bundle and the volumes of a container that has not come.
+/// Removes what is left of a container that has not come: nothing that ran, for its tasks have ended.
 pub(super) fn tidy(settings: &Settings, record: &Record) {
-    if let Some(container) = &record.container
-        && matches!(container.state(), Ok(None))
-    {
+    let Some(container) = &record.container else { return };
+    // Whatever makes it has noticed that nobody waits for it.
+    runtime::wait(&settings.work_dir.join(&record.id));
+    if container.stays_behind() {
+        container.discard();
+    }
+    if matches!(container.state(), Ok(None)) {
         runtime::remove_bundle(&settings.bundles(), &container.id);
         volume::remove_all(record, settings);
     }

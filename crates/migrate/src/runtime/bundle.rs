@@ -40,13 +40,7 @@ pub fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf>
             "torpor migrate --with-rootfs, or share it",
         ));
     }
-    let has_hooks = config["hooks"].as_object().is_some_and(|hooks| !hooks.is_empty());
-    if has_hooks && !terms.hooks {
-        return Err(Error::refused_with(
-            format!("container {id} has hooks, which are programs that run on this host"),
-            "torpor agent --allow-hooks",
-        ));
-    }
+    judge_hooks(&config, id, terms)?;
     choose_cgroup(&mut config, id)?;
     let bundle = dir.join(id);
     make_private(&bundle)?;
@@ -62,6 +56,21 @@ pub fn make(dir: &Path, id: &str, config: &str, terms: Terms) -> Result<PathBuf>
     let path = bundle.join("config.json");
     fs::write(&path, config.to_string()).context(|| path.display().to_string())?;
     Ok(bundle)
+}
+
+/// Whether what runs on this host by the configuration of container `id` may.
+///
+/// # Errors
+/// If it may not.
+pub fn judge_hooks(config: &Value, id: &str, terms: Terms) -> Result<()> {
+    let has_hooks = config["hooks"].as_object().is_some_and(|hooks| !hooks.is_empty());
+    if has_hooks && !terms.hooks {
+        return Err(Error::refused_with(
+            format!("container {id} has hooks, which are programs that run on this host"),
+            "torpor agent --allow-hooks",
+        ));
+    }
+    Ok(())
 }
 
 /// Removes what [`make`] has made.
@@ -103,7 +112,7 @@ fn own_cgroups() -> Vec<String> {
 }
 
 /// Whether processes are in a cgroup of this path, in any hierarchy.
-fn is_taken(path: &str) -> bool {
+pub fn is_taken(path: &str) -> bool {
     let path = path.trim_start_matches('/');
     cgroup::hierarchies().iter().any(|root| !cgroup::processes(&root.join(path)).is_empty())
 }

@@ -7,6 +7,7 @@
 //! This process speaks as a worker does. At the points that matter the engine runs a script, *gate*,
 //! which asks here whether to go on: so the engine waits, and the runtime with it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -27,7 +28,7 @@ use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker};
 
-use super::Container;
+use super::{Container, Runtime, conmon, podman};
 use crate::engine::{Numbered, PAGES, SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::task::Task;
@@ -41,6 +42,8 @@ const MAX_LINE: u64 = 200;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(5);
+/// The options of the engine, in the directory of programs that the runtime finds.
+pub const CONFIGURATION: &str = "criu.conf";
 
 /// A call of a runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +52,26 @@ pub struct Call {
     pub container: Container,
     /// `checkpoint` or `restore`.
     pub action: String,
-    /// The words after it; the container's id follows them.
+    /// The words after it; the container's id follows them, if the runtime is runc.
     pub words: Vec<String>,
     /// Options of the engine, as its command line has them.
     pub options: Vec<String>,
+    /// The program that Podman has look after a container.
+    pub conmon: Option<PathBuf>,
+}
+
+impl Call {
+    /// One of a container, with these words and options.
+    #[must_use]
+    pub fn new(
+        container: &Container,
+        action: &str,
+        words: Vec<String>,
+        options: Vec<String>,
+    ) -> Self {
+        let (container, action) = (container.clone(), action.to_owned());
+        Self { container, action, words, options, conmon: None }
+    }
 }
 
 /// Standard input, output and error of what a restore brings back; an input that is not given is empty.
@@ -142,31 +161,73 @@ impl Desk<'_> {
         if has_pages {
             lines.push(format!("address \"unix:{}\"", quoted(self.file("pages"))));
         }
-        let own = fs::read_link(SELF).context(|| SELF.to_owned())?;
+        let own = own()?;
         let script = format!(
             "case \"$CRTOOLS_SCRIPT_ACTION\" in pre-dump|post-dump|post-restore)\n\
              exec '{}' agent gate '{}';; esac\n",
             shell(&own),
             shell(&self.file("gate")),
         );
-        let write = |what: &str, text: &str| {
-            let path = self.file(what);
+        let bin = self.bin();
+        fs::create_dir_all(&bin).context(|| bin.display().to_string())?;
+        let write = |path: PathBuf, text: &str| {
             fs::write(&path, text).context(|| path.display().to_string())
         };
-        write("conf", &(lines.join("\n") + "\n"))?;
-        write("sh", &script)?;
-        let bin = self.file("bin");
-        fs::create_dir_all(&bin).context(|| bin.display().to_string())?;
+        write(bin.join(CONFIGURATION), &(lines.join("\n") + "\n"))?;
+        write(self.file("sh"), &script)?;
         symlink(&own, bin.join("criu")).context(|| bin.display().to_string())
     }
 
-    /// PATH, with this program first as the engine.
-    fn path(&self) -> std::ffi::OsString {
-        let mut path = self.file("bin").into_os_string();
-        path.push(":");
-        let usual = || "/usr/sbin:/usr/bin:/sbin:/bin".into();
-        path.push(std::env::var_os("PATH").unwrap_or_else(usual));
-        path
+    /// The directory of the programs that the runtime finds first.
+    fn bin(&self) -> PathBuf {
+        self.file("bin")
+    }
+
+    /// The runtime's command.
+    fn command(&self, call: &Call) -> Result<Command> {
+        let log = self.file("log");
+        let mut command = match call.container.runtime {
+            Runtime::Runc => {
+                let mut command = call.container.call(Some(&log), &call.action);
+                command.args(&call.words).arg(&call.container.id);
+                command
+            }
+            Runtime::Podman => {
+                let mut command = podman::call(&[]);
+                if let Some(real) = &call.conmon {
+                    command.arg("--conmon").arg(conmon::put(&self.bin(), &own()?, real)?);
+                }
+                command.args(["container", &call.action]).args(&call.words);
+                command
+            }
+        };
+        command.current_dir(self.dir).env("PATH", path(&self.bin()));
+        command.env("CRIU_CONFIG_FILE", self.bin().join(CONFIGURATION));
+        Ok(command)
+    }
+
+    /// Where the runtime's errors go. runc writes a log by itself.
+    fn errors(&self, call: &Call) -> Result<Stdio> {
+        let log = match call.container.runtime {
+            Runtime::Runc => return Ok(Stdio::null()),
+            Runtime::Podman => self.file("log"),
+        };
+        fs::File::create(&log).map(Stdio::from).context(|| log.display().to_string())
+    }
+
+    /// What the runtime and its engine say about why they failed.
+    fn explain(&self, call: &Call) -> Option<String> {
+        let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
+        match call.container.runtime {
+            Runtime::Runc => {
+                first_error(&self.dir.join(engine)).or_else(|| message(&self.file("log")))
+            }
+            Runtime::Podman => {
+                let kept = call.container.state().ok().flatten().map(|state| state.bundle);
+                let said = kept.and_then(|kept| first_error(&kept.join(engine)));
+                said.or_else(|| podman::last_error(&text_of(&self.file("log"))?))
+            }
+        }
     }
 
     fn listen(&self, what: &str) -> Result<UnixListener> {
@@ -175,8 +236,22 @@ impl Desk<'_> {
     }
 }
 
+/// This program's file.
+pub fn own() -> Result<PathBuf> {
+    fs::read_link(SELF).context(|| SELF.to_owned())
+}
+
+/// PATH, with a directory before all others.
+pub fn path(bin: &Path) -> OsString {
+    let mut path = bin.as_os_str().to_owned();
+    path.push(":");
+    let usual = || "/usr/sbin:/usr/bin:/sbin:/bin".into();
+    path.push(std::env::var_os("PATH").unwrap_or_else(usual));
+    path
+}
+
 /// A path between single quotes.
-fn shell(path: &Path) -> String {
+pub fn shell(path: &Path) -> String {
     path.display().to_string().replace('\'', "'\\''")
 }
 
@@ -210,9 +285,9 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
             None => kept.push(fd),
         }
     }
-    let [input, out, err] = streams.map(|fd| fd.map_or_else(Stdio::null, Stdio::from));
     let desk = Desk { dir: &job.dir, name: format!("runtime-{}", std::process::id()) };
     desk.configure(&call.options, pages.is_some())?;
+    let [input, out, err] = streams.map(|fd| fd.map(Stdio::from));
     let gates = desk.listen("gate")?;
     let is_lost = Arc::new(AtomicBool::new(false));
     if let Some(pages) = pages {
@@ -220,15 +295,12 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
     }
     let (teller, holds) = (Arc::clone(channel), job.holds.clone());
     thread::spawn(move || keep(&gates, &teller, &holds));
-    let log = desk.file("log");
-    let mut command = call.container.call(Some(&log), &call.action);
-    command.args(&call.words).arg(&call.container.id).current_dir(&job.dir);
-    command.env("PATH", desk.path()).env("CRIU_CONFIG_FILE", desk.file("conf"));
+    let mut command = desk.command(&call)?;
     let program = call.container.runtime.program();
     let mut child = command
-        .stdin(input)
-        .stdout(out)
-        .stderr(err)
+        .stdin(input.unwrap_or_else(Stdio::null))
+        .stdout(out.unwrap_or_else(Stdio::null))
+        .stderr(err.map_or_else(|| desk.errors(&call), Ok)?)
         .spawn()
         .context(|| format!("start {program}"))?;
     // Its copies of the streams would keep them open when the container has ended.
@@ -241,9 +313,8 @@ fn carry_out(job: &Job, fds: Vec<OwnedFd>, channel: &Arc<Channel>) -> Result<Out
         return Ok(Outcome { class: Class::Done, errno: 0, text, hint: None, report });
     }
     let class = if is_lost.load(Ordering::SeqCst) { Class::PeerLost } else { Class::Refused };
-    let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
-    let why = first_error(&job.dir.join(engine)).or_else(|| message(&log));
-    let text = why.unwrap_or_else(|| format!("{program} {}: {status}", call.action));
+    let text =
+        desk.explain(&call).unwrap_or_else(|| format!("{program} {}: {status}", call.action));
     Ok(Outcome { class, errno: 0, text, hint: None, report: Report::default() })
 }
 
@@ -342,7 +413,7 @@ pub fn wait(dir: &Path) {
 /// Removes what is left of a container that did not come: nothing works on it any more.
 pub fn remove(dir: &Path, container: &Container) {
     if noted_task(dir).is_some() && matches!(container.state(), Ok(Some(_))) {
-        container.forget();
+        container.discard();
     }
 }
 

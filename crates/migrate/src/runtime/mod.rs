@@ -2,9 +2,16 @@
 //!
 //! The runtime calls this program as its engine. It gets options that the runtime has no words for in
 //! a file (`CRIU_CONFIG_FILE`), and a script that lets the engine wait where a migration waits.
+//!
+//! A container of Podman is one of runc that Podman knows more of. So runc has it dumped, as any other; Podman tells
+//! what else there is ([`podman`]), and makes it at the destination.
 
+mod archive;
 mod bundle;
+mod conmon;
+mod idle;
 mod job;
+mod podman;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,13 +20,21 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::bundle::{Terms, make as make_bundle, own_root, remove as remove_bundle};
+use self::archive::Adaptation;
+pub use self::bundle::{Terms, own_root, remove as remove_bundle};
+pub use self::conmon::{NAME as CONMON, run as conmon};
+pub use self::idle::serve as idle;
 pub use self::job::{Call, Streams, gate, remove, serve, start, start_restore, wait};
+pub use self::podman::ARCHIVE;
 use crate::error::{Context, Error, Result};
 
 /// What checkpoints and restores have in common: what runs goes on elsewhere, connected as it was.
-pub const WORDS: [&str; 5] =
+const WORDS: [&str; 5] =
     ["--tcp-established", "--file-locks", "--ext-unix-sk", "--manage-cgroups-mode", "soft"];
+/// Of these, what Podman has words for.
+const KNOWN_TO_PODMAN: usize = 2;
+/// Names of containers are no longer.
+const MAX_NAME: usize = 200;
 /// Configurations are no longer: they have to fit into one message.
 const MAX_CONFIG: u64 = 900 << 10;
 
@@ -29,6 +44,8 @@ const MAX_CONFIG: u64 = 900 << 10;
 pub enum Runtime {
     /// runc, by the id of the container.
     Runc,
+    /// Podman, by the name of the container.
+    Podman,
 }
 
 impl Runtime {
@@ -37,6 +54,15 @@ impl Runtime {
     pub fn program(self) -> &'static str {
         match self {
             Self::Runc => "runc",
+            Self::Podman => "podman",
+        }
+    }
+
+    /// Has it list its containers.
+    fn list(self) -> &'static str {
+        match self {
+            Self::Runc => "runc list",
+            Self::Podman => "podman ps --all",
         }
     }
 }
@@ -46,9 +72,9 @@ impl Runtime {
 pub struct Container {
     /// The runtime.
     pub runtime: Runtime,
-    /// The container's id.
+    /// The container's id: all of it.
     pub id: String,
-    /// Where the runtime keeps its state, if not where it usually does.
+    /// Where runc keeps its state, if not where it usually does.
     pub root: Option<PathBuf>,
 }
 
@@ -64,10 +90,45 @@ pub struct State {
 }
 
 impl Container {
-    /// A call of the runtime, with what it logs in `log`.
+    /// The container of this host that a user calls `name`.
+    ///
+    /// # Errors
+    /// If there is none, or no container can have that name.
+    pub fn find(runtime: Runtime, name: &str, root: Option<PathBuf>) -> Result<Self> {
+        let named = Self { runtime, id: name.to_owned(), root };
+        named.check()?;
+        if runtime == Runtime::Runc {
+            return Ok(named);
+        }
+        if named.root.is_some() {
+            return Err(Error::refused_with(
+                "--runtime-root is for containers of runc: Podman knows where its own are",
+                "CONTAINERS_CONF and CONTAINERS_STORAGE_CONF name other configurations",
+            ));
+        }
+        let found = podman::inspect(name)?.ok_or_else(|| named.unknown())?;
+        Ok(Self { id: found.id, ..named })
+    }
+
+    /// The container as runc knows it, which dumps it.
+    #[must_use]
+    pub fn inner(&self) -> Self {
+        Self { runtime: Runtime::Runc, ..self.clone() }
+    }
+
+    /// What checkpoints and restores of it have in common.
+    #[must_use]
+    pub fn words(&self) -> &'static [&'static str] {
+        match self.runtime {
+            Runtime::Runc => &WORDS,
+            Runtime::Podman => &WORDS[..KNOWN_TO_PODMAN],
+        }
+    }
+
+    /// A call of runc, with what it logs in `log`.
     #[must_use]
     pub fn call(&self, log: Option<&Path>, action: &str) -> Command {
-        let mut command = Command::new(self.runtime.program());
+        let mut command = Command::new(Runtime::Runc.program());
         if let Some(root) = &self.root {
             command.arg("--root").arg(root);
         }
@@ -83,19 +144,21 @@ impl Container {
     /// # Errors
     /// If there is no such runtime, or it says something else.
     pub fn state(&self) -> Result<Option<State>> {
-        let program = self.runtime.program();
+        if self.runtime == Runtime::Podman {
+            return Ok(podman::inspect(&self.id)?.map(podman::Inspected::state));
+        }
         let output = self.call(None, "state").arg(&self.id).output();
-        let output = output.context(|| format!("run {program}"))?;
+        let output = output.context(|| "run runc".to_owned())?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             if said.contains("does not exist") {
                 return Ok(None);
             }
-            return Err(Error::refused(format!("{program} state {}: {}", self.id, said.trim())));
+            return Err(Error::refused(format!("runc state {}: {}", self.id, said.trim())));
         }
         serde_json::from_slice(&output.stdout)
             .map(Some)
-            .map_err(|error| Error::refused(format!("{program} state {}: {error}", self.id)))
+            .map_err(|error| Error::refused(format!("runc state {}: {error}", self.id)))
     }
 
     /// The container, which runs.
@@ -103,30 +166,118 @@ impl Container {
     /// # Errors
     /// If it does not.
     pub fn running(&self) -> Result<State> {
-        let program = self.runtime.program();
-        let list = format!("{program} list");
         match self.state()? {
             Some(state) if state.status == "running" => Ok(state),
             Some(state) => Err(Error::refused_with(
                 format!("container {} does not run: it is {}", self.id, state.status),
-                list,
+                self.runtime.list(),
             )),
-            None => {
-                Err(Error::refused_with(format!("{program} knows no container {}", self.id), list))
-            }
+            None => Err(self.unknown()),
         }
+    }
+
+    fn unknown(&self) -> Error {
+        let text = format!("{} knows no container {}", self.runtime.program(), self.id);
+        Error::refused_with(text, self.runtime.list())
+    }
+
+    /// What the other host has to know of it before it may come.
+    ///
+    /// # Errors
+    /// If it does not run, or cannot be described.
+    pub fn describe(&self) -> Result<String> {
+        match self.runtime {
+            Runtime::Runc => configuration(&self.running()?.bundle),
+            Runtime::Podman => podman::describe(&self.id),
+        }
+    }
+
+    /// Adds to the images of the last round what is not in them: it is stopped now.
+    ///
+    /// # Errors
+    /// If the runtime fails at that.
+    pub fn complete(&self, images: &Path, work: &Path) -> Result<()> {
+        match self.runtime {
+            Runtime::Runc => Ok(()),
+            Runtime::Podman => podman::export(self, images, work),
+        }
+    }
+
+    /// A restore from `images`, with what is made for it in `work`.
+    ///
+    /// # Errors
+    /// If the container is not the one that was announced, or brings what it may not.
+    pub fn restore(&self, images: &Path, bundle: &Path, work: &Path, terms: Terms) -> Result<Call> {
+        let mut conmon = None;
+        let mut words: Vec<String> = match self.runtime {
+            Runtime::Runc => {
+                let paths = [bundle, images, work].map(|path| path.display().to_string());
+                let [bundle, images, work] = paths;
+                let named = ["--bundle", &bundle, "--image-path", &images, "--work-path", &work];
+                named.iter().chain(&["--detach"]).map(|&word| word.to_owned()).collect()
+            }
+            Runtime::Podman => {
+                let archive = work.join(podman::ARCHIVE);
+                let ways = podman::Ways::ask()?;
+                let adaptation = Adaptation { id: &self.id, images, ways: &ways, terms };
+                adaptation.write(&images.join(podman::ARCHIVE), &archive)?;
+                conmon = Some(ways.conmon);
+                vec!["--import".to_owned(), archive.display().to_string()]
+            }
+        };
+        words.extend(self.words().iter().map(|&word| word.to_owned()));
+        Ok(Call { conmon, ..Call::new(self, "restore", words, Vec::new()) })
+    }
+
+    /// Before it is ended here, since it runs elsewhere: its runtime is not to start it again.
+    pub fn abandon(&self) {
+        match self.runtime {
+            Runtime::Runc => {}
+            Runtime::Podman => podman::abandon(&self.id),
+        }
+    }
+
+    /// Has the runtime forget a container that has come here and could not be made.
+    pub fn discard(&self) {
+        match self.runtime {
+            Runtime::Runc => self.forget(),
+            Runtime::Podman => podman::discard(self),
+        }
+    }
+
+    /// Whether the runtime has kept a container that could not be made. runc itself removes it.
+    #[must_use]
+    pub fn stays_behind(&self) -> bool {
+        let never_ran = |state: &State| !matches!(state.status.as_str(), "running" | "paused");
+        self.runtime == Runtime::Podman
+            && matches!(self.state(), Ok(Some(state)) if never_ran(&state))
     }
 
     /// Ends it, if it is there, and has the runtime forget it.
     pub fn forget(&self) {
-        match self.call(None, "delete").args(["--force", &self.id]).output() {
-            Ok(output) if !output.status.success() => {
-                let said = String::from_utf8_lossy(&output.stderr);
-                tracing::warn!("{} delete {}: {}", self.runtime.program(), self.id, said.trim());
-            }
-            Ok(_) => {}
-            Err(error) => tracing::warn!("run {}: {error}", self.runtime.program()),
+        // Where conmon was killed, Podman finds out by the first call that the container has ended, and fails it.
+        let done = match self.runtime {
+            Runtime::Runc => self.remove(),
+            Runtime::Podman => self.remove().or_else(|_| self.remove()),
+        };
+        if let Err(error) = done {
+            tracing::warn!("{error}");
         }
+    }
+
+    fn remove(&self) -> Result<()> {
+        let mut command = match self.runtime {
+            Runtime::Runc => self.call(None, "delete"),
+            Runtime::Podman => podman::call(&["rm", "--time", "0"]),
+        };
+        let program = self.runtime.program();
+        let output = command.args(["--force", &self.id]).output();
+        let output = output.context(|| format!("run {program}"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(Error::refused(format!("{program}: forget container {}: {}", self.id, said.trim())))
     }
 
     /// Refuses ids that could be options or paths.
@@ -136,7 +287,7 @@ impl Container {
     pub fn check(&self) -> Result<()> {
         let plain =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'+' | b'-' | b'.');
-        let fits = (1..=200).contains(&self.id.len())
+        let fits = (1..=MAX_NAME).contains(&self.id.len())
             && !self.id.starts_with(['-', '.'])
             && self.id.bytes().all(plain);
         if fits {
@@ -144,6 +295,49 @@ impl Container {
         } else {
             Err(Error::refused(format!("{:?} is no container's id", self.id)))
         }
+    }
+}
+
+/// Judges what describes a container that wants to come ([`Container::describe`]), by what this host has.
+///
+/// # Errors
+/// What keeps it away.
+pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
+    match container.runtime {
+        Runtime::Runc => Ok(()),
+        Runtime::Podman => podman::judge(container, description, terms),
+    }
+}
+
+/// Makes the bundle that a container is restored with, below `dir`; Podman makes its own. What describes it is judged first.
+///
+/// # Errors
+/// As [`bundle::make`].
+pub fn make_bundle(
+    dir: &Path,
+    container: &Container,
+    description: &str,
+    terms: Terms,
+) -> Result<PathBuf> {
+    match container.runtime {
+        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
+        Runtime::Podman => Ok(PathBuf::new()),
+    }
+}
+
+/// What images of a container that could come are judged with: a bundle below `dir`.
+///
+/// # Errors
+/// As [`make_bundle`].
+pub fn make_sketch(
+    dir: &Path,
+    container: &Container,
+    description: &str,
+    terms: Terms,
+) -> Result<PathBuf> {
+    match container.runtime {
+        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
+        Runtime::Podman => podman::sketch(dir, description),
     }
 }
 

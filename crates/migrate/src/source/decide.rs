@@ -42,11 +42,14 @@ impl Source<'_> {
             Verdict::There(pid) => {
                 self.downtime.end = Some(Instant::now());
                 self.ledger.advance(Phase::Moved, |_| {})?;
+                if let Some(container) = &self.plan.container {
+                    container.abandon();
+                }
                 worker.answer(true)?;
                 if let Err(error) = engine::finish("dump", worker) {
                     tracing::warn!("{error}; the tasks are killed");
-                    kill(&self.ledger);
                 }
+                kill(&self.ledger);
                 self.over();
                 Ok(pid)
             }
@@ -217,6 +220,9 @@ fn ask(to: &Peer, id: &str) -> Result<Verdict> {
 
 /// Ends the tasks here: they run at the destination.
 pub fn kill(ledger: &Ledger) {
+    if let Some(container) = &ledger.record().container {
+        container.abandon();
+    }
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
     // The runtime would list it as one that has ended.
     if let Some(container) = &ledger.record().container

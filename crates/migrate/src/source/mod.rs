@@ -32,7 +32,7 @@ use crate::probe::Probe;
 use crate::progress::{self, Live};
 use crate::record::{Ledger, Phase, Record, Side, new_id};
 use crate::report::{Downtime, Estimate, Report, Round};
-use crate::runtime::{Container, configuration};
+use crate::runtime::{Container, Runtime};
 use crate::task::{self, Task};
 use crate::wire::Peer;
 use crate::wire::carrier::Carrier;
@@ -153,11 +153,32 @@ fn is_shell_job(root: &Task) -> Result<bool> {
     Ok(!task::tree(root.pid)?.iter().any(|task| task.pid == session))
 }
 
+/// Whether the container's runtime can do what is asked for.
+fn judge(plan: &Plan) -> Result<()> {
+    let Some(Runtime::Podman) = plan.container.as_ref().map(|it| it.runtime) else { return Ok(()) };
+    if plan.mode.builds_early() || plan.mode.is_lazy() {
+        return Err(Error::refused_with(
+            format!(
+                "a container of Podman cannot move by {}: Podman makes it in one step",
+                plan.mode.name()
+            ),
+            "--mode pre-copy, or --mode stop-and-copy",
+        ));
+    }
+    if plan.with_rootfs {
+        return Err(Error::refused_with(
+            "the root file system of a container of Podman comes from its image there, and what has changed goes along",
+            "leave --with-rootfs out",
+        ));
+    }
+    Ok(())
+}
+
 /// What moves, in the words that the destination understands.
 fn subject(plan: &Plan, root: &Task, shell_job: bool) -> Result<Subject> {
     if let Some(container) = &plan.container {
-        let config = configuration(&container.running()?.bundle)?;
-        let (runtime, id) = (container.runtime, container.id.clone());
+        let (runtime, id, config) =
+            (container.runtime, container.id.clone(), container.describe()?);
         return Ok(Subject::Container { runtime, id, config });
     }
     let own_pids = pid_namespace(&root.pid.to_string()) != pid_namespace("self");
@@ -174,6 +195,7 @@ fn work_dir(plan: &Plan, id: &str) -> PathBuf {
 impl<'a> Source<'a> {
     /// Asks the destination whether it may come.
     fn begin(plan: &'a Plan, root: Task, cancel: Cancel) -> Result<Self> {
+        judge(plan)?;
         let id = plan.id.clone().map_or_else(new_id, Ok)?;
         let shell_job = is_shell_job(&root)?;
         let here = Host::this();

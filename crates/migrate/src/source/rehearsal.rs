@@ -16,7 +16,7 @@ use super::files::{trees, volumes};
 use super::link::Link;
 use super::round::written_pages;
 use super::sample::{Writes, has_own_users};
-use super::{Plan, is_shell_job, subject, work_dir};
+use super::{Plan, is_shell_job, judge, subject, work_dir};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
@@ -77,6 +77,9 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         let hint = error.hint().map_or(String::new(), |hint| format!(" (hint: {hint})"));
         refused.push(format!("{error}{hint}"));
     };
+    if let Err(error) = judge(plan) {
+        note(&error);
+    }
     let mut link = match Link::rehearse(&plan.to, begin) {
         Ok((link, _)) => Some(link),
         Err(error) => {
@@ -113,8 +116,7 @@ pub fn rehearse(plan: &Plan) -> Result<Rehearsal> {
         _ => None,
     };
     let learned_from = lesson.map_or(0, |lesson| lesson.of);
-    let mode = serde_json::to_value(plan.mode).ok();
-    let mode = mode.and_then(|mode| mode.as_str().map(str::to_owned)).unwrap_or_default();
+    let mode = plan.mode.name().to_owned();
     Ok(Rehearsal { mode, refused, measured, learned_from })
 }
 
@@ -174,9 +176,9 @@ fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
         Some(container) => {
             let (dir, logs) = (work.join("1").display().to_string(), work.display().to_string());
             let named = ["--image-path", &dir, "--work-path", &logs].map(str::to_owned);
-            let words = named.into_iter().chain(runtime::WORDS.map(str::to_owned)).collect();
-            let (container, action) = (container.clone(), "checkpoint".to_owned());
-            let call = Call { container, action, words, options };
+            let common = container.words().iter().map(|&word| word.to_owned());
+            let words = named.into_iter().chain(common).collect();
+            let call = Call::new(&container.inner(), "checkpoint", words, options);
             runtime::start(&call, work, &[POST_DUMP], &fds)?
         }
         None => {

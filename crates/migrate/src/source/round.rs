@@ -79,6 +79,9 @@ impl Source<'_> {
         self.has_stopped = true;
         address::run(self.plan.script.as_deref(), Stage::Stopped, &self.id)?;
         let files = self.send_files()?;
+        if let Some(container) = &self.plan.container {
+            container.complete(&self.round_dir(number), self.work.path())?;
+        }
         self.link.send_images(&self.round_dir(number), number)?;
         self.arrived(number)?;
         let arrived = Instant::now();
@@ -157,7 +160,7 @@ impl Source<'_> {
         if number > 1 {
             words.extend(["--parent-path".to_owned(), format!("../{}", number - 1)]);
         }
-        words.extend(runtime::WORDS.map(str::to_owned));
+        words.extend(container.words().iter().map(|&word| word.to_owned()));
         // The runtime says whether pages are fetched later, or it is taken for no.
         if kind == Kind::Lazy {
             words.push("--lazy-pages".to_owned());
@@ -170,9 +173,8 @@ impl Source<'_> {
             options.extend(["--track-mem", "--cow"].map(str::to_owned));
         }
         options.extend(self.more_options());
-        let (container, action) = (container.clone(), "checkpoint".to_owned());
         let holds: &[&str] = if kind == Kind::Running { &[] } else { &[POST_DUMP] };
-        (Call { container, action, words, options }, holds)
+        (Call::new(&container.inner(), "checkpoint", words, options), holds)
     }
 
     /// What is the same for all dumps.

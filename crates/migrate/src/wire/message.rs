@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::Change;
 use crate::host::Host;
 use crate::record::Phase;
-use crate::runtime::Runtime;
+use crate::runtime::{ARCHIVE, Runtime};
 
 /// What the source says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ pub enum Subject {
         runtime: Runtime,
         /// Its id.
         id: String,
-        /// The configuration of its bundle.
+        /// What describes it: of runc, the configuration of its bundle.
         config: String,
     },
 }
@@ -208,11 +208,11 @@ pub struct Summary {
     pub pid: Option<i32>,
 }
 
-/// Whether `name` is one that the images of a dump can have. runc leaves one of its own.
+/// Whether `name` is one that the images of a dump can have. runc leaves one of its own, and so does Podman.
 #[must_use]
 pub fn is_image(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    name == "descriptors.json"
+    ["descriptors.json", ARCHIVE].contains(&name)
         || name.len() <= 200
             && name.ends_with(".img")
             && !name.starts_with('.')
@@ -225,7 +225,13 @@ mod tests {
 
     #[test]
     fn names_lead_nowhere_else() {
-        for name in ["pages-1.img", "tmpfs-dev-62.tar.gz.img", "core-1.img", "descriptors.json"] {
+        for name in [
+            "pages-1.img",
+            "tmpfs-dev-62.tar.gz.img",
+            "core-1.img",
+            "descriptors.json",
+            "podman.tar",
+        ] {
             assert!(is_image(name), "{name}");
         }
         for name in

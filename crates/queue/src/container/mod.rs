@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rustix::mount::{MountFlags, mount};
-use torpor_migrate::runtime::{self, Call, Streams, WORDS};
+use torpor_migrate::runtime::{self, Call, Streams};
 use torpor_worker::Worker;
 
 use crate::files::{self, JobDir};
@@ -117,7 +117,7 @@ impl Container {
         if last.is_none_or(|last| last.track) {
             options.push("--track-mem".to_owned());
         }
-        let call = self.call("checkpoint", words, options);
+        let call = Call::new(&self.runc, "checkpoint", words, options);
         runtime::start(&call, &self.place, &["post-dump"], &[]).map_err(io::Error::other)
     }
 
@@ -137,7 +137,7 @@ impl Container {
         let text = |path: &Path| path.display().to_string();
         words.extend(["--detach".to_owned(), "--bundle".to_owned(), text(&self.place)]);
         words.extend(["--pid-file".to_owned(), text(&self.pid_file())]);
-        let call = self.call("restore", words, options);
+        let call = Call::new(&self.runc, "restore", words, options);
         let streams: Streams<'_> = streams.map(|fd| fd.map(std::os::fd::AsFd::as_fd));
         runtime::start_restore(&call, &self.place, &[], streams).map_err(io::Error::other)
     }
@@ -147,12 +147,8 @@ impl Container {
         let own = ["--image-path".to_owned(), images.display().to_string()];
         own.into_iter()
             .chain(["--work-path".to_owned(), place])
-            .chain(WORDS.map(str::to_owned))
+            .chain(self.runc.words().iter().map(|&word| word.to_owned()))
             .collect()
-    }
-
-    fn call(&self, action: &str, words: Vec<String>, options: Vec<String>) -> Call {
-        Call { container: self.runc.clone(), action: action.to_owned(), words, options }
     }
 
     /// Has runc forget it, and remove its cgroups.

@@ -1,0 +1,41 @@
+//! What stands before conmon, which Podman has look after a container that is restored.
+//!
+//! It is conmon that starts the runtime, and Podman gives it an environment of its own. So Podman is told of another
+//! conmon: this program by the name [`NAME`], in a directory with all that the runtime is to find. It becomes the
+//! real one.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use super::job::{CONFIGURATION, path};
+use crate::error::{Context, Result};
+
+/// The name of this program when it stands before conmon.
+pub const NAME: &str = "torpor-conmon";
+/// The real one, beside it.
+const REAL: &str = "conmon";
+
+/// Puts it into the directory of a job's programs, before the conmon at `real`: its path.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn put(bin: &Path, own: &Path, real: &Path) -> Result<PathBuf> {
+    let failed = || bin.display().to_string();
+    symlink(real, bin.join(REAL)).context(failed)?;
+    symlink(own, bin.join(NAME)).context(failed)?;
+    Ok(bin.join(NAME))
+}
+
+/// Becomes the conmon that is beside the program of this path.
+#[must_use]
+pub fn run(program: &Path, args: impl Iterator<Item = OsString>) -> ExitCode {
+    let bin = program.parent().unwrap_or(Path::new("/"));
+    let mut command = Command::new(bin.join(REAL));
+    command.args(args).env("PATH", path(bin)).env("CRIU_CONFIG_FILE", bin.join(CONFIGURATION));
+    let error = command.exec();
+    eprintln!("Error: {}: {error}", bin.join(REAL).display());
+    ExitCode::FAILURE
+}

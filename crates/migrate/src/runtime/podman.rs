@@ -1,0 +1,438 @@
+//! Podman: containers of runc, of which it knows more.
+//!
+//! Podman dumps a container in one step, and makes one in one step. So here runc dumps it, as often as a migration
+//! needs that; when it is stopped for the last time, Podman [exports](export) what else belongs to it, with an engine
+//! that does nothing. At the destination Podman imports that, and its runc finds the images that have come in rounds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::bundle::{Terms, judge_hooks};
+use super::{Container, Runtime, State, configuration, job};
+use crate::error::{Context, Error, Result};
+use crate::record::make_private;
+use crate::task::Task;
+
+/// What Podman exports lies among the images of the last round under this name.
+pub const ARCHIVE: &str = "podman.tar";
+/// Names of images are no longer.
+const MAX_NAME: usize = 500;
+
+/// What Podman says of a container.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Inspected {
+    /// All of its id.
+    pub id: String,
+    name: String,
+    /// The id of its image.
+    image: String,
+    #[serde(default)]
+    image_name: String,
+    state: Running,
+    static_dir: PathBuf,
+    #[serde(rename = "OCIRuntime", default)]
+    runtime: String,
+    #[serde(default)]
+    pod: String,
+    #[serde(default)]
+    mounts: Vec<Mount>,
+    network_settings: Networks,
+    host_config: HostConfig,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Running {
+    status: String,
+    pid: i32,
+    #[serde(default)]
+    conmon_pid: i32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Mount {
+    #[serde(rename = "Type")]
+    kind: String,
+    /// That of a volume.
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Networks {
+    #[serde(default)]
+    networks: Option<BTreeMap<String, Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HostConfig {
+    #[serde(default)]
+    network_mode: String,
+    #[serde(default)]
+    ipc_mode: String,
+    #[serde(default)]
+    pid_mode: String,
+}
+
+impl Inspected {
+    /// What every runtime says of a container.
+    #[must_use]
+    pub fn state(self) -> State {
+        State { status: self.state.status, pid: self.state.pid, bundle: self.static_dir }
+    }
+
+    /// What keeps it here whatever the other host is like: in words, and what to do.
+    fn obstacle(&self) -> Option<(String, String)> {
+        let runtime = Path::new(&self.runtime).file_name().unwrap_or_default();
+        if runtime != Runtime::Runc.program() {
+            let text = format!("runs by {}, and only those of runc move", runtime.display());
+            return Some((text, "podman --runtime runc run".to_owned()));
+        }
+        if !self.pod.is_empty() {
+            let text = format!("is part of pod {}", self.pod);
+            return Some((text, "run it outside of a pod".to_owned()));
+        }
+        let host = &self.host_config;
+        let modes = [&host.network_mode, &host.ipc_mode, &host.pid_mode];
+        if let Some(other) = modes.iter().find_map(|mode| mode.strip_prefix("container:")) {
+            let text = format!("lives in a namespace of container {other}");
+            return Some((text, "give it one of its own".to_owned()));
+        }
+        if self.image_name.is_empty() {
+            let text = "is made of a directory, and not of an image".to_owned();
+            return Some((text, "podman run IMAGE".to_owned()));
+        }
+        None
+    }
+
+    /// The names of the volumes that Podman keeps for it.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<String> {
+        let volumes = self.mounts.iter().filter(|mount| mount.kind == "volume");
+        volumes.map(|mount| mount.name.clone()).collect()
+    }
+}
+
+/// What describes a container to the destination.
+#[derive(Debug, Serialize, Deserialize)]
+struct Description {
+    name: String,
+    image: String,
+    image_id: String,
+    networks: Vec<String>,
+    volumes: Vec<String>,
+    /// Its configuration, as runc has it.
+    spec: Value,
+}
+
+/// A call of Podman.
+#[must_use]
+pub fn call(words: &[&str]) -> Command {
+    let mut command = Command::new(Runtime::Podman.program());
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+/// What a call prints, or the error that it ends with.
+fn ask(words: &[&str]) -> Result<std::result::Result<String, String>> {
+    let output = call(words).output().context(|| "run podman".to_owned())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let done = output.status.success();
+    Ok(if done { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) })
+}
+
+/// What a call prints that must succeed.
+fn say(words: &[&str]) -> Result<String> {
+    let failed = |said| Error::refused(format!("podman {}: {said}", words[..2].join(" ")));
+    ask(words)?.map_err(failed)
+}
+
+/// Whether Podman here has a thing of this kind: `container`, `image`, `network`, `volume`.
+fn has(kind: &str, name: &str) -> Result<bool> {
+    let status = call(&[kind, "exists", "--", name]).stderr(Stdio::null()).status();
+    match status.context(|| "run podman".to_owned())?.code() {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
+        _ => Err(Error::refused(format!("podman {kind} exists {name}: it fails"))),
+    }
+}
+
+/// What Podman knows of a container; `None` if it knows no such container.
+///
+/// # Errors
+/// If there is no Podman, or it says something else.
+pub fn inspect(name: &str) -> Result<Option<Inspected>> {
+    let text = match ask(&["container", "inspect", "--", name])? {
+        Ok(text) => text,
+        Err(said) if said.contains("no such container") => return Ok(None),
+        Err(said) => return Err(Error::refused(format!("podman container inspect: {said}"))),
+    };
+    let [found] = serde_json::from_str::<[Inspected; 1]>(&text)
+        .map_err(|error| Error::refused(format!("podman container inspect {name}: {error}")))?;
+    Ok(Some(found))
+}
+
+/// Describes a container that is to move.
+///
+/// # Errors
+/// If it does not run, or cannot move.
+pub fn describe(id: &str) -> Result<String> {
+    let none = || Error::refused(format!("Podman does not know container {id} any more"));
+    let found = inspect(id)?.ok_or_else(none)?;
+    if let Some((text, hint)) = found.obstacle() {
+        return Err(Error::refused_with(format!("container {} {text}", found.name), hint));
+    }
+    let spec = configuration(&found.static_dir)?;
+    let spec = serde_json::from_str(&spec).map_err(|error| Error::refused(error.to_string()))?;
+    // Others are none that could be made.
+    let is_bridge = found.host_config.network_mode == "bridge";
+    let networks = found.network_settings.networks.iter().filter(|_| is_bridge).flatten();
+    let networks = networks.map(|(name, _)| name.clone()).collect();
+    let volumes = found.volumes();
+    let (name, image, image_id) = (found.name, found.image_name, found.image);
+    let description = Description { name, image, image_id, networks, volumes, spec };
+    serde_json::to_string(&description).map_err(|error| Error::refused(error.to_string()))
+}
+
+fn read(description: &str) -> Result<Description> {
+    let wrong = |why: String| Error::Protocol(format!("description of a container: {why}"));
+    let read: Description =
+        serde_json::from_str(description).map_err(|error| wrong(error.to_string()))?;
+    let is_plain = |text: &&String| {
+        (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    let named = [&read.name, &read.image, &read.image_id].into_iter();
+    let odd = named.chain(&read.networks).chain(&read.volumes).find(|text| !is_plain(text));
+    match odd.cloned() {
+        Some(text) => Err(wrong(format!("{text:?} is no name"))),
+        None => Ok(read),
+    }
+}
+
+/// Judges a description by what Podman has here.
+///
+/// # Errors
+/// What keeps the container away.
+pub fn judge(container: &Container, description: &str, terms: Terms) -> Result<()> {
+    let Description { name, image, image_id, networks, volumes, spec } = read(description)?;
+    judge_hooks(&spec, &name, terms)?;
+    if terms.rootfs {
+        return Err(Error::Protocol(format!("the root file system of container {name} of Podman")));
+    }
+    if has("container", &name)? {
+        return Err(Error::refused(format!("there is a container {name} here")));
+    }
+    if container.id.len() != 64 || !container.id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(Error::Protocol(format!("{:?} is no id of Podman's", container.id)));
+    }
+    if !has("image", &image)? {
+        return Err(Error::refused_with(
+            format!("the image {image} of container {name} is not here"),
+            format!("there: podman pull {image}, or podman save and podman load"),
+        ));
+    }
+    let here = say(&["image", "inspect", "--format", "{{.Id}}", "--", &image])?;
+    if here.trim_start_matches("sha256:") != image_id.trim_start_matches("sha256:") {
+        return Err(Error::refused_with(
+            format!("the image {image} here is not that of container {name}, which is {image_id}"),
+            format!("there: podman pull {image}, or podman save and podman load"),
+        ));
+    }
+    for network in networks {
+        if !has("network", &network)? {
+            return Err(Error::refused_with(
+                format!("container {name} is part of network {network}, which is not here"),
+                format!("there: podman network create {network}, with the same subnet"),
+            ));
+        }
+    }
+    for volume in volumes {
+        if has("volume", &volume)? {
+            return Err(Error::refused_with(
+                format!("there is a volume {volume} here, which container {name} would bring"),
+                format!("there: podman volume rm {volume}, if nothing needs it"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What images of a container that could come are judged with: a directory with its configuration.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn sketch(dir: &Path, description: &str) -> Result<PathBuf> {
+    let file = dir.join("config.json");
+    make_private(dir)?;
+    fs::write(&file, read(description)?.spec.to_string()).context(|| file.display().to_string())?;
+    Ok(dir.to_owned())
+}
+
+/// Has Podman export a container that is stopped, to where the images of its last round are. Podman believes that its
+/// runtime has just dumped it, and goes on.
+///
+/// # Errors
+/// If Podman fails at that.
+pub fn export(container: &Container, images: &Path, work: &Path) -> Result<()> {
+    let bin = work.join("idle");
+    make_private(&bin)?;
+    let engine = bin.join("criu");
+    let failed = || engine.display().to_string();
+    let own = job::shell(&job::own()?);
+    fs::write(&engine, format!("#!/bin/sh\nexec '{own}' agent idle \"$@\"\n")).context(failed)?;
+    fs::set_permissions(&engine, fs::Permissions::from_mode(0o700)).context(failed)?;
+
+    let none =
+        || Error::refused(format!("Podman does not know container {} any more", container.id));
+    let kept = inspect(&container.id)?.ok_or_else(none)?.static_dir;
+    let before = names(&kept);
+    let archive = images.join(ARCHIVE).display().to_string();
+    let words = ["container", "checkpoint", "--leave-running", "--compress", "none"];
+    let output = call(&words)
+        .args(["--export", &archive, &container.id])
+        .env("PATH", job::path(&bin))
+        .output()
+        .context(|| "run podman".to_owned())?;
+    for name in names(&kept).into_iter().filter(|name| !before.contains(name)) {
+        let path = kept.join(name);
+        let removed =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        if let Err(error) = removed {
+            tracing::warn!("{}: {error}", path.display());
+        }
+    }
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Error::refused(format!("podman container checkpoint: {}", said.trim())))
+}
+
+/// What a call has failed at, of what it has said.
+#[must_use]
+pub fn last_error(said: &str) -> Option<String> {
+    said.lines().rev().find_map(|line| line.strip_prefix("Error: ")).map(str::to_owned)
+}
+
+/// Ends who looks after a container, which is about to end here since it runs elsewhere: conmon would have Podman start it
+/// again, by its restart policy.
+pub fn abandon(id: &str) {
+    let found = match inspect(id) {
+        Ok(found) => found,
+        Err(error) => return tracing::warn!("{error}"),
+    };
+    let pid = found.map_or(0, |found| found.state.conmon_pid);
+    // The number may be that of somebody else by now.
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    if name.trim_end() == "conmon"
+        && let Ok(conmon) = Task::find(pid)
+    {
+        conmon.signal(Signal::KILL);
+    }
+}
+
+/// Removes a container that could not be made, and the volumes that were made for it.
+pub fn discard(container: &Container) {
+    let volumes = inspect(&container.id).ok().flatten().map(|found| found.volumes());
+    container.forget();
+    for volume in volumes.unwrap_or_default() {
+        if let Err(error) = say(&["volume", "rm", "--", &volume]) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// The names of what is in a directory.
+fn names(dir: &Path) -> Vec<std::ffi::OsString> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).collect()
+}
+
+/// How Podman here does things, from `podman info`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ways {
+    /// The program that looks after containers.
+    pub conmon: PathBuf,
+    /// Who makes cgroups: `cgroupfs` or `systemd`.
+    pub cgroups: String,
+}
+
+impl Ways {
+    /// Asks it.
+    ///
+    /// # Errors
+    /// If it does not say.
+    pub fn ask() -> Result<Self> {
+        let text = say(&["info", "--format", "{{.Host.Conmon.Path}} {{.Host.CgroupManager}}"])?;
+        match text.rsplit_once(' ') {
+            Some((conmon, cgroups)) if conmon.starts_with('/') => {
+                Ok(Self { conmon: conmon.into(), cgroups: cgroups.to_owned() })
+            }
+            _ => Err(Error::refused(format!("podman info says {text:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn inspected(change: impl FnOnce(&mut Value)) -> Inspected {
+        let mut said = json!({
+            "Id": "a1", "Name": "web", "Image": "b2", "ImageName": "localhost/web:1",
+            "State": { "Status": "running", "Pid": 7 }, "StaticDir": "/x/userdata",
+            "OCIRuntime": "/usr/bin/runc", "Pod": "", "Mounts": [],
+            "NetworkSettings": { "Networks": { "podman": {} } },
+            "HostConfig": { "NetworkMode": "bridge", "IpcMode": "private", "PidMode": "private" },
+        });
+        change(&mut said);
+        serde_json::from_value(said).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_move_is_named_with_what_to_do() {
+        assert!(inspected(|_| {}).obstacle().is_none());
+        let named = |at: &str, value: Value| {
+            let at = at.to_owned();
+            inspected(|said| *said.pointer_mut(&at).unwrap() = value).obstacle().unwrap()
+        };
+        assert!(named("/OCIRuntime", json!("crun")).1.contains("--runtime runc"));
+        assert!(named("/Pod", json!("p3")).0.contains("pod p3"));
+        assert!(named("/HostConfig/IpcMode", json!("container:c4")).0.contains("container c4"));
+        assert!(named("/ImageName", json!("")).0.contains("directory"));
+        let mounts = json!([{ "Type": "bind" }, { "Type": "volume", "Name": "data" }]);
+        assert_eq!(inspected(|said| said["Mounts"] = mounts).volumes(), ["data"]);
+    }
+
+    #[test]
+    fn descriptions_are_checked() {
+        let of = |image: &str, networks: Value| {
+            let all = json!({
+                "name": "web", "image": image, "image_id": "b2", "networks": networks,
+                "volumes": [], "spec": {},
+            });
+            read(&all.to_string())
+        };
+        assert_eq!(of("localhost/web:1", json!(["podman"])).unwrap().networks, ["podman"]);
+        for image in ["", "a b", "a\n", &"a".repeat(MAX_NAME + 1)] {
+            assert!(of(image, json!([])).is_err(), "{image:?}");
+        }
+        assert!(of("a", json!(["x\0"])).is_err());
+        assert!(read("{}").is_err());
+    }
+}
