@@ -497,8 +497,12 @@ fn reap_stray(tids: &mut Vec<i32>) -> bool {
 /// alone may be to wait for ever: a leader is not reported before its other threads have been waited
 /// for, and of the first process in a pid namespace one thread, whichever it is, does not end before
 /// everybody else in there, its own other threads included, has been waited for.
+///
+/// Some of these may have parents out there, which have ended as well, so that they wait for who
+/// has adopted them. Their namespace's first process is not waited for then: it is past doing anything.
 fn wait_gone(mut tids: Vec<i32>) {
     let mut pause = Duration::from_micros(5);
+    let mut moved = Instant::now();
     while !tids.is_empty() {
         let before = tids.len();
         tids.retain(|&tid| match wait(tid, false) {
@@ -514,7 +518,10 @@ fn wait_gone(mut tids: Vec<i32>) {
         // the same, and holds up the first process of its pid namespace.
         let stray = tids.len() == before && !tids.is_empty() && reap_stray(&mut tids);
         pause = if tids.len() < before || stray {
+            moved = Instant::now();
             Duration::from_micros(5)
+        } else if moved.elapsed() > ADOPTED && tids.iter().all(|&tid| waits_for_namespace(tid)) {
+            return;
         } else {
             (pause * 2).min(Duration::from_millis(2))
         };
@@ -522,6 +529,28 @@ fn wait_gone(mut tids: Vec<i32>) {
             std::thread::sleep(pause);
         }
     }
+}
+
+/// How long who has adopted a process may take to wait for it.
+const ADOPTED: Duration = Duration::from_secs(1);
+
+/// Whether a thread is the last one of the first process of a pid namespace, and ends when all
+/// others in there have been waited for.
+fn waits_for_namespace(tid: i32) -> bool {
+    /// `PF_EXITING` of linux/sched.h.
+    const EXITING: u32 = 4;
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{tid}/{name}")).ok();
+    let is_first = read("status").is_some_and(|status| {
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        pids.is_some_and(|pids| pids.split_whitespace().last() == Some("1"))
+    });
+    let is_exiting = read("stat").and_then(|stat| {
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let sleeps = fields.next() == Some("S");
+        let flags: u32 = fields.nth(5)?.parse().ok()?;
+        Some(sleeps && flags & EXITING != 0)
+    });
+    is_first && is_exiting == Some(true)
 }
 
 /// Sends a signal to a process.
