@@ -4,7 +4,7 @@
 //! Ids that the kernel hands out anew (inode numbers of pipes, outer process ids, mount ids) are
 //! replaced by the order of their appearance, so that who shares what is still compared.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -18,8 +18,10 @@ pub type Observation = BTreeMap<String, String>;
 struct Task {
     /// Its directory in /proc.
     dir: PathBuf,
-    /// Its id in its own namespace.
-    inner: i32,
+    /// Its ids, from that in the namespace of the root to that in its own: `7`, or `9.1`.
+    inner: String,
+    /// Where the first of them stands in its status.
+    level: usize,
 }
 
 /// Replaces ids by the order of their appearance.
@@ -39,8 +41,8 @@ impl Ordinals {
 /// A task is gone or unreadable.
 pub fn tree(root: i32, work: &Path) -> Result<Observation> {
     let tasks = tasks(root)?;
-    let ids: HashMap<i32, i32> =
-        tasks.iter().filter_map(|task| Some((number(&task.dir)?, task.inner))).collect();
+    let ids: HashMap<i32, &str> =
+        tasks.iter().filter_map(|task| Some((number(&task.dir)?, &*task.inner))).collect();
     let (mut seen, mut objects) = (Observation::new(), Ordinals::default());
     for task in &tasks {
         let mut put = |subject: &str, value: String| {
@@ -58,7 +60,7 @@ pub fn tree(root: i32, work: &Path) -> Result<Observation> {
 
 fn observe(
     task: &Task,
-    ids: &HashMap<i32, i32>,
+    ids: &HashMap<i32, &str>,
     objects: &mut Ordinals,
     put: &mut impl FnMut(&str, String),
 ) -> Result<()> {
@@ -68,7 +70,7 @@ fn observe(
         put("status Name", status_field(&task.dir, "Name")?);
         put("status Uid", status_field(&task.dir, "Uid")?);
         let Some(dir) = living_thread(&task.dir)? else { return Ok(()) };
-        let living = Task { dir, inner: task.inner };
+        let living = Task { dir, inner: task.inner.clone(), level: task.level };
         return observe_living(&living, objects, put);
     }
     observe_living(task, objects, put)
@@ -167,13 +169,15 @@ pub fn descendants(root: i32) -> Result<Vec<i32>> {
 
 fn tasks(root: i32) -> Result<Vec<Task>> {
     let mut tasks = Vec::new();
+    let dir = |pid: i32| Path::new("/proc").join(pid.to_string());
+    let level = status_field(&dir(root), "NSpid")?.split_whitespace().count().saturating_sub(1);
     for pid in descendants(root)? {
-        let dir = Path::new("/proc").join(pid.to_string());
-        if let Ok(inner) = inner_id(&dir) {
-            tasks.push(Task { dir, inner });
+        let dir = dir(pid);
+        if let Ok(inner) = inner_id(&dir, level) {
+            tasks.push(Task { dir, inner, level });
         }
     }
-    tasks.sort_by_key(|task| task.inner);
+    tasks.sort_by(|a, b| a.inner.cmp(&b.inner));
     Ok(tasks)
 }
 
@@ -186,9 +190,11 @@ fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn inner_id(dir: &Path) -> Result<i32> {
+fn inner_id(dir: &Path, level: usize) -> Result<String> {
     let ids = status_field(dir, "NSpid")?;
-    ids.split_whitespace().last().context("no NSpid")?.parse().context("NSpid")
+    let ids: Vec<&str> = ids.split_whitespace().skip(level).collect();
+    ensure!(!ids.is_empty(), "no NSpid");
+    Ok(ids.join("."))
 }
 
 fn state(dir: &Path) -> Result<char> {
@@ -197,7 +203,7 @@ fn state(dir: &Path) -> Result<char> {
 }
 
 /// What `stat` tells beside `status`: relations, scheduling, the bounds of the program's parts.
-fn stat(task: &Task, ids: &HashMap<i32, i32>, put: &mut impl FnMut(&str, String)) -> Result<()> {
+fn stat(task: &Task, ids: &HashMap<i32, &str>, put: &mut impl FnMut(&str, String)) -> Result<()> {
     let text = read(&task.dir.join("stat"))?;
     let fields: Vec<&str> = text.rsplit_once(") ").context("stat")?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or("");
@@ -299,7 +305,7 @@ fn threads(task: &Task, put: &mut impl FnMut(&str, String)) -> Result<()> {
         if read(&dir.join("comm")).is_ok_and(|comm| comm.starts_with("iou-")) {
             continue;
         }
-        let seen = inner_id(&dir).and_then(|id| {
+        let seen = inner_id(&dir, task.level).and_then(|id| {
             if id != task.inner {
                 status(&format!("thread {id} "), &dir, put)?;
             }
