@@ -67,8 +67,8 @@ struct State {
 }
 
 fn dump(threads: &mut [Tracee], filters: &mut Filters, shift: i32) -> State {
-    let vtid = move |tid: i32| Some(tid + shift);
-    let mut tree = Tree { maps: &IdMaps::identity(), vtid: &vtid, filters };
+    let own_tid = move |tid: i32| Some(tid + shift);
+    let mut tree = Tree { maps: &IdMaps::identity(), own_tid: &own_tid, filters };
     let read = |t: &Tracee| proc::thread_status(t.pid(), t.tid()).unwrap();
     let statuses: Vec<_> = threads.iter().map(read).collect();
     let stat = proc::stat(threads[0].pid()).unwrap();

@@ -236,7 +236,13 @@ impl Status {
 
     /// The pids of the task, outermost namespace first (`NSpid`).
     pub fn ns_pids(&self) -> Vec<i32> {
-        self.numbers("NSpid", 10).into_iter().filter_map(|p| i32::try_from(p).ok()).collect()
+        self.in_each_ns("NSpid")
+    }
+
+    /// The numbers of a line such as `NSpgid`: one for each pid namespace that the task is in,
+    /// the outermost first.
+    pub fn in_each_ns(&self, key: &str) -> Vec<i32> {
+        self.numbers(key, 10).into_iter().filter_map(|p| i32::try_from(p).ok()).collect()
     }
 }
 

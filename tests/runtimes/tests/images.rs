@@ -352,7 +352,7 @@ fn namespace_numbers() {
                     let child = *images.tasks().last().unwrap();
                     images.ids(child, |ids| ids.pid_ns_id = Some(900_001));
                 },
-                &["its pid namespace is not that of the root task"],
+                &["its pid namespace is one that its parent has entered"],
             ),
             (
                 "a namespace that nobody lives in",

@@ -14,8 +14,11 @@ use crate::proc;
 pub struct Inodes {
     /// In the order of [`NsKind::ALL`].
     own: [u64; NsKind::ALL.len()],
-    /// Where children would live, which can be another one than their parent's.
-    pub for_children: [(NsKind, u64); 2],
+    /// Where children would live, which can be another one than their parent's; `None` for a pid
+    /// namespace without a task.
+    pub pids_for_children: Option<u64>,
+    /// Likewise their clocks.
+    pub time_for_children: u64,
 }
 
 impl Inodes {
@@ -28,11 +31,10 @@ impl Inodes {
         for (inode, kind) in own.iter_mut().zip(NsKind::ALL) {
             *inode = proc::ns_inode(pid, kind.name())?;
         }
-        let mut for_children = [(NsKind::Pid, 0), (NsKind::Time, 0)];
-        for (kind, inode) in &mut for_children {
-            *inode = proc::ns_inode(pid, &format!("{}_for_children", kind.name()))?;
-        }
-        Ok(Inodes { own, for_children })
+        // One that no task was born into yet cannot be asked for.
+        let pids_for_children = proc::ns_inode(pid, "pid_for_children").ok();
+        let time_for_children = proc::ns_inode(pid, "time_for_children")?;
+        Ok(Inodes { own, pids_for_children, time_for_children })
     }
 
     /// All of them, with their kinds.

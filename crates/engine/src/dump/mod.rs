@@ -53,7 +53,7 @@ use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Namespace, Namespaces, NsKind};
+use crate::namespace::{self, Namespace, Namespaces, NsKind, pid};
 use crate::options::Options;
 use crate::task::{Filters, Settings};
 use crate::{cgroup, cpuinfo, network, proc};
@@ -202,7 +202,7 @@ fn check_nesting(
     is_root: bool,
     all: &Namespaces,
 ) -> Result<()> {
-    for kind in [NsKind::Pid, NsKind::User, NsKind::Time] {
+    for kind in [NsKind::User, NsKind::Time] {
         if !is_root && kind.id_in(ids) != kind.id_in(root) {
             return Err(Error::refused(
                 pid,
@@ -212,15 +212,13 @@ fn check_nesting(
             ));
         }
     }
-    for (kind, inode) in inodes.for_children {
-        let now = kind.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
-        if now != Some(inode) {
-            return Err(Error::refused(
-                pid,
-                format!("its {} namespace for children", kind.name()),
-                "is another one than its own, which is not supported",
-            ));
-        }
+    let now = NsKind::Time.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
+    if now != Some(inodes.time_for_children) {
+        return Err(Error::refused(
+            pid,
+            "its time namespace for children",
+            "is another one than its own, which is not supported",
+        ));
     }
     Ok(())
 }
@@ -273,7 +271,8 @@ impl<'a> Dump<'a> {
             let vmas = if task.threads.is_empty() { Vec::new() } else { mappings(task.face)? };
             Ok::<_, Error>((proc::stat(task.face)?, vmas))
         })?;
-        let tasks = frozen.into_iter().zip(seen).map(|(task, seen)| Task::new(task, seen));
+        let level = frozen.first().map_or(0, level_of);
+        let tasks = frozen.into_iter().zip(seen).map(|(task, seen)| Task::new(task, level, seen));
         let tasks = tasks.collect::<Result<Vec<_>>>()?;
         let id_maps = IdMaps::of(opts.pid)?;
         let tasks = Tasks::new(tasks, guardian.clone());
@@ -281,7 +280,7 @@ impl<'a> Dump<'a> {
     }
 
     /// Reads what procfs says of each thread, and so the ids of the threads as the images
-    /// know them: in their innermost pid namespace. What it says of a process is what it says
+    /// know them: in the pid namespace of the root task. What it says of a process is what it says
     /// of its first thread.
     fn read_statuses(&mut self) -> Result<()> {
         let others = |task: &Task| -> Vec<(i32, i32)> {
@@ -296,7 +295,7 @@ impl<'a> Dump<'a> {
         }
         let own = self.tasks.iter().flat_map(|task| {
             let threads = task.threads.iter().zip(&task.statuses).map(|(thread, status)| {
-                let vtid = status.ns_pids().last().copied().unwrap_or(thread.tid());
+                let vtid = status.ns_pids().get(task.level).copied().unwrap_or(thread.tid());
                 (thread.tid(), vtid)
             });
             std::iter::once((task.tgid, task.vpid)).chain(threads)
@@ -362,8 +361,9 @@ impl<'a> Dump<'a> {
                 ));
             }
             self.tasks[index].ids = ids;
+            self.tasks[index].pids_for_children = inodes.pids_for_children;
         }
-        Ok(())
+        pid::note(&mut self.tasks, &self.ns)
     }
 
     fn ids_of(
@@ -458,9 +458,7 @@ impl<'a> Dump<'a> {
         let mut tree = Vec::new();
         for t in self.tasks.iter() {
             let vpid_here = |pid: i32| self.tasks.vpid_of(pid).unwrap_or(0);
-            let in_ns = |key: &str| {
-                t.status.numbers(key, 10).last().copied().and_then(|v| u32::try_from(v).ok())
-            };
+            let in_ns = |key: &str| t.number(key).map(i32::cast_unsigned);
             let ended = t.is_zombie() || t.has_lost_leader();
             let leader = ended.then_some(t.vpid.cast_unsigned());
             let vtid = |t: &Tracee| self.tasks.vtid_of(t.tid()).unwrap_or(t.tid());
@@ -493,11 +491,11 @@ impl<'a> Dump<'a> {
         self.stats.torpor_relative_pages = Some(0);
     }
 
-    /// Who does not know of compressed pages, or of those of relatives, must not restore these,
-    /// nor what builds on them.
+    /// Who does not know of compressed pages, of those of relatives, or of nested pid namespaces,
+    /// must not restore these, nor what builds on them.
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
-        if self.opts.memory.compress.is_some() || relatives {
+        if self.opts.memory.compress.is_some() || relatives || self.tasks.has_nested() {
             return Ok(EXTENDED_VERSION);
         }
         let below = self.tracking.parent().map(|parent| parent.inventory()).transpose()?;
@@ -550,6 +548,11 @@ impl<'a> Dump<'a> {
     }
 }
 
+/// Where a status has the numbers of the innermost pid namespace of the root task.
+fn level_of(root: &Stopped) -> usize {
+    root.status.in_each_ns("NStgid").len().saturating_sub(1)
+}
+
 /// Opens a task, by its thread `pid` that can be asked.
 fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
     if pid == tgid {
@@ -565,18 +568,19 @@ fn pidfd(pid: i32, tgid: i32) -> Result<OwnedFd> {
 }
 
 impl Task {
-    fn new(frozen: Stopped, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
+    fn new(frozen: Stopped, level: usize, (stat, vmas): (proc::Stat, Vec<Vma>)) -> Result<Self> {
         let stop_signal = frozen.stop_signal();
         let Stopped { pid: tgid, face: pid, status, threads } = frozen;
-        let vpid = status.numbers("NStgid", 10).last().and_then(|&id| i32::try_from(id).ok());
-        let vpid = vpid.unwrap_or(tgid);
+        let vpid = status.in_each_ns("NStgid").get(level).copied().unwrap_or(tgid);
         let maps = vmas.iter().map(|v| v.map.clone()).collect();
         Ok(Task {
             tgid,
             pid,
             vpid,
+            level,
             pidfd: pidfd(pid, tgid)?,
             ids: TaskKobjIdsEntry::default(),
+            pids_for_children: None,
             stat,
             status,
             threads,
@@ -601,7 +605,9 @@ impl<'a> Dump<'a> {
     pub fn of_this_process(opts: &'a Options) -> Result<Self> {
         let pid = own_pid();
         let frozen = Stopped { pid, face: pid, status: proc::status(pid)?, threads: Vec::new() };
-        let task = Task::new(frozen, (proc::stat(pid)?, crate::memory::vma::read(pid)?))?;
+        let seen = (proc::stat(pid)?, crate::memory::vma::read(pid)?);
+        let level = level_of(&frozen);
+        let task = Task::new(frozen, level, seen)?;
         let images = opts.new_images()?;
         let mut cx = Dump::of(opts, images, Guardian::default());
         cx.tasks.push(task);

@@ -21,6 +21,7 @@ pub(super) fn dump_zombie(cx: &mut Dump<'_>, task: usize) {
             comm: t.stat.comm.clone(),
             ..TaskCoreEntry::default()
         }),
+        torpor_nested: cx.tasks.nested(t.tgid).cloned(),
         ..CoreEntry::default()
     };
     cx.later.add(kind::CORE, u64::from(t.vpid.cast_unsigned()), core);
@@ -45,6 +46,7 @@ pub(super) fn dump(cx: &mut Dump<'_>, tasks: &[usize]) -> Result<Vec<MmFlags>> {
         }
         let first = cx.tasks[task].pid;
         let vtid = cx.tasks.vtid_of(first).unwrap_or(first);
+        state.core.torpor_nested = cx.tasks.nested(first).cloned();
         write_core(&mut cx.later, vtid, state.core, cx.cgroups.of(first));
         flags.push(state.mm);
     }
@@ -73,15 +75,16 @@ impl Taken {
 fn ask(cx: &mut Dump<'_>, tasks: &[usize], taken: &mut [Taken]) -> Result<Vec<ProcessState>> {
     let lost = without_parent(cx, tasks);
     let Dump { tasks: all, id_maps, filters, cgroups, later, .. } = cx;
-    let vtid = |tid: i32| all.vtid_of(tid);
-    let mut tree = Tree { maps: id_maps, vtid: &vtid, filters };
+    let own_tid = |tid: i32| all.own_tid(tid);
+    let mut tree = Tree { maps: id_maps, own_tid: &own_tid, filters };
     let processes = tasks.iter().zip(taken).map(|(&task, taken)| {
         let Taken { threads, statuses, settings } = taken;
         Process { threads, seen: Seen { stat: &all[task].stat, statuses, settings } }
     });
     let mut other = |pid: i32, tid: i32, core: CoreEntry| {
         check_parent(&lost, pid, &core)?;
-        write_core(later, vtid(tid).unwrap_or(tid), core, cgroups.of(tid));
+        let core = CoreEntry { torpor_nested: all.nested(tid).cloned(), ..core };
+        write_core(later, all.vtid_of(tid).unwrap_or(tid), core, cgroups.of(tid));
         later.begin()
     };
     let states = crate::task::dump(processes.collect(), &mut tree, &mut other)?;
@@ -128,7 +131,8 @@ fn write_lost_leader(cx: &mut Dump<'_>, task: usize, first: &mut CoreEntry) -> R
     }
     tc.torpor_leader_ended = Some(true);
     tc.exit_code = stat.exit_code.cast_unsigned();
-    let core = crate::task::ended_leader(t.tgid, &status, stat.comm, tc, &cx.id_maps)?;
+    let mut core = crate::task::ended_leader(t.tgid, &status, stat.comm, tc, &cx.id_maps)?;
+    core.torpor_nested = cx.tasks.nested(t.tgid).cloned();
     let (vpid, set) = (t.vpid, cx.cgroups.of(t.pid));
     write_core(&mut cx.later, vpid, core, set);
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
-use torpor_images::proto::TaskKobjIdsEntry;
+use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedEntry};
 use torpor_tracee::{Mapping, Tracee};
 
 use crate::error::{Error, Result};
@@ -25,10 +25,15 @@ pub struct Task {
     pub pid: i32,
     /// Its pid in the images: in the innermost pid namespace of the tree's root.
     pub vpid: i32,
+    /// Where numbers of that namespace stand in its status, which has those of all namespaces
+    /// that it is in, the outermost first.
+    pub level: usize,
     /// The task as a file.
     pub pidfd: OwnedFd,
     /// Kernel objects that it shares with others, numbered from 1.
     pub ids: TaskKobjIdsEntry,
+    /// The inode number of the pid namespace that its children are born into, if that has a task.
+    pub pids_for_children: Option<u64>,
     /// `/proc/PID/stat`.
     pub stat: proc::Stat,
     /// `/proc/PID/status`.
@@ -36,7 +41,7 @@ pub struct Task {
     /// Its stopped threads, the leader first unless it has ended; none for a zombie.
     pub threads: Vec<Tracee>,
     /// `/proc/PID/task/TID/status` of each.
-    pub(super) statuses: Vec<proc::Status>,
+    pub(crate) statuses: Vec<proc::Status>,
     /// More of what procfs says of it.
     pub(super) settings: Settings,
     /// Its descriptors, unless a task before it has the same.
@@ -79,6 +84,17 @@ pub(super) fn death(tasks: &Tasks) -> Undo {
 }
 
 impl Task {
+    /// The number that the line `key` of its status (such as `NSsid`) has for the pid namespace of
+    /// the tree's root.
+    pub fn number(&self, key: &str) -> Option<i32> {
+        self.status.in_each_ns(key).get(self.level).copied()
+    }
+
+    /// In how many pid namespaces below that of the tree's root it is.
+    pub fn depth(&self) -> usize {
+        self.status.in_each_ns("NStgid").len().saturating_sub(self.level + 1)
+    }
+
     /// Whether it has ended and only waits to be waited for.
     pub fn is_zombie(&self) -> bool {
         self.threads.is_empty()
@@ -106,6 +122,8 @@ pub struct Tasks {
     all: Vec<Task>,
     /// The ids of all threads in the images, by their ids here.
     vtids: HashMap<i32, i32>,
+    /// How pid namespaces below that of the root know threads, by their ids here.
+    nested: HashMap<i32, TorporNestedEntry>,
     /// Takes stubs out of them if the supervisor is killed.
     guardian: Guardian,
 }
@@ -127,12 +145,34 @@ impl DerefMut for Tasks {
 impl Tasks {
     /// These tasks. The guardian learns of what is put into them.
     pub fn new(all: Vec<Task>, guardian: Guardian) -> Self {
-        Tasks { all, vtids: HashMap::new(), guardian }
+        Tasks { all, guardian, ..Tasks::default() }
     }
 
     /// Notes the id in the images of a thread.
     pub fn note_thread(&mut self, tid: i32, vtid: i32) {
         self.vtids.insert(tid, vtid);
+    }
+
+    /// Notes how pid namespaces below that of the root know a thread.
+    pub fn note_nested(&mut self, tid: i32, nested: TorporNestedEntry) {
+        self.nested.insert(tid, nested);
+    }
+
+    /// How pid namespaces below that of the root know the thread with id `tid` here, if it is in
+    /// any, or its children are.
+    pub fn nested(&self, tid: i32) -> Option<&TorporNestedEntry> {
+        self.nested.get(&tid)
+    }
+
+    /// Whether pid namespaces below that of the root belong to the tree.
+    pub fn has_nested(&self) -> bool {
+        !self.nested.is_empty()
+    }
+
+    /// The id that the thread with id `tid` here has for itself.
+    pub fn own_tid(&self, tid: i32) -> Option<i32> {
+        let inside = self.nested(tid).and_then(|nested| nested.tids.last());
+        inside.map(|tid| tid.cast_signed()).or_else(|| self.vtid_of(tid))
     }
 
     /// Those that are no zombies.
@@ -187,8 +227,7 @@ impl Tasks {
     /// tree is in it.
     pub fn vpgid_of(&self, pgid: i32) -> Option<i32> {
         let member = self.all.iter().find(|task| task.stat.pgid == pgid)?;
-        let inside = member.status.numbers("NSpgid", 10).last().copied()?;
-        i32::try_from(inside).ok().filter(|&id| id != 0)
+        member.number("NSpgid").filter(|&id| id != 0)
     }
 
     /// The pid in the images of the task with pid `pid` here.

@@ -222,13 +222,14 @@ fn cost(pid: i32) -> Result<u64> {
 /// If the task is gone; the kernel's.
 pub fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
+    let level = proc::status(pid)?.ns_pids().len().saturating_sub(1);
     for child in proc::children(pid, &proc::numbers(pid, "task")?, 1)? {
         let (Ok(stat), Ok(status)) = (proc::stat(child), proc::status(child)) else { continue };
         if stat.exit_signal != 0 || stat.start_time < since {
             continue;
         }
-        // As its original knows it.
-        let inside = status.ns_pids().last().copied().unwrap_or(child);
+        // As its original knows it, whose children may live in a namespace below its own.
+        let inside = status.ns_pids().get(level).copied().unwrap_or(child);
         while !wait_for(pid, inside)? && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -149,6 +149,9 @@ impl Paths<'_> {
         let pid = inside
             .and_then(|path| path.iter().next()?.to_str()?.parse().ok())
             .ok_or_else(|| found.refuse("it is gone, and only the kernel could make it again"))?;
+        if mount.pid_ns.is_some() {
+            return Err(found.refuse("its process has ended, in a nested pid namespace; close it"));
+        }
         self.remaps.note(id, pid, RemapType::Procfs);
         Ok(name.to_vec())
     }

@@ -1,17 +1,27 @@
 //! Pid namespaces. What they hold is the tree; only one that is left to the caller
 //! (`--external pid[INODE]:NAME`) has an image.
+//!
+//! A task may live in namespaces below that of the root task. The images call it by its number in
+//! that of the root, as all tasks: those are unique. How the namespaces below know it is a field of
+//! the images of its threads, which only matters where it is born, and where it calls others by
+//! numbers itself.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use torpor_images::proto::PidnsEntry;
+use torpor_images::proto::{PidnsEntry, TorporNestedEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::{Namespace, Namespaces, NsKind, external};
-use crate::error::Result;
+use crate::dump::tasks::{self as dumped, Tasks as Dumped};
+use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::options::Options;
+use crate::proc::Status;
+use crate::restore::load::{PID_MAX, TaskImage};
+use crate::restore::tasks::Tasks;
 
 /// Writes `pidns-ID.img` if the namespace is external.
 ///
@@ -23,7 +33,8 @@ pub fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
         External::Pid { inode: i, name } if *i == inode => Some(name.clone()),
         _ => None,
     });
-    let Some(name) = name else { return Ok(()) };
+    // One below that of the root task is the tree's.
+    let Some(name) = name.filter(|_| ns.task == 0) else { return Ok(()) };
     let entry = PidnsEntry { ext_key: Some(name) };
     Ok(images.write_one(kind::PIDNS, ns.id.into(), &entry)?)
 }
@@ -33,7 +44,8 @@ pub fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
 /// # Errors
 /// Damaged images; a namespace that was not handed over.
 pub fn external(opts: &Options, images: &ImageDir, spaces: &Namespaces) -> Result<Option<OwnedFd>> {
-    let Some(ns) = spaces.of_kind(NsKind::Pid).find(|ns| !ns.is_host) else { return Ok(None) };
+    let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
+    let Some(ns) = spaces.of_kind(NsKind::Pid).find(roots) else { return Ok(None) };
     let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, ns.id.into())?;
     match entry.and_then(|e| e.ext_key) {
         Some(key) => external::inherited(opts, &key).map(Some),
@@ -47,4 +59,279 @@ pub fn external(opts: &Options, images: &ImageDir, spaces: &Namespaces) -> Resul
 /// See setns(2).
 pub fn enter(file: &OwnedFd) -> io::Result<()> {
     Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::ProcessID))?)
+}
+
+/// Where a task lives, as far as pid namespaces below that of the root task go.
+#[derive(Debug)]
+struct Place {
+    /// Its numbers there, the outermost first.
+    numbers: Vec<u32>,
+    /// The number of its own namespace; it is unknown of a zombie.
+    space: Option<u32>,
+    /// The index of its parent.
+    parent: Option<usize>,
+}
+
+impl Place {
+    /// Whether it is the first task of its namespace.
+    fn is_first(&self) -> bool {
+        self.numbers.last() == Some(&1)
+    }
+}
+
+/// Whether tasks can be born where they live; which cannot, and why.
+fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
+    for (task, place) in places.iter().enumerate() {
+        let depth = place.numbers.len();
+        let Some(parent) = place.parent.and_then(|parent| places[..task].get(parent)) else {
+            match depth {
+                0 => continue,
+                _ => return Err((task, "is below that of its parent, which is not in the tree")),
+            }
+        };
+        let above = parent.numbers.len();
+        let known = || places[..task].iter().find(|other| other.space == place.space);
+        match place.space {
+            _ if place.is_first() && depth == above + 1 => {
+                if place.space.is_some() && known().is_some() {
+                    return Err((task, "has two first tasks"));
+                }
+            }
+            _ if place.is_first() || depth < above => {
+                return Err((task, "is not directly below that of its parent"));
+            }
+            None if depth == above => {}
+            None => return Err((task, "is another one than its parent's, and it has ended")),
+            Some(space) if depth == above && parent.space == Some(space) => {}
+            Some(_) => {
+                // Whose parent has made the namespace: unshare(1). Any other has entered it.
+                let first = known().filter(|first| first.numbers.len() == depth);
+                if depth == above || first.is_none_or(|first| first.parent != place.parent) {
+                    return Err((
+                        task,
+                        "is one that its parent has entered (setns(2)), which is not supported; \
+                         end that task first",
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Finds out how pid namespaces below that of the root task know the tasks.
+///
+/// # Errors
+/// Refused, where a task lives in one that it cannot be born into again.
+pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
+    let place = |task: &dumped::Task| Place {
+        numbers: below(task, &task.status, "NStgid"),
+        space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
+        parent: tasks.iter().position(|parent| parent.tgid == task.stat.ppid),
+    };
+    let places: Vec<Place> = tasks.iter().map(place).collect();
+    let refuse =
+        |(task, why): (usize, &str)| Error::refused(tasks[task].pid, "its pid namespace", why);
+    check(&places).map_err(refuse)?;
+    let mut all = Vec::new();
+    for (task, place) in tasks.iter().zip(places) {
+        let process = TorporNestedEntry {
+            tids: place.numbers,
+            pgids: below(task, &task.status, "NSpgid"),
+            sids: below(task, &task.status, "NSsid"),
+            for_children: for_children(task, spaces)?,
+        };
+        all.push((task.tgid, process));
+        let others = task.threads.iter().zip(&task.statuses);
+        let others = others.filter(|(thread, _)| thread.tid() != task.tgid);
+        all.extend(others.map(|(thread, status)| {
+            let tids = below(task, status, "NSpid");
+            (thread.tid(), TorporNestedEntry { tids, ..TorporNestedEntry::default() })
+        }));
+    }
+    for (tid, nested) in all {
+        if nested != TorporNestedEntry::default() {
+            tasks.note_nested(tid, nested);
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of a line of a status in namespaces below that of the root task.
+fn below(task: &dumped::Task, status: &Status, key: &str) -> Vec<u32> {
+    let all = status.in_each_ns(key).into_iter().skip(task.level + 1);
+    all.map(i32::cast_unsigned).collect()
+}
+
+/// The namespace that the children of a task are born into, if that is not its own.
+fn for_children(task: &dumped::Task, spaces: &Namespaces) -> Result<Option<u32>> {
+    let own = task.ids.pid_ns_id.and_then(|id| spaces.by_id(id));
+    let Some(own) = own.filter(|_| !task.is_zombie()) else { return Ok(None) };
+    let inode = task.pids_for_children;
+    if inode == Some(own.inode) {
+        return Ok(None);
+    }
+    let below = spaces.of_kind(NsKind::Pid).find(|ns| ns.task != 0 && Some(ns.inode) == inode);
+    below.map(|ns| Some(ns.id)).ok_or_else(|| {
+        let what = "its pid namespace for children";
+        Error::refused(task.pid, what, "has no task, which is not supported; let it have a child")
+    })
+}
+
+/// Checks what the images say of pid namespaces below that of the root task.
+///
+/// # Errors
+/// Numbers that are impossible; tasks that could not be born so.
+pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
+    let invalid = |task: &TaskImage, why: &str| {
+        Error::invalid(kind::CORE.file_name(task.tree.pid.into()), why)
+    };
+    let place = |task: &TaskImage| Place {
+        numbers: task.nested(0).map(|nested| nested.tids.clone()).unwrap_or_default(),
+        space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
+        parent: tasks.iter().position(|parent| parent.tree.pid == task.tree.ppid),
+    };
+    let places: Vec<Place> = tasks.iter().map(place).collect();
+    for task in tasks {
+        for thread in 0..task.cores.len() {
+            let (Some(nested), depth) = (task.nested(thread), task.depth()) else {
+                match task.depth() {
+                    0 => continue,
+                    _ => return Err(invalid(task, "a thread lacks its nested numbers")),
+                }
+            };
+            let fits = |all: &[u32]| all.len() == depth && all.iter().all(|id| *id <= PID_MAX);
+            let process = thread != 0 || fits(&nested.pgids) && fits(&nested.sids);
+            if depth > DEEPEST || !fits(&nested.tids) || nested.tids.contains(&0) || !process {
+                return Err(invalid(task, "its nested numbers are impossible"));
+            }
+        }
+    }
+    let wrong =
+        |(task, why): (usize, &str)| invalid(&tasks[task], &format!("its pid namespace {why}"));
+    check(&places).map_err(wrong)
+}
+
+/// How deep pid namespaces are nested at most (`MAX_PID_NS_LEVEL`).
+const DEEPEST: usize = 32;
+
+/// How a task is born into its pid namespace.
+#[derive(Debug)]
+pub enum Birth {
+    /// In that of the task that it is born from.
+    Same,
+    /// As the first task of a new one.
+    First,
+    /// In one that the task that it is born from has to choose for its children.
+    Below(OwnedFd),
+}
+
+/// How `task` is born from the husk of task `from`.
+///
+/// # Errors
+/// If the first task of its namespace has not been born yet.
+pub fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<Birth> {
+    let space = |task: usize| tasks[task].image.ids.pid_ns_id.unwrap_or(0);
+    let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
+    if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {
+        return Ok(Birth::First);
+    }
+    if space(task) == space(from) {
+        return Ok(Birth::Same);
+    }
+    let file = spaces.open_file(space(task))?.try_clone_to_owned();
+    Ok(Birth::Below(file.context(|| "dup".to_owned())?))
+}
+
+/// The number of a process group in the pid namespace of a task; 0 if it has none there, or none
+/// of its members is a task.
+#[must_use]
+pub fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
+    let image = &tasks[task].image;
+    let depth = image.depth();
+    if depth == 0 {
+        return pgid;
+    }
+    let is_here = |other: &TaskImage| other.ids.pid_ns_id == image.ids.pid_ns_id;
+    let mut members = tasks.iter().map(|task| &task.image).filter(|m| m.tree.pgid == pgid);
+    let member = members.find(|member| member.depth() == depth && is_here(member));
+    member.and_then(own_group).unwrap_or(0)
+}
+
+/// The number of a task's process group in its own pid namespace.
+#[must_use]
+pub fn own_group(task: &TaskImage) -> Option<u32> {
+    match task.depth() {
+        0 => Some(task.tree.pgid),
+        _ => task.nested(0)?.pgids.last().copied(),
+    }
+}
+
+/// Has the children of tasks be born where they were to be.
+///
+/// # Errors
+/// The kernel's; a namespace that is not there.
+pub fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
+    for task in 0..tasks.len() {
+        let image = &tasks[task].image;
+        let wanted = image.nested(0).and_then(|nested| nested.for_children);
+        let Some(id) = wanted.filter(|_| !tasks[task].threads.is_empty()) else { continue };
+        let space = spaces.by_id(id).filter(|space| space.kind == NsKind::Pid);
+        let space = space.ok_or_else(|| {
+            let image = kind::CORE.file_name(image.tree.pid.into());
+            Error::invalid(image, format!("there is no pid namespace {id}"))
+        })?;
+        // By its first task: the descriptors of this one are in place, and may have any number.
+        let first = tasks[space.task].image.pid_at(image.depth());
+        let first = u64::from(first.cast_unsigned());
+        let husk = tasks.remote(task)?;
+        let pidfd = husk.call("pidfd_open", (libc::SYS_pidfd_open, [first, 0]))?;
+        let entered =
+            husk.call("setns", (libc::SYS_setns, [pidfd, NsKind::Pid.clone_flag()])).map(drop);
+        husk.call("close", syscall::close(RemoteFd(pidfd)))?;
+        entered?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(numbers: &[u32], space: u32, parent: usize) -> Place {
+        Place { numbers: numbers.to_vec(), space: Some(space), parent: Some(parent) }
+    }
+
+    fn checked(more: Vec<Place>) -> Option<usize> {
+        let root = Place { numbers: Vec::new(), space: Some(1), parent: None };
+        let all: Vec<Place> = std::iter::once(root).chain(more).collect();
+        check(&all).err().map(|(task, _)| task)
+    }
+
+    #[test]
+    fn tasks_are_born_where_they_live() {
+        // A sandbox in a sandbox, and a second child of the task that has made the first one.
+        let all = vec![
+            place(&[1], 2, 0),
+            place(&[2], 2, 1),
+            place(&[3, 1], 3, 2),
+            place(&[9], 2, 0),
+            Place { space: None, ..place(&[7], 2, 1) },
+            Place { space: None, ..place(&[1], 4, 0) },
+        ];
+        assert_eq!(checked(all), None);
+    }
+
+    #[test]
+    fn who_cannot_be_born_there_is_named() {
+        // Two levels at once; no first task; one that was entered; above its parent; twice first.
+        assert_eq!(checked(vec![place(&[2, 1], 2, 0)]), Some(1));
+        assert_eq!(checked(vec![place(&[2], 2, 0)]), Some(1));
+        let entered = vec![place(&[], 1, 0), place(&[1], 2, 0), place(&[2], 2, 1)];
+        assert_eq!(checked(entered), Some(3));
+        assert_eq!(checked(vec![place(&[1], 2, 0), place(&[], 1, 1)]), Some(2));
+        assert_eq!(checked(vec![place(&[1], 2, 0), place(&[1], 2, 0)]), Some(2));
+        let zombie = Place { space: None, ..place(&[7], 2, 0) };
+        assert_eq!(checked(vec![place(&[1], 2, 0), zombie]), Some(2));
+    }
 }

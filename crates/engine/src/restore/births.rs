@@ -84,7 +84,8 @@ pub(super) fn end(cx: &mut Restore<'_>, last: &[Task]) -> Result<()> {
         let Some(husk) = cx.tasks[task].threads.pop() else { continue };
         husk.exit_with(0)?;
         if let Some(parent) = cx.tasks.iter().position(|task| task.image.tree.pid == ppid) {
-            tree::wait_for(cx, parent, vpid.cast_unsigned())?;
+            let pid = cx.tasks[task].image.pid_at(cx.tasks[parent].image.depth());
+            tree::wait_for(cx, parent, pid)?;
         }
     }
     Ok(())

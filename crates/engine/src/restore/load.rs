@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use torpor_images::proto::{
     CoreEntry, FdinfoEntry, FileEntry, FsEntry, InventoryEntry, MmEntry, PstreeEntry,
-    TaskKobjIdsEntry, VmaEntry,
+    TaskKobjIdsEntry, TorporNestedEntry, VmaEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_policy::Credentials;
@@ -13,10 +13,11 @@ use torpor_policy::Credentials;
 use super::pages;
 use crate::error::{Error, Result};
 use crate::memory::vma::{PAGE, status};
+use crate::namespace::pid;
 use crate::task::{self, state};
 
 /// Highest pid of any Linux (`PID_MAX_LIMIT`).
-const PID_MAX: u32 = 4 * 1024 * 1024;
+pub const PID_MAX: u32 = 4 * 1024 * 1024;
 /// Lowest address behind user space with five-level page tables.
 const TASK_SIZE_MAX: u64 = 1 << 56;
 
@@ -45,6 +46,31 @@ impl TaskImage {
     /// Its pid.
     pub fn vpid(&self) -> i32 {
         self.tree.pid.cast_signed()
+    }
+
+    /// How pid namespaces below that of the root task know its thread with this index, if it is in
+    /// any, or its children are.
+    pub fn nested(&self, thread: usize) -> Option<&TorporNestedEntry> {
+        self.cores.get(thread)?.torpor_nested.as_ref()
+    }
+
+    /// In how many pid namespaces below that of the root task it is.
+    pub fn depth(&self) -> usize {
+        self.nested(0).map_or(0, |nested| nested.tids.len())
+    }
+
+    /// The ids of its thread with this index as clone3(2) takes them: in its own pid namespace
+    /// first, in that of the root task last.
+    pub fn pids(&self, thread: usize) -> Vec<i32> {
+        let outermost = self.tree.threads.get(thread).unwrap_or(&self.tree.pid);
+        let below = self.nested(thread).into_iter().flat_map(|nested| nested.tids.iter().rev());
+        below.chain([outermost]).map(|tid| tid.cast_signed()).collect()
+    }
+
+    /// Its pid in the pid namespace of a task at that depth above it.
+    pub fn pid_at(&self, depth: usize) -> i32 {
+        let pids = self.pids(0);
+        pids.get(pids.len().saturating_sub(depth + 1)).copied().unwrap_or(0)
     }
 
     /// Whether it is a zombie.
@@ -116,6 +142,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     if tasks.is_empty() {
         return Err(Error::invalid("pstree.img", "there is no task"));
     }
+    pid::check_images(&tasks)?;
     let mut files = HashMap::new();
     for entry in images.read_all_or_empty::<FileEntry>(kind::FILES, 0)? {
         let id = entry.id;

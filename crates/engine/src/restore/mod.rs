@@ -43,7 +43,7 @@ use crate::file::opener::Temporary;
 use crate::file::{OpenFiles, notify};
 use crate::namespace::mount::{self, Assembly, Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Homes, Namespaces};
+use crate::namespace::{self, Homes, Namespaces, NsKind};
 use crate::options::Options;
 use crate::task::Filters;
 use crate::{cgroup, cpuinfo, judge, network};
@@ -369,7 +369,13 @@ impl<'a> Restore<'a> {
         tracing::debug!("task {vpid} is {pid} here");
         self.tasks[task].pid = pid;
         self.tasks[task].threads = vec![husk];
-        self.ns.all.iter_mut().filter(|ns| ns.task == task).for_each(|ns| ns.pid = pid);
+        for ns in self.ns.all.iter_mut().filter(|ns| ns.task == task) {
+            ns.pid = pid;
+            // It came into being with its first task; others may be born into it from outside.
+            if ns.kind == NsKind::Pid && task != 0 {
+                ns.file = Some(crate::proc::open(pid, "ns/pid")?.into());
+            }
+        }
         Ok(())
     }
 }

@@ -312,6 +312,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     let _files = cx.id_maps.own_files().context(|| "become the owner of files".to_owned())?;
     tracing::info!("Restoring processes and their memory");
     tree::build(cx)?;
+    mount::make_nested(&mut cx.mounts, &mut cx.tasks, &cx.ns)?;
     (0..cx.tasks.len()).try_for_each(|task| memory::settle(cx, task))
 }
 
@@ -340,6 +341,7 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.take_locks()?;
     fown::restore(&cx.entries, &cx.files, &mut cx.tasks, &cx.id_maps)?;
     tree::bury(cx)?;
+    namespace::pid::finish(&mut cx.tasks, &cx.ns)?;
     for task in 0..cx.tasks.len() {
         task::restore(cx, task)?;
     }

@@ -7,12 +7,14 @@
 //! parent it was born from; it is born from the leader of its session again, and
 //! adopted by its present parent because the one in between ends.
 
+use torpor_images::proto::TorporNestedEntry;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
+use crate::namespace::{NsKind, pid, send_into};
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +141,8 @@ fn below(
 #[derive(Debug)]
 pub struct Substitute {
     vpid: u32,
+    /// Its pids as clone3(2) takes them.
+    pids: Vec<i32>,
     /// The task that it is born from, and that reaps it.
     parent: usize,
     /// Whether it leads a group only.
@@ -221,12 +225,14 @@ pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
     }
 }
 
-/// Has a husk wait for a child of it that has ended, of which the task is told nothing.
+/// Has a husk wait for a child of it that has ended, whose pid `pid` is to it; the task is told
+/// nothing.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, vpid: u32) -> Result<()> {
-    cx.tasks.remote(parent)?.call("wait4", (libc::SYS_wait4, [u64::from(vpid), 0, 0, 0]))?;
+pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, pid: i32) -> Result<()> {
+    let pid = u64::from(pid.cast_unsigned());
+    cx.tasks.remote(parent)?.call("wait4", (libc::SYS_wait4, [pid, 0, 0, 0]))?;
     forget_child_signals(cx, parent)
 }
 
@@ -251,13 +257,23 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
     for task in tasks {
         let Some(parent) = index_of(task.image.tree.ppid) else { continue };
         let (sid, pgid) = (task.image.tree.sid, task.image.tree.pgid);
+        let depth = tasks[parent].image.depth();
+        let nested = task.image.nested(0);
+        // Where its number is unknown (0) the kernel refuses its birth.
+        let pids = |vpid: u32, below: fn(&TorporNestedEntry) -> &Vec<u32>| -> Vec<i32> {
+            let below = nested.map(below).into_iter().flatten().take(depth);
+            let all: Vec<i32> = [&vpid].into_iter().chain(below).map(|n| n.cast_signed()).collect();
+            all.into_iter().rev().collect()
+        };
         if missing(sid, &nodes) {
             nodes.push(Node { pid: sid, sid, parent: Some(parent) });
-            substitutes.push(Substitute { vpid: sid, parent, of_group: false, husk: None });
+            let pids = pids(sid, |nested| &nested.sids);
+            substitutes.push(Substitute { vpid: sid, pids, parent, of_group: false, husk: None });
         }
         if missing(pgid, &nodes) {
             nodes.push(Node { pid: pgid, sid, parent: Some(parent) });
-            substitutes.push(Substitute { vpid: pgid, parent, of_group: true, husk: None });
+            let pids = pids(pgid, |nested| &nested.pgids);
+            substitutes.push(Substitute { vpid: pgid, pids, parent, of_group: true, husk: None });
         }
     }
     (nodes, substitutes)
@@ -291,21 +307,21 @@ fn task_of(cx: &Restore<'_>, index: usize) -> usize {
 
 /// A substitute is born from the husk of `from`, as the child of task `parent`.
 fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) -> Result<()> {
-    let pid = cx.substitutes[index].vpid.cast_signed();
+    let pids = cx.substitutes[index].pids.clone();
     // Tasks that are born as siblings of a substitute have its exit signal.
     let (flags, signal) =
         if from == parent { (0, libc::SIGCHLD) } else { (libc::CLONE_PARENT as u64, 0) };
-    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(flags, signal, &[pid])?);
+    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(flags, signal, &pids)?);
     cx.substitutes[index].parent = parent;
     Ok(())
 }
 
 /// Ends the substitutes: those who they were needed for have been born and grouped.
 fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
-    for Substitute { vpid, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
+    for Substitute { pids, parent, husk, .. } in std::mem::take(&mut cx.substitutes) {
         let Some(husk) = husk else { continue };
         husk.exit_with(0)?;
-        wait_for(cx, parent, vpid)?;
+        wait_for(cx, parent, pids.first().copied().unwrap_or(0))?;
     }
     Ok(())
 }
@@ -333,20 +349,62 @@ pub(super) fn shared_with(task: &Task, parent: &Task) -> u64 {
 
 /// `task` is born from the husk of task `from`.
 fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()> {
-    let pid = cx.tasks[task].vpid;
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
-    let child = actor(cx, from)?.spawn_child(flags, signal, &[pid])?;
+    let (pids, home) = (cx.tasks[task].image.pids(0), task_of(cx, from));
+    let child = match pid::birth(&cx.tasks, &cx.ns, task, home)? {
+        pid::Birth::Same => actor(cx, from)?.spawn_child(flags, signal, &pids)?,
+        pid::Birth::First => {
+            let flags = flags | NsKind::Pid.clone_flag();
+            actor(cx, from)?.spawn_child(flags, signal, &pids)?
+        }
+        pid::Birth::Below(space) => {
+            let husk = actor(cx, from)?;
+            let own = crate::proc::open(husk.pid(), "ns/pid")?.into();
+            send_into(husk, NsKind::Pid, &space)?;
+            let child = husk.spawn_child(flags, signal, &pids)?;
+            send_into(husk, NsKind::Pid, &own)?;
+            child
+        }
+    };
     cx.adopt(task, child)?;
-    let from = task_of(cx, from);
-    cx.settle(task, from)
+    join_outer_group(cx, task, from)?;
+    cx.settle(task, home)
+}
+
+/// A process group of an outer pid namespace has no number for `task`, which was born from the
+/// husk of `from`: that one puts it in, before it has children of its own, which inherit it. If
+/// that cannot be done either, the group is found to be wrong in the end.
+fn join_outer_group(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
+    let image = &cx.tasks[task].image;
+    let pgid = image.tree.pgid;
+    if pid::own_group(image) != Some(0) {
+        return Ok(());
+    }
+    let leads = |task: &Task| task.image.tree.pid == pgid && !task.threads.is_empty();
+    let (Some(leader), Some(parent)) =
+        (cx.tasks.iter().position(leads), cx.tasks.get(from).map(|from| from.image.depth()))
+    else {
+        return Ok(());
+    };
+    let group_of = |task: usize| Ok::<_, Error>(crate::proc::stat(cx.tasks[task].pid)?.pgid);
+    let (here, lead) = (cx.tasks[leader].pid, &cx.tasks[leader].image);
+    let (is_in, is_led) = (group_of(task)? == here, group_of(leader)? == here);
+    let (number, group) = (image.pid_at(parent), lead.pid_at(parent));
+    if is_in || lead.depth() < parent {
+        return Ok(());
+    }
+    if !is_led {
+        set_group(cx, leader, 0, 0)?;
+    }
+    set_group(cx, from, number, group)
 }
 
 /// `task` is born from a child of task `leader` that ends at once.
 fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
-    let pid = cx.tasks[task].vpid;
+    let pids = cx.tasks[task].image.pids(0);
     let leader = actor(cx, from)?;
     let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
-    let child = between.spawn_child(0, libc::SIGCHLD, &[pid])?;
+    let child = between.spawn_child(0, libc::SIGCHLD, &pids)?;
     between.exit_with(0)?;
     process::reap(leader)?;
     cx.adopt(task, child)?;
@@ -378,22 +436,26 @@ pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
     // A session leader leads its group already, and cannot be moved.
     for &(task, pid, pgid, sid) in &groups {
         if pid == pgid && pid != sid {
-            set_group(cx, task, 0)?;
+            set_group(cx, task, 0, 0)?;
         }
     }
     for &(task, pid, pgid, _) in &groups {
         let leader_here =
             groups.iter().any(|g| g.1 == pgid) || cx.substitutes.iter().any(|s| s.vpid == pgid);
-        if pid != pgid && leader_here {
-            set_group(cx, task, pgid)?;
+        let number = pid::own_group(&cx.tasks[task].image).unwrap_or(0);
+        // Into one of an outer pid namespace it was born.
+        if pid != pgid && leader_here && number != 0 {
+            set_group(cx, task, 0, number.cast_signed())?;
         }
     }
     dismiss(cx)
 }
 
-fn set_group(cx: &mut Restore<'_>, task: usize, pgid: u32) -> Result<()> {
-    let name = format!("setpgid({pgid})");
-    cx.tasks.remote(task)?.call(&name, (libc::SYS_setpgid, [0, u64::from(pgid)]))?;
+/// Has a task put the process `pid`, or itself, into a group.
+fn set_group(cx: &mut Restore<'_>, task: usize, pid: i32, pgid: i32) -> Result<()> {
+    let args = [pid, pgid].map(|id| u64::from(id.cast_unsigned()));
+    let name = format!("setpgid({pid}, {pgid})");
+    cx.tasks.remote(task)?.call(&name, (libc::SYS_setpgid, args))?;
     Ok(())
 }
 
@@ -409,11 +471,10 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
         | libc::CLONE_SIGHAND
         | libc::CLONE_SYSVSEM;
     for task in 0..cx.tasks.len() {
-        let tids: Vec<u32> = cx.tasks[task].image.tree.threads.iter().skip(1).copied().collect();
-        for tid in tids {
-            let tid = i32::try_from(tid).unwrap_or(0);
-            let thread =
-                cx.tasks.remote(task)?.spawn_child(u64::from(flags.cast_unsigned()), 0, &[tid])?;
+        for thread in 1..cx.tasks[task].image.tree.threads.len() {
+            let pids = cx.tasks[task].image.pids(thread);
+            let leader = cx.tasks.remote(task)?;
+            let thread = leader.spawn_child(u64::from(flags.cast_unsigned()), 0, &pids)?;
             cx.tasks[task].threads.push(thread);
         }
     }

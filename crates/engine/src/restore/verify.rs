@@ -35,6 +35,7 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
             continue;
         }
         spaces.check(cx, index)?;
+        nested(cx, index)?;
         rights(cx, index)?;
         descriptors(cx, index)?;
     }
@@ -102,6 +103,40 @@ impl Spaces {
             }
         }
         Ok(())
+    }
+}
+
+/// A task in a pid namespace below that of the root task has the numbers, the parent, the group and
+/// the session that it was to have: those from further out it cannot ask for itself.
+fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
+    let task = &cx.tasks[index];
+    let Some(nested) = task.image.nested(0).filter(|nested| !nested.tids.is_empty()) else {
+        return Ok(());
+    };
+    let status = proc::status(task.pid)?;
+    let tree = &task.image.tree;
+    let leads = |id: u32| cx.tasks.iter().any(|task| task.image.tree.pid == id);
+    for (key, outer, wanted) in [
+        ("NStgid", tree.pid, &nested.tids),
+        ("NSpgid", tree.pgid, &nested.pgids),
+        ("NSsid", tree.sid, &nested.sids),
+    ] {
+        let all = status.in_each_ns(key);
+        let now = all.get(all.len().saturating_sub(wanted.len() + 1)..).unwrap_or_default();
+        let now: Vec<u32> = now.iter().map(|id| id.cast_unsigned()).collect();
+        // Those that lead groups outside of the tree are others now.
+        let known = if leads(outer) { outer } else { now.first().copied().unwrap_or_default() };
+        let wanted: Vec<u32> = [known].into_iter().chain(wanted.iter().copied()).collect();
+        if now != wanted {
+            let (wanted, now) = (format!("{wanted:?}"), format!("{now:?}"));
+            return Err(differs(task.vpid, key, wanted, now));
+        }
+    }
+    let parent = cx.tasks.real_pid(tree.ppid.cast_signed());
+    let now = proc::stat(task.pid)?.ppid;
+    match parent {
+        Some(parent) if parent == now => Ok(()),
+        _ => Err(differs(task.vpid, "its parent", tree.ppid, format!("{now} here"))),
     }
 }
 

@@ -52,8 +52,8 @@ pub mod state {
 pub struct Tree<'a> {
     /// Ids of the tree's user namespace.
     pub maps: &'a IdMaps,
-    /// The thread id in the images for one in the supervisor's pid namespace.
-    pub vtid: &'a dyn Fn(i32) -> Option<i32>,
+    /// The id that a thread has for itself, for one in the supervisor's pid namespace.
+    pub own_tid: &'a dyn Fn(i32) -> Option<i32>,
     /// Collects the seccomp filters of all tasks.
     pub filters: &'a mut Filters,
 }
@@ -191,7 +191,7 @@ impl ProcessQuestions {
         // Of a leader that has ended the kernel shows less than of its other threads.
         let pid = tracee.tid();
         let signals = signals::pending(tracee, true)?;
-        let timers = timers::list(pid, &settings.timers, tree.vtid)?;
+        let timers = timers::list(pid, &settings.timers, tree.own_tid)?;
         let (task_state, stop_signo) = signals::stop_state(tracee);
         let tc = TaskCoreEntry {
             task_state,

@@ -77,23 +77,23 @@ impl Questions {
 }
 
 /// The POSIX timers of a process without their times, in the order of their ids.
-/// `vtid` translates thread ids from the supervisor's pid namespace.
+/// `own_tid` translates thread ids from the supervisor's pid namespace.
 ///
 /// # Errors
 /// Gone.
 pub(crate) fn list(
     pid: i32,
     text: &str,
-    vtid: &dyn Fn(i32) -> Option<i32>,
+    own_tid: &dyn Fn(i32) -> Option<i32>,
 ) -> Result<Vec<PosixTimerEntry>> {
-    let mut all = parse(text, vtid)
+    let mut all = parse(text, own_tid)
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/timers"), "unknown layout"))?;
     all.sort_by_key(|t| t.it_id);
     Ok(all)
 }
 
 /// Parses `/proc/PID/timers`: four lines for each timer.
-fn parse(text: &str, vtid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTimerEntry>> {
+fn parse(text: &str, own_tid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTimerEntry>> {
     let mut lines = text.lines();
     let mut all = Vec::new();
     while let Some(line) = lines.next() {
@@ -115,7 +115,7 @@ fn parse(text: &str, vtid: &dyn Fn(i32) -> Option<i32>) -> Option<Vec<PosixTimer
         .cast_unsigned();
         if let Some(tid) = whom.strip_prefix("tid.") {
             timer.it_sigev_notify |= libc::SIGEV_THREAD_ID.cast_unsigned();
-            timer.notify_thread_id = Some(vtid(tid.parse().ok()?)?);
+            timer.notify_thread_id = Some(own_tid(tid.parse().ok()?)?);
         }
         let clock = lines.next()?.strip_prefix("ClockID: ")?;
         timer.clock_id = clock.parse::<i32>().ok()?.cast_unsigned();

@@ -22,7 +22,7 @@ use super::{Checkpoint, Error, KINDS, Result, parts};
 pub(super) struct Numbers(BTreeMap<u32, &'static str>);
 
 /// Kinds of which all tasks live in the same one.
-const SHARED: [&str; 3] = ["pid", "time", "user"];
+const SHARED: [&str; 2] = ["time", "user"];
 
 /// Image files of namespaces: their kinds of number.
 const OF_NAMESPACES: [(&str, &[Kind]); 7] = [

@@ -281,8 +281,7 @@ fn path(paths: &mut Paths<'_>, found: &Found) -> Result<Option<u32>> {
 
 /// The session of a task, as the images know it.
 fn session_of(tasks: &[Task], task: usize) -> u32 {
-    let status = &tasks[task].status;
-    status.numbers("NSsid", 10).last().and_then(|&sid| u32::try_from(sid).ok()).unwrap_or(0)
+    tasks[task].number("NSsid").map_or(0, i32::cast_unsigned)
 }
 
 fn virtual_session(tasks: &[Task], session: i32) -> u32 {

@@ -24,6 +24,7 @@ use crate::file::description::{duplicate, open_flags, outside, part, reopen, set
 use crate::file::ext;
 use crate::file::opener::Opener;
 use crate::file::remap::parent;
+use crate::namespace::pid;
 use crate::options::Options;
 use crate::proc;
 use crate::restore::transport::Transport;
@@ -127,12 +128,13 @@ impl TtyRestorer {
         for task in 0..cx.tasks.len() {
             let leader = cx.tasks[task].vpid.cast_unsigned();
             let Some(info) = self.controlling(cx, leader) else { continue };
-            if info.pgrp == 0 || cx.tasks[task].image.is_zombie() {
+            let group = pid::group_seen_by(cx.tasks, task, info.pgrp);
+            if group == 0 || cx.tasks[task].image.is_zombie() {
                 continue;
             }
             let slave = self.slave(cx, &info)?;
             let set = in_task(cx.tasks.remote(task)?, slave.as_fd(), |batch| {
-                let group = batch.bytes(&info.pgrp.to_le_bytes());
+                let group = batch.bytes(&group.to_le_bytes());
                 batch.call(syscall::ioctl(RemoteFd(0), libc::TIOCSPGRP, group))
             });
             // A group whose last member has ended is no more.

@@ -15,7 +15,7 @@ use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::sharing::Base;
 use super::tree::Tree;
-use super::{superblock, unpack};
+use super::{nested, superblock, unpack};
 use crate::error::{Context, Error, Result};
 use crate::external;
 
@@ -57,7 +57,9 @@ impl Bases {
     pub(super) fn open(cx: &mut Assembly<'_>, forest: &Forest, host: &Tree) -> Result<Self> {
         let write_read_only = cx.may_write_read_only();
         let mut all = Bases { write_read_only, ..Bases::default() };
-        for node in forest.nodes().filter(|&n| !is_layered(forest, n)) {
+        let is_made_here =
+            |n: &Node| !is_layered(forest, *n) && nested::shown(forest, *n).is_none();
+        for node in forest.nodes().filter(is_made_here) {
             let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
             if all.open.contains_key(&base) {
                 continue;

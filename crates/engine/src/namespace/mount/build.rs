@@ -17,8 +17,8 @@ use rustix::mount::{
 use super::base::{Bases, Copy, Revived, base_of, is_layered, unfit};
 use super::collect::{make_all_private, open_beneath, open_root};
 use super::origin::{Forest, Node};
-use super::overlay;
 use super::sharing::{Base, Group};
+use super::{nested, overlay};
 use crate::error::{Context, Error, Result};
 
 /// The copies of each mount that are to be put in place.
@@ -35,7 +35,9 @@ pub(super) struct Copies {
 impl Copies {
     /// Makes the copies of those mounts whose base was `made` here (or not).
     pub(super) fn make(&mut self, forest: &Forest, bases: &Bases, made: bool) -> Result<()> {
-        for node in forest.nodes().filter(|&n| !is_late(forest, n)) {
+        let is_there =
+            |n: &Node| !shows_terminal(forest, *n) && nested::shown(forest, *n).is_none();
+        for node in forest.nodes().filter(is_there) {
             let (base, _) = base_of(forest, node).map_err(|why| unfit(forest.mount(node), &why))?;
             if bases.get(base).is_some_and(|b| b.made == made) {
                 self.add(node, bases.copies(forest, node)?);
@@ -70,15 +72,21 @@ impl Copies {
         Ok(())
     }
 
-    fn get(&self, forest: &Forest, node: Node) -> Result<BorrowedFd<'_>> {
+    /// The copy of a mount that is to be mounted.
+    pub(super) fn get(&self, forest: &Forest, node: Node) -> Result<BorrowedFd<'_>> {
         let copy = self.mounted.get(&node).map(AsFd::as_fd);
         copy.ok_or_else(|| unfit(forest.mount(node), "there is no copy of it"))
     }
 }
 
+/// Whether a mount is put in place later than the others.
+fn is_late(forest: &Forest, node: Node) -> bool {
+    shows_terminal(forest, node) || nested::waits(forest, node)
+}
+
 /// Whether a mount shows a terminal of a devpts, which exists only after the
 /// terminals have been restored.
-pub(super) fn is_late(forest: &Forest, node: Node) -> bool {
+pub(super) fn shows_terminal(forest: &Forest, node: Node) -> bool {
     let mount = forest.mount(node);
     mount.fs == "devpts" && mount.external.is_none() && mount.root.as_os_str() != "/"
 }

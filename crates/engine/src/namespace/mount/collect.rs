@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use torpor_tracee::Tracee;
 
 use super::mountinfo::{self, Mount};
+use super::nested;
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespaces, NsKind, run_in};
@@ -66,6 +67,7 @@ impl Mounts {
             let (is_host, task) = (ns.is_host, ns.task);
             spaces.push(Space { ns: ns.id, is_host, task, file, root, tree });
         }
+        nested::mark(&mut spaces, namespaces)?;
         Ok(Mounts { spaces, host })
     }
 

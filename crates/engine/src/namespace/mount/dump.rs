@@ -14,7 +14,7 @@ use super::collect::Mounts;
 use super::fs::{Origin, join_options, split_options};
 use super::mountinfo::Mount;
 use super::origin::{Forest, Node, Source};
-use super::{content, entry, external, overlay, sharing};
+use super::{content, entry, external, nested, overlay, sharing};
 use crate::cgroup;
 use crate::dump::tasks::Task;
 use crate::error::{Context, Error, Result};
@@ -159,6 +159,9 @@ fn check(cx: &Saving<'_>, forest: &Forest, node: Node) -> std::result::Result<()
     let source = forest.source(node)?;
     if let Some(option) = mount.unknown.first() {
         return Err(Unfit::Reason(format!("its option {option} cannot be restored")));
+    }
+    if let Some(why) = nested::obstacle(forest, node, &cx.mounts.host) {
+        return Err(Unfit::Reason(why.to_owned()));
     }
     if mount.deleted && matches!(source, Source::FileSystem | Source::Part { .. }) {
         check_deleted(cx, mount)?;

@@ -43,6 +43,7 @@ pub fn encode(mount: &Mount) -> MntEntry {
         shared_id: Some(mount.shared.unwrap_or(0)),
         master_id: Some(mount.master.unwrap_or(0)),
         deleted: mount.deleted.then_some(true),
+        torpor_pid_ns: mount.pid_ns,
         fsname: (mount.ty.code == Fstype::Auto).then(|| mount.fs.clone()),
         ..MntEntry::default()
     };
@@ -98,6 +99,7 @@ pub fn decode(entry: &MntEntry) -> Result<Mount, String> {
         options: OsString::from_vec(entry.options.clone()),
         external: None,
         outside_peers: false,
+        pid_ns: entry.torpor_pid_ns,
     };
     mount.external = match &entry.ext_key {
         Some(key) if key == DEVICE_KEY => {

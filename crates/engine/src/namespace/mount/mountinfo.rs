@@ -45,6 +45,8 @@ pub struct Mount {
     pub external: Option<External>,
     /// Set where its peer group has members outside that are to stay in it.
     pub outside_peers: bool,
+    /// The pid namespace that it shows, where that is a procfs of one below the root task's.
+    pub pid_ns: Option<u32>,
 }
 
 /// What is known about a mount that comes from outside of the namespace.
@@ -91,6 +93,7 @@ impl From<mountinfo::Mount> for Mount {
             options,
             external: None,
             outside_peers: false,
+            pid_ns: None,
         }
     }
 }

@@ -12,7 +12,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 
 use super::assembly::Assembly;
 use super::base::{Bases, base_of, unfit};
-use super::build::{self, Copies, OldRoot, Yard, is_late, no_namespace};
+use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
 use super::mountinfo::Mount;
@@ -20,7 +20,7 @@ use super::origin::{Forest, Node};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
 use super::tree::Tree;
-use super::{entry, superblock};
+use super::{entry, nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, run_in, send_into};
@@ -37,7 +37,8 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     if forest.spaces.is_empty() {
         return Ok(());
     }
-    let groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
+    let mut groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
+    groups.retain(|group| !group.members.iter().any(|&member| nested::waits(&forest, member)));
     // Without one the root husk lives among the caller's mounts, which nothing here may change.
     let roots_own = cx.tasks.first().and_then(|root| root.image.ids.mnt_ns_id);
     let has_own = Some(forest.spaces[0].0) == roots_own;
@@ -74,6 +75,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     roots.extend(root.map(|root| (0, space, root)));
     for (space, file, root) in roots {
         late(cx, &forest, space, &file, &copies)?;
+        nested::keep(cx.mounts, &forest, space, &file, &copies)?;
         let ns = forest.spaces[space].0;
         let known = cx.spaces.all.iter_mut().find(|n| n.id == ns && n.kind == NsKind::Mnt);
         known.ok_or_else(|| no_namespace(ns))?.file = Some(file);
@@ -241,7 +243,7 @@ fn late(
     let tree = &forest.spaces[space].1;
     let dup = |fd: &OwnedFd| fd.try_clone().context(|| "dup".to_owned());
     for (index, mount) in tree.mounts().iter().enumerate() {
-        if !is_late(forest, Node { space, mount: index }) {
+        if !shows_terminal(forest, Node { space, mount: index }) {
             continue;
         }
         let on = |node: Option<Node>| {

@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::build::place_at;
 use super::collect::{clone, open_beneath};
+use super::nested::Waiting;
 use super::tree::Tree;
 use crate::error::{Context, Error, Result};
 use crate::namespace::run_in;
@@ -16,6 +17,8 @@ use crate::namespace::run_in;
 #[derive(Debug, Default)]
 pub struct Restored {
     alone: HashMap<i32, Alone>,
+    /// Mounts that can be made after the tasks only.
+    pub(super) waiting: Vec<Waiting>,
     /// Mounts that can be made after the terminals only.
     pub(super) late: Vec<Late>,
     /// File systems that become read-only in the end.

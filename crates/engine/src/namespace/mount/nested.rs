@@ -1,0 +1,255 @@
+//! A procfs of a pid namespace below that of the root task. Only a task that lives in there can
+//! make it, so it is mounted when the tasks have been born, and so is what lies on it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use super::base::unfit;
+use super::build::{Copies, place_at};
+use super::collect::{Space, clone, open_beneath};
+use super::fs::attributes;
+use super::mountinfo::Mount;
+use super::origin::{Forest, Node, Source};
+use super::restored::Restored;
+use super::superblock;
+use super::tree::Tree;
+use crate::error::{Context, Result};
+use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::restore::tasks::Tasks;
+
+/// Finds out which mounts show such a namespace.
+pub(super) fn mark(spaces: &mut [Space], namespaces: &Namespaces) -> Result<()> {
+    let below: Vec<&Namespace> =
+        namespaces.of_kind(NsKind::Pid).filter(|ns| ns.task != 0).collect();
+    if below.is_empty() {
+        return Ok(());
+    }
+    let mut known = HashMap::new();
+    for space in spaces.iter().filter(|space| !space.is_host) {
+        for (index, mount) in space.tree.mounts().iter().enumerate() {
+            if mount.fs != "proc" || mount.root.as_os_str() != "/" {
+                continue;
+            }
+            let shown = shown_by(space.open_alone(index)?.as_fd());
+            if let Some(ns) = below.iter().find(|ns| Some(ns.inode) == shown) {
+                known.insert(mount.dev, ns.id);
+            }
+        }
+    }
+    for space in spaces {
+        for index in 0..space.tree.mounts().len() {
+            let mount = space.tree.mount_mut(index);
+            mount.pid_ns = known.get(&mount.dev).copied();
+        }
+    }
+    Ok(())
+}
+
+/// The inode number of the pid namespace that a procfs shows: its process 1 lives in it.
+fn shown_by(proc: BorrowedFd<'_>) -> Option<u64> {
+    let link = rustix::fs::readlinkat(proc, "1/ns/pid", Vec::new()).ok()?;
+    link.to_str().ok()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// The namespace whose procfs a mount shows that the restore makes.
+pub(super) fn shown(forest: &Forest, node: Node) -> Option<u32> {
+    let made = || forest.source(node) == Ok(Source::FileSystem);
+    forest.mount(node).pid_ns.filter(|_| made())
+}
+
+/// Whether a mount is such a procfs, or lies on one.
+pub(super) fn waits(forest: &Forest, node: Node) -> bool {
+    let tree = &forest.spaces[node.space].1;
+    let up = |mount: &usize| tree.parent(*mount);
+    std::iter::successors(Some(node.mount), up)
+        .any(|mount| shown(forest, Node { mount, ..node }).is_some())
+}
+
+/// Why a mount that waits cannot be restored, if so: nothing may be passed on to others when it is
+/// put into place.
+pub(super) fn obstacle(forest: &Forest, node: Node, host: &Tree) -> Option<&'static str> {
+    if !waits(forest, node) {
+        return None;
+    }
+    let parent = forest.spaces[node.space].1.parent(node.mount).map(|mount| Node { mount, ..node });
+    let is_passed_on = |node: Node| {
+        let Some(group) = forest.mount(node).shared else { return false };
+        let takes = |mount: &Mount| [mount.shared, mount.master].contains(&Some(group));
+        let others = forest.nodes().filter(|other| *other != node).any(|n| takes(forest.mount(n)));
+        others || host.mounts().iter().any(takes)
+    };
+    let has_others = forest.mount(node).master.is_some() || is_passed_on(node);
+    (has_others || parent.is_some_and(is_passed_on)).then_some(
+        "it shows a nested pid namespace, or lies on a procfs that does, and what is mounted there \
+         is passed on to other mounts; make it and the mount below it private",
+    )
+}
+
+/// A mount that waits for the tasks.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Its mount namespace.
+    space: OwnedFd,
+    /// It.
+    mount: Mount,
+    what: What,
+    on: On,
+    /// Its place on that.
+    place: PathBuf,
+}
+
+#[derive(Debug)]
+enum What {
+    /// The procfs of a pid namespace, made as this mount says.
+    Procfs(u32, Box<Mount>),
+    /// A copy of what is there already.
+    Copy(OwnedFd),
+}
+
+/// The mount that another one is mounted on.
+#[derive(Debug)]
+enum On {
+    Placed(OwnedFd),
+    /// The one with this number, which waits as well.
+    Waiting(u32),
+}
+
+/// Keeps for [`make_nested`] what waits in mount namespace `space`.
+pub(super) fn keep(
+    mounts: &mut Restored,
+    forest: &Forest,
+    space: usize,
+    file: &OwnedFd,
+    copies: &Copies,
+) -> Result<()> {
+    let tree = &forest.spaces[space].1;
+    let dup = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().context(|| "dup".to_owned());
+    for mount in tree.top_down() {
+        let node = Node { space, mount };
+        let Some(parent) = tree.parent(mount).filter(|_| waits(forest, node)) else { continue };
+        let parent = Node { space, mount: parent };
+        let what = match shown(forest, node) {
+            Some(ns) => {
+                let whole = forest.whole(tree.mount(mount).dev).unwrap_or(node);
+                What::Procfs(ns, Box::new(forest.mount(whole).clone()))
+            }
+            None => What::Copy(dup(copies.get(forest, node)?)?),
+        };
+        let on = match waits(forest, parent) {
+            true => On::Waiting(forest.mount(parent).id),
+            false => On::Placed(dup(copies.get(forest, parent)?)?),
+        };
+        mounts.waiting.push(Waiting {
+            space: dup(file.as_fd())?,
+            mount: tree.mount(mount).clone(),
+            what,
+            on,
+            place: tree.place(mount).to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// What has been mounted so far.
+#[derive(Debug, Default)]
+struct Placed {
+    /// By its number in the images.
+    mounts: HashMap<u32, OwnedFd>,
+    /// The first mount of each procfs, by mount namespace and device: before Linux 6.15 nobody but
+    /// who lives there can copy what is mounted.
+    first: HashMap<(u64, u32), u32>,
+}
+
+/// When the tasks have been born: mounts the procfs of pid namespaces below that of the root
+/// task, and what lies on them.
+///
+/// # Errors
+/// The kernel's; contradictions in the images.
+pub fn make_nested(
+    mounts: &mut Restored,
+    tasks: &mut Tasks,
+    namespaces: &Namespaces,
+) -> Result<()> {
+    let mut placed = Placed::default();
+    let mut shared = Vec::new();
+    for Waiting { space, mount, what, on, place } in std::mem::take(&mut mounts.waiting) {
+        let is_copy = matches!(what, What::Copy(_));
+        let (from, below) = match what {
+            What::Copy(copy) => (copy, None),
+            What::Procfs(ns, whole) => {
+                let ns = namespaces.by_id(ns).filter(|ns| ns.kind == NsKind::Pid);
+                let ns = ns.ok_or_else(|| unfit(&mount, "its pid namespace is not there"))?;
+                placed.procfs(space.as_fd(), &mount, || {
+                    superblock::make_in(tasks.remote(ns.task)?, &whole)
+                })?
+            }
+        };
+        let parent = match &on {
+            On::Placed(parent) => Some(parent),
+            On::Waiting(id) => placed.mounts.get(id),
+        };
+        let parent = parent.ok_or_else(|| unfit(&mount, "its place is not there"))?;
+        let what =
+            || format!("mount {} ({}) at {}", mount.id, mount.fs, mount.mountpoint.display());
+        let (new, alone) = run_in(&[space.as_fd()], || {
+            let new = match below {
+                None => from,
+                Some(below) => {
+                    let at = open_beneath(from.as_fd(), &below, false).context(what)?;
+                    clone(at.as_fd()).context(what)?
+                }
+            };
+            let private = torpor_sys::mount::Attributes {
+                propagation: libc::MS_PRIVATE,
+                ..attributes(mount.flags)
+            };
+            let at = open_beneath(parent.as_fd(), &place, false).context(what)?;
+            place_at(new.as_fd(), at.as_fd()).context(what)?;
+            // Behind that: what lies on a shared mount is shared from then on.
+            torpor_sys::mount::set_attributes(new.as_fd(), false, private).context(what)?;
+            let alone = clone(new.as_fd()).context(what)?;
+            Ok((new, alone))
+        })?;
+        // A copy of what was there has one already.
+        if !is_copy {
+            mounts.insert(mount.id.cast_signed(), mount.mountpoint.clone(), alone);
+        }
+        if mount.shared.is_some() {
+            shared.push((space, mount.id));
+        }
+        placed.mounts.insert(mount.id, new);
+    }
+    for (space, id) in shared {
+        let Some(mount) = placed.mounts.get(&id) else { continue };
+        let attributes =
+            torpor_sys::mount::Attributes { propagation: libc::MS_SHARED, ..Default::default() };
+        run_in(&[space.as_fd()], || {
+            torpor_sys::mount::set_attributes(mount.as_fd(), false, attributes)
+                .context(|| format!("share mount {id}"))
+        })?;
+    }
+    Ok(())
+}
+
+impl Placed {
+    /// What a mount shows that is of a procfs: that itself, or what is to be copied, and which part
+    /// of it.
+    fn procfs(
+        &mut self,
+        space: BorrowedFd<'_>,
+        mount: &Mount,
+        make: impl FnOnce() -> Result<OwnedFd>,
+    ) -> Result<(OwnedFd, Option<PathBuf>)> {
+        let what = || format!("look at {}", mount.mountpoint.display());
+        let key = (rustix::fs::fstat(space).context(what)?.st_ino, mount.dev);
+        if let Some(first) = self.first.get(&key).and_then(|first| self.mounts.get(first)) {
+            return Ok((first.try_clone().context(what)?, Some(mount.root.clone())));
+        }
+        if mount.root.as_os_str() == "/" {
+            self.first.insert(key, mount.id);
+            return Ok((make()?, None));
+        }
+        Ok((make()?, Some(mount.root.clone())))
+    }
+}
