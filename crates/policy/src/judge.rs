@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
+use crate::mount::{From, Mount};
 use crate::passed::Passed;
 use crate::ranges::Ranges;
-use crate::request::{Ask, Device, From, Mount, Request};
+use crate::request::{Ask, Device, Request};
 use crate::rules::{Grant, Limit, Need, Policy, Rules, fits, is_below};
 use crate::runtime;
 
@@ -362,11 +363,11 @@ impl Rules {
         match &mount.from {
             From::Root | From::Part { .. } => None,
             From::Given { path, .. } => self.deny_source(path.as_deref(), true, passed),
-            From::Device { path, name, options, .. } => self
+            From::Device { path, .. } => self
                 .deny_source(path.as_deref(), true, passed)
-                .or_else(|| self.deny_device_mount(name, options)),
-            From::Host(path) => self.deny_source(Some(path), false, passed),
-            From::FileSystem { name, options } => self.deny_file_system(name, options, passed),
+                .or_else(|| self.deny_device_mount(&mount.fs.name, &mount.fs.options())),
+            From::Host(path) => self.deny_source(Some(&path.to_string_lossy()), false, passed),
+            From::FileSystem => self.deny_file_system(&mount.fs.name, &mount.fs.options(), passed),
         }
         .or_else(|| match self.file_systems {
             Limit::Runtime => runtime::wider(mount, passed).map(|why| ("mounts.file-systems", why)),

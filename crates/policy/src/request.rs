@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 
 use crate::capabilities::Capabilities;
 use crate::collect;
+use crate::mount::Mount;
 
 /// One thing that a checkpoint asks of the machine that restores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -191,60 +192,6 @@ pub enum Ask {
     },
 }
 
-/// A mount that images ask for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Mount {
-    /// The number of its mount namespace.
-    pub space: u32,
-    /// Its own number and its parent's.
-    pub id: (u32, u32),
-    /// The mount point.
-    pub at: String,
-    /// What it shows.
-    pub from: From,
-    /// `MS_*` flags of mount(2).
-    pub flags: u32,
-}
-
-/// What a mount shows.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum From {
-    /// The root directory that the caller gives.
-    Root,
-    /// A path of this host that the caller gives for a key.
-    Given {
-        /// The key.
-        key: String,
-        /// The path; `None` if none is given.
-        path: Option<String>,
-    },
-    /// A file system on a device that the caller gives for a name.
-    Device {
-        /// The name.
-        key: String,
-        /// The device; `None` if none is given.
-        path: Option<String>,
-        /// Its type.
-        name: String,
-        /// Its options.
-        options: String,
-    },
-    /// A path of this host that the images name.
-    Host(String),
-    /// A part of what mounts from outside show.
-    Part {
-        /// Where those are, and their flags.
-        of: Vec<(String, u32)>,
-    },
-    /// A file system that is made, or that the kernel has only one of.
-    FileSystem {
-        /// Its type.
-        name: String,
-        /// Its options.
-        options: String,
-    },
-}
-
 /// One of the words that requests have.
 fn word<'d, D: Deserializer<'d>>(from: D) -> Result<Word, D::Error> {
     let word = String::deserialize(from)?;
@@ -384,25 +331,6 @@ impl fmt::Display for Ask {
             Ask::Link { name, kind } => write!(f, "network device {name:?} ({kind})"),
             Ask::Sysctl { name, value } => write!(f, "sysctl {name} = {value:?}"),
         }
-    }
-}
-
-impl fmt::Display for Mount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mount at {:?}: ", self.at)?;
-        match &self.from {
-            From::Root => f.write_str("the root that is given"),
-            From::Given { path: Some(path), .. } => write!(f, "{path:?} of this host, as given"),
-            From::Given { key, path: None } => write!(f, "what is given as {key:?}"),
-            From::Device { key, name, .. } => {
-                write!(f, "file system {name} of the device that is given as {key:?}")
-            }
-            From::Host(path) => write!(f, "{path:?} of this host"),
-            From::Part { .. } => f.write_str("a part of a mount that is given"),
-            From::FileSystem { name, .. } => write!(f, "file system {name}"),
-        }?;
-        let read_only = self.flags & 1 != 0; // MS_RDONLY
-        f.write_str(if read_only { ", read-only" } else { "" })
     }
 }
 

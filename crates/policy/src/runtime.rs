@@ -3,8 +3,9 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::judge::Violation;
+use crate::mount::{From, Mount};
 use crate::passed::{Passed, Spec, SpecMount};
-use crate::request::{Ask, Device, From, Mount, Request};
+use crate::request::{Ask, Device, Request};
 use crate::rules::is_below;
 
 /// File systems that show and change nothing but what belongs to the tasks' own
@@ -126,12 +127,11 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
         let missing = spec.root.readonly && mount.flags & READ_ONLY == 0;
         return missing.then(|| "the calling runtime wants it read-only".to_owned());
     }
-    let Some(wanted) = configured(spec, &mount.at) else {
+    let Some(wanted) = configured(spec, &mount.at()) else {
         return unconfigured(mount, spec);
     };
     // The directory of the hierarchies; runc leaves it writable.
-    let only_holds = wanted.kind == "cgroup"
-        && matches!(&mount.from, From::FileSystem { name, .. } if name == "tmpfs");
+    let only_holds = wanted.kind == "cgroup" && mount.made() == Some("tmpfs");
     let lost: Vec<&str> = NARROW
         .iter()
         .filter(|(flag, _)| !only_holds || *flag != READ_ONLY)
@@ -143,12 +143,8 @@ pub(crate) fn wider(mount: &Mount, passed: &Passed) -> Option<String> {
     if !lost.is_empty() {
         return Some(format!("the calling runtime wants it {}", lost.join(", ")));
     }
-    match &mount.from {
-        From::FileSystem { name, .. } if !is_bind(wanted) && !is_of_type(wanted, name) => {
-            Some(format!("the calling runtime wants {} there", wanted.kind))
-        }
-        _ => None,
-    }
+    let other = mount.made().is_some_and(|name| !is_bind(wanted) && !is_of_type(wanted, name));
+    other.then(|| format!("the calling runtime wants {} there", wanted.kind))
 }
 
 /// The flags that take rights away which a mount lacks, of those in `wanted`.
@@ -161,13 +157,16 @@ fn lost(wanted: u32, mount: &Mount) -> Vec<&'static str> {
 /// counts.
 fn wider_than_source(mount: &Mount, passed: &Passed) -> Option<String> {
     let sources: Vec<(&str, u32)> = match &mount.from {
-        From::Part { of } => of.iter().map(|(at, flags)| (at.as_str(), *flags)).collect(),
+        From::Part { of, .. } => of.iter().map(|(at, flags)| (at.as_str(), *flags)).collect(),
         From::Given { key, path } => configured_sources(passed, |wanted| {
             plain(&wanted.destination) == plain(key)
                 || path.as_ref().is_some_and(|path| plain(&wanted.source) == plain(path))
         }),
-        From::Host(path) => configured_sources(passed, |wanted| is_below(path, &wanted.source)),
-        From::Root | From::FileSystem { .. } | From::Device { .. } => return None,
+        From::Host(path) => {
+            let path = path.to_string_lossy();
+            configured_sources(passed, |wanted| is_below(&path, &wanted.source))
+        }
+        From::Root | From::FileSystem | From::Device { .. } => return None,
     };
     let each: Vec<(&str, Vec<&str>)> =
         sources.into_iter().map(|(at, flags)| (at, lost(flags, mount))).collect();
@@ -194,16 +193,14 @@ fn configured_sources(passed: &Passed, fits: impl Fn(&SpecMount) -> bool) -> Vec
 /// have no business there, but for their parts that it wants read-only, and below what
 /// it makes of a cgroup mount.
 fn unconfigured(mount: &Mount, spec: &Spec) -> Option<String> {
-    let From::FileSystem { name, .. } = &mount.from else { return None };
-    if HARMLESS.contains(&name.as_str()) {
-        return None;
-    }
-    let protected = spec.linux.readonly_paths.iter().any(|path| plain(path) == plain(&mount.at));
+    let name = mount.made().filter(|name| !HARMLESS.contains(name))?;
+    let at = mount.at();
+    let protected = spec.linux.readonly_paths.iter().any(|path| plain(path) == plain(&at));
     if protected && mount.flags & READ_ONLY != 0 {
         return None;
     }
     let cgroups = spec.mounts.iter().filter(|m| m.kind == "cgroup" && is_of_type(m, name));
-    let below = |m: &SpecMount| is_below(&mount.at, &m.destination);
+    let below = |m: &SpecMount| is_below(&at, &m.destination);
     let read_only =
         |m: &SpecMount| !m.options.iter().any(|o| o == "ro") || mount.flags & READ_ONLY != 0;
     let mut cgroups = cgroups.filter(|m| below(m));
@@ -234,13 +231,12 @@ pub(crate) fn overlays(requests: &[Request]) -> Vec<Violation> {
     let mut found = vec![];
     for (_, image, mounts) in spaces(requests) {
         for mount in &mounts {
-            let From::FileSystem { name, options } = &mount.from else { continue };
-            if name != "overlay" {
+            if mount.made() != Some("overlay") {
                 continue;
             }
-            for (key, path) in layers(options) {
+            for (key, path) in layers(&mount.fs.options()) {
                 let Some(why) = widens(mount, key, path, &mounts) else { continue };
-                let text = format!("the overlay at {:?}: its {key} {path:?} {why}", mount.at);
+                let text = format!("the overlay at {:?}: its {key} {path:?} {why}", mount.at());
                 let rule = "mounts.sources".to_owned();
                 found.push(Violation { image: image.to_owned(), task: None, rule, text });
             }
@@ -271,14 +267,14 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
         return Some("is on no other mount".to_owned());
     };
     if is_of_kernel(source) {
-        return Some(format!("is on {:?}, which shows the kernel", source.at));
+        return Some(format!("is on {:?}, which shows the kernel", source.at()));
     }
     let layer = plain(path);
     let hidden = |m: &&&Mount| {
-        m.id != overlay.id && plain(&m.at) != layer && plain(&m.at).starts_with(&layer)
+        m.id != overlay.id && plain(&m.at()) != layer && plain(&m.at()).starts_with(&layer)
     };
     if let Some(above) = mounts.iter().find(hidden) {
-        return Some(format!("shows what the mount at {:?} hides", above.at));
+        return Some(format!("shows what the mount at {:?} hides", above.at()));
     }
     let writes = ["upperdir", "workdir"].contains(&key);
     let lost = NARROW.iter().filter(|(flag, _)| match *flag {
@@ -286,7 +282,7 @@ fn widens(overlay: &Mount, key: &str, path: &str, mounts: &[&Mount]) -> Option<S
         flag => source.flags & flag != 0 && overlay.flags & flag == 0,
     });
     let lost: Vec<&str> = lost.map(|(_, name)| *name).collect();
-    (!lost.is_empty()).then(|| format!("is on {:?}, which is {}", source.at, lost.join(", ")))
+    (!lost.is_empty()).then(|| format!("is on {:?}, which is {}", source.at(), lost.join(", ")))
 }
 
 /// Paths that the calling runtime hides or protects, and the images do not.
@@ -305,7 +301,7 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
         };
         for path in spec.linux.masked_paths.iter().filter(there) {
             if let Some(mount) = visible(mounts, path)
-                && plain(&mount.at) != plain(path)
+                && plain(&mount.at()) != plain(path)
                 && is_of_kernel(mount)
             {
                 add(format!("{path:?} can be reached, which the calling runtime hides"));
@@ -326,7 +322,7 @@ pub(crate) fn unprotected(requests: &[Request], passed: &Passed) -> Vec<Violatio
 /// Whether a mount shows what the kernel shows, and not what the caller has given.
 fn is_of_kernel(mount: &Mount) -> bool {
     match &mount.from {
-        From::FileSystem { name, .. } => !HARMLESS.contains(&name.as_str()),
+        From::FileSystem => !HARMLESS.contains(&mount.fs.name.as_str()),
         From::Host(_) => true,
         From::Root | From::Part { .. } | From::Given { .. } | From::Device { .. } => false,
     }
@@ -340,9 +336,9 @@ fn visible<'m>(mounts: &[&'m Mount], path: &str) -> Option<&'m Mount> {
     // Each step leads to another mount; images that go round in a circle end, too.
     for _ in 0..mounts.len() {
         let on_the_way = mounts.iter().filter(|m| {
-            m.id.1 == here.id.0 && m.id.0 != here.id.0 && target.starts_with(plain(&m.at))
+            m.id.1 == here.id.0 && m.id.0 != here.id.0 && target.starts_with(plain(&m.at()))
         });
-        match on_the_way.min_by_key(|m| plain(&m.at).components().count()) {
+        match on_the_way.min_by_key(|m| plain(&m.at()).components().count()) {
             Some(next) => here = next,
             None => break,
         }
@@ -355,13 +351,21 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::judge::{Checked, Origin};
+    use crate::mount::FileSystem;
     use crate::rules::Policy;
 
     const NODEV: u32 = 4;
     const NOEXEC: u32 = 8;
 
-    fn fs(name: &str, options: &str) -> From {
-        From::FileSystem { name: name.to_owned(), options: options.to_owned() }
+    /// A mount that shows what is given.
+    fn shows(from: From) -> Mount {
+        Mount { space: 1, from, ..Mount::default() }
+    }
+
+    fn fs(name: &str, options: &str) -> Mount {
+        let fs =
+            FileSystem { name: name.to_owned(), options: options.into(), ..FileSystem::default() };
+        Mount { fs, ..shows(From::FileSystem) }
     }
 
     /// The root, a directory of this host (nodev, noexec), the kernel's files, a file that is
@@ -369,17 +373,17 @@ mod tests {
     fn asked(overlay: &str, flags: u32) -> Vec<Request> {
         let given = From::Given { key: "/data".into(), path: Some("/srv/data".into()) };
         let mounts = [
-            (1, 0, "/", From::Root, 0),
-            (2, 1, "/data", given, NODEV | NOEXEC),
+            (1, 0, "/", shows(From::Root), 0),
+            (2, 1, "/data", shows(given), NODEV | NOEXEC),
             (3, 1, "/sys", fs("sysfs", ""), READ_ONLY),
             (4, 1, "/etc/secret", fs("tmpfs", ""), 0),
             (5, 1, "/tmp", fs("tmpfs", ""), READ_ONLY),
             (6, 1, "/merged", fs("overlay", overlay), flags),
         ];
-        let requests = mounts.into_iter().map(|(id, parent, at, from, flags)| Request {
+        let requests = mounts.into_iter().map(|(id, parent, at, mount, flags)| Request {
             image: "mountpoints-1.img".to_owned(),
             task: None,
-            ask: Ask::Mount(Mount { space: 1, id: (id, parent), at: at.to_owned(), from, flags }),
+            ask: Ask::Mount(Mount { id: (id, parent), at: at.into(), flags, ..mount }),
         });
         requests.collect()
     }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use torpor_policy::groups::Roots;
 use torpor_policy::{
-    Ask, Capabilities, Checked, Device, From, Mount, Origin, Passed, Policy, Request, Spec,
+    Ask, Capabilities, Checked, Device, FileSystem, From, Mount, Origin, Passed, Policy, Request,
+    Spec,
 };
 
 const BEGIN: &str = "<!-- made by crates/policy/tests/defaults.rs -->\n";
@@ -48,11 +49,12 @@ const PRIVILEGED: &str = r#"{
 }"#;
 
 fn mount(from: From) -> Ask {
-    Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".to_owned(), from, flags: 0 })
+    Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), from, ..Mount::default() })
 }
 
 fn file_system(name: &str) -> Ask {
-    mount(From::FileSystem { name: name.to_owned(), options: String::new() })
+    let fs = FileSystem { name: name.to_owned(), ..FileSystem::default() };
+    Ask::Mount(Mount { space: 1, id: (2, 1), at: "/x".into(), fs, ..Mount::default() })
 }
 
 fn text(text: &str) -> String {
@@ -86,8 +88,8 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ),
         ("fanotify as any program may", Ask::Fanotify { text: text("x"), plain: true }),
         ("fanotify with rights", Ask::Fanotify { text: text("x"), plain: false }),
-        ("a path of this host, `/etc`", mount(From::Host(text("/etc")))),
-        ("a path of this host, `/srv/data`", mount(From::Host(text("/srv/data")))),
+        ("a path of this host, `/etc`", mount(From::Host("/etc".into()))),
+        ("a path of this host, `/srv/data`", mount(From::Host("/srv/data".into()))),
         ("a file made or removed on a read-only mount", Ask::WriteReadOnly { path: text("/x") }),
         ("a new tmpfs", file_system("tmpfs")),
         ("a new ext4", file_system("ext4")),

@@ -5,8 +5,9 @@
 //! disagree something would be made that nobody has judged. So the restore says what it would
 //! make, by the functions that find it out when it is made, and each thing has to be in the plan.
 //!
-//! What is not looked at: the entries of archives that fill file systems, because the plan's reader
-//! unpacks them, and what rules of packet filters say, because the same check has read them.
+//! What is not looked at: mounts, because they are made from the plan itself; the entries of archives
+//! that fill file systems, because the plan's reader unpacks them; and what rules of packet filters
+//! say, because the same check has read them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -16,14 +17,15 @@ use torpor_images::proto::{
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
-use torpor_policy::{Ask, Credentials, Device, From, Mount, Passed, Request};
+use torpor_policy::{Ask, Credentials, Device, Passed, Request};
 
 use super::load::{self, Checkpoint, TaskImage};
 use crate::error::{Error, Result};
 use crate::file::fown;
 use crate::file::notify::fanotify;
+use crate::namespace::mount::Forest;
 use crate::namespace::user::IdMaps;
-use crate::namespace::{Namespaces, NsKind, mount, net};
+use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::{JoinNsKind, Options};
 use crate::reader::{self, Look, Told};
 use crate::task::Filters;
@@ -31,11 +33,6 @@ use crate::{cgroup, judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
-/// Flags of a mount that take rights away (`MS_*` of mount(2)).
-const NARROW: u32 = 1 | 2 | 4 | 8;
-/// How a mount takes part in what happens to others, which the restore sets by itself:
-/// `MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`.
-const PROPAGATION: u32 = 1 << 18 | 1 << 19 | 1 << 20;
 /// Bits of a mode: the type of a file, two types, and what makes a program run as its owner.
 const TYPE: u32 = 0o170_000;
 const CHARACTER: u32 = 0o020_000;
@@ -50,6 +47,8 @@ pub(super) struct View<'a> {
     pub opts: &'a Options,
     /// The images.
     pub images: &'a ImageDir,
+    /// The mounts of the plan.
+    pub forest: &'a Forest,
     /// What was read of them.
     pub checkpoint: &'a Checkpoint,
     /// The seccomp filters of the tree.
@@ -86,6 +85,7 @@ pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let view = View {
         opts,
         images,
+        forest: &Forest::planned(&plan)?,
         checkpoint: &checkpoint,
         filters: &filters,
         passed: &passed,
@@ -121,8 +121,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     ghosts(view, plan, &mut things)?;
     groups(view, plan, &maps, &mut things)?;
     networks(view, &spaces, plan, &mut things)?;
-    mounts(view, &spaces, plan, &mut things)?;
-    archives(view, &spaces, &mut things)?;
+    archives(view, &mut things);
     Ok(things.missing)
 }
 
@@ -403,50 +402,10 @@ fn networks(
 }
 
 /// The archives that file systems are filled from are those that were read.
-fn archives(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
-    for image in mount::archives(view.images, spaces)? {
+fn archives(view: &View<'_>, things: &mut Things<'_>) {
+    for image in view.forest.archives() {
         things.expect(image, None, &Ask::Fill);
     }
-    Ok(())
-}
-
-/// Each mount shows what was judged, at its place, with its flags.
-fn mounts(
-    view: &View<'_>,
-    spaces: &Namespaces,
-    plan: &[Request],
-    things: &mut Things<'_>,
-) -> Result<()> {
-    let mut known: HashMap<(u32, (u32, u32)), &Mount> = HashMap::new();
-    for request in plan {
-        if let Ask::Mount(mount) = &request.ask {
-            known.insert((mount.space, mount.id), mount);
-        }
-    }
-    for made in mount::planned(view.images, spaces)? {
-        let listed = known.get(&(made.space, made.id));
-        if !listed.is_some_and(|listed| is_same(&made, listed)) {
-            let image = kind::MNTS.file_name(made.space.into());
-            things.missing.push((image, Ask::Mount(made).to_string()));
-        }
-    }
-    Ok(())
-}
-
-fn is_same(made: &Mount, listed: &Mount) -> bool {
-    let from = match (&made.from, &listed.from) {
-        (From::Given { key, .. }, From::Given { key: listed, .. }) => key == listed,
-        (
-            From::Device { key, name, options, .. },
-            From::Device { key: listed, name: its_name, options: its_options, .. },
-        ) => (key, name, options) == (listed, its_name, its_options),
-        // Of several with the same flags the plan has the first.
-        (From::Part { of: made }, From::Part { of: listed }) => made
-            .iter()
-            .all(|(_, flags)| listed.iter().any(|(_, listed)| flags & NARROW == listed & NARROW)),
-        (made, listed) => made == listed,
-    };
-    from && made.at == listed.at && made.flags & !PROPAGATION == listed.flags & !PROPAGATION
 }
 
 #[cfg(test)]
@@ -483,6 +442,7 @@ mod tests {
         let view = View {
             opts: &opts,
             images: &images,
+            forest: &Forest::planned(&plan).unwrap(),
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &passed,
@@ -495,7 +455,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 19] = [
+        let kinds: [(&str, &str, Pick); 18] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -517,44 +477,11 @@ mod tests {
             ("container", "setting", |ask| matches!(ask, Ask::Sysctl { .. })),
             ("container", "firewall", |ask| matches!(ask, Ask::Firewall { .. })),
             ("container", "archive", |ask| matches!(ask, Ask::Fill)),
-            ("container", "mount", |ask| matches!(ask, Ask::Mount(m) if m.at == "/dev/null")),
             ("user", "map", |ask| matches!(ask, Ask::Map { groups: true, .. })),
         ];
         for (tree, what, is) in kinds {
             assert!(missing_without(tree, |_| false).is_empty(), "{tree}");
             assert!(!missing_without(tree, |request| is(&request.ask)).is_empty(), "{what}");
         }
-    }
-
-    /// A mount that is listed shows what is listed, where and with the flags that are listed.
-    #[test]
-    fn mounts_are_compared_with_all_that_is_listed() {
-        let mount = |from: From, at: &str, flags| Mount {
-            space: 1,
-            id: (2, 1),
-            at: at.to_owned(),
-            from,
-            flags,
-        };
-        let part = |flags| From::Part { of: vec![("/".to_owned(), flags)] };
-        let of = |name: &str, options: &str| From::FileSystem {
-            name: name.to_owned(),
-            options: options.to_owned(),
-        };
-        let made = mount(of("tmpfs", "size=1"), "/a", 1);
-        assert!(is_same(&made, &mount(of("tmpfs", "size=1"), "/a", 1 | 1 << 18)));
-        for other in [
-            mount(of("tmpfs", ""), "/a", 1),
-            mount(of("proc", "size=1"), "/a", 1),
-            mount(of("tmpfs", "size=1"), "/b", 1),
-            mount(of("tmpfs", "size=1"), "/a", 0),
-            mount(part(0), "/a", 1),
-        ] {
-            assert!(!is_same(&made, &other), "{other:?}");
-        }
-        assert!(is_same(&mount(part(1), "/a", 0), &mount(part(1 | 1 << 21), "/a", 0)));
-        assert!(!is_same(&mount(part(0), "/a", 0), &mount(part(1), "/a", 0)));
-        let host = |path: &str| mount(From::Host(path.to_owned()), "/a", 0);
-        assert!(is_same(&host("/x"), &host("/x")) && !is_same(&host("/x"), &host("/y")));
     }
 }

@@ -41,7 +41,7 @@ pub use self::tasks::{Task, Tasks};
 use crate::error::{Error, Result};
 use crate::file::opener::Temporary;
 use crate::file::{OpenFiles, notify};
-use crate::namespace::mount::{self, Assembly, Restored, Roots};
+use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Homes, Namespaces, NsKind};
 use crate::options::Options;
@@ -65,6 +65,8 @@ pub struct Restore<'a> {
     pub ns: Namespaces,
     /// The root directories of the mount namespaces.
     pub roots: Roots,
+    /// The mounts that are to be made.
+    pub(crate) forest: Forest,
     /// The mounts that were made.
     pub mounts: Restored,
     /// The groups that were made; after the tasks, which must leave them first.
@@ -122,9 +124,11 @@ impl<'a> Restore<'a> {
         let mut checkpoint = load::load(&images, held)?;
         verdict.complete(&mut checkpoint);
         let filters = Filters::load(&images)?;
+        let forest = Forest::planned(&plan)?;
         let view = listed::View {
             opts,
             images: &images,
+            forest: &forest,
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &verdict.passed,
@@ -152,6 +156,7 @@ impl<'a> Restore<'a> {
         let mut cx = Restore::of(opts, images, tasks.into(), files, filters);
         cx.id_maps = IdMaps::of_entry(verdict.passed.user_maps.clone());
         cx.verdict = verdict;
+        cx.forest = forest;
         let ids = cx.tasks.iter().map(|task| &task.image.ids);
         cx.ns = Namespaces::list(ids, &inventory.root_ids.unwrap_or_default());
         Ok(cx)
@@ -172,6 +177,7 @@ impl<'a> Restore<'a> {
             tasks,
             ns: Namespaces::default(),
             roots,
+            forest: Forest::default(),
             mounts: Restored::default(),
             cgroups: cgroup::Groups::default(),
             files: OpenFiles::default(),
@@ -211,6 +217,7 @@ impl<'a> Restore<'a> {
         mount::restore(&mut Assembly {
             opts: self.opts,
             images: &self.images,
+            forest: &mut self.forest,
             verdict: &self.verdict,
             id_maps: &self.id_maps,
             tasks: &mut self.tasks,

@@ -5,13 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    GhostFileEntry, MemfdInodeEntry, MntEntry, RegFileEntry, RemapFilePathEntry, RemapType,
+    GhostFileEntry, MemfdInodeEntry, RegFileEntry, RemapFilePathEntry, RemapType,
 };
 use torpor_images::remap::found_by;
 
-use super::mounts::is_tmpfs;
 use super::{Checkpoint, Error, Requests, Result};
 use crate::archive::{self, SET_ID};
+use crate::mount::Mount;
 use crate::request::{Ask, Device};
 
 /// The type of a file in its mode (`S_IFMT`), and some of its values.
@@ -22,33 +22,31 @@ const REGULAR: u32 = 0o100_000;
 /// `MS_RDONLY` of mount(2).
 const READ_ONLY: u32 = 1;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    mounts: &[Mount],
+    all: &mut Requests,
+) -> Result<()> {
     ghosts(checkpoint, all)?;
     memory_files(checkpoint, all)?;
-    for id in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
-        archives(checkpoint, id, all)?;
-    }
-    opened(checkpoint, all)
+    archives(checkpoint, mounts, all)?;
+    opened(checkpoint, mounts, all)
 }
 
 /// What tasks have open by a path, and what is made or removed for it on mounts that they
 /// cannot write to.
-fn opened(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
+fn opened(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> Result<()> {
     let remaps: HashMap<u32, RemapFilePathEntry> = checkpoint
         .images
         .read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)?
         .into_iter()
         .map(|entry| (entry.orig_id, entry))
         .collect();
-    let mut read_only = BTreeSet::new();
-    for space in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
-        let mounts: Vec<MntEntry> = checkpoint.images.read_all(kind::MNTS, space.into())?;
-        let narrow = mounts.iter().filter(|mount| mount.flags & READ_ONLY != 0);
-        read_only.extend(narrow.map(|mount| mount.mnt_id.cast_signed()));
-        for mount in mounts.iter().filter(|m| m.deleted() && m.flags & READ_ONLY != 0) {
-            let path = String::from_utf8_lossy(&mount.root).into_owned();
-            all.add(kind::MNTS.file_name(space.into()), None, Ask::WriteReadOnly { path });
-        }
+    let narrow = || mounts.iter().filter(|mount| mount.flags & READ_ONLY != 0);
+    let read_only: BTreeSet<i32> = narrow().map(|mount| mount.id.0.cast_signed()).collect();
+    for mount in narrow().filter(|mount| mount.deleted) {
+        let path = mount.root.to_string_lossy().into_owned();
+        all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::WriteReadOnly { path });
     }
     let names: HashMap<u32, &RegFileEntry> =
         checkpoint.files.iter().filter_map(|entry| Some((entry.id, entry.reg.as_ref()?))).collect();
@@ -120,15 +118,14 @@ fn memory_files(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
 }
 
 /// What fills each tmpfs of a mount namespace.
-fn archives(checkpoint: &Checkpoint<'_>, space: u32, all: &mut Requests) -> Result<()> {
-    let images = checkpoint.images;
+fn archives(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> Result<()> {
     let mut seen = BTreeSet::new();
-    for mount in images.read_all::<MntEntry>(kind::MNTS, space.into())? {
-        let device = u64::from(mount.root_dev);
-        if !is_tmpfs(&mount) || !seen.insert(device) {
+    for mount in mounts {
+        let device = u64::from(mount.device);
+        if mount.fs.name != "tmpfs" || !seen.insert((mount.space, device)) {
             continue;
         }
-        let Some(file) = images.reader(kind::TMPFS_DEV, device)? else { continue };
+        let Some(file) = checkpoint.images.reader(kind::TMPFS_DEV, device)? else { continue };
         let image = kind::TMPFS_DEV.file_name(device);
         let mut found = vec![Ask::Fill];
         if let Err(reason) = archive::scan(file, &mut |ask| found.push(ask)) {

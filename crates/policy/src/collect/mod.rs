@@ -21,6 +21,7 @@ use torpor_images::proto::{
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
+pub use self::mounts::mounts;
 pub use self::network::{kind_of_link, route, rule};
 use crate::credentials::Credentials;
 use crate::passed::Passed;
@@ -112,15 +113,18 @@ pub fn collect(
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     references::check(checkpoint)?;
+    let mounts = mounts(checkpoint.images, &checkpoint.namespaces(|ids| ids.mnt_ns_id), passed)?;
     let mut all = Requests::default();
     namespaces(checkpoint, &mut all);
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     tasks::collect(checkpoint, &maps, &mut all);
     limits::collect(checkpoint, passed, &maps, &mut all);
     groups::collect(checkpoint, passed, &maps, &mut all)?;
-    files::collect(checkpoint, &mut all)?;
+    files::collect(checkpoint, &mounts, &mut all)?;
     sockets::collect(checkpoint, &maps, &mut all)?;
-    mounts::collect(checkpoint, passed, &mut all)?;
+    for mount in mounts {
+        all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
+    }
     if !passed.empty_network {
         network::collect(checkpoint, settings, &mut all)?;
     }

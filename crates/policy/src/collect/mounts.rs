@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use torpor_images::kind;
 use torpor_images::proto::{Fstype, MntEntry};
+use torpor_images::{ImageDir, kind};
 
-use super::{Checkpoint, Requests, Result};
+use super::{Error, Result};
+use crate::mount::{FileSystem, From, Mount, Peers};
 use crate::passed::Passed;
-use crate::request::{Ask, From, Mount};
 use crate::runtime::NARROW;
 
 /// The key of a mount whose source is a device that the caller names.
@@ -17,55 +18,88 @@ pub(super) const DEVICE_KEY: &str = "CRIU:EXTERNAL_DEV";
 /// The option with which images mark a devpts of the namespace's own; others are this
 /// host's.
 const NEW_INSTANCE: &[u8] = b"newinstance";
+/// Flags that say how a mount propagates (`MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`): its peer groups
+/// say it, too.
+const PROPAGATION: u32 = 1 << 18 | 1 << 19 | 1 << 20;
 
-/// Whether a mount shows a tmpfs, which the images have the content of.
-pub(super) fn is_tmpfs(mount: &MntEntry) -> bool {
-    fs_type(mount) == Fstype::Tmpfs
-}
-
-fn fs_type(mount: &MntEntry) -> Fstype {
-    Fstype::try_from(mount.fstype.cast_signed()).unwrap_or_default()
-}
-
-pub(super) fn collect(
-    checkpoint: &Checkpoint<'_>,
-    passed: &Passed,
-    all: &mut Requests,
-) -> Result<()> {
-    let mut spaces = vec![];
-    for id in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
-        let mounts: Vec<MntEntry> = checkpoint.images.read_all(kind::MNTS, id.into())?;
-        spaces.push((id, mounts));
-    }
-    let root = spaces.first().and_then(|(id, mounts)| Some((*id, root_of(mounts)?)));
-    let is_root = |space: u32, mount: &MntEntry| root == Some((space, mount.mnt_id));
-    let mut given = Given::default();
-    for (space, mounts) in &spaces {
-        let outside =
-            |mount: &&MntEntry| is_root(*space, mount) || external(mount, passed).is_some();
-        mounts.iter().filter(outside).for_each(|mount| given.add(mount));
-    }
-    for (space, mounts) in &spaces {
-        for mount in mounts {
-            let from = match external(mount, passed) {
-                _ if is_root(*space, mount) => From::Root,
-                Some(from) => from,
-                None => match given.parts(mount) {
-                    of if of.is_empty() => file_system(mount),
-                    of => From::Part { of },
-                },
-            };
-            let ask = Ask::Mount(Mount {
-                space: *space,
-                id: (mount.mnt_id, mount.parent_mnt_id),
-                at: text(&mount.mountpoint),
-                from,
-                flags: mount.flags,
-            });
-            all.add(kind::MNTS.file_name((*space).into()), None, ask);
+/// Reads the mounts of mount namespaces, the root task's first. This is all that is ever read of
+/// them: the policy judges what is returned, and the restore makes it.
+///
+/// # Errors
+/// Damaged images; a mount that makes no sense.
+pub fn mounts(images: &ImageDir, spaces: &[u32], passed: &Passed) -> Result<Vec<Mount>> {
+    let mut read: Vec<(u32, Vec<MntEntry>)> = vec![];
+    for &space in spaces {
+        let all: Vec<MntEntry> = images.read_all(kind::MNTS, space.into())?;
+        if all.is_empty() {
+            let image = kind::MNTS.file_name(space.into());
+            return Err(Error::Invalid { image, reason: "there is no root mount".to_owned() });
         }
+        read.push((space, all));
     }
-    Ok(())
+    let root = read.first().and_then(|(space, mounts)| Some((*space, root_of(mounts)?)));
+    let given = |space: u32, entry: &MntEntry| match root == Some((space, entry.mnt_id)) {
+        true => Some(From::Root),
+        false => external(entry, passed),
+    };
+    let entries =
+        || read.iter().flat_map(|(space, all)| all.iter().map(move |entry| (*space, entry)));
+    let mut outside = Given::default();
+    for (space, entry) in entries().filter(|(space, entry)| given(*space, entry).is_some()) {
+        outside.add(space, entry);
+    }
+    let mounts = entries().map(|(space, entry)| {
+        let from = given(space, entry).or_else(|| outside.part(entry)).unwrap_or_default();
+        mount(space, entry, from).map_err(|reason| {
+            let image = kind::MNTS.file_name(space.into());
+            Error::Invalid { image, reason: format!("mount {}: {reason}", entry.mnt_id) }
+        })
+    });
+    mounts.collect()
+}
+
+fn mount(space: u32, entry: &MntEntry, from: From) -> std::result::Result<Mount, String> {
+    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    let outside = matches!(from, From::Given { .. } | From::Device { .. } | From::Host(_));
+    let group = entry.shared_id.filter(|&id| id != 0);
+    let root = path(&entry.root);
+    if !root.is_absolute() && !outside {
+        return Err(format!("its root {} is no path", root.display()));
+    }
+    Ok(Mount {
+        space,
+        id: (entry.mnt_id, entry.parent_mnt_id),
+        at: path(&entry.mountpoint),
+        from,
+        fs: file_system(entry)?,
+        flags: entry.flags & !PROPAGATION,
+        device: entry.root_dev,
+        root,
+        deleted: entry.deleted(),
+        pid_ns: entry.torpor_pid_ns,
+        peers: Peers {
+            group,
+            master: entry.master_id.filter(|&id| id != 0),
+            outside: outside && group.is_some() && !entry.internal_sharing(),
+        },
+    })
+}
+
+fn file_system(entry: &MntEntry) -> std::result::Result<FileSystem, String> {
+    let number = Fstype::try_from(entry.fstype.cast_signed())
+        .map_err(|_| format!("there is no file system {}", entry.fstype))?;
+    let name = match number {
+        Fstype::Overlayfs => "overlay".to_owned(),
+        Fstype::Auto | Fstype::Unsupported => entry.fsname.clone().unwrap_or_default(),
+        number => number.as_str_name().to_ascii_lowercase(),
+    };
+    Ok(FileSystem {
+        name,
+        plain: number == Fstype::Auto,
+        source: OsStr::from_bytes(&entry.source).to_owned(),
+        flags: entry.sb_flags(),
+        options: OsStr::from_bytes(&entry.options).to_owned(),
+    })
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -89,18 +123,13 @@ fn external(mount: &MntEntry, passed: &Passed) -> Option<From> {
     match &mount.ext_key {
         Some(key) if key == DEVICE_KEY => {
             let key = text(&mount.source);
-            Some(From::Device {
-                path: path(&key, &passed.devices),
-                key,
-                name: mount.fsname.clone().unwrap_or_default(),
-                options: text(&mount.options),
-            })
+            Some(From::Device { path: path(&key, &passed.devices), key })
         }
         Some(key) => Some(From::Given { key: key.clone(), path: path(key, &passed.mounts) }),
-        None if mount.ext_mount() => Some(From::Host(text(&mount.source))),
-        None if fs_type(mount) == Fstype::Devpts => {
+        None if mount.ext_mount() => Some(From::Host(OsStr::from_bytes(&mount.source).into())),
+        None if Fstype::try_from(mount.fstype.cast_signed()) == Ok(Fstype::Devpts) => {
             let own = mount.options.split(|&b| b == b',').any(|option| option == NEW_INSTANCE);
-            (!own).then(|| From::Host("/dev/pts".to_owned()))
+            (!own).then(|| From::Host("/dev/pts".into()))
         }
         None => None,
     }
@@ -117,11 +146,13 @@ struct Given<'m> {
     /// The mounts that show each directory: the first with each of the flags that count, and
     /// which of all mounts it is.
     shown: Vec<BTreeMap<u32, (usize, &'m MntEntry)>>,
+    /// The last mount that shows each directory: its namespace and its number.
+    last: Vec<Option<(u32, u32)>>,
     count: usize,
 }
 
 impl<'m> Given<'m> {
-    fn add(&mut self, mount: &'m MntEntry) {
+    fn add(&mut self, space: u32, mount: &'m MntEntry) {
         self.count += 1;
         if mount.deleted() {
             return;
@@ -133,7 +164,7 @@ impl<'m> Given<'m> {
                 *self.devices.entry(mount.root_dev).or_insert(top)
             }
         };
-        for name in Path::new(&text(&mount.root)) {
+        for name in Path::new(OsStr::from_bytes(&mount.root)) {
             let key = (at, name.to_owned());
             at = match self.names.get(&key) {
                 Some(&below) => below,
@@ -144,10 +175,12 @@ impl<'m> Given<'m> {
             };
         }
         self.shown[at].entry(narrow(mount.flags)).or_insert((self.count, mount));
+        self.last[at] = Some((space, mount.mnt_id));
     }
 
     fn directory(&mut self) -> usize {
         self.shown.push(BTreeMap::new());
+        self.last.push(None);
         self.shown.len() - 1
     }
 
@@ -155,24 +188,30 @@ impl<'m> Given<'m> {
     fn along<'r>(&self, device: u32, root: &'r Path) -> impl Iterator<Item = usize> + use<'_, 'r> {
         let mut at = self.devices.get(&device).copied();
         let mut names = root.iter();
-        std::iter::from_fn(move || {
+        let all = std::iter::from_fn(move || {
             let here = at?;
             let below = |name: &OsStr| self.names.get(&(here, name.to_owned())).copied();
             at = names.next().and_then(below);
             Some(here)
-        })
+        });
+        // What `..` leads out of is not above it: so begin the roots of cgroup mounts that were seen
+        // from another namespace.
+        let up = root.iter().enumerate().filter(|(_, name)| *name == "..").last();
+        all.skip(up.map_or(0, |(index, _)| index + 1))
     }
 
-    /// Where the mounts are, and which flags they have, that show what `mount` shows a part of:
-    /// of those with the same flags the first.
-    fn parts(&self, mount: &MntEntry) -> Vec<(String, u32)> {
-        let root = text(&mount.root);
-        let along = self.along(mount.root_dev, Path::new(&root));
-        let mut whole: Vec<_> = along.flat_map(|at| self.shown[at].values()).collect();
-        whole.sort_by_key(|(number, _)| *number);
+    /// What `mount` shows a part of: of the mounts from outside that show more, the one that shows
+    /// least.
+    fn part(&self, mount: &MntEntry) -> Option<From> {
+        let root = Path::new(OsStr::from_bytes(&mount.root));
+        let along: Vec<usize> = self.along(mount.root_dev, root).collect();
+        let whole = along.iter().rev().find_map(|&at| self.last[at])?;
+        let mut all: Vec<_> = along.iter().flat_map(|&at| self.shown[at].values()).collect();
+        all.sort_by_key(|(number, _)| *number);
         let mut seen = HashSet::new();
-        whole.retain(|(_, whole)| seen.insert(narrow(whole.flags)));
-        whole.into_iter().map(|(_, whole)| (text(&whole.mountpoint), whole.flags)).collect()
+        all.retain(|(_, whole)| seen.insert(narrow(whole.flags)));
+        let of = all.into_iter().map(|(_, whole)| (text(&whole.mountpoint), whole.flags));
+        Some(From::Part { whole, of: of.collect() })
     }
 }
 
@@ -181,38 +220,37 @@ fn narrow(flags: u32) -> u32 {
     NARROW.iter().fold(0, |all, (flag, _)| all | flags & flag)
 }
 
-fn file_system(mount: &MntEntry) -> From {
-    let ty = fs_type(mount);
-    let name = match ty {
-        Fstype::Overlayfs => "overlay".to_owned(),
-        Fstype::Auto | Fstype::Unsupported => mount.fsname.clone().unwrap_or_default(),
-        ty => ty.as_str_name().to_ascii_lowercase(),
-    };
-    From::FileSystem { name, options: text(&mount.options) }
-}
-
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn mount(device: u32, root: &str, flags: u32) -> MntEntry {
+    fn entry(device: u32, root: &str, flags: u32) -> MntEntry {
         let (root, mountpoint) = (root.as_bytes().to_vec(), format!("/at{root}").into_bytes());
         MntEntry { root_dev: device, root, mountpoint, flags, ..MntEntry::default() }
     }
 
     fn given(mounts: &[MntEntry]) -> Given<'_> {
         let mut given = Given::default();
-        mounts.iter().for_each(|mount| given.add(mount));
+        mounts.iter().for_each(|mount| given.add(7, mount));
         given
+    }
+
+    /// Where the mounts are that show what `entry` is a part of, and their flags.
+    fn parts(given: &Given<'_>, entry: &MntEntry) -> Vec<(String, u32)> {
+        match given.part(entry) {
+            Some(From::Part { of, .. }) => of,
+            _ => vec![],
+        }
     }
 
     #[test]
     fn parts_of_what_is_given() {
-        let mut gone = mount(1, "/a/gone", 0);
+        let mut gone = entry(1, "/a/gone", 0);
         gone.deleted = Some(true);
-        let all = [mount(1, "/a/b", 1), mount(1, "/a", 3), mount(1, "/a", 1 | 1 << 20), gone];
+        let all = [entry(1, "/a/b", 1), entry(1, "/a", 3), entry(1, "/a", 1 | 1 << 20), gone];
         let given = given(&all);
-        let parts = |device, root| given.parts(&mount(device, root, 0));
+        let parts = |device, root| parts(&given, &entry(device, root, 0));
         let text = |at: &str| format!("/at{at}");
         assert_eq!(parts(1, "/a/x"), [(text("/a"), 3), (text("/a"), 1 | 1 << 20)]);
         // Of those with the same flags the first.
@@ -222,14 +260,68 @@ mod tests {
         assert_eq!(parts(2, "/a"), []);
     }
 
+    /// A mount is made from the smallest that has it, the last one of several.
+    #[test]
+    fn the_smallest_whole_counts() {
+        let mut all =
+            [entry(1, "/", 0), entry(1, "/a/b", 1), entry(1, "/a/b", 1), entry(1, "/../c", 0)];
+        all.iter_mut().zip(1..).for_each(|(entry, id)| entry.mnt_id = id);
+        let given = given(&all);
+        let whole = |root| match given.part(&entry(1, root, 0)) {
+            Some(From::Part { whole, .. }) => Some(whole),
+            _ => None,
+        };
+        assert_eq!(whole("/a/b/x"), Some((7, 3)));
+        assert_eq!(whole("/a/x"), Some((7, 1)));
+        // What is outside of what a cgroup namespace shows is no part of it.
+        assert_eq!(
+            (whole("/../c/x"), whole("/../x"), whole("/../../x")),
+            (Some((7, 4)), None, None)
+        );
+    }
+
+    fn read(entries: &[MntEntry]) -> Result<Vec<Mount>> {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        images.write_all(kind::MNTS, 7, entries).unwrap();
+        mounts(&images, &[7], &Passed::default())
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (fstype, root, why) in [(4711, "/", "no file system 4711"), (5, "x", "is no path")] {
+            let entry = MntEntry { fstype, ..entry(1, root, 0) };
+            let error = read(&[entry]).unwrap_err().to_string();
+            assert!(error.starts_with("mountpoints-7.img: mount 0: ") && error.contains(why));
+        }
+        assert!(read(&[]).unwrap_err().to_string().contains("no root mount"));
+    }
+
+    /// The root is the root, whatever else its entry says.
+    #[test]
+    fn the_root_is_never_a_device() {
+        let device = |id, parent| MntEntry {
+            mnt_id: id,
+            parent_mnt_id: parent,
+            source: b"disk".to_vec(),
+            ext_key: Some(DEVICE_KEY.to_owned()),
+            shared_id: Some(3),
+            ..entry(1, "/", 0)
+        };
+        let read = read(&[device(1, 0), device(2, 1)]).unwrap();
+        assert_eq!((&read[0].from, read[0].peers.outside), (&From::Root, false));
+        let given = From::Device { key: "disk".to_owned(), path: None };
+        assert_eq!((&read[1].from, read[1].peers.outside), (&given, true));
+    }
+
     /// A root that is no path, as those of namespaces are.
     #[test]
     fn names_that_are_no_paths() {
-        let all = [mount(1, "net:[1]", 0), mount(2, "", 0)];
+        let all = [entry(1, "net:[1]", 0), entry(2, "", 0)];
         let given = given(&all);
-        assert_eq!(given.parts(&mount(1, "net:[1]", 0)).len(), 1);
-        assert_eq!(given.parts(&mount(1, "net:[2]", 0)), []);
-        assert_eq!(given.parts(&mount(2, "/x", 0)).len(), 1);
+        assert_eq!(parts(&given, &entry(1, "net:[1]", 0)).len(), 1);
+        assert_eq!(parts(&given, &entry(1, "net:[2]", 0)), []);
+        assert_eq!(parts(&given, &entry(2, "/x", 0)).len(), 1);
     }
 
     /// However many are given, a mount goes through no more directories than its root has, and
@@ -237,14 +329,14 @@ mod tests {
     #[test]
     fn many_mounts_are_compared_in_few_steps() {
         let many: Vec<MntEntry> = (0..5000)
-            .map(|i| mount(1, &format!("/a/{}", i % 100), i % 32))
-            .chain((0..5000).map(|i| mount(1, "/a", i)))
+            .map(|i| entry(1, &format!("/a/{}", i % 100), i % 32))
+            .chain((0..5000).map(|i| entry(1, "/a", i)))
             .collect();
         let given = given(&many);
         let root = Path::new("/a/7/x/y");
         let steps = given.along(1, root).count();
         assert!(steps <= 1 + root.iter().count(), "{steps} steps");
-        assert_eq!(given.parts(&mount(1, "/a/7/x/y", 0)).len(), 1 << NARROW.len());
+        assert_eq!(parts(&given, &entry(1, "/a/7/x/y", 0)).len(), 1 << NARROW.len());
         assert_eq!(given.shown.len(), 3 + 100, "top, root, /a, and what is below");
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use torpor_images::ImageDir;
 
+use super::origin::Forest;
 use super::restored::Restored;
 use super::roots::Roots;
 use crate::judge::Verdict;
@@ -17,8 +18,10 @@ use crate::restore::tasks::Tasks;
 pub struct Assembly<'a> {
     /// What was asked for.
     pub opts: &'a Options,
-    /// The images.
+    /// The images: what fills file systems.
     pub images: &'a ImageDir,
+    /// The mounts that are to be made.
+    pub forest: &'a mut Forest,
     /// What the policy has to do with mounts.
     pub(crate) verdict: &'a Verdict,
     /// The ids of the tree's user namespace.

@@ -175,15 +175,9 @@ pub(super) fn unfit(mount: &Mount, why: &str) -> Error {
 fn given(cx: &Assembly<'_>, forest: &Forest, node: Node, host: &Tree) -> Result<Open> {
     let mount = forest.mount(node);
     if let Some(External::Device(name)) = &mount.external {
-        let device = cx.opts.external.iter().find_map(|e| match e {
-            external::External::Dev { key, val } if key == name => Some(val),
-            _ => None,
-        });
         let missing = || unfit(mount, &format!("its device is --external dev[{name}]:/dev/PATH"));
-        return Ok(Open {
-            at: superblock::on_device(mount, device.ok_or_else(missing)?)?,
-            made: true,
-        });
+        let device = forest.given(node).ok_or_else(missing)?;
+        return Ok(Open { at: superblock::on_device(mount, device)?, made: true });
     }
     let path = given_path(cx, forest, node)?;
     let what = || format!("open {} for {}", path.display(), mount.mountpoint.display());
@@ -218,12 +212,8 @@ fn given_path(cx: &Assembly<'_>, forest: &Forest, node: Node) -> Result<PathBuf>
     }
     match &mount.external {
         Some(External::Key(name)) => {
-            let path = cx.opts.external.iter().find_map(|e| match e {
-                external::External::Mnt { key, val } if key == name => Some(PathBuf::from(val)),
-                _ => None,
-            });
             let missing = || unfit(mount, &format!("its source is --external mnt[{name}]:PATH"));
-            path.ok_or_else(missing)
+            forest.given(node).map(PathBuf::from).ok_or_else(missing)
         }
         Some(External::Auto(path)) => {
             let asked = |e: &external::External| matches!(e, external::External::MntAuto { .. });

@@ -53,7 +53,7 @@ impl Saving<'_> {
 fn write(cx: &Saving<'_>) -> Result<()> {
     let inside = cx.mounts.spaces.iter().filter(|s| !s.is_host);
     let spaces = inside.map(|s| (s.ns, s.tree.without(&cx.opts.mounts.skip))).collect();
-    let mut forest = Forest { spaces };
+    let mut forest = Forest { spaces, ..Forest::default() };
     external::mark(&mut forest, &cx.mounts.host, cx.opts);
     name_layers(cx, &mut forest)?;
     for node in forest.nodes() {

@@ -1,10 +1,11 @@
-//! Mounts in the images (`mountpoints-ID.img`).
+//! Mounts in the images (`mountpoints-ID.img`), as a dump writes them; and in the plan of a restore,
+//! which is read of them by `torpor_policy::collect::mounts`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
 
 use torpor_images::proto::{Fstype, MntEntry};
+use torpor_policy::{From, Mount as Planned};
 
 use super::fs::{self, join_options, split_options};
 use super::mountinfo::{External, Mount};
@@ -71,61 +72,46 @@ pub fn encode(mount: &Mount) -> MntEntry {
     entry
 }
 
-/// The mount that an entry of the image stands for.
-///
-/// # Errors
-/// What makes no sense in it.
-pub fn decode(entry: &MntEntry) -> Result<Mount, String> {
-    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
-    let code = Fstype::try_from(entry.fstype.cast_signed())
-        .map_err(|_| format!("mount {}: file system {}", entry.mnt_id, entry.fstype))?;
-    let ty = fs::by_code(code);
-    let named = || entry.fsname.clone().unwrap_or_else(|| ty.name.to_owned());
-    let mut mount = Mount {
-        id: entry.mnt_id,
-        parent: entry.parent_mnt_id,
-        dev: entry.root_dev,
-        root: path(&entry.root),
-        deleted: entry.deleted(),
-        mountpoint: path(&entry.mountpoint),
-        flags: u64::from(entry.flags) & !PROPAGATION,
+/// The mount that a plan asks for.
+pub fn planned(mount: &Planned) -> Mount {
+    let ty = match fs::by_name(&mount.fs.name) {
+        fs::UNSUPPORTED if mount.fs.plain => fs::AUTO,
+        ty => ty,
+    };
+    Mount {
+        id: mount.id.0,
+        parent: mount.id.1,
+        dev: mount.device,
+        root: mount.root.clone(),
+        deleted: mount.deleted,
+        mountpoint: mount.at.clone(),
+        flags: mount.flags.into(),
         unknown: Vec::new(),
-        shared: entry.shared_id.filter(|&id| id != 0),
-        master: entry.master_id.filter(|&id| id != 0),
-        fs: if ty.name.is_empty() { named() } else { ty.name.to_owned() },
+        shared: mount.peers.group,
+        master: mount.peers.master,
+        fs: mount.fs.name.clone(),
         ty,
-        source: OsString::from_vec(entry.source.clone()),
-        sb_flags: u64::from(entry.sb_flags()),
-        options: OsString::from_vec(entry.options.clone()),
-        external: None,
-        outside_peers: false,
-        pid_ns: entry.torpor_pid_ns,
-    };
-    mount.external = match &entry.ext_key {
-        Some(key) if key == DEVICE_KEY => {
-            Some(External::Device(String::from_utf8_lossy(&entry.source).into_owned()))
-        }
-        Some(key) => Some(External::Key(key.clone())),
-        None if entry.ext_mount() => Some(External::Auto(path(&entry.source))),
-        None if code == Fstype::Devpts && !is_new_instance(&mount) => {
-            Some(External::Auto(PathBuf::from("/dev/pts")))
-        }
-        None => None,
-    };
-    mount.outside_peers =
-        mount.external.is_some() && mount.shared.is_some() && !entry.internal_sharing();
-    if !mount.root.is_absolute() && mount.external.is_none() {
-        return Err(format!("mount {}: its root {} is no path", mount.id, mount.root.display()));
+        source: mount.fs.source.clone(),
+        sb_flags: mount.fs.flags.into(),
+        options: mount.fs.options.clone(),
+        external: match &mount.from {
+            From::Given { key, .. } => Some(External::Key(key.clone())),
+            From::Device { key, .. } => Some(External::Device(key.clone())),
+            From::Host(path) => Some(External::Auto(path.clone())),
+            From::Root | From::Part { .. } | From::FileSystem => None,
+        },
+        outside_peers: mount.peers.outside,
+        pid_ns: mount.pid_ns,
     }
-    Ok(mount)
-}
-
-fn is_new_instance(mount: &Mount) -> bool {
-    split_options(&mount.options).any(|o| o == NEW_INSTANCE)
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::{ImageDir, kind};
+    use torpor_policy::{Passed, collect};
+
+    use super::super::fs::TYPES;
     use super::super::mountinfo::parse;
     use super::*;
 
@@ -133,8 +119,37 @@ mod tests {
         let mut mount = parse(line.as_bytes()).unwrap().remove(0);
         mount.outside_peers = external.is_some() && mount.shared.is_some();
         mount.external = external;
-        let decoded = decode(&encode(&mount)).unwrap();
-        (mount, decoded)
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let root = parse(b"1 0 0:1 / / rw - ext4 d rw").unwrap().remove(0);
+        images.write_all(kind::MNTS, 1, &[encode(&root), encode(&mount)]).unwrap();
+        let plan = collect::mounts(&images, &[1], &Passed::default()).unwrap();
+        (mount, planned(&plan[1]))
+    }
+
+    /// What images have a number for goes by the name that the kernel has for it, in the plan and here.
+    #[test]
+    fn types_have_the_same_names_in_a_plan() {
+        for ty in TYPES {
+            let line = format!("2 1 0:4 / /a rw - {} t rw,newinstance", ty.name);
+            let (mount, back) = back(&line, None);
+            assert_eq!((back.fs, back.ty), (mount.fs, *ty));
+        }
+    }
+
+    /// A type that images have a number for cannot be had under its name alone.
+    #[test]
+    fn a_plain_mount_is_of_no_known_type() {
+        let named = |name: &str| {
+            let fs = torpor_policy::FileSystem {
+                name: name.to_owned(),
+                plain: true,
+                ..Default::default()
+            };
+            planned(&Planned { fs, ..Planned::default() }).ty
+        };
+        assert_eq!(named("bpf"), fs::AUTO);
+        assert_eq!(named("tmpfs"), fs::by_name("tmpfs"));
     }
 
     #[test]
@@ -163,13 +178,5 @@ mod tests {
         let host = Some(External::Auto("/dev/pts".into()));
         let (_, b) = back(line, host.clone());
         assert_eq!((b.options.to_str(), b.external), (Some("mode=620"), host));
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        let entry = MntEntry { fstype: 4711, root: b"/".to_vec(), ..MntEntry::default() };
-        assert!(decode(&entry).is_err());
-        let entry = MntEntry { fstype: 5, root: b"x".to_vec(), ..MntEntry::default() };
-        assert!(decode(&entry).is_err());
     }
 }

@@ -101,7 +101,7 @@ mod tests {
         let external = opts.iter().map(|o| o.parse().unwrap()).collect();
         let opts = Options { external, ..Options::default() };
         let spaces = spaces.iter().zip(1..).map(|(text, ns)| (ns, tree(text))).collect();
-        let mut forest = Forest { spaces };
+        let mut forest = Forest { spaces, ..Forest::default() };
         mark(&mut forest, &tree(host), &opts);
         let found = forest.nodes().map(|n| forest.mount(n).clone());
         found.filter_map(|m| Some((m.id, m.external?))).collect()

@@ -39,7 +39,7 @@ const fn ty(name: &'static str, code: Fstype, origin: Origin) -> FsType {
 }
 
 /// The types that the images have numbers for.
-const TYPES: &[FsType] = &[
+pub(super) const TYPES: &[FsType] = &[
     ty("proc", Fstype::Proc, Origin::New),
     ty("sysfs", Fstype::Sysfs, Origin::New),
     ty("devtmpfs", Fstype::Devtmpfs, Origin::Kernel),
@@ -77,15 +77,6 @@ impl Default for FsType {
 #[must_use]
 pub fn by_name(name: &str) -> FsType {
     TYPES.iter().find(|t| t.name == name).copied().unwrap_or(UNSUPPORTED)
-}
-
-/// The type with that number in the images.
-#[must_use]
-pub fn by_code(code: Fstype) -> FsType {
-    match code {
-        Fstype::Auto => AUTO,
-        code => TYPES.iter().find(|t| t.code == code).copied().unwrap_or(UNSUPPORTED),
-    }
 }
 
 /// The options between the commas; one that is empty does not count.
@@ -169,12 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_found_by_name_and_number() {
-        for t in TYPES {
-            assert_eq!((by_name(t.name), by_code(t.code)), (*t, *t));
-        }
+    fn every_type_is_found_by_its_name() {
+        TYPES.iter().for_each(|ty| assert_eq!(by_name(ty.name), *ty));
         assert_eq!(by_name("ext4"), UNSUPPORTED);
-        assert_eq!(by_code(Fstype::Auto), AUTO);
     }
 
     #[test]

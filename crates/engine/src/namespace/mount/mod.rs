@@ -28,7 +28,7 @@ pub use collect::{Mounts, Space, own_tree, tree_of};
 pub use dump::Saving;
 pub use mountinfo::{External, Mount};
 pub use nested::make_nested;
-pub use planned::{archives, planned};
+pub use origin::Forest;
 pub use restore::{enter, finish, restore};
 pub use restored::Restored;
 pub use roots::Roots;

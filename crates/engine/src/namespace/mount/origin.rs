@@ -1,6 +1,7 @@
 //! Where the content of each mount comes from: the same question for a dump, which
 //! refuses what has no answer, and for a restore, which acts on it.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::fs::Origin;
@@ -21,6 +22,17 @@ pub struct Node {
 pub struct Forest {
     /// The number of each in the images, and its mounts.
     pub spaces: Vec<(u32, Tree)>,
+    /// What a restore makes each mount from; nothing for a dump, which finds it out.
+    pub(super) judged: HashMap<Node, Judged>,
+}
+
+/// What a plan says of a mount: it was judged, and nothing else is made.
+#[derive(Debug)]
+pub(super) struct Judged {
+    /// Where its content comes from.
+    pub source: Source,
+    /// The path of this host, or the device, that the caller gives for it.
+    pub given: Option<String>,
 }
 
 /// Where the content of a mount comes from.
@@ -72,17 +84,27 @@ impl Forest {
     /// # Errors
     /// Why it cannot be had.
     pub fn source(&self, node: Node) -> Result<Source, String> {
+        let found = match self.judged.get(&node) {
+            Some(judged) => judged.source.clone(),
+            None => self.find_source(node),
+        };
+        if found == Source::FileSystem { self.can_be_made(self.mount(node)) } else { Ok(found) }
+    }
+
+    fn find_source(&self, node: Node) -> Source {
         let mount = self.mount(node);
         if self.is_root(node) {
-            return Ok(Source::Root);
+            return Source::Root;
         }
         if mount.external.is_some() {
-            return Ok(Source::External);
+            return Source::External;
         }
-        if let Some(of) = self.outside_of(mount) {
-            let below = mount.root.strip_prefix(&self.mount(of).root).unwrap_or(&mount.root);
-            return Ok(Source::Part { of, below: below.to_owned() });
-        }
+        let Some(of) = self.outside_of(mount) else { return Source::FileSystem };
+        let below = mount.root.strip_prefix(&self.mount(of).root).unwrap_or(&mount.root);
+        Source::Part { of, below: below.to_owned() }
+    }
+
+    fn can_be_made(&self, mount: &Mount) -> Result<Source, String> {
         let at = mount.mountpoint.display();
         match mount.ty.origin {
             Origin::New if mount.fs == "proc" && is_of_a_task(mount) => {
@@ -115,13 +137,21 @@ impl Forest {
     /// A mount that shows all of a file system that is not given from outside.
     #[must_use]
     pub fn whole(&self, dev: u32) -> Option<Node> {
+        let is_made =
+            |n| self.judged.get(&n).is_none_or(|judged| judged.source == Source::FileSystem);
         self.nodes().find(|&n| {
             let mount = self.mount(n);
             mount.dev == dev
                 && mount.root.as_os_str() == "/"
                 && mount.external.is_none()
                 && !self.is_root(n)
+                && is_made(n)
         })
+    }
+
+    /// What the caller gives for a mount: a path of this host, or a device.
+    pub(super) fn given(&self, node: Node) -> Option<&str> {
+        self.judged.get(&node)?.given.as_deref()
     }
 }
 
@@ -139,7 +169,7 @@ mod tests {
     fn forest(lines: &[&str]) -> Forest {
         let trees = lines.iter().zip(1..);
         let spaces = trees.map(|(l, ns)| (ns, Tree::new(parse(l.as_bytes()).unwrap()).unwrap()));
-        Forest { spaces: spaces.collect() }
+        Forest { spaces: spaces.collect(), ..Forest::default() }
     }
 
     fn at(forest: &Forest, id: u32) -> Node {

@@ -1,78 +1,139 @@
-//! What each mount of the images will show, in the words of the plan that the policy judges.
+//! The mounts of a plan: what was judged is what they are made from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 
-use torpor_images::{ImageDir, kind};
-use torpor_policy::{From, Mount};
+use torpor_images::kind;
+use torpor_policy::{Ask, From, Mount, Request};
 
+use super::entry;
 use super::fs::Origin;
-use super::mountinfo::{self, External};
-use super::origin::{Forest, Node, Source};
-use super::restore::read;
-use crate::cgroup::View;
-use crate::error::Result;
-use crate::namespace::Namespaces;
+use super::origin::{Forest, Judged, Node, Source};
+use super::tree::Tree;
+use crate::error::{Error, Result};
 
-/// The mounts that a restore makes, as [`super::restore()`] reads them, with what the caller gives
-/// left open. Those that it cannot make are left out. A mount of cgroups shows what it
-/// showed at the dump: where the groups are now is not known before there is a task.
-///
-/// # Errors
-/// Mounts that form no tree; damaged images.
-pub fn planned(images: &ImageDir, spaces: &Namespaces) -> Result<Vec<Mount>> {
-    let forest = read(images, spaces, &View::default())?;
-    let from = |node| Some((node, from(&forest, node, forest.source(node).ok()?)));
-    let made = forest.nodes().filter_map(from);
-    Ok(made
-        .map(|(node, from)| as_asked(forest.spaces[node.space].0, &forest, node, from))
-        .collect())
-}
+impl Forest {
+    /// The mounts that a plan asks for.
+    ///
+    /// # Errors
+    /// Mounts that form no tree; a part of one that there is not.
+    pub fn planned(plan: &[Request]) -> Result<Self> {
+        let mounts = plan.iter().filter_map(|request| match &request.ask {
+            Ask::Mount(mount) => Some(mount),
+            _ => None,
+        });
+        Self::of_mounts(mounts)
+    }
 
-/// The archives that new file systems are filled from.
-///
-/// # Errors
-/// As [`planned`].
-pub fn archives(images: &ImageDir, spaces: &Namespaces) -> Result<BTreeSet<String>> {
-    let forest = read(images, spaces, &View::default())?;
-    let is_filled = |node: &Node| {
-        let made = matches!(forest.source(*node), Ok(Source::FileSystem));
-        made && forest.mount(*node).ty.origin == Origin::Filled
-    };
-    let devices = forest.nodes().filter(is_filled).map(|node| forest.mount(node).dev);
-    Ok(devices.map(|device| kind::TMPFS_DEV.file_name(device.into())).collect())
-}
-
-fn as_asked(space: u32, forest: &Forest, node: Node, from: From) -> Mount {
-    let mount = forest.mount(node);
-    Mount { space, id: (mount.id, mount.parent), at: at(mount), from, flags: flags(mount) }
-}
-
-fn at(mount: &mountinfo::Mount) -> String {
-    mount.mountpoint.to_string_lossy().into_owned()
-}
-
-/// Flags of mount(2) have 32 bits.
-fn flags(mount: &mountinfo::Mount) -> u32 {
-    u32::try_from(mount.flags).unwrap_or(u32::MAX)
-}
-
-fn from(forest: &Forest, node: Node, source: Source) -> From {
-    let mount = forest.mount(node);
-    let options = mount.options.to_string_lossy().into_owned();
-    match source {
-        Source::Root => From::Root,
-        Source::Part { of, .. } => {
-            let whole = forest.mount(of);
-            From::Part { of: vec![(at(whole), flags(whole))] }
+    /// The forest of mounts, those of one namespace behind each other.
+    ///
+    /// # Errors
+    /// As [`Forest::planned`].
+    pub(super) fn of_mounts<'p>(mounts: impl Iterator<Item = &'p Mount>) -> Result<Self> {
+        let mounts: Vec<&Mount> = mounts.collect();
+        let mut forest = Forest::default();
+        let mut nodes = HashMap::new();
+        for (space, of) in mounts.chunk_by(|a, b| a.space == b.space).enumerate() {
+            let number = of[0].space;
+            let tree = Tree::new(of.iter().map(|mount| entry::planned(mount)).collect())
+                .map_err(|why| Error::invalid(kind::MNTS.file_name(number.into()), why))?;
+            forest.spaces.push((number, tree));
+            nodes.extend(of.iter().enumerate().map(|(mount, planned)| {
+                ((number, planned.id.0), (Node { space, mount }, *planned))
+            }));
         }
-        Source::FileSystem => From::FileSystem { name: mount.fs.clone(), options },
-        Source::External => match mount.external.clone() {
-            Some(External::Key(key)) => From::Given { key, path: None },
-            Some(External::Device(key)) => {
-                From::Device { key, path: None, name: mount.fs.clone(), options }
-            }
-            Some(External::Auto(path)) => From::Host(path.to_string_lossy().into_owned()),
-            None => From::Root,
-        },
+        for mount in mounts {
+            let Some((node, _)) = nodes.get(&(mount.space, mount.id.0)) else { continue };
+            let source = source(mount, &nodes).map_err(|why| {
+                let why = format!("mount {}: {why}", mount.id.0);
+                Error::invalid(kind::MNTS.file_name(mount.space.into()), why)
+            })?;
+            let given = match &mount.from {
+                From::Given { path, .. } | From::Device { path, .. } => path.clone(),
+                _ => None,
+            };
+            forest.judged.insert(*node, Judged { source, given });
+        }
+        Ok(forest)
+    }
+
+    /// The archives that new file systems are filled from.
+    pub fn archives(&self) -> BTreeSet<String> {
+        let is_filled = |node: &Node| {
+            let made = self.source(*node) == Ok(Source::FileSystem);
+            made && self.mount(*node).ty.origin == Origin::Filled
+        };
+        let devices = self.nodes().filter(is_filled).map(|node| self.mount(node).dev);
+        devices.map(|device| kind::TMPFS_DEV.file_name(device.into())).collect()
+    }
+}
+
+/// The mounts of a plan, by their namespaces and numbers.
+type Nodes<'p> = HashMap<(u32, u32), (Node, &'p Mount)>;
+
+fn source(mount: &Mount, nodes: &Nodes<'_>) -> std::result::Result<Source, String> {
+    Ok(match &mount.from {
+        From::Root => Source::Root,
+        From::Given { .. } | From::Device { .. } | From::Host(_) => Source::External,
+        From::FileSystem => Source::FileSystem,
+        From::Part { whole, .. } => {
+            let none = || format!("it is a part of mount {}, which does not show it", whole.1);
+            let (of, whole) = nodes.get(whole).ok_or_else(none)?;
+            let below: &Path = mount.root.strip_prefix(&whole.root).map_err(|_| none())?;
+            Source::Part { of: *of, below: below.to_owned() }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use torpor_images::ImageDir;
+    use torpor_policy::{Passed, collect};
+    use torpor_store::Archive;
+
+    use super::*;
+
+    fn container() -> Vec<Mount> {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
+        let archive = Archive::open(top.join("container.tar.gz")).unwrap();
+        let images = ImageDir::of(Arc::new(archive));
+        let spaces: Vec<u32> =
+            images.ids(kind::MNTS).unwrap().into_iter().map(|id| id.try_into().unwrap()).collect();
+        collect::mounts(&images, &spaces, &Passed::default()).unwrap()
+    }
+
+    /// The plan has a mount come from where a dump would say that it comes from.
+    #[test]
+    fn the_plan_finds_the_sources_that_a_dump_finds() {
+        let planned = Forest::of_mounts(container().iter()).unwrap();
+        let all: Vec<_> = planned.nodes().map(|node| planned.source(node)).collect();
+        let found = Forest { judged: HashMap::new(), ..planned };
+        assert_eq!(all, found.nodes().map(|node| found.source(node)).collect::<Vec<_>>());
+        let has = |is: fn(&Source) -> bool| all.iter().flatten().any(is);
+        assert!(has(|source| matches!(source, Source::Root)));
+        assert!(has(|source| matches!(source, Source::FileSystem)));
+    }
+
+    /// What was judged to be one thing is made from nothing else, whatever its numbers say.
+    #[test]
+    fn what_was_judged_is_what_is_made() {
+        let mut mounts = container();
+        let made = mounts.iter().position(|mount| mount.made() == Some("tmpfs")).unwrap();
+        let device = mounts[0].device;
+        mounts[made].device = device;
+        mounts[made].root = mounts[0].root.clone();
+        let forest = Forest::of_mounts(mounts.iter()).unwrap();
+        let node = forest.nodes().nth(made).unwrap();
+        // By its numbers it is the root once more.
+        assert!(!matches!(forest.source(node), Ok(Source::Part { .. } | Source::Root)));
+        let number = mounts[made].id.0;
+        for whole in [(mounts[0].space, u32::MAX), (u32::MAX, mounts[0].id.0)] {
+            mounts[made].from = From::Part { whole, of: vec![] };
+            let error = Forest::of_mounts(mounts.iter()).unwrap_err().to_string();
+            assert!(error.contains(&format!("mount {number}: it is a part of")), "{error}");
+        }
     }
 }

@@ -1,12 +1,10 @@
-//! Makes mount namespaces from images.
+//! Makes mount namespaces from the mounts of a plan.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
-use torpor_images::proto::MntEntry;
-use torpor_images::{ImageDir, kind};
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
 
@@ -15,12 +13,11 @@ use super::base::{Bases, base_of, unfit};
 use super::build::{self, Copies, OldRoot, Yard, no_namespace, shows_terminal};
 use super::collect::own_tree;
 use super::fs::{Origin, attributes};
-use super::mountinfo::Mount;
 use super::origin::{Forest, Node};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
 use super::tree::Tree;
-use super::{entry, nested, superblock};
+use super::{nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, run_in, send_into};
@@ -32,7 +29,7 @@ use crate::restore::tasks::Tasks;
 /// # Errors
 /// What is missing or contradictory; everything made goes with the husk.
 pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
-    let forest = load(cx)?;
+    let forest = planned(cx)?;
     host_roots(cx)?;
     if forest.spaces.is_empty() {
         return Ok(());
@@ -117,28 +114,21 @@ pub fn finish(mounts: &mut Restored) -> Result<()> {
     Ok(())
 }
 
-/// Reads the mounts of all namespaces that are part of the checkpoint, cgroups as the restoring
-/// program sees them.
-fn load(cx: &Assembly<'_>) -> Result<Forest> {
+/// The mounts of all namespaces that are part of the checkpoint, cgroups as the restoring program
+/// sees them.
+fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
+    let mut forest = std::mem::take(cx.forest);
+    for ns in cx.spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
+        if !forest.spaces.iter().any(|(number, _)| *number == ns.id) {
+            return Err(no_namespace(ns.id));
+        }
+    }
     let root = cx.tasks.first();
     let root = root.map(|root| (root.image.ids.cgroup_ns_id.unwrap_or(0), root.pid));
-    read(cx.images, cx.spaces, &cgroup::View::of_root(cx.spaces, root)?)
-}
-
-/// Reads the mounts of all namespaces that are part of the checkpoint.
-pub(super) fn read(images: &ImageDir, spaces: &Namespaces, view: &cgroup::View) -> Result<Forest> {
-    let mut forest = Forest::default();
-    let decode = |entry: &MntEntry| {
-        let mount = entry::decode(entry)?;
-        Ok(Mount { root: view.from_within(&mount), ..mount })
-    };
-    for ns in spaces.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
-        let entries: Vec<MntEntry> = images.read_all(kind::MNTS, ns.id.into())?;
-        let mounts: std::result::Result<Vec<_>, _> = entries.iter().map(decode).collect();
-        let tree = mounts
-            .and_then(Tree::new)
-            .map_err(|why| Error::invalid(kind::MNTS.file_name(ns.id.into()), why))?;
-        forest.spaces.push((ns.id, tree));
+    let view = cgroup::View::of_root(cx.spaces, root)?;
+    for node in forest.nodes().collect::<Vec<_>>() {
+        let shown = view.from_within(forest.mount(node));
+        forest.mount_mut(node).root = shown;
     }
     Ok(forest)
 }

@@ -169,7 +169,10 @@ mod tests {
     use super::*;
 
     fn forest(text: &str) -> Forest {
-        Forest { spaces: vec![(1, Tree::new(parse(text.as_bytes()).unwrap()).unwrap())] }
+        Forest {
+            spaces: vec![(1, Tree::new(parse(text.as_bytes()).unwrap()).unwrap())],
+            ..Forest::default()
+        }
     }
 
     #[test]

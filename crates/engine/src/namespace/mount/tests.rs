@@ -13,6 +13,7 @@ use torpor_tracee::Tracee;
 
 use super::collect::Mounts;
 use super::mountinfo::Mount;
+use super::origin::Forest;
 use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
@@ -93,7 +94,11 @@ impl World {
         for id in (1..).take(before.len()) {
             ns.all.push(namespace(id, None));
         }
+        let spaces: Vec<u32> = ns.all.iter().map(|ns| ns.id).collect();
+        let passed = crate::judge::passed(opts).unwrap();
+        let plan = torpor_policy::collect::mounts(&images, &spaces, &passed).unwrap();
         let mut cx = Restore::bare(opts, images, ns);
+        cx.forest = Forest::of_mounts(plan.iter()).unwrap();
         let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
         let (husk, _pidfd) = Tracee::spawn_husk(u64::from(flags.cast_unsigned()), &[]).unwrap();
         cx.adopt_bare(husk);
