@@ -114,7 +114,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let maps = id_maps(view, &spaces, &mut things)?;
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         rights(view.filters, task, &maps, &mut things)?;
-        powers(view.passed, task, &maps, &mut things);
+        powers(view.passed, task, &mut things);
     }
     files(view, &spaces, plan, &mut things);
     owners(view, &maps, &mut things);
@@ -205,11 +205,10 @@ fn rights(
 }
 
 /// Who a task says has logged in, and the memory that its threads may take.
-fn powers(passed: &Passed, image: &TaskImage, maps: &IdMaps, things: &mut Things<'_>) {
+fn powers(passed: &Passed, image: &TaskImage, things: &mut Things<'_>) {
     let Some(tc) = image.cores.first().and_then(|core| core.tc.as_ref()) else { return };
     let (name, pid) = (kind::CORE.file_name(image.tree.pid.into()), image.tree.pid);
-    let login = task::login(tc).map(|id| maps.uid_outside(id).unwrap_or(id));
-    if let (Some(id), Some(now)) = (login, passed.login)
+    if let (Some(id), Some(now)) = (task::login(tc), passed.login)
         && id != now
     {
         things.expect(name, Some(pid), &Ask::Login(id));

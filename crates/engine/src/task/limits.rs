@@ -7,6 +7,7 @@ use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
 use crate::error::{Context, Error, Result};
+use crate::namespace::user::IdMaps;
 use crate::proc;
 
 /// The questions to a process. `prlimit` from outside would need
@@ -96,19 +97,66 @@ pub(crate) fn restore_oom_score_adj(pid: i32, wanted: i32) -> Result<()> {
         .context(|| format!("task {pid}: setting oom_score_adj to {wanted}"))
 }
 
-/// The user that the process logged in as, `u32::MAX` for none.
+/// The user that the process logged in as, by the id that this program has for it; `u32::MAX` for
+/// none.
 pub(crate) fn loginuid(pid: i32) -> Result<Option<u32>> {
     number(pid, "loginuid")
 }
 
 /// Sets it, if it is different now. Only the process itself may do that, so `/proc`
-/// must be mounted where the husk lives.
+/// must be mounted where the husk lives; and it writes the id that the user has in its own user
+/// namespace, whose ids `maps` are. A user that has none there cannot be written: the login of the
+/// restoring program stays.
 ///
 /// # Errors
 /// `EPERM` if it is set already.
-pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32) -> Result<()> {
+pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, maps: &IdMaps) -> Result<()> {
     if loginuid(husk.pid())?.is_none_or(|now| now == wanted) {
         return Ok(());
     }
-    write_own(husk, "/proc/self/loginuid", &wanted.to_string())
+    let Some(inside) = maps.uid_inside(wanted) else {
+        let pid = husk.pid();
+        tracing::warn!(pid, "user {wanted} has logged in, who has no id in its user namespace");
+        return Ok(());
+    };
+    write_own(husk, "/proc/self/loginuid", &inside.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{UidGidExtent, UsernsEntry};
+    use torpor_policy::NO_LOGIN;
+    use torpor_tracee::Birth;
+
+    use super::*;
+
+    /// The images have the id of this host, and the task writes that of its user namespace.
+    #[test]
+    fn a_login_in_a_user_namespace_is_that_of_this_host() {
+        let own = "/proc/thread-self/loginuid";
+        if !std::path::Path::new(own).exists() {
+            return; // This kernel audits nothing.
+        }
+        std::fs::write(own, NO_LOGIN.to_string()).unwrap();
+        let map = |first, lower_first| UidGidExtent { first, lower_first, count: 1 };
+        let maps = IdMaps::of_entry(Some(UsernsEntry {
+            uid_map: vec![map(0, 0), map(5, 4711), map(4712, 4713)],
+            gid_map: vec![map(0, 0)],
+        }));
+        let birth = Birth {
+            flags: libc::CLONE_NEWUSER.cast_unsigned().into(),
+            set_tid: &[],
+            before: &|| Ok(()),
+            prepare: &|pid| maps.apply(pid),
+        };
+        let (mut husk, _pidfd) = Tracee::bear(&birth).unwrap();
+        let mut login = |id| {
+            restore_loginuid(&mut husk, id, &maps).unwrap();
+            loginuid(husk.pid()).unwrap()
+        };
+        // One whose number is an id of the namespace, and who has none there.
+        assert_eq!(login(4712), Some(NO_LOGIN));
+        assert_eq!(login(4711), Some(4711));
+    }
 }

@@ -444,7 +444,7 @@ fn queue(
     Ok(())
 }
 
-/// The user that a process is to have logged in as. If nobody has, it keeps the login of the
+/// The user that a process is to have logged in as, by its id on this host. If nobody has, it keeps the login of the
 /// restoring program: to take that away would hide from audit records who has restored it.
 pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
     tc.loginuid.filter(|&id| id != NO_LOGIN)
@@ -452,7 +452,7 @@ pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
 
 fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
     if let Some(wanted) = login(tc) {
-        limits::restore_loginuid(leader, wanted)?;
+        limits::restore_loginuid(leader, wanted, images.maps)?;
     }
     if let Some(wanted) = tc.oom_score_adj {
         limits::restore_oom_score_adj(leader.pid(), wanted)?;

@@ -2,7 +2,7 @@
 
 use torpor_images::kind;
 
-use super::{Checkpoint, Maps, Requests};
+use super::{Checkpoint, Requests};
 use crate::passed::{NO_LOGIN, Passed};
 use crate::request::Ask;
 
@@ -34,12 +34,7 @@ const IO_CLASS: u32 = 13;
 const IO_REAL_TIME: u32 = 1;
 
 /// Asks for what is more than the caller has and the configuration gives.
-pub(super) fn collect(
-    checkpoint: &Checkpoint<'_>,
-    passed: &Passed,
-    maps: &Maps,
-    all: &mut Requests,
-) {
+pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Requests) {
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
         let image = kind::CORE.file_name(task.pid.into());
         let Some(tc) = task.cores.first().and_then(|core| core.tc.as_ref()) else { continue };
@@ -50,8 +45,9 @@ pub(super) fn collect(
                 all.add(&*image, Some(task.pid), ask);
             }
         }
-        // A restore takes nobody's login away.
-        let login = tc.loginuid.filter(|&id| id != NO_LOGIN).map(|id| maps.user(id));
+        // A restore takes nobody's login away. The kernel tells the id to the dumping program, as this
+        // host has it.
+        let login = tc.loginuid.filter(|&id| id != NO_LOGIN);
         if let Some(id) = login.filter(|_| passed.login.is_some() && passed.login != login) {
             all.add(&*image, Some(task.pid), Ask::Login(id));
         }

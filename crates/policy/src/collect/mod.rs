@@ -118,7 +118,7 @@ pub fn collect(
     namespaces(checkpoint, &mut all);
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     tasks::collect(checkpoint, &maps, &mut all);
-    limits::collect(checkpoint, passed, &maps, &mut all);
+    limits::collect(checkpoint, passed, &mut all);
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
     sockets::collect(checkpoint, &maps, &mut all)?;
