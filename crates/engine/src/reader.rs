@@ -135,7 +135,7 @@ pub(crate) fn look_here(
 fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkpoint<'a> {
     let tasks = checkpoint.tasks.iter().map(|task| collect::Task {
         pid: task.tree.pid,
-        ids: &task.ids,
+        homes: task.homes,
         threads: &task.tree.threads,
         cores: &task.cores,
         credentials: &task.credentials,

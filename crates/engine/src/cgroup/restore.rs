@@ -273,7 +273,7 @@ impl Groups {
         task: usize,
         from: Option<usize>,
     ) -> Result<()> {
-        let ns_of = |task: usize| tasks[task].image.ids.cgroup_ns_id.unwrap_or(0);
+        let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Cgroup).unwrap_or(0);
         let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
         let own = spaces.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
         let set = set_of_task(&tasks[task]);

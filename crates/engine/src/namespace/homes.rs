@@ -364,7 +364,7 @@ fn make_others(cx: &mut Homes<'_>) -> Result<()> {
 /// The kernel's.
 pub fn enter(cx: &mut Homes<'_>, task: usize, from: usize) -> Result<()> {
     for kind in NESTED {
-        let of = |task: usize| kind.id_in(&cx.tasks[task].image.ids).unwrap_or(0);
+        let of = |task: usize| cx.tasks[task].image.homes.number(kind).unwrap_or(0);
         let (ns, inherited) = (of(task), of(from));
         if ns == 0 || ns == inherited {
             continue;

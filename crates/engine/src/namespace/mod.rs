@@ -15,72 +15,17 @@ pub mod uts;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use torpor_images::proto::TaskKobjIdsEntry;
+use torpor_policy::{Home, NsSet};
 
 use crate::error::{Error, Result};
 use crate::options::JoinNsKind;
+
+pub use torpor_policy::NsKind;
 
 pub use enter::send_into;
 pub use homes::{
     Homes, Made, dump, enter, finish, restore, restore_late, set_clocks, take_external,
 };
-
-/// A kind of namespace, by its name in `/proc/PID/ns`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)]
-pub enum NsKind {
-    Pid,
-    Net,
-    Ipc,
-    Uts,
-    Mnt,
-    User,
-    Cgroup,
-    Time,
-}
-
-impl NsKind {
-    /// All kinds.
-    pub const ALL: [NsKind; 8] = [
-        NsKind::Pid,
-        NsKind::Net,
-        NsKind::Ipc,
-        NsKind::Uts,
-        NsKind::Mnt,
-        NsKind::User,
-        NsKind::Cgroup,
-        NsKind::Time,
-    ];
-
-    /// The name of its link in `/proc/PID/ns`.
-    pub fn name(self) -> &'static str {
-        match self {
-            NsKind::Pid => "pid",
-            NsKind::Net => "net",
-            NsKind::Ipc => "ipc",
-            NsKind::Uts => "uts",
-            NsKind::Mnt => "mnt",
-            NsKind::User => "user",
-            NsKind::Cgroup => "cgroup",
-            NsKind::Time => "time",
-        }
-    }
-
-    /// Its `CLONE_NEW*` flag.
-    pub fn clone_flag(self) -> u64 {
-        let flag = match self {
-            NsKind::Pid => libc::CLONE_NEWPID,
-            NsKind::Net => libc::CLONE_NEWNET,
-            NsKind::Ipc => libc::CLONE_NEWIPC,
-            NsKind::Uts => libc::CLONE_NEWUTS,
-            NsKind::Mnt => libc::CLONE_NEWNS,
-            NsKind::User => libc::CLONE_NEWUSER,
-            NsKind::Cgroup => libc::CLONE_NEWCGROUP,
-            NsKind::Time => 0x80, // CLONE_NEWTIME, linux/sched.h: outside of libc's int flags
-        };
-        u64::from(flag.cast_unsigned())
-    }
-}
 
 impl From<JoinNsKind> for NsKind {
     fn from(kind: JoinNsKind) -> Self {
@@ -92,37 +37,6 @@ impl From<JoinNsKind> for NsKind {
             JoinNsKind::User => NsKind::User,
             JoinNsKind::Uts => NsKind::Uts,
         }
-    }
-}
-
-impl NsKind {
-    /// The number of a task's namespace of this kind.
-    pub fn id_in(self, ids: &TaskKobjIdsEntry) -> Option<u32> {
-        match self {
-            NsKind::Pid => ids.pid_ns_id,
-            NsKind::Net => ids.net_ns_id,
-            NsKind::Ipc => ids.ipc_ns_id,
-            NsKind::Uts => ids.uts_ns_id,
-            NsKind::Mnt => ids.mnt_ns_id,
-            NsKind::User => ids.user_ns_id,
-            NsKind::Cgroup => ids.cgroup_ns_id,
-            NsKind::Time => ids.time_ns_id,
-        }
-    }
-
-    /// Sets the number of a task's namespace of this kind.
-    pub fn set_id_in(self, ids: &mut TaskKobjIdsEntry, id: u32) {
-        let field = match self {
-            NsKind::Pid => &mut ids.pid_ns_id,
-            NsKind::Net => &mut ids.net_ns_id,
-            NsKind::Ipc => &mut ids.ipc_ns_id,
-            NsKind::Uts => &mut ids.uts_ns_id,
-            NsKind::Mnt => &mut ids.mnt_ns_id,
-            NsKind::User => &mut ids.user_ns_id,
-            NsKind::Cgroup => &mut ids.cgroup_ns_id,
-            NsKind::Time => &mut ids.time_ns_id,
-        };
-        *field = Some(id);
     }
 }
 
@@ -154,22 +68,20 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespaces of tasks, by what each shares, as images have them; those that the dumping
-    /// program (`host`) shared with them are the caller's own now.
-    pub fn list<'i>(
-        tasks: impl Iterator<Item = &'i TaskKobjIdsEntry>,
-        host: &TaskKobjIdsEntry,
-    ) -> Self {
+    /// The namespaces that tasks live in, task by task.
+    pub fn list(tasks: impl Iterator<Item = NsSet>) -> Self {
         let mut list = Namespaces::default();
-        for (task, ids) in tasks.enumerate() {
+        for (task, homes) in tasks.enumerate() {
             for kind in NsKind::ALL {
-                let id = kind.id_in(ids).unwrap_or(0);
-                let known = list.by_id(id).is_some_and(|ns| ns.kind == kind);
-                if id == 0 || known {
-                    continue;
+                let (id, is_host) = match homes.get(kind) {
+                    Home::Own(id) => (id, false),
+                    Home::Host(Some(id)) => (id, true),
+                    Home::Host(None) => continue,
+                };
+                if list.by_id(id).is_none_or(|ns| ns.kind != kind) {
+                    let ns = Namespace { kind, id, inode: 0, is_host, file: None, task, pid: 0 };
+                    list.all.push(ns);
                 }
-                let is_host = kind.id_in(host) == Some(id);
-                list.all.push(Namespace { kind, id, inode: 0, is_host, file: None, task, pid: 0 });
             }
         }
         list

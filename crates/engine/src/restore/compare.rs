@@ -10,6 +10,7 @@ use std::io::Read;
 use torpor_images::ImageDir;
 use torpor_images::kind::{self, Kind, Layout};
 use torpor_images::proto::{FdTypes, FileEntry};
+use torpor_policy::NsSet;
 
 use super::{Task, births, tree};
 use crate::cgroup;
@@ -73,9 +74,8 @@ fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
     // One that has ended meanwhile, and was not waited for, is nowhere any more.
     let (before, now) = (by_pid(built.tasks), by_pid(last.tasks));
     let is_new_place = |birth: &Birth| {
-        let known =
-            |id: &Option<u32>| id.is_none_or(|id| id == 0 || built.spaces.by_id(id).is_some());
-        !birth.namespaces.iter().all(known)
+        let numbers = NsKind::ALL.into_iter().filter_map(|kind| birth.homes.number(kind));
+        numbers.into_iter().any(|id| built.spaces.by_id(id).is_none())
     };
     let changed = |(pid, birth): &(&i32, &Birth)| match before.get(pid) {
         Some(before) => before != *birth,
@@ -88,17 +88,16 @@ fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
 /// What a husk is born into.
 #[derive(Debug, PartialEq, Eq)]
 struct Birth {
-    namespaces: Vec<Option<u32>>,
+    homes: NsSet,
     group: Option<u32>,
     shared: u64,
 }
 
 fn by_pid(tasks: &[Task]) -> BTreeMap<i32, Birth> {
     let of = |task: &Task| {
-        let ids = &task.image.ids;
         let parent = tasks.iter().find(|t| t.image.tree.pid == task.image.tree.ppid);
         let birth = Birth {
-            namespaces: NsKind::ALL.iter().map(|kind| kind.id_in(ids)).collect(),
+            homes: task.image.homes,
             group: cgroup::set_of_task(task),
             shared: parent.map_or(0, |parent| tree::shared_with(task, parent)),
         };

@@ -108,8 +108,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let listed: HashSet<(Option<u32>, &Ask)> =
         plan.iter().map(|request| (request.task, &request.ask)).collect();
     let mut things = Things { listed, missing: vec![] };
-    let host = view.checkpoint.inventory.root_ids.unwrap_or_default();
-    let spaces = Namespaces::list(view.checkpoint.tasks.iter().map(|task| &task.ids), &host);
+    let spaces = Namespaces::list(view.checkpoint.tasks.iter().map(|task| task.homes));
     namespaces(view, &spaces, &mut things);
     let maps = id_maps(view, &spaces, &mut things)?;
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
@@ -155,8 +154,7 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
     }
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         for kind in NsKind::ALL {
-            let own = kind.id_in(&task.ids).and_then(|id| spaces.by_id(id));
-            if own.is_none_or(|ns| ns.is_host) {
+            if task.homes.own(kind).is_none() {
                 let image = kind::CORE.file_name(task.tree.pid.into());
                 things.expect(image, Some(task.tree.pid), &Ask::HostNamespace(kind.name()));
             }

@@ -8,7 +8,7 @@ use torpor_images::proto::{
     TaskKobjIdsEntry, TorporNestedEntry, VmaEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
-use torpor_policy::Credentials;
+use torpor_policy::{Credentials, NsSet};
 
 use super::pages;
 use crate::error::{Error, Result};
@@ -26,8 +26,10 @@ const TASK_SIZE_MAX: u64 = 1 << 56;
 pub struct TaskImage {
     /// Its place in the tree.
     pub tree: PstreeEntry,
-    /// What it shares; a zombie has namespaces only.
+    /// What it shares besides; nothing of a zombie.
     pub ids: TaskKobjIdsEntry,
+    /// The namespaces that it lives in.
+    pub homes: NsSet,
     /// Its threads, the leader first, without their credentials.
     pub cores: Vec<CoreEntry>,
     /// What each of its threads may do, in the same order.
@@ -116,6 +118,7 @@ pub enum Pages {
 pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
+    let host = inventory.root_ids.unwrap_or_default();
     let mut tables = HashSet::new();
     let mut tasks: Vec<TaskImage> = Vec::new();
     let mut known = Known::default();
@@ -126,16 +129,14 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
             entry.threads = vec![entry.pid];
         }
         known.add(&entry)?;
-        let mut task = load_task(images, entry, leader, &mut tables)?;
+        let mut task = load_task(images, entry, leader, (&mut tables, &host))?;
         if pages == Pages::Now {
             find_pages(images, &mut task)?;
         }
         if task.is_zombie() {
             // Nothing is known of its namespaces: those of its parent will do.
             let parent = tasks.iter().find(|t| t.tree.pid == task.tree.ppid);
-            let theirs = parent.map(|p| p.ids).unwrap_or_default();
-            task.ids =
-                TaskKobjIdsEntry { vm_id: 0, files_id: 0, fs_id: 0, sighand_id: 0, ..theirs };
+            task.homes = parent.map(|parent| parent.homes).unwrap_or_default();
         }
         tasks.push(task);
     }
@@ -204,7 +205,7 @@ fn load_task(
     images: &ImageDir,
     mut tree: PstreeEntry,
     leader: CoreEntry,
-    tables: &mut HashSet<u32>,
+    (tables, host): (&mut HashSet<u32>, &TaskKobjIdsEntry),
 ) -> Result<TaskImage> {
     let pid = u64::from(tree.pid);
     // The leader first, whatever the order in the file.
@@ -217,6 +218,7 @@ fn load_task(
         return Ok(TaskImage {
             tree,
             ids: TaskKobjIdsEntry::default(),
+            homes: NsSet::default(),
             credentials: vec![None],
             cores: vec![leader],
             mm: None,
@@ -231,10 +233,11 @@ fn load_task(
     }
     check_ended(&kind::CORE.file_name(pid), &cores)?;
     let credentials = take_credentials(&tree, &mut cores)?;
-    let ids: TaskKobjIdsEntry = match cores[0].ids {
+    let mut ids: TaskKobjIdsEntry = match cores[0].ids.take() {
         Some(ids) => ids,
         None => images.read_one(kind::IDS, pid)?,
     };
+    let homes = NsSet::take(&mut ids, host);
     let mm: MmEntry = images.read_one(kind::MM, pid)?;
     check_vmas(&kind::MM.file_name(pid), &mm.vmas)?;
     let fds = if tables.insert(ids.files_id) {
@@ -251,6 +254,7 @@ fn load_task(
         fs: Some(images.read_one(kind::FS, pid)?),
         tree,
         ids,
+        homes,
         cores,
         credentials,
         mm: Some(mm),

@@ -139,7 +139,7 @@ impl<'a> Restore<'a> {
             unused::check(opts, &images, &checkpoint)?;
         }
         images.stop_pinning(|name| !load::is_loaded(name));
-        let Checkpoint { inventory, tasks, files } = checkpoint;
+        let Checkpoint { tasks, files, .. } = checkpoint;
         cpuinfo::check_for(&images, opts.cpu_cap)?;
         let mut tasks: Vec<Task> = tasks
             .into_iter()
@@ -157,8 +157,7 @@ impl<'a> Restore<'a> {
         cx.id_maps = IdMaps::of_entry(verdict.passed.user_maps.clone());
         cx.verdict = verdict;
         cx.forest = forest;
-        let ids = cx.tasks.iter().map(|task| &task.image.ids);
-        cx.ns = Namespaces::list(ids, &inventory.root_ids.unwrap_or_default());
+        cx.ns = Namespaces::list(cx.tasks.iter().map(|task| task.image.homes));
         Ok(cx)
     }
 
@@ -169,7 +168,7 @@ impl<'a> Restore<'a> {
         entries: HashMap<u32, FileEntry>,
         filters: Filters,
     ) -> Self {
-        let first = tasks.first().and_then(|task: &Task| task.image.ids.mnt_ns_id);
+        let first = tasks.first().and_then(|task: &Task| task.image.homes.number(NsKind::Mnt));
         let roots = Roots { first, ..Roots::default() };
         Restore {
             opts,
@@ -366,7 +365,7 @@ impl<'a> Restore<'a> {
         std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
         self.verdict = std::mem::take(&mut last.verdict);
         self.lazy = std::mem::take(&mut last.lazy);
-        self.roots.first = self.tasks.first().and_then(|task| task.image.ids.mnt_ns_id);
+        self.roots.first = self.tasks.first().and_then(|task| task.image.homes.number(NsKind::Mnt));
         self.in_flight.clear();
     }
 
@@ -415,6 +414,7 @@ impl<'a> Restore<'a> {
         let image = load::TaskImage {
             tree: torpor_images::proto::PstreeEntry::default(),
             ids: torpor_images::proto::TaskKobjIdsEntry::default(),
+            homes: torpor_policy::NsSet::default(),
             cores: Vec::new(),
             credentials: Vec::new(),
             mm: None,

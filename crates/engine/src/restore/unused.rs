@@ -81,7 +81,7 @@ struct Spaces {
 impl Spaces {
     fn read(images: &ImageDir, checkpoint: &Checkpoint) -> Result<Self> {
         let ids = |kind: NsKind| -> HashSet<u32> {
-            checkpoint.tasks.iter().filter_map(|task| kind.id_in(&task.ids)).collect()
+            checkpoint.tasks.iter().filter_map(|task| task.homes.own(kind)).collect()
         };
         let mut spaces = Spaces { external: HashSet::new(), devices: Vec::new() };
         for id in ids(NsKind::Net) {

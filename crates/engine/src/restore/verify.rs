@@ -85,7 +85,7 @@ impl Spaces {
             joined || !cx.opts.inherit_fd.is_empty()
         };
         for kind in NsKind::ALL {
-            let Some(ns) = kind.id_in(&task.image.ids).and_then(|id| cx.ns.by_id(id)) else {
+            let Some(ns) = task.image.homes.number(kind).and_then(|id| cx.ns.by_id(id)) else {
                 continue;
             };
             let (now, own) = (proc::ns_inode(task.pid, kind.name())?, self.own.get(&kind).copied());

@@ -15,15 +15,14 @@ mod tasks;
 
 use std::collections::BTreeSet;
 
-use torpor_images::proto::{
-    CoreEntry, FileEntry, InventoryEntry, TaskKobjIdsEntry, UidGidExtent, UsernsEntry,
-};
+use torpor_images::proto::{CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
 pub use self::mounts::mounts;
 pub use self::network::{kind_of_link, route, rule};
 use crate::credentials::Credentials;
+use crate::namespace::{NsKind, NsSet};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 
@@ -32,8 +31,8 @@ use crate::request::{Ask, Request};
 pub struct Task<'a> {
     /// Its pid in the images.
     pub pid: u32,
-    /// What it shares.
-    pub ids: &'a TaskKobjIdsEntry,
+    /// The namespaces that it lives in.
+    pub homes: NsSet,
     /// The pids of its threads, the leader first.
     pub threads: &'a [u32],
     /// Its threads, in that order.
@@ -113,7 +112,7 @@ pub fn collect(
     passed: &Passed,
 ) -> Result<Vec<Request>> {
     references::check(checkpoint)?;
-    let mounts = mounts(checkpoint.images, &checkpoint.namespaces(|ids| ids.mnt_ns_id), passed)?;
+    let mounts = mounts(checkpoint.images, &checkpoint.namespaces(NsKind::Mnt), passed)?;
     let mut all = Requests::default();
     namespaces(checkpoint, &mut all);
     let maps = user_namespace(checkpoint, passed, &mut all)?;
@@ -164,50 +163,42 @@ fn outside(map: &[UidGidExtent], id: u32) -> u32 {
     found.unwrap_or(id)
 }
 
-/// A kind of namespace: its name, and where a task's number of it is.
-type Kind = (&'static str, fn(&TaskKobjIdsEntry) -> Option<u32>);
-
-const KINDS: [Kind; 8] = [
-    ("cgroup", |ids| ids.cgroup_ns_id),
-    ("ipc", |ids| ids.ipc_ns_id),
-    ("mnt", |ids| ids.mnt_ns_id),
-    ("net", |ids| ids.net_ns_id),
-    ("pid", |ids| ids.pid_ns_id),
-    ("time", |ids| ids.time_ns_id),
-    ("user", |ids| ids.user_ns_id),
-    ("uts", |ids| ids.uts_ns_id),
+/// The kinds of namespaces, in the order of their names.
+const KINDS: [NsKind; 8] = [
+    NsKind::Cgroup,
+    NsKind::Ipc,
+    NsKind::Mnt,
+    NsKind::Net,
+    NsKind::Pid,
+    NsKind::Time,
+    NsKind::User,
+    NsKind::Uts,
 ];
 
 /// The words that stand in requests as they are.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
-    let kinds = KINDS.iter().map(|(kind, _)| *kind);
+    let kinds = KINDS.into_iter().map(NsKind::name);
     kinds.chain(LIMITS).chain(["oom_score_adj", "PR_SET_IO_FLUSHER", "packet", "raw"])
 }
 
 impl Checkpoint<'_> {
-    /// The number of a task's namespace, if it is not this host's own.
-    fn own(&self, ids: &TaskKobjIdsEntry, of: fn(&TaskKobjIdsEntry) -> Option<u32>) -> Option<u32> {
-        let host = self.inventory.root_ids.as_ref().and_then(of);
-        of(ids).filter(|&id| id != 0 && Some(id) != host)
-    }
-
     /// All namespaces of a kind but this host's own, in the order in which the tasks
     /// have them.
-    fn namespaces(&self, of: fn(&TaskKobjIdsEntry) -> Option<u32>) -> Vec<u32> {
+    fn namespaces(&self, kind: NsKind) -> Vec<u32> {
         let mut seen = BTreeSet::new();
-        let ids = self.tasks.iter().filter_map(|task| self.own(task.ids, of));
-        ids.filter(|id| seen.insert(*id)).collect()
+        let numbers = self.tasks.iter().filter_map(|task| task.homes.own(kind));
+        numbers.filter(|number| seen.insert(*number)).collect()
     }
 }
 
 /// The namespaces that are made.
 fn namespaces(checkpoint: &Checkpoint<'_>, all: &mut Requests) {
-    for (kind, of) in KINDS {
-        let first = |number| checkpoint.tasks.iter().find(|task| of(task.ids) == Some(number));
-        for number in checkpoint.namespaces(of) {
-            let task = first(number).map(|task| task.pid);
+    for kind in KINDS {
+        for number in checkpoint.namespaces(kind) {
+            let lives_there = |task: &&Task<'_>| task.homes.own(kind) == Some(number);
+            let task = checkpoint.tasks.iter().find(lives_there).map(|task| task.pid);
             let image = kind::CORE.file_name(task.unwrap_or(0).into());
-            all.add(image, task, Ask::Namespace { kind, number });
+            all.add(image, task, Ask::Namespace { kind: kind.name(), number });
         }
     }
 }
@@ -222,7 +213,7 @@ fn user_namespace(
         return Ok(Maps(passed.user_maps.clone()));
     }
     let mut maps = Maps::default();
-    for id in checkpoint.namespaces(|ids| ids.user_ns_id) {
+    for id in checkpoint.namespaces(NsKind::User) {
         let entry: UsernsEntry = checkpoint.images.read_one(kind::USERNS, id.into())?;
         let image = kind::USERNS.file_name(id.into());
         for (groups, map) in [(false, &entry.uid_map), (true, &entry.gid_map)] {

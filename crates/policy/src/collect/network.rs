@@ -7,6 +7,7 @@ use torpor_images::{ImageDir, Kind, kind};
 
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::{check_iptables, check_nftables};
+use crate::namespace::NsKind;
 use crate::request::Ask;
 
 /// No list of routes or rules is larger, in bytes.
@@ -18,7 +19,7 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     let images = checkpoint.images;
-    for id in checkpoint.namespaces(|ids| ids.net_ns_id) {
+    for id in checkpoint.namespaces(NsKind::Net) {
         let id = u64::from(id);
         let netns: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
         // One that the caller hands over.

@@ -9,20 +9,21 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
     CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType,
-    SkPacketEntry, TaskKobjIdsEntry,
+    SkPacketEntry,
 };
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
 
 use super::mounts::DEVICE_KEY;
 use super::{Checkpoint, Error, KINDS, Result, parts};
+use crate::namespace::NsKind;
 
 /// Which kind of namespace each number is.
 #[derive(Debug, Default)]
 pub(super) struct Numbers(BTreeMap<u32, &'static str>);
 
 /// Kinds of which all tasks live in the same one.
-const SHARED: [&str; 2] = ["time", "user"];
+const SHARED: [NsKind; 2] = [NsKind::Time, NsKind::User];
 
 /// Image files of namespaces: their kinds of number.
 const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
@@ -76,17 +77,20 @@ impl Numbers {
     fn of(checkpoint: &Checkpoint<'_>) -> Result<Self> {
         let mut numbers = Numbers::default();
         if let Some(host) = &checkpoint.inventory.root_ids {
-            numbers.add(host, &kind::INVENTORY.file_name(0))?;
+            let all = KINDS.map(|kind| (kind, kind.id_in(host)));
+            numbers.add(all, &kind::INVENTORY.file_name(0))?;
         }
         for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
-            numbers.add(task.ids, &kind::CORE.file_name(task.pid.into()))?;
+            let all = KINDS.map(|kind| (kind, task.homes.number(kind)));
+            numbers.add(all, &kind::CORE.file_name(task.pid.into()))?;
         }
         Ok(numbers)
     }
 
-    fn add(&mut self, ids: &TaskKobjIdsEntry, image: &str) -> Result<()> {
-        for (kind, of) in KINDS {
-            let Some(number) = of(ids).filter(|&number| number != 0) else { continue };
+    fn add(&mut self, all: [(NsKind, Option<u32>); 8], image: &str) -> Result<()> {
+        for (kind, number) in all {
+            let Some(number) = number.filter(|&number| number != 0) else { continue };
+            let kind = kind.name();
             match self.0.insert(number, kind) {
                 Some(other) if other != kind => {
                     let reason = format!("number {number} is a {kind} and a {other} namespace");
@@ -108,8 +112,9 @@ fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let mut tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
     let Some(root) = tasks.next() else { return Ok(()) };
     for task in tasks {
-        for (kind, of) in KINDS.iter().filter(|(kind, _)| SHARED.contains(kind)) {
-            if of(task.ids).unwrap_or(0) != of(root.ids).unwrap_or(0) {
+        for kind in SHARED {
+            if task.homes.get(kind) != root.homes.get(kind) {
+                let kind = kind.name();
                 let reason = format!("its {kind} namespace is not that of the root task");
                 return invalid(kind::CORE.file_name(task.pid.into()), reason);
             }
@@ -164,7 +169,7 @@ fn files(checkpoint: &Checkpoint<'_>, numbers: &Numbers) -> Result<()> {
 
 /// Whether any task is in a network namespace that is not this host's.
 fn has_network(checkpoint: &Checkpoint<'_>) -> bool {
-    !checkpoint.namespaces(|ids| ids.net_ns_id).is_empty()
+    !checkpoint.namespaces(NsKind::Net).is_empty()
 }
 
 /// The number of the network namespace that an open file belongs to, where it says.
@@ -177,19 +182,10 @@ pub(super) fn network_of(entry: &FileEntry) -> Option<u32> {
     inet.or_else(unix).or_else(packet).or_else(netlink).or_else(tun)
 }
 
-/// The kind of a `CLONE_NEW*` flag (linux/sched.h).
+/// The kind of a `CLONE_NEW*` flag.
 fn kind_of_flag(flag: u32) -> Option<&'static str> {
-    Some(match flag {
-        0x80 => "time",
-        0x2_0000 => "mnt",
-        0x200_0000 => "cgroup",
-        0x400_0000 => "uts",
-        0x800_0000 => "ipc",
-        0x1000_0000 => "user",
-        0x2000_0000 => "pid",
-        0x4000_0000 => "net",
-        _ => return None,
-    })
+    let kind = NsKind::ALL.into_iter().find(|kind| kind.clone_flag() == u64::from(flag));
+    kind.map(NsKind::name)
 }
 
 /// Messages that wait in queues: of which socket, from which, and with which files.
@@ -269,10 +265,9 @@ const NUMBERED: [(&str, Fstype); 20] = [
 
 /// The mounts that files lie on, and those that are watched.
 fn places(checkpoint: &Checkpoint<'_>, mounts: &BTreeSet<u32>) -> Result<()> {
-    let tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
+    let mut tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
     // The images have no mounts of this host.
-    let all_are_known = |of| tasks.into_iter().all(|task| checkpoint.own(task.ids, of).is_some());
-    if !all_are_known(|ids| ids.mnt_ns_id) {
+    if tasks.any(|task| task.homes.own(NsKind::Mnt).is_none()) {
         return Ok(());
     }
     for entry in &checkpoint.files {
@@ -294,7 +289,7 @@ fn places(checkpoint: &Checkpoint<'_>, mounts: &BTreeSet<u32>) -> Result<()> {
 fn mounts(checkpoint: &Checkpoint<'_>) -> Result<BTreeSet<u32>> {
     let mut ids = BTreeSet::new();
     let mut types: HashMap<u32, (u32, Option<String>)> = HashMap::new();
-    for space in checkpoint.namespaces(|ids| ids.mnt_ns_id) {
+    for space in checkpoint.namespaces(NsKind::Mnt) {
         let image = kind::MNTS.file_name(space.into());
         for mount in checkpoint.images.read_all::<MntEntry>(kind::MNTS, space.into())? {
             let id = mount.mnt_id;

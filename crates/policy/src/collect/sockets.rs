@@ -10,6 +10,7 @@ use torpor_images::proto::{
 
 use super::references::network_of;
 use super::{Checkpoint, Maps, Requests, Result};
+use crate::namespace::NsKind;
 use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
@@ -23,7 +24,7 @@ const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
     senders(checkpoint, maps, all)?;
     let image = kind::FILES.file_name(0);
-    let own = checkpoint.namespaces(|ids| ids.net_ns_id);
+    let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
         let mut add = |ask| all.add(&*image, None, ask);
         if network_of(entry).is_some_and(|network| !own.contains(&network)) && !own.is_empty() {

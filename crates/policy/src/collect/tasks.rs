@@ -9,10 +9,10 @@ use crate::request::Ask;
 
 pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) {
     for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
-        for (kind, of) in KINDS {
-            if checkpoint.own(task.ids, of).is_none() {
+        for kind in KINDS {
+            if task.homes.own(kind).is_none() {
                 let image = kind::CORE.file_name(task.pid.into());
-                all.add(image, Some(task.pid), Ask::HostNamespace(kind));
+                all.add(image, Some(task.pid), Ask::HostNamespace(kind.name()));
             }
         }
         let threads = task.threads.iter().zip(task.cores).zip(task.credentials);

@@ -37,7 +37,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     let mut groups = sharing::groups(&forest).map_err(|why| Error::invalid("mountpoints", why))?;
     groups.retain(|group| !group.members.iter().any(|&member| nested::waits(&forest, member)));
     // Without one the root husk lives among the caller's mounts, which nothing here may change.
-    let roots_own = cx.tasks.first().and_then(|root| root.image.ids.mnt_ns_id);
+    let roots_own = cx.tasks.first().and_then(|root| root.image.homes.number(NsKind::Mnt));
     let has_own = Some(forest.spaces[0].0) == roots_own;
     let husk = Husk::open(cx, has_own)?;
     let host = own_tree()?;
@@ -90,7 +90,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<()> {
-    let ns_of = |task: usize| tasks[task].image.ids.mnt_ns_id.unwrap_or(0);
+    let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Mnt).unwrap_or(0);
     let (ns, inherited) = (ns_of(task), ns_of(from));
     if ns == 0 || ns == inherited {
         return Ok(());
@@ -124,7 +124,7 @@ fn planned(cx: &mut Assembly<'_>) -> Result<Forest> {
         }
     }
     let root = cx.tasks.first();
-    let root = root.map(|root| (root.image.ids.cgroup_ns_id.unwrap_or(0), root.pid));
+    let root = root.map(|root| (root.image.homes.number(NsKind::Cgroup).unwrap_or(0), root.pid));
     let view = cgroup::View::of_root(cx.spaces, root)?;
     for node in forest.nodes().collect::<Vec<_>>() {
         let shown = view.from_within(forest.mount(node));

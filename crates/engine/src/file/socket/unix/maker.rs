@@ -191,7 +191,7 @@ fn as_maker<T>(
     let Some(who) = who.filter(|_| !cx.tasks.is_empty()) else { return Ok(None) };
     let vpid = who.pid.cast_signed();
     let task = cx.tasks.iter().position(|t| t.vpid == vpid && !t.threads.is_empty());
-    let lives_in = |task: usize| NsKind::Net.id_in(&cx.tasks[task].image.ids);
+    let lives_in = |task: usize| cx.tasks[task].image.homes.number(NsKind::Net);
     if space.is_some_and(|space| lives_in(task.unwrap_or(0)) != Some(space)) {
         return Ok(None);
     }
