@@ -89,6 +89,17 @@ pub enum Error {
     Bug(String),
 }
 
+impl From<torpor_policy::collect::Error> for Error {
+    fn from(error: torpor_policy::collect::Error) -> Self {
+        match error {
+            torpor_policy::collect::Error::Image(error) => error.into(),
+            torpor_policy::collect::Error::Invalid { image, reason } => {
+                Error::Invalid { image, reason }
+            }
+        }
+    }
+}
+
 impl From<torpor_kernel::Error> for Error {
     fn from(error: torpor_kernel::Error) -> Self {
         match error {

@@ -125,10 +125,7 @@ pub(crate) fn look_here(
     let settings =
         Settings { v4: conf::V4, v6: conf::V6, unix: conf::UNIX, ipv4: conf::IPV4, here, fresh };
     let view = view(images, &checkpoint);
-    let requests = collect(&view, &settings, passed).map_err(|error| match error {
-        collect::Error::Image(error) => error.into(),
-        collect::Error::Invalid { image, reason } => Error::Invalid { image, reason },
-    })?;
+    let requests = collect(&view, &settings, passed)?;
     Ok(Look { requests, unsaid: unsaid(&checkpoint), told: told.into_inner() })
 }
 

@@ -1,12 +1,17 @@
 //! Where the cgroups of images are restored: the same answer for the policy, which judges
 //! the places, and for the restore, which makes the groups there.
 
+mod planned;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use torpor_images::proto::{CgSetEntry, CgroupEntry, CoreEntry};
+
+pub(crate) use planned::check;
+pub use planned::{Group, Groups, Head, Owner, Property, Reading};
 
 /// What the caller of a restore says of cgroups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -647,6 +647,21 @@ fn groups_and_devices() {
                 &["cgroup \"/other\"", "(foreign.cgroups.allow)"],
             ),
             (
+                "a cgroup namespace that begins above the group of the container",
+                |images| {
+                    let last = *images.tasks().last().unwrap();
+                    new_set(images, |set| {
+                        // A part of the path, which is the name of another group.
+                        set.ctls.iter_mut().for_each(|member| member.cgns_prefix = Some(4));
+                    });
+                    images.core(last, |core| {
+                        core.thread_core.as_mut().unwrap().cg_set = Some(900_001);
+                    });
+                    images.ids(last, |ids| ids.cgroup_ns_id = Some(900_002));
+                },
+                &["cgroup.img: cgroup \"/", "(foreign.cgroups.allow)"],
+            ),
+            (
                 "a path that climbs",
                 |images| {
                     new_set(images, |set| {

@@ -1,28 +1,22 @@
 //! Makes groups again, puts tasks into them, and sets their limits.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use torpor_images::proto::{
-    CgControllerEntry, CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms,
-};
-use torpor_images::{ImageDir, kind};
+use torpor_images::kind;
+use torpor_policy::groups::{Group, Groups as Planned, Head, Owner, Property, Roots, same, set_of};
 use torpor_tracee::Tracee;
-
-use torpor_policy::groups::{Places, Roots, path, same, set_of};
 
 use super::hierarchy::{Hierarchies, Hierarchy};
 use super::pause;
 use super::properties::{is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
-use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, send_into};
 use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
@@ -36,13 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Groups {
     /// Where hierarchies can be mounted.
     yard: Option<PathBuf>,
-    sets: HashMap<u32, CgSetEntry>,
-    /// The set of the dumping program, which stands for that of the restoring one.
-    own_set: u32,
+    /// What is made, and who is put where.
+    planned: Planned,
     hierarchies: Hierarchies,
     host: Tree,
-    /// Which part of which hierarchy goes where.
-    places: Places,
     /// The groups whose properties are to be set.
     pending: Vec<Pending>,
     /// The groups that were frozen, with the property that says so.
@@ -55,7 +46,7 @@ pub struct Groups {
 struct Pending {
     dir: OwnedFd,
     name: PathBuf,
-    entry: CgroupDirEntry,
+    properties: Vec<Property>,
 }
 
 /// A group that is to be frozen when everything else is done.
@@ -69,8 +60,8 @@ struct Frozen {
 
 impl Frozen {
     /// If a group was frozen, how it is frozen again.
-    fn of(dir: &OwnedFd, name: &Path, entry: &CgroupDirEntry) -> Result<Option<Self>> {
-        let how = entry.properties.iter().find_map(|p| match (p.name.as_str(), p.value.as_str()) {
+    fn of(dir: &OwnedFd, name: &Path, properties: &[Property]) -> Result<Option<Self>> {
+        let how = properties.iter().find_map(|p| match (p.name.as_str(), p.value.as_str()) {
             ("freezer.state", "FROZEN" | "FREEZING") => Some(("freezer.state", "FROZEN")),
             ("cgroup.freeze", "1") => Some(("cgroup.freeze", "1")),
             _ => None,
@@ -79,38 +70,6 @@ impl Frozen {
         let dir = dir.try_clone().context(|| "dup".to_owned())?;
         Ok(Some(Frozen { dir, name: name.to_owned(), property, value }))
     }
-}
-
-/// What is done to groups.
-#[derive(Debug, Default)]
-pub struct Planned {
-    /// Those that are made, changed or entered: hierarchy and path.
-    pub groups: BTreeSet<(String, PathBuf)>,
-    /// To whom they and their files are given.
-    pub owners: BTreeSet<(PathBuf, Owner)>,
-    /// What is written to files that name a program for this host to run.
-    pub agents: BTreeSet<(PathBuf, String)>,
-}
-
-/// User, group and permissions.
-type Owner = ((u32, u32), u32);
-
-impl Planned {
-    fn add_properties(&mut self, place: &Path, dir: &CgroupDirEntry, id_maps: &IdMaps) {
-        let files = dir.properties.iter().filter_map(|property| property.perms.as_ref());
-        let owners = dir.dir_perms.iter().chain(files).map(|perms| owner(id_maps, perms));
-        self.owners.extend(owners.map(|owner| (place.to_owned(), owner)));
-        let written = dir.properties.iter().flat_map(|p| writes(&p.name, &p.value));
-        let agents = written.filter(|(file, value)| *file == "release_agent" && !value.is_empty());
-        self.agents.extend(agents.map(|(_, program)| (place.to_owned(), program.to_owned())));
-    }
-}
-
-/// Whom the images give something of a group to.
-fn owner(id_maps: &IdMaps, perms: &CgroupPerms) -> Owner {
-    let uid = id_maps.uid_outside(perms.uid).unwrap_or(perms.uid);
-    let gid = id_maps.gid_outside(perms.gid).unwrap_or(perms.gid);
-    ((uid, gid), perms.mode & 0o7777)
 }
 
 /// Directories that are removed again unless the restore succeeds.
@@ -128,137 +87,53 @@ impl Groups {
         self.made.0.clear();
     }
 
-    /// Where a group of the dump is now.
+    /// Those that a plan asks for.
     #[must_use]
-    pub fn place_of(&self, hierarchy: &str, group: &Path) -> PathBuf {
-        self.places.place_of(hierarchy, group)
+    pub fn new(planned: Planned) -> Self {
+        Groups { planned, ..Groups::default() }
     }
-}
 
-impl Groups {
-    /// Reads the images and makes the groups, as far as the mode says.
-    ///
-    /// `root` is the set of the root task.
+    /// Makes the groups, as far as the mode says.
     ///
     /// # Errors
     /// A group that should exist and does not, or the other way round; the kernel's.
-    pub fn prepare(
-        &mut self,
-        cgroups: &Cgroups,
-        images: &ImageDir,
-        id_maps: &IdMaps,
-        root: Option<u32>,
-    ) -> Result<()> {
-        let Some(image) = self.load(cgroups, images, root)? else { return Ok(()) };
+    pub fn prepare(&mut self, cgroups: &Cgroups) -> Result<()> {
+        if self.planned.is_empty() && self.planned.heads().is_empty() {
+            return Ok(());
+        }
         self.host = own_tree()?;
         self.yard.clone_from(&cgroups.yard);
-        for (controller, dir) in heads(&image) {
-            let name = controller.cnames.join(",");
-            self.make_head(cgroups.manage, id_maps, &name, controller, dir)?;
-        }
-        Ok(())
-    }
-
-    /// Reads which groups there are to be, and where; nothing if they are not managed.
-    fn load(
-        &mut self,
-        cgroups: &Cgroups,
-        images: &ImageDir,
-        root: Option<u32>,
-    ) -> Result<Option<CgroupEntry>> {
-        if cgroups.manage == CgroupMode::Ignore {
-            return Ok(None);
-        }
-        let Some(image) = images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
-            return Ok(None);
-        };
-        self.own_set = images.inventory()?.root_cg_set.unwrap_or(0);
-        // Images of Torpor's old versions have the dumping program's set among the others.
-        let all = image.sets.iter().chain(&image.torpor_own_set);
-        self.sets = all.map(|set| (set.id, set.clone())).collect();
-        self.places = Places::of(&image, root, self.own_set, &roots(cgroups));
-        Ok(Some(image))
-    }
-
-    /// What a restore makes, changes or puts tasks of the sets `of` into. The first of `of` is the
-    /// set of the root task.
-    ///
-    /// # Errors
-    /// Damaged images; a set that they lack.
-    pub fn planned(
-        cgroups: &Cgroups,
-        images: &ImageDir,
-        id_maps: &IdMaps,
-        of: &[Option<u32>],
-    ) -> Result<Planned> {
-        let mut groups = Groups::default();
-        let root = of.first().copied().flatten();
-        let Some(image) = groups.load(cgroups, images, root)? else {
-            return Ok(Planned::default());
-        };
-        let mut all = Planned::default();
-        for (controller, head) in heads(&image) {
-            let name = controller.cnames.join(",");
-            let mut left = vec![(groups.place_of(&name, &path(&head.dir_name)), head)];
-            while let Some((place, dir)) = left.pop() {
-                let inside = dir.children.iter();
-                left.extend(inside.map(|c| (place.join(OsStr::from_bytes(&c.dir_name)), c)));
-                all.add_properties(&place, dir, id_maps);
-                all.groups.insert((name.clone(), place));
-            }
-        }
-        let own = groups.shared();
-        // All threads of most trees have the same.
-        let sets: BTreeSet<u32> = of.iter().flatten().copied().collect();
-        for set in sets.into_iter().filter(|&set| set != groups.own_set) {
-            all.groups
-                .extend(groups.groups_of(set, false)?.into_iter().filter(|g| !own.contains(g)));
-        }
-        Ok(all)
-    }
-
-    /// The groups that the restoring program stands for.
-    fn shared(&self) -> BTreeSet<(String, PathBuf)> {
-        let own = self.sets.get(&self.own_set);
-        own.iter()
-            .flat_map(|set| &set.ctls)
-            .map(|m| (m.name.clone(), self.place_of(&m.name, &path(&m.path))))
-            .collect()
+        let planned = std::mem::take(&mut self.planned);
+        let made = planned.heads().iter().try_for_each(|head| self.make_head(cgroups.manage, head));
+        self.planned = planned;
+        made
     }
 
     /// Makes the groups above a head, then it and what is below.
-    fn make_head(
-        &mut self,
-        mode: CgroupMode,
-        id_maps: &IdMaps,
-        hierarchy: &str,
-        controller: &CgControllerEntry,
-        head: &CgroupDirEntry,
-    ) -> Result<()> {
-        let place = self.place_of(hierarchy, &path(&head.dir_name));
-        let image = || kind::CGROUP.file_name(0);
+    fn make_head(&mut self, mode: CgroupMode, head: &Head) -> Result<()> {
+        let Head { hierarchy, group } = head;
+        let place = &group.place;
         if place.components().any(|c| matches!(c, Component::ParentDir)) {
-            return Err(Error::invalid(image(), format!("group {} is no path", place.display())));
+            let reason = format!("group {} is no path", place.display());
+            return Err(Error::invalid(kind::CGROUP.file_name(0), reason));
         }
         let mut work = Making {
             mode,
-            maps: id_maps,
-            cpuset: controller.cnames.iter().any(|name| name == "cpuset"),
+            cpuset: hierarchy.split(',').any(|name| name == "cpuset"),
             made: &mut self.made,
             pending: &mut self.pending,
             frozen: &mut self.frozen,
         };
         let root = self.hierarchies.get(hierarchy, &self.host, self.yard.as_deref())?;
-        let mut dir = open_nearest(root, &place)?;
+        let mut dir = open_nearest(root, place)?;
         let names: Vec<OsString> = dir.1.iter().map(|c| c.to_owned()).collect();
-        let Some((last, above)) = names.split_last() else {
-            work.existing(dir.0, head, &place)?;
-            return Ok(());
+        let Some((_, above)) = names.split_last() else {
+            return work.existing(dir.0, group);
         };
         for name in above {
-            dir.0 = work.make(dir.0.as_fd(), name, &place)?;
+            dir.0 = work.make(dir.0.as_fd(), name, place)?;
         }
-        work.group(dir.0.as_fd(), last, head, &place)
+        work.group(dir.0.as_fd(), group)
     }
 
     /// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
@@ -315,15 +190,11 @@ impl Groups {
     /// Moves a process to the groups of a set, or only as far as they are above the root
     /// of its cgroup namespace.
     fn move_to(&mut self, pid: i32, set: u32, only_prefix: bool) -> Result<()> {
-        if set == self.own_set || self.sets.is_empty() {
+        if self.planned.is_empty() {
             return Ok(());
         }
-        let mut groups = self.groups_of(set, only_prefix)?;
-        // What it shared with the dumping program it shares with this one.
-        let own = self.shared();
-        groups.retain(|group| !own.contains(group));
         let now = torpor_kernel::cgroup::of(pid)?;
-        for (hierarchy, group) in groups {
+        for (hierarchy, group) in self.groups_of(set, only_prefix)? {
             if now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group) {
                 continue;
             }
@@ -335,28 +206,14 @@ impl Groups {
         Ok(())
     }
 
-    /// The groups of a set, where they are now.
+    /// The groups that who is of a set is put into: what was shared with the dumping program is
+    /// shared with this one.
     fn groups_of(&self, set: u32, only_prefix: bool) -> Result<Vec<(String, PathBuf)>> {
-        let image = || kind::CGROUP.file_name(0);
-        let entry = self.sets.get(&set);
-        let entry =
-            entry.ok_or_else(|| Error::invalid(image(), format!("there is no set {set}")))?;
-        let mut groups = Vec::new();
-        for member in &entry.ctls {
-            let prefix = member.cgns_prefix.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
-            let bytes = match prefix {
-                Some(len) if only_prefix => member.path.get(..len).ok_or_else(|| {
-                    Error::invalid(
-                        image(),
-                        format!("a prefix in set {set} is longer than its path"),
-                    )
-                })?,
-                _ => &member.path,
-            };
-            let group = self.place_of(&member.name, &path(bytes));
-            groups.push((member.name.clone(), group));
-        }
-        Ok(groups)
+        let missing =
+            || Error::invalid(kind::CGROUP.file_name(0), format!("there is no set {set}"));
+        let groups = self.planned.entered(set, only_prefix).ok_or_else(missing)?;
+        let owned = |(hierarchy, place): (&str, &Path)| (hierarchy.to_owned(), place.to_owned());
+        Ok(groups.into_iter().map(owned).collect())
     }
 
     fn group_dir(&mut self, hierarchy: &str, group: &Path) -> Result<OwnedFd> {
@@ -369,7 +226,7 @@ impl Groups {
     /// # Errors
     /// The kernel's; a set that the images lack.
     pub fn place_threads(&mut self, tasks: &[Task]) -> Result<()> {
-        if self.sets.is_empty() {
+        if self.planned.is_empty() {
             return Ok(());
         }
         for t in tasks {
@@ -408,19 +265,15 @@ impl Groups {
     /// # Errors
     /// A task that is in another group.
     pub fn verify(&self, tasks: &[Task]) -> Result<()> {
-        if self.sets.is_empty() {
+        if self.planned.is_empty() {
             return Ok(());
         }
-        let own = self.shared();
         for task in tasks.iter().filter(|t| !t.threads.is_empty()) {
-            let Some(set) = set_of_task(task).filter(|&set| set != self.own_set) else {
-                continue;
-            };
+            let Some(set) = set_of_task(task) else { continue };
             let now = torpor_kernel::cgroup::of(task.pid)?;
-            for member in self.groups_of(set, false)? {
-                let (hierarchy, group) = &member;
-                let there = now.iter().any(|(name, path)| same(name, hierarchy) && path == group);
-                if !there && !own.contains(&member) {
+            for (hierarchy, group) in self.groups_of(set, false)? {
+                let there = now.iter().any(|(name, path)| same(name, &hierarchy) && *path == group);
+                if !there {
                     let (pid, group) = (task.vpid, group.display());
                     let reason = format!("task {pid}: it is not in cgroup {group} ({hierarchy})");
                     return Err(Error::invalid("what was restored", reason));
@@ -437,7 +290,7 @@ impl Groups {
     /// The kernel's, with the name of the property.
     pub fn finish(&self) -> Result<()> {
         for group in &self.pending {
-            for property in &group.entry.properties {
+            for property in &group.properties {
                 set(group, &property.name, &property.value)?;
             }
         }
@@ -486,16 +339,6 @@ impl Drop for Made {
     }
 }
 
-/// The topmost groups of the images, with the controllers of their hierarchies.
-fn heads(image: &CgroupEntry) -> impl Iterator<Item = (&CgControllerEntry, &CgroupDirEntry)> {
-    // The root of a hierarchy stands for nothing to be made.
-    let is_made =
-        |dir: &&CgroupDirEntry| path(&dir.dir_name) != Path::new("/") || !dir.children.is_empty();
-    image.controllers.iter().flat_map(move |controller| {
-        controller.dirs.iter().filter(is_made).map(move |dir| (controller, dir))
-    })
-}
-
 /// Where the caller wants the groups to be.
 pub fn roots(cgroups: &Cgroups) -> Roots {
     let given = cgroups.roots.iter();
@@ -521,7 +364,6 @@ fn open_nearest(root: &Hierarchy, place: &Path) -> Result<(OwnedFd, PathBuf)> {
 /// The making of groups.
 struct Making<'a> {
     mode: CgroupMode,
-    maps: &'a IdMaps,
     cpuset: bool,
     made: &'a mut Made,
     pending: &'a mut Vec<Pending>,
@@ -550,69 +392,51 @@ impl Making<'_> {
     }
 
     /// Makes a group, if need be, and those inside.
-    fn group(
-        &mut self,
-        parent: BorrowedFd<'_>,
-        name: &OsStr,
-        entry: &CgroupDirEntry,
-        place: &Path,
-    ) -> Result<()> {
+    fn group(&mut self, parent: BorrowedFd<'_>, group: &Group) -> Result<()> {
+        let Group { place, name, .. } = group;
         let dir = match open_dir(parent, name) {
-            Ok(dir) => return self.existing(dir, entry, place),
+            Ok(dir) => return self.existing(dir, group),
             Err(Errno::NOENT) => self.make(parent, name, place)?,
             Err(e) => return Err(e).context(|| format!("open cgroup {}", place.display())),
         };
         let what = || format!("set up cgroup {}", place.display());
-        self.permissions(dir.as_fd(), "", entry.dir_perms.as_ref()).context(what)?;
-        self.before_tasks(dir.as_fd(), entry).context(what)?;
-        self.inside(dir, entry, place, true)
+        permissions(dir.as_fd(), "", group.owner).context(what)?;
+        self.before_tasks(dir.as_fd(), &group.properties).context(what)?;
+        self.inside(dir, group, true)
     }
 
     /// A group that is there already.
-    fn existing(&mut self, dir: OwnedFd, entry: &CgroupDirEntry, place: &Path) -> Result<()> {
+    fn existing(&mut self, dir: OwnedFd, group: &Group) -> Result<()> {
         if self.mode == CgroupMode::Strict {
             return Err(Errno::EXIST)
-                .context(|| format!("cgroup {} must not exist", place.display()));
+                .context(|| format!("cgroup {} must not exist", group.place.display()));
         }
         let set = matches!(self.mode, CgroupMode::Props | CgroupMode::Full);
-        self.inside(dir, entry, place, set)
+        self.inside(dir, group, set)
     }
 
-    fn inside(
-        &mut self,
-        dir: OwnedFd,
-        entry: &CgroupDirEntry,
-        place: &Path,
-        set: bool,
-    ) -> Result<()> {
-        for child in &entry.children {
-            let name = OsStr::from_bytes(&child.dir_name);
-            if name.as_bytes().contains(&b'/') || matches!(name.as_bytes(), b"" | b"." | b"..") {
-                let why = format!("{} in {} is no name", name.display(), place.display());
-                return Err(Error::invalid(kind::CGROUP.file_name(0), why));
-            }
-            self.group(dir.as_fd(), name, child, &place.join(name))?;
-        }
+    fn inside(&mut self, dir: OwnedFd, group: &Group, set: bool) -> Result<()> {
+        group.inside.iter().try_for_each(|group| self.group(dir.as_fd(), group))?;
         // Also a group that is there: whoever paused its tasks finds them paused, see
         // [`freeze_again`].
-        self.frozen.extend(Frozen::of(&dir, place, entry)?);
+        self.frozen.extend(Frozen::of(&dir, &group.place, &group.properties)?);
         if set {
-            for property in &entry.properties {
+            for property in &group.properties {
                 // A kernel without the property has nobody to own it.
-                match self.permissions(dir.as_fd(), &property.name, property.perms.as_ref()) {
+                match permissions(dir.as_fd(), &property.name, property.owner) {
                     Err(Errno::NOENT) => {}
                     done => done.context(|| format!("set owner of {}", property.name))?,
                 }
             }
-            let entry = CgroupDirEntry { children: vec![], ..entry.clone() };
-            self.pending.push(Pending { dir, name: place.to_owned(), entry });
+            let properties = group.properties.clone();
+            self.pending.push(Pending { dir, name: group.place.clone(), properties });
         }
         Ok(())
     }
 
     /// Properties that decide who can be in a group and in those inside.
-    fn before_tasks(&self, dir: BorrowedFd<'_>, entry: &CgroupDirEntry) -> rustix::io::Result<()> {
-        for property in &entry.properties {
+    fn before_tasks(&self, dir: BorrowedFd<'_>, properties: &[Property]) -> rustix::io::Result<()> {
+        for property in properties {
             match (property.name.as_str(), property.value.as_str()) {
                 ("cgroup.type", "threaded") => write(dir, "cgroup.type", "threaded")?,
                 ("cgroup.subtree_control", controllers) => {
@@ -628,24 +452,18 @@ impl Making<'_> {
         }
         Ok(())
     }
+}
 
-    fn permissions(
-        &self,
-        dir: BorrowedFd<'_>,
-        file: &str,
-        perms: Option<&CgroupPerms>,
-    ) -> rustix::io::Result<()> {
-        let Some(perms) = perms else { return Ok(()) };
-        if file.contains('/') {
-            return Err(Errno::INVAL);
-        }
-        let ((uid, gid), mode) = owner(self.maps, perms);
-        let mode = Mode::from_raw_mode(mode);
-        let name = if file.is_empty() { "." } else { file };
-        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
-        rustix::fs::chmodat(dir, name, mode, AtFlags::empty())
+/// Gives a file of a group, or the group, to its owner.
+fn permissions(dir: BorrowedFd<'_>, file: &str, owner: Option<Owner>) -> rustix::io::Result<()> {
+    let Some(Owner { user, group, mode }) = owner else { return Ok(()) };
+    if file.contains('/') {
+        return Err(Errno::INVAL);
     }
+    let name = if file.is_empty() { "." } else { file };
+    let (uid, gid) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+    rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty())
 }
 
 fn open_dir(parent: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {

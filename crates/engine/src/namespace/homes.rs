@@ -62,7 +62,7 @@ pub struct Homes<'a> {
     /// The namespaces that were made or joined.
     pub spaces: &'a mut Namespaces,
     /// The ids of the tree's user namespace.
-    pub id_maps: &'a mut IdMaps,
+    pub id_maps: &'a IdMaps,
     /// The husks.
     pub tasks: &'a mut Tasks,
 }
@@ -100,15 +100,10 @@ impl Made {
             };
             flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
         }
-        let user = cx.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
-        let maps = match user {
-            Some(id) if joined(cx, NsKind::User).is_none() => IdMaps::load(cx.images, id)?,
-            _ => IdMaps::identity(),
+        let maps = match joined(cx, NsKind::User) {
+            Some(_) => IdMaps::identity(),
+            None => cx.id_maps.clone(),
         };
-        // Those of one that is joined have been read when the images were judged.
-        if joined(cx, NsKind::User).is_none() {
-            *cx.id_maps = maps.clone();
-        }
         Ok(Made { flags, clocks, pids, maps })
     }
 

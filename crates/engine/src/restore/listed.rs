@@ -10,26 +10,26 @@
 //! say, because the same check has read them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::Path;
 
 use torpor_images::proto::{
     FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::groups::set_of;
 use torpor_policy::{Ask, Credentials, Device, Passed, Request};
 
 use super::load::{self, Checkpoint, TaskImage};
+use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::file::fown;
 use crate::file::notify::fanotify;
-use crate::namespace::mount::Forest;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::{JoinNsKind, Options};
 use crate::reader::{self, Look, Told};
 use crate::task::Filters;
-use crate::{cgroup, judge, task};
+use crate::{judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
@@ -39,7 +39,6 @@ const CHARACTER: u32 = 0o020_000;
 const BLOCK: u32 = 0o060_000;
 const REGULAR: u32 = 0o100_000;
 const SET_ID: u32 = 0o6000;
-const WRITABLE_FOR_OTHERS: u32 = 0o022;
 
 /// What a restore knows before it makes anything.
 pub(super) struct View<'a> {
@@ -47,8 +46,8 @@ pub(super) struct View<'a> {
     pub opts: &'a Options,
     /// The images.
     pub images: &'a ImageDir,
-    /// The mounts of the plan.
-    pub forest: &'a Forest,
+    /// What of them is to be made.
+    pub planned: &'a Planned,
     /// What was read of them.
     pub checkpoint: &'a Checkpoint,
     /// The seccomp filters of the tree.
@@ -82,10 +81,11 @@ pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let Look { requests: plan, told, .. } = look(images, &passed)?;
     let checkpoint = load::load(images, load::Pages::Later)?;
     let filters = Filters::load(images)?;
+    let planned = Planned::new(images, &checkpoint, &passed, &plan)?;
     let view = View {
         opts,
         images,
-        forest: &Forest::planned(&plan)?,
+        planned: &planned,
         checkpoint: &checkpoint,
         filters: &filters,
         passed: &passed,
@@ -108,18 +108,18 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let listed: HashSet<(Option<u32>, &Ask)> =
         plan.iter().map(|request| (request.task, &request.ask)).collect();
     let mut things = Things { listed, missing: vec![] };
-    let spaces = Namespaces::list(view.checkpoint.tasks.iter().map(|task| task.homes));
-    namespaces(view, &spaces, &mut things);
-    let maps = id_maps(view, &spaces, &mut things)?;
+    let Planned { spaces, maps, .. } = view.planned;
+    namespaces(view, spaces, &mut things);
+    id_maps(view, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
-        rights(view.filters, task, &maps, &mut things)?;
+        rights(view.filters, task, maps, &mut things)?;
         powers(view.passed, task, &mut things);
     }
-    files(view, &spaces, plan, &mut things);
-    owners(view, &maps, &mut things);
+    files(view, spaces, plan, &mut things);
+    owners(view, maps, &mut things);
     ghosts(view, plan, &mut things)?;
-    groups(view, plan, &maps, &mut things)?;
-    networks(view, &spaces, plan, &mut things)?;
+    groups(view, &mut things);
+    networks(view, spaces, plan, &mut things)?;
     archives(view, &mut things);
     Ok(things.missing)
 }
@@ -162,20 +162,17 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
     }
 }
 
-fn id_maps(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<IdMaps> {
+fn id_maps(view: &View<'_>, things: &mut Things<'_>) {
+    // The maps of one that is joined are not made.
     if view.opts.join_ns.iter().any(|join| join.kind == JoinNsKind::User) {
-        return Ok(IdMaps::of_entry(view.passed.user_maps.clone()));
+        return;
     }
-    let Some(ns) = spaces.of_kind(NsKind::User).find(|ns| !ns.is_host) else {
-        return Ok(IdMaps::identity());
-    };
-    let maps = IdMaps::load(view.images, ns.id)?;
-    for (groups, map) in maps.extents() {
+    let Some(ns) = view.planned.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host) else { return };
+    for (groups, map) in view.planned.maps.extents() {
         let (first, lower, count) = (map.first, map.lower_first, map.count);
         let image = kind::USERNS.file_name(ns.id.into());
         things.expect(image, None, &Ask::Map { groups, first, lower, count });
     }
-    Ok(maps)
 }
 
 /// What each thread of a task may do.
@@ -332,36 +329,21 @@ fn ghosts(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<
     Ok(())
 }
 
-fn groups(view: &View<'_>, plan: &[Request], maps: &IdMaps, things: &mut Things<'_>) -> Result<()> {
-    let tasks = view.checkpoint.tasks.iter().filter(|task| !task.is_zombie());
-    let sets: Vec<Option<u32>> =
-        tasks.flat_map(|task| &task.cores).map(torpor_policy::groups::set_of).collect();
-    let known: HashSet<(&str, &str)> = plan
-        .iter()
-        .filter_map(|request| match &request.ask {
-            Ask::Cgroup { hierarchy, path, .. } => Some((hierarchy.as_str(), path.as_str())),
-            _ => None,
-        })
-        .collect();
-    let planned = cgroup::Groups::planned(&view.opts.cgroups, view.images, maps, &sets)?;
+fn groups(view: &View<'_>, things: &mut Things<'_>) {
     let image = kind::CGROUP.file_name(0);
-    let text = |path: &Path| path.to_string_lossy().into_owned();
-    for (path, (owner, mode)) in planned.owners {
-        if owner.0 != 0 || mode & WRITABLE_FOR_OTHERS != 0 {
-            things.expect(&*image, None, &Ask::Delegated { path: text(&path), owner, mode });
+    view.planned.groups.asks().iter().for_each(|ask| things.expect(&*image, None, ask));
+    for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
+        let nested = task.homes.own(NsKind::Cgroup).is_some();
+        // All threads of most trees have the same.
+        let sets: BTreeSet<u32> = task.cores.iter().filter_map(set_of).collect();
+        for set in sets {
+            match view.planned.groups.asks_of(set, nested) {
+                Some(asks) => asks.iter().for_each(|ask| things.expect(&*image, None, ask)),
+                None if view.planned.groups.is_empty() => {}
+                None => things.missing.push((image.clone(), format!("set {set}"))),
+            }
         }
     }
-    for (path, program) in planned.agents {
-        things.expect(&*image, None, &Ask::ReleaseAgent { path: text(&path), program });
-    }
-    for (hierarchy, path) in planned.groups {
-        let path = path.to_string_lossy();
-        if !known.contains(&(&*hierarchy, &*path)) {
-            let what = format!("cgroup {path:?} of {hierarchy:?}");
-            things.missing.push((image.clone(), what));
-        }
-    }
-    Ok(())
 }
 
 /// The devices of the networks that are made, and what is set in them.
@@ -400,7 +382,7 @@ fn networks(
 
 /// The archives that file systems are filled from are those that were read.
 fn archives(view: &View<'_>, things: &mut Things<'_>) {
-    for image in view.forest.archives() {
+    for image in view.planned.forest.archives() {
         things.expect(image, None, &Ask::Fill);
     }
 }
@@ -436,10 +418,11 @@ mod tests {
         plan.retain(|request| !lacks(request));
         let filters = Filters::load(&images).unwrap();
         let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let planned = Planned::new(&images, &checkpoint, &passed, &plan).unwrap();
         let view = View {
             opts: &opts,
             images: &images,
-            forest: &Forest::planned(&plan).unwrap(),
+            planned: &planned,
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &passed,

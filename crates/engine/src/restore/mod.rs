@@ -15,6 +15,7 @@ pub mod load;
 pub mod memory;
 pub mod object;
 pub mod pages;
+mod planned;
 mod power;
 pub mod process;
 mod rounds;
@@ -37,6 +38,7 @@ use torpor_policy::Checked;
 use torpor_tracee::{Birth, Tracee};
 
 use self::load::Checkpoint;
+use self::planned::Planned;
 pub use self::tasks::{Task, Tasks};
 use crate::error::{Error, Result};
 use crate::file::opener::Temporary;
@@ -124,11 +126,11 @@ impl<'a> Restore<'a> {
         let mut checkpoint = load::load(&images, held)?;
         verdict.complete(&mut checkpoint);
         let filters = Filters::load(&images)?;
-        let forest = Forest::planned(&plan)?;
+        let planned = Planned::new(&images, &checkpoint, &verdict.passed, &plan)?;
         let view = listed::View {
             opts,
             images: &images,
-            forest: &forest,
+            planned: &planned,
             checkpoint: &checkpoint,
             filters: &filters,
             passed: &verdict.passed,
@@ -154,10 +156,11 @@ impl<'a> Restore<'a> {
             .collect();
         memory::plan(&mut tasks);
         let mut cx = Restore::of(opts, images, tasks.into(), files, filters);
-        cx.id_maps = IdMaps::of_entry(verdict.passed.user_maps.clone());
         cx.verdict = verdict;
-        cx.forest = forest;
-        cx.ns = Namespaces::list(cx.tasks.iter().map(|task| task.image.homes));
+        cx.ns = planned.spaces;
+        cx.id_maps = planned.maps;
+        cx.forest = planned.forest;
+        cx.cgroups = cgroup::Groups::new(planned.groups);
         Ok(cx)
     }
 
@@ -206,7 +209,7 @@ impl<'a> Restore<'a> {
             images: &self.images,
             staged: self.staged,
             spaces: &mut self.ns,
-            id_maps: &mut self.id_maps,
+            id_maps: &self.id_maps,
             tasks: &mut self.tasks,
         })
     }

@@ -300,8 +300,7 @@ fn build(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.with_homes(namespace::take_external)?;
     cx.lock_network(true)?;
     let pid = cx.make_root()?;
-    let set = cx.tasks.first().and_then(cgroup::set_of_task);
-    cx.cgroups.prepare(&cx.opts.cgroups, &cx.images, &cx.id_maps, set)?;
+    cx.cgroups.prepare(&cx.opts.cgroups)?;
     cx.cgroups.place(&mut cx.tasks, &mut cx.ns, 0, None)?;
     cx.lock_network(false)?;
     hooks.notify(Event::SetupNamespaces { pid })?;

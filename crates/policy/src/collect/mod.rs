@@ -142,15 +142,16 @@ impl Requests {
 
 /// The ids of the tree's user namespace; none if it is this host's.
 #[derive(Debug, Default)]
-struct Maps(Option<UsernsEntry>);
+pub(crate) struct Maps(pub(crate) Option<UsernsEntry>);
 
 impl Maps {
     /// The user id on this host. One that is not mapped cannot be given to anyone.
-    fn user(&self, id: u32) -> u32 {
+    pub(crate) fn user(&self, id: u32) -> u32 {
         self.0.as_ref().map_or(id, |maps| outside(&maps.uid_map, id))
     }
 
-    fn group(&self, id: u32) -> u32 {
+    /// The group id on this host, likewise.
+    pub(crate) fn group(&self, id: u32) -> u32 {
         self.0.as_ref().map_or(id, |maps| outside(&maps.gid_map, id))
     }
 }

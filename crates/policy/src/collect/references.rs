@@ -8,8 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use torpor_images::proto::{
-    CgroupDirEntry, CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType,
-    SkPacketEntry,
+    CgroupEntry, FileEntry, Fstype, MntEntry, RemapFilePathEntry, RemapType, SkPacketEntry,
 };
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{Kind, kind};
@@ -323,40 +322,7 @@ fn mounts(checkpoint: &Checkpoint<'_>) -> Result<BTreeSet<u32>> {
 
 /// Sets of groups, and paths of groups.
 fn groups(checkpoint: &Checkpoint<'_>) -> Result<()> {
-    let Some(entry) = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)? else {
-        return Ok(());
-    };
+    let entry = checkpoint.images.read_opt::<CgroupEntry>(kind::CGROUP, 0)?.unwrap_or_default();
     let image = kind::CGROUP.file_name(0);
-    let mut seen = BTreeSet::new();
-    for set in entry.sets.iter().chain(&entry.torpor_own_set) {
-        if !seen.insert(set.id) {
-            return invalid(image, format!("set {} appears twice", set.id));
-        }
-        let heads = entry.controllers.iter().flat_map(|controller| &controller.dirs);
-        let paths =
-            set.ctls.iter().map(|member| &member.path).chain(heads.map(|dir| &dir.dir_name));
-        for path in paths {
-            if path.split(|&b| b == b'/').any(|part| part == b".." || part == b".") {
-                let path = String::from_utf8_lossy(path);
-                return invalid(image, format!("set {}: {path:?} is no path of a group", set.id));
-            }
-        }
-    }
-    let mut left: Vec<&CgroupDirEntry> = entry.controllers.iter().flat_map(|c| &c.dirs).collect();
-    while let Some(dir) = left.pop() {
-        let inside = dir.children.iter().map(|child| child.dir_name.as_slice());
-        let properties = dir.properties.iter().map(|property| property.name.as_bytes());
-        if let Some(name) = inside.chain(properties).find(|name| !is_name(name)) {
-            let names = [&dir.dir_name, name].map(String::from_utf8_lossy);
-            let reason = format!("{:?} in group {:?} is no name of a file", names[1], names[0]);
-            return invalid(image, reason);
-        }
-        left.extend(&dir.children);
-    }
-    Ok(())
-}
-
-/// Whether it is the name of a file in a directory.
-fn is_name(name: &[u8]) -> bool {
-    !name.contains(&b'/') && !matches!(name, b"" | b"." | b"..")
+    crate::groups::check(&entry).map_err(|reason| Error::Invalid { image, reason })
 }

@@ -1,0 +1,57 @@
+//! What a restore makes, as far as it is known before anything is made.
+//!
+//! Mounts are those of the plan that was judged. Namespaces, groups and maps of ids are read of the
+//! images by the same functions as for the plan, once; [`super::listed`] compares both.
+
+use torpor_images::ImageDir;
+use torpor_policy::groups::{Groups, Reading, set_of};
+use torpor_policy::{Passed, Request};
+
+use super::load::Checkpoint;
+use crate::error::Result;
+use crate::namespace::mount::Forest;
+use crate::namespace::user::IdMaps;
+use crate::namespace::{Namespaces, NsKind};
+
+#[derive(Debug)]
+pub(super) struct Planned {
+    /// The namespaces that the tasks live in.
+    pub spaces: Namespaces,
+    /// The ids of the tasks' user namespace.
+    pub maps: IdMaps,
+    /// The mounts.
+    pub forest: Forest,
+    /// The groups; none if the caller wants them left alone.
+    pub groups: Groups,
+}
+
+impl Planned {
+    /// What is made of a checkpoint, whose plan is `plan`.
+    ///
+    /// # Errors
+    /// Damaged images; mounts that form no tree.
+    pub fn new(
+        images: &ImageDir,
+        checkpoint: &Checkpoint,
+        passed: &Passed,
+        plan: &[Request],
+    ) -> Result<Self> {
+        let spaces = Namespaces::list(checkpoint.tasks.iter().map(|task| task.homes));
+        let user = spaces.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
+        let maps = match user {
+            // The ids of the images are then those of another namespace than their own.
+            _ if passed.joined.iter().any(|kind| kind == NsKind::User.name()) => {
+                IdMaps::of_entry(passed.user_maps.clone())
+            }
+            Some(id) => IdMaps::load(images, id)?,
+            None => IdMaps::identity(),
+        };
+        let root = checkpoint.tasks.first().and_then(|task| set_of(task.cores.first()?));
+        let own = checkpoint.inventory.root_cg_set.unwrap_or(0);
+        let groups = match &passed.cgroups {
+            Some(roots) => Groups::read(images, Reading { own, root, roots, maps: maps.entry() })?,
+            None => Groups::default(),
+        };
+        Ok(Planned { spaces, maps, forest: Forest::planned(plan)?, groups })
+    }
+}
