@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -69,6 +69,27 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Without an address nobody but this host reaches any of the servers.
+#[test]
+fn servers_listen_on_this_host_alone() {
+    let images = tempfile::tempdir().unwrap();
+    for more in [&[][..], &["--lazy-pages"], &["--address", ""]] {
+        let mut command = criu(&["page-server", "--port", "0", "-D"]);
+        command.arg(images.path()).args(more);
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let dir = images.path().to_owned();
+        let mut server = Server { child, dir, port: String::new() };
+        let mut line = String::new();
+        let said = server.child.stdout.take().unwrap();
+        BufReader::new(said).read_line(&mut line).unwrap();
+        let port: u16 = line.trim().strip_prefix("PORT: ").unwrap().parse().unwrap();
+        // Another address of this host stands for one of a network.
+        let refused = TcpStream::connect(("127.0.0.2", port)).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{more:?}");
+        TcpStream::connect(("127.0.0.1", port)).unwrap();
     }
 }
 

@@ -47,6 +47,64 @@ fn files_that_are_there_stay_as_they_are() {
     }
 }
 
+/// Names that are taken by something else than a file are taken, too; nothing is made behind a link.
+#[test]
+fn names_that_are_taken_stay_as_they_are() {
+    type Take = fn(&Path, &Path);
+    let ways: [(&str, Take); 4] = [
+        ("a link to nothing", |name, to| std::os::unix::fs::symlink(to, name).unwrap()),
+        ("a link to a file", |name, to| {
+            std::fs::write(to, "precious").unwrap();
+            std::os::unix::fs::symlink(to, name).unwrap();
+        }),
+        ("another name of a file", |name, to| {
+            std::fs::write(to, "precious").unwrap();
+            std::fs::hard_link(to, name).unwrap();
+        }),
+        ("a directory", |name, _| std::fs::create_dir(name).unwrap()),
+    ];
+    for (what, take) in ways {
+        for name in ["pagemap-7.img", "pages-2.img"] {
+            let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let (file, to) = (dir.path().join(name), outside.path().join("file"));
+            take(&file, &to);
+            let before = std::fs::symlink_metadata(&file).unwrap().file_type();
+            let (_, served) = session(dir.path(), [None, None], send_two);
+            let served = served.unwrap_err().to_string();
+            assert!(served.contains(name), "{what}: {served}");
+            assert_eq!(std::fs::symlink_metadata(&file).unwrap().file_type(), before, "{what}");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "{what}");
+            let content = std::fs::read_to_string(&to).ok();
+            assert_eq!(content.as_deref(), what.ends_with("file").then_some("precious"), "{what}");
+        }
+    }
+}
+
+/// A client that fails, or says that its dump has, takes nothing with it that was there before.
+#[test]
+fn a_client_that_fails_removes_only_what_it_has_sent() {
+    for abandons in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let others = ["pagemap-8.img", "pages-9.img", "inventory.img"];
+        others.iter().for_each(|name| std::fs::write(dir.path().join(name), "precious").unwrap());
+        let (_, served) = session(dir.path(), [None, None], |to| {
+            let mut connection = Connection::connect(to)?;
+            Command::bare(Op::Open, Some(TASK)).send(&mut connection).unwrap();
+            if abandons {
+                Command::bare(Op::Abandon, None).send(&mut connection).unwrap();
+            }
+            connection.flush().unwrap();
+            Ok(())
+        });
+        served.unwrap_err();
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, others.len(), "abandons: {abandons}");
+        for name in others {
+            assert_eq!(std::fs::read_to_string(dir.path().join(name)).unwrap(), "precious");
+        }
+    }
+}
+
 #[test]
 fn files_that_come_as_they_are_stored_replace_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,6 +137,12 @@ fn strangers_do_not_keep_others_waiting() {
             let mut strangers: Vec<TcpStream> =
                 (0..5).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
             strangers[1].write_all(&[0xff; 100]).unwrap();
+            // The beginning of a command, of a greeting by TLS, and a whole command but for its end.
+            strangers[2].write_all(&[1]).unwrap();
+            strangers[3].write_all(&[0x16, 3, 1, 0x40, 0]).unwrap();
+            let mut open = vec![];
+            Command::bare(Op::Open, Some(TASK)).send(&mut open).unwrap();
+            strangers[4].write_all(&open[..open.len() - 1]).unwrap();
             // As much as the number of those that may be connected at once.
             strangers.extend((0..64).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
             let to = PageServer {
