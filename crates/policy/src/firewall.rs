@@ -3,6 +3,52 @@
 //! `nft` and `iptables-restore` read a language in which a file of the host can be named, so
 //! nothing reaches them but plain rules, in the form in which they print them themselves.
 
+use std::io::Read;
+
+use torpor_images::{ImageDir, Kind, kind};
+
+use crate::collect::{Error, Result as Collected};
+
+/// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
+const MAX_RULES: u64 = 128 << 20;
+
+/// Plain rules of a packet filter. There are none that were not checked: whoever hands rules to
+/// their program hands over what was judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PacketFilter(String);
+
+impl PacketFilter {
+    /// The rules in an image of a network namespace; `None` if it has no such image.
+    ///
+    /// # Errors
+    /// Damaged images; a line that is no plain rule.
+    pub fn read(images: &ImageDir, image: Kind, id: u64) -> Collected<Option<Self>> {
+        let Some(mut file) = images.reader(image, id)? else { return Ok(None) };
+        let invalid = |reason| Error::Invalid { image: image.file_name(id), reason };
+        if file.remaining() > MAX_RULES {
+            return Err(invalid(format!("has more than {MAX_RULES} bytes of rules")));
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(|error| invalid(error.to_string()))?;
+        Self::of(image, text).map(Some).map_err(invalid)
+    }
+
+    /// Rules of the kind that is in these images.
+    ///
+    /// # Errors
+    /// The line that is no plain rule, and what is wrong with it.
+    pub fn of(image: Kind, text: String) -> Result<Self, String> {
+        let check = if image == kind::NFTABLES { check_nftables } else { check_iptables };
+        check(&text).map(|()| PacketFilter(text))
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Why a line is none that `nft list ruleset` prints.
 ///
 /// # Errors
@@ -201,6 +247,24 @@ fn words(line: &str) -> Result<Vec<String>, String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// All of the rules are looked at, however much stands before.
+    #[test]
+    fn rules_behind_much_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let read = |text: &str| {
+            let mut writer = images.writer(kind::NFTABLES, 3).unwrap();
+            writer.raw(text.as_bytes()).unwrap();
+            writer.finish().unwrap();
+            PacketFilter::read(&images, kind::NFTABLES, 3)
+        };
+        assert_eq!(read("table ip t {\n}\n").unwrap().unwrap().text(), "table ip t {\n}\n");
+        let much = format!("# {}\n", "x".repeat(64 << 20));
+        let error = read(&format!("{much}include \"/etc/passwd\"\n")).unwrap_err().to_string();
+        assert!(error.starts_with("nftables-3.img: line 2: \"include\""), "{error}");
+        assert_eq!(PacketFilter::read(&images, kind::NFTABLES, 4).unwrap(), None);
+    }
 
     #[test]
     fn what_nft_prints() {

@@ -6,7 +6,7 @@ use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
-use crate::firewall::{check_iptables, check_nftables};
+use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;
 use crate::request::Ask;
 
@@ -58,27 +58,21 @@ pub fn kind_of_link(ty: NdType) -> String {
 }
 
 fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Result<()> {
-    let Some(mut rules) = images.reader(image, id)? else { return Ok(()) };
-    let name = image.file_name(id);
-    let invalid = |reason: String| Error::Invalid { image: name.clone(), reason };
     let len = match image {
         kind::NETNF_CT | kind::NETNF_EXP => {
-            io::copy(&mut rules, &mut io::sink()).map_err(|e| invalid(e.to_string()))?
+            let Some(mut list) = images.reader(image, id)? else { return Ok(()) };
+            io::copy(&mut list, &mut io::sink()).map_err(|error| Error::Invalid {
+                image: image.file_name(id),
+                reason: error.to_string(),
+            })?
         }
         _ => {
-            let mut text = String::new();
-            let read = rules.take(MAX_LIST).read_to_string(&mut text);
-            read.map_err(|e| invalid(e.to_string()))?;
-            let checked = match image {
-                kind::NFTABLES => check_nftables(&text),
-                _ => check_iptables(&text),
-            };
-            checked.map_err(invalid)?;
-            text.len() as u64
+            let rules = PacketFilter::read(images, image, id)?;
+            rules.map_or(0, |rules| rules.text().len() as u64)
         }
     };
     if len > 0 {
-        all.add(name, None, Ask::Firewall { text: format!("{len} bytes") });
+        all.add(image.file_name(id), None, Ask::Firewall { text: format!("{len} bytes") });
     }
     Ok(())
 }

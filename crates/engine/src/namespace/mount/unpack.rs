@@ -214,7 +214,102 @@ fn access_list(text: &str, maps: &IdMaps) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::io::Write;
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::process::{Command, Stdio};
+
+    use torpor_policy::{Ask, Device, scan_archive};
+
     use super::*;
+
+    /// An entry of an archive in the oldest of its formats, and its data.
+    fn entry(name: &str, kind: u8, mode: u32, data: &[u8]) -> Vec<u8> {
+        let mut header = vec![0; 512];
+        let mut put = |at: usize, text: &str| {
+            header[at..at + text.len()].copy_from_slice(text.as_bytes());
+        };
+        put(0, name);
+        put(100, &format!("{mode:07o}"));
+        put(108, "0000000");
+        put(116, "0000000");
+        put(124, &format!("{:011o}", data.len()));
+        put(136, "00000000000");
+        put(257, "ustar\x0000");
+        put(329, "0000001");
+        put(337, "0000003");
+        header[148..156].fill(b' ');
+        header[156] = kind;
+        let sum: u32 = header.iter().copied().map(u32::from).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        header.extend(data);
+        header.resize(header.len().next_multiple_of(512), 0);
+        header
+    }
+
+    /// The archive of these entries.
+    fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
+        let mut tar = entries.concat();
+        tar.resize(tar.len() + 1024, 0);
+        let mut gzip = Command::new("gzip");
+        let mut gzip = gzip.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        gzip.stdin.take().unwrap().write_all(&tar).unwrap();
+        gzip.wait_with_output().unwrap().stdout
+    }
+
+    /// What an archive asks for, and what is made of it: the names, and what a policy limits.
+    type Both = (std::result::Result<Vec<Ask>, String>, Result<Vec<Ask>>);
+
+    fn both(archive: &[u8]) -> Both {
+        let mut asked = vec![];
+        let scanned = scan_archive(archive, &mut |ask| asked.push(ask)).map(|()| asked);
+        let dir = tempfile::tempdir().unwrap();
+        let root = File::open(dir.path()).unwrap();
+        let unpacked = unpack(root.as_fd(), archive, "it", &IdMaps::identity());
+        let mut made = vec![];
+        for file in std::fs::read_dir(dir.path()).unwrap() {
+            let file = file.unwrap();
+            let (meta, path) =
+                (file.metadata().unwrap(), format!("./{}", file.file_name().display()));
+            let mode = meta.mode() & 0o7777;
+            if meta.file_type().is_char_device() {
+                let (major, minor) =
+                    (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+                let device = Device { block: false, major: Some(major), minor: Some(minor) };
+                made.push(Ask::Device { path, device });
+            } else if meta.is_file() && mode & 0o6000 != 0 {
+                made.push(Ask::SetUid { path, mode, capabilities: false });
+            }
+        }
+        let sorted = |mut all: Vec<Ask>| {
+            all.sort_by_key(ToString::to_string);
+            all
+        };
+        (scanned.map(sorted), unpacked.map(|()| sorted(made)))
+    }
+
+    /// An archive is judged by the code that unpacks it: what is made is what was asked for, and what
+    /// one does not take the other does not take either, for the same reason.
+    #[test]
+    fn what_is_judged_is_what_is_unpacked() {
+        let (asked, made) = both(&archive(&[
+            entry("disk", b'3', 0o600, b""),
+            entry("plain", b'0', 0o644, b"data"),
+            entry("su", b'0', 0o4755, b"#!/bin/sh"),
+        ]));
+        let (asked, made) = (asked.unwrap(), made.unwrap());
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert_eq!(asked, made);
+        for (what, entries) in [
+            ("leads upwards", [entry("../su", b'0', 0o4755, b"")]),
+            ("is no path in a directory", [entry("/su", b'0', 0o4755, b"")]),
+            ("ends with a slash", [entry("x/", b'0', 0o4755, b"data")]),
+            ("has data, but is no file", [entry("disk", b'3', 0o600, b"data")]),
+        ] {
+            let (asked, made) = both(&archive(&entries));
+            let (asked, made) = (asked.unwrap_err(), made.unwrap_err().to_string());
+            assert!(asked.contains(what) && made.ends_with(&asked), "{asked}; {made}");
+        }
+    }
 
     #[test]
     fn access_lists() {

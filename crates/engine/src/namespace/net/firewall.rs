@@ -6,10 +6,10 @@ use std::process::Command;
 
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_kernel::netlink::{Message, NETFILTER, Socket};
-use torpor_policy::{check_iptables, check_nftables};
+use torpor_policy::PacketFilter;
 
 use super::lock_of_criu;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::tool;
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETTABLE` (linux/netfilter).
@@ -17,9 +17,6 @@ const GET_TABLES: u16 = 10 << 8 | 1;
 const NFTA_TABLE_NAME: u16 = 1;
 /// Bytes of `struct nfgenmsg`.
 const NFGENMSG: usize = 4;
-
-/// More than any rules are, in bytes: sets of a million addresses are a fifth of it.
-const MAX_RULES: u64 = 128 << 20;
 
 /// A program pair for old-style rules of a family.
 struct Legacy {
@@ -29,9 +26,6 @@ struct Legacy {
     /// Names the tables that exist.
     tables: &'static str,
 }
-
-/// Says why a text is no list of rules.
-type Check = fn(&str) -> std::result::Result<(), String>;
 
 /// Where iptables writes nftables rules, another program of its package is for the
 /// kernel's old ones.
@@ -86,11 +80,11 @@ fn write(images: &ImageDir, kind: Kind, ns_id: u32, rules: &[u8]) -> Result<()> 
 /// A program that is missing, or fails.
 pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
     for legacy in LEGACY {
-        if let Some(rules) = rules(images, legacy.image, ns_id, check_iptables)? {
+        if let Some(rules) = rules(images, legacy.image, ns_id)? {
             run(&legacy.restore, &[], Some(&rules), "iptables")?;
         }
     }
-    if let Some(rules) = rules(images, kind::NFTABLES, ns_id, check_nftables)? {
+    if let Some(rules) = rules(images, kind::NFTABLES, ns_id)? {
         run(&["nft"], &["-f", "-"], Some(&rules), "nftables")?;
     }
     Ok(())
@@ -101,10 +95,9 @@ pub fn restore(images: &ImageDir, ns_id: u32) -> Result<()> {
 /// # Errors
 /// Damaged images.
 pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
-    let legacy = LEGACY.map(|legacy| (legacy.image, check_iptables as Check));
     let mut all = Vec::new();
-    for (image, check) in legacy.into_iter().chain([(kind::NFTABLES, check_nftables as Check)]) {
-        if rules(images, image, ns_id, check)?.is_some() {
+    for image in LEGACY.map(|legacy| legacy.image).into_iter().chain([kind::NFTABLES]) {
+        if rules(images, image, ns_id)?.is_some() {
             all.push(image.file_name(ns_id.into()));
         }
     }
@@ -113,17 +106,11 @@ pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
 
 /// The rules, if there are some: nothing but rules, since their programs would read files, and
 /// run programs, that are named among them.
-fn rules(images: &ImageDir, kind: Kind, ns_id: u32, check: Check) -> Result<Option<String>> {
-    let Some(mut reader) = images.reader(kind, ns_id.into())? else { return Ok(None) };
-    let name = || kind.file_name(ns_id.into());
-    if reader.remaining() > MAX_RULES {
-        return Err(Error::invalid(name(), format!("has more than {MAX_RULES} bytes of rules")));
-    }
-    let mut rules = String::new();
-    reader.read_to_string(&mut rules).context(name)?;
-    let rules = lock_of_criu::without(&rules);
-    check(&rules).map_err(|why| Error::invalid(name(), why))?;
-    Ok((!rules.trim().is_empty()).then_some(rules))
+fn rules(images: &ImageDir, kind: Kind, ns_id: u32) -> Result<Option<PacketFilter>> {
+    let Some(all) = PacketFilter::read(images, kind, ns_id.into())? else { return Ok(None) };
+    let meant = PacketFilter::of(kind, lock_of_criu::without(all.text()))
+        .map_err(|why| Error::invalid(kind.file_name(ns_id.into()), why))?;
+    Ok((!meant.text().trim().is_empty()).then_some(meant))
 }
 
 /// Takes out of an image of rules what is different in two dumps of the same ones: the lock of the dump itself, when it
@@ -158,12 +145,17 @@ fn uncounted(line: &str) -> String {
 }
 
 /// Runs the first of `programs` that exists, in the calling thread's namespaces.
-fn run(programs: &[&str], args: &[&str], input: Option<&str>, package: &str) -> Result<Vec<u8>> {
+fn run(
+    programs: &[&str],
+    args: &[&str],
+    input: Option<&PacketFilter>,
+    package: &str,
+) -> Result<Vec<u8>> {
     for program in programs {
         let mut command = Command::new(program);
         command.args(args);
         let mut output = Vec::new();
-        let mut input = input.map(str::as_bytes);
+        let mut input = input.map(|rules| rules.text().as_bytes());
         let input = input.as_mut().map(|input| input as &mut (dyn Read + Send));
         let Some(done) = tool::run(&mut command, input, &mut output)? else { continue };
         if done.status.success() {
