@@ -6,6 +6,7 @@
 mod files;
 mod groups;
 mod limits;
+pub mod lists;
 mod mounts;
 mod network;
 mod parts;

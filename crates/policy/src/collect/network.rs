@@ -1,17 +1,15 @@
 //! Network namespaces: devices, settings, routes, firewalls.
 
-use std::io::{self, Read};
+use std::io;
 
 use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
+use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;
 use crate::request::Ask;
-
-/// No list of routes or rules is larger, in bytes.
-const MAX_LIST: u64 = 64 << 20;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -33,11 +31,11 @@ pub(super) fn collect(
             all.add(kind::NETDEV.file_name(id), None, ask);
         }
         sysctls(id, &netns, &devices, settings, all);
-        for image in [kind::ROUTE, kind::ROUTE6] {
-            messages(images, image, id, route, all)?;
+        for list in [ROUTES4, ROUTES6] {
+            messages(images, list, id, route, all)?;
         }
-        for image in [kind::RULE, kind::RULE6] {
-            messages(images, image, id, rule, all)?;
+        for list in [RULES4, RULES6] {
+            messages(images, list, id, rule, all)?;
         }
         for image in
             [kind::IPTABLES, kind::IP6TABLES, kind::NFTABLES, kind::NETNF_CT, kind::NETNF_EXP]
@@ -140,36 +138,21 @@ fn without(settings: Vec<(String, String, Ask)>, values: Values<'_>) -> Vec<(Str
     settings
 }
 
-/// The length of `struct nlmsghdr`, and of `rtmsg` and `fib_rule_hdr` (linux/netlink.h,
-/// linux/rtnetlink.h, linux/fib_rules.h).
-const HEADER: usize = 16;
+/// The length of `struct rtmsg` and `struct fib_rule_hdr` (linux/rtnetlink.h, linux/fib_rules.h).
 const BODY: usize = 12;
 
-/// Routes and rules as `ip` saves them: a magic number, then messages.
 fn messages(
     images: &ImageDir,
-    image: Kind,
+    list: List,
     id: u64,
     describe: fn(&[u8]) -> Option<String>,
     all: &mut Requests,
 ) -> Result<()> {
-    let name = image.file_name(id);
-    let invalid = |reason: String| Error::Invalid { image: name.clone(), reason };
-    let Some(file) = images.reader(image, id)? else { return Ok(()) };
-    let mut bytes = vec![];
-    file.take(MAX_LIST).read_to_end(&mut bytes).map_err(|e| invalid(e.to_string()))?;
-    // The first word is a magic number, which is no length of a message.
-    let mut rest = bytes.get(4..).unwrap_or_default();
-    while !rest.is_empty() {
-        let len = rest.first_chunk().map(|len| u32::from_ne_bytes(*len));
-        let len = len.and_then(|len| usize::try_from(len).ok()).unwrap_or(0);
-        let message = rest.get(HEADER..len).filter(|body| body.len() >= BODY);
-        let at = bytes.len() - rest.len();
-        let message = message.ok_or_else(|| invalid(format!("offset {at}: no entry")))?;
-        if let Some(text) = describe(message) {
-            all.add(&*name, None, Ask::Route { text });
+    let image = list.image.file_name(id);
+    for message in list.read(images, id)?.unwrap_or_default() {
+        if let Some(text) = describe(List::body(&message)) {
+            all.add(&*image, None, Ask::Route { text });
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(())
 }

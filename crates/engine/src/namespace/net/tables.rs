@@ -1,86 +1,63 @@
 //! Addresses, routes, rules and tracked connections: lists of netlink messages, kept as
-//! the kernel sends them. The files are those that `ip address save`, `ip route save`
-//! and `ip rule save` write: a magic number and the messages.
+//! the kernel sends them. `torpor_policy::collect::lists` reads them.
 
 use std::collections::HashSet;
-use std::io::{self, Read};
+use std::io;
 
-use torpor_images::{ImageDir, Kind, kind};
+use torpor_images::{ImageDir, Kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use torpor_policy::collect;
+use torpor_policy::collect::lists::{self, List};
 
 use crate::error::{Context, Error, Result};
 
-/// A kind of list.
+/// A kind of list, and how the kernel is asked for it.
 #[derive(Debug)]
 pub struct Table {
-    image: Kind,
-    magic: Option<u32>,
+    list: List,
     family: i32,
-    /// The messages that ask for the list and that add to it.
+    /// The message that asks for it.
     get: u16,
-    add: u16,
     /// What the request begins with.
     header: &'static [u8],
 }
 
 const INET: u8 = 2;
 const INET6: u8 = 10;
-/// linux/netfilter/nfnetlink.h: subsystems.
-const CTNETLINK: u16 = 1 << 8;
-const CTNETLINK_EXP: u16 = 2 << 8;
 
 /// Addresses of both families.
-pub const ADDRESSES: Table = Table {
-    image: kind::IFADDR,
-    magic: Some(0x4736_1222),
-    family: ROUTE,
-    get: 22,
-    add: 20,
-    header: &[0; 8],
-};
+pub const ADDRESSES: Table =
+    Table { list: lists::ADDRESSES, family: ROUTE, get: 22, header: &[0; 8] };
 
 /// IPv4 routes.
 pub const ROUTES4: Table = Table {
-    image: kind::ROUTE,
-    magic: Some(0x4531_1224),
+    list: lists::ROUTES4,
     family: ROUTE,
     get: 26,
-    add: 24,
     header: &[INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
 /// IPv6 routes.
 pub const ROUTES6: Table =
-    Table { image: kind::ROUTE6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
+    Table { list: lists::ROUTES6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..ROUTES4 };
 
 /// IPv4 routing rules.
-pub const RULES4: Table = Table {
-    image: kind::RULE,
-    magic: Some(0x7170_6986),
-    family: ROUTE,
-    get: 34,
-    add: 32,
-    header: &[INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+pub const RULES4: Table = Table { list: lists::RULES4, get: 34, ..ROUTES4 };
 
-/// IPv6 routing rules: an addition to CRIU's images, which have those of IPv4 only.
-pub const RULES6: Table =
-    Table { image: kind::RULE6, header: &[INET6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], ..RULES4 };
+/// IPv6 routing rules.
+pub const RULES6: Table = Table { list: lists::RULES6, get: 34, ..ROUTES6 };
 
 /// Tracked connections.
 pub const CONNECTIONS: Table = Table {
-    image: kind::NETNF_CT,
-    magic: None,
+    list: lists::CONNECTIONS,
     family: NETFILTER,
-    get: CTNETLINK | 1,
-    add: CTNETLINK,
+    get: lists::CONNECTIONS.add | 1,
     header: &[0; 4],
 };
 
 /// Connections that are expected.
 pub const EXPECTED: Table =
-    Table { image: kind::NETNF_EXP, get: CTNETLINK_EXP | 1, add: CTNETLINK_EXP, ..CONNECTIONS };
+    Table { list: lists::EXPECTED, get: lists::EXPECTED.add | 1, ..CONNECTIONS };
 
 // linux/rtnetlink.h, linux/if_addr.h.
 const RTM_DELADDR: u16 = 21;
@@ -100,9 +77,6 @@ const OF_ADDRESS: [u8; 4] = [2, 3, 4, 5];
 /// What the kernel says about a route but does not want to be told: dead, offloaded,
 /// link down, trapped, a copy from the cache.
 const REPORTED: u32 = 0x1 | 0x8 | 0x10 | 0x40 | 0x200;
-
-/// The largest of these files that is read.
-const LIMIT: u64 = 64 << 20;
 
 /// Whether the calling thread's namespace has no tracked connections, and so expects none. The
 /// kernel looks for them in a table of all namespaces, which takes ten milliseconds.
@@ -127,15 +101,15 @@ impl Table {
                 Err(Error::Os { .. }) if self.family == NETFILTER => return Ok(()),
                 other => other?,
             };
-        if found.is_empty() && self.magic.is_none() {
+        if found.is_empty() && self.list.magic.is_none() {
             return Ok(());
         }
-        let mut bytes = self.magic.map(|m| m.to_le_bytes().to_vec()).unwrap_or_default();
+        let mut bytes = self.list.magic.map(|m| m.to_le_bytes().to_vec()).unwrap_or_default();
         for message in found {
             bytes.extend(&message.bytes);
             bytes.resize(bytes.len().next_multiple_of(4), 0);
         }
-        let mut writer = images.writer(self.image, ns_id.into())?;
+        let mut writer = images.writer(self.list.image, ns_id.into())?;
         writer.raw(&bytes)?;
         Ok(writer.finish()?)
     }
@@ -145,42 +119,20 @@ impl Table {
     /// # Errors
     /// A file that holds something else.
     fn load(&self, images: &ImageDir, ns_id: u32) -> Result<Option<Vec<Message>>> {
-        let Some(reader) = images.reader(self.image, ns_id.into())? else { return Ok(None) };
-        let name = self.image.file_name(ns_id.into());
-        let mut bytes = Vec::new();
-        reader.take(LIMIT).read_to_end(&mut bytes).context(|| format!("read {name}"))?;
-        let mut rest = bytes.as_slice();
-        if rest.is_empty() {
-            return Ok(None);
-        }
-        if let Some(magic) = self.magic {
-            if word(rest, 0) != Some(magic) {
-                return Err(Error::invalid(name, "offset 0: a wrong magic number"));
-            }
-            rest = &rest[4..];
-        }
-        let mut all = Vec::new();
-        while !rest.is_empty() {
-            let offset = bytes.len() - rest.len();
-            let message = Message::first(rest)
-                .filter(|m| m.kind() == self.add && m.body().len() >= self.header.len())
-                .ok_or_else(|| Error::invalid(&name, format!("offset {offset}: no entry")))?;
-            rest = rest.get(message.bytes.len().next_multiple_of(4)..).unwrap_or_default();
-            all.push(message);
-        }
-        Ok(Some(all))
+        let messages = self.list.read(images, ns_id.into())?;
+        Ok(messages.map(|all| all.into_iter().map(|bytes| Message { bytes }).collect()))
     }
 
     /// Adds a message; one that is there already is as good.
     fn add(&self, socket: &mut Socket, body: &[u8]) -> Result<io::Result<()>> {
-        match socket.change(self.add, CREATE, body)? {
+        match socket.change(self.list.add, CREATE, body)? {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(Ok(())),
             other => Ok(other),
         }
     }
 
     fn failed(&self, ns_id: u32, index: usize) -> String {
-        format!("entry {index} of {}", self.image.file_name(ns_id.into()))
+        format!("entry {index} of {}", self.list.image.file_name(ns_id.into()))
     }
 }
 
@@ -242,7 +194,7 @@ pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
         };
         ADDRESSES.add(&mut socket, &settled)?.context(what)?;
         // It had been looked for before: the flag that says otherwise goes again.
-        if let Err(e) = socket.change(ADDRESSES.add, REPLACE, message.body())? {
+        if let Err(e) = socket.change(ADDRESSES.list.add, REPLACE, message.body())? {
             tracing::warn!("{}: its flags: {e}", what());
         }
     }
@@ -333,7 +285,7 @@ fn clear_hops(hops: &mut [u8]) {
 pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut add = |table: &Table, text: Option<String>| {
-        all.extend(text.map(|text| (table.image.file_name(ns_id.into()), text)));
+        all.extend(text.map(|text| (table.list.image.file_name(ns_id.into()), text)));
     };
     for table in [&ROUTES4, &ROUTES6] {
         let messages = table.load(images, ns_id)?.unwrap_or_default();
@@ -375,15 +327,15 @@ pub fn forget_requests(kind: Kind, bytes: &mut [u8]) {
     /// Where `struct nlmsghdr` has the two numbers.
     const NUMBERS: std::ops::Range<usize> = 8..16;
     let lists = [&ADDRESSES, &ROUTES4, &ROUTES6, &RULES4, &RULES6];
-    let Some(list) = lists.into_iter().find(|list| list.image == kind) else { return };
-    let mut rest = bytes.get_mut(list.magic.map_or(0, |_| 4)..).unwrap_or_default();
+    let Some(list) = lists.into_iter().find(|list| list.list.image == kind) else { return };
+    let mut rest = bytes.get_mut(list.list.magic.map_or(0, |_| 4)..).unwrap_or_default();
     while let Some(message) = Message::first(rest) {
         let len = message.bytes.len().next_multiple_of(4).min(rest.len());
         let (this, others) = rest.split_at_mut(len);
         this.iter_mut().take(NUMBERS.end).skip(NUMBERS.start).for_each(|byte| *byte = 0);
-        if [ROUTES4.image, ROUTES6.image].contains(&kind) {
+        if [ROUTES4.list.image, ROUTES6.list.image].contains(&kind) {
             forget_use(this);
-        } else if kind == ADDRESSES.image {
+        } else if kind == ADDRESSES.list.image {
             forget_age(this);
         }
         rest = others;
@@ -442,7 +394,7 @@ pub fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for table in [&CONNECTIONS, &EXPECTED] {
         if table.load(images, ns_id)?.is_some_and(|messages| !messages.is_empty()) {
-            all.push(table.image.file_name(ns_id.into()));
+            all.push(table.list.image.file_name(ns_id.into()));
         }
     }
     Ok(all)
@@ -478,9 +430,10 @@ mod tests {
             bytes
         };
         let image = |number, used| {
-            let mut bytes = ROUTES6.magic.map_or(Vec::new(), |magic| magic.to_le_bytes().to_vec());
+            let mut bytes =
+                ROUTES6.list.magic.map_or(Vec::new(), |magic| magic.to_le_bytes().to_vec());
             bytes.extend(message(number, used));
-            forget_requests(ROUTES6.image, &mut bytes);
+            forget_requests(ROUTES6.list.image, &mut bytes);
             bytes
         };
         assert_eq!(image(1, 2), image(3, 4));
@@ -490,14 +443,14 @@ mod tests {
     #[test]
     fn how_old_an_address_is_is_forgotten() {
         let image = |flags: u8, valid: u8, index: u8| {
-            let mut bytes = ADDRESSES.magic.map_or(Vec::new(), |it| it.to_le_bytes().to_vec());
+            let mut bytes = ADDRESSES.list.magic.map_or(Vec::new(), |it| it.to_le_bytes().to_vec());
             let mut message = vec![0; HEADER + 8];
             message[0] = 24 + 8 + 8;
             (message[HEADER + 2], message[HEADER + 4]) = (flags, index);
             message.extend([8, 0, 8, 0, flags, 0, 0, 0]);
             message.extend([8, 0, 6, 0, valid, 0, 0, 0]);
             bytes.extend(message);
-            forget_requests(ADDRESSES.image, &mut bytes);
+            forget_requests(ADDRESSES.list.image, &mut bytes);
             bytes
         };
         assert_eq!(image(0xc0, 9, 2), image(0x80, 5, 2));
