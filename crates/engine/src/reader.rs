@@ -122,8 +122,7 @@ pub(crate) fn look_here(
     };
     let here = &|names: &[String]| note(names, here(names));
     let fresh = &|names: &[String]| note(names, fresh(names));
-    let settings =
-        Settings { v4: conf::V4, v6: conf::V6, unix: conf::UNIX, ipv4: conf::IPV4, here, fresh };
+    let settings = Settings { names: conf::NAMES, here, fresh };
     let view = view(images, &checkpoint);
     let requests = collect(&view, &settings, passed)?;
     Ok(Look { requests, unsaid: unsaid(&checkpoint), told: told.into_inner() })

@@ -370,10 +370,12 @@ fn networks(
             let is = |ask: &Ask| matches!(ask, Ask::Firewall { .. });
             things.expect_any(&image, "firewall rules", plan, is);
         }
-        for setting in net::planned_settings(view.images, ns.id)? {
-            let (name, value) = (format!("net.{}", setting.name.replace('/', ".")), setting.value);
-            if !view.told.contains(&(setting.base, value.clone())) {
-                things.expect(setting.image, None, &Ask::Sysctl { name, value });
+        for setting in net::planned_settings(view.images, ns.id)?.all() {
+            let value = setting.value.clone();
+            let known = (setting.base_path(), value);
+            if !view.told.contains(&known) {
+                let ask = Ask::Sysctl { name: setting.key(), value: known.1 };
+                things.expect(&*setting.image, None, &ask);
             }
         }
     }

@@ -11,6 +11,7 @@ mod mounts;
 mod network;
 mod parts;
 mod references;
+pub mod settings;
 mod sockets;
 mod tasks;
 
@@ -60,18 +61,11 @@ pub struct Checkpoint<'a> {
 /// Values of settings, by their names below `net`, with slashes: `ipv4/conf/lo/forwarding`.
 pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
 
-/// A list of settings of a network namespace as the images have them: values without
-/// names.
+/// What is known of settings of network namespaces.
 #[derive(Clone, Copy)]
 pub struct Settings<'a> {
-    /// Names of `net.ipv4.conf.DEVICE`.
-    pub v4: &'static [&'static str],
-    /// Names of `net.ipv6.conf.DEVICE`.
-    pub v6: &'static [&'static str],
-    /// Names of `net.unix`.
-    pub unix: &'static [&'static str],
-    /// Names of `net.ipv4`.
-    pub ipv4: &'static [&'static str],
+    /// Their names.
+    pub names: settings::Names,
     /// The values that this host has.
     pub here: Values<'a>,
     /// The values that a new network namespace has.

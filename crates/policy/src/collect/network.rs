@@ -2,10 +2,11 @@
 
 use std::io;
 
-use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
+use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
+use super::settings::Written;
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;
@@ -30,7 +31,7 @@ pub(super) fn collect(
             let ask = Ask::Link { name: device.name.clone(), kind };
             all.add(kind::NETDEV.file_name(id), None, ask);
         }
-        sysctls(id, &netns, &devices, settings, all);
+        sysctls(id, &netns, &devices, settings, all)?;
         for list in [ROUTES4, ROUTES6] {
             messages(images, list, id, route, all)?;
         }
@@ -81,45 +82,18 @@ fn sysctls(
     devices: &[NetDeviceEntry],
     settings: &Settings<'_>,
     all: &mut Requests,
-) {
-    let mut all_values: Vec<(String, String, Ask)> = vec![];
-    let mut compare =
-        |image: Kind, directory: &str, base: &str, names: &[&str], values: &[SysctlEntry]| {
-            for (name, entry) in names.iter().zip(values) {
-                let value = match (entry.iarg, &entry.sarg) {
-                    (Some(number), _) => number.to_string(),
-                    (None, Some(text)) => text.clone(),
-                    (None, None) => continue,
-                };
-                let path = format!("{base}/{name}");
-                let name = format!("net.{}.{name}", directory.replace('/', "."));
-                all_values.push((path, image.file_name(id), Ask::Sysctl { name, value }));
-            }
-        };
-    let conf = |version: &str, device: &str| format!("ipv{version}/conf/{device}");
-    for (version, names, all_conf, default) in [
-        ("4", settings.v4, &netns.all_conf4, &netns.def_conf4),
-        ("6", settings.v6, &netns.all_conf6, &netns.def_conf6),
-    ] {
-        for (device, values) in [("all", all_conf), ("default", default)] {
-            let directory = conf(version, device);
-            compare(kind::NETNS, &directory, &directory, names, values);
-        }
-        for device in devices {
-            // New devices have what is the default.
-            let base = if device.name == "lo" { "lo" } else { "default" };
-            let values = if version == "4" { &device.conf4 } else { &device.conf6 };
-            let (directory, base) = (conf(version, &device.name), conf(version, base));
-            compare(kind::NETDEV, &directory, &base, names, values);
-        }
-    }
-    compare(kind::NETNS, "unix", "unix", settings.unix, &netns.unix_conf);
-    compare(kind::NETNS, "ipv4", "ipv4", settings.ipv4, &netns.ipv4_sysctl);
+) -> Result<()> {
+    let written = Written::of(&settings.names, id, netns, devices)?;
+    let asked = written.all().map(|setting| {
+        let ask = Ask::Sysctl { name: setting.key(), value: setting.value.clone() };
+        (setting.base_path(), setting.image.clone(), ask)
+    });
+    let differing = without(asked.collect(), settings.here);
     // What a new namespace has by itself is not asked for either.
-    let differing = without(all_values, settings.here);
     for (_, image, ask) in without(differing, settings.fresh) {
         all.add(image, None, ask);
     }
+    Ok(())
 }
 
 /// Leaves out the settings that have these values anyway.

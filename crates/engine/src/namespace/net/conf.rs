@@ -7,6 +7,7 @@
 use std::io;
 
 use torpor_images::proto::{SysctlEntry, SysctlType};
+use torpor_policy::collect::settings::{Names, Setting};
 
 use crate::error::{Context, Error, Result};
 
@@ -95,6 +96,9 @@ pub const UNIX: &[&str] = &["max_dgram_qlen"];
 /// `net.ipv4`.
 pub const IPV4: &[&str] = &["ping_group_range"];
 
+/// All of them.
+pub const NAMES: Names = Names { v4: V4, v6: V6, unix: UNIX, ipv4: IPV4 };
+
 /// Those whose value is text.
 const TEXT: &[&str] = &["stable_secret", "ping_group_range"];
 /// What the kernel changes others by is written before them.
@@ -156,47 +160,32 @@ impl Sysctls {
         let iarg = text.map(parse).transpose()?;
         Ok(SysctlEntry { r#type: SysctlType::Ctl32.into(), iarg, sarg: None })
     }
-
-    /// Writes those that are different. `weak`: what this kernel does not have is left
-    /// out.
-    ///
-    /// # Errors
-    /// The kernel's; more values than names.
-    pub fn write(&self, values: &[SysctlEntry], weak: bool) -> Result<()> {
-        if values.len() > self.names.len() {
-            let reason = format!("{} values for {}", values.len(), self.directory);
-            return Err(Error::invalid("netns", reason));
-        }
-        let mut pairs: Vec<_> = self.names.iter().zip(values).collect();
-        pairs.sort_by_key(|(name, _)| !FIRST.contains(name));
-        pairs.into_iter().try_for_each(|(name, value)| self.write_one(name, value, weak))
-    }
-
-    /// What [`Sysctls::write`] writes: names and values.
-    pub fn planned(&self, values: &[SysctlEntry]) -> Vec<(String, String)> {
-        let named = self.names.iter().zip(values);
-        let path = |name| format!("{}/{name}", self.directory);
-        named.filter_map(|(name, value)| Some((path(name), text(value)?))).collect()
-    }
-
-    fn write_one(&self, name: &str, value: &SysctlEntry, weak: bool) -> Result<()> {
-        let Some(text) = text(value) else { return Ok(()) };
-        let path = self.path(name);
-        match std::fs::read_to_string(&path) {
-            Ok(now) if now.trim() == text => return Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound && weak => {
-                tracing::warn!("{path}: this kernel has no such setting");
-                return Ok(());
-            }
-            _ => {}
-        }
-        std::fs::write(&path, &text).context(|| format!("write {text:?} to {path}"))
-    }
 }
 
-/// What a setting is to be, if the images say it.
-fn text(value: &SysctlEntry) -> Option<String> {
-    value.iarg.map(|number| number.to_string()).or_else(|| value.sarg.clone())
+/// Writes those that are different, list by list. `weak`: what this kernel does not have is left out.
+///
+/// # Errors
+/// The kernel's.
+pub fn write(settings: &[Setting], weak: bool) -> Result<()> {
+    for list in settings.chunk_by(|a, b| a.directory == b.directory) {
+        let mut list: Vec<&Setting> = list.iter().collect();
+        list.sort_by_key(|setting| !FIRST.contains(&setting.name));
+        list.into_iter().try_for_each(|setting| write_one(setting, weak))?;
+    }
+    Ok(())
+}
+
+fn write_one(setting: &Setting, weak: bool) -> Result<()> {
+    let (path, value) = (format!("/proc/sys/net/{}", setting.path()), &setting.value);
+    match std::fs::read_to_string(&path) {
+        Ok(now) if now.trim() == value => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && weak => {
+            tracing::warn!("{path}: this kernel has no such setting");
+            return Ok(());
+        }
+        _ => {}
+    }
+    std::fs::write(&path, value).context(|| format!("write {value:?} to {path}"))
 }
 
 /// Turns the search for duplicates of new IPv6 addresses on a device off: it would keep
@@ -232,14 +221,24 @@ mod tests {
                 let there = value.iarg.is_some() || value.sarg.is_some();
                 assert!(there || *name == "stable_secret", "{name}");
             }
-            settings.write(&values, false).unwrap();
         }
         assert!(Sysctls::v4("no-such-device").read().unwrap()[0].iarg.is_none());
     }
 
     #[test]
-    fn too_many_values_are_refused() {
-        let values = vec![SysctlEntry::default(); 2];
-        assert!(Sysctls::unix().write(&values, true).is_err());
+    fn what_a_kernel_has_is_written_back() {
+        let value = Sysctls::unix().read_one("max_dgram_qlen").unwrap().iarg.unwrap();
+        let setting = |name| Setting {
+            image: "netns-1.img".to_owned(),
+            directory: "unix".to_owned(),
+            name,
+            base: "unix".to_owned(),
+            value: value.to_string(),
+        };
+        write(&[setting("max_dgram_qlen")], false).unwrap();
+        let unknown = [setting("max_dgram_qlen"), setting("no_such_setting")];
+        write(&unknown, true).unwrap();
+        let error = write(&unknown, false).unwrap_err().to_string();
+        assert!(error.contains("/proc/sys/net/unix/no_such_setting"), "{error}");
     }
 }

@@ -9,13 +9,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry, SysctlEntry};
+use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_kernel::netlink::{Body, ROUTE, Socket};
+use torpor_policy::collect::settings::Written;
 
-use super::conf::{Sysctls, trust_addresses};
 use super::link::{self, Peer};
-use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, firewall, tables, tun};
+use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, conf, firewall, tables, tun};
 use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::namespace::{Namespaces, run_in};
@@ -41,6 +41,7 @@ struct Space<'a> {
     file: BorrowedFd<'a>,
     entry: NetnsEntry,
     devices: Vec<NetDeviceEntry>,
+    settings: Written,
     socket: Socket,
 }
 
@@ -61,7 +62,7 @@ pub fn restore(
     let weak = opts.network.weak_sysctls;
     let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
-        run_in(&[space.file], || settings(&space.entry, weak))?;
+        run_in(&[space.file], || conf::write(&space.settings.namespace, weak))?;
     }
     make_devices(opts, &mut spaces)?;
     for space in &mut spaces {
@@ -69,12 +70,12 @@ pub fn restore(
         for device in &space.devices {
             link::complete(&mut space.socket, device)?;
         }
-        let devices = &space.devices;
+        let (devices, settings) = (&space.devices, &space.settings.devices);
         run_in(&[space.file], || {
-            for device in devices {
-                let mut all = of_device(device).into_iter();
-                all.try_for_each(|(list, values)| list.write(values, weak))?;
-                trust_addresses(&device.name)?;
+            for (device, settings) in devices.iter().zip(settings) {
+                conf::write(&settings.v4, weak)?;
+                conf::write(&settings.v6, weak)?;
+                conf::trust_addresses(&device.name)?;
             }
             firewall::restore(images, space.id)
         })?;
@@ -84,7 +85,7 @@ pub fn restore(
             link::set_flags(&mut space.socket, device)?;
         }
     }
-    for Space { id, file, devices, .. } in &spaces {
+    for Space { id, file, settings, .. } in &spaces {
         run_in(&[*file], || {
             tables::restore_addresses(images, *id)?;
             tables::restore_routes(images, *id)?;
@@ -93,9 +94,7 @@ pub fn restore(
                 tables::restore_connections(images, *id)?;
             }
             // Coming up has changed some of them.
-            devices
-                .iter()
-                .try_for_each(|device| Sysctls::v6(&device.name).write(&device.conf6, weak))
+            settings.devices.iter().try_for_each(|device| conf::write(&device.v6, weak))
         })?;
     }
     Ok(())
@@ -136,73 +135,19 @@ fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<Space<'
             return Err(Error::invalid(kind::NETDEV.file_name(id.into()), reason));
         }
     }
-    Ok(Space { id, file, entry, devices, socket: Socket::open_in(file, ROUTE)? })
-}
-
-/// The settings of the namespace, which new devices take theirs from, in the order in which they
-/// are written.
-fn of_namespace(entry: &NetnsEntry) -> [(Sysctls, &[SysctlEntry]); 6] {
-    [
-        (Sysctls::v4("all"), &entry.all_conf4),
-        (Sysctls::v4("default"), &entry.def_conf4),
-        (Sysctls::v6("all"), &entry.all_conf6),
-        (Sysctls::v6("default"), &entry.def_conf6),
-        (Sysctls::unix(), &entry.unix_conf),
-        (Sysctls::ipv4(), &entry.ipv4_sysctl),
-    ]
-}
-
-fn settings(entry: &NetnsEntry, weak: bool) -> Result<()> {
-    of_namespace(entry).into_iter().try_for_each(|(list, values)| list.write(values, weak))
-}
-
-/// The settings of a device.
-fn of_device(device: &NetDeviceEntry) -> [(Sysctls, &[SysctlEntry]); 2] {
-    [(Sysctls::v4(&device.name), &device.conf4), (Sysctls::v6(&device.name), &device.conf6)]
-}
-
-/// A setting that a restore writes.
-#[derive(Debug)]
-pub struct Setting {
-    /// The image file that says so.
-    pub image: String,
-    /// Its name below `net`, with slashes.
-    pub name: String,
-    /// The name of the one that it has its value from by itself.
-    pub base: String,
-    /// Its value.
-    pub value: String,
+    let settings = Written::of(&conf::NAMES, id.into(), &entry, &devices)?;
+    Ok(Space { id, file, entry, devices, settings, socket: Socket::open_in(file, ROUTE)? })
 }
 
 /// All settings that a restore writes in a namespace.
 ///
 /// # Errors
 /// Damaged images.
-pub fn planned_settings(images: &ImageDir, ns_id: u32) -> Result<Vec<Setting>> {
+pub fn planned_settings(images: &ImageDir, ns_id: u32) -> Result<Written> {
     let id = u64::from(ns_id);
     let entry: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
     let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
-    let mut all = Vec::new();
-    let mut add = |kind: kind::Kind, list: &Sysctls, base: &Sysctls, values: &[SysctlEntry]| {
-        let pairs = list.planned(values).into_iter().zip(base.planned(values));
-        all.extend(pairs.map(|((name, value), (base, _))| {
-            let image = kind.file_name(id);
-            Setting { image, name, base, value }
-        }));
-    };
-    for (list, values) in of_namespace(&entry) {
-        add(kind::NETNS, &list, &list, values);
-    }
-    for device in &devices {
-        // New devices have what is the default.
-        let base = if device.name == "lo" { "lo" } else { "default" };
-        for ((list, values), base) in
-            of_device(device).into_iter().zip([Sysctls::v4(base), Sysctls::v6(base)])
-        {
-            add(kind::NETDEV, &list, &base, values);
-        }
-    }
-    Ok(all)
+    Ok(Written::of(&conf::NAMES, id, &entry, &devices)?)
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.
