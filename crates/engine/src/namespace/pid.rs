@@ -188,7 +188,7 @@ pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
     };
     let place = |task: &TaskImage| Place {
         numbers: task.nested(0).map(|nested| nested.tids.clone()).unwrap_or_default(),
-        space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
+        space: task.homes.number(NsKind::Pid).filter(|_| !task.is_zombie()),
         parent: tasks.iter().position(|parent| parent.tree.pid == task.tree.ppid),
     };
     let places: Vec<Place> = tasks.iter().map(place).collect();
@@ -231,7 +231,7 @@ pub enum Birth {
 /// # Errors
 /// If the first task of its namespace has not been born yet.
 pub fn birth(tasks: &Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<Birth> {
-    let space = |task: usize| tasks[task].image.ids.pid_ns_id.unwrap_or(0);
+    let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
     let (depth, above) = (tasks[task].image.depth(), tasks[from].image.depth());
     if depth == above + 1 && tasks[task].image.pid_at(depth) == 1 {
         return Ok(Birth::First);
@@ -252,7 +252,8 @@ pub fn group_seen_by(tasks: &Tasks, task: usize, pgid: u32) -> u32 {
     if depth == 0 {
         return pgid;
     }
-    let is_here = |other: &TaskImage| other.ids.pid_ns_id == image.ids.pid_ns_id;
+    let home = |task: &TaskImage| task.homes.number(NsKind::Pid);
+    let is_here = |other: &TaskImage| home(other) == home(image);
     let mut members = tasks.iter().map(|task| &task.image).filter(|m| m.tree.pgid == pgid);
     let member = members.find(|member| member.depth() == depth && is_here(member));
     member.and_then(own_group).unwrap_or(0)

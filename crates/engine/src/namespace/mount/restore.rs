@@ -16,7 +16,6 @@ use super::fs::{Origin, attributes};
 use super::origin::{Forest, Node};
 use super::restored::{Late, Restored};
 use super::sharing::{self, Base, Group};
-use super::tree::Tree;
 use super::{nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
