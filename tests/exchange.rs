@@ -10,6 +10,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_tests::build;
+use torpor_tests::foreign;
 use torpor_tests::program::repository;
 
 /// The modes of the program.
@@ -112,9 +113,6 @@ const NATURAL: &[&str] = &[
 
 /// What docs/image-format.md names: where it says why Torpor's differ.
 const NAMED: &[&str] = &[
-    // Who shares a directory shares its entry, and what is watched is a file.
-    "files.type",
-    "files.reg.",
     "core.thread_core.creds.no_new_privs",
     "ghost-file.size",
     "files.usk.backlog",
@@ -132,6 +130,7 @@ fn main() -> Result<ExitCode> {
         for mode in MODES {
             trials.push(Trial::test(format!("{mode}::restored"), move || world.restore(mode)));
             trials.push(Trial::test(format!("{mode}::alike"), move || world.compare(mode)));
+            trials.push(Trial::test(format!("{mode}::foreign"), move || world.strip(mode)));
         }
     }
     // They all work in one place.
@@ -140,7 +139,8 @@ fn main() -> Result<ExitCode> {
 }
 
 fn names() -> impl Iterator<Item = String> {
-    MODES.iter().flat_map(|mode| [format!("{mode}::restored"), format!("{mode}::alike")])
+    let cases = ["restored", "alike", "foreign"];
+    MODES.iter().flat_map(move |mode| cases.map(|case| format!("{mode}::{case}")))
 }
 
 /// What all cases need.
@@ -176,9 +176,9 @@ impl World {
         Ok(World { dir, criu, program, is_the_one })
     }
 
-    fn inside(&self, mode: &str, images: Option<&Path>) -> Result<PathBuf> {
-        let role = if images.is_some() { "restored" } else { "dumped" };
-        let work = self.dir.path().join(format!("{mode}-{role}"));
+    /// Dumps and restores the program, or restores images, in the directory that is returned.
+    fn inside(&self, mode: &str, case: &str, images: Option<&Path>) -> Result<PathBuf> {
+        let work = self.dir.path().join(format!("{mode}-{case}"));
         std::fs::create_dir(&work)?;
         let mut command = Command::new("unshare");
         command
@@ -204,7 +204,7 @@ impl World {
         }
         // The restore may write there.
         let images = self.dir.path().join("images").join(mode);
-        let restored = self.inside(mode, Some(&images));
+        let restored = self.inside(mode, "restored", Some(&images));
         if std::arch::is_x86_feature_detected!("avx512f") {
             restored?;
             return Ok(());
@@ -220,7 +220,7 @@ impl World {
 
     /// Dumps the program, restores it, and compares the images with CRIU's.
     fn compare(&self, mode: &str) -> Result<(), Failed> {
-        let work = self.inside(mode, None)?;
+        let work = self.inside(mode, "alike", None)?;
         let theirs = Fields::of(&self.dir.path().join("images").join(mode))?;
         let ours = Fields::of(&work.join("images"))?;
         let differences = theirs.differences(&ours);
@@ -228,6 +228,15 @@ impl World {
             return Ok(());
         }
         Err(format!("CRIU 4.2 / Torpor, of {mode}:\n{}", differences.join("\n")).into())
+    }
+
+    /// Dumps the program, and restores what others would have written of it: on any processor, so
+    /// that more is shown than by images that were made on another one.
+    fn strip(&self, mode: &str) -> Result<(), Failed> {
+        let images = self.inside(mode, "whole", None)?.join("images");
+        foreign::strip(&images)?;
+        self.inside(mode, "foreign", Some(&images))?;
+        Ok(())
     }
 }
 

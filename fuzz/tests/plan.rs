@@ -93,7 +93,7 @@ fn references_that_make_no_sense_are_refused_by_file_and_entry() {
             vec![("ids-42.img", "/entries/0/user_ns_id", json!(9))],
         ),
         (
-            "core-42.img: its pid namespace is not that of the root task",
+            "core-42.img: its pid namespace is one that its parent has entered",
             vec![("ids-42.img", "/entries/0/pid_ns_id", json!(77))],
         ),
         (
