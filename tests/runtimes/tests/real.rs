@@ -447,8 +447,13 @@ fn dbus() -> Row {
 /// A sandbox in pid and mount namespaces of its own, with the task outside that has made it.
 fn bubblewrap() -> Row {
     let scratch = Scratch::new("real-bwrap");
-    let words = "bwrap --bind / / --dev-bind /dev /dev --proc /proc --unshare-pid --unshare-ipc \
-                 --unshare-uts -- sh -c";
+    // Not all of this host: what other tests mount there goes with them.
+    let own = scratch.path().display();
+    let words = format!(
+        "bwrap --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib \
+         --symlink usr/lib64 /lib64 --bind {own} {own} --dev-bind /dev /dev --proc /proc \
+         --unshare-pid --unshare-ipc --unshare-uts -- sh -c"
+    );
     // What its /proc shows is to be what it knows of itself.
     let script = "exec >inside.log 2>&1; while sleep 0.02; do \
                   echo $$ $PPID $(readlink /proc/self/../$$/ns/pid /proc/1/ns/pid); done";
