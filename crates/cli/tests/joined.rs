@@ -11,16 +11,19 @@ mod sleeper;
 
 use sleeper::{Sleeper, criu, wait_until};
 
-/// Two ends of a connection in one process, which send to each other and count.
+/// Both ends of connections in one process, one of IPv4 and one of IPv6, which send to each other and count.
 const PROGRAM: &str = r#"
 import socket, sys, time
-listener = socket.create_server(("127.0.0.1", 7777))
-ours = socket.create_connection(("127.0.0.1", 7777))
-theirs, _ = listener.accept()
+pairs = []
+for address, family in [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]:
+    listener = socket.create_server((address, 7777), family=family)
+    ours = socket.create_connection((address, 7777))
+    pairs.append((ours, listener.accept()[0], listener))
 with open(sys.argv[1], "w", buffering=1) as file:
     while True:
-        ours.sendall(b"x")
-        assert theirs.recv(1) == b"x"
+        for ours, theirs, _ in pairs:
+            ours.sendall(b"x")
+            assert theirs.recv(1) == b"x"
         print("counted", file=file)
         time.sleep(0.02)
 "#;
@@ -84,13 +87,26 @@ fn goes_on(file: &Path) {
     wait_until(|| lines(file) > before + 3);
 }
 
-/// A firewall that lets through what it has seen begin, and nothing else.
-const FIREWALL: &str = "table inet strict { chain input { type filter hook input priority 0; policy drop; \
-    ct state new,established accept; }; chain output { type filter hook output priority 0; policy drop; \
-    ct state new,established accept; }; }";
+/// Firewalls that let through what they have seen begin, and nothing else: none, one of nftables whose chains come
+/// before and after those of the lock as well, and one of iptables.
+const FIREWALLS: [&str; 3] = [
+    "",
+    r#"for priority in -150 0 10; do
+        for hook in input output; do
+            nft "table inet strict { chain $hook$priority {
+                type filter hook $hook priority $priority; policy drop; ct state new,established accept; }; }"
+        done
+    done"#,
+    r#"for program in iptables ip6tables; do
+        for chain in INPUT OUTPUT; do
+            $program -w -A $chain -m conntrack --ctstate NEW,ESTABLISHED -j ACCEPT
+            $program -w -P $chain DROP
+        done
+    done"#,
+];
 
 fn there_and_back(lock: &str) {
-    for firewall in ["", FIREWALL] {
+    for firewall in FIREWALLS {
         behind(firewall, lock);
     }
 }
@@ -98,7 +114,7 @@ fn there_and_back(lock: &str) {
 /// Puts the program behind a firewall to sleep, and wakes it in the namespace where it was.
 fn behind(firewall: &str, lock: &str) {
     let network = Network::new();
-    succeeds(network.inside("nft").arg(firewall));
+    succeeds(network.inside("sh").args(["-ec", firewall]));
     let (count, images) = (network.dir.path().join("count"), network.dir.path().join("images"));
     fs::create_dir(&images).unwrap();
     let mut program = network.inside("setsid");
