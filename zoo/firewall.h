@@ -18,16 +18,24 @@ static inline int firewall_run(char *const *argv)
 
 #define FIREWALL_RUN(...) firewall_run((char *[]){ __VA_ARGS__, NULL })
 
-/* 58 is ICMP for IPv6: a container without /etc/protocols does not know its name. */
+/* Chains before, beside and after those of a lock, which are at 0. 58 is ICMP for IPv6: a container without
+   /etc/protocols does not know its name. */
 static inline void firewall_nft(void)
 {
-	if (FIREWALL_RUN("/usr/sbin/nft",
+	char *const priorities[] = { "-150", "0", "10" };
+	char rules[512];
+
+	for (int i = 0; i < 3; i++) {
+		snprintf(rules, sizeof rules,
 			 "table inet zoo {"
-			 " chain in { type filter hook input priority 0; policy drop;"
+			 " chain in%d { type filter hook input priority %s; policy drop;"
 			 "  ct state new,established accept; meta l4proto 58 accept; };"
-			 " chain out { type filter hook output priority 0; policy drop;"
-			 "  ct state new,established accept; meta l4proto 58 accept; }; }"))
-		zoo_skip("no nftables");
+			 " chain out%d { type filter hook output priority %s; policy drop;"
+			 "  ct state new,established accept; meta l4proto 58 accept; }; }",
+			 i, priorities[i], i, priorities[i]);
+		if (FIREWALL_RUN("/usr/sbin/nft", rules))
+			zoo_skip("no nftables");
+	}
 }
 
 /* It may be gone already, if this namespace is not the program's own. */
@@ -38,14 +46,18 @@ static inline void firewall_nft_down(void)
 
 static char *const firewall_tables[] = { "/usr/sbin/iptables-legacy", "/usr/sbin/ip6tables-legacy" };
 
+/* A rule at the head of each chain, before which those of a lock are, too, and one at its end. */
 static inline void firewall_iptables(void)
 {
 	for (int v6 = 0; v6 < 2; v6++)
 		for (int out = 0; out < 2; out++) {
 			char *table = firewall_tables[v6], *chain = out ? "OUTPUT" : "INPUT";
 
-			if (FIREWALL_RUN(table, "-A", chain, "-m", "conntrack", "--ctstate", "NEW,ESTABLISHED",
+			if (FIREWALL_RUN(table, "-A", chain, "-m", "conntrack", "--ctstate", "NEW", "-j", "ACCEPT") ||
+			    FIREWALL_RUN(table, "-I", chain, "-m", "conntrack", "--ctstate", "ESTABLISHED",
 					 "-j", "ACCEPT") ||
+			    FIREWALL_RUN(table, "-I", chain, "-m", "conntrack", "--ctstate", "INVALID",
+					 "-j", "DROP") ||
 			    FIREWALL_RUN(table, "-P", chain, "DROP"))
 				zoo_skip("no iptables");
 		}
