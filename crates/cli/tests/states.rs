@@ -215,25 +215,6 @@ fn counters_of_shared_pages_are_always_there() {
     assert_eq!((stats.page_pipes, stats.irmap_resolve), (Some(0), Some(0)));
 }
 
-#[test]
-fn a_log_tells_what_was_looked_at() {
-    let task = Sleeper::start();
-    task.put_to_sleep(&[]);
-    let dumped = task.log("dump.log");
-    for words in ["Dumping namespaces", ": fd 0 (/dev/null)", ": mapping ", "pid namespace"] {
-        assert!(dumped.contains(words), "{words}: {dumped}");
-    }
-    assert!(task.restore(&["-d"]).output().unwrap().status.success());
-    let restored = task.log("restore.log");
-    for words in ["Restoring descriptors", "file 1: ", ": mapping ", " here"] {
-        assert!(restored.contains(words), "{words}: {restored}");
-    }
-    let task = Sleeper::start();
-    let quiet = task.dump(&["-v2"]);
-    assert!(quiet.status.success());
-    assert!(!task.log("dump.log").contains("mapping"), "{}", task.log("dump.log"));
-}
-
 /// Asks all functions of its vDSO when it is told to, and compares with the system calls.
 const CLOCKS: &str = r#"
 #define _GNU_SOURCE

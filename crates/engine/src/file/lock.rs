@@ -141,6 +141,7 @@ impl Locks {
             // F_GETLK tells who took a POSIX lock: where a table is shared, that may be another.
             let taker = tasks.iter().find(|t| t.tgid == line.pid && t.ids.files_id == table);
             let holder = taker.unwrap_or(&tasks[task]);
+            tracing::debug!("task {}: fd {fd}: lock {text}: dumped", holder.vpid);
             self.entries.push(FileLockEntry {
                 flag: line.flag,
                 r#type: line.r#type,
@@ -281,6 +282,7 @@ pub fn restore(
 ) -> Result<()> {
     for lock in locks {
         let (task, id) = holder(tasks, lock)?;
+        tracing::debug!("task {}: fd {}: taking its lock again: {lock:?}", lock.pid, lock.fd);
         match lock.flag {
             LEASE => lease(tasks.remote(task)?, id_maps, files.need(id)?, lock)?,
             _ => take(tasks.remote(task)?, lock)?,

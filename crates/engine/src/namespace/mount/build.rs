@@ -185,6 +185,7 @@ pub(super) fn assemble(
             let m = tree.mount(mount);
             format!("mount {} ({}) at {}", m.id, m.fs, m.mountpoint.display())
         };
+        tracing::debug!("{}: put in place", what());
         match tree.parent(mount) {
             None => {
                 let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;

@@ -12,7 +12,7 @@ use torpor_images::{ImageDir, kind};
 use super::base::is_layered;
 use super::collect::Mounts;
 use super::fs::{Origin, join_options, split_options};
-use super::mountinfo::Mount;
+use super::mountinfo::{External, Mount};
 use super::origin::{Forest, Node, Source};
 use super::{content, entry, external, nested, overlay, sharing};
 use crate::cgroup;
@@ -75,6 +75,7 @@ fn write(cx: &Saving<'_>) -> Result<()> {
             .iter()
             .map(|&i| {
                 let mount = tree.mount(i);
+                log_mount(*ns, mount);
                 let options = own_ids(&mount.options, cx.id_maps);
                 entry::encode(&Mount { options, root: view.within(mount), ..mount.clone() })
             })
@@ -82,6 +83,22 @@ fn write(cx: &Saving<'_>) -> Result<()> {
         cx.images.write_all(kind::MNTS, u64::from(*ns), &entries)?;
     }
     Ok(())
+}
+
+/// Says what becomes of a mount.
+fn log_mount(ns: u32, mount: &Mount) {
+    let Mount { id, fs, mountpoint, .. } = mount;
+    let at = mountpoint.display();
+    tracing::debug!("mount namespace {ns}: mount {id} ({fs}) at {at}: {}", decision(mount));
+}
+
+fn decision(mount: &Mount) -> String {
+    match &mount.external {
+        None => "dumped".to_owned(),
+        Some(External::Key(key)) => format!("left to the caller as {key}"),
+        Some(External::Auto(path)) => format!("of the host, there at {}", path.display()),
+        Some(External::Device(key)) => format!("on the caller's device {key}"),
+    }
 }
 
 /// Gives overlay mounts absolute paths of their layers.
