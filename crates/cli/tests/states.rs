@@ -17,49 +17,80 @@ use sleeper::{Client, Sleeper, criu, request, wait_until};
 use torpor_images::proto::{CriuOpts, CriuReqType, StatsEntry};
 use torpor_images::{ImageDir, kind};
 
+/// A way to freeze a group: where its hierarchy may be mounted, the file, and what it says of frozen and other
+/// groups.
+struct Freezer {
+    roots: &'static [&'static str],
+    file: &'static str,
+    words: [&'static str; 2],
+}
+
+const SPLIT: Freezer = Freezer {
+    roots: &["/sys/fs/cgroup/freezer"],
+    file: "freezer.state",
+    words: ["FROZEN", "THAWED"],
+};
+
+const UNIFIED: Freezer = Freezer {
+    roots: &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"],
+    file: "cgroup.freeze",
+    words: ["1", "0"],
+};
+
 /// A cgroup that can be frozen, which is thawed and removed in the end.
-struct Group(PathBuf);
+struct Group {
+    dir: PathBuf,
+    freezer: &'static Freezer,
+}
 
 impl Group {
-    /// `None`, and a word about it, on a host without the freezer of version 1.
-    fn new(name: &str) -> Option<Self> {
-        let root = Path::new("/sys/fs/cgroup/freezer");
-        if !root.join("cgroup.procs").exists() {
-            println!("SKIPPED {name}: {} is not mounted", root.display());
+    /// `None`, and a word about it, on a host without this freezer.
+    fn new(name: &str, freezer: &'static Freezer) -> Option<Self> {
+        let mut roots = freezer.roots.iter().map(Path::new);
+        let Some(root) = roots.find(|root| root.join("cgroup.procs").exists()) else {
+            println!("SKIPPED {name}: there is no {} here", freezer.file);
             return None;
-        }
+        };
         let dir = root.join(format!("torpor-test-{name}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        Some(Group(dir))
+        Some(Self { dir, freezer })
     }
 
     fn put(&self, pid: i32) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        fs::write(self.dir.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 
-    fn set(&self, state: &str) {
-        fs::write(self.0.join("freezer.state"), state).unwrap();
+    fn freeze(&self) {
+        fs::write(self.dir.join(self.freezer.file), self.freezer.words[0]).unwrap();
     }
 
+    fn thaw(&self) {
+        fs::write(self.dir.join(self.freezer.file), self.freezer.words[1]).unwrap();
+    }
+
+    /// The file of version 2 says what was asked for, and another one what has become of it.
     fn is_frozen(&self) -> bool {
-        fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() == "FROZEN"
+        let events = fs::read_to_string(self.dir.join("cgroup.events"));
+        let state = fs::read_to_string(self.dir.join(self.freezer.file)).unwrap();
+        state.trim() == self.freezer.words[0]
+            && events.map_or(true, |text| text.lines().any(|line| line == "frozen 1"))
     }
 
     fn has(&self, pid: i32) -> bool {
-        let all = fs::read_to_string(self.0.join("cgroup.procs")).unwrap();
+        let all = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap();
         all.lines().any(|line| line == pid.to_string())
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.set("THAWED");
-        let procs = || fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        let _ = fs::write(self.dir.join(self.freezer.file), self.freezer.words[1]);
+        let procs = || fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
         for pid in procs().lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
             let _ = kill_process(pid, Signal::KILL);
         }
         wait_until(|| procs().is_empty());
-        fs::remove_dir(&self.0).unwrap();
+        fs::remove_dir(&self.dir).unwrap();
     }
 }
 
@@ -71,14 +102,14 @@ fn status(pid: i32, key: &str) -> String {
 
 #[test]
 fn a_hook_may_freeze_the_tasks_before_they_run() {
-    let Some(group) = Group::new("hook") else { return };
+    let Some(group) = Group::new("hook", &SPLIT) else { return };
     let task = Sleeper::start();
     task.put_to_sleep(&[]);
     let script = task.dir.path().join("hook");
     let text = format!(
         "#!/bin/sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" = pre-resume ] || exit 0\n\
          echo $CRTOOLS_INIT_PID >{0}/cgroup.procs && echo FROZEN >{0}/freezer.state\n",
-        group.0.display()
+        group.dir.display()
     );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
@@ -86,31 +117,40 @@ fn a_hook_may_freeze_the_tasks_before_they_run() {
     assert!(output.unwrap().status.success(), "{}", task.log("restore.log"));
     wait_until(|| group.is_frozen());
     assert_eq!(status(task.pid, "TracerPid"), "0");
-    group.set("THAWED");
+    group.thaw();
     assert!(task.lives());
 }
 
 #[test]
 fn what_was_paused_comes_back_paused() {
-    let Some(group) = Group::new("paused") else { return };
+    comes_back_paused(&SPLIT);
+}
+
+#[test]
+fn what_was_paused_by_the_unified_freezer_comes_back_paused() {
+    comes_back_paused(&UNIFIED);
+}
+
+fn comes_back_paused(freezer: &'static Freezer) {
+    let Some(group) = Group::new("paused", freezer) else { return };
     let task = Sleeper::start();
     group.put(task.pid);
-    group.set("FROZEN");
+    group.freeze();
     wait_until(|| group.is_frozen());
-    let place = group.0.to_str().unwrap();
+    let place = group.dir.to_str().unwrap();
     task.put_to_sleep(&["--freeze-cgroup", place, "--manage-cgroups=soft"]);
-    group.set("THAWED");
+    group.thaw();
     let output = task.restore(&["-d", "--manage-cgroups=soft"]).output().unwrap();
     assert!(output.status.success(), "{}", task.log("restore.log"));
     assert!(group.has(task.pid));
     wait_until(|| group.is_frozen());
-    group.set("THAWED");
+    group.thaw();
     assert!(task.lives());
 }
 
 #[test]
 fn tasks_wait_frozen_for_whoever_thaws_them() {
-    let Some(group) = Group::new("wake") else { return };
+    let Some(group) = Group::new("wake", &SPLIT) else { return };
     let task = Sleeper::start();
     group.put(task.pid);
     task.put_to_sleep(&["--manage-cgroups=soft"]);
@@ -119,7 +159,7 @@ fn tasks_wait_frozen_for_whoever_thaws_them() {
     assert!(group.has(task.pid));
     wait_until(|| group.is_frozen());
     assert_eq!(status(task.pid, "TracerPid"), "0");
-    group.set("THAWED");
+    group.thaw();
     assert!(task.lives());
 }
 

@@ -138,6 +138,25 @@ fn leave_running() {
     container.sleep_and_wake(&[]);
 }
 
+/// Whoever pauses a container for its dump, as containerd does, expects it to run when it is restored, and runc
+/// puts the engine into the container's group: it comes back running, with a warning that names the group.
+#[test]
+fn paused_by_runc() {
+    let scratch = Scratch::new("runc-paused");
+    let bundle = counter(&scratch);
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.runc("pause").arg(container.id()).succeed();
+    assert_eq!(container.state()["status"], "paused");
+    container.checkpoint(&[]);
+    container.restore(&[]);
+    goes_on(&bundle.file("count"));
+    let log = fs::read_to_string(scratch.join("work/restore.log")).unwrap();
+    let told =
+        |line: &str| line.contains(container.id()) && line.ends_with("was frozen, and is not now");
+    assert!(log.lines().any(told), "{log}");
+}
+
 #[test]
 fn pre_dump() {
     rounds(&Scratch::new("runc-predump"));
