@@ -14,8 +14,9 @@ use elf::ElfBytes;
 use elf::endian::LittleEndian;
 use rustix::process::{Pid, Signal, kill_process};
 use sleeper::{Client, Sleeper, criu, request, wait_until};
-use torpor_images::proto::{CriuOpts, CriuReqType, StatsEntry};
+use torpor_images::proto::{CoreEntry, CriuOpts, CriuReqType, StatsEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_sys::process::wait;
 
 /// A way to freeze a group: where its hierarchy may be mounted, the file, and what it says of frozen and other
 /// groups.
@@ -198,8 +199,8 @@ fn a_client_gets_its_tasks_stopped() {
     client.finish();
 }
 
-#[test]
-fn the_worker_of_a_client_says_nothing_elsewhere() {
+/// What a worker answers, which has a socket for nothing but its client and must say nothing elsewhere.
+fn asked(kind: CriuReqType, opts: CriuOpts) -> torpor_images::proto::CriuResp {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
     let flags = SocketFlags::CLOEXEC;
     let (socket, other) =
@@ -210,20 +211,62 @@ fn the_worker_of_a_client_says_nothing_elsewhere() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let opts = CriuOpts { images_dir: Some("/nonexistent".to_owned()), ..CriuOpts::default() };
-    let packet = prost::Message::encode_to_vec(&request(CriuReqType::Restore, opts));
+    let packet = prost::Message::encode_to_vec(&request(kind, opts));
     send(&socket, &packet, SendFlags::NOSIGNAL).unwrap();
     let mut answer = vec![0; 1 << 16];
     let flags = rustix::net::RecvFlags::empty();
     let (_, len) = rustix::net::recv(&socket, answer.as_mut_slice(), flags).unwrap();
-    let answer: torpor_images::proto::CriuResp = prost::Message::decode(&answer[..len]).unwrap();
-    assert!(!answer.success && answer.cr_errmsg().contains("/nonexistent"), "{answer:?}");
     drop(socket);
-    assert!(!server.wait().unwrap().success());
+    let answer: torpor_images::proto::CriuResp = prost::Message::decode(&answer[..len]).unwrap();
+    assert_eq!(server.wait().unwrap().success(), answer.success);
     let mut said = String::new();
     server.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     server.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(said, "");
+    answer
+}
+
+#[test]
+fn the_worker_of_a_client_says_nothing_elsewhere() {
+    let opts = CriuOpts { images_dir: Some("/nonexistent".to_owned()), ..CriuOpts::default() };
+    let answer = asked(CriuReqType::Restore, opts);
+    assert!(!answer.success && answer.cr_errmsg().contains("/nonexistent"), "{answer:?}");
+}
+
+/// Its warnings are in the log.
+#[test]
+fn the_worker_of_a_client_warns_in_its_log() {
+    let task = Sleeper::start();
+    let config = task.dir.path().join("config");
+    fs::write(&config, "cow\n").unwrap();
+    let opts = CriuOpts {
+        images_dir: Some(task.images().to_owned()),
+        log_file: Some("worker.log".to_owned()),
+        log_level: Some(2),
+        ..CriuOpts::default()
+    };
+    let dump = CriuOpts {
+        pid: Some(task.pid),
+        config_file: config.to_str().map(str::to_owned),
+        ..opts.clone()
+    };
+    let answer = asked(CriuReqType::Dump, dump);
+    assert!(answer.success, "{answer:?}");
+    let log = task.log("worker.log");
+    assert!(log.contains("--cow has no effect"), "{log}");
+    wait(task.pid, true).unwrap();
+    // It has only run on a processor that no machine has.
+    let (images, id) = (ImageDir::open(task.dir.path()).unwrap(), task.pid.cast_unsigned());
+    let mut core: CoreEntry = images.read_one(kind::CORE, id.into()).unwrap();
+    let mut processors = vec![0; 128];
+    processors[127] = 128;
+    core.thread_core.as_mut().unwrap().torpor_affinity = Some(processors);
+    fs::remove_file(task.dir.path().join(format!("core-{id}.img"))).unwrap();
+    images.write_one(kind::CORE, id.into(), &core).unwrap();
+    let answer = asked(CriuReqType::Restore, opts);
+    assert!(answer.success && task.lives(), "{answer:?}");
+    let log = task.log("worker.log");
+    assert!(log.contains("none of the processors that it ran on is here"), "{log}");
 }
 
 #[test]
