@@ -73,6 +73,8 @@ fn what_was_given_and_is_not_asked_for_is_named() {
     for (option, value, said) in [
         ("--inherit-fd", "fd[0]:pipe:[1]", "--inherit-fd fd[N]:pipe:[1]"),
         ("--external", "veth[eth0]:outside", "--external veth[eth0]:outside"),
+        ("--external", "netdev[eth0]:outside", "--external netdev[eth0]:outside"),
+        ("--external", "macvlan[eth0]:outside", "--external macvlan[eth0]:outside"),
     ] {
         assert!(!task.restore(&["-d", option, value]).status().unwrap().success());
         let wanted = format!("{said}: nothing in the images asks for it");
@@ -339,13 +341,17 @@ fn an_independent_client() {
     assert!(task.lives());
 }
 
-/// Mounts a directory upon itself, as `ip netns add` does with /run/netns, and puts a task to sleep
-/// there that has a copy of all mounts, and wakes it. Prints the mount as the task sees it.
+/// Mounts a directory upon itself, shared and with the file of a network namespace below, as `ip netns add`
+/// does with /run/netns, and puts a task to sleep there that has a copy of the first of these mounts, and
+/// wakes it. Prints the mount as the task sees it.
 const MOUNTED_UPON_ITSELF: &str = r#"
 mkdir "$2/self"
 mount --bind "$2/self" "$2/self"
+mount --make-shared "$2/self"
 setsid unshare --mount sh -c 'exec sleep 1000 </dev/null >/dev/null 2>&1' &
 while [ "$(cat /proc/$!/comm)" != sleep ]; do sleep 0.01; done
+touch "$2/self/name"
+unshare --net="$2/self/name" true
 there_and_back --root /
 grep "$2/self" "/proc/$(cat "$2/pid")/mountinfo"
 "#;
@@ -401,6 +407,32 @@ fn a_child_s_names_are_not_the_caller_s() {
     let said = alone(CHILD_WITH_OTHER_NAMES, dir.path());
     assert!(said.starts_with("inner\n"), "{said}");
     assert!(said.contains("10.8.8.8") && said.contains(" 644 "), "{said}");
+}
+
+/// Puts a task to sleep that has one end of a pair of devices, and wakes it with an end of another pair in its
+/// place. Prints the address of the task's, the index of its peer, and that of the end on this side.
+const DEVICE_OF_ANOTHER_PAIR: &str = r#"
+setsid unshare --net sh -c 'exec </dev/null >/dev/null 2>&1; exec sleep 1000' &
+while [ "$(cat /proc/$!/comm)" != sleep ]; do sleep 0.01; done
+ip link add out0 type veth peer name eth0 netns $!
+nsenter --target $! --net ip address add 10.9.0.1/24 dev eth0
+nsenter --target $! --net ip link set eth0 up
+ip link add mine type veth peer name other
+there_and_back --external 'netdev[eth0]:mine'
+inside() { nsenter --target "$(cat "$dir/pid")" --net "$@"; }
+inside ip -o address show dev eth0
+inside ip -o link show eth0 | sed 's/.*eth0@if\([0-9]*\):.*/peer \1 /'
+ip -o link show other | sed 's/^\([0-9]*\):.*/other \1 /'
+! ip link show mine
+"#;
+
+#[test]
+fn a_device_is_moved_in_for_one_of_a_pair() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = alone(DEVICE_OF_ANOTHER_PAIR, dir.path());
+    assert!(said.contains("10.9.0.1/24"), "{said}");
+    let index = |key: &str| said.lines().find_map(|line| line.strip_prefix(key).map(str::trim));
+    assert!(index("peer ").is_some() && index("peer ") == index("other "), "{said}");
 }
 
 /// What scripts begin with: moves the tree of the task that was started last to images and back, with the
