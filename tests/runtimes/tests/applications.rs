@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
+use torpor_runtimes_tests::command::{Run, command};
 use torpor_runtimes_tests::criu::Job;
 use torpor_runtimes_tests::load::{self, Load, Step};
 use torpor_runtimes_tests::network::Network;
@@ -29,18 +30,26 @@ fn clients(
 
 /// Runs a counter server of `programs/`, sends it to sleep under load, and wakes it, twice.
 fn counter_server(name: &str, words: &[&str]) {
-    sleeping_server(&Scratch::new(name), words, load::counter);
+    sleeping_server(&Scratch::new(name), words, load::counter, || {});
 }
 
-/// Runs a server, sends it to sleep under the load of clients, and wakes it, twice.
-fn sleeping_server(scratch: &Scratch, words: &[&str], connect: fn(&str) -> io::Result<Step>) {
+/// Runs a server, sends it to sleep under the load of clients, and wakes it, twice. Before and after each
+/// time `check` looks at its network from inside.
+fn sleeping_server(
+    scratch: &Scratch,
+    words: &[&str],
+    connect: fn(&str) -> io::Result<Step>,
+    check: fn(),
+) {
     let network = Network::new(scratch.name());
     let mut job = Job::start(scratch, Some(&network), words);
     let load = clients(&network, 4, |_| connect(ADDRESS));
+    network.inside(check);
     for _ in 0..2 {
         load.advance(50);
         job.dump(&["--tcp-established"]);
         job.restore(&["--tcp-established"]);
+        network.inside(check);
     }
     load.advance(50);
     // The listener is awake too.
@@ -75,7 +84,13 @@ fn go_http() {
         }
         built => assert!(built.unwrap().success()),
     }
-    sleeping_server(&scratch, &[binary.to_str().unwrap(), "7000"], http_sums);
+    sleeping_server(&scratch, &[binary.to_str().unwrap(), "7000"], http_sums, is_multipath);
+}
+
+/// What listens here is a socket of Multipath TCP, not one of TCP alone.
+fn is_multipath() {
+    let shown = command("ss", &["--mptcp", "--listening", "--numeric", "--no-header"]).succeed();
+    assert!(shown.contains(":7000 "), "{shown}");
 }
 
 /// A client of `programs/server.go`.
