@@ -72,6 +72,15 @@ impl Drop for Started {
     }
 }
 
+/// A program that was restored, which has to end with the test as well.
+struct Restored(i32);
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
+    }
+}
+
 fn succeeds(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
@@ -138,13 +147,14 @@ fn behind(firewall: &str, lock: &str) {
     let mut restore = criu(&["restore", "--restore-detached", "--join-ns"]);
     restore.arg(format!("net:{}", joined.display())).arg("--pidfile").arg(&pidfile);
     succeeds(restore.args(common));
+    let pid: i32 = fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
+    let restored = Restored(pid);
     goes_on(&count);
     assert_eq!(drops(), before, "still locked, or the firewall is gone");
-    let pid: i32 = fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
     let inside = fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
     let wanted = succeeds(network.inside("readlink").arg("/proc/self/ns/net"));
     assert_eq!(inside.to_str().unwrap(), wanted.trim());
-    succeeds(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    drop(restored);
     wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
 }
 
