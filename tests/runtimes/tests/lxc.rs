@@ -43,7 +43,18 @@ impl<'a> Container<'a> {
         fs::write(dir.join("config"), config).unwrap();
         let container = Self { scratch };
         container.tool("lxc-start").arg("--daemon").succeed();
+        container.note_calls();
         container
+    }
+
+    /// Has each call of the engine written down before it is made.
+    fn note_calls(&self) {
+        let (engine, real) = (self.scratch.criu(), self.scratch.dir("real").join("criu"));
+        fs::rename(&engine, &real).unwrap();
+        let (calls, real) = (self.scratch.join("calls"), real.display());
+        let text = format!("#!/bin/sh\necho \"$*\" >>{}\nexec {real} \"$@\"\n", calls.display());
+        fs::write(&engine, text).unwrap();
+        fs::set_permissions(&engine, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     /// A tool of LXC for this container.
@@ -85,4 +96,10 @@ fn a_container_of_lxc_goes_on() {
         container.tool("lxc-attach").args(["--", "/bin/sh", "-c", "exit 0"]).succeed();
         fs::remove_dir_all(&images).unwrap();
     }
+    let calls = fs::read_to_string(scratch.join("calls")).unwrap();
+    let restores: Vec<&str> = calls.lines().filter(|call| call.starts_with("restore ")).collect();
+    assert_eq!(restores.len(), 2, "{calls}");
+    let given = [" --ext-mount-map console:/dev/pts/", " --external apparmor:unconfined"];
+    let names = |call: &&str| given.iter().all(|words| call.contains(words));
+    assert!(restores.iter().all(names), "{calls}");
 }
