@@ -123,6 +123,8 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
+    use torpor_images::proto::{TaskCoreEntry, ThreadCoreEntry};
+
     use super::*;
 
     #[test]
@@ -131,6 +133,21 @@ mod tests {
         assert_eq!(common("/a/b", "/a/c"), Path::new("/a"));
         assert_eq!(common("/a/b", "/ab"), Path::new("/"));
         assert_eq!(common("/a", "/a/b"), Path::new("/a"));
+    }
+
+    #[test]
+    fn the_set_of_a_task_is_found_in_old_images() {
+        let of = |task: Option<u32>, thread: Option<u32>| {
+            let tc = TaskCoreEntry { cg_set: task, ..TaskCoreEntry::default() };
+            let thread_core = ThreadCoreEntry { cg_set: thread, ..ThreadCoreEntry::default() };
+            let (tc, thread_core) = (Some(tc), Some(thread_core));
+            set_of(&CoreEntry { tc, thread_core, ..CoreEntry::default() })
+        };
+        assert_eq!(of(None, Some(3)), Some(3));
+        assert_eq!(of(Some(2), None), Some(2));
+        assert_eq!(of(Some(2), Some(3)), Some(3));
+        assert_eq!(of(Some(0), None), None);
+        assert_eq!(set_of(&CoreEntry::default()), None);
     }
 
     #[test]
