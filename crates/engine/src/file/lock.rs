@@ -234,11 +234,7 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
 pub fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
     let mut locks = images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
     for lock in &mut locks {
-        lock.flag = match lock.flag {
-            OLD_LEASE => LEASE,
-            OLD_OFD => OFD,
-            flag => flag,
-        };
+        lock.flag = kind_of(lock.flag);
         let known = match lock.flag {
             POSIX | FLOCK | OFD => matches!(lock.r#type, READ | WRITE),
             LEASE => matches!(lock.r#type & !BREAKING, READ | WRITE | NONE),
@@ -250,6 +246,15 @@ pub fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntr
         holder(tasks, lock)?;
     }
     Ok(locks)
+}
+
+/// The kind of a lock with this `flag` in the images.
+fn kind_of(flag: u32) -> u32 {
+    match flag {
+        OLD_LEASE => LEASE,
+        OLD_OFD => OFD,
+        flag => flag,
+    }
 }
 
 /// The task that takes a lock, and the description that it takes it through.
@@ -375,6 +380,20 @@ mod tests {
         assert!(error.contains("--file-locks") && error.contains("/file"), "{error}");
         world.opts.files.locks = true;
         world.dump(&[&others]).unwrap();
+    }
+
+    #[test]
+    fn kinds_have_the_numbers_of_criu_and_had_those_of_the_kernel() {
+        assert_eq!([1, 2, 4, 8].map(kind_of), [POSIX, FLOCK, OFD, LEASE]);
+        assert_eq!([32, 1024].map(kind_of), [LEASE, OFD]);
+        let world = World::new();
+        let images = ImageDir::create(world.path("images")).unwrap();
+        for (flag, reason) in [(1024, "is that of no task"), (16, "is of no kind that there is")] {
+            let lock = FileLockEntry { flag, pid: 1, fd: 3, ..FileLockEntry::default() };
+            images.write_one(kind::FILE_LOCKS, 0, &lock).unwrap();
+            let error = load(&images, &[]).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

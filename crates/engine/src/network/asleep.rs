@@ -90,11 +90,7 @@ impl Connections<'_> {
         let spaces: HashSet<u32> =
             sockets.iter().filter_map(|isk| isk.ns_id).chain(own.map(|ns| ns.id)).collect();
         let id = self.lock_id();
-        // Old versions do not say.
-        let tools = match method {
-            Some(method) => Tool::of_method(method).into_iter().collect(),
-            None => vec![Tool::Iptables, Tool::Nft],
-        };
+        let tools = Tool::all_of(method);
         for &ns in spaces.difference(made) {
             let of_space = sockets.iter().filter(|isk| isk.ns_id == Some(ns));
             let connections = of_space.filter(|isk| tcp::is_connection(isk));
@@ -217,5 +213,33 @@ impl Asleep {
 impl Drop for Asleep {
     fn drop(&mut self) {
         self.sleeping.iter().for_each(Sleeping::silence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::kind;
+    use torpor_images::proto::InventoryEntry;
+
+    use super::*;
+    use crate::network::nftables::table;
+
+    #[test]
+    fn locks_have_the_name_of_the_dump_or_of_its_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::open(dir.path()).unwrap();
+        let name = |id: Option<&str>, root| {
+            let dump_criu_run_id = id.map(str::to_owned);
+            let inventory =
+                InventoryEntry { img_version: 2, dump_criu_run_id, ..InventoryEntry::default() };
+            images.write_one(kind::INVENTORY, 0, &inventory).unwrap();
+            let (network, spaces) = (&Network::default(), &Namespaces::default());
+            let (images, entries) = (&images, &HashMap::new());
+            table(&Connections { network, images, entries, spaces, root }.lock_id())
+        };
+        assert_eq!(name(None, Some(42)), "CRIU-42");
+        assert_eq!(name(Some(""), Some(42)), "CRIU-42");
+        assert_eq!(name(Some("0a5f-7"), Some(42)), "CRIU-0a5f-7");
+        assert_eq!(name(Some("0a5f; drop"), Some(42)), "CRIU-0a5fd");
     }
 }

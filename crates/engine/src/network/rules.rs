@@ -57,6 +57,15 @@ impl Tool {
         [Tool::Iptables, Tool::Nft].into_iter().find(|tool| tool.method() == method)
     }
 
+    /// Those that may have locked the network of a dump whose inventory has this method: old
+    /// versions do not say which.
+    pub fn all_of(method: Option<u32>) -> Vec<Self> {
+        match method {
+            Some(method) => Tool::of_method(method).into_iter().collect(),
+            None => vec![Tool::Iptables, Tool::Nft],
+        }
+    }
+
     /// Asked once by each process: the answer depends on the host alone, and tasks may be stopped meanwhile.
     fn works(self) -> bool {
         static ANSWERS: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -322,6 +331,49 @@ mod tests {
                     lock(tool, id, &scope, false).unwrap();
                     Removal::of_lock(tool, id, &scope).run().unwrap();
                     assert!(is_open(&locked, &server));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_method_says_what_is_unlocked() {
+        assert_eq!(Tool::all_of(Some(0)), [Tool::Iptables]);
+        assert_eq!(Tool::all_of(Some(1)), [Tool::Nft]);
+        assert_eq!(Tool::all_of(Some(SKIPPED)), []);
+        assert_eq!(Tool::all_of(None), [Tool::Iptables, Tool::Nft]);
+    }
+
+    #[test]
+    fn locks_of_old_versions_are_removed() {
+        let id = "0123-abcd-sockets-test-0123456789";
+        let table = format!(
+            "table inet torpor-{id} {{\nchain input {{\n\
+             type filter hook input priority 0; policy drop;\n}}\n}}\n"
+        );
+        let chain = "TORPOR-0123abcdsocketstest0";
+        let rules = format!(
+            "*filter\n:{chain} - [0:0]\n-A INPUT -j {chain}\n-A OUTPUT -j {chain}\n\
+             -A {chain} -j DROP\nCOMMIT\n"
+        );
+        let nft = [(argv(&["nft", "-f", "-"]), table)];
+        let names = ["iptables-restore", "ip6tables-restore"];
+        let iptables = names.map(|name| (argv(&[name, "-w", "--noflush"]), rules.clone()));
+        for script in [&nft[..], &iptables[..]] {
+            in_netns(|| {
+                for listen in ["127.0.0.1:0", "[::1]:0"] {
+                    let listener = TcpListener::bind(listen).unwrap();
+                    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                    let (server, _) = listener.accept().unwrap();
+                    script.iter().for_each(|(argv, input)| run(argv, input).unwrap());
+                    assert!(!is_open(&client, &server));
+                    unlock_old("another");
+                    assert!(!is_open(&client, &server));
+                    unlock_old(id);
+                    // What was lost is sent again.
+                    server.set_nonblocking(false).unwrap();
+                    assert_eq!(rustix::io::read(&server, &mut [0u8; 1]).unwrap(), 1);
+                    assert!(is_open(&client, &server));
                 }
             });
         }
