@@ -10,8 +10,8 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use torpor_images::{ImageDir, Kind, kind};
 use torpor_tests::build;
-use torpor_tests::foreign;
 use torpor_tests::program::repository;
+use torpor_tests::{foreign, former};
 
 /// The modes of the program.
 const MODES: [&str; 8] =
@@ -131,6 +131,7 @@ fn main() -> Result<ExitCode> {
             trials.push(Trial::test(format!("{mode}::restored"), move || world.restore(mode)));
             trials.push(Trial::test(format!("{mode}::alike"), move || world.compare(mode)));
             trials.push(Trial::test(format!("{mode}::foreign"), move || world.strip(mode)));
+            trials.push(Trial::test(format!("{mode}::former"), move || world.age(mode)));
         }
     }
     // They all work in one place.
@@ -139,7 +140,7 @@ fn main() -> Result<ExitCode> {
 }
 
 fn names() -> impl Iterator<Item = String> {
-    let cases = ["restored", "alike", "foreign"];
+    let cases = ["restored", "alike", "foreign", "former"];
     MODES.iter().flat_map(move |mode| cases.map(|case| format!("{mode}::{case}")))
 }
 
@@ -233,9 +234,23 @@ impl World {
     /// Dumps the program, and restores what others would have written of it: on any processor, so
     /// that more is shown than by images that were made on another one.
     fn strip(&self, mode: &str) -> Result<(), Failed> {
-        let images = self.inside(mode, "whole", None)?.join("images");
-        foreign::strip(&images)?;
-        self.inside(mode, "foreign", Some(&images))?;
+        self.changed(mode, "foreign", foreign::strip)
+    }
+
+    /// Dumps the program, and restores what Torpor has once written of it.
+    fn age(&self, mode: &str) -> Result<(), Failed> {
+        self.changed(mode, "former", former::make)
+    }
+
+    fn changed(
+        &self,
+        mode: &str,
+        case: &str,
+        change: fn(&Path) -> Result<()>,
+    ) -> Result<(), Failed> {
+        let images = self.inside(mode, &format!("before-{case}"), None)?.join("images");
+        change(&images)?;
+        self.inside(mode, case, Some(&images))?;
         Ok(())
     }
 }

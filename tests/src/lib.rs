@@ -7,6 +7,7 @@ pub mod commands;
 pub mod fault;
 pub mod foreign;
 pub mod form;
+pub mod former;
 pub mod inside;
 pub mod interchange;
 pub mod observe;
