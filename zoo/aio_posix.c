@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: POSIX asynchronous I/O by library threads: a read that waits for a pipe
+// foreign: yes
 // build: -lrt
 #include "zoo.h"
 #include <aio.h>

@@ -1,5 +1,6 @@
 // area: asynchronous I/O
 // shows: contexts of kernel AIO: unread answers, a ring that has wrapped around, numbers with a hole
+// foreign: yes
 #include "zoo.h"
 #include <linux/aio_abi.h>
 

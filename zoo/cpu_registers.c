@@ -1,6 +1,7 @@
 // area: processor state
 // build: -mno-red-zone
 // shows: general registers, flags, x87, MMX, SSE and MXCSR survive in a task that never leaves user space
+// foreign: yes
 #include "zoo.h"
 
 static unsigned char fpu[2][512] __attribute__((aligned(16)));

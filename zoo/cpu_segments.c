@@ -1,5 +1,6 @@
 // area: processor state
 // shows: the base addresses of FS and GS are kept
+// foreign: yes
 #include "zoo.h"
 #include <asm/prctl.h>
 

@@ -1,5 +1,6 @@
 // area: credentials
 // shows: capability sets: effective, permitted, inheritable, bounding, ambient, and the secure bits
+// foreign: yes
 #include "zoo.h"
 #include <linux/capability.h>
 #include <linux/securebits.h>

@@ -1,5 +1,6 @@
 // area: credentials
 // shows: user and group ids of all kinds, supplementary groups, and the file system ids
+// foreign: yes
 #include "zoo.h"
 #include <grp.h>
 #include <sys/fsuid.h>

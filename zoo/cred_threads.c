@@ -1,5 +1,6 @@
 // area: credentials
 // shows: threads with ids and capabilities of their own
+// foreign: yes
 #include "zoo.h"
 #include <linux/capability.h>
 #include <pthread.h>

@@ -1,5 +1,6 @@
 // area: credentials
 // shows: a task of an ordinary user without any capability
+// foreign: yes
 #include "zoo.h"
 #include <grp.h>
 

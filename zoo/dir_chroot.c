@@ -1,5 +1,6 @@
 // area: directories
 // shows: a child in a changed root finds its way, with a descriptor from outside
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

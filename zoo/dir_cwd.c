@@ -1,5 +1,6 @@
 // area: directories
 // shows: working directory and umask, in a process and its child
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

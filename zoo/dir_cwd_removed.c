@@ -1,5 +1,6 @@
 // area: directories
 // shows: a working directory that was removed, and is open as a descriptor as well
+// foreign: yes
 // options: --link-remap
 #include "zoo.h"
 

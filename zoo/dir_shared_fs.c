@@ -1,5 +1,6 @@
 // area: directories
 // shows: two tasks that share working directory and umask, and one that does not
+// foreign: yes
 #include "zoo.h"
 
 #define KCMP_FS 3

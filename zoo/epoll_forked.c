@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: an epoll descriptor that watches regular sockets of a child, shared over fork
+// foreign: yes
 #include "zoo.h"
 #include <sys/epoll.h>
 #include <sys/socket.h>

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: an epoll server that works for eight writers while it is dumped
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 #include <sys/epoll.h>

@@ -1,5 +1,6 @@
 // area: process tree
 // shows: threads, timers, pipes, sockets, memory and children at work, all verified all the time
+// foreign: yes
 // options: --tcp-established --file-locks
 // varies: fd maps timers files SigPnd ShdPnd SigBlk
 #include "zoo.h"

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: fanotify marks on a file and on a mount
+// foreign: yes
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include <sys/fanotify.h>

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: two named pipes between two processes, ends open for reading, for writing, and for both
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: unlinked named pipes with data, open for both directions and through two descriptors
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: files
 // shows: logs that others added to while the program was away: open to append, to read back, to name
+// foreign: yes
 // grows: log
 #include "zoo.h"
 

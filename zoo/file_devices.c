@@ -1,5 +1,6 @@
 // area: files
 // shows: open device nodes: null, zero, urandom, and one whose node was removed
+// foreign: yes
 #include "zoo.h"
 #include <sys/sysmacros.h>
 

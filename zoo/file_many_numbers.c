@@ -1,5 +1,6 @@
 // area: files
 // shows: descriptors at all powers of two up to the limit, in shared and in separate tables
+// foreign: yes
 #include "zoo.h"
 #include <sys/resource.h>
 

@@ -1,5 +1,6 @@
 // area: files
 // shows: a child without any open descriptor has none after the restore
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

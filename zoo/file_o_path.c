@@ -1,5 +1,6 @@
 // area: files
 // shows: O_PATH descriptors on a file, a directory and a symbolic link
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: files
 // shows: an O_PATH descriptor on a symbolic link that was removed
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

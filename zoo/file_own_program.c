@@ -1,5 +1,6 @@
 // area: files
 // shows: a descriptor on the task's own program, and the link to it
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

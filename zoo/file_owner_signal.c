@@ -1,5 +1,6 @@
 // area: files
 // shows: F_SETOWN, F_SETSIG and O_ASYNC: who is told of input, with which signal
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

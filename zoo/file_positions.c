@@ -1,5 +1,6 @@
 // area: files
 // shows: position, access mode and status flags of open files; files of no, some and much content
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: files
 // shows: descriptor tables shared by some children and not by others
+// foreign: yes
 #include "zoo.h"
 
 #define KCMP_FILES 2

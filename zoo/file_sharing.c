@@ -1,5 +1,6 @@
 // area: files
 // shows: descriptors made by dup and fork share a position, opened ones do not; close-on-exec is each one's
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: files
 // shows: eight children that write, sync and verify files of their own all the time
+// foreign: yes
 // varies: files fd
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: futex and rseq
 // shows: ten threads that wait for a mutex stay waiting, and all get it after its unlock
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
 // area: futex and rseq
 // shows: robust lists of both threads are registered as before, and do their work at the end of a thread
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

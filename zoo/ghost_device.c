@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an open device node that was removed
+// foreign: yes
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include <sys/sysmacros.h>

@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: a file whose directory was removed with it, and an open removed directory
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

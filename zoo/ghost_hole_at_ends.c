@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: unlinked files with a hole at the head and at the tail, and one that is a single hole of 1 GiB
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

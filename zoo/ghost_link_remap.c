@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: a file opened by a name that was removed, while another name remains
+// foreign: yes
 // warns: torpor image discard
 // options: --link-remap
 // modes: -leave-running

@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: a file that the dump gives a name, where all names that it would give are taken
+// foreign: yes
 // options: --link-remap
 // modes: -leave-running
 #include "zoo.h"

@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: unlinked files that are only mapped: one shared by two tasks, one private, one run as a program
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

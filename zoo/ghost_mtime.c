@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an unlinked file keeps its time stamps
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

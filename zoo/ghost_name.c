@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an unlinked file with quotes, newline, percent and backslash in its name, in a read-only directory
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

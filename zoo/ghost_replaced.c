@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an unlinked write-only file under whose name a new file stands
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: an unlinked sparse file of 2 GiB with data at three places stays sparse
+// foreign: yes
 // dump: --ghost-limit 16M
 #include "zoo.h"
 

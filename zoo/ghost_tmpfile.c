@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: a file that never had a name (O_TMPFILE)
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: unlinked files
 // shows: two names of a file, both open, both unlinked: still one file
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: inotify: watches on a directory and on files, their numbers and masks; no stray events
+// foreign: yes
 #include "zoo.h"
 #include <sys/inotify.h>
 

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: 64 inotify watches
+// foreign: yes
 #include "zoo.h"
 #include <sys/inotify.h>
 

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: inotify: a watch on the root of a mount, on a symbolic link, on a file that is open elsewhere under an old name, a high number, and one that is to report once
+// foreign: yes
 // options: --link-remap
 // modes: plain pidns ns userns
 #include "zoo.h"

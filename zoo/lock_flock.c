@@ -1,5 +1,6 @@
 // area: file locks
 // shows: flock: an exclusive and a shared lock belong to the open file, also through dup and fork
+// foreign: yes
 // options: --file-locks
 #include "zoo.h"
 #include <sys/file.h>

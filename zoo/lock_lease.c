@@ -1,5 +1,6 @@
 // area: file locks
 // shows: read and write leases, on the open files that had them
+// foreign: yes
 // options: --file-locks
 // modes: -leave-running
 #include "zoo.h"

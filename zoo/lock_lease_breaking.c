@@ -1,5 +1,6 @@
 // area: file locks
 // shows: a lease that is being broken: no second signal comes, and it can be given up
+// foreign: yes
 // options: --file-locks
 // modes: -leave-running
 #include "zoo.h"

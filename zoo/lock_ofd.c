@@ -1,5 +1,6 @@
 // area: file locks
 // shows: open file description locks: a whole file, overlapping ranges, one that a child inherited
+// foreign: yes
 // options: --file-locks
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: file locks
 // shows: POSIX read and write locks on parts of a file stay those of their owner
+// foreign: yes
 // options: --file-locks
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: file locks
 // shows: a POSIX lock in a shared descriptor table is its taker's, and everybody's who shares it; an open file in flight keeps its lock
+// foreign: yes
 // options: --file-locks
 #include "zoo.h"
 #include "scm.h"

@@ -1,5 +1,6 @@
 // area: copy-on-write
 // shows: pages untouched since fork are still the same physical pages, written ones are not
+// foreign: yes
 // modes: -lazy
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: copy-on-write
 // shows: every order of writes before and after fork, in parent and child, gives each its own data
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

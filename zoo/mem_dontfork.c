@@ -1,5 +1,6 @@
 // area: memory
 // shows: an area not passed to children is whole in its owner and missing in them
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

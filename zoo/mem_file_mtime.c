@@ -1,5 +1,6 @@
 // area: memory
 // shows: the time stamp of a file that is mapped and was written to does not change
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: a file mapping longer than its file: what lies past the end still gives SIGBUS
+// foreign: yes
 #include "zoo.h"
 #include <setjmp.h>
 

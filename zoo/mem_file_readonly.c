@@ -1,5 +1,6 @@
 // area: memory
 // shows: a shared mapping of a file opened only for reading cannot become writable
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

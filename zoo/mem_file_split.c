@@ -1,5 +1,6 @@
 // area: memory
 // shows: a shared file mapping split by protection: its read-only half can be made writable later
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

@@ -1,5 +1,6 @@
 // area: memory
 // shows: mappings that grow down, alone, split by a protection, and below a neighbour
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

@@ -1,5 +1,6 @@
 // area: memory
 // shows: a written private area of 64 MiB with PROT_NONE pages in it
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

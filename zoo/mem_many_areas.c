@@ -1,5 +1,6 @@
 // area: memory
 // shows: 20,000 areas, private file pages between anonymous ones
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

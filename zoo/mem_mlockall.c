@@ -1,5 +1,6 @@
 // area: memory
 // shows: all present and future memory stays locked
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: memory
 // shows: all protections of private and shared, anonymous and file mappings, with content and access
+// foreign: yes
 #include "zoo.h"
 #include <setjmp.h>
 

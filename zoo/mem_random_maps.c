@@ -1,5 +1,6 @@
 // area: memory
 // shows: a random sequence of mappings, protections and writes in parent and child ends the same
+// foreign: yes
 #include "zoo.h"
 
 #define PAGE 4096

@@ -1,5 +1,6 @@
 // area: memory
 // shows: an area wiped on fork keeps its content over the restore, and is empty in children
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

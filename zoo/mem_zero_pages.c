@@ -1,5 +1,6 @@
 // area: memory
 // shows: pages that were read but never written, and pages written with zeroes
+// foreign: yes
 #include "zoo.h"
 
 #define SIZE (8ul << 20)

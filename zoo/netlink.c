@@ -1,5 +1,6 @@
 // area: packet and netlink sockets
 // shows: netlink sockets: bound by number, by group, unbound; a request after the restore is answered
+// foreign: yes
 #include "zoo.h"
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>

@@ -1,5 +1,6 @@
 // area: packet and netlink sockets
 // shows: a socket to the audit system as dbus-daemon has it, unused, and one that has asked something
+// foreign: yes
 // modes: plain leave-running
 #include "zoo.h"
 #include <linux/audit.h>

@@ -1,5 +1,6 @@
 // area: packet and netlink sockets
 // shows: packet sockets: binding, version, reserve, auxiliary data, fanout, memberships, rings
+// foreign: yes
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: two processes with crossed ends of two pipes under the same numbers
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: duplicated and reopened ends of a pipe: each open file has its own O_NONBLOCK
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

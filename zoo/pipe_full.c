@@ -1,5 +1,6 @@
 // area: pipes
 // shows: a full and an empty pipe, of the usual size and of 1 MiB, with their content
+// foreign: yes
 #include "zoo.h"
 
 static size_t fill(int fd)

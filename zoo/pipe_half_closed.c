@@ -1,5 +1,6 @@
 // area: pipes
 // shows: a pipe with data whose writer is gone, one whose reader is gone, and one on which a task waits
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: pipes
 // shows: a writer with several readers of one pipe
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

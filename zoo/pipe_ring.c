@@ -1,5 +1,6 @@
 // area: pipes
 // shows: data that runs in a loop through four processes is neither lost nor changed
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 

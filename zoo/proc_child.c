@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a child keeps its pid and its parent, and can be waited for
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

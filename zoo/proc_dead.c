@@ -1,5 +1,6 @@
 // area: files
 // shows: descriptors on /proc of a process that is gone
+// foreign: yes
 // options: --link-remap
 #include "zoo.h"
 

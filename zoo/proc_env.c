@@ -1,5 +1,6 @@
 // area: process tree
 // shows: the environment, arguments and auxiliary vector read the same
+// foreign: yes
 #include "zoo.h"
 #include <sys/auxv.h>
 

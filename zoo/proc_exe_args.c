@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a program that has renamed itself and moved the bounds of its arguments
+// foreign: yes
 #include "zoo.h"
 #include <sys/prctl.h>
 

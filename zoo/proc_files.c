@@ -1,5 +1,6 @@
 // area: files
 // shows: descriptors on files of /proc: of a child, of oneself, of a namespace
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 

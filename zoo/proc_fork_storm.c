@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a tree that forks and exits all the time is frozen as a whole: none of ten tokens is lost
+// foreign: yes
 // varies: stat status file link timers thread threads maps fds fd namespace pid
 #include "zoo.h"
 #include <sys/prctl.h>

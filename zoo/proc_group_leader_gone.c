@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a process group whose leader has been reaped lives on in its members
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

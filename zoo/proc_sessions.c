@@ -1,6 +1,7 @@
 // area: process tree
 // shows: sessions and process groups: an own leader, a plain child, a child left in the old session,
 //   orphans
+// foreign: yes
 #include "zoo.h"
 
 enum { PLAIN, OWN_GROUP, JOINED_GROUP, OWN_SESSION, CHILD_OF_SESSION, KINDS };

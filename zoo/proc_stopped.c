@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a stopped task stays stopped until SIGCONT
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a stop that the parent had its signal for is not signalled again
+// foreign: yes
 #include "zoo.h"
 
 static volatile sig_atomic_t signals;

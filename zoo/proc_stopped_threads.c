@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a stopped process of several threads: its parent hears nothing new, and all of it goes on
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

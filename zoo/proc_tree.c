@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a tree of 40 processes in three generations keeps its relations
+// foreign: yes
 #include "zoo.h"
 
 #define WIDTH 3

@@ -1,5 +1,6 @@
 // area: process tree
 // shows: a zombie that leads a session and a group with living members
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

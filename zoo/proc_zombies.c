@@ -1,5 +1,6 @@
 // area: process tree
 // shows: zombies keep their exit status, be it a code or a signal
+// foreign: yes
 #include "zoo.h"
 #include <sys/resource.h>
 

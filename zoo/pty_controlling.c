@@ -1,5 +1,6 @@
 // area: terminals
 // shows: a child whose controlling terminal is a pseudoterminal: session, foreground group, one SIGHUP at its end
+// foreign: yes
 #include "zoo.h"
 #include <sys/ioctl.h>
 #include <termios.h>

@@ -1,5 +1,6 @@
 // area: terminals
 // shows: slaves whose master is closed
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

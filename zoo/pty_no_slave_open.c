@@ -1,5 +1,6 @@
 // area: terminals
 // shows: a controlling terminal whose slave is not open anywhere
+// foreign: yes
 #include "zoo.h"
 #include <sys/ioctl.h>
 #include <termios.h>

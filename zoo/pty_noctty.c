@@ -1,5 +1,6 @@
 // area: terminals
 // shows: a slave opened with O_NOCTTY by a session leader does not become its controlling terminal
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: terminals
 // shows: a pseudoterminal: master, slave, settings, window size, and data unread in both directions
+// foreign: yes
 #include "zoo.h"
 #include <sys/ioctl.h>
 #include <termios.h>

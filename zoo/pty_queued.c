@@ -1,5 +1,6 @@
 // area: terminals
 // shows: a pseudoterminal with lines written that nobody has read yet
+// foreign: yes
 #include "zoo.h"
 #include <termios.h>
 

@@ -1,5 +1,6 @@
 // area: other task state
 // shows: all resource limits
+// foreign: yes
 #include "zoo.h"
 #include <sys/resource.h>
 

@@ -1,5 +1,6 @@
 // area: futex and rseq
 // shows: a task dumped inside of an rseq critical section commits it or takes its abort path
+// foreign: yes
 #include "zoo.h"
 #include <linux/rseq.h>
 #include <sys/rseq.h>

@@ -1,5 +1,6 @@
 // area: descriptors in flight
 // shows: descriptors queued in sockets: one, two in a message, two messages; their originals closed or kept
+// foreign: yes
 #include "zoo.h"
 #include "scm.h"
 

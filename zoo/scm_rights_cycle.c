@@ -1,5 +1,6 @@
 // area: descriptors in flight
 // shows: sockets that are queued in each other and in themselves
+// foreign: yes
 #include "zoo.h"
 #include "scm.h"
 

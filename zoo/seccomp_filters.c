@@ -1,5 +1,6 @@
 // area: seccomp
 // shows: two chained filters, one of them against calls that a restore needs, inherited by a child
+// foreign: yes
 #include "zoo.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

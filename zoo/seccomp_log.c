@@ -1,5 +1,6 @@
 // area: seccomp
 // shows: a filter that was installed with flags, and whose actions are a trap and a kill of the thread
+// foreign: yes
 #include "zoo.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

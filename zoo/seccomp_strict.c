@@ -1,5 +1,6 @@
 // area: seccomp
 // shows: strict mode: read and write still work, anything else kills
+// foreign: yes
 #include "zoo.h"
 #include <linux/seccomp.h>
 #include <sys/prctl.h>

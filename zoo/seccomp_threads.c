@@ -1,5 +1,6 @@
 // area: seccomp
 // shows: filters that only some threads have; synchronizing all threads is still possible
+// foreign: yes
 #include "zoo.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

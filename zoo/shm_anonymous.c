@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: a shared anonymous area seen by parent and child, with holes, moved, and mapped twice
+// foreign: yes
 #include "zoo.h"
 
 #define MB (1ul << 20)

@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: a POSIX shared memory object, mapped and unlinked
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

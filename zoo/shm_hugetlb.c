@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: huge pages: private and shared anonymous mappings and a memfd, in parent and child
+// foreign: yes
 // needs: hugepages
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: a memfd: its content, name, offset, seals, and its shared and private mappings
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

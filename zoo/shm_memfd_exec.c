@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: a program in a memfd can be run
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: shared anonymous memory that is longer, or shorter, than what is mapped of it
+// foreign: yes
 #include "zoo.h"
 
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 // area: shared memory
 // shows: a child keeps resizing and writing a shared area that its parent adds up
+// foreign: yes
 // varies: maps
 #include "zoo.h"
 

@@ -1,5 +1,6 @@
 // area: signals
 // shows: handlers with their flags and masks, ignored signals and defaults, in a process and its child
+// foreign: yes
 #include "zoo.h"
 
 static volatile sig_atomic_t last;

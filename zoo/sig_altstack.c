@@ -1,5 +1,6 @@
 // area: signals
 // shows: alternate stacks: registered in one thread, and in use by another at the moment of the dump
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

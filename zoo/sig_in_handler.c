@@ -1,5 +1,6 @@
 // area: signals
 // shows: a task inside of nested handlers finishes them and gets its old masks back
+// foreign: yes
 #include "zoo.h"
 
 static volatile sig_atomic_t depth, deepest;

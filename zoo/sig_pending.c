@@ -1,5 +1,6 @@
 // area: signals
 // shows: pending signals, of the process and of threads, in order and with their payload
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
 // area: signals
 // shows: pending signals sent by kill, tgkill, a timer's end, and a child's death
+// foreign: yes
 #include "zoo.h"
 #include <sys/time.h>
 

@@ -1,5 +1,6 @@
 // area: signals
 // shows: tasks inside of pause, sigsuspend, sigtimedwait and ppoll with a mask of their own
+// foreign: yes
 #include "zoo.h"
 #include <poll.h>
 

@@ -1,5 +1,6 @@
 // area: event descriptors
 // shows: a signalfd: its mask and a pending signal; no signal out of nothing
+// foreign: yes
 #include "zoo.h"
 #include <sys/signalfd.h>
 

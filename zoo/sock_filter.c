@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: a classic socket filter is returned unchanged and still filters
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 #include <linux/filter.h>

@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: ping sockets and raw sockets, with header inclusion and ICMP filters
+// foreign: yes
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: options of IPv6 sockets, and a socket bound to a foreign address with FREEBIND
+// foreign: yes
 // modes: plain leave-running pidns ns
 #include "zoo.h"
 #include "tcp.h"

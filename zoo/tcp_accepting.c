@@ -1,5 +1,6 @@
 // area: TCP
 // shows: a server with connections that wait to be accepted at nearly every moment: all of them are served
+// foreign: yes
 // options: --tcp-established
 // modes: plain leave-running ns
 // varies: fd

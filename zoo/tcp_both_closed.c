@@ -1,5 +1,6 @@
 // area: TCP
 // shows: both sides have closed with data in both queues (CLOSING)
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

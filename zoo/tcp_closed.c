@@ -1,5 +1,6 @@
 // area: TCP
 // shows: fully closed sockets give end of file and EPIPE
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: half closed connections: FIN_WAIT2 and CLOSE_WAIT, with data under way
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: FIN_WAIT1 and LAST_ACK: connections closed with more data unsent than the peer takes
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

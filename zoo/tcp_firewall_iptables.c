@@ -1,5 +1,6 @@
 // area: TCP
 // shows: connections, open and half closed, behind iptables rules that pass only what they have seen begin
+// foreign: yes
 // options: --tcp-established
 // files: /usr/sbin/iptables-legacy /usr/sbin/ip6tables-legacy /usr/lib/x86_64-linux-gnu/xtables/libxt_conntrack.so /usr/lib/x86_64-linux-gnu/xtables/libxt_standard.so
 // needs: /usr/sbin/iptables-legacy

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: connections, open and half closed, behind nftables rules that pass only what they have seen begin
+// foreign: yes
 // options: --tcp-established
 // files: /usr/sbin/nft
 // needs: /usr/sbin/nft

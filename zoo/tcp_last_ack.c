@@ -1,5 +1,6 @@
 // area: TCP
 // shows: LAST_ACK whose last acknowledgement is lost, with nothing left to be sent
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

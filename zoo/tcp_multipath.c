@@ -1,5 +1,6 @@
 // area: TCP
 // shows: listeners of Multipath TCP, with the connections that they have accepted from peers that know only TCP
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: window scale, timestamps and MSS as negotiated are kept
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: established connections inside of the tree, IPv4 and IPv6, their ends in different processes
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: full send and receive queues of a connection: no byte lost or doubled
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: a connection that was reset while bytes were unread
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: TCP
 // shows: a connection with constant traffic at the moment of the dump
+// foreign: yes
 // options: --tcp-established
 // varies: fd
 #include "zoo.h"

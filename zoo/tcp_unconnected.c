@@ -1,5 +1,6 @@
 // area: TCP
 // shows: sockets that are not connected: never bound, bound only, port shared with SO_REUSEPORT
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 

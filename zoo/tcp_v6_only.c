@@ -1,5 +1,6 @@
 // area: TCP
 // shows: IPv6 listeners with and without IPV6_V6ONLY, and an IPv4 connection over an IPv6 socket
+// foreign: yes
 // options: --tcp-established
 #include "zoo.h"
 #include "tcp.h"

@@ -1,5 +1,6 @@
 // area: threads
 // shows: 200 threads
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
 // area: threads
 // shows: threads that create a successor and exit without pause are all caught
+// foreign: yes
 // varies: thread threads maps status
 #include "zoo.h"
 #include <pthread.h>

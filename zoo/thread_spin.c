@@ -1,5 +1,6 @@
 // area: threads
 // shows: threads that compute in registers and sleep in turns all go on
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 

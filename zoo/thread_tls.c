@@ -1,5 +1,6 @@
 // area: threads
 // shows: ten threads keep their thread-local storage, signal masks, ids and names
+// foreign: yes
 #include "zoo.h"
 #include <pthread.h>
 #include <sys/prctl.h>

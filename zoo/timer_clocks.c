@@ -1,5 +1,6 @@
 // area: timers
 // shows: the clocks never go back
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: timers
 // shows: periodic interval timers (real, virtual, profiling) keep firing
+// foreign: yes
 // varies: ShdPnd
 #include "zoo.h"
 #include <sys/time.h>

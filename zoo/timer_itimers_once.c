@@ -1,5 +1,6 @@
 // area: timers
 // shows: one-shot interval timers keep the time that is left
+// foreign: yes
 #include "zoo.h"
 #include <sys/time.h>
 

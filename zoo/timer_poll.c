@@ -1,5 +1,6 @@
 // area: timers
 // shows: a task inside of poll with a timeout: it ends, and its descriptor still wakes it
+// foreign: yes
 #include "zoo.h"
 #include <poll.h>
 

@@ -1,5 +1,6 @@
 // area: timers
 // shows: POSIX timers on three clocks: ids with holes, signal and value, time left, interval, overrun
+// foreign: yes
 // varies: ShdPnd SigPnd
 #include "zoo.h"
 

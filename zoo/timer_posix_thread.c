@@ -1,5 +1,6 @@
 // area: timers
 // shows: POSIX timers that signal a thread, that notify nobody, and that count processor time
+// foreign: yes
 // varies: SigPnd
 #include "zoo.h"
 #include <pthread.h>

@@ -1,5 +1,6 @@
 // area: timers
 // shows: sleeping tasks do not sleep longer than they wanted: nanosleep, and clock_nanosleep to a time
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: timers
 // shows: timerfds: clock, flags, pending ticks, time left and interval
+// foreign: yes
 #include "zoo.h"
 #include <sys/timerfd.h>
 

@@ -1,5 +1,6 @@
 // area: timers
 // shows: a timerfd set to an absolute time, one that fires after the restore, and two descriptors on it
+// foreign: yes
 #include "zoo.h"
 #include <sys/timerfd.h>
 

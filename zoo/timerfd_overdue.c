@@ -1,5 +1,6 @@
 // area: timers
 // shows: a periodic timerfd that has fired and was not read yet goes on firing
+// foreign: yes
 #include "zoo.h"
 #include <sys/timerfd.h>
 

@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: bound and connected UDP and UDP-Lite sockets exchange messages with the right addresses
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 

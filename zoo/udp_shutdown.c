@@ -1,5 +1,6 @@
 // area: UDP and raw sockets
 // shows: connected UDP sockets that were shut down for reading, for writing, and with SO_BROADCAST
+// foreign: yes
 #include "zoo.h"
 #include "tcp.h"
 

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: a server by Unix sockets with requests in connections that wait to be accepted at nearly every moment: all are served
+// foreign: yes
 // modes: plain leave-running ns
 // varies: fd
 #include "accepting.h"

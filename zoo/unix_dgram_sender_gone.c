@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: a datagram whose sender is gone; the bound socket stays open to new senders
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

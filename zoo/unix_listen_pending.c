@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: connections that wait in a listener's queue are accepted after the restore
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

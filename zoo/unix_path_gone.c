@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: sockets whose paths are removed: a listener, an accepted connection, a datagram server with clients
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: a socket bound by a relative path in a directory that the task has left
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: data that runs through a ring of processes and socket pairs while it is dumped
+// foreign: yes
 // varies: fd
 #include "zoo.h"
 #include <sys/socket.h>

@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: half and full shutdown of stream and datagram pairs, with data left; a pair whose peer is closed
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 

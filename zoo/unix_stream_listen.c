@@ -1,5 +1,6 @@
 // area: Unix sockets
 // shows: a listener by path with accepted clients in two processes, and one more client to come
+// foreign: yes
 #include "zoo.h"
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,5 +1,6 @@
 // area: vDSO
 // shows: the vDSO stays where it was and its functions work at the addresses known before
+// foreign: yes
 #include "zoo.h"
 #include <sys/auxv.h>
 #include <sys/time.h>

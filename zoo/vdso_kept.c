@@ -1,5 +1,6 @@
 // area: vDSO
 // shows: a task that has unmapped vvar but kept its vdso
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: vDSO
 // shows: a task that has moved its vdso and vvar to another address
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

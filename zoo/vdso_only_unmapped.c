@@ -1,5 +1,6 @@
 // area: vDSO
 // shows: a task that has unmapped its vdso but kept vvar, as Valgrind does
+// foreign: yes
 #include "zoo.h"
 
 int main(void)

@@ -1,5 +1,6 @@
 // area: vDSO
 // shows: a task that has unmapped vdso and vvar stays without
+// foreign: yes
 #include "zoo.h"
 
 static int unmap(const char *names)

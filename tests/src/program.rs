@@ -217,6 +217,10 @@ fn parse(path: &Path) -> Result<Program> {
     if program.modes.is_empty() {
         program.modes = modes("")?;
     }
+    // Whichever modes the header names.
+    if program.foreign && !program.modes.contains(&Mode::Foreign) {
+        program.modes.push(Mode::Foreign);
+    }
     let refused = program.refused.is_some() || program.unsupported.is_some();
     let rounds = !refused && program.is_about_memory();
     let leaves = program.modes.contains(&Mode::LeaveRunning);
