@@ -120,6 +120,10 @@ const NAMED: &[&str] = &[
     "seccomp.seccomp_filters.flags",
 ];
 
+/// Fields that Torpor has in fewer entries: who shares a directory shares its entry. Their values are
+/// the same.
+const SHARED: &[&str] = &["files.type", "files.reg."];
+
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
@@ -309,7 +313,10 @@ impl Fields {
                     }
                 }
             }
-            Value::Array(items) => items.iter().for_each(|item| self.add(path, item)),
+            Value::Array(items) => {
+                let items = items.iter().filter(|item| !is_watched(item));
+                items.for_each(|item| self.add(path, item));
+            }
             value => self.values.entry(path.to_owned()).or_default().push(value.to_string()),
         }
     }
@@ -318,11 +325,14 @@ impl Fields {
         let kinds = self.kinds.symmetric_difference(&other.kinds);
         let mut all: Vec<String> = kinds.map(|kind| format!("only one has {kind}.img")).collect();
         let paths: BTreeSet<&String> = self.values.keys().chain(other.values.keys()).collect();
-        let is_named = |path: &str| NAMED.iter().any(|named| path.starts_with(named));
-        for path in paths.into_iter().filter(|path| !is_named(path)) {
+        let is_one_of = |all: &[&str], path: &str| all.iter().any(|named| path.starts_with(named));
+        for path in paths.into_iter().filter(|path| !is_one_of(NAMED, path)) {
             let sorted = |fields: &Fields| {
                 let mut values = fields.values.get(path).cloned().unwrap_or_default();
                 values.sort();
+                if is_one_of(SHARED, path) {
+                    values.dedup();
+                }
                 values
             };
             let (a, b) = (sorted(self), sorted(other));
@@ -332,4 +342,9 @@ impl Fields {
         }
         all
     }
+}
+
+/// Whether an entry of `files.img` is Torpor's for what is watched: the only ones with `O_PATH`.
+fn is_watched(entry: &Value) -> bool {
+    entry["reg"]["flags"].as_str().is_some_and(|flags| flags.contains("0x200000"))
 }
