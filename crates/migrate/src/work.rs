@@ -94,8 +94,11 @@ pub fn clear(path: &Path, patience: Duration) {
 
 /// Removes a directory that nobody needs; false if somebody does.
 fn remove_unused(path: &Path) -> bool {
-    // Without the mark it is somebody else's.
-    let Ok(mark) = File::open(path.join(MARK)) else { return true };
+    let Ok(mark) = File::open(path.join(MARK)) else {
+        // Somebody else's, which is not empty; or whoever removed it has ended at the last step.
+        let _ = fs::remove_dir(path);
+        return true;
+    };
     match flock(&mark, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => remove(path),
         Err(Errno::WOULDBLOCK) => return false,
@@ -105,12 +108,27 @@ fn remove_unused(path: &Path) -> bool {
 }
 
 fn remove(path: &Path) {
-    match fs::remove_dir_all(path) {
+    match empty(path).and_then(|()| fs::remove_dir_all(path)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!("{}: {error}", path.display());
         }
         _ => {}
     }
+}
+
+/// All but the mark goes first: what is left if this ends too early can be told by it.
+fn empty(path: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_name() == MARK {
+            continue;
+        } else if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -139,6 +157,9 @@ mod tests {
         assert!(path("strange/work").exists() && used.path().exists());
         drop(used);
         assert!(!path("used").exists());
+        fs::create_dir(path("empty")).unwrap();
+        sweep(parent.path());
+        assert!(!path("empty").exists());
         clear(&path("nowhere"), Duration::ZERO);
     }
 }
