@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::Signal;
 use torpor_worker::{Event, Worker};
 
 use super::Source;
 use super::link::{Happening, unexpected};
 use crate::engine;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::record::{Ledger, Phase};
 use crate::task;
 use crate::wire::Peer;
@@ -17,6 +18,8 @@ use crate::wire::message::{Reply, Request};
 
 /// How long the destination is asked what it has done, after the link was lost.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// For an answer: the destination waits for whoever works on the migration, and for its restore.
+const ANSWER: Duration = Duration::from_secs(90);
 /// How often.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -49,7 +52,7 @@ impl Source<'_> {
                 if let Err(error) = engine::finish("dump", worker) {
                     tracing::warn!("{error}; the tasks are killed");
                 }
-                kill(&self.ledger);
+                end(&self.ledger);
                 self.over();
                 Ok(pid)
             }
@@ -189,7 +192,7 @@ fn stays() -> Error {
 pub fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
     let start = Instant::now();
     loop {
-        match ask(to, id) {
+        match ask(to, id, patience) {
             Ok(verdict) => return Ok(verdict),
             Err(error) if start.elapsed() > patience => {
                 return Err(Error::refused_with(
@@ -208,8 +211,12 @@ pub fn ask_until(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
     }
 }
 
-fn ask(to: &Peer, id: &str) -> Result<Verdict> {
-    let mut line = Line::open(to.connect()?)?;
+/// An agent that is stopped takes connections and never answers.
+fn ask(to: &Peer, id: &str, patience: Duration) -> Result<Verdict> {
+    let socket = to.connect()?;
+    let limit = Some(patience.min(ANSWER));
+    set_socket_timeout(&socket, Timeout::Recv, limit).context(|| "SO_RCVTIMEO".to_owned())?;
+    let mut line = Line::open(socket)?;
     line.say(&Request::Query { id: id.to_owned() })?;
     match line.hear()? {
         Reply::State { phase: Phase::Moved, pid } => Ok(Verdict::There(pid.unwrap_or(0))),
@@ -223,6 +230,11 @@ pub fn kill(ledger: &Ledger) {
     if let Some(container) = &ledger.record().container {
         container.abandon();
     }
+    end(ledger);
+}
+
+/// The same where the runtime knows already that it is not to start the container again.
+fn end(ledger: &Ledger) {
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::KILL));
     // The runtime would list it as one that has ended.
     if let Some(container) = &ledger.record().container
@@ -235,4 +247,25 @@ pub fn kill(ledger: &Ledger) {
 /// Lets the tasks go on that were stopped for the decision.
 pub fn go_on(ledger: &Ledger) {
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::CONT));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::wire::address::Address;
+
+    #[test]
+    fn an_agent_that_never_answers_is_not_waited_for_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.socket");
+        let _silent = UnixListener::bind(&path).unwrap();
+        let to = Peer { address: Address::Unix(path), keys: None };
+        let error = ask_until(&to, "one", Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("does not answer"), "{error}");
+        assert!(error.hint().unwrap().contains("--resolve one --keep-here"), "{error}");
+    }
 }
