@@ -114,10 +114,8 @@ impl Proxy {
         asks: bool,
     ) {
         let mut preamble = [0; PREAMBLE];
-        if from.read_exact(&mut preamble).is_err() || to.write_all(&preamble).is_err() {
-            return;
-        }
-        loop {
+        let begun = from.read_exact(&mut preamble).and_then(|()| to.write_all(&preamble));
+        while begun.is_ok() {
             let mut frame = vec![0; HEADER];
             if from.read_exact(&mut frame).is_err() {
                 break;
