@@ -13,13 +13,16 @@
 //! it behind, so none is made where nobody confines himself: not where the host's first process can
 //! be looked into, either.
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use torpor_tracee::syscall;
-use torpor_tracee::{Batch, SIDE_BY_SIDE, Tracee};
+use torpor_tracee::{Batch, Outcome, Tracee};
 
-use super::Dump;
+use super::tasks::{Tasks, ask_all};
+use super::{Dump, Task};
 use crate::error::{Error, Result};
+use crate::namespace::NsKind;
 use crate::proc;
 
 /// `LANDLOCK_MAX_NUM_LAYERS` of the kernel, since domains can be stacked at all.
@@ -34,6 +37,9 @@ const PIDS_OF_HOST: u64 = 0xEFFF_FFFC;
 
 /// Whether this kernel has Landlock, and has it switched on.
 static EXISTS: LazyLock<bool> = LazyLock::new(torpor_sys::process::has_landlock);
+
+/// Threads that may be in a domain: their tasks and their places in them.
+type Open = BTreeSet<(usize, usize)>;
 
 /// A shadow of a thread that is in no domain.
 struct Witness {
@@ -53,9 +59,18 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
         return Ok(());
     }
     let since = proc::stat(cx.guardian.pid())?.start_time;
+    let mut open: Open = (cx.tasks.iter().enumerate())
+        .flat_map(|(task, of)| (0..of.threads.len()).map(move |thread| (task, thread)))
+        .filter(|&(task, thread)| cx.tasks[task].may_be_confined(thread))
+        .collect();
+    let pids_of_host = cx.ns.of_kind(NsKind::Pid).find(|ns| ns.inode == PIDS_OF_HOST);
+    if let Some(space) = pids_of_host.map(|ns| ns.id) {
+        let sees_host = |task: &Task| task.ids.pid_ns_id == Some(space);
+        vouch(&mut cx.tasks, &mut open, |_, task| sees_host(task), INIT)?;
+    }
     let (mut witness, mut checked) = (None, Ok(()));
     for task in cx.tasks.live() {
-        checked = checked.and_then(|()| check_task(cx, task, since, &mut witness));
+        checked = checked.and_then(|()| check_task(cx, task, since, &mut open, &mut witness));
     }
     checked.and(dismiss(cx, since, witness))
 }
@@ -64,47 +79,47 @@ fn check_task(
     cx: &mut Dump<'_>,
     task: usize,
     since: u64,
+    open: &mut Open,
     witness: &mut Option<Witness>,
 ) -> Result<()> {
-    let mut open: Vec<usize> = (0..cx.tasks[task].threads.len()).collect();
-    open.retain(|&thread| cx.tasks[task].may_be_confined(thread));
-    if !open.is_empty() && proc::ns_inode(cx.tasks[task].pid, "pid")? == PIDS_OF_HOST {
-        vouch(&mut cx.tasks[task].threads, &mut open, INIT)?;
-    }
+    let last = |open: &Open| open.range((task, 0)..(task + 1, 0)).next_back().copied();
     // A witness of another user may be none for any of them, and so may one of the process itself
     // be if that is not dumpable.
     let mut helps = true;
-    while !open.is_empty() {
+    while last(open).is_some() {
         if helps && let Some(witness) = witness {
             let before = open.len();
-            vouch(&mut cx.tasks[task].threads, &mut open, witness.pid)?;
+            vouch(&mut cx.tasks, open, |other, _| other == task, witness.pid)?;
             helps = open.len() < before || witness.task != task;
         }
-        let Some(thread) = open.pop() else { break };
+        let Some(thread) = last(open) else { break };
+        open.remove(&thread);
         dismiss(cx, since, witness.take())?;
-        *witness = Some(testify(cx, task, thread, since)?);
+        *witness = Some(testify(cx, task, thread.1, since)?);
     }
     Ok(())
 }
 
-/// Takes out of `open` the threads that may look into the process with this pid.
-fn vouch(threads: &mut [Tracee], open: &mut Vec<usize>, pid: u64) -> Result<()> {
-    for from in (0..threads.len()).step_by(SIDE_BY_SIDE) {
-        let some = threads.iter_mut().enumerate().skip(from).take(SIDE_BY_SIDE);
-        let (mut numbers, mut batches, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, thread) in some.filter(|(number, _)| open.contains(number)) {
-            let mut batch = thread.batch();
-            let (head, len) = (batch.space(8).addr, batch.space(8).addr);
-            calls.push(batch.call((libc::SYS_get_robust_list, [pid, head.0, len.0])));
-            batches.push(batch);
-            numbers.push(number);
-        }
-        let answers = Batch::run_all(batches)?;
-        for ((number, call), out) in numbers.into_iter().zip(calls).zip(answers) {
-            if out.result(call).is_ok() {
-                open.retain(|&o| o != number);
-            }
-        }
+/// Takes those of the chosen tasks out of `open` that may look into the process with this pid.
+fn vouch(
+    tasks: &mut Tasks,
+    open: &mut Open,
+    is_chosen: impl Fn(usize, &Task) -> bool,
+    pid: u64,
+) -> Result<()> {
+    let (mut threads, mut keys) = (Vec::new(), Vec::new());
+    for (task, of) in tasks.iter_mut().enumerate().filter(|(task, of)| is_chosen(*task, of)) {
+        keys.extend((0..of.threads.len()).map(|thread| (task, thread)));
+        threads.extend(&mut of.threads);
+    }
+    let ask = |_, batch: &mut Batch<'_>| {
+        let (head, len) = (batch.space(8).addr, batch.space(8).addr);
+        batch.call((libc::SYS_get_robust_list, [pid, head.0, len.0]))
+    };
+    let may_look = |call, out: &Outcome| out.result(call).is_ok();
+    let found = ask_all(&mut threads, |number| open.contains(&keys[number]), ask, may_look)?;
+    for (number, _) in found.into_iter().filter(|(_, may_look)| *may_look) {
+        open.remove(&keys[number]);
     }
     Ok(())
 }

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 
 use torpor_sys::ptrace;
 use torpor_tracee::syscall;
-use torpor_tracee::{Batch, Call, Outcome, SIDE_BY_SIDE, Slot, Tracee};
+use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
+use super::tasks::ask_all;
 use super::{Dump, Task};
 use crate::error::Result;
 use crate::memory::vma::{Vma, status};
@@ -68,55 +69,42 @@ pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Re
 /// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
 /// keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
-    check_processes(cx)?;
-    let mut threads: Vec<&mut Tracee> =
-        cx.tasks.iter_mut().flat_map(|task| &mut task.threads).collect();
-    let found = ask(&mut threads, OfThread::ask, OfThread::answer)?;
-    for (tid, lost) in found {
-        lost.into_iter().try_for_each(|object| cx.leave_out(tid, object, "is not kept"))?;
+    let (mut threads, mut leads) = (Vec::new(), Vec::new());
+    for (task, Task { threads: all, .. }) in cx.tasks.iter_mut().enumerate() {
+        leads.extend((0..all.len()).map(|thread| (thread == 0).then_some(task)));
+        threads.extend(all);
+    }
+    let tids: Vec<i32> = threads.iter().map(|thread| thread.tid()).collect();
+    let ask = |number: usize, batch: &mut Batch<'_>| {
+        (OfThread::ask(batch), leads[number].map(|_| OfProcess::ask(batch)))
+    };
+    let answer = |(thread, process): (OfThread, Option<OfProcess>), out: &Outcome| {
+        (thread.answer(out), process.map(|process| process.answer(out)))
+    };
+    let found = ask_all(&mut threads, |_| true, ask, answer)?;
+    let mut sessions = HashSet::new();
+    for (number, (of_thread, of_process)) in found {
+        let leave_out = |object| cx.leave_out(tids[number], object, "is not kept");
+        of_thread.into_iter().try_for_each(leave_out)?;
+        if let (Some(task), Some((session, lost))) = (leads[number], of_process) {
+            lost.into_iter().try_for_each(leave_out)?;
+            check_session(cx, task, session.filter(|&ring| sessions.insert(ring)))?;
+        }
     }
     cx.tasks.iter().try_for_each(|task| check_threads(cx, task))
 }
 
-fn check_processes(cx: &mut Dump<'_>) -> Result<()> {
-    let live = cx.tasks.live();
-    let mut leaders: Vec<&mut Tracee> =
-        cx.tasks.iter_mut().filter_map(|task| task.threads.first_mut()).collect();
-    let found = ask(&mut leaders, OfProcess::ask, OfProcess::answer)?;
-    let mut sessions = HashSet::new();
-    for (task, (_, (session, lost))) in live.into_iter().zip(found) {
-        let pid = cx.tasks[task].pid;
-        lost.into_iter().try_for_each(|object| cx.leave_out(pid, object, "is not kept"))?;
-        if let Some(ring) = session.filter(|&ring| sessions.insert(ring)) {
-            check_session(cx, task, ring)?;
-        }
-        let leads = cx.tasks[task].stat.sid == pid;
-        if leads && proc::read(pid, "autogroup").is_ok_and(|text| !text.trim().ends_with(" 0")) {
-            cx.leave_out(pid, "the nice value of its session (autogroup)", "is not kept")?;
-        }
+/// What the session of a task has: its keyring, if nobody has looked at that, and a nice value.
+fn check_session(cx: &mut Dump<'_>, task: usize, keyring: Option<u64>) -> Result<()> {
+    if let Some(ring) = keyring {
+        check_keyring(cx, task, ring)?;
+    }
+    let pid = cx.tasks[task].pid;
+    let leads = cx.tasks[task].stat.sid == pid;
+    if leads && proc::read(pid, "autogroup").is_ok_and(|text| !text.trim().ends_with(" 0")) {
+        cx.leave_out(pid, "the nice value of its session (autogroup)", "is not kept")?;
     }
     Ok(())
-}
-
-/// Asks threads side by side; the answers come with their ids.
-fn ask<Q, A>(
-    threads: &mut [&mut Tracee],
-    ask: impl Fn(&mut Batch<'_>) -> Q,
-    answer: impl Fn(Q, &Outcome) -> A,
-) -> Result<Vec<(i32, A)>> {
-    let mut found = Vec::with_capacity(threads.len());
-    for some in threads.chunks_mut(SIDE_BY_SIDE) {
-        let tids: Vec<i32> = some.iter().map(|thread| thread.tid()).collect();
-        let asked = some.iter_mut().map(|thread| {
-            let mut batch = thread.batch();
-            let questions = ask(&mut batch);
-            (batch, questions)
-        });
-        let (batches, questions): (Vec<_>, Vec<_>) = asked.unzip();
-        let answers = questions.into_iter().zip(Batch::run_all(batches)?);
-        found.extend(tids.into_iter().zip(answers.map(|(questions, out)| answer(questions, &out))));
-    }
-    Ok(found)
 }
 
 /// What a tracer sees of each thread.
@@ -208,7 +196,7 @@ impl OfThread {
 }
 
 /// The keys in the keyring of a session that a task is in.
-fn check_session(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
+fn check_keyring(cx: &mut Dump<'_>, task: usize, ring: u64) -> Result<()> {
     let leader = cx.tasks.remote(task)?;
     let mut batch = leader.batch();
     let ids = batch.space(KEYS * 4);

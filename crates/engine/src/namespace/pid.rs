@@ -6,6 +6,7 @@
 //! the images of its threads, which only matters where it is born, and where it calls others by
 //! numbers itself.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -124,10 +125,11 @@ fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
 /// # Errors
 /// Refused, where a task lives in one that it cannot be born into again.
 pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
+    let known: HashMap<i32, usize> = tasks.iter().map(|task| task.tgid).zip(0..).collect();
     let place = |task: &dumped::Task| Place {
         numbers: below(task, &task.status, "NStgid"),
         space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
-        parent: tasks.iter().position(|parent| parent.tgid == task.stat.ppid),
+        parent: known.get(&task.stat.ppid).copied(),
     };
     let places: Vec<Place> = tasks.iter().map(place).collect();
     let refuse =
@@ -135,11 +137,15 @@ pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
     check(&places).map_err(refuse)?;
     let mut all = Vec::new();
     for (task, place) in tasks.iter().zip(places) {
+        let for_children = for_children(task, spaces)?;
+        if place.numbers.is_empty() && for_children.is_none() {
+            continue;
+        }
         let process = TorporNestedEntry {
             tids: place.numbers,
             pgids: below(task, &task.status, "NSpgid"),
             sids: below(task, &task.status, "NSsid"),
-            for_children: for_children(task, spaces)?,
+            for_children,
         };
         all.push((task.tgid, process));
         let others = task.threads.iter().zip(&task.statuses);
@@ -186,10 +192,11 @@ pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
     let invalid = |task: &TaskImage, why: &str| {
         Error::invalid(kind::CORE.file_name(task.tree.pid.into()), why)
     };
+    let known: HashMap<u32, usize> = tasks.iter().map(|task| task.tree.pid).zip(0..).collect();
     let place = |task: &TaskImage| Place {
         numbers: task.nested(0).map(|nested| nested.tids.clone()).unwrap_or_default(),
         space: task.homes.number(NsKind::Pid).filter(|_| !task.is_zombie()),
-        parent: tasks.iter().position(|parent| parent.tree.pid == task.tree.ppid),
+        parent: known.get(&task.tree.ppid).copied(),
     };
     let places: Vec<Place> = tasks.iter().map(place).collect();
     for task in tasks {
