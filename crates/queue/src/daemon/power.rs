@@ -136,16 +136,7 @@ impl World {
     fn end(&mut self, id: JobId, dir: &JobDir) {
         let Some(life) = self.lives.remove(&id) else { return };
         self.synced.insert(id, fs::metadata(dir.out()).unwrap().len());
-        let ending = Ending {
-            job: id,
-            run: life.run,
-            exit: Exit::Code(0),
-            leftover: Vec::new(),
-            out_of_memory: false,
-            out_of_disk: false,
-            gave_way: false,
-            at: 0,
-        };
+        let ending = Ending::good(id, life.run);
         files::write_stable(&dir.run(life.run).join(ENDING), &ending).unwrap();
         if self.random.once_in(3) {
             return self.cut();

@@ -365,17 +365,7 @@ mod tests {
             core.report(id, run, state);
             core.report(id, run, Report::Saved(saved));
             core.report(id, run, Report::Durable { seq: 9 });
-            let ending = Ending {
-                job: id,
-                run,
-                exit: Exit::Code(0),
-                leftover: Vec::new(),
-                out_of_memory: false,
-                out_of_disk: false,
-                gave_way: false,
-                at: 0,
-            };
-            core.run_over(id, run, Some(ending));
+            core.run_over(id, run, Some(Ending::good(id, run)));
         };
         say(&mut core, 1);
         assert_eq!(core.jobs[&id], before);

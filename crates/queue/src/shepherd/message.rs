@@ -118,6 +118,23 @@ pub struct Ending {
     pub at: i64,
 }
 
+#[cfg(test)]
+impl Ending {
+    /// Of a run that has done all that it was to do.
+    pub fn good(job: u64, run: u64) -> Self {
+        Self {
+            job,
+            run,
+            exit: Exit::Code(0),
+            leftover: Vec::new(),
+            out_of_memory: false,
+            out_of_disk: false,
+            gave_way: false,
+            at: 0,
+        }
+    }
+}
+
 /// A checkpoint, as its shepherd has measured it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
