@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use torpor_runtimes_tests::certificates::certificates;
 
 use self::cost::{Watch, processor_time};
 use self::load::{Load, RECORD};
@@ -163,7 +163,7 @@ struct Hosts<'a> {
 impl<'a> Hosts<'a> {
     fn start(torpor: &Path, dir: &'a Path, records: &'a Path, world: &'a World) -> Result<Self> {
         let torpor = torpor.canonicalize()?;
-        let keys = certificates(dir)?;
+        let keys = certificates(dir, THERE, ["--ca", "--cert", "--key"]);
         let mut agent = world.there.command(&torpor);
         agent.args(["agent", "--listen", &format!("{THERE}:{PORT}")]).args(&keys);
         agent
@@ -226,24 +226,4 @@ impl<'a> Hosts<'a> {
 fn spawn(command: &mut Command) -> Result<std::process::Child> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().with_context(|| format!("{command:?}"))
-}
-
-/// Options that name an authority, and a certificate of its that serves both hosts.
-fn certificates(dir: &Path) -> Result<Vec<String>> {
-    let key = KeyPair::generate()?;
-    let mut params = CertificateParams::new(Vec::new())?;
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key)?.pem();
-    let issuer = Issuer::new(params, key);
-    let own = KeyPair::generate()?;
-    let params = CertificateParams::new(vec![THERE.to_owned()])?;
-    let certificate = params.signed_by(&own, &issuer)?.pem();
-    let files = [("--ca", authority), ("--cert", certificate), ("--key", own.serialize_pem())];
-    let mut options = Vec::new();
-    for (option, pem) in files {
-        let file = dir.join(&option[2..]);
-        fs::write(&file, pem)?;
-        options.extend([option.to_owned(), file.display().to_string()]);
-    }
-    Ok(options)
 }

@@ -13,7 +13,6 @@ use std::process::{Child, Command, Output, Stdio};
 
 use common::fake::{Fake, Mischief};
 use common::{Place, kill, row, samples, success, wait};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::Value;
 
 const SETTINGS: &str = "runs: 5\nwarmup: 0\nfilters: [operations.image.*]\n";
@@ -217,21 +216,11 @@ fn through_ssh() {
 fn certificates(place: &Place, name: &str) -> Vec<String> {
     let dir = place.path(name);
     fs::create_dir(&dir).unwrap();
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(params, key);
-    let own = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
-    let files = [("--ca", authority), ("--cert", certificate), ("--key", own.serialize_pem())];
-    let option = |(option, pem): (&str, String)| {
-        let file = dir.join(&option[2..]);
-        fs::write(&file, pem).unwrap();
-        [option.to_owned(), file.display().to_string()]
-    };
-    files.into_iter().flat_map(option).collect()
+    torpor_runtimes_tests::certificates::certificates(
+        &dir,
+        "127.0.0.1",
+        ["--ca", "--cert", "--key"],
+    )
 }
 
 /// An agent that listens, as long as this value lives, and where.

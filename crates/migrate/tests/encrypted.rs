@@ -4,31 +4,13 @@
 
 mod support;
 
-use std::fs;
 use std::path::Path;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use support::{Counter, Host, judge, wait_until};
 
 /// The options that name an authority, and a certificate of its for `name`.
-fn certificates(dir: &Path, name: &str) -> [String; 6] {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(params, key);
-    let own = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    let certificate = params.signed_by(&own, &issuer).unwrap().pem();
-    let file = |option: &str, pem: &str| {
-        let file = dir.join(&option[2..]);
-        fs::write(&file, pem).unwrap();
-        [option.to_owned(), file.display().to_string()]
-    };
-    let key = own.serialize_pem();
-    let [a, b, c] = [("--ca", &authority), ("--cert", &certificate), ("--key", &key)]
-        .map(|(option, pem)| file(option, pem));
-    [a, b, c].concat().try_into().unwrap()
+fn certificates(dir: &Path, name: &str) -> Vec<String> {
+    torpor_runtimes_tests::certificates::certificates(dir, name, ["--ca", "--cert", "--key"])
 }
 
 fn agent_with(options: &[String]) -> Host {

@@ -8,6 +8,7 @@
 // This crate is part of the tests alone: here a panic is how a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod certificates;
 pub mod command;
 pub mod containerd;
 pub mod criu;

@@ -336,8 +336,8 @@ pub fn make_sketch(
     terms: Terms,
 ) -> Result<PathBuf> {
     match container.runtime {
-        Runtime::Runc => bundle::make(dir, &container.id, description, terms),
         Runtime::Podman => podman::sketch(dir, description),
+        Runtime::Runc => make_bundle(dir, container, description, terms),
     }
 }
 
