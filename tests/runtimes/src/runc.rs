@@ -117,6 +117,7 @@ impl<'a> Container<'a> {
     pub fn start(scratch: &'a Scratch, bundle: &'a Bundle) -> Self {
         let container = Self::new(scratch, bundle);
         container.detached(container.run());
+        container.expect("running");
         container
     }
 
@@ -131,7 +132,7 @@ impl<'a> Container<'a> {
             .arg(console)
             .arg(&container.id)
             .succeed();
-        container.expect_running();
+        container.expect("running");
         container
     }
 
@@ -263,6 +264,14 @@ impl<'a> Container<'a> {
     #[track_caller]
     pub fn restore(&mut self, options: &[&str]) {
         self.detached(self.restore_call(options));
+        self.expect("running");
+    }
+
+    /// Restores the container detached, which is to be paused then.
+    #[track_caller]
+    pub fn restore_paused(&mut self, options: &[&str]) {
+        self.detached(self.restore_call(options));
+        self.expect("paused");
     }
 
     /// Has `runc run` or `runc restore` leave the container behind. The container gets the
@@ -275,7 +284,6 @@ impl<'a> Container<'a> {
         let status = wait(&mut call.spawn().unwrap()).expect("runc ends");
         let log = fs::read_to_string(self.log()).unwrap_or_default();
         assert!(status.success(), "{call:?}: {status}\n{log}");
-        self.expect_running();
     }
 
     /// What runc has to say, beside its output.
@@ -331,8 +339,8 @@ impl<'a> Container<'a> {
     }
 
     #[track_caller]
-    fn expect_running(&self) {
-        assert_eq!(self.state()["status"], "running");
+    fn expect(&self, status: &str) {
+        assert_eq!(self.state()["status"], status);
     }
 }
 

@@ -157,6 +157,25 @@ fn paused_by_runc() {
     assert!(log.lines().any(told), "{log}");
 }
 
+/// Whoever asks for the properties of groups that are there gets that one, too. Debian's runc keeps the option to
+/// itself at a restore.
+#[test]
+fn paused_by_runc_with_its_properties() {
+    let scratch = Scratch::new("runc-paused-full");
+    let file = scratch.join("criu.conf");
+    fs::write(&file, "manage-cgroups full\n").unwrap();
+    let bundle = counter(&scratch).configure(|config| {
+        config["annotations"] = json!({"org.criu.config": file});
+    });
+    let mut container = Container::start(&scratch, &bundle);
+    goes_on(&bundle.file("count"));
+    container.runc("pause").arg(container.id()).succeed();
+    container.checkpoint(&[]);
+    container.restore_paused(&[]);
+    container.runc("resume").arg(container.id()).succeed();
+    goes_on(&bundle.file("count"));
+}
+
 #[test]
 fn pre_dump() {
     rounds(&Scratch::new("runc-predump"));

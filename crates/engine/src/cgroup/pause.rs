@@ -10,7 +10,7 @@ use torpor_kernel::cgroup::{self, Freezer, Membership};
 use super::hierarchy::Hierarchies;
 use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
-use crate::namespace::mount::{Tree, own_tree};
+use crate::namespace::mount::own_tree;
 use crate::options::Cgroups;
 use crate::restore::tasks::Task;
 
@@ -29,12 +29,9 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 /// # Errors
 /// If a task has no group of its own, or one that this program cannot leave; the kernel's.
 pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+    leave(cgroups, tasks)?;
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
-    // Only a runtime that says where the tasks go has put this program there, too.
-    if let Some(root) = tasks.first().filter(|_| !cgroups.roots.is_empty()) {
-        leave(cgroups, tasks, &cgroup::of(root.pid)?, &host, &mut hierarchies)?;
-    }
     let own = own_groups()?;
     let mut all = BTreeSet::new();
     for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
@@ -60,22 +57,22 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
     Ok(())
 }
 
-/// Leaves those of the groups `theirs` that this program is in, for their parents: runc puts it
-/// into the container's, where it would be frozen with the tasks.
-fn leave(
-    cgroups: &Cgroups,
-    tasks: &[Task],
-    theirs: &Membership,
-    host: &Tree,
-    hierarchies: &mut Hierarchies,
-) -> Result<()> {
-    let own = own_groups()?;
+/// Leaves those of the root task's groups that this program is in, for their parents: a runtime that
+/// says where the tasks go has put it into the container's, where it would be frozen with the tasks.
+///
+/// # Errors
+/// The kernel's, with the group that could not be left.
+pub fn leave(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+    let Some(root) = tasks.first().filter(|_| !cgroups.roots.is_empty()) else { return Ok(()) };
+    let host = own_tree()?;
+    let mut hierarchies = Hierarchies::default();
+    let (own, theirs) = (own_groups()?, cgroup::of(root.pid)?);
     let program = std::fs::read_link("/proc/self/exe").ok();
     let tasks: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
     for (name, path) in theirs.iter().filter(|(name, path)| has(&own, name, path)) {
         let Some(parent) = path.parent() else { continue };
         let what = || format!("leave cgroup {}", path.display());
-        let hierarchy = hierarchies.get(name, host, cgroups.yard.as_deref())?;
+        let hierarchy = hierarchies.get(name, &host, cgroups.yard.as_deref())?;
         // The group that a hierarchy is mounted at may be the one: there is no way out then.
         let Ok(target) = hierarchy.open(parent) else { continue };
         let group = hierarchy.open(path).context(what)?;

@@ -72,6 +72,11 @@ impl Frozen {
     }
 }
 
+/// Whether a mode is for the properties of groups that are there, too.
+fn sets_what_is_there(mode: CgroupMode) -> bool {
+    matches!(mode, CgroupMode::Props | CgroupMode::Full)
+}
+
 /// Directories that are removed again unless the restore succeeds.
 #[derive(Debug, Default)]
 struct Made(Vec<(OwnedFd, OsString)>);
@@ -301,11 +306,15 @@ impl Groups {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn freeze_again(&mut self) -> Result<()> {
+    pub fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+        if !self.frozen.is_empty() && sets_what_is_there(cgroups.manage) {
+            pause::leave(cgroups, tasks)?;
+        }
         let own = pause::own_groups()?;
         for group in std::mem::take(&mut self.frozen) {
             // A runtime that has put this program into the container's group pauses containers for
-            // their dump (containerd does), and expects what it restores to run.
+            // their dump (containerd does), and expects what it restores to run, unless it asks
+            // for the properties of groups that are there.
             if own.values().any(|own| own.starts_with(&group.name)) {
                 tracing::warn!("cgroup {} was frozen, and is not now", group.name.display());
                 continue;
@@ -411,7 +420,7 @@ impl Making<'_> {
             return Err(Errno::EXIST)
                 .context(|| format!("cgroup {} must not exist", group.place.display()));
         }
-        let set = matches!(self.mode, CgroupMode::Props | CgroupMode::Full);
+        let set = sets_what_is_there(self.mode);
         self.inside(dir, group, set)
     }
 

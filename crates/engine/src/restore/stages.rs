@@ -276,7 +276,7 @@ impl Ready<'_> {
         cx.let_files_go()?;
         cx.wake_network()?;
         task::end_leaders(&mut cx);
-        cx.cgroups.freeze_again()?;
+        cx.cgroups.freeze_again(&cx.opts.cgroups, &cx.tasks)?;
         if cx.opts.wake_frozen {
             cgroup::freeze_tasks(&cx.opts.cgroups, &cx.tasks)?;
         }
