@@ -28,6 +28,35 @@ with open(sys.argv[1], "w", buffering=1) as file:
         time.sleep(0.02)
 "#;
 
+/// Two connections that another program has made and half closed; it counts as long as both say so.
+const HALF: &str = r#"
+import socket, sys, time
+listeners = [socket.create_server((address, 7777), family=family)
+    for address, family in [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]]
+accepted = [listener.accept()[0] for listener in listeners]
+with open(sys.argv[1], "w", buffering=1) as file:
+    while True:
+        for connection in accepted:
+            assert connection.recv(1) == b""
+        print("counted", file=file)
+        time.sleep(0.02)
+"#;
+
+/// The other program.
+const CLIENT: &str = r#"
+import socket, time
+made = []
+for address in ["127.0.0.1", "::1"]:
+    while True:
+        try:
+            made.append(socket.create_connection((address, 7777)))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    made[-1].shutdown(socket.SHUT_WR)
+time.sleep(1000)
+"#;
+
 /// A network namespace with a name of its own, in a directory of its own.
 struct Network {
     dir: tempfile::TempDir,
@@ -54,6 +83,13 @@ impl Network {
         command.stdin(Stdio::null());
         command
     }
+
+    /// A program that is started inside, in a session of its own.
+    fn python(&self, source: &str, args: &[&Path]) -> Started {
+        let mut program = self.inside("setsid");
+        program.args(["python3", "-c", source]).args(args);
+        Started(program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
 }
 
 impl Drop for Network {
@@ -78,6 +114,7 @@ struct Restored(i32);
 impl Drop for Restored {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
+        wait_until(|| !Path::new(&format!("/proc/{}", self.0)).exists());
     }
 }
 
@@ -114,23 +151,57 @@ const FIREWALLS: [&str; 3] = [
     done"#,
 ];
 
-fn there_and_back(lock: &str) {
+fn there_and_back(lock: &'static str) {
     for firewall in FIREWALLS {
         behind(firewall, lock);
     }
 }
 
+/// The program, in a directory of its own.
+struct Program {
+    dir: tempfile::TempDir,
+    lock: &'static str,
+}
+
+impl Program {
+    fn count(&self) -> PathBuf {
+        self.dir.path().join("count")
+    }
+
+    fn start(&self, network: &Network, source: &str) -> Started {
+        let started = network.python(source, &[&self.count()]);
+        goes_on(&self.count());
+        started
+    }
+
+    /// `criu` with what both halves are told.
+    fn criu(&self, words: &[&str]) -> Command {
+        let mut command = criu(words);
+        command.args(["--tcp-established", "--network-lock", self.lock, "-D"]);
+        command.arg(self.dir.path());
+        command
+    }
+
+    fn put_to_sleep(&self, mut started: Started) {
+        succeeds(&mut self.criu(&["dump", "--tree", &started.0.id().to_string()]));
+        started.0.wait().unwrap();
+    }
+
+    fn wake(&self, network: &Network) -> Restored {
+        let (joined, pidfile) = (network.file(), self.dir.path().join("pid"));
+        let mut restore = self.criu(&["restore", "--restore-detached"]);
+        restore.arg("--join-ns").arg(format!("net:{}", joined.display()));
+        succeeds(restore.arg("--pidfile").arg(&pidfile));
+        Restored(fs::read_to_string(pidfile).unwrap().trim().parse().unwrap())
+    }
+}
+
 /// Puts the program behind a firewall to sleep, and wakes it in the namespace where it was.
-fn behind(firewall: &str, lock: &str) {
+fn behind(firewall: &str, lock: &'static str) {
     let network = Network::new();
     succeeds(network.inside("sh").args(["-ec", firewall]));
-    let (count, images) = (network.dir.path().join("count"), network.dir.path().join("images"));
-    fs::create_dir(&images).unwrap();
-    let mut program = network.inside("setsid");
-    program.args(["python3", "-c", PROGRAM]).arg(&count);
-    let mut started = Started(program.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-    goes_on(&count);
-    let pid = started.0.id().to_string();
+    let program = Program { dir: tempfile::tempdir().unwrap(), lock };
+    let started = program.start(&network, PROGRAM);
     // Of the firewall, and of the lock.
     let drops = || {
         let rules = succeeds(network.inside("nft").args(["list", "ruleset"]));
@@ -138,24 +209,30 @@ fn behind(firewall: &str, lock: &str) {
     };
     let before = drops();
     assert_eq!(before == 0, firewall.is_empty());
-    let common = ["--tcp-established", "--network-lock", lock, "-D", images.to_str().unwrap()];
-    succeeds(criu(&["dump", "--tree", &pid]).args(common));
-    started.0.wait().unwrap();
+    program.put_to_sleep(started);
     assert!(drops() > before, "nothing is locked");
 
-    let (joined, pidfile) = (network.file(), network.dir.path().join("pid"));
-    let mut restore = criu(&["restore", "--restore-detached", "--join-ns"]);
-    restore.arg(format!("net:{}", joined.display())).arg("--pidfile").arg(&pidfile);
-    succeeds(restore.args(common));
-    let pid: i32 = fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
-    let restored = Restored(pid);
-    goes_on(&count);
+    let restored = program.wake(&network);
+    goes_on(&program.count());
     assert_eq!(drops(), before, "still locked, or the firewall is gone");
-    let inside = fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    let inside = fs::read_link(format!("/proc/{}/ns/net", restored.0)).unwrap();
     let wanted = succeeds(network.inside("readlink").arg("/proc/self/ns/net"));
     assert_eq!(inside.to_str().unwrap(), wanted.trim());
-    drop(restored);
-    wait_until(|| !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+/// What ends a connection is invalid to a firewall that has not seen it begin: its other end, which is not restored,
+/// has ended half of each of these.
+#[test]
+fn half_a_connection_comes_to_a_firewall_that_does_not_know_it() {
+    for firewall in &FIREWALLS[1..] {
+        let (network, other) = (Network::new(), Network::new());
+        succeeds(other.inside("sh").args(["-ec", firewall]));
+        let program = Program { dir: tempfile::tempdir().unwrap(), lock: "nftables" };
+        let _client = network.python(CLIENT, &[]);
+        program.put_to_sleep(program.start(&network, HALF));
+        let _restored = program.wake(&other);
+        goes_on(&program.count());
+    }
 }
 
 #[test]
