@@ -15,6 +15,7 @@ pub mod load;
 pub mod memory;
 pub mod object;
 pub mod pages;
+mod parking;
 mod planned;
 mod power;
 pub mod process;
@@ -98,6 +99,8 @@ pub struct Restore<'a> {
     lazy: lazy::Lazy,
     staged: bool,
     template: template::Role,
+    /// What a template holds for the tasks that are not the first.
+    parking: parking::Parking,
     /// Seccomp filters of the tree.
     filters: Filters,
     /// Objects of shared anonymous memory, by number.
@@ -195,6 +198,7 @@ impl<'a> Restore<'a> {
             lazy: lazy::Lazy::default(),
             staged: false,
             template: template::Role::None,
+            parking: parking::Parking::default(),
             filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
@@ -272,9 +276,11 @@ impl<'a> Restore<'a> {
     fn make_root(&mut self) -> Result<i32> {
         let made = self.with_homes(namespace::Made::load)?;
         let vpid = self.tasks[0].vpid;
-        let first = &self.tasks[0];
-        if let Some(husk) = template::bear(self.opts, &self.images, first, &self.ns, &made) {
+        let born = template::bear(self.opts, &self.images, &self.tasks, &self.ns, &made);
+        if let Some((husk, parking)) = born {
             self.template = template::Role::Uses;
+            self.parking = parking;
+            memory::forget_bequests(&mut self.tasks);
             let pid = husk.pid();
             self.adopt(0, husk)?;
             // It could not be born into its time namespace.

@@ -1,7 +1,8 @@
-//! Templates: a stopped process with the memory of the first task, of which many restores of the
+//! Templates: a stopped process with the memory of all tasks, of which many restores of the
 //! same images take theirs as copies.
 //!
-//! What is private and anonymous is in the template. A restore that is told of one has its first
+//! What is private and anonymous is in the template: that of the first task where the task has
+//! it, that of the others beside it (see `parking`). A restore that is told of one has its first
 //! husk born by it in place of being born by the restore: then it has these pages, which the
 //! kernel shares copy-on-write, as it does after any fork. For the rest of the restore the
 //! template is a parent from which the husk has inherited them. Whatever is in the way, a
@@ -16,6 +17,7 @@ use torpor_images::ImageDir;
 use torpor_images::proto::VmaEntry;
 use torpor_tracee::{Tracee, parse_maps, stub_place};
 
+use super::parking::Parking;
 use super::tasks::Task;
 use super::{Restore, load, memory};
 use crate::error::{Context, Error, Result};
@@ -27,6 +29,9 @@ use crate::{proc, support};
 
 /// How long a template may take to be taken hold of.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest file that names a template, in bytes.
+const MOST: u64 = 4 << 20;
 
 /// What a restore has to do with a template.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,12 +59,15 @@ pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
         return Err(Error::Unsupported(format!("a template of these images: {why}")));
     }
     cx.template = Role::Makes;
+    memory::forget_bequests(&mut cx.tasks);
     let (husk, _pidfd) = Tracee::spawn_husk(0, &[])?;
     cx.adopt(0, husk)?;
+    memory::park(&mut cx)?;
     memory::build(&mut cx, 0, None)?;
     let pid = cx.tasks[0].pid;
     let images = lazy::id_of(&cx.images)?;
-    let text = format!("{pid} {} {images}\n", proc::stat(pid)?.start_time);
+    let start = proc::stat(pid)?.start_time;
+    let text = format!("{pid} {start} {images}\n{}", cx.parking.lines(&cx.tasks));
     fs::write(file, text).context(|| file.display().to_string())?;
     let Some(husk) = cx.tasks[0].threads.pop() else { return Err(Error::Gone { pid }) };
     husk.leave_behind()?;
@@ -92,44 +100,47 @@ pub(super) fn is_made(vma: &VmaEntry) -> bool {
     has(vma) || vma.status & (status::VDSO | status::VVAR) != 0
 }
 
-/// The first husk, as a copy of the template that the options name. None if they name none, or
-/// if it cannot be used.
+/// The first husk, as a copy of the template that the options name, and what it holds for other
+/// tasks. None if they name none, or if it cannot be used.
 pub(super) fn bear(
     opts: &Options,
     images: &ImageDir,
-    first: &Task,
+    tasks: &[Task],
     spaces: &Namespaces,
     made: &Made,
-) -> Option<Tracee> {
+) -> Option<(Tracee, Parking)> {
     let file = opts.memory.template.as_ref()?;
-    let copied = match obstacle(opts, first, spaces) {
+    let copied = match obstacle(opts, &tasks[0], spaces) {
         Some(why) => Err(Error::invalid(file.display().to_string(), why)),
-        None => copy(images, first, file, made),
+        None => copy(images, tasks, file, made),
     };
     copied.inspect_err(|why| tracing::warn!("the template is not used: {why}")).ok()
 }
 
-fn copy(images: &ImageDir, first: &Task, path: &Path, made: &Made) -> Result<Tracee> {
+fn copy(images: &ImageDir, tasks: &[Task], path: &Path, made: &Made) -> Result<(Tracee, Parking)> {
     let shown = || path.display().to_string();
     let file = fs::File::open(path).context(shown)?;
     // Only one can have hold of it.
     flock(&file, FlockOperation::LockExclusive).context(shown)?;
-    let text = std::io::read_to_string(std::io::Read::take(&file, 4096)).context(shown)?;
-    let pid = check(images, &text, made).map_err(|why| Error::invalid(shown(), why))?;
+    let text = std::io::read_to_string(std::io::Read::take(&file, MOST)).context(shown)?;
+    let (first, parked) = text.split_once('\n').unwrap_or((&text, ""));
+    let invalid = |why| Error::invalid(shown(), why);
+    let pid = check(images, first, made).map_err(invalid)?;
+    let maps = parse_maps(&proc::read(pid, "maps")?);
+    let parking = Parking::parse(tasks, parked.lines(), &maps).map_err(invalid)?;
+    let place = stub_place(&maps).ok_or_else(|| Error::invalid(shown(), "it is full"))?;
     Tracee::seize(pid, false)?;
     let mut template = Tracee::stopped(pid, pid, PATIENCE)?.ok_or(Error::Gone { pid })?;
-    let maps = parse_maps(&proc::read(pid, "maps")?);
-    let place = stub_place(&maps).ok_or_else(|| Error::invalid(shown(), "it is full"))?;
     template.inject(&maps, place)?;
-    let husk = template.copy_of_template(made.flags(), &[first.vpid]);
+    let husk = template.copy_of_template(made.flags(), &[tasks[0].vpid]);
     template.eject(&maps)?;
     template.finish()?;
-    Ok(husk?)
+    Ok((husk?, parking))
 }
 
 /// The pid of the template that `text` names, if it is one of these images, and is still there.
 fn check(images: &ImageDir, text: &str, made: &Made) -> std::result::Result<i32, String> {
-    let mut words = text.trim_end().splitn(3, ' ');
+    let mut words = text.splitn(3, ' ');
     let pid = words.next().and_then(|word| word.parse::<i32>().ok()).filter(|pid| *pid > 1);
     let start = words.next().and_then(|word| word.parse::<u64>().ok());
     let (Some(pid), Some(start), Some(id)) = (pid, start, words.next()) else {

@@ -331,7 +331,8 @@ fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
         return Ok(());
     }
     let pid = cx.tasks[task].vpid;
-    memory::build(cx, task, parent).about(|| format!("memory of task {pid}"))
+    memory::build(cx, task, parent).about(|| format!("memory of task {pid}"))?;
+    parent.map_or(Ok(()), |parent| memory::release(cx, parent, task))
 }
 
 /// What a child shares with its parent for ever: descriptor table, directories.

@@ -1,6 +1,10 @@
 // An application with memory, for snapshots: `app PAGES SEED EVERY OTHER` fills PAGES pages from
 // SEED, each EVERYth of them from OTHER, and answers at /app.sock; `app ask WORDS` asks there. Where
 // NOTIFY_SOCKET names a socket it says there that it is ready.
+//
+// `app PAGES SEED EVERY OTHER CHILDREN OWN DEPTH` has children, 1 to CHILDREN: each of them overwrites
+// every second page, and fills OWN pages that only it has. They have children of their own, up to
+// DEPTH generations: that of 2 is 20. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -45,12 +49,45 @@ static int notify(const char *where)
 	return close(fd);
 }
 
-static int ask(int argc, char **argv)
+// The place of the process with this number; the first one is 0.
+static void settle(unsigned long number)
+{
+	if (number)
+		snprintf(place.sun_path, sizeof(place.sun_path), "/app-%lu.sock", number);
+}
+
+// Makes children, one after the other was ready. Returns the number of the process that it returns
+// in; in a child *ready is where it is to say that it is.
+static unsigned long breed(unsigned long number, unsigned long children, int *ready)
+{
+	for (unsigned long child = 1; child <= children; child++) {
+		int ends[2];
+		char byte;
+
+		if (pipe(ends))
+			exit(1);
+		pid_t pid = fork();
+		if (pid == 0) {
+			close(ends[0]);
+			if (*ready >= 0)
+				close(*ready);
+			*ready = ends[1];
+			return number * 10 + child;
+		}
+		close(ends[1]);
+		if (pid < 0 || read(ends[0], &byte, 1) != 1)
+			exit(1);
+		close(ends[0]);
+	}
+	return number;
+}
+
+static int ask(int from, int argc, char **argv)
 {
 	char words[256] = "";
 	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 
-	for (int i = 2; i < argc; i++)
+	for (int i = from; i < argc; i++)
 		snprintf(words + strlen(words), sizeof(words) - strlen(words), "%s ", argv[i]);
 	if (connect(fd, (void *)&place, sizeof(place)) || write(fd, words, strlen(words)) < 0)
 		return 1;
@@ -65,10 +102,18 @@ static int ask(int argc, char **argv)
 int main(int argc, char **argv)
 {
 	if (argc > 2 && !strcmp(argv[1], "ask"))
-		return ask(argc, argv);
+		return ask(2, argc, argv);
+	if (argc > 3 && !strcmp(argv[1], "ask-of")) {
+		settle(strtoul(argv[2], NULL, 0));
+		return ask(3, argc, argv);
+	}
 	size_t pages = strtoul(argv[1], NULL, 0);
 	uint64_t seed = strtoul(argv[2], NULL, 0), every = strtoul(argv[3], NULL, 0);
 	uint64_t other = strtoul(argv[4], NULL, 0);
+	unsigned long children = argc > 5 ? strtoul(argv[5], NULL, 0) : 0, number = 0, parent;
+	size_t owned = argc > 6 ? strtoul(argv[6], NULL, 0) : 0;
+	uint64_t *own = NULL;
+	int ready = -1;
 	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
 				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t *random = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
@@ -78,12 +123,31 @@ int main(int argc, char **argv)
 	*random = 42;
 	for (size_t i = 0; i < pages; i++)
 		fill(memory + i * PAGE / 8, i % every == 0 ? other : seed, i);
+	for (int depth = argc > 7 ? atoi(argv[7]) : 1; depth > 0; depth--) {
+		parent = number;
+		number = breed(number, children, &ready);
+		if (number == parent)
+			break;
+		for (size_t i = 0; i < pages; i += 2)
+			fill(memory + i * PAGE / 8, seed + number, i);
+		own = mmap(NULL, owned * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			   -1, 0);
+		if (own == MAP_FAILED)
+			return 1;
+		for (size_t i = 0; i < owned; i++)
+			fill(own + i * PAGE / 8, seed + number, i);
+	}
+	settle(number);
 	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
 	if (bind(listener, (void *)&place, sizeof(place)) || listen(listener, 16))
 		return 1;
-	puts("ready to answer");
-	fflush(stdout);
-	if (getenv("NOTIFY_SOCKET") && notify(getenv("NOTIFY_SOCKET")))
+	if (number && (write(ready, "", 1) != 1 || close(ready)))
+		return 1;
+	if (!number) {
+		puts("ready to answer");
+		fflush(stdout);
+	}
+	if (!number && getenv("NOTIFY_SOCKET") && notify(getenv("NOTIFY_SOCKET")))
 		return 1;
 	for (;;) {
 		char words[256];
@@ -94,6 +158,8 @@ int main(int argc, char **argv)
 			uint64_t sum = 0;
 			for (size_t i = 0; i < pages * PAGE / 8; i++)
 				sum = sum * 31 + memory[i];
+			for (size_t i = 0; own && i < owned * PAGE / 8; i++)
+				sum = sum * 31 + own[i];
 			dprintf(fd, "%016llx", (unsigned long long)sum);
 		} else if (!strncmp(words, "page ", 5)) {
 			dprintf(fd, "%016llx", (unsigned long long)memory[strtoul(words + 5, NULL, 0) * PAGE / 8]);
@@ -102,6 +168,15 @@ int main(int argc, char **argv)
 		} else if (!strncmp(words, "drop ", 5)) {
 			// What was given back reads as zeros.
 			uint64_t *page = memory + strtoul(words + 5, NULL, 0) * PAGE / 8;
+			int failed = madvise(page, PAGE, MADV_DONTNEED);
+			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
+		} else if (!strncmp(words, "own ", 4)) {
+			dprintf(fd, "%016llx", (unsigned long long)own[strtoul(words + 4, NULL, 0) * PAGE / 8]);
+		} else if (!strncmp(words, "write ", 6)) {
+			own[strtoul(words + 6, NULL, 0) * PAGE / 8] = 1;
+			dprintf(fd, "1");
+		} else if (!strncmp(words, "free ", 5)) {
+			uint64_t *page = own + strtoul(words + 5, NULL, 0) * PAGE / 8;
 			int failed = madvise(page, PAGE, MADV_DONTNEED);
 			dprintf(fd, "%d %llu", failed, (unsigned long long)*page);
 		} else if (!strncmp(words, "entropy", 7)) {

@@ -17,3 +17,4 @@ mod s3;
 mod sealed;
 mod signed;
 mod template;
+mod tree;

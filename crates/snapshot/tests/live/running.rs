@@ -7,7 +7,7 @@ use crate::place::{Place, shown, until};
 
 /// Makes a snapshot of a container that runs.
 #[track_caller]
-fn create_of(place: &Place, name: &str, reference: &str) {
+pub fn create_of(place: &Place, name: &str, reference: &str) {
     let mut create = place.torpor(&["create", reference, "--json", "--runc-root"]);
     create.arg(place.path("runc")).arg("--from").arg(format!("running:{}", place.id(name)));
     let output = create.output().unwrap();

@@ -10,7 +10,7 @@ use crate::place::{Place, shown, until};
 
 /// The objects that a run of several containers says.
 #[track_caller]
-fn many(place: &Place, name: &str, more: &[&str]) -> Vec<Value> {
+pub fn many(place: &Place, name: &str, more: &[&str]) -> Vec<Value> {
     let output = place.try_run(&place.reference(), name, more);
     assert!(output.status.success(), "{}", shown(&output));
     let text = String::from_utf8(output.stdout).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use torpor_images::proto::VmaEntry;
 
-use super::is_kept_as;
+use super::survives_birth;
 use crate::memory::vma::is_private;
 use crate::ranges::gaps;
 use crate::restore::Task;
@@ -39,13 +39,21 @@ pub fn plan(tasks: &mut [Task]) {
     }
 }
 
+/// Each husk is to hold its own pages: in a template what its children have in common is there for
+/// each of them.
+pub fn forget(tasks: &mut [Task]) {
+    for task in tasks {
+        task.bequest = Arc::clone(&task.image.pages);
+    }
+}
+
 /// Those pages of a child that it can get by being born: in private mappings that its parent has
 /// as well.
 fn inheritable(parent: &Task, child: &Task) -> Vec<Stretch> {
     let theirs: Vec<&VmaEntry> = parent.image.vmas().collect();
     let is_kept = |vma: &&VmaEntry| {
         let same = theirs.binary_search_by_key(&vma.start, |theirs| theirs.start);
-        is_private(vma) && same.is_ok_and(|same| is_kept_as(theirs[same], vma))
+        is_private(vma) && same.is_ok_and(|same| survives_birth(theirs[same], vma))
     };
     let kept = child.image.vmas().filter(is_kept);
     let parts = kept.flat_map(|vma| child.bequest.within(vma.start..vma.end));

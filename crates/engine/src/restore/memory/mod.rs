@@ -23,11 +23,12 @@ use torpor_images::proto::VmaEntry;
 use torpor_tracee::syscall::{self, RemoteFd};
 use torpor_tracee::{Mapping, STUB_SIZE, parse_maps};
 
-pub use self::bequest::plan;
+pub use self::bequest::{forget as forget_bequests, plan};
 use self::fill::{Inherited, There};
 pub(super) use self::refit::{forget, mapped, put, refit};
 use self::vdso::{STUB_FROM, is_special};
 use super::pages::Pages;
+use super::parking::{Lot, Parking};
 use super::template::{self, Role};
 use super::transport::Transport;
 use super::{Restore, Task};
@@ -105,14 +106,13 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
         None if cx.template == Role::Uses => (of_template(cx, task), Some(Arc::clone(&filled))),
         None => (Vec::new(), None),
     };
-    let here = current(cx, task)?;
-    let base = free_place(&wanted, &here)?;
-    let old_stub = cx.tasks.remote(task)?.stub_range();
-    cx.tasks.remote(task)?.move_stub(base)?;
+    let lots = cx.parking.of(task).to_vec();
+    let (parked, others): (Vec<VmaEntry>, Vec<VmaEntry>) =
+        wanted.iter().copied().partition(|vma| is_parked(vma, &lots));
     let (kept, fresh): (Vec<VmaEntry>, Vec<VmaEntry>) =
-        wanted.iter().cloned().partition(|v| survives(v, &inherited));
+        others.iter().cloned().partition(|v| survives(v, &inherited));
     let vpid = cx.tasks[task].image.vpid();
-    for (vmas, how) in [(&kept, "its parent's"), (&fresh, "made")] {
+    for (vmas, how) in [(&kept, "its parent's"), (&parked, "the template's"), (&fresh, "made")] {
         for vma in vmas {
             let VmaEntry { start, end, status, flags, shmid, .. } = vma;
             tracing::debug!(
@@ -121,9 +121,9 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
             );
         }
     }
-    let staying = kept.iter().map(|vma| vma.start..vma.end).collect();
-    clear(cx, task, &here, &staying, old_stub)?;
-    vdso::relocate(&mut cx.tasks[task], &wanted, &here)?;
+    let staying: Ranges = kept.iter().map(|vma| vma.start..vma.end).collect();
+    make_room(cx, task, &wanted, &staying.or(&cx.parking.below(task)))?;
+    move_lots(cx, task, lots.iter().map(|lot| (lot.place(), lot.home.start)))?;
     let mapped = |v: VmaEntry| Mapped::new(v, &filled, cx.lazy.leaves(&v));
     let fresh: Vec<Mapped> = fresh.into_iter().map(mapped).collect();
     map(cx, task, &fresh)?;
@@ -137,16 +137,117 @@ pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result
         &cx.lazy,
         cx.opts.memory.workers(),
         &filled,
-        &wanted,
+        &others,
         theirs.map_or(There::Others, There::Inherited),
     )?;
     if !cx.staged {
         aio::restore(&mut cx.tasks[task], &kept)?;
     }
-    let mut mapped: Vec<Mapped> = fresh.into_iter().chain(kept_open).collect();
+    let parked = parked.into_iter().map(|vma| Mapped::new(vma, &filled, false));
+    let mut mapped: Vec<Mapped> = fresh.into_iter().chain(kept_open).chain(parked).collect();
     mapped.sort_unstable_by_key(|place| place.vma.start);
     cx.tasks[task].mapped = mapped;
     Ok(())
+}
+
+/// Clears the address space of a husk for the mappings `wanted`; what is in `staying` stays. The
+/// kernel's own parts are where the task had them.
+fn make_room(
+    cx: &mut Restore<'_>,
+    task: usize,
+    wanted: &[VmaEntry],
+    staying: &Ranges,
+) -> Result<()> {
+    let here = current(cx, task)?;
+    let base = free_place(wanted, &here)?;
+    let old_stub = cx.tasks.remote(task)?.stub_range();
+    cx.tasks.remote(task)?.move_stub(base)?;
+    clear(cx, task, &here, staying, old_stub)?;
+    vdso::relocate(&mut cx.tasks[task], wanted, &here)
+}
+
+/// Whether a mapping is one of those that are parked.
+fn is_parked(vma: &VmaEntry, lots: &[Lot]) -> bool {
+    let place = lots.binary_search_by_key(&vma.start, |lot| lot.home.start);
+    place.is_ok_and(|place| lots[place].home.end == vma.end)
+}
+
+/// Moves mappings to other addresses.
+fn move_lots(
+    cx: &mut Restore<'_>,
+    task: usize,
+    moves: impl Iterator<Item = (Range<u64>, u64)>,
+) -> Result<()> {
+    let mut batch = cx.tasks.remote(task)?.batch();
+    for (from, to) in moves {
+        batch.must(syscall::mremap(from, to));
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "moving parked memory".to_owned()),
+        None => Ok(()),
+    }
+}
+
+/// The first husk, of which a template is to be made, gets what the other tasks have for themselves.
+///
+/// # Errors
+/// The kernel's; the image files'.
+pub fn park(cx: &mut Restore<'_>) -> Result<()> {
+    let here = current(cx, 0)?;
+    cx.parking = Parking::plan(&cx.tasks, &here)?;
+    let mut parked = Ranges::default();
+    for task in 1..cx.tasks.len() {
+        let lots = cx.parking.of(task).to_vec();
+        if lots.is_empty() {
+            continue;
+        }
+        // As long as this lasts the husk is that of the task.
+        let husk = std::mem::take(&mut cx.tasks[0].threads);
+        cx.tasks[task].threads = husk;
+        let done = park_for(cx, task, &lots, &parked);
+        cx.tasks[0].threads = std::mem::take(&mut cx.tasks[task].threads);
+        done?;
+        parked = parked.or(&lots.iter().map(Lot::place).collect());
+    }
+    Ok(())
+}
+
+/// The memory of `task` is made where it has it, and moved to its place from there: for the kernel
+/// a mapping belongs to the address where its first page came into being, and joins new neighbours
+/// only there.
+fn park_for(cx: &mut Restore<'_>, task: usize, lots: &[Lot], parked: &Ranges) -> Result<()> {
+    let pages = Arc::clone(&cx.tasks[task].bequest);
+    let image = &cx.tasks[task].image;
+    let special = |vma: &&VmaEntry| vma.status & (status::VDSO | status::VVAR) != 0;
+    let wanted = image.vmas().filter(|vma| special(vma) || is_parked(vma, lots));
+    let wanted: Vec<VmaEntry> = wanted.copied().collect();
+    let vmas: Vec<VmaEntry> = wanted.iter().filter(|vma| !special(vma)).copied().collect();
+    make_room(cx, task, &wanted, parked)?;
+    let mapped: Vec<Mapped> = vmas.iter().map(|vma| Mapped::new(*vma, &pages, false)).collect();
+    map(cx, task, &mapped)?;
+    let workers = cx.opts.memory.workers();
+    fill::fill(&cx.tasks[task], &cx.lazy, workers, &pages, &vmas, There::Others)?;
+    move_lots(cx, task, lots.iter().map(|lot| (lot.home.clone(), lot.at)))
+}
+
+/// `task` has been born from `from` and built: what was parked for it, and for those that are born
+/// from it, is of no more use to `from`.
+///
+/// # Errors
+/// The kernel's.
+pub fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<()> {
+    let places = cx.parking.below(task);
+    if places.is_empty() {
+        return Ok(());
+    }
+    let mut batch = cx.tasks.remote(from)?.batch();
+    for place in places.as_slice() {
+        batch.must(syscall::munmap(place.clone()));
+    }
+    match batch.run()?.first_error() {
+        Some((_, e)) => Err(e).context(|| "unmapping parked memory".to_owned()),
+        None => Ok(()),
+    }
 }
 
 /// The mappings that a husk is built with: all, unless later rounds follow, or it is a template.
@@ -197,11 +298,11 @@ fn free_place(wanted: &[VmaEntry], here: &[Mapping]) -> Result<u64> {
 
 /// Whether a mapping that the parent has can be kept as it is.
 fn survives(vma: &VmaEntry, inherited: &[Mapped]) -> bool {
-    inherited.iter().any(|m| is_kept_as(&m.vma, vma))
+    inherited.iter().any(|m| survives_birth(&m.vma, vma))
 }
 
 /// Whether a child's mapping can be the one that it has from its parent.
-fn is_kept_as(parents: &VmaEntry, childs: &VmaEntry) -> bool {
+pub(super) fn survives_birth(parents: &VmaEntry, childs: &VmaEntry) -> bool {
     // Whether pages may wait is to be the same in both: see `lazy::may_wait`.
     let kind =
         |v: &VmaEntry| (v.start, v.end, v.pgoff, v.shmid, v.flags, v.status, is_wiped_on_fork(v));

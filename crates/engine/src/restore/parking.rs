@@ -1,0 +1,305 @@
+//! Memory of all tasks but the first, which a template holds for them.
+//!
+//! A task is born as a copy of its parent, so that the memory which it has for itself cannot be in a
+//! template where the task has it: the first task may have something else there. It is parked:
+//! a copy of the template has it at an address that no task uses, and so have those that are born
+//! from it. Each task moves its own to where it belongs and unmaps what nobody needs who is still
+//! to be born from it. Mappings are parked as a whole: one that was made from parts would stay in
+//! parts for the kernel, and mremap(2) would refuse what the task may do.
+
+use std::ops::Range;
+
+use torpor_images::proto::VmaEntry;
+use torpor_tracee::Mapping;
+
+use super::memory::survives_birth;
+use super::tasks::Task;
+use super::tree::{self, Step};
+use crate::error::Result;
+use crate::lazy;
+use crate::memory::vma::PAGE;
+use crate::ranges::{Ranges, gaps};
+
+/// The kernel moves whole page tables where source and target have the same offset in this.
+const TABLE: u64 = 2 << 20;
+/// What is left free next to the mappings of tasks.
+const MARGIN: u64 = 1 << 30;
+/// No mapping lies at or above this address unless the program asks for it.
+const END: u64 = 1 << 47;
+/// A process can have 65,530 mappings, of which the first task needs some.
+const MOST: usize = 16_384;
+/// A mapping that a task has in common with its parent is parked if at least this part of its pages
+/// differ. The others are in the template twice then, but not in any of the containers.
+const WORTH: u64 = 10;
+
+/// One mapping, and where it is parked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lot {
+    /// The task, by its place in the images.
+    pub task: usize,
+    /// Where it has the mapping.
+    pub home: Range<u64>,
+    /// The address at which the mapping waits.
+    pub at: u64,
+}
+
+impl Lot {
+    /// The addresses at which the mapping waits.
+    pub fn place(&self) -> Range<u64> {
+        self.at..self.at + (self.home.end - self.home.start)
+    }
+}
+
+/// All that is parked; nothing in a restore without a template.
+#[derive(Debug, Default)]
+pub(super) struct Parking {
+    /// By task, and by their addresses there.
+    lots: Vec<Lot>,
+    /// Who each task is born from, if that is a task and has its memory from the template.
+    births: Vec<Option<usize>>,
+}
+
+impl Parking {
+    /// Chooses what is to be parked, and where. `here` is what the process has that becomes the
+    /// template. If there is no room, nothing is.
+    ///
+    /// # Errors
+    /// The image files'.
+    pub fn plan(tasks: &[Task], here: &[Mapping]) -> Result<Self> {
+        let births = births(tasks)?;
+        let mut chosen = Vec::new();
+        for (task, from) in births.iter().enumerate().filter(|(task, _)| *task != 0) {
+            let Some(from) = from else { continue };
+            for vma in tasks[task].image.vmas().filter(|vma| lazy::may_wait(vma)) {
+                let own = own_bytes(&tasks[task], &tasks[*from], vma)?;
+                if own > 0 {
+                    chosen.push((own, Lot { task, home: vma.start..vma.end, at: 0 }));
+                }
+            }
+        }
+        if chosen.len() > MOST {
+            chosen.sort_by_key(|(own, _)| std::cmp::Reverse(*own));
+            chosen.truncate(MOST);
+        }
+        let mut lots: Vec<Lot> = chosen.into_iter().map(|(_, lot)| lot).collect();
+        lots.sort_unstable_by_key(|lot| (lot.task, lot.home.start));
+        let taken = tasks.iter().flat_map(|task| task.image.vmas()).map(|vma| vma.start..vma.end);
+        let taken = taken.chain(here.iter().map(|line| line.start..line.end)).collect();
+        if !place(&mut lots, &taken) {
+            tracing::warn!(
+                "There is no room for the memory of all tasks: only that of the first is shared"
+            );
+            lots.clear();
+        }
+        Ok(Parking { lots, births })
+    }
+
+    /// The lots that a file names: those of `tasks`, none over another or over what a task has.
+    /// None of this can be relied on until it was looked at.
+    pub fn parse<'t>(
+        tasks: &[Task],
+        lines: impl Iterator<Item = &'t str>,
+        template: &[Mapping],
+    ) -> std::result::Result<Self, String> {
+        let births = births(tasks).map_err(|error| error.to_string())?;
+        let mut lots = Vec::new();
+        for line in lines {
+            let lot =
+                parse(line, tasks).ok_or_else(|| format!("{line:?} is no place of memory"))?;
+            let vma = tasks[lot.task].image.vmas().find(|vma| vma.start == lot.home.start);
+            let fits = |vma: &&VmaEntry| vma.end == lot.home.end && lazy::may_wait(vma);
+            if vma.filter(fits).is_none() || births[lot.task].is_none() {
+                return Err(format!("the images have no mapping that {line:?} could name"));
+            }
+            let place = lot.place();
+            let is_there =
+                |line: &Mapping| line.start <= place.start && line.end >= place.end && !line.shared;
+            if !template.iter().any(|line| is_there(line) && line.inode == 0) {
+                return Err(format!("the template has nothing where {line:?} says"));
+            }
+            lots.push(lot);
+        }
+        let home = |lot: &Lot| (lot.task, lot.home.start);
+        if lots.windows(2).any(|two| home(&two[0]) >= home(&two[1])) {
+            return Err("it names memory twice, or out of order".to_owned());
+        }
+        let places: Ranges = lots.iter().map(Lot::place).collect();
+        let lens: u64 = lots.iter().map(|lot| lot.home.end - lot.home.start).sum();
+        let homes = tasks.iter().flat_map(|task| task.image.vmas()).map(|vma| vma.start..vma.end);
+        if places.len() != lens || !places.and(&homes.collect()).is_empty() {
+            return Err("places in it overlap".to_owned());
+        }
+        Ok(Parking { lots, births })
+    }
+
+    /// A line for each lot, as [`Parking::parse`] takes them.
+    pub fn lines(&self, tasks: &[Task]) -> String {
+        let line = |Lot { task, home, at }: &Lot| {
+            let pid = tasks[*task].image.tree.pid;
+            format!("{pid} {:x} {:x} {at:x}\n", home.start, home.end)
+        };
+        self.lots.iter().map(line).collect()
+    }
+
+    /// What is parked for a task.
+    pub fn of(&self, task: usize) -> &[Lot] {
+        let from = self.lots.partition_point(|lot| lot.task < task);
+        let len = self.lots[from..].partition_point(|lot| lot.task == task);
+        &self.lots[from..from + len]
+    }
+
+    /// The places that are parked for a task and for those that are born from it, and from these.
+    pub fn below(&self, task: usize) -> Ranges {
+        let is_below = |lot: &&Lot| {
+            let born = |of: &usize| self.births.get(*of).copied().flatten();
+            std::iter::successors(Some(lot.task), born).take(self.births.len()).any(|of| of == task)
+        };
+        self.lots.iter().filter(is_below).map(Lot::place).collect()
+    }
+}
+
+/// Whom each task is born from. Those of substitutes have nothing from a template, and nor have
+/// those that are born from these.
+fn births(tasks: &[Task]) -> Result<Vec<Option<usize>>> {
+    let mut births = vec![None; tasks.len()];
+    for step in tree::steps(tasks)? {
+        let (task, from) = match step {
+            Step::Birth { task, from: Some(from) } => (task, from),
+            Step::SiblingBirth { task, leader } | Step::OrphanBirth { task, leader } => {
+                (task, leader)
+            }
+            Step::Birth { from: None, .. } | Step::Setsid { .. } => continue,
+        };
+        let is_heir = from == 0 || births.get(from).is_some_and(Option::is_some);
+        if task < tasks.len() && from < tasks.len() && is_heir {
+            births[task] = Some(from);
+        }
+    }
+    Ok(births)
+}
+
+/// How much memory of a mapping differs from what the task gets by its birth; 0 if it is not worth
+/// to be parked.
+fn own_bytes(task: &Task, from: &Task, vma: &VmaEntry) -> Result<u64> {
+    let inherits = from.image.vmas().any(|theirs| survives_birth(theirs, vma));
+    let (mut own, mut common) = (0, 0);
+    let mut buffers = [vec![0; COMPARED], vec![0; COMPARED]];
+    for (stretch, range) in task.image.pages.within(vma.start..vma.end) {
+        let theirs: Vec<_> =
+            if inherits { from.image.pages.within(range.clone()).collect() } else { Vec::new() };
+        own += gaps(&range, theirs.iter().map(|(_, part)| part.clone()))
+            .map(|gap| gap.end - gap.start)
+            .sum::<u64>();
+        for (known, part) in theirs {
+            let len = part.end - part.start;
+            let same = if known.origin() == stretch.origin() {
+                len
+            } else {
+                equal_bytes(stretch, known, &part, &mut buffers)?
+            };
+            common += same;
+            own += len - same;
+        }
+    }
+    Ok(if own.saturating_mul(WORTH) >= common { own } else { 0 })
+}
+
+/// Bytes that are compared at once.
+const COMPARED: usize = 256 * 1024;
+
+/// How much of a range is the same in both, in bytes of whole pages.
+fn equal_bytes(
+    one: &super::pages::Stretch,
+    other: &super::pages::Stretch,
+    range: &Range<u64>,
+    [mine, theirs]: &mut [Vec<u8>; 2],
+) -> Result<u64> {
+    let page = usize::try_from(PAGE).unwrap_or(4096);
+    let (mut at, mut same) = (range.start, 0);
+    while at < range.end {
+        let len = usize::try_from(range.end - at).unwrap_or(COMPARED).min(COMPARED);
+        one.read(at, &mut mine[..len])?;
+        other.read(at, &mut theirs[..len])?;
+        let pages = mine[..len].chunks(page).zip(theirs[..len].chunks(page));
+        same += pages.filter(|(one, other)| one == other).count() as u64 * PAGE;
+        at += len as u64;
+    }
+    Ok(same)
+}
+
+/// Gives each lot its place, in the largest gap between what is taken. Says whether there is room.
+fn place(lots: &mut [Lot], taken: &Ranges) -> bool {
+    let gap = gaps(&(MARGIN..END), taken.within(&(MARGIN..END)))
+        .max_by_key(|gap| gap.end - gap.start)
+        .unwrap_or(0..0);
+    let Some(mut at) = gap.start.checked_next_multiple_of(TABLE) else { return false };
+    at += MARGIN;
+    for lot in lots {
+        // The lowest address from here on with the offset that the mapping has at home.
+        let offset = lot.home.start % TABLE;
+        at = at.next_multiple_of(TABLE) + offset;
+        let len = lot.home.end - lot.home.start;
+        if at.saturating_add(len).saturating_add(MARGIN) > gap.end {
+            return false;
+        }
+        lot.at = at;
+        // A page between two keeps them apart.
+        at += len + PAGE;
+    }
+    true
+}
+
+/// A line of the file that names a template.
+fn parse(line: &str, tasks: &[Task]) -> Option<Lot> {
+    let mut words = line.split(' ');
+    let pid = words.next()?.parse::<u32>().ok()?;
+    let task = tasks.iter().position(|task| task.image.tree.pid == pid)?;
+    let mut address = || u64::from_str_radix(words.next()?, 16).ok();
+    let (start, end, at) = (address()?, address()?, address()?);
+    let is_sound = words.next().is_none()
+        && start < end
+        && [start, end, at].iter().all(|address| address % PAGE == 0)
+        && at >= MARGIN
+        && at.checked_add(end - start)? <= END;
+    is_sound.then_some(Lot { task, home: start..end, at })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn lot(task: usize, home: Range<u64>) -> Lot {
+        Lot { task, home, at: 0 }
+    }
+
+    #[test]
+    fn places_are_free_and_keep_their_offset() {
+        let home = 0x7f00_1234_5000;
+        let mut lots = [lot(1, home..home + TABLE), lot(2, home..home + PAGE)];
+        let taken = [0x40_0000..0x50_0000, 0x7f00_0000_0000..END].into_iter().collect::<Ranges>();
+        assert!(place(&mut lots, &taken));
+        let places: Ranges = lots.iter().map(Lot::place).collect();
+        assert_eq!(places.len(), TABLE + PAGE);
+        assert!(places.and(&taken).is_empty());
+        assert!(lots.iter().all(|lot| lot.at % TABLE == lot.home.start % TABLE));
+        // Without a gap that is large enough there is none.
+        let taken = [0..0x7f00_0000_0000, 0x7f00_8000_0000..END].into_iter().collect();
+        assert!(!place(&mut lots, &taken));
+    }
+
+    #[test]
+    fn who_holds_what() {
+        let mut lots = [1, 2, 3].map(|task| lot(task, TABLE..TABLE + PAGE)).to_vec();
+        assert!(place(&mut lots, &Ranges::default()));
+        let [one, two, three] = [0, 1, 2].map(|at: usize| lots[at].place());
+        let parking = Parking { lots, births: vec![None, Some(0), Some(1), Some(0)] };
+        assert_eq!(parking.below(0).as_slice(), [one.clone(), two.clone(), three.clone()]);
+        assert_eq!(parking.below(1).as_slice(), [one, two.clone()]);
+        assert_eq!(
+            (parking.below(2).as_slice(), parking.of(2)[0].place()),
+            (&[two.clone()][..], two)
+        );
+        assert_eq!(parking.below(3).as_slice(), [three]);
+    }
+}

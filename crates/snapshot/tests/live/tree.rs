@@ -1,0 +1,170 @@
+//! Many containers of one snapshot of several processes, all of which share their memory.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::place::Place;
+use crate::running::create_of;
+use crate::template::many;
+
+/// A mapping of a process: its addresses, its protection, and what it is of.
+type Line = (u64, u64, String, String);
+
+/// One process of a container.
+struct Process {
+    pid: u64,
+    /// Its name for `ask-of`.
+    number: String,
+}
+
+impl Process {
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap()
+    }
+
+    /// The kilobytes that `smaps_rollup` has of something.
+    fn kilobytes(&self, key: &str) -> u64 {
+        let text = self.read("smaps_rollup");
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Its mappings; those that the kernel makes for each process by itself left out.
+    fn mappings(&self) -> Vec<Line> {
+        let address = |text: &str| u64::from_str_radix(text, 16).unwrap();
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (start, end) = words.next().unwrap().split_once('-').unwrap();
+            let protection = words.next().unwrap().to_owned();
+            let name = words.nth(3).unwrap_or_default().to_owned();
+            (address(start), address(end), protection, name)
+        };
+        self.read("maps").lines().map(line).collect()
+    }
+}
+
+/// All processes of a container, from the first one on; each is named by the ways to it.
+fn family(said: &Value) -> Vec<Process> {
+    let mut all = vec![Process { pid: said["pid"].as_u64().unwrap(), number: String::new() }];
+    let mut next = 0;
+    while let Some(parent) = all.get(next) {
+        let (pid, number) = (parent.pid, parent.number.clone());
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        for (child, pid) in children.split_whitespace().enumerate() {
+            let number = format!("{number}{}", child + 1);
+            all.push(Process { pid: pid.parse().unwrap(), number });
+        }
+        next += 1;
+    }
+    all
+}
+
+/// What a process of a container answers.
+#[track_caller]
+fn ask(place: &Place, name: &str, number: &str, words: &[&str]) -> String {
+    let number = if number.is_empty() { "0" } else { number };
+    place.exec(name, &[&["/app", "ask-of", number], words].concat())
+}
+
+/// A place whose application has children, each with so many pages of its own.
+fn with_children(name: &str, pages: usize, children: u32, own: u32, depth: u32) -> Place {
+    let place = Place::new(name, pages);
+    place.configure(|config| {
+        let words = [pages.to_string(), "1".into(), "20".into(), "1".into()];
+        let more = [children, own, depth].map(|number| number.to_string());
+        let all: Vec<String> =
+            std::iter::once("/app".to_owned()).chain(words).chain(more).collect();
+        config["process"]["args"] = json!(all);
+    });
+    place
+}
+
+/// What all processes of a container answer to `sum`, and their mappings.
+#[track_caller]
+fn whole(place: &Place, name: &str, said: &Value) -> BTreeMap<String, (String, Vec<Line>)> {
+    let of = |process: &Process| {
+        let sum = ask(place, name, &process.number, &["sum"]);
+        (process.number.clone(), (sum, process.mappings()))
+    };
+    family(said).iter().map(of).collect()
+}
+
+#[test]
+fn children_share_their_memory_too() {
+    let place = with_children("tree", 2000, 2, 8192, 1);
+    place.create(&place.reference(), &[]);
+    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    assert_eq!(one["template"], false, "{one}");
+    let right = whole(&place, "one", &one);
+    assert_eq!(right.keys().collect::<Vec<_>>(), ["", "1", "2"]);
+    let alone: u64 = family(&one).iter().map(|process| process.kilobytes("Pss:")).sum();
+    assert!(alone > 2 * 32_768, "{alone} kB");
+
+    let all = many(&place, "many", &["--count", "10"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    for (number, said) in all.iter().enumerate() {
+        let name = format!("many-{}", number + 1);
+        // The mappings are the same as well: nothing is left of the place where they were parked,
+        // and none of them is in parts.
+        assert_eq!(whole(&place, &name, said), right, "{name}");
+        for process in family(said) {
+            let (own, shared) =
+                (process.kilobytes("Private_Dirty:"), process.kilobytes("Shared_Dirty:"));
+            assert!(own <= 2048, "{name}, {}: {own} kB are not shared", process.number);
+            let least = if process.number.is_empty() { 7000 } else { 32_768 + 7000 };
+            assert!(shared >= least, "{name}, {}: only {shared} kB are shared", process.number);
+        }
+    }
+    // All of them together have little more than one.
+    let pss = |said: &Value| -> u64 { family(said).iter().map(|p| p.kilobytes("Pss:")).sum() };
+    let together: u64 = all.iter().map(pss).sum();
+    assert!(together * 10 <= alone * 13 + 10 * 20_480, "{together} kB, {alone} kB alone");
+
+    // What one of them writes or gives back is nobody else's.
+    let own = ask(&place, "one", "1", &["own", "7"]);
+    let before = family(&all[0])[1].kilobytes("Private_Dirty:");
+    assert_eq!(ask(&place, "many-1", "1", &["write", "7"]), "1");
+    assert_eq!(ask(&place, "many-1", "1", &["free", "8"]), "0 0");
+    assert_eq!(ask(&place, "many-1", "1", &["own", "7"]), "0000000000000001");
+    let after = family(&all[0])[1].kilobytes("Private_Dirty:");
+    assert!((4..512).contains(&(after - before)), "{before} kB, {after} kB");
+    assert_eq!(ask(&place, "many-2", "1", &["own", "7"]), own);
+    assert_eq!(whole(&place, "many-2", &all[1]), right);
+}
+
+#[test]
+fn a_clone_of_several_processes_is_taken_again() {
+    let place = with_children("again", 500, 2, 1000, 1);
+    let (first, second) = (place.reference(), place.reference() + ":second");
+    place.create(&first, &[]);
+    let all = many(&place, "many", &["--count", "2"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    ask(&place, "many-1", "2", &["write", "3"]);
+    let right = whole(&place, "many-1", &all[0]);
+    create_of(&place, "many-1", &second);
+    place.delete("many-1");
+    place.delete("many-2");
+    let said = place.run(&second, "next", "snapshot", &["--prefetch", "all"]);
+    assert_eq!(whole(&place, "next", &said), right);
+}
+
+#[test]
+fn grandchildren_share_their_memory_too() {
+    let place = with_children("deep", 500, 2, 2000, 3);
+    place.create(&place.reference(), &[]);
+    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&place, "one", &one);
+    assert_eq!(right.len(), 1 + 2 + 4 + 8);
+    let all = many(&place, "many", &["--count", "3"]);
+    assert!(all.iter().all(|said| said["template"] == true), "{all:?}");
+    for (number, said) in all.iter().enumerate() {
+        let name = format!("many-{}", number + 1);
+        assert_eq!(whole(&place, &name, said), right, "{name}");
+        for process in family(said) {
+            let own = process.kilobytes("Private_Dirty:");
+            assert!(own <= 2048, "{name}, {}: {own} kB are not shared", process.number);
+        }
+    }
+}
