@@ -267,7 +267,12 @@ fn parse(line: &str, tasks: &[Task]) -> Option<Lot> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use torpor_images::proto::{MmEntry, PstreeEntry, TaskKobjIdsEntry};
+
     use super::*;
+    use crate::restore::load::TaskImage;
 
     fn lot(task: usize, home: Range<u64>) -> Lot {
         Lot { task, home, at: 0 }
@@ -301,5 +306,71 @@ mod tests {
             (&[two.clone()][..], two)
         );
         assert_eq!(parking.below(3).as_slice(), [three]);
+    }
+
+    /// A parent and its child, with one mapping each that a template can hold.
+    fn tasks() -> Vec<Task> {
+        let task = |pid: u32, ppid: u32, start: u64| {
+            let vma = VmaEntry {
+                start,
+                end: start + PAGE,
+                flags: (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).cast_unsigned(),
+                status: crate::memory::vma::status::ANON_PRIVATE,
+                ..VmaEntry::default()
+            };
+            let image = TaskImage {
+                tree: PstreeEntry { pid, ppid, sid: 1, pgid: 1, ..PstreeEntry::default() },
+                ids: TaskKobjIdsEntry::default(),
+                homes: torpor_policy::NsSet::default(),
+                cores: Vec::new(),
+                credentials: Vec::new(),
+                mm: Some(MmEntry { vmas: vec![vma], ..MmEntry::default() }),
+                pages: Arc::default(),
+                fds: Vec::new(),
+                fs: None,
+            };
+            let (bequest, vpid) = (Arc::default(), pid.cast_signed());
+            Task { pid: 0, vpid, threads: Vec::new(), image, bequest, mapped: Vec::new() }
+        };
+        vec![task(1, 0, 0x10_0000), task(2, 1, 0x20_0000), task(4, 1, 0x9000_0000)]
+    }
+
+    #[test]
+    fn a_file_that_names_places_is_not_believed() {
+        let tasks = tasks();
+        let maps = "80000000-80002000 rw-p 00000000 00:00 0 \n\
+                    80003000-80004000 rw-p 00000000 00:01 7 /file\n\
+                    80005000-80006000 rw-s 00000000 00:00 0 \n\
+                    90000000-90001000 rw-p 00000000 00:00 0 \n";
+        let maps = torpor_tracee::parse_maps(maps);
+        let parse = |text: &str| Parking::parse(&tasks, text.lines(), &maps);
+        let right = "2 200000 201000 80001000\n";
+        let parking = parse(right).unwrap();
+        assert_eq!(parking.lines(&tasks), right);
+        assert_eq!(parking.below(0).as_slice(), [0x8000_1000..0x8000_2000]);
+        assert!(parse("").unwrap().below(0).is_empty());
+        for (wrong, why) in [
+            ("", "no place"),
+            ("2 200000 201000", "no place"),
+            ("2 200000 201000 80001000 0", "no place"),
+            ("2 201000 200000 80001000", "no place"),
+            ("2 200000 201000 80001001", "no place"),
+            ("2 200000 201000 fffffffffffff000", "no place"),
+            ("2 200000 201000 1000", "no place"),
+            ("3 200000 201000 80001000", "no place"),
+            ("2 300000 301000 80001000", "no mapping"),
+            ("2 200000 202000 80000000", "no mapping"),
+            // The first task has its memory where it belongs.
+            ("1 100000 101000 80001000", "no mapping"),
+            ("2 200000 201000 80002000", "has nothing"),
+            ("2 200000 201000 80003000", "has nothing"),
+            ("2 200000 201000 80005000", "has nothing"),
+            ("2 200000 201000 90000000", "overlap"),
+            ("2 200000 201000 80001000\n4 90000000 90001000 80001000", "overlap"),
+            ("2 200000 201000 80000000\n2 200000 201000 80001000", "twice"),
+        ] {
+            let said = parse(&format!("{wrong}\n")).map(|parking| parking.lines(&tasks));
+            assert!(said.as_ref().is_err_and(|said| said.contains(why)), "{wrong}: {said:?}");
+        }
     }
 }

@@ -4,13 +4,15 @@
 //
 // `app PAGES SEED EVERY OTHER CHILDREN OWN DEPTH` has children, 1 to CHILDREN: each of them overwrites
 // every second page, and fills OWN pages that only it has. They have children of their own, up to
-// DEPTH generations: that of 2 is 20. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
+// DEPTH generations: the first of 2 is 21. With a further word no large part of the address space is
+// left free. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -54,6 +56,18 @@ static void settle(unsigned long number)
 {
 	if (number)
 		snprintf(place.sun_path, sizeof(place.sun_path), "/app-%lu.sock", number);
+}
+
+// A child may have hardly more memory than it has.
+static int limit(void)
+{
+	unsigned long pages;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	if (!file || fscanf(file, "%lu", &pages) != 1 || fclose(file))
+		return -1;
+	struct rlimit most = { (pages + 1024) * PAGE, (pages + 1024) * PAGE };
+	return setrlimit(RLIMIT_AS, &most) || setrlimit(RLIMIT_DATA, &most);
 }
 
 // Makes children, one after the other was ready. Returns the number of the process that it returns
@@ -121,6 +135,10 @@ int main(int argc, char **argv)
 	if (memory == MAP_FAILED || random == MAP_FAILED || madvise(random, PAGE, MADV_WIPEONFORK))
 		return 1;
 	*random = 42;
+	for (size_t size = argc > 8 ? 1UL << 46 : 0; size >= 1UL << 30; size /= 2)
+		while (mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=
+		       MAP_FAILED)
+			;
 	for (size_t i = 0; i < pages; i++)
 		fill(memory + i * PAGE / 8, i % every == 0 ? other : seed, i);
 	for (int depth = argc > 7 ? atoi(argv[7]) : 1; depth > 0; depth--) {
@@ -141,7 +159,7 @@ int main(int argc, char **argv)
 	int listener = socket(AF_UNIX, SOCK_STREAM, 0);
 	if (bind(listener, (void *)&place, sizeof(place)) || listen(listener, 16))
 		return 1;
-	if (number && (write(ready, "", 1) != 1 || close(ready)))
+	if (number && (limit() || write(ready, "", 1) != 1 || close(ready)))
 		return 1;
 	if (!number) {
 		puts("ready to answer");
