@@ -29,7 +29,7 @@ pub struct Memory {
     /// For how long a lazy restore notes which pages are touched, and leaves the others in
     /// the images (`--record-working-set`).
     pub record_working_set: Option<Duration>,
-    /// A file that names a template: a stopped process with memory of the first task, for that
+    /// A file that names a template: a stopped process with memory of the tasks, for the first
     /// to be born by (`--template`).
     pub template: Option<PathBuf>,
     /// How a pre-dump reads memory (`--pre-dump-mode`).

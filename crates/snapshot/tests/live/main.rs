@@ -10,6 +10,7 @@ mod fallback;
 mod pipeline;
 mod place;
 mod podman;
+mod puma;
 mod ready;
 mod registry;
 mod running;

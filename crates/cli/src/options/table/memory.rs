@@ -80,8 +80,8 @@ pub(super) const MEMORY: &[Opt] = &[
         ("keep-template", None, "FILE"),
         RESTORE,
         store!(keep_template = some path),
-        "Restore nothing but memory of the first task, into a process that is left behind stopped, and \
-         name it in FILE: restores with --template FILE are born by it and share that memory",
+        "Restore nothing but memory of the tasks, into one process that is left behind stopped, and name it \
+         in FILE: restores with --template FILE are born by it and share that memory",
     ),
     value(
         ("template", None, "FILE"),
