@@ -28,8 +28,8 @@ const MARGIN: u64 = 1 << 30;
 const END: u64 = 1 << 47;
 /// A process can have 65,530 mappings, of which the first task needs some.
 const MOST: usize = 16_384;
-/// A mapping that a task has in common with its parent is parked if at least this part of its pages
-/// differ. The others are in the template twice then, but not in any of the containers.
+/// A mapping that a task has from its parent is parked if it has at least one page of its own for so
+/// many that are common. These are in the template twice then, but only once for all containers.
 const WORTH: u64 = 10;
 
 /// One mapping, and where it is parked.

@@ -327,11 +327,11 @@ fn dismiss(cx: &mut Restore<'_>) -> Result<()> {
 }
 
 fn memory_of(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
-    if cx.tasks[task].image.is_zombie() {
-        return Ok(());
-    }
     let pid = cx.tasks[task].vpid;
-    memory::build(cx, task, parent).about(|| format!("memory of task {pid}"))?;
+    // A zombie has no memory, but what is parked for those that are born from it.
+    if !cx.tasks[task].image.is_zombie() {
+        memory::build(cx, task, parent).about(|| format!("memory of task {pid}"))?;
+    }
     parent.map_or(Ok(()), |parent| memory::release(cx, parent, task))
 }
 

@@ -4,8 +4,8 @@
 //
 // `app PAGES SEED EVERY OTHER CHILDREN OWN DEPTH` has children, 1 to CHILDREN: each of them overwrites
 // every second page, and fills OWN pages that only it has. They have children of their own, up to
-// DEPTH generations: the first of 2 is 21. With a further word no large part of the address space is
-// left free. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
+// DEPTH generations: the first of 2 is 21. With the further word `full` no large part of the address space is
+// left free; with `orphans` each child leaves the leader of its session behind as a zombie. They answer at /app-NUMBER.sock; `app ask-of NUMBER WORDS` asks there.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -72,7 +72,7 @@ static int limit(void)
 
 // Makes children, one after the other was ready. Returns the number of the process that it returns
 // in; in a child *ready is where it is to say that it is.
-static unsigned long breed(unsigned long number, unsigned long children, int *ready)
+static unsigned long breed(unsigned long number, unsigned long children, int orphans, int *ready)
 {
 	for (unsigned long child = 1; child <= children; child++) {
 		int ends[2];
@@ -86,6 +86,8 @@ static unsigned long breed(unsigned long number, unsigned long children, int *re
 			if (*ready >= 0)
 				close(*ready);
 			*ready = ends[1];
+			if (orphans && (setsid() < 0 || fork() != 0))
+				_exit(0);
 			return number * 10 + child;
 		}
 		close(ends[1]);
@@ -126,6 +128,7 @@ int main(int argc, char **argv)
 	uint64_t other = strtoul(argv[4], NULL, 0);
 	unsigned long children = argc > 5 ? strtoul(argv[5], NULL, 0) : 0, number = 0, parent;
 	size_t owned = argc > 6 ? strtoul(argv[6], NULL, 0) : 0;
+	const char *more = argc > 8 ? argv[8] : "";
 	uint64_t *own = NULL;
 	int ready = -1;
 	uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE,
@@ -135,7 +138,7 @@ int main(int argc, char **argv)
 	if (memory == MAP_FAILED || random == MAP_FAILED || madvise(random, PAGE, MADV_WIPEONFORK))
 		return 1;
 	*random = 42;
-	for (size_t size = argc > 8 ? 1UL << 46 : 0; size >= 1UL << 30; size /= 2)
+	for (size_t size = !strcmp(more, "full") ? 1UL << 46 : 0; size >= 1UL << 30; size /= 2)
 		while (mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) !=
 		       MAP_FAILED)
 			;
@@ -143,7 +146,7 @@ int main(int argc, char **argv)
 		fill(memory + i * PAGE / 8, i % every == 0 ? other : seed, i);
 	for (int depth = argc > 7 ? atoi(argv[7]) : 1; depth > 0; depth--) {
 		parent = number;
-		number = breed(number, children, &ready);
+		number = breed(number, children, !strcmp(more, "orphans"), &ready);
 		if (number == parent)
 			break;
 		for (size_t i = 0; i < pages; i += 2)

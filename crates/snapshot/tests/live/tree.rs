@@ -45,14 +45,19 @@ impl Process {
     }
 }
 
-/// All processes of a container, from the first one on; each is named by the ways to it.
+/// All processes of a container that have not ended, from the first one on; each is named by the way
+/// to it.
 pub fn family(said: &Value) -> Vec<Process> {
     let mut all = vec![Process { pid: said["pid"].as_u64().unwrap(), number: String::new() }];
     let mut next = 0;
     while let Some(parent) = all.get(next) {
         let (pid, number) = (parent.pid, parent.number.clone());
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        for (child, pid) in children.split_whitespace().enumerate() {
+        let lives = |pid: &&str| {
+            let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+            maps.is_ok_and(|maps| !maps.is_empty())
+        };
+        for (child, pid) in children.split_whitespace().filter(lives).enumerate() {
             let number = format!("{number}{}", child + 1);
             all.push(Process { pid: pid.parse().unwrap(), number });
         }
@@ -156,6 +161,27 @@ fn without_room_to_park_the_first_process_shares_its_memory() {
         let own = family(said).iter().map(|process| process.kilobytes("Private_Dirty:")).collect();
         let own: Vec<u64> = own;
         assert!(own[0] <= 2048 && own[1] >= 4000, "{own:?} kB are not shared");
+    }
+}
+
+#[test]
+fn those_whose_parent_has_ended_share_their_memory_too() {
+    let place = with_children("orphans", 500, 2, 2000, 1);
+    place.configure(|config| {
+        config["process"]["args"].as_array_mut().unwrap().push("orphans".into());
+    });
+    place.create(&place.reference(), &[]);
+    let one = place.run(&place.reference(), "one", "snapshot", &["--prefetch", "all"]);
+    let right = whole(&place, "one", &one);
+    assert_eq!(right.keys().collect::<Vec<_>>(), ["", "1", "2"]);
+    let all = many(&place, "many", &["--count", "2"]);
+    for (name, said) in ["many-1", "many-2"].iter().zip(&all) {
+        assert_eq!(said["template"], true, "{said}");
+        assert_eq!(whole(&place, name, said), right, "{name}");
+        for process in family(said) {
+            let own = process.kilobytes("Private_Dirty:");
+            assert!(own <= 2048, "{name}, {}: {own} kB are not shared", process.number);
+        }
     }
 }
 
