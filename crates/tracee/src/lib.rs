@@ -8,6 +8,7 @@
 //! to execute ends in `rt_sigreturn` to its own registers.
 
 mod batch;
+mod discard;
 mod frame;
 mod husk;
 mod inject;

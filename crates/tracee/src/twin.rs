@@ -91,19 +91,6 @@ impl Tracee {
         Ok(twin)
     }
 
-    /// Has a twin give up memory: addresses and lengths.
-    ///
-    /// # Errors
-    /// The kernel's, if the twin is gone.
-    pub fn discard(&mut self, ranges: &[(u64, usize)]) -> Result<()> {
-        let mut batch = self.batch();
-        for &(start, len) in ranges {
-            let advice = libc::MADV_DONTNEED.cast_unsigned().into();
-            batch.call((libc::SYS_madvise, [start, len as u64, advice]));
-        }
-        batch.run().map(drop)
-    }
-
     /// Ends a twin. Its original has still to reap it.
     pub fn end_twin(mut self) {
         self.kill();

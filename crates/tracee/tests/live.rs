@@ -4,7 +4,8 @@
 use std::process::{Child, Command, Stdio};
 
 use torpor_tracee::{
-    Batch, Mapping, SIDE_BY_SIDE, STUB_SIZE, Tracee, parse_maps, remove_leftover, stub_place,
+    Batch, Mapping, RemoteAddr, SIDE_BY_SIDE, STUB_SIZE, Tracee, parse_maps, remove_leftover,
+    stub_place,
 };
 
 struct Killed(Child);
@@ -207,14 +208,50 @@ fn a_twin_gives_up_memory_that_its_original_keeps() {
     };
     let kib = resident(pid);
     assert!(kib > 0 && resident(twin.pid()) == kib);
-    let len = usize::try_from(heap.end - heap.start).unwrap();
-    twin.discard(&[(heap.start, len)]).unwrap();
+    twin.discard(std::slice::from_ref(&(heap.start..heap.end))).unwrap();
     assert_eq!((resident(twin.pid()), resident(pid)), (0, kib));
     twin.end_twin();
     let all = i64::from(libc::__WALL).cast_unsigned();
     original.call("wait4", (libc::SYS_wait4, [u64::MAX, 0, all, 0])).unwrap();
     original.eject(&before).unwrap();
     original.finish().unwrap();
+}
+
+/// More pages than one call takes, and than there is room for in one batch.
+#[test]
+fn a_task_gives_up_pages_here_and_there() {
+    const PAGES: u64 = 40_000;
+    let (_child, pid) = spawn("/bin/sleep", &["1000"]);
+    let before = maps(pid);
+    let mut task = stop(pid);
+    task.inject(&before, stub_place(&before).unwrap()).unwrap();
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE) as u64;
+    let prot = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let map = (libc::SYS_mmap, [0, PAGES * 4096, prot, flags, u64::MAX, 0]);
+    let start = task.call("mmap", map).unwrap();
+    let pages = |step: usize| (0..PAGES).step_by(step).map(|n| start + n * 4096);
+    for page in pages(1) {
+        task.write(RemoteAddr(page), &[7]).unwrap();
+    }
+    let is_there = |task: &Tracee, page: u64| {
+        let mut byte = [0];
+        task.read(RemoteAddr(page), &mut byte).unwrap();
+        byte == [7]
+    };
+    let ranges: Vec<_> = pages(2).map(|page| page..page + 4096).collect();
+    task.discard(&ranges).unwrap();
+    for page in pages(1) {
+        assert_eq!(is_there(&task, page), (page - start) / 4096 % 2 == 1, "{page:x}");
+    }
+    // What cannot be given up does not keep the rest, and is named.
+    task.call("munmap", (libc::SYS_munmap, [start, 4096])).unwrap();
+    let ranges: Vec<_> = pages(1).take(100).map(|page| page..page + 4096).collect();
+    let error = task.discard(&ranges).unwrap_err().to_string();
+    assert!(error.contains(&format!("{start:x}")), "{error}");
+    assert!(pages(1).take(100).skip(1).all(|page| !is_there(&task, page)));
+    task.call("munmap", (libc::SYS_munmap, [start, PAGES * 4096])).unwrap();
+    task.eject(&before).unwrap();
+    task.finish().unwrap();
 }
 
 /// Runs batches until somebody kills this process: used by the test below.

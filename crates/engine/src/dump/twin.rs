@@ -79,7 +79,8 @@ impl Twins {
     fn give_up(&mut self, pid: i32, ranges: &[(u64, usize)]) {
         let Some(twin) = self.list.iter_mut().find(|twin| twin.tracee.pid() == pid) else { return };
         self.cost += alone(pid, ranges).unwrap_or(0);
-        if let Err(e) = twin.tracee.discard(ranges) {
+        let ranges: Vec<_> = ranges.iter().map(|&(at, len)| at..at + len as u64).collect();
+        if let Err(e) = twin.tracee.discard(&ranges) {
             tracing::debug!("memory that is not needed any more is kept: {e}");
         }
     }

@@ -48,24 +48,17 @@ pub(super) fn drop_absent(
     wanted: &Pages,
     inherited: Inherited<'_>,
 ) -> Result<()> {
-    let mut calls = Vec::new();
+    let mut absent = Vec::new();
     for vma in inherited.kept.iter().filter(|v| is_private(v)) {
         for (_, range) in inherited.pages.within(vma.start..vma.end) {
             let mine = wanted.within(range.clone()).map(|(_, mine)| mine);
-            calls.extend(gaps(&range, mine).map(|gap| (gap.start, gap.end - gap.start)));
+            absent.extend(gaps(&range, mine));
         }
     }
-    if calls.is_empty() {
+    if absent.is_empty() {
         return Ok(());
     }
-    let mut batch = husk.batch();
-    for (at, len) in calls {
-        batch.call((libc::SYS_madvise, [at, len, libc::MADV_DONTNEED as u64]));
-    }
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "dropping inherited pages".to_owned()),
-        None => Ok(()),
-    }
+    Ok(husk.discard(&absent)?)
 }
 
 /// Fills those of the mappings `vmas` that are private with the `wanted` pages. Pages that are the

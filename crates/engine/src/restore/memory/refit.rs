@@ -77,9 +77,14 @@ pub(in crate::restore) fn refit(
     // Those that have lost their mapping, or never had one.
     let valid = pages.and(&kept);
     let lost = same.without(&valid);
-    let again = Search { within: Some(&lost), ..Search::default() };
-    let (again, _) = Pages::find(&cx.images, kind::PAGEMAP, id, &again)?;
-    let new = new.with(again.stretches().to_vec());
+    let new = match lost.is_empty() {
+        true => new,
+        false => {
+            let again = Search { within: Some(&lost), ..Search::default() };
+            let (again, _) = Pages::find(&cx.images, kind::PAGEMAP, id, &again)?;
+            new.with(again.stretches().to_vec())
+        }
+    };
 
     let written = new.ranges();
     let left: Ranges =
@@ -245,15 +250,7 @@ pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Range
     if gone.is_empty() {
         return Ok(());
     }
-    let mut batch = cx.tasks.remote(task)?.batch();
-    for range in gone.as_slice() {
-        let len = range.end - range.start;
-        batch.call((libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as u64]));
-    }
-    match batch.run()?.first_error() {
-        Some((_, e)) => Err(e).context(|| "dropping pages that are no more".to_owned()),
-        None => Ok(()),
-    }
+    Ok(cx.tasks.remote(task)?.discard(gone.as_slice())?)
 }
 
 /// Writes pages into the mappings that the husk has, as far as it has any for them.
