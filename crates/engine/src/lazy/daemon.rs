@@ -12,6 +12,7 @@ use rustix::net::{
     socket_with, socketpair,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_sys::peer::peer;
 use torpor_sys::process;
@@ -73,17 +74,33 @@ impl<'a> Daemon<'a> {
     /// # Errors
     /// A restore of other images; a dump that goes away; see [`pair::run`].
     pub fn serve(self) -> Result<()> {
+        let known = self.read_ahead();
         let line = self.accept()?;
         let _ = std::fs::remove_file(&self.socket);
         let caller = peer(&line).context(|| "who restores".to_owned())?;
         if caller.uid != rustix::process::geteuid().as_raw() {
             return Err(Error::Protocol("the restore belongs to another user".to_owned()));
         }
-        let pages = |id: u64| Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?));
+        let pages = |id: u64| match known.get(&id) {
+            Some(pages) => Ok(Arc::clone(pages)),
+            None => Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?)),
+        };
         let restorer = proc::pidfd(caller.pid)?;
         serve((&line, &restorer), self.opts, &self.images, &pages, self.borrower)?;
         free(self.opts, &self.images);
         Ok(())
+    }
+
+    /// Where the pages are, found out while the restore makes everything else: it waits for the pager in
+    /// the end. What cannot be read is read again when it is asked for, and is an error then.
+    fn read_ahead(&self) -> HashMap<u64, Arc<Pages>> {
+        let tree = self.images.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap_or_default();
+        let ids = tree.into_iter().map(|entry| u64::from(entry.pid));
+        let find = |id| {
+            let pages = Pages::load(&self.images, kind::PAGEMAP, id).ok()?;
+            Some((id, Arc::new(pages)))
+        };
+        ids.filter_map(find).collect()
     }
 
     /// Waits for a restore, and meanwhile for the end of the dump that serves pages.
