@@ -123,7 +123,7 @@ impl Forecast {
                 let written = within(time).min(memory);
                 let pays = written < left * 0.9;
                 left = written;
-                if wish.mode.is_lazy() || time <= wish.max_downtime || !pays && rounds > 1 {
+                if time <= wish.max_downtime || !pays && rounds > 1 {
                     break;
                 }
             }

@@ -15,8 +15,8 @@ pub enum Mode {
     Pipelined,
     /// Stop the tasks, restore without memory, and fetch pages as they are touched.
     PostCopy,
-    /// Send all memory once while the tasks run, build the tree there, and let it run before what
-    /// has changed since is there.
+    /// Send rounds as `pipelined` does, and let the tree run there before what has changed since the
+    /// last of them is there.
     Hybrid,
 }
 

@@ -295,7 +295,8 @@ fn they_go_on_here_if_the_pages_cannot_come_any_more() {
             let proxy = Proxy::start_with(paths.0, paths.1, Some(plan), Some((round, SOME)));
             let counter = Counter::start_lenient(1000, 500);
             let to = format!("unix:{}", proxy.path.display());
-            let args = ["--pid", &counter.pid.to_string(), "--mode", mode, &to];
+            let pid = counter.pid.to_string();
+            let args = ["--pid", &pid, "--mode", mode, "--max-rounds", "1", &to];
             let mut migration = here.migrate(&args).spawn().unwrap();
             wait_until("pages are being fetched", || proxy.due.load(Ordering::SeqCst));
             match fault {
@@ -365,7 +366,8 @@ fn pages_come_over_as_many_connections_as_it_takes() {
         let to = format!("unix:{}", proxy.path.display());
         let pid = counter.pid.to_string();
         let args = ["--pid", &pid, "--mode", mode, "--connections", connections, "--json", &to];
-        let report = judge(&here.migrate(&args).output().unwrap()).unwrap();
+        let mut migrate = here.migrate(&args);
+        let report = judge(&migrate.args(["--max-rounds", "1"]).output().unwrap()).unwrap();
         assert_ne!(report["pid"].as_i64().unwrap(), i64::from(counter.pid));
         let least = 2 * connections.parse::<usize>().unwrap();
         assert!(proxy.joined.load(Ordering::SeqCst) > least, "{mode}: {report}");

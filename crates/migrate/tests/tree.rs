@@ -136,6 +136,23 @@ fn memory_that_is_written_all_the_time_arrives_as_it_is() {
     wait_until("it has seen its pages", || counter.count() > before + 200);
 }
 
+/// Rounds leave less to be fetched when the tasks run there.
+#[test]
+fn hybrid_takes_rounds() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let mut counter = Counter::start(2000, 20);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "hybrid", "--max-downtime", "0", "--json"];
+    let output = here.migrate(&args).arg(&there.address).output().unwrap();
+    let report = judge(&output).unwrap();
+    assert!(report["rounds"].as_array().unwrap().len() > 2, "{report}");
+    moved(&mut counter, [&here, &there], &report);
+    // It looks at each page before it writes it, and ends if it is not as it was left.
+    let before = counter.count();
+    wait_until("it has seen its pages", || counter.count() > before + 100);
+}
+
 /// Over a link that is slower than this host pages are compressed, if that is asked for.
 #[test]
 fn what_a_slow_link_carries_is_compressed_on_demand() {

@@ -275,8 +275,7 @@ impl<'a> Source<'a> {
             let round = self.round(number)?;
             drop(live);
             let previous = self.rounds.last().map(|before| before.bytes);
-            let done = self.plan.mode.is_lazy()
-                || round.expected_pause() <= self.plan.max_downtime
+            let done = round.expected_pause() <= self.plan.max_downtime
                 || previous.is_some_and(|bytes| round.bytes >= bytes / 10 * 9);
             self.rounds.push(round);
             let line = progress::line(&self.rounds, self.estimate().map(|it| it.pause.total()));
