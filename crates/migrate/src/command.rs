@@ -299,17 +299,14 @@ fn start(command: MigrateCommand) -> Result<()> {
     let address: Address =
         to.parse().map_err(|why| Error::refused(format!("destination {to:?}: {why}")))?;
     let to = Peer { address, keys: command.keys.read()? };
-    let usual = match &container {
-        Some(Container { runtime: Runtime::Podman, .. }) => Mode::PreCopy,
-        _ => Mode::Pipelined,
-    };
+    let mode = command.mode.unwrap_or_else(|| usual_mode(container.as_ref()));
     let plan = Plan {
         id: command.id,
         pid,
         container,
         to,
         key_files: command.keys.options(),
-        mode: command.mode.unwrap_or(usual),
+        mode,
         build_after: command.start_restore_after,
         full_state: command.state == State::Full,
         max_downtime: Duration::from_millis(command.max_downtime),
@@ -342,6 +339,20 @@ fn start(command: MigrateCommand) -> Result<()> {
         println!("{}", report.text());
     }
     Ok(())
+}
+
+/// How it moves if nobody says how.
+fn usual_mode(container: Option<&Container>) -> Mode {
+    match container {
+        Some(container) if container.runtime == Runtime::Podman => {
+            eprintln!(
+                "Moving by pre-copy instead of pipelined: Podman makes a container in one step, \
+                 when all of it is there."
+            );
+            Mode::PreCopy
+        }
+        _ => Mode::Pipelined,
+    }
 }
 
 fn try_agent(command: AgentCommand) -> Result<()> {

@@ -332,7 +332,11 @@ fn a_container_of_podman_is_looked_at() {
     let scratches = scratches("podman-look");
     let pair = Pair::new(&scratches, ["10.97.105", "10.97.106"], &[]);
     let mut client = pair.start("one");
-    let said = pair.moves("one", &["--dry-run"]).unwrap();
+    let output = pair.command("one", &["--dry-run"]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    let lines = told.lines().filter(|line| line.contains("pre-copy instead of pipelined"));
+    assert_eq!(lines.count(), 1, "{told}");
+    let said = judge(&output).unwrap();
     assert_eq!(
         (&said["mode"], &said["refused"]),
         (&"pre-copy".into(), &Value::Array(vec![])),
