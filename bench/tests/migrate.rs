@@ -44,5 +44,9 @@ fn redis_moves_in_every_mode() {
         assert!(expected > 0.0 && rehearsed > 0.0, "{row}");
         assert!(memory_here > 1.0 && memory_there > 16.0, "{row}");
     }
+    let judged = fs::read_to_string(results.path().join("bench.json")).unwrap();
+    for name in ["estimates", "estimates of --dry-run"] {
+        assert!(judged.contains(&format!("migration: {name} within 20 %, of 5")), "{judged}");
+    }
     assert!(fs::read_dir(dir.path()).unwrap().next().is_none(), "something is left");
 }

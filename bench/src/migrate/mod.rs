@@ -67,7 +67,7 @@ fn one<T: std::str::FromStr>(name: &str, usual: &str) -> Result<T> {
 
 pub fn measure(bench: &mut Bench) -> Result<()> {
     let setting = Setting::from_environment()?;
-    let mut text = String::new();
+    let (mut text, mut all) = (String::new(), Vec::new());
     for &gigabits in &setting.links {
         for &reads in &setting.reads {
             let mut rows = Vec::new();
@@ -79,8 +79,10 @@ pub fn measure(bench: &mut Bench) -> Result<()> {
             }
             text += &table::of(&format!("{reads} % reads, {}", link(gigabits)), &rows);
             table::judge(bench, gigabits, reads, &rows);
+            all.extend(rows.into_iter().flat_map(|(_, samples)| samples));
         }
     }
+    table::judge_estimates(bench, all.iter());
     fs::remove_dir_all(record_dir(bench))?;
     println!("{text}");
     let path = bench.results.join("migration.md");

@@ -34,7 +34,7 @@ impl Source<'_> {
             state: self.state_bytes,
             link: pace.rate,
             freeze,
-            restore: shape.cost(),
+            restore: freeze,
             fill: FILL,
             scan: self.files_time,
             each: seconds(pace.each).saturating_sub(frozen) + freeze,

@@ -131,7 +131,9 @@ fn forecast(
     let tasks = task::tree(plan.pid)?;
     let writes = Writes::sample(&tasks)?;
     let longer = lesson.map(|lesson| lesson.factors.restore);
-    let restore = longer.map_or(checked.freeze, |times| Shape::of(&tasks).cost().mul_f64(times));
+    let early = plan.mode.builds_early();
+    let base = if early { checked.freeze } else { Shape::of(&tasks).cost() };
+    let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
     let pace = lesson.and_then(|it| it.pace);
     let start = Instant::now();
     let trees = trees(plan)?;
