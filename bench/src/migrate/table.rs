@@ -89,12 +89,15 @@ pub fn of(title: &str, rows: &[Row<'_>]) -> String {
     text + "\n"
 }
 
+/// An estimate of a migration.
+type Expected = fn(&Sample) -> &Value;
+
 /// Counts those estimates that were within a fifth of what it took, over all migrations.
 pub fn judge_estimates<'a>(bench: &mut Bench, samples: impl Iterator<Item = &'a Sample> + Clone) {
     #[allow(clippy::cast_precision_loss, reason = "to be read by people")]
     let number = |count: usize| count as f64;
     let all = samples.clone().count();
-    let kinds: [(_, fn(&Sample) -> &Value); 2] = [
+    let kinds: [(&str, Expected); 2] = [
         ("estimates", |sample| &sample.report["estimate"]),
         ("estimates of --dry-run", |sample| &sample.rehearsal),
     ];
