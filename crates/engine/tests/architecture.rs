@@ -27,6 +27,16 @@ fn sources(dir: &Path) -> String {
     entries.map(text).collect()
 }
 
+/// The folders with crates, sorted.
+fn crates() -> Vec<String> {
+    let entries = std::fs::read_dir(root().join("crates")).unwrap();
+    let entries = entries.map(|entry| entry.unwrap()).filter(|entry| entry.path().is_dir());
+    let mut all: Vec<String> =
+        entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    all.sort();
+    all
+}
+
 #[test]
 fn every_crate_is_on_the_map_and_none_besides() {
     let page = page();
@@ -38,12 +48,16 @@ fn every_crate_is_on_the_map_and_none_besides() {
     let drawn = map.lines().filter(|line| line.starts_with("    "));
     let mut named: Vec<String> = drawn.filter_map(named).collect();
     named.sort();
-    let crates = std::fs::read_dir(root().join("crates")).unwrap();
-    let crates = crates.map(|entry| entry.unwrap()).filter(|entry| entry.path().is_dir());
-    let mut there: Vec<String> =
-        crates.map(|entry| entry.file_name().into_string().unwrap()).collect();
-    there.sort();
-    assert_eq!(named, there);
+    assert_eq!(named, crates());
+}
+
+#[test]
+fn the_readme_lists_every_crate_and_none_besides() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let row = |line: &str| Some(line.strip_prefix("| `crates/")?.split_once('`')?.0.to_owned());
+    let mut listed: Vec<String> = readme.lines().filter_map(row).collect();
+    listed.sort();
+    assert_eq!(listed, crates());
 }
 
 #[test]
