@@ -10,13 +10,12 @@ use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 use super::tasks::ask_all;
 use super::{Dump, Task};
 use crate::error::Result;
-use crate::memory::vma::{Vma, status};
 use crate::proc;
 
 /// `MPOL_F_ADDR`: the policy of the mapping at an address.
 const OF_ADDRESS: u64 = 2;
-/// How many mappings are asked for at once: their answers must find room.
-const AT_ONCE: usize = 4096;
+/// How many mappings are asked for at once: their answers must find room, beside others.
+const AT_ONCE: usize = 4000;
 /// Operations of keyctl(2).
 const GET_KEYRING_ID: u64 = 0;
 const DESCRIBE: u64 = 6;
@@ -36,47 +35,21 @@ const SPEC_DISABLED: u64 = 1 << 2 | 1 << 3 | 1 << 4;
 const KEYS: usize = 64;
 const TEXT: usize = 128;
 
-/// Mappings that take their pages from chosen nodes of memory (mbind(2)).
-pub(super) fn check_policies(cx: &mut Dump<'_>, task: usize, vmas: &[Vma]) -> Result<()> {
-    let own = |vma: &&Vma| !vma.is(status::VDSO | status::VVAR | status::VSYSCALL);
-    let starts: Vec<u64> = vmas.iter().filter(own).map(|vma| vma.map.start).collect();
-    let mut chosen = 0;
-    for starts in starts.chunks(AT_ONCE) {
-        let mut batch = cx.tasks.remote(task)?.batch();
-        let asked: Vec<_> = starts
-            .iter()
-            .map(|&start| {
-                let mode = batch.space(4);
-                (
-                    batch.call((libc::SYS_get_mempolicy, [mode.addr.0, 0, 0, start, OF_ADDRESS])),
-                    mode,
-                )
-            })
-            .collect();
-        let out = batch.run()?;
-        let has = |(call, mode): &&(_, _)| out.result(*call).is_ok() && out.u32_at(*mode, 0) != 0;
-        chosen += asked.iter().filter(has).count();
-    }
-    if chosen == 0 {
-        return Ok(());
-    }
-    let reason = format!("is not kept for {chosen} of them");
-    cx.leave_out(cx.tasks[task].pid, "the NUMA policy of its mappings (mbind)", &reason)
-}
-
 /// What processes and threads have asked the kernel for.
 ///
 /// Who asks for the keyring of its session, and has none, gets that of its user, which is where its
 /// keys are searched for in any case.
 pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     let (mut threads, mut leads) = (Vec::new(), Vec::new());
-    for (task, Task { threads: all, .. }) in cx.tasks.iter_mut().enumerate() {
-        leads.extend((0..all.len()).map(|thread| (thread == 0).then_some(task)));
+    for (task, Task { threads: all, maps, .. }) in cx.tasks.iter_mut().enumerate() {
+        let starts = || maps.iter().map(|map| map.start).collect::<Vec<u64>>();
+        leads.extend((0..all.len()).map(|thread| (thread == 0).then(|| (task, starts()))));
         threads.extend(all);
     }
     let tids: Vec<i32> = threads.iter().map(|thread| thread.tid()).collect();
     let ask = |number: usize, batch: &mut Batch<'_>| {
-        (OfThread::ask(batch), leads[number].map(|_| OfProcess::ask(batch)))
+        let lead = leads[number].as_ref();
+        (OfThread::ask(batch), lead.map(|(_, maps)| OfProcess::ask(batch, first_of(maps).0)))
     };
     let answer = |(thread, process): (OfThread, Option<OfProcess>), out: &Outcome| {
         (thread.answer(out), process.map(|process| process.answer(out)))
@@ -86,12 +59,33 @@ pub(super) fn check(cx: &mut Dump<'_>) -> Result<()> {
     for (number, (of_thread, of_process)) in found {
         let leave_out = |object| cx.leave_out(tids[number], object, "is not kept");
         of_thread.into_iter().try_for_each(leave_out)?;
-        if let (Some(task), Some((session, lost))) = (leads[number], of_process) {
-            lost.into_iter().try_for_each(leave_out)?;
-            check_session(cx, task, session.filter(|&ring| sessions.insert(ring)))?;
+        if let (Some((task, maps)), Some(found)) = (&leads[number], of_process) {
+            found.lost.into_iter().try_for_each(leave_out)?;
+            check_policies(cx, *task, found.chosen, first_of(maps).1)?;
+            check_session(cx, *task, found.session.filter(|&ring| sessions.insert(ring)))?;
         }
     }
     cx.tasks.iter().try_for_each(|task| check_threads(cx, task))
+}
+
+/// Mappings that are asked for with everything else, and the others.
+fn first_of(maps: &[u64]) -> (&[u64], &[u64]) {
+    maps.split_at(maps.len().min(AT_ONCE))
+}
+
+/// Mappings that take their pages from chosen nodes of memory (mbind(2)): so many are known to, and
+/// those of `others` were not asked for yet.
+fn check_policies(cx: &mut Dump<'_>, task: usize, mut chosen: usize, others: &[u64]) -> Result<()> {
+    for maps in others.chunks(AT_ONCE) {
+        let mut batch = cx.tasks.remote(task)?.batch();
+        let policies = Policies::ask(&mut batch, maps);
+        chosen += policies.chosen(&batch.run()?);
+    }
+    if chosen == 0 {
+        return Ok(());
+    }
+    let reason = format!("is not kept for {chosen} of them");
+    cx.leave_out(cx.tasks[task].pid, "the NUMA policy of its mappings (mbind)", &reason)
 }
 
 /// What the session of a task has: its keyring, if nobody has looked at that, and a nice value.
@@ -132,18 +126,50 @@ fn those_of<const N: usize>(lost: [(bool, &'static str); N]) -> Vec<&'static str
     lost.into_iter().filter(|(is, _)| *is).map(|(_, what)| what).collect()
 }
 
+/// The questions about the policies of mappings.
+struct Policies(Vec<(Call, Slot)>);
+
+impl Policies {
+    /// Asks for the mappings at these addresses.
+    fn ask(batch: &mut Batch<'_>, maps: &[u64]) -> Self {
+        let of = |&map: &u64| {
+            let mode = batch.space(4);
+            (batch.call((libc::SYS_get_mempolicy, [mode.addr.0, 0, 0, map, OF_ADDRESS])), mode)
+        };
+        Policies(maps.iter().map(of).collect())
+    }
+
+    /// How many mappings have one of their own.
+    fn chosen(&self, out: &Outcome) -> usize {
+        let has = |(call, mode): &&(_, _)| out.result(*call).is_ok() && out.u32_at(*mode, 0) != 0;
+        self.0.iter().filter(has).count()
+    }
+}
+
+/// What a process has.
+struct FoundOfProcess {
+    /// The keyring of its session.
+    session: Option<u64>,
+    /// What is there and is not kept.
+    lost: Vec<&'static str>,
+    /// How many of the mappings that were asked for have a policy of their own.
+    chosen: usize,
+}
+
 /// The questions to a process.
 struct OfProcess {
+    policies: Policies,
     keyrings: [Call; 2],
     segments: Call,
     tags: (Call, Slot),
 }
 
 impl OfProcess {
-    fn ask(batch: &mut Batch<'_>) -> Self {
+    fn ask(batch: &mut Batch<'_>, maps: &[u64]) -> Self {
         let descriptor = batch.space(8).addr.0;
         let mask = batch.space(8);
         OfProcess {
+            policies: Policies::ask(batch, maps),
             keyrings: [OF_PROCESS, OF_SESSION]
                 .map(|ring| batch.call((libc::SYS_keyctl, [GET_KEYRING_ID, ring, 0]))),
             segments: batch.call((libc::SYS_modify_ldt, [0, descriptor, 8])),
@@ -151,8 +177,7 @@ impl OfProcess {
         }
     }
 
-    /// The keyring of its session, and what is there and is not kept.
-    fn answer(self, out: &Outcome) -> (Option<u64>, Vec<&'static str>) {
+    fn answer(self, out: &Outcome) -> FoundOfProcess {
         let [process, session] = self.keyrings;
         let (tags, mask) = self.tags;
         let tagged = out.result(tags).is_ok() && out.u64_at(mask, 0) != u64::MAX;
@@ -161,7 +186,8 @@ impl OfProcess {
             (is(out, self.segments, |v| v > 0), "its table of segments (modify_ldt)"),
             (tagged, "its tagged addresses (ARCH_ENABLE_TAGGED_ADDR)"),
         ]);
-        (out.result(session).ok(), lost)
+        let session = out.result(session).ok();
+        FoundOfProcess { session, lost, chosen: self.policies.chosen(out) }
     }
 }
 

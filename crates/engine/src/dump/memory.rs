@@ -14,7 +14,7 @@ use torpor_images::pages::PagesWriter;
 use torpor_images::proto::{MmEntry, VmaEntry};
 
 use super::outbox::{self, Away, to_run};
-use super::{Dump, files, lost, micros, twin};
+use super::{Dump, files, micros, twin};
 use crate::error::{Error, Result};
 use crate::file::io_uring;
 use crate::file::socket::ring;
@@ -56,7 +56,6 @@ pub(super) struct Memory {
 pub(super) fn dump_mappings(cx: &mut Dump<'_>, task: usize, flags: &MmFlags) -> Result<()> {
     let vpid = cx.tasks[task].vpid;
     let vmas = std::mem::take(&mut cx.tasks[task].vmas);
-    lost::check_policies(cx, task, &vmas)?;
     let mut entries = Vec::new();
     // Before the pages: tracking them can join mappings, and their names are gone then.
     for vma in &vmas {
