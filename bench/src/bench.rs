@@ -55,6 +55,8 @@ pub struct Times {
     pub reading: Vec<f64>,
     /// Bytes of the images.
     pub size: u64,
+    /// What the last dump says of itself.
+    pub stats: DumpStatsEntry,
 }
 
 /// One way to dump and restore: further words for both commands.
@@ -119,7 +121,8 @@ impl Bench {
         let start = Instant::now();
         run(self.command(&["dump", "-t", &subject.pid().to_string()]).args(&way.dump))?;
         times.dump.push(start.elapsed().as_secs_f64());
-        times.frozen.push(frozen(&self.images())?);
+        times.stats = stats(&self.images())?;
+        times.frozen.push(f64::from(times.stats.frozen_time) / 1e6);
         times.size = size(&self.images())?;
         subject.gone()?;
         let start = Instant::now();

@@ -26,6 +26,16 @@ fn many(bench: &mut Bench, name: &str, kind: &str, count: u32, most: f64) -> Res
     let floors: Vec<f64> = floors.collect::<Result<_>>()?;
     let least = format!("the kernel's part of that (stop, read, write files), per {name}");
     bench.add(least, each(&floors), "µs", None);
+    let stats = &times.stats;
+    let efforts = [
+        ("stops of tasks", stats.torpor_stops()),
+        ("reads of procfs", stats.torpor_procfs_reads()),
+        ("allocations", stats.torpor_allocations()),
+    ];
+    for (what, all) in efforts {
+        let each = f64::from(u32::try_from(all)?) / f64::from(count);
+        bench.add(format!("{what} in that dump, per {name}"), each, "", None);
+    }
     bench.add(format!("freeze of {count} {kind}, per {name}"), each(&times.frozen), "µs", None);
     bench.add(format!("restore of {count} {kind}, per {name}"), each(&times.restore), "µs", None);
     Ok(())

@@ -119,6 +119,9 @@ fn dump_numbers(stats: &DumpStatsEntry) -> Vec<(&'static str, u64)> {
         ("relative_pages", stats.torpor_relative_pages),
         ("compress_from_bytes", stats.torpor_compress_from_bytes),
         ("compress_to_bytes", stats.torpor_compress_to_bytes),
+        ("allocations", stats.torpor_allocations),
+        ("procfs_reads", stats.torpor_procfs_reads),
+        ("stops", stats.torpor_stops),
     ];
     numbers.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
     numbers
@@ -147,6 +150,9 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Memory pages written: {}", stats.pages_written),
         format!("Lazy memory pages: {}", stats.pages_lazy),
     ];
+    lines.extend(stats.torpor_stops.map(|n| format!("Stops of tasks: {n}")));
+    lines.extend(stats.torpor_procfs_reads.map(|n| format!("Reads of procfs: {n}")));
+    lines.extend(stats.torpor_allocations.map(|n| format!("Allocations: {n}")));
     lines.extend(stats.torpor_cow_bytes.map(|n| format!("Copy-on-write memory: {n} bytes")));
     lines.extend(stats.torpor_relative_pages.map(|n| format!("Memory pages of relatives: {n}")));
     // Of compressed images only.

@@ -9,6 +9,7 @@ pub mod check;
 pub mod cpuinfo;
 pub mod dedup;
 pub mod dump;
+mod effort;
 mod error;
 pub mod external;
 pub mod file;

@@ -3,16 +3,30 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::error::{Context, Error, Result};
 use crate::parallel;
 
+static READS: AtomicU64 = AtomicU64::new(0);
+
+/// How many files, links and directories of tasks this process has read or opened here.
+pub fn reads() -> u64 {
+    READS.load(Ordering::Relaxed)
+}
+
+/// The path of a file of a process, which is read now.
+fn path_of(pid: i32, name: &str) -> String {
+    READS.fetch_add(1, Ordering::Relaxed);
+    format!("/proc/{pid}/{name}")
+}
+
 /// Reads `/proc/PID/NAME`; a task that is gone is [`Error::Gone`].
 ///
 /// # Errors
-/// The kernel's.
+/// [`Error::Gone`] if the task is gone, [`Error::Os`] if the file is not there or may not be read.
 pub fn read(pid: i32, name: &str) -> Result<String> {
     let text = bytes(pid, name)?;
     Ok(String::from_utf8(text)
@@ -22,9 +36,9 @@ pub fn read(pid: i32, name: &str) -> Result<String> {
 /// As [`read`], without decoding.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`read`].
 pub fn bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
-    let path = format!("/proc/{pid}/{name}");
+    let path = path_of(pid, name);
     read_whole(&path).map_err(|e| gone_or(pid, path, e))
 }
 
@@ -61,9 +75,9 @@ fn gone_or(pid: i32, path: String, e: io::Error) -> Error {
 /// The numbers in the names of a directory of `/proc/PID` (`fd`, `task`), sorted.
 ///
 /// # Errors
-/// The kernel's.
+/// [`Error::Gone`] if the task is gone, [`Error::Os`] if the directory may not be read.
 pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
-    let path = format!("/proc/{pid}/{dir}");
+    let path = path_of(pid, dir);
     let mut all = Vec::new();
     for entry in fs::read_dir(&path).map_err(|e| gone_or(pid, path.clone(), e))? {
         let entry = entry.map_err(|e| gone_or(pid, path.clone(), e))?;
@@ -78,7 +92,7 @@ pub fn numbers(pid: i32, dir: &str) -> Result<Vec<i32>> {
 /// The children of all threads of a process, asked by at most `workers` threads.
 ///
 /// # Errors
-/// The kernel's.
+/// [`Error::Os`] if a list may not be read; a thread that is gone has no children.
 pub fn children(pid: i32, threads: &[i32], workers: usize) -> Result<Vec<i32>> {
     let all = parallel::map(threads, workers, |tid| {
         match read(pid, &format!("task/{tid}/children")) {
@@ -124,7 +138,7 @@ pub struct Stat {
 /// Reads `/proc/PID/stat`.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`read`], and [`Error::Invalid`] for a file of another layout.
 pub fn stat(pid: i32) -> Result<Stat> {
     parse_stat(&bytes(pid, "stat")?)
         .ok_or_else(|| Error::invalid(format!("/proc/{pid}/stat"), "unknown layout"))
@@ -133,7 +147,7 @@ pub fn stat(pid: i32) -> Result<Stat> {
 /// Reads `/proc/PID/task/TID/stat`.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`stat`].
 pub fn thread_stat(pid: i32, tid: i32) -> Result<Stat> {
     let name = format!("task/{tid}/stat");
     parse_stat(&bytes(pid, &name)?)
@@ -187,7 +201,7 @@ pub struct Status {
 /// Reads `/proc/PID/status`.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`read`].
 pub fn status(pid: i32) -> Result<Status> {
     read(pid, "status").map(Status::parse)
 }
@@ -195,7 +209,7 @@ pub fn status(pid: i32) -> Result<Status> {
 /// Reads the same of a thread.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`read`].
 pub fn thread_status(pid: i32, tid: i32) -> Result<Status> {
     read(pid, &format!("task/{tid}/status")).map(Status::parse)
 }
@@ -249,9 +263,10 @@ impl Status {
 /// The inode number of a namespace of a task, e.g. `mnt`, `pid_for_children`.
 ///
 /// # Errors
-/// The kernel's.
+/// [`Error::Gone`] if the task is gone, [`Error::Os`] if its namespaces may not be looked at or
+/// this kernel has none of the kind.
 pub fn ns_inode(pid: i32, name: &str) -> Result<u64> {
-    let path = format!("/proc/{pid}/ns/{name}");
+    let path = path_of(pid, &format!("ns/{name}"));
     let link = fs::read_link(&path).map_err(|e| gone_or(pid, path.clone(), e))?;
     link.to_str()
         .and_then(|l| l.split_once('['))
@@ -262,9 +277,9 @@ pub fn ns_inode(pid: i32, name: &str) -> Result<u64> {
 /// Opens `/proc/PID/NAME` read-only.
 ///
 /// # Errors
-/// The kernel's.
+/// As [`read`].
 pub fn open(pid: i32, name: &str) -> Result<fs::File> {
-    let path = format!("/proc/{pid}/{name}");
+    let path = path_of(pid, name);
     fs::File::open(&path).map_err(|e| gone_or(pid, path, e))
 }
 

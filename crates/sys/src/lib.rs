@@ -9,6 +9,7 @@ pub mod confine;
 pub mod epoll;
 pub mod event;
 pub mod fcntl;
+pub mod heap;
 pub mod inherited;
 pub mod ipc;
 pub mod kcmp;

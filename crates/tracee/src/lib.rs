@@ -28,7 +28,7 @@ pub use husk::Birth;
 pub use leftover::remove_leftover;
 pub use lone::call_once;
 pub use maps::{Mapping, parse_maps};
-pub use stop::{StopState, Tracee};
+pub use stop::{StopState, Tracee, stops};
 pub use stub::{SIDE_BY_SIDE, STUB_SIZE, stub_place};
 
 /// Why a step on a tracee failed.

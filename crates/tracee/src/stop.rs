@@ -4,6 +4,7 @@
 //! that it simply goes on if its tracer dies. During a batch its way back lies in
 //! a signal frame, see [`crate::frame`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use torpor_sys::process::{Status, wait, wait_any};
@@ -18,6 +19,19 @@ use crate::{Batch, Error, RemoteAddr, Result};
 
 /// What is blocked during a batch: all but the signal that ends it.
 pub(crate) const BATCH_MASK: u64 = !(1 << (DONE - 1));
+
+static STOPS: AtomicU64 = AtomicU64::new(0);
+
+/// How many stops of threads this process has waited for.
+pub fn stops() -> u64 {
+    STOPS.load(Ordering::Relaxed)
+}
+
+/// Takes note of a stop: its signal and its event.
+fn stop(signal: i32, event: i32) -> (i32, i32) {
+    STOPS.fetch_add(1, Ordering::Relaxed);
+    (signal, event)
+}
 
 /// In what kind of stop a thread was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -446,7 +460,8 @@ impl Tracee {
     /// Ends a husk with a wait status: an exit code, or the signal that killed it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// [`Error::Unusable`] if it goes on after exit_group(2), [`Error::Os`] if ptrace(2) refuses
+    /// the signal.
     pub fn exit_with(mut self, status: u32) -> Result<()> {
         let tid = self.tid;
         let signal = (status & 0x7f).cast_signed();
@@ -566,7 +581,7 @@ pub(crate) fn send(pid: i32, signal: i32) -> std::io::Result<()> {
 pub(crate) fn wait_for(tid: i32) -> Result<(i32, i32)> {
     loop {
         match wait(tid, true) {
-            Ok(Some((_, Status::Stopped { signal, event }))) => return Ok((signal, event)),
+            Ok(Some((_, Status::Stopped { signal, event }))) => return Ok(stop(signal, event)),
             Ok(Some((_, Status::Continued))) | Ok(None) => {}
             Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) => {
                 return Err(Error::Gone { pid: tid });
@@ -587,7 +602,9 @@ fn stop_before(tid: i32, deadline: Instant) -> Result<Option<(i32, i32)>> {
     let mut pause = Duration::from_micros(5);
     loop {
         match wait(tid, false) {
-            Ok(Some((_, Status::Stopped { signal, event }))) => return Ok(Some((signal, event))),
+            Ok(Some((_, Status::Stopped { signal, event }))) => {
+                return Ok(Some(stop(signal, event)));
+            }
             Ok(Some((_, Status::Exited(_) | Status::Signaled(_)))) => {
                 return Err(Error::Gone { pid: tid });
             }

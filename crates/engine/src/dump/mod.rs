@@ -42,6 +42,7 @@ use self::later::Later;
 use self::outbox::Away;
 use self::tasks::Tasks;
 use self::twin::Twins;
+use crate::effort::Effort;
 use crate::error::{About, Error, Result};
 use crate::file::found::{self, own_pid};
 use crate::file::remap::Remaps;
@@ -107,6 +108,8 @@ pub struct Dump<'a> {
     released: bool,
     /// What the inventory says of the processor.
     processor: Option<CpuinfoEntry>,
+    /// What this process had done when the dump began.
+    before: Effort,
     /// For stats-dump.
     stats: DumpStatsEntry,
 }
@@ -331,6 +334,7 @@ impl<'a> Dump<'a> {
             twins: Twins::default(),
             released: false,
             processor: None,
+            before: Effort::now(),
             stats: no_pages(),
         }
     }
@@ -502,12 +506,21 @@ impl<'a> Dump<'a> {
         Ok(below.map_or(IMAGE_VERSION, |inventory| inventory.img_version))
     }
 
+    /// What the dump has cost, for the statistics.
+    fn note_effort(&mut self) {
+        let Effort { allocations, procfs_reads, stops } = self.before.since();
+        self.stats.torpor_allocations = allocations;
+        self.stats.torpor_procfs_reads = Some(procfs_reads);
+        self.stats.torpor_stops = Some(stops);
+    }
+
     /// Writes the statistics and, last of all, the inventory.
     fn seal(&mut self) -> Result<()> {
         if let Some(times) = crate::seal::times(&self.images) {
             self.stats.torpor_seal_records_time = Some(micros(times.records.total()).into());
             self.stats.torpor_seal_pages_time = Some(micros(times.pages.total()).into());
         }
+        self.note_effort();
         let stats = StatsEntry { dump: Some(self.stats), restore: None };
         crate::stats::write_dump(self.opts, &stats)?;
         let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

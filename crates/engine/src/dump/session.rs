@@ -17,6 +17,7 @@ use torpor_images::packed::Packed;
 use super::outbox::Away;
 use super::{Dump, End, clients, freeze, memory, micros, run, twin};
 use crate::dump::freezer::Freezer;
+use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::userfaultfd;
 use crate::guardian::Guardian;
@@ -154,7 +155,7 @@ impl Session {
         (tracking, away): (Tracking, Option<Away>),
         (first, mappings): (fn(&Options) -> Result<freeze::Seized>, Mappings),
     ) -> Result<Tree<'s>> {
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), Effort::now());
         let mut freezer = Freezer::of(opts.cgroups.freeze.as_deref())?;
         let limits = (start + opts.patience(), opts.memory.workers());
         let first = || first(opts);
@@ -162,6 +163,7 @@ impl Session {
         let freezing = start.elapsed();
         let mut cx = Dump::new(opts, images, frozen, self.guardian.clone(), mappings)?;
         cx.freezer = freezer;
+        cx.before = before;
         cx.tracking = tracking;
         cx.memory.away = away;
         cx.stats.freezing_time = micros(freezing);
