@@ -118,13 +118,9 @@ impl From<SettingsError> for Failure {
 }
 
 fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
-    if name == Name::Torpor
-        && let Some(result) = help::own_command(&args)
-    {
-        return result;
-    }
     let json = args.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    let result = perform_command(name, args);
+    let own = if name == Name::Torpor { help::own_command(&args) } else { None };
+    let result = own.unwrap_or_else(|| perform_command(name, args));
     if let (true, Err(failure)) = (json, &result) {
         stats::print(&stats::outcome(Err(failure.clone())));
     }

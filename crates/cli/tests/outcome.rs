@@ -32,6 +32,10 @@ fn what_was_done() {
     assert_eq!(dumped["class"], "done", "{dumped}");
     assert_eq!(dumped["report"]["tasks"], 1);
     assert!(dumped["report"]["statistics"]["pages_written"].as_u64().unwrap() > 0, "{dumped}");
+    // It was stopped, asked in batches, and looked at in procfs.
+    for effort in ["stops", "procfs_reads", "allocations"] {
+        assert!(dumped["report"]["statistics"][effort].as_u64().unwrap() > 1, "{effort}: {dumped}");
+    }
     task.put_to_sleep(&[]);
     let restored = object(&task.restore(&["--json", "-d"]).output().unwrap());
     assert_eq!(restored["report"]["pid"], task.pid, "{restored}");
@@ -54,6 +58,13 @@ fn what_went_wrong() {
     let (well, empty) = said(&["restore", "--json", "-d", "-D", images]);
     assert!(!well && empty["class"] == "bad_image", "{empty}");
     assert!(empty["text"].as_str().unwrap().contains("inventory.img"), "{empty}");
+    let (well, nobody) = said(&["migrate", "--json", "--pid", "4194000", "127.0.0.1:1"]);
+    assert!(!well && nobody["class"] == "refused" && nobody["hint"].is_string(), "{nobody}");
+    for form in ["audit", "plan"] {
+        let (well, none) = said(&["image", form, "--json", "/nonexistent"]);
+        assert!(!well && none["class"] == "bad_image", "{none}");
+        assert!(none["text"].as_str().unwrap().contains("/nonexistent"), "{none}");
+    }
     let (well, unknown) = said(&["check", "--json", "--feature", "no-such-feature"]);
     assert!(!well && unknown["class"] == "usage", "{unknown}");
     assert!(said(&["check", "--json", "--feature", "mem_dirty_track"]).0);

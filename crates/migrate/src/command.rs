@@ -216,7 +216,12 @@ pub enum AgentSubcommand {
 /// Carries `torpor migrate` out.
 #[must_use]
 pub fn migrate(command: MigrateCommand) -> ExitCode {
-    finish(try_migrate(command))
+    let json = command.json;
+    let done = try_migrate(command);
+    if let (true, Err(error)) = (json, &done) {
+        println!("{}", serde_json::json!(error.outcome()));
+    }
+    finish(done)
 }
 
 /// Carries `torpor agent` out.

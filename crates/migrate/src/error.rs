@@ -2,6 +2,9 @@
 
 use std::io;
 
+use rustix::io::Errno;
+use torpor_worker::{Class, Outcome, Report};
+
 /// The result of what can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -53,6 +56,22 @@ impl Error {
             Self::Refused { hint, .. } => hint.as_deref(),
             _ => None,
         }
+    }
+
+    /// How it went, for programs.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        let (class, errno) = match self {
+            Self::Io { source, .. } => {
+                (Class::Kernel, source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
+            }
+            Self::Link(_) => (Class::PeerLost, Errno::CONNRESET.raw_os_error()),
+            Self::Protocol(_) => (Class::Protocol, Errno::PROTO.raw_os_error()),
+            Self::Refused { .. } => (Class::Refused, Errno::OPNOTSUPP.raw_os_error()),
+            Self::Cancelled => (Class::Vetoed, Errno::CANCELED.raw_os_error()),
+        };
+        let hint = self.hint().map(str::to_owned);
+        Outcome { class, errno, text: self.to_string(), hint, report: Report::default() }
     }
 }
 
