@@ -224,7 +224,7 @@ impl Guardian {
     /// again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more descriptors.
     pub fn line_for_children(&self) -> Result<Option<OwnedFd>> {
         let dup = |line: &Arc<Line>| {
             let copy = rustix::io::dup(&line.line)?;

@@ -72,6 +72,16 @@ fn files_that_are_named_exist() {
     }
 }
 
+/// A caller wants to know what can happen. That the kernel may say no is true of each of them.
+#[test]
+fn sections_on_errors_say_which() {
+    let all = sources(&root().join("crates"));
+    let lines: Vec<&str> = all.lines().map(str::trim).collect();
+    let vague = lines.windows(2).filter(|two| two[0] == "/// # Errors");
+    let vague = vague.filter(|two| two[1] == "/// The kernel's.").count();
+    assert_eq!(vague, 0, "a section on errors says no more than \"The kernel's.\"");
+}
+
 /// How many files of the engine, tests aside, take a type by reference.
 fn takers(name: &str) -> Vec<String> {
     fn walk(dir: &Path, found: &mut impl FnMut(&Path)) {

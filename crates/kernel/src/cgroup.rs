@@ -21,7 +21,7 @@ pub type Membership = BTreeMap<String, PathBuf>;
 /// The groups of a process.
 ///
 /// # Errors
-/// The kernel's.
+/// [`Error::Gone`] if the process is gone.
 pub fn of(pid: i32) -> Result<Membership> {
     proc::bytes(pid, "cgroup").map(|text| parse(&text))
 }
@@ -99,7 +99,7 @@ impl Freezer {
     /// Tells the group to freeze or to go on. It may take a while to be frozen.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the group is gone, or may not be written to.
     pub fn set(&self, frozen: bool) -> Result<()> {
         let word = if frozen { self.frozen } else { self.thawed };
         fs::write(&self.file, word).context(|| format!("write {}", self.file.display()))
@@ -108,7 +108,7 @@ impl Freezer {
     /// Whether somebody has told the group to freeze.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the group is gone.
     pub fn is_set(&self) -> Result<bool> {
         let state = fs::read_to_string(&self.file);
         let state = state.context(|| format!("read {}", self.file.display()))?;
@@ -118,7 +118,7 @@ impl Freezer {
     /// Whether everything in the group stands still.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the group is gone.
     pub fn is_frozen(&self) -> Result<bool> {
         let (file, word) = if self.frozen == Self::UNIFIED.1 {
             (self.file.with_file_name("cgroup.events"), "frozen 1")

@@ -54,7 +54,7 @@ impl Socket {
     /// Opens one in the calling thread's namespace.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more descriptors, or this kernel has no such family.
     pub fn open(family: i32) -> Result<Self> {
         let space = std::fs::read_link("/proc/thread-self/ns/net");
         let space = space.map_or_else(|_| "net".to_owned(), |link| link.display().to_string());
@@ -66,7 +66,7 @@ impl Socket {
     /// Opens one in the given namespace.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the namespace may not be entered; as [`Socket::open`].
     pub fn open_in(space: BorrowedFd<'_>, family: i32) -> Result<Self> {
         run_in(&[space], || Self::open(family))
     }
@@ -88,7 +88,7 @@ impl Socket {
     /// As [`Socket::list`], for lists of which only those parts are looked at that do not change.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the kernel refuses the request, or its answer is cut off.
     pub fn list_as_it_is(&mut self, kind: u16, body: &[u8]) -> Result<Vec<Message>> {
         Ok(self.try_list(kind, body)?.0)
     }

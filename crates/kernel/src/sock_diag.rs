@@ -143,7 +143,7 @@ pub struct NetlinkSocket {
 /// All Unix sockets.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no netlink socket, or this kernel does not list Unix sockets.
 pub fn unix() -> Result<Vec<UnixSocket>> {
     // struct unix_diag_req: all states; name, peer, pending connections and queues.
     const SHOW: u32 = 0x1 | 0x4 | 0x8 | 0x10;
@@ -224,7 +224,7 @@ pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
 /// which nothing can come any more but what is late.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no netlink socket, or this kernel has no `SOCK_DESTROY`.
 pub fn forget_closed(port: u16) -> Result<()> {
     const SOCK_DESTROY: u16 = 21;
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -253,7 +253,7 @@ pub fn forget_closed(port: u16) -> Result<()> {
 /// All packet sockets.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no netlink socket, or this kernel does not list packet sockets.
 pub fn packet() -> Result<Vec<PacketSocket>> {
     // struct packet_diag_req: information, memberships, rings, fanout.
     let mut request = vec![u8_of(libc::AF_PACKET), 0, 0, 0];
@@ -321,7 +321,7 @@ fn ring(value: Bytes<'_>) -> Option<PacketRing> {
 /// All netlink sockets.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no netlink socket, or this kernel does not list netlink sockets.
 pub fn netlink() -> Result<Vec<NetlinkSocket>> {
     // struct netlink_diag_req: all protocols; memory, groups, flags.
     const SHOW: u32 = 1 | 2 | 8;

@@ -18,7 +18,7 @@ impl Cancel {
     /// From now on signals that would end this process are noticed here instead.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the signals cannot be blocked, or there are no more descriptors.
     pub fn new() -> Result<Self> {
         let failed = || "watch for signals".to_owned();
         let (pipe, end) = UnixStream::pair().context(failed)?;

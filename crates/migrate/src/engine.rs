@@ -105,7 +105,7 @@ pub fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
 /// Whether something can be read, of several; waits until then, or for `patience`.
 ///
 /// # Errors
-/// The kernel's.
+/// See poll(2).
 pub fn wait_readable(
     fds: &[BorrowedFd<'_>],
     patience: Option<std::time::Duration>,

@@ -313,7 +313,7 @@ pub fn make_private(dir: &Path) -> Result<()> {
 /// A number that no other migration has, on any host.
 ///
 /// # Errors
-/// The kernel's.
+/// If there are no random bytes.
 pub fn new_id() -> Result<String> {
     let mut bytes = [0_u8; 12];
     let file = File::open("/dev/urandom");

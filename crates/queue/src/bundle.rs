@@ -57,7 +57,7 @@ impl Bundle {
     /// All below `root` for which `wanted` says yes.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a file cannot be looked at.
     pub fn of(root: &Path, wanted: impl Fn(&Path) -> bool) -> io::Result<Self> {
         let mut entries = Vec::new();
         collect(root, Path::new(""), &wanted, &mut entries)?;
@@ -78,7 +78,7 @@ impl Bundle {
     /// Sends it. A file that has grown since is cut, one that has shrunk is an error.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a file cannot be read or has shrunk, or the other end is gone.
     pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&(self.list.len() as u64).to_be_bytes())?;
         to.write_all(&self.list)?;

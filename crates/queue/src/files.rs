@@ -112,7 +112,7 @@ pub const WORK: &str = "/run/torpor/job";
 /// Makes the name of a directory's entries stable.
 ///
 /// # Errors
-/// The kernel's.
+/// If the directory cannot be opened or synced.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -120,7 +120,7 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
 /// Makes the files of a directory, and of those below it, stable.
 ///
 /// # Errors
-/// The kernel's.
+/// If a file cannot be opened or synced.
 pub fn sync_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -137,7 +137,7 @@ pub fn sync_tree(dir: &Path) -> io::Result<()> {
 /// Writes a file so that after a loss of power it is there whole, or as it was before.
 ///
 /// # Errors
-/// The kernel's.
+/// If the content is not JSON, or the file cannot be written, synced or renamed.
 pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut options = File::options();
@@ -152,7 +152,7 @@ pub fn write_stable(path: &Path, content: &impl Serialize) -> io::Result<()> {
 /// where they are noted.
 ///
 /// # Errors
-/// The kernel's.
+/// If a directory cannot be read.
 pub fn size(dir: &Path, seen: &mut HashSet<u64>) -> io::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {

@@ -17,7 +17,7 @@ pub type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 /// other layers.
 ///
 /// # Errors
-/// The kernel's.
+/// If the file is gone, or its attributes cannot be read.
 pub fn attributes(path: &Path) -> io::Result<Attributes> {
     let mut names = vec![0_u8; MAX_ATTRIBUTE];
     let length = match llistxattr(path, &mut names) {
@@ -42,7 +42,7 @@ pub fn attributes(path: &Path) -> io::Result<Attributes> {
 /// Gives a file extended attributes.
 ///
 /// # Errors
-/// The kernel's.
+/// If the file system does not take an attribute.
 pub fn set_attributes(path: &Path, attributes: &Attributes) -> io::Result<()> {
     let mut each = attributes.iter();
     Ok(each.try_for_each(|(name, value)| {
@@ -59,7 +59,7 @@ pub fn is_whiteout(meta: &Metadata) -> bool {
 /// Makes such a mark.
 ///
 /// # Errors
-/// The kernel's.
+/// If the mark cannot be made: mknod(2) needs privileges.
 pub fn make_whiteout(path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, FileType::CharacterDevice, Mode::empty(), 0)?)
 }
@@ -67,7 +67,7 @@ pub fn make_whiteout(path: &Path) -> io::Result<()> {
 /// Makes a named pipe.
 ///
 /// # Errors
-/// The kernel's.
+/// If the name is taken, or the file system has no pipes.
 pub fn make_fifo(path: &Path) -> io::Result<()> {
     Ok(mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
 }

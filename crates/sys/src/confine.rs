@@ -156,7 +156,7 @@ const VERSION: u32 = 0x2008_0522;
 /// bounding set allows, which stays as it is.
 ///
 /// # Errors
-/// The kernel's.
+/// See capset(2) and `PR_CAPBSET_DROP` of prctl(2).
 pub fn keep_capabilities(keep: u64) -> Result<()> {
     let header = Header { version: VERSION, pid: 0 };
     // Effective, permitted and inheritable ones: the low words, then the high ones.

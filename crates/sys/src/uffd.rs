@@ -70,7 +70,7 @@ pub fn enable_tracking(uffd: BorrowedFd<'_>) -> Result<()> {
 /// what is moved, or mapped anew, and the memory of children is not registered.
 ///
 /// # Errors
-/// The kernel's.
+/// `EINVAL` if this kernel does not mark asynchronously (before Linux 6.7).
 pub fn enable_marking(uffd: BorrowedFd<'_>) -> Result<()> {
     enable(uffd, 0)
 }
@@ -138,7 +138,7 @@ pub fn register_for(uffd: BorrowedFd<'_>, start: u64, len: u64, mode: u64) -> Re
 /// Takes [`register`] back.
 ///
 /// # Errors
-/// The kernel's.
+/// `EINVAL` for a range that is not one of mappings.
 pub fn unregister(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
     let range: [u64; 2] = [start, len];
     // SAFETY: `range` has the two words of a uffdio_range, which the call reads.
@@ -211,7 +211,7 @@ fn moved(result: libc::c_int, bytes: u64, len: usize) -> Result<usize> {
 /// Wakes who waits for pages that are there by now.
 ///
 /// # Errors
-/// The kernel's.
+/// `EINVAL` for a range that is not one of pages.
 pub fn wake(uffd: BorrowedFd<'_>, start: u64, len: u64) -> Result<()> {
     let range: [u64; 2] = [start, len];
     // SAFETY: `range` has the two words of a uffdio_range, which the call reads.
@@ -235,7 +235,7 @@ pub const EVENTS: usize = 64;
 /// Reads what has happened; `EAGAIN` if nothing has and the descriptor does not block.
 ///
 /// # Errors
-/// The kernel's.
+/// See read(2).
 pub fn events(uffd: BorrowedFd<'_>) -> Result<Vec<Event>> {
     let mut messages = [0; EVENTS * MESSAGE];
     let len = rustix::io::read(uffd, &mut messages)?;

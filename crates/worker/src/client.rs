@@ -145,7 +145,7 @@ impl Worker {
     /// guardian sees to it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the worker cannot be killed or waited for.
     pub fn cancel(mut self) -> Result<(), Error> {
         self.end()?;
         Ok(())

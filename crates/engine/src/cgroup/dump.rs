@@ -80,7 +80,7 @@ pub struct Survey<'a> {
 /// Finds out which groups the tasks are in and writes them.
 ///
 /// # Errors
-/// The kernel's.
+/// If a task is gone, a group cannot be read, or the image cannot be written.
 pub fn dump(cx: &Survey<'_>, tasks: &[Task], sets: &mut Sets) -> Result<()> {
     if cx.cgroups.manage == CgroupMode::Ignore {
         return Ok(());

@@ -305,7 +305,7 @@ impl Groups {
     /// The last step before the tasks are let go: groups that were frozen are so again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If this program cannot leave a group, or a group cannot be told to freeze.
     pub fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         if !self.frozen.is_empty() && sets_what_is_there(cgroups.manage) {
             pause::leave(cgroups, tasks)?;

@@ -33,7 +33,7 @@ const VERSION_2: Names =
 /// met, and whose limit that is.
 ///
 /// # Errors
-/// The kernel's.
+/// If a task is gone, or a limit of its groups cannot be read.
 pub fn spare_memory(pids: impl Iterator<Item = i32>) -> Result<(u64, String)> {
     let mut groups: BTreeSet<(String, PathBuf)> = BTreeSet::new();
     for pid in pids {

@@ -62,7 +62,7 @@ impl Freezer {
     /// Lets its tasks run into the stops that await them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the group cannot be told, or the guardian is gone.
     pub fn thaw(&mut self, guardian: &Guardian) -> Result<()> {
         let Some(pause) = &self.pause else { return Ok(()) };
         guardian.watch(&undo(pause))?;
@@ -74,7 +74,7 @@ impl Freezer {
     /// Pauses the tasks again, which are to be let go next.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the group cannot be told.
     pub fn freeze_again(&mut self, guardian: &Guardian) -> Result<()> {
         match &self.pause {
             Some(pause) if std::mem::take(&mut self.thawed) => {

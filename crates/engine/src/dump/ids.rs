@@ -25,7 +25,7 @@ impl Inodes {
     /// Asks procfs.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the task is gone, or its namespaces may not be looked at.
     pub fn of(pid: i32) -> Result<Self> {
         let mut own = [0; NsKind::ALL.len()];
         for (inode, kind) in own.iter_mut().zip(NsKind::ALL) {
@@ -55,7 +55,7 @@ pub struct Shared {
 /// hundreds of tasks it takes thousands of comparisons.
 ///
 /// # Errors
-/// The kernel's.
+/// If a task is gone, or kcmp(2) is not allowed.
 pub fn shared(pids: &[i32], workers: usize) -> Result<Vec<Shared>> {
     let objects = [Object::Vm, Object::Files, Object::Fs];
     let workers = if pids.len() < MANY { 1 } else { workers };
@@ -92,7 +92,7 @@ impl Sharers {
     /// The number of the object of task `pid`, from 1.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a task is gone, or kcmp(2) is not allowed.
     fn number(&mut self, pid: i32) -> Result<u32> {
         let (mut low, mut high) = (0, self.sorted.len());
         while low < high {

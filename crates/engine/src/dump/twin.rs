@@ -100,7 +100,7 @@ fn alone(pid: i32, ranges: &[(u64, usize)]) -> Result<u64> {
 /// Decides whether the tasks get twins; says why not if they were asked for.
 ///
 /// # Errors
-/// The kernel's.
+/// If a task's cgroup cannot be read, or the guardian is gone.
 pub fn prepare(cx: &mut Dump<'_>) -> Result<()> {
     if !cx.opts.memory.cow {
         return Ok(());

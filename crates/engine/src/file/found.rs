@@ -46,7 +46,7 @@ impl Found {
     /// known to belong to a task.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the file cannot be asked for its status, or its link in procfs cannot be read.
     pub fn look(pid: i32, fd: i32, file: OwnedFd, info: FdInfo) -> Result<Self> {
         let stat =
             rustix::fs::fstat(&file).context(|| format!("fstat of fd {fd} of task {pid}"))?;
@@ -71,7 +71,7 @@ impl Found {
     /// What a link of process `pid` in procfs leads to, e.g. `exe`, as if opened with `flags`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the task is gone, or what the link leads to cannot be opened.
     pub fn through_link(pid: i32, name: &str, flags: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/{name}");
         let file = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -83,7 +83,7 @@ impl Found {
     /// A file that process `pid` refers to without a descriptor.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the file cannot be asked for its status.
     pub fn of_path(pid: i32, file: OwnedFd, link: PathBuf, flags: u32) -> Result<Self> {
         let number = file.as_raw_fd();
         let info = FdInfo::parse(&proc::read(own_pid(), &format!("fdinfo/{number}"))?);
@@ -201,7 +201,7 @@ impl Listed {
     /// Descriptor `fd` of process `pid`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the task is gone, or the descriptor is closed.
     pub fn of(pid: i32, fd: i32) -> Result<Self> {
         let info = FdInfo::parse(&proc::read(pid, &format!("fdinfo/{fd}"))?);
         Ok(Listed { fd, info, key: identity(pid, fd)? })
@@ -211,7 +211,7 @@ impl Listed {
 /// The descriptors of a task.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone.
 pub fn list(pid: i32) -> Result<Vec<Listed>> {
     proc::numbers(pid, "fd")?.into_iter().map(|fd| Listed::of(pid, fd)).collect()
 }

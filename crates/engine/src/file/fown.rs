@@ -45,7 +45,7 @@ pub fn of(tasks: &Tasks, id_maps: &IdMaps, file: impl AsFd) -> FownEntry {
 /// what the restore itself does with the files sends no signal.
 ///
 /// # Errors
-/// The kernel's.
+/// If fcntl(2) refuses an owner or a signal, here or in the task.
 pub fn restore(
     all: &HashMap<u32, FileEntry>,
     files: &OpenFiles,

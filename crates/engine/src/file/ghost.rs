@@ -249,7 +249,7 @@ impl Image {
     /// owner could cut, and times last. Set-uid and set-gid come when its last name is gone.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the file's owner, mode or times cannot be set.
     pub fn set_attributes(&self, maps: &IdMaps, file: BorrowedFd<'_>) -> Result<()> {
         let what = || format!("set attributes of the file of {}", self.name);
         let (uid, gid) = outside(maps, self.entry.uid, self.entry.gid);
@@ -281,7 +281,7 @@ fn through(file: BorrowedFd<'_>) -> String {
 /// Gives a file that has lost its name its mode.
 ///
 /// # Errors
-/// The kernel's.
+/// If fchmod(2) refuses it.
 pub fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
     rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty())
         .context(|| "set the mode of an unlinked file".to_owned())

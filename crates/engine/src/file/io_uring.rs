@@ -416,7 +416,7 @@ impl IoUringRestorer {
     /// Keeps the place: the instance is made by the task, see [`IoUringRestorer::attach`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more descriptors.
     pub fn open(&self) -> Result<OwnedFd> {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
             .context(|| "the place of an io_uring instance".to_owned())

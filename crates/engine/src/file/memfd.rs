@@ -73,7 +73,7 @@ impl Memfds {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the file cannot be asked for its status or seals.
     pub fn describe(&mut self, id_maps: &IdMaps, found: &Found) -> Result<Option<FileEntry>> {
         if !is_memfd(found) && !is_anonymous_memory(found)? || found.is_path_only() {
             return Ok(None);

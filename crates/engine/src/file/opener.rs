@@ -158,7 +158,7 @@ impl Temporary {
     /// call it when the tasks have all their files. Files get the modes that had to wait for it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a name cannot be removed.
     pub fn succeed(&mut self) -> Result<()> {
         for Name { dir, name } in self.given.drain(..) {
             remove(dir.as_fd(), &name, AtFlags::empty());

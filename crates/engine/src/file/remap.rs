@@ -264,7 +264,7 @@ impl Remaps {
     /// What takes the names away that were given to files.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a descriptor cannot be duplicated.
     pub fn undos(&self) -> Result<Vec<Undo>> {
         self.given.iter().map(|(dir, name)| undo(dir, name)).collect()
     }

@@ -93,7 +93,7 @@ impl FileTable {
     /// The description behind descriptor `fd` of process `pid`, whose device and inode are `key`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the task is gone, or kcmp(2) is not allowed.
     pub fn find(&self, key: (u64, u64), pid: i32, fd: i32) -> Result<Option<Known>> {
         for known in self.known.get(&key).map(Vec::as_slice).unwrap_or_default() {
             let order = kcmp(pid, known.pid, Object::File(fd, known.fd))
@@ -122,7 +122,7 @@ impl FileTable {
     /// in flight between sockets. `file` is a duplicate of it. It is described after `holder`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more descriptors, or kcmp(2) is not allowed.
     pub fn in_flight(&mut self, holder: &Found, file: OwnedFd) -> Result<u32> {
         let (pid, fd) = (own_pid(), file.as_raw_fd());
         let key = identity(pid, fd)?;

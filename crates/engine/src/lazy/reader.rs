@@ -49,7 +49,7 @@ impl Reader {
     /// Starts the thread, which ends with this value.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more threads or descriptors.
     pub fn start() -> Result<Self> {
         let what = || "starting a thread that reads pages".to_owned();
         let (answers, answered) = pipe_with(PipeFlags::CLOEXEC).context(what)?;

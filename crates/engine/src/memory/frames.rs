@@ -92,7 +92,7 @@ impl Entry {
 /// Reads the entries of the pages in a range of addresses of a process.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone, or the pagemap may not be read.
 pub fn entries(pagemap: &File, range: &Range<u64>) -> Result<Vec<Entry>> {
     const LEN: usize = size_of::<u64>();
     let count = usize::try_from((range.end - range.start) / PAGE).unwrap_or(usize::MAX);

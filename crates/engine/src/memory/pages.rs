@@ -55,7 +55,7 @@ pub struct Census {
 /// the same file, or of nothing, would show.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone, or the pagemap may not be scanned or read.
 pub fn census(pagemap: &File, vma: &Vma) -> Result<Census> {
     let mut found = Census::default();
     let whole = vma.is(status::VDSO | status::AIO_RING);
@@ -286,7 +286,7 @@ fn work<'j>(jobs: &'j [Job], next: &AtomicUsize, done: &(dyn Fn(&'j Job) + Sync)
 /// Reads `ranges` (addresses and lengths), which fill `buffer`.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone, or not all of that is there.
 pub fn read(source: &Source, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<()> {
     match source {
         Source::Segment(attached) => {
@@ -373,7 +373,7 @@ fn read_memory(pid: i32, ranges: &[(u64, usize)], buffer: &mut [u8]) -> Result<(
 /// With `running` the pages are copied when the task runs again.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone, or its memory may not be opened.
 pub fn source_of(pid: i32, running: bool) -> Result<Source> {
     let memory = Arc::new(proc::open(pid, "mem")?);
     Ok(if running { Source::Running(memory) } else { Source::Stopped(memory) })
@@ -382,7 +382,7 @@ pub fn source_of(pid: i32, running: bool) -> Result<Source> {
 /// The stretches of a file of shared memory that hold data.
 ///
 /// # Errors
-/// The kernel's.
+/// If the file does not tell its length or where its data is.
 pub fn data_runs(file: &File) -> Result<Vec<Found>> {
     use rustix::fs::SeekFrom;
     let mut runs = Vec::new();

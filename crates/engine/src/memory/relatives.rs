@@ -39,7 +39,7 @@ impl Relatives {
     /// addresses, and those to be saved with `owner` itself, whose `pagemap` it is.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the pagemap cannot be read.
     pub fn part(&mut self, owner: Owner, pagemap: &File, runs: Vec<Found>) -> Result<Vec<Found>> {
         let mut parted = Vec::with_capacity(runs.len());
         for run in runs {

@@ -29,7 +29,7 @@ pub fn probe() -> std::io::Result<()> {
 /// Walks all regions that match. `what` asks for pages that are there, in some sense.
 ///
 /// # Errors
-/// The kernel's.
+/// If the task is gone, or the pagemap may not be scanned or read.
 pub fn for_each_region(pagemap: &File, what: &Scan, each: impl FnMut(&PageRegion)) -> Result<()> {
     if is_quick() { quickly(pagemap, *what, each) } else { one_by_one(pagemap, what, each) }
 }

@@ -256,7 +256,7 @@ fn by_soft_dirty() -> bool {
 /// The task's memory has been looked at. Soft-dirty bits are cleared of all of it at once.
 ///
 /// # Errors
-/// The kernel's.
+/// If the bits cannot be cleared.
 pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
     /// Of `/proc/PID/clear_refs` (proc(5)).
     const SOFT_DIRTY: &str = "4";

@@ -12,7 +12,7 @@ use crate::restore::transport::Transport;
 /// Has a husk enter a namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or setns(2) fails in it.
 pub fn send_into(husk: &mut Tracee, kind: NsKind, file: &OwnedFd) -> Result<()> {
     let transport = Transport::open(husk, 3)?;
     let mut batch = husk.batch();

@@ -123,7 +123,7 @@ impl Made {
     /// To be called on the thread that the husk is cloned from.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the thread cannot enter a namespace of the husk.
     pub fn before(&self) -> io::Result<()> {
         if let Some(clocks) = &self.clocks {
             clocks.apply()?;
@@ -134,7 +134,7 @@ impl Made {
     /// To be called when the husk `pid` exists, before it executes anything.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the husk does not take its ids or the offsets of its clocks.
     pub fn prepare(&self, pid: i32) -> io::Result<()> {
         self.maps.apply(pid)
     }
@@ -228,7 +228,7 @@ fn is_new(cx: &Homes<'_>, ns: &Namespace) -> bool {
 /// When all tasks have their memory: what had to wait for them.
 ///
 /// # Errors
-/// The kernel's.
+/// If a namespace does not take what was left for the end.
 pub fn finish(cx: &mut Homes<'_>) -> Result<()> {
     let new = |ns: &&Namespace| is_new(cx, ns);
     let ids: Vec<u32> = cx.spaces.of_kind(NsKind::Ipc).filter(new).map(|ns| ns.id).collect();
@@ -356,7 +356,7 @@ fn make_others(cx: &mut Homes<'_>) -> Result<()> {
 /// that it lived in, those of mounts excepted.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or may not enter one of the namespaces.
 pub fn enter(cx: &mut Homes<'_>, task: usize, from: usize) -> Result<()> {
     for kind in NESTED {
         let of = |task: usize| cx.tasks[task].image.homes.number(kind).unwrap_or(0);

@@ -100,7 +100,7 @@ fn parse(text: &str) -> Option<Clocks> {
 /// namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// If the offsets cannot be read, or the image cannot be written.
 pub fn dump(images: &ImageDir, ns: Option<&Namespace>) -> Result<()> {
     let now = Clocks::now();
     let clocks = match ns {

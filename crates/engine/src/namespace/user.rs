@@ -130,7 +130,7 @@ impl IdMaps {
     /// of ids that it does not have.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If setfsuid(2) or setfsgid(2) does not take the id of the owner.
     pub fn own_files(&self) -> io::Result<Option<FileOwner>> {
         match (&self.maps, self.uid_outside(0), self.gid_outside(0)) {
             (Some(_), Some(uid), Some(gid)) => FileOwner::set(uid, gid).map(Some),
@@ -166,7 +166,7 @@ impl IdMaps {
 /// Writes `userns-ID.img`.
 ///
 /// # Errors
-/// The kernel's.
+/// If the image cannot be written.
 pub fn dump(images: &ImageDir, id_maps: &IdMaps, ns_id: u32) -> Result<()> {
     let Some(entry) = id_maps.entry() else { return Ok(()) };
     Ok(images.write_one(kind::USERNS, ns_id.into(), &entry)?)

@@ -26,7 +26,7 @@ pub fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
 /// Sets the names.
 ///
 /// # Errors
-/// The kernel's.
+/// If the image cannot be read, the namespace cannot be entered, or does not take a name.
 pub fn restore(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let entry: UtsnsEntry = images.read_one(kind::UTSNS, ns_id.into())?;
     run_in(&[spaces.open_file(ns_id)?.as_fd()], || {

@@ -180,7 +180,7 @@ impl Asleep {
     /// connections.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a lock cannot be removed, or a connection does not wake.
     pub fn wake(&mut self, of: &Connections<'_>, id_maps: &IdMaps) -> Result<()> {
         let locks = std::mem::take(&mut self.locks);
         let made: HashSet<u32> = locks.iter().map(|lock| lock.ns).collect();

@@ -54,7 +54,7 @@ impl Held {
     /// The name of this dump's locks.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the kernel's source of random ids cannot be read.
     pub fn id(&mut self) -> Result<&str> {
         if self.id.is_empty() {
             let path = "/proc/sys/kernel/random/uuid";

@@ -17,7 +17,7 @@ pub(super) fn tcp_sockets() -> Result<Vec<InetSocket>> {
 /// has none.
 ///
 /// # Errors
-/// The kernel's.
+/// If a process is gone.
 pub fn inodes_of(pids: &[i32]) -> Result<HashSet<u32>> {
     let mut all = HashSet::new();
     for pid in pids {

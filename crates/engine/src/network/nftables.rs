@@ -52,7 +52,8 @@ pub fn is_there(table: &str) -> bool {
 /// Removes a table, which need not be there, from the network namespace of this thread.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no netlink socket, or the kernel refuses for another cause than that the table is
+/// not there.
 pub fn remove(table: &str) -> Result<()> {
     let mut socket = Socket::open(NETFILTER)?;
     let done = socket.change_in_batch(DELETE_TABLE, 0, &named(table))?;

@@ -71,7 +71,7 @@ fn steps(tasks: &[Task], is_there: impl Fn(usize) -> bool) -> Result<Vec<Step>> 
 /// Ends the husks of tasks that `last` does not have.
 ///
 /// # Errors
-/// The kernel's.
+/// If a husk does not end, or its parent is gone.
 pub(super) fn end(cx: &mut Restore<'_>, last: &[Task]) -> Result<()> {
     // Children first: their parents have to wait for them.
     for task in (0..cx.tasks.len()).rev() {

@@ -127,7 +127,7 @@ fn raise_limit(cx: &mut Restore<'_>, task: usize, fds: &[FdinfoEntry], end: i32)
 /// Lets the kinds do what only the tasks themselves can.
 ///
 /// # Errors
-/// The kernel's.
+/// If a task is gone, or does not take what belongs to a file.
 pub fn attach(cx: &mut Restore<'_>) -> Result<()> {
     for task in 0..cx.tasks.len() {
         for fd in cx.tasks[task].image.fds.clone() {

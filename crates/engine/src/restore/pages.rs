@@ -250,7 +250,7 @@ impl Identity {
     /// That of images.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the directory cannot be asked for its status.
     pub fn of(images: &ImageDir) -> Result<Self> {
         let what = || format!("fstat of {}", images.path().display());
         let (device, inode) = images.store().identity().context(what)?;

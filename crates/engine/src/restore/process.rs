@@ -31,7 +31,7 @@ pub fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
 /// Ends it.
 ///
 /// # Errors
-/// The kernel's.
+/// If the process does not end.
 pub fn end(root: &mut Tracee, process: Tracee) -> Result<()> {
     process.exit_with(0)?;
     reap(root)

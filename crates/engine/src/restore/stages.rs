@@ -91,7 +91,7 @@ impl<'a> Plan<'a> {
     /// use for. Not before rounds: the last one may ask for more.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a capability cannot be given up.
     pub fn with_least_power(self) -> Result<Self> {
         power::give_up(&self.cx.verdict, self.cx.entries.values())?;
         Ok(self)

@@ -35,7 +35,7 @@ impl Transport {
     /// number `at`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the husk is gone, or its end of the socket cannot be fetched.
     pub fn open(husk: &mut Tracee, at: i32) -> Result<Self> {
         let pid = husk.pid();
         let mut batch = husk.batch();
@@ -73,7 +73,7 @@ impl Transport {
     /// they get the lowest free numbers there, in order.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the socket does not take them.
     pub fn send(&self, batch: &mut Batch<'_>, files: &[BorrowedFd<'_>]) -> Result<()> {
         for chunk in files.chunks(MAX_FDS) {
             let mut space = vec![MaybeUninit::uninit(); 16 + 4 * MAX_FDS + 8];

@@ -229,7 +229,7 @@ pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
 /// nothing.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or has no such child.
 pub(super) fn wait_for(cx: &mut Restore<'_>, parent: usize, pid: i32) -> Result<()> {
     let pid = u64::from(pid.cast_unsigned());
     cx.tasks.remote(parent)?.call("wait4", (libc::SYS_wait4, [pid, 0, 0, 0]))?;
@@ -485,7 +485,7 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
 /// Ends the tasks that are zombies in the images, with the status they had.
 ///
 /// # Errors
-/// The kernel's.
+/// If a husk does not end, or its parent is gone.
 pub fn bury(cx: &mut Restore<'_>) -> Result<()> {
     for task in 0..cx.tasks.len() {
         if !cx.tasks[task].image.is_zombie() {

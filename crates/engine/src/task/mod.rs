@@ -98,7 +98,7 @@ impl Settings {
     /// Reads them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the task is gone, or one of these files of procfs cannot be read.
     pub fn of(pid: i32) -> Result<Self> {
         Ok(Settings {
             timers: proc::read(pid, "timers")?,

@@ -174,7 +174,7 @@ pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
 /// after this.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or this kernel has no `PR_SET_MDWE`.
 pub(crate) fn restore_mdwe(husk: &mut Tracee, mm: &MmEntry) -> Result<()> {
     let Some(bits) = mm.torpor_mdwe else { return Ok(()) };
     let mut script = Script::new(husk);

@@ -49,7 +49,7 @@ impl Filters {
     /// Writes them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the image cannot be written.
     pub fn save(&self, images: &ImageDir) -> Result<()> {
         let entry = SeccompEntry { seccomp_filters: self.all.clone() };
         Ok(images.write_one(kind::SECCOMP, 0, &entry)?)

@@ -28,7 +28,7 @@ impl Director {
     /// One whose socket is in `dir`. The restore builds the first round.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the socket cannot be bound there.
     pub fn new(dir: &Path) -> Result<Self> {
         let socket = dir.join("rounds.socket");
         let listener = UnixListener::bind(&socket).context(|| socket.display().to_string())?;

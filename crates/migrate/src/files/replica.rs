@@ -87,7 +87,7 @@ impl Replica {
     /// All changes of a round are there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a directory does not take its times.
     pub fn finish(&mut self) -> Result<()> {
         self.close()?;
         for (name, meta) in std::mem::take(&mut self.directories) {

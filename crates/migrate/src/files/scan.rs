@@ -105,7 +105,7 @@ fn look(dir: &OwnedFd, name: Name, own: &[u8], stat: &Stat) -> std::result::Resu
 /// The extended attributes of a file.
 ///
 /// # Errors
-/// The kernel's.
+/// If the attributes cannot be read.
 pub fn attributes(file: impl AsFd) -> std::result::Result<Vec<(String, Vec<u8>)>, Errno> {
     let mut names = vec![0; MAX_ATTRIBUTE];
     let len = match flistxattr(&file, &mut names[..]) {

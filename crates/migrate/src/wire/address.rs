@@ -116,7 +116,7 @@ impl Listener {
     /// Whether only this host can connect.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See getsockname(2).
     pub fn is_local(&self) -> Result<bool> {
         match self {
             Self::Unix(..) => Ok(true),
@@ -130,7 +130,7 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See accept(2).
     pub fn accept(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(listener, _) => listener.accept().map(|(stream, _)| stream.into()),
@@ -145,7 +145,7 @@ impl Listener {
     /// As it can be connected to: with the port that the kernel has chosen.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See getsockname(2).
     pub fn address(&self) -> Result<Address> {
         Ok(match self {
             Self::Unix(_, path) => Address::Unix(path.clone()),

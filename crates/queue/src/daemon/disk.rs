@@ -61,7 +61,7 @@ pub fn bytes(dir: &JobDir) -> u64 {
 /// All that a job needs elsewhere to go on from a checkpoint, or to begin.
 ///
 /// # Errors
-/// The kernel's.
+/// If a file of the job cannot be looked at.
 pub fn bundle(dir: &JobDir, seq: Option<u64>) -> io::Result<Bundle> {
     let chain = seq.map(|seq| chain(dir, seq)).unwrap_or_default();
     let names: Vec<String> = chain.iter().map(|seq| format!("checkpoint-{seq}")).collect();
@@ -83,7 +83,7 @@ pub fn bundle(dir: &JobDir, seq: Option<u64>) -> io::Result<Bundle> {
 /// there already is newer and stays.
 ///
 /// # Errors
-/// The kernel's.
+/// If a file cannot be moved, or the job's directory cannot be made.
 pub fn put_back(from: &Path, dir: &JobDir) -> io::Result<()> {
     fs::create_dir_all(dir.path())?;
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711))?;

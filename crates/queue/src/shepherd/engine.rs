@@ -330,7 +330,7 @@ impl Save {
 /// Makes a checkpoint that is complete survive the loss of power.
 ///
 /// # Errors
-/// The kernel's.
+/// If a file cannot be synced, or the checkpoint builds on a later one.
 pub fn settle(dir: &JobDir, seq: u64) -> io::Result<()> {
     let place = dir.checkpoint(seq);
     if let Some(base) = record(&place)?.base

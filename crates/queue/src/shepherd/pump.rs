@@ -45,7 +45,7 @@ impl Output {
     /// A stream that goes to the end of `path`, which is cut to `length` bytes before.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the file cannot be opened or cut, or there are no more descriptors.
     pub fn open(path: &Path, length: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         if file.metadata()?.len() > length {
@@ -69,7 +69,7 @@ impl Output {
     /// What names the pipe in images.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See fstat(2).
     pub fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }
@@ -87,7 +87,7 @@ impl Output {
     /// Puts what was written on stable storage.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See fsync(2).
     pub fn sync(&self) -> io::Result<()> {
         let file = {
             let sink = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl Input {
     /// A stream that goes on `offset` bytes into the file.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If there are no more descriptors.
     pub fn open(spool: PathBuf, end: PathBuf, offset: u64) -> io::Result<Self> {
         let (job_end, ours) = pipe_with(PipeFlags::CLOEXEC)?;
         fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
@@ -176,7 +176,7 @@ impl Input {
     /// What names the pipe in images.
     ///
     /// # Errors
-    /// The kernel's.
+    /// See fstat(2).
     pub fn inode(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.job_end)?.st_ino)
     }
@@ -184,7 +184,7 @@ impl Input {
     /// How many bytes the job has read. Exact while it is frozen.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the pipe does not say what is in it (`FIONREAD`).
     pub fn consumed(&self) -> io::Result<u64> {
         // Held so that nothing is fed in between.
         let _held = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,7 +246,7 @@ fn feed(
 /// Reads what a file holds from `offset` on, at most `most` bytes.
 ///
 /// # Errors
-/// The kernel's.
+/// If the file is not there, or cannot be read.
 pub fn read_from(path: &Path, offset: u64, most: usize) -> io::Result<Vec<u8>> {
     let mut file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

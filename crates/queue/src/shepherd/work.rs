@@ -34,7 +34,7 @@ pub fn create(dir: &JobDir, spec: &Spec) -> io::Result<()> {
 /// This process is in a mount namespace of the job's own.
 ///
 /// # Errors
-/// The kernel's.
+/// If the place cannot be made, or nothing can be mounted there.
 pub fn show(dir: &JobDir) -> io::Result<()> {
     if dir.work().exists() {
         fs::create_dir_all(WORK)?;
@@ -137,7 +137,7 @@ pub fn own(dir: &JobDir) -> [(PathBuf, &'static str); 2] {
 /// Puts a job's own files back as they were at a checkpoint.
 ///
 /// # Errors
-/// The kernel's.
+/// If the files cannot be copied (disk full, for example).
 pub fn put_back(dir: &JobDir, checkpoint: &Path) -> io::Result<()> {
     for (place, name) in own(dir) {
         let kept = checkpoint.join(name);

@@ -23,7 +23,7 @@ const LONGEST: usize = 4096;
 /// Leaves one `FAN_Q_OVERFLOW` in the queue of a new descriptor, which has no marks yet.
 ///
 /// # Errors
-/// The kernel's.
+/// If there can be no tmpfs, or its files cannot be marked (fanotify_mark(2)).
 pub(super) fn make(group: &OwnedFd) -> io::Result<()> {
     let limit = std::fs::read_to_string("/proc/sys/fs/fanotify/max_queued_events")?;
     let limit: u64 = limit.trim().parse().map_err(io::Error::other)?;

@@ -387,7 +387,7 @@ impl InetRestorer {
     /// Makes the socket.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the entry contradicts itself, or the socket cannot be made, set up or bound.
     pub fn open(
         &mut self,
         images: &ImageDir,
@@ -419,7 +419,7 @@ impl InetRestorer {
     /// Connects what is open.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the socket cannot be connected, cannot listen, or does not take its options or data.
     pub fn connect(
         &mut self,
         spaces: &Namespaces,

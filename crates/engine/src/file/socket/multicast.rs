@@ -31,7 +31,7 @@ const EXCLUDE: u32 = 0;
 /// All groups in the network namespace of this thread.
 ///
 /// # Errors
-/// The kernel's.
+/// If procfs' lists of groups cannot be read.
 pub(super) fn groups() -> Result<Vec<Group>> {
     let read = |name: &str| {
         let path = format!("/proc/thread-self/net/{name}");
@@ -73,7 +73,7 @@ fn parse_v6(line: &str) -> Option<Group> {
 /// The memberships of a socket among `groups`.
 ///
 /// # Errors
-/// The kernel's.
+/// If the socket does not tell its filters, or a device has no name any more.
 pub(super) fn dump(fd: BorrowedFd<'_>, family: i32, groups: &[Group]) -> Result<Vec<SkMembership>> {
     let mut all = Vec::new();
     for group in groups {

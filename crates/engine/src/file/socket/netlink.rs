@@ -142,7 +142,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// Makes the socket.
 ///
 /// # Errors
-/// The kernel's.
+/// If the socket cannot be made, bound or connected, or does not take an option or a group.
 pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let nlsk = part(entry)?;
     let kind = nlsk.torpor_type.unwrap_or(libc::SOCK_RAW.cast_unsigned());

@@ -153,7 +153,7 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// Makes the socket.
 ///
 /// # Errors
-/// The kernel's.
+/// If the socket cannot be made or bound, or does not take its options, rings or fanout group.
 pub fn open(spaces: &Namespaces, id_maps: &IdMaps, entry: &FileEntry) -> Result<OwnedFd> {
     let psk = part(entry)?;
     // With a protocol it receives from all devices at once; the old type can get its

@@ -9,7 +9,7 @@ use crate::error::{Context, Result};
 /// The entry of a raw or ICMP socket in the network namespace of this thread.
 ///
 /// # Errors
-/// The kernel's.
+/// If procfs' list of these sockets cannot be read.
 pub(super) fn find(socket: &Socket, inode: u32) -> Result<Option<InetSocket>> {
     let kind = if is_ping(socket.kind, socket.protocol) { "icmp" } else { "raw" };
     let v6 = if socket.domain == libc::AF_INET6 { "6" } else { "" };

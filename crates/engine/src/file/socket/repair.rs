@@ -48,7 +48,7 @@ impl<'s> Repaired<'s> {
     /// Leaves it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If setsockopt(2) refuses it: the connection stays in repair mode.
     pub fn leave(self) -> Result<()> {
         leave_repair(self.socket, self.reuse)
     }
@@ -82,7 +82,7 @@ pub(super) fn undo_silence(inode: u32) -> Undo {
 /// Takes a socket of a task out of repair mode, if it is in it, without a packet.
 ///
 /// # Errors
-/// The kernel's.
+/// If it is in repair mode and stays in it.
 pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
     if get(socket, TCP_REPAIR).is_ok_and(|on| on == 0) {
         return Ok(());
@@ -96,7 +96,7 @@ pub fn leave_repair(socket: BorrowedFd<'_>, reuse: i32) -> Result<()> {
 /// From here on, closing a socket sends no packet.
 ///
 /// # Errors
-/// The kernel's.
+/// If setsockopt(2) refuses repair mode.
 pub fn silence(socket: BorrowedFd<'_>) -> Result<()> {
     set(socket, TCP_REPAIR, REPAIR_ON)
 }

@@ -238,7 +238,7 @@ pub(super) fn is_possible(psk: &PacketSockEntry) -> bool {
 /// in its network namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// If the packets that move the ring on cannot be sent, or do not arrive there.
 pub(super) fn restore(
     fd: BorrowedFd<'_>,
     psk: &PacketSockEntry,

@@ -544,7 +544,7 @@ impl Sleeping {
     /// Lets the connection go on, now that nothing holds its packets back.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the socket does not leave repair mode, or does not take its options or what was not sent.
     pub fn wake(&self, id_maps: &IdMaps) -> Result<()> {
         let fd = self.socket.as_fd();
         // The own filter, if any, comes with the other options.

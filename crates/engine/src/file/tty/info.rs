@@ -12,7 +12,7 @@ use crate::error::{Context, Error, Result};
 /// more.
 ///
 /// # Errors
-/// The kernel's.
+/// If the terminal does not tell one of its settings.
 pub fn read(tty: impl AsFd, info: &mut TtyInfoEntry) -> Result<()> {
     let termios = match tty::termios(&tty) {
         Ok(termios) => termios,

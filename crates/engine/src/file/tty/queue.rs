@@ -23,7 +23,7 @@ const BUFFER: usize = 4096;
 /// description may block and is left so.
 ///
 /// # Errors
-/// The kernel's.
+/// If the master cannot be read.
 pub fn take_output(master: impl AsFd) -> Result<Vec<u8>> {
     without_packets(&master, || {
         let mut all = Vec::new();
@@ -44,7 +44,7 @@ pub fn take_output(master: impl AsFd) -> Result<Vec<u8>> {
 /// Writes what a slave has written before; `slave` must not block.
 ///
 /// # Errors
-/// The kernel's.
+/// If the slave does not take all of it.
 pub fn put_output(slave: &OwnedFd, data: &[u8]) -> Result<()> {
     if data.is_empty() {
         return Ok(());
@@ -73,7 +73,7 @@ pub fn put_output(slave: &OwnedFd, data: &[u8]) -> Result<()> {
 /// file (`VEOF`) stands where the end of a line is no byte. `slave` must not block.
 ///
 /// # Errors
-/// The kernel's.
+/// If the slave cannot be read, or does not change its mode for that.
 pub fn take_input(slave: &OwnedFd) -> Result<Vec<u8>> {
     let own = tty::termios(slave).context(|| "TCGETS2".to_owned())?;
     let mut all = Vec::new();
@@ -104,7 +104,7 @@ pub fn take_input(slave: &OwnedFd) -> Result<Vec<u8>> {
 /// Gives a slave what it had not read yet.
 ///
 /// # Errors
-/// The kernel's.
+/// If the slave does not take it (`TIOCSTI`), or does not change its mode for that.
 pub fn put_input(slave: &OwnedFd, data: &[u8]) -> Result<()> {
     if data.is_empty() {
         return Ok(());
@@ -142,7 +142,7 @@ fn read(slave: &OwnedFd) -> Result<Option<Vec<u8>>> {
 /// Whether a read would not block now.
 ///
 /// # Errors
-/// The kernel's.
+/// See poll(2).
 fn is_readable(file: impl AsFd) -> Result<bool> {
     Ok(poll(file)?.contains(PollFlags::IN))
 }
@@ -150,7 +150,7 @@ fn is_readable(file: impl AsFd) -> Result<bool> {
 /// Whether a master had a slave that is closed now.
 ///
 /// # Errors
-/// The kernel's.
+/// See poll(2).
 pub fn has_closed_slave(master: impl AsFd) -> Result<bool> {
     Ok(poll(master)?.contains(PollFlags::HUP))
 }

@@ -68,7 +68,7 @@ pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32
 /// removed when the last task detaches.
 ///
 /// # Errors
-/// The kernel's.
+/// If the images cannot be read, or a segment cannot be removed.
 pub fn finish(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {

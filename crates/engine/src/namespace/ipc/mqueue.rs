@@ -92,7 +92,7 @@ fn open(
 /// thread.
 ///
 /// # Errors
-/// The kernel's.
+/// If a message cannot be received, or cannot be put back.
 pub(super) fn look(entry: &mut MqueueEntry, queue: &OwnedFd) -> Result<()> {
     let what = || format!("messages of queue /{}", String::from_utf8_lossy(&entry.name));
     if mqueue::attributes(queue.as_fd()).context(what)?.messages == 0 {

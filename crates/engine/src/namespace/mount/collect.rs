@@ -51,7 +51,7 @@ impl Mounts {
     /// it means nothing to a tree with a root of its own.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a namespace cannot be entered, or its list of mounts cannot be read.
     pub fn collect(namespaces: &Namespaces, lived_in: impl Fn(u32) -> bool) -> Result<Self> {
         let proc = open_proc()?;
         let host = read_own(proc.as_fd())?;
@@ -118,7 +118,7 @@ impl Space {
     /// As [`Mounts::open_alone`], by index into the tree.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the mount cannot be opened or copied without those below it.
     pub fn open_alone(&self, index: usize) -> Result<OwnedFd> {
         let mount = self.tree.mount(index);
         let what = || format!("open mount {} at {}", mount.id, mount.mountpoint.display());
@@ -214,7 +214,7 @@ pub(super) fn make_all_private() -> Result<()> {
 /// The mounts of the calling thread's namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// If procfs cannot be mounted, or the list cannot be read.
 pub fn own_tree() -> Result<Tree> {
     read_own(open_proc()?.as_fd())
 }
@@ -222,7 +222,7 @@ pub fn own_tree() -> Result<Tree> {
 /// The mounts of a namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// If the namespace cannot be entered, or its list cannot be read.
 pub fn tree_of(space: BorrowedFd<'_>) -> Result<Tree> {
     let proc = open_proc()?;
     run_in(&[space], || read_own(proc.as_fd()))

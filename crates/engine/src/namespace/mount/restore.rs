@@ -87,7 +87,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
 /// (`CLONE_FS`) bind it to where it is.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or may not enter its mount namespace.
 pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -> Result<()> {
     let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Mnt).unwrap_or(0);
     let (ns, inherited) = (ns_of(task), ns_of(from));
@@ -102,7 +102,7 @@ pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, from: usize) -
 /// file systems.
 ///
 /// # Errors
-/// The kernel's.
+/// If a mount cannot be made, or not be made read-only.
 pub fn finish(mounts: &mut Restored) -> Result<()> {
     for late in std::mem::take(&mut mounts.late) {
         late.mount()?;

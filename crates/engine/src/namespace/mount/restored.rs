@@ -82,7 +82,7 @@ impl Restored {
     /// Makes the mounts whose terminals are there by now: files may be opened through them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a terminal is not there, or cannot be mounted.
     pub fn mount_terminals(&mut self) -> Result<()> {
         let is_there =
             |late: &mut Late| open_beneath(late.devpts.as_fd(), &late.below, false).is_ok();

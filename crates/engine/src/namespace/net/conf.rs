@@ -139,7 +139,7 @@ impl Sysctls {
     /// Reads them; what this kernel does not have has no value.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If a setting that this kernel has cannot be read.
     pub fn read(&self) -> Result<Vec<SysctlEntry>> {
         self.names.iter().map(|name| self.read_one(name)).collect()
     }
@@ -165,7 +165,7 @@ impl Sysctls {
 /// Writes those that are different, list by list. `weak`: what this kernel does not have is left out.
 ///
 /// # Errors
-/// The kernel's.
+/// If a setting cannot be read or does not take its value, unless it is `weak` and not there.
 pub fn write(settings: &[Setting], weak: bool) -> Result<()> {
     for list in settings.chunk_by(|a, b| a.directory == b.directory) {
         let mut list: Vec<&Setting> = list.iter().collect();
@@ -192,7 +192,7 @@ fn write_one(setting: &Setting, weak: bool) -> Result<()> {
 /// them from being used for a second. Its setting is to be restored later.
 ///
 /// # Errors
-/// The kernel's.
+/// If the setting cannot be written.
 pub fn trust_addresses(device: &str) -> Result<()> {
     let path = format!("/proc/sys/net/ipv6/conf/{device}/accept_dad");
     match std::fs::write(&path, "0") {

@@ -249,7 +249,7 @@ pub enum Peer<'a> {
 /// Makes a pair of veth devices.
 ///
 /// # Errors
-/// The kernel's.
+/// If the kernel refuses the devices: a name is taken, or it has no veth.
 pub fn make_veth(socket: &mut Socket, device: &NetDeviceEntry, peer: Peer<'_>) -> Result<()> {
     let index = match peer {
         Peer::Inside(other, _) => other.ifindex,
@@ -281,7 +281,7 @@ pub fn make_veth(socket: &mut Socket, device: &NetDeviceEntry, peer: Peer<'_>) -
 /// Makes a bridge.
 ///
 /// # Errors
-/// The kernel's.
+/// If the kernel refuses the device: its name is taken, or it has no bridges.
 pub fn make_bridge(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
     send(socket, device, &request(device, "bridge", |_| {}))
 }
@@ -290,7 +290,7 @@ pub fn make_bridge(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 /// namespace that `socket` belongs to.
 ///
 /// # Errors
-/// The kernel's.
+/// If the kernel refuses the device: its name is taken, or `lower` can carry none.
 pub fn make_macvlan(
     socket: &mut Socket,
     device: &NetDeviceEntry,
@@ -312,7 +312,7 @@ pub fn make_macvlan(
 /// Makes a sit tunnel.
 ///
 /// # Errors
-/// The kernel's.
+/// If the kernel refuses the device: its name is taken, or it has no such tunnels.
 pub fn make_sit(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
     let sit = device.sit.clone().unwrap_or_default();
     let byte = |value: u32| [u8::try_from(value).unwrap_or(u8::MAX)];
@@ -361,7 +361,7 @@ pub fn make_sit(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 /// it gets the name and index of `device`.
 ///
 /// # Errors
-/// The kernel's.
+/// If there is no device `outer`, or it cannot be moved or renamed.
 pub fn move_in(
     socket: &mut Socket,
     outer: &str,
@@ -396,7 +396,7 @@ pub fn index_of(socket: &mut Socket, name: &str) -> Result<u32> {
 /// Adds a device to a bridge, by name, and sets it up.
 ///
 /// # Errors
-/// The kernel's.
+/// If one of the two is not there, or the device cannot be in a bridge.
 pub fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result<()> {
     let index = index_of(socket, name)?;
     let mut body = Body::new(&ifinfo(index, IFF_UP, IFF_UP));
@@ -409,7 +409,7 @@ pub fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result
 /// and MTU and address of devices that were not made here.
 ///
 /// # Errors
-/// The kernel's.
+/// If the device does not take its settings.
 pub fn complete(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
     let mut body = Body::new(&ifinfo(device.ifindex, 0, 0));
     body.put_word(IFLA_MTU, device.mtu);
@@ -428,7 +428,7 @@ pub fn complete(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 /// Sets the flags of a device: up or not, and so on.
 ///
 /// # Errors
-/// The kernel's.
+/// If the device does not take its flags.
 pub fn set_flags(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
     let body = ifinfo(device.ifindex, device.flags & SETTABLE, SETTABLE);
     let what = || format!("setting flags {:#x} of network device {}", device.flags, device.name);

@@ -90,7 +90,7 @@ impl Table {
     /// connections.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the list cannot be had over netlink, or the image cannot be written.
     pub fn dump(&self, images: &ImageDir, ns_id: u32) -> Result<()> {
         if self.family == NETFILTER && nothing_is_tracked() {
             return Ok(());

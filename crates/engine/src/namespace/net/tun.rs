@@ -112,7 +112,7 @@ fn open() -> std::io::Result<OwnedFd> {
 /// Makes a device in the namespace of the calling thread.
 ///
 /// # Errors
-/// The kernel's.
+/// If the entry has no settings, `/dev/net/tun` cannot be opened, or the name is taken.
 pub fn make(device: &NetDeviceEntry) -> Result<()> {
     let what = || format!("making network device {} ({}, tun)", device.name, device.ifindex);
     let invalid = || Error::invalid("netdev.img", format!("{} has no settings", device.name));
@@ -135,7 +135,7 @@ pub fn make(device: &NetDeviceEntry) -> Result<()> {
 /// Settings that a device has by its queues.
 ///
 /// # Errors
-/// The kernel's.
+/// If the queue does not take a setting.
 pub fn configure(queue: &OwnedFd, entry: &TunLinkEntry) -> std::io::Result<()> {
     tun::set_header_size(queue.as_fd(), entry.vnethdr.cast_signed())?;
     tun::set_send_buffer(queue.as_fd(), entry.sndbuf.cast_signed())

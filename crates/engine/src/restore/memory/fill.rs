@@ -42,7 +42,7 @@ pub(super) enum There<'a> {
 /// the file, again.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or madvise(2) fails in it.
 pub(super) fn drop_absent(
     husk: &mut Tracee,
     wanted: &Pages,

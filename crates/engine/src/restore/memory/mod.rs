@@ -543,7 +543,7 @@ pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
 /// After the children have been made.
 ///
 /// # Errors
-/// The kernel's.
+/// If the husk is gone, or mprotect(2) or madvise(2) fails in it.
 pub fn finish(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     const MADV_GUARD_INSTALL: u64 = 102;
     let Some(mm) = &cx.tasks[task].image.mm else { return Ok(()) };

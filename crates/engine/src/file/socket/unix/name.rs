@@ -56,7 +56,7 @@ pub(super) fn leads_to_socket(name: &[u8]) -> bool {
 /// Describes the file of a socket with the path `name` in its entry.
 ///
 /// # Errors
-/// The kernel's.
+/// If the socket's file cannot be opened or asked for its status and path.
 pub(super) fn dump(
     mounts: &Mounts,
     id_maps: &IdMaps,
@@ -118,7 +118,7 @@ fn directory<'p>(path: &'p Path, name: &Path) -> Option<&'p Path> {
 /// it still is there.
 ///
 /// # Errors
-/// The kernel's.
+/// If the socket does not tell its file, or there can be no link to it.
 pub(super) fn reach(socket: BorrowedFd<'_>, name: &[u8]) -> Result<Reach> {
     if !is_path(name) {
         return Ok(Reach { address: address(name), file: None });
@@ -165,7 +165,7 @@ impl Scratch {
     /// Binds a socket so that it has `name`, and no file if it is a path.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the name is taken, or there can be no tmpfs for its file.
     pub(super) fn bind(&mut self, socket: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         if !is_path(name) {
             return socket::bind(socket, &address(name))
