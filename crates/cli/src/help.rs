@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, Args, FromArgMatches, Subcommand};
@@ -42,12 +42,31 @@ const COMMAND_PAGE: &str =
 /// Lines are wrapped here, or at the edge of a narrower terminal.
 const WIDTH: usize = 100;
 
-/// Commands that only `torpor` has: what no images directory is needed for.
-const OWN: &[(&str, &str)] = &[
-    ("completion", "Print a completion script: bash, zsh, fish or elvish"),
-    ("man", "Write the manual pages to a directory"),
-    ("help", "Print help on a command"),
-];
+/// What `torpor completion` is told.
+#[derive(Args, Debug)]
+struct CompletionCommand {
+    /// The shell whose script is printed.
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+/// What `torpor man` is told.
+#[derive(Args, Debug)]
+struct ManCommand {
+    /// Where the pages go. Is made if it is not there.
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+}
+
+fn completion_tree() -> clap::Command {
+    let about = "Print a completion script: bash, zsh, fish or elvish";
+    single::<CompletionCommand>("completion", about).arg_required_else_help(true)
+}
+
+fn man_tree() -> clap::Command {
+    let about = "Write the manual pages to a directory";
+    single::<ManCommand>("man", about).arg_required_else_help(true)
+}
 
 fn image_tree() -> clap::Command {
     let image = group::<ImageCommand>("image", "Look into images, or turn them into JSON and back");
@@ -151,24 +170,51 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
             Err(code) => return Some(Ok(code)),
         },
         torpor_worker::COMMAND => return Some(worker::run()),
-        "completion" => completion(rest),
-        "man" => man(rest),
+        "completion" => match parsed(completion_tree(), rest) {
+            Ok(command) => completion(&command),
+            Err(code) => return Some(Ok(code)),
+        },
+        "man" => match parsed(man_tree(), rest) {
+            Ok(ManCommand { directory }) => {
+                write_manual(&directory).map_err(|e| Failure::io(directory.display(), &e))
+            }
+            Err(code) => return Some(Ok(code)),
+        },
         "help" => help(rest),
+        // Its commands are those of criu.
+        "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(|word| is_help(word)) => {
+            help(&args[..1])
+        }
         name => return system(name, rest).map(Ok),
     };
     Some(result.map(|()| ExitCode::SUCCESS))
 }
 
+fn is_help(word: &OsString) -> bool {
+    word == "--help" || word == "-h"
+}
+
+/// `help [COMMAND [COMMAND]]`.
 fn help(words: &[OsString]) -> Result<(), Failure> {
-    let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
-    let found = Command::all().iter().find(|info| info.words == words);
-    match (words.as_slice(), found) {
-        ([], _) => print(Name::Torpor, None),
-        (_, Some(info)) => print(Name::Torpor, Some(info.command)),
-        (words, None) => {
-            return Err(Failure::invalid(format!("there is no command {}", words.join(" "))));
-        }
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(info) = Command::all().iter().find(|info| info.words == words) {
+        print(Name::Torpor, Some(info.command));
+        return Ok(());
     }
+    let mut page = tree(Name::Torpor);
+    page.build();
+    for word in &words {
+        let found = page.find_subcommand(word).cloned();
+        page = found.ok_or_else(|| {
+            Failure::invalid(format!("there is no command {}", words.join(" ")))
+                .hint("torpor help lists all of them")
+        })?;
+    }
+    // A reader that goes away early is no failure.
+    let _ = match words.is_empty() {
+        true => write!(io::stdout(), "{}", page.render_help()),
+        false => write!(io::stdout(), "{}", page.render_long_help()),
+    };
     Ok(())
 }
 
@@ -209,17 +255,18 @@ pub fn tree(name: Name) -> clap::Command {
     }
     match name {
         Name::Torpor => {
-            root = OWN.iter().fold(
-                root.subcommand(image_tree())
-                    .subcommand(key_tree())
-                    .subcommand(migrate_tree())
-                    .subcommand(agent_tree())
-                    .subcommand(snapshot_tree())
-                    .subcommand(kubernetes_tree())
-                    .subcommand(queue_tree())
-                    .subcommand(benchmark_tree()),
-                |root, (own, about)| root.subcommand(plain(own).about(*about)),
-            );
+            root = root
+                .subcommand(image_tree())
+                .subcommand(key_tree())
+                .subcommand(migrate_tree())
+                .subcommand(agent_tree())
+                .subcommand(snapshot_tree())
+                .subcommand(kubernetes_tree())
+                .subcommand(queue_tree())
+                .subcommand(benchmark_tree())
+                .subcommand(completion_tree())
+                .subcommand(man_tree())
+                .subcommand(plain("help").about("Print help on a command"));
             ["help", "version"]
                 .iter()
                 .filter_map(|long| Opt::find(long))
@@ -303,26 +350,13 @@ fn arg(opt: &'static Opt, heading: &'static str, letter: Option<char>) -> Arg {
     }
 }
 
-/// `completion SHELL`: for all names of the program.
-fn completion(args: &[OsString]) -> Result<(), Failure> {
-    let shell = args.first().and_then(|arg| arg.to_str()).and_then(|arg| arg.parse::<Shell>().ok());
-    let (Some(shell), 1) = (shell, args.len()) else {
-        return Err(Failure::invalid("completion takes the name of a shell")
-            .hint("torpor completion bash, zsh, fish, elvish or powershell"));
-    };
+/// For all names of the program.
+fn completion(command: &CompletionCommand) -> Result<(), Failure> {
     let mut script = Vec::new();
     for name in [Name::Torpor, Name::Criu] {
-        clap_complete::generate(shell, &mut tree(name), name.as_str(), &mut script);
+        clap_complete::generate(command.shell, &mut tree(name), name.as_str(), &mut script);
     }
     io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))
-}
-
-/// `man DIR`.
-fn man(args: &[OsString]) -> Result<(), Failure> {
-    let [dir] = args else {
-        return Err(Failure::invalid("man takes the directory to write the manual pages to"));
-    };
-    write_manual(Path::new(dir)).map_err(|e| Failure::io(dir.display(), &e))
 }
 
 /// Writes the manual pages: one for each command of `torpor`, and one for `criu`.

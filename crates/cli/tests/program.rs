@@ -62,7 +62,32 @@ fn help() {
     }
     let output = run("torpor", &["help", "cpuinfo", "check"]);
     assert!(out(&output).contains("Usage: torpor cpuinfo check"), "{}", out(&output));
-    assert_eq!(run("torpor", &["help", "nonsense"]).status.code(), Some(1));
+    let nonsense = run("torpor", &["help", "nonsense"]);
+    assert_eq!(nonsense.status.code(), Some(1));
+    assert!(err(&nonsense).contains("there is no command nonsense"), "{}", err(&nonsense));
+}
+
+/// Whichever way it is asked for, and nothing is done.
+#[test]
+fn every_command_that_is_listed_has_help() {
+    let dir = tempfile::tempdir().unwrap();
+    let asks = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        let output = command.args(args).current_dir(dir.path()).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", err(&output));
+        out(&output)
+    };
+    let page = asks(&["--help"]);
+    let listed = page.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let listed: Vec<&str> = listed.map_while(|line| line.split_whitespace().next()).collect();
+    assert!(["dump", "cpuinfo", "migrate", "man"].iter().all(|name| listed.contains(name)));
+    for name in listed.into_iter().filter(|&name| name != "help") {
+        for args in [&["help", name][..], &[name, "--help"], &[name, "-h"]] {
+            assert!(asks(args).contains(&format!("Usage: torpor {name}")), "{args:?}");
+        }
+    }
+    assert!(asks(&["help", "queue", "submit"]).contains("Usage: torpor queue submit"));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -80,7 +105,7 @@ fn mistakes() {
         ("criu", &["swrk", "999"], "Error: swrk 999: Bad file descriptor"),
         ("criu", &["check", "--feature", "telepathy"], "Error: there is no feature telepathy\n"),
         ("torpor", &["check", "--tcp-close"], "Error: check has no option --tcp-close\n"),
-        ("torpor", &["completion", "tcsh"], "Error: completion takes the name of a shell\n"),
+        ("torpor", &["completion", "tcsh"], "error: invalid value 'tcsh' for '<SHELL>'\n"),
     ] {
         let output = run(name, args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
