@@ -99,7 +99,8 @@ pub enum Ask {
         /// The program.
         program: String,
     },
-    /// A socket that sends and receives what it likes: packets of other programs.
+    /// A socket that sends and receives what it likes: packets of other programs, or packets with
+    /// a mark or a priority of its own.
     RawSocket {
         /// Its kind.
         #[serde(deserialize_with = "word")]

@@ -844,6 +844,14 @@ fn sockets() {
             });
         });
     }
+    /// A listener with options that only a privileged program can set.
+    fn with(images: &Images, change: impl Fn(&mut SkOptsEntry)) {
+        listener(images, images.root_ids().net_ns_id);
+        images.files(|files| {
+            let sockets = files.iter_mut().filter(|file| file.id == 900_001);
+            sockets.filter_map(|file| file.isk.as_mut()).for_each(|isk| change(&mut isk.opts));
+        });
+    }
     fn unix(images: &Images, kind: u32, ns_id: Option<u32>) {
         let name = b"/run/host.sock\0".to_vec();
         let base = UnixSkEntry { r#type: kind, state: 7, ns_id, ..Default::default() };
@@ -863,6 +871,7 @@ fn sockets() {
     }
     const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
     const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
+    const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
     const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
     refuses_by(
         "images-sockets",
@@ -907,6 +916,8 @@ fn sockets() {
             ),
             ("a packet socket", |i| packet(i, i.root_ids().net_ns_id), RAW),
             ("a packet socket that does not say where", |i| packet(i, None), RAW),
+            ("a marked listener", |i| with(i, |o| o.so_mark = Some(7)), MARKED),
+            ("a listener before others", |i| with(i, |o| o.so_priority = Some(7)), MARKED),
             ("a datagram peer outside", |i| unix(i, 2, i.root_ids().net_ns_id), OUTSIDE),
             ("a stream's peer outside", |i| unix(i, 1, i.root_ids().net_ns_id), OUTSIDE),
             ("a packet peer outside", |i| unix(i, 5, None), OUTSIDE),

@@ -174,7 +174,7 @@ const KINDS: [NsKind; 8] = [
 /// The words that stand in requests as they are.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = KINDS.into_iter().map(NsKind::name);
-    kinds.chain(LIMITS).chain(["oom_score_adj", "PR_SET_IO_FLUSHER", "packet", "raw"])
+    kinds.chain(LIMITS).chain(["oom_score_adj", "PR_SET_IO_FLUSHER", "packet", "raw", "marked"])
 }
 
 impl Checkpoint<'_> {

@@ -15,6 +15,8 @@ use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
+/// The highest `SO_PRIORITY` that needs no capability (socket(7)).
+const FREE_PRIORITIES: u32 = 6;
 /// The flag of a Unix socket that is not the tasks' (`uflags`).
 const EXTERNAL: u32 = 1;
 /// `FAN_REPORT_FID` and `FAN_REPORT_DIR_FID`: events carry no open files
@@ -35,6 +37,9 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
         }
         if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
             add(Ask::RawSocket { kind: "raw", file: entry.id });
+        }
+        if options(entry).into_iter().flatten().any(is_marked) {
+            add(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         if let Some(socket) = entry.usk.as_ref().filter(|s| s.uflags & EXTERNAL != 0) {
             let name = String::from_utf8_lossy(&socket.name);
@@ -89,6 +94,13 @@ fn options(entry: &FileEntry) -> [Option<&SkOptsEntry>; 4] {
         entry.psk.as_ref().map(|socket| &socket.opts),
         entry.nlsk.as_ref().map(|socket| &socket.opts),
     ]
+}
+
+/// Whether a socket has what only `CAP_NET_RAW` or `CAP_NET_ADMIN` can set: a mark, by which rules
+/// of this host may choose routes, or one of the upper priorities.
+fn is_marked(options: &SkOptsEntry) -> bool {
+    options.so_mark.is_some_and(|mark| mark != 0)
+        || options.so_priority.is_some_and(|priority| priority > FREE_PRIORITIES)
 }
 
 /// The ids in whose name messages wait in queues: who reads one is told that they have sent it.
