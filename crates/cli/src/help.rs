@@ -182,9 +182,7 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
         },
         "help" => help(rest),
         // Its commands are those of criu.
-        "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(|word| is_help(word)) => {
-            help(&args[..1])
-        }
+        "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(is_help) => help(&args[..1]),
         name => return system(name, rest).map(Ok),
     };
     Some(result.map(|()| ExitCode::SUCCESS))

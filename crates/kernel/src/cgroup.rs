@@ -21,7 +21,7 @@ pub type Membership = BTreeMap<String, PathBuf>;
 /// The groups of a process.
 ///
 /// # Errors
-/// [`Error::Gone`] if the process is gone.
+/// [`crate::Error::Gone`] if the process is gone.
 pub fn of(pid: i32) -> Result<Membership> {
     proc::bytes(pid, "cgroup").map(|text| parse(&text))
 }

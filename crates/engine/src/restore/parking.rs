@@ -347,7 +347,7 @@ mod tests {
         let right = "2 200000 201000 80001000\n";
         let parking = parse(right).unwrap();
         assert_eq!(parking.lines(&tasks), right);
-        assert_eq!(parking.below(0).as_slice(), [0x8000_1000..0x8000_2000]);
+        assert_eq!(parking.below(0).as_slice(), std::slice::from_ref(&(0x8000_1000..0x8000_2000)));
         assert!(parse("").unwrap().below(0).is_empty());
         for (wrong, why) in [
             ("", "no place"),
