@@ -217,11 +217,7 @@ pub enum AgentSubcommand {
 #[must_use]
 pub fn migrate(command: MigrateCommand) -> ExitCode {
     let json = command.json;
-    let done = try_migrate(command);
-    if let (true, Err(error)) = (json, &done) {
-        println!("{}", serde_json::json!(error.outcome()));
-    }
-    finish(done)
+    finish(try_migrate(command), json)
 }
 
 /// Carries `torpor agent` out.
@@ -230,7 +226,7 @@ pub fn agent(command: AgentCommand) -> ExitCode {
     match command.command {
         Some(AgentSubcommand::Status { ref agent, json }) => {
             let keys = command.keys.read().map_err(Error::from);
-            finish(keys.and_then(|keys| status(agent.clone(), keys, json)))
+            finish(keys.and_then(|keys| status(agent.clone(), keys, json)).map(success), json)
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
@@ -238,54 +234,62 @@ pub fn agent(command: AgentCommand) -> ExitCode {
         Some(AgentSubcommand::Idle { ref words }) => runtime::idle(words),
         Some(AgentSubcommand::Gate { ref socket }) => runtime::gate(socket),
         None if std::process::id() == 1 => nest::stand_in(),
-        None => finish(try_agent(command)),
+        None => finish(try_agent(command).map(success), false),
     }
 }
 
-fn finish(done: Result<()>) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            if let Some(hint) = error.hint() {
-                eprintln!("Hint: {hint}");
-            }
-            ExitCode::FAILURE
+fn success((): ()) -> ExitCode {
+    ExitCode::SUCCESS
+}
+
+/// Says what went wrong, to programs as well if they are to read it.
+fn finish(done: Result<ExitCode>, json: bool) -> ExitCode {
+    done.unwrap_or_else(|error| {
+        if json {
+            println!("{}", serde_json::json!(error.outcome()));
         }
-    }
+        eprintln!("Error: {error}");
+        if let Some(hint) = error.hint() {
+            eprintln!("Hint: {hint}");
+        }
+        ExitCode::FAILURE
+    })
 }
 
-fn try_migrate(command: MigrateCommand) -> Result<()> {
+fn try_migrate(command: MigrateCommand) -> Result<ExitCode> {
     let dir = &command.state_dir;
     if let Some(id) = &command.watch {
-        return source::watch(dir, id, command.keys.read()?);
+        return source::watch(dir, id, command.keys.read()?).map(success);
     }
     if let Some(id) = &command.cancel {
-        return source::cancel(dir, id).map(|done| println!("{id}: {done}"));
+        let done = source::cancel(dir, id)?;
+        println!("{id}: {done}");
+        return Ok(ExitCode::SUCCESS);
     }
     if let Some(id) = &command.resolve {
         let done = source::resolve(dir, id, command.keep_here, command.keys.read()?, PATIENCE)?;
         println!("{id}: {done}");
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     start(command)
 }
 
-/// Says what a migration would be like.
-fn rehearse(plan: &Plan, json: bool) -> Result<()> {
+/// Says what a migration would be like; fails if it would not move.
+fn rehearse(plan: &Plan, json: bool) -> Result<ExitCode> {
     let found = source::rehearse(plan)?;
     if json {
         println!("{}", found.json());
     } else {
         println!("{}", found.text());
     }
-    match found.refused.len() {
-        0 => Ok(()),
-        _ => Err(Error::refused("it would not move")),
+    if found.refused.is_empty() {
+        return Ok(ExitCode::SUCCESS);
     }
+    eprintln!("Error: it would not move");
+    Ok(ExitCode::FAILURE)
 }
 
-fn start(command: MigrateCommand) -> Result<()> {
+fn start(command: MigrateCommand) -> Result<ExitCode> {
     let (pid, container, to) = match (command.pid, command.words.as_slice()) {
         (Some(pid), [to]) => (pid, None, to),
         (None, [id, to]) => {
@@ -343,7 +347,7 @@ fn start(command: MigrateCommand) -> Result<()> {
     } else {
         println!("{}", report.text());
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// How it moves if nobody says how.

@@ -234,7 +234,7 @@ fn park_for(cx: &mut Restore<'_>, task: usize, lots: &[Lot], parked: &Ranges) ->
 /// from it, is of no more use to `from`.
 ///
 /// # Errors
-/// The kernel's.
+/// If `from` is gone, or cannot unmap it.
 pub fn release(cx: &mut Restore<'_>, from: usize, task: usize) -> Result<()> {
     let places = cx.parking.below(task);
     if places.is_empty() {
