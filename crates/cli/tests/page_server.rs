@@ -93,6 +93,50 @@ fn servers_listen_on_this_host_alone() {
     }
 }
 
+/// What a server's directory has already is neither replaced nor deleted by who sends to it.
+#[test]
+fn files_that_a_server_has_stay_as_they_are() {
+    let task = Task::start(PAGES);
+    let own = format!("pagemap-{}.img", task.pid);
+    for taken in [&own, "pages-1.img"] {
+        let there = tempfile::tempdir().unwrap();
+        let files = [taken, "pagemap-1.img", "pages-9.img", "inventory.img"];
+        for name in files {
+            fs::write(there.path().join(name), "precious").unwrap();
+        }
+        let mut server = Server::start(there.path(), &[]);
+        assert!(!task.dump(&server.options()), "{taken} was replaced");
+        assert!(!server.end());
+        for name in files {
+            assert_eq!(fs::read_to_string(there.path().join(name)).unwrap(), "precious", "{name}");
+        }
+        let names = fs::read_dir(there.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let images = names.filter(|name| name.to_str().unwrap().ends_with(".img")).count();
+        assert_eq!(images, files.len(), "something was left beside them");
+        assert!(!task.is_gone());
+    }
+}
+
+/// Peers that connect and say nothing do not hold the place of who has a certificate.
+#[test]
+fn silent_peers_keep_nobody_waiting() {
+    let keys = tempfile::tempdir().unwrap();
+    let options = certificates(keys.path());
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let (task, there) = (Task::start(PAGES), tempfile::tempdir().unwrap());
+    let mut server = Server::start(there.path(), &options);
+    let port: u16 = server.port.parse().unwrap();
+    // They are there until the dump is over.
+    let silent: Vec<TcpStream> =
+        (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+    task.put_to_sleep(&[&server.options()[..], &options].concat());
+    assert!(server.end());
+    drop(silent);
+    server.hand_over(task.dir.path());
+    task.restore(&[]);
+    assert_eq!(task.look(), format!("ok {PAGES}\n"));
+}
+
 /// Dumps a task to a server with these options of both ends, and restores it. Returns the log
 /// of the dump.
 fn there_and_back(client: &[&str], server: &[&str]) -> String {

@@ -383,7 +383,10 @@ impl<'a> Listener<'a> {
     /// Lets a client show its certificate, if it has to.
     fn greet(&self, socket: OwnedFd) -> Result<Connection> {
         match &self.options.tls {
-            Some(files) => Ok(Connection::encrypted(tls::server(File::from(socket), files)?)),
+            Some(files) => {
+                let stream = tls::server(File::from(socket), files, tls::HANDSHAKE)?;
+                Ok(Connection::encrypted(stream))
+            }
             None => Ok(Connection::open(File::from(socket), self.options)),
         }
     }

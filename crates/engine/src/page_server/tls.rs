@@ -30,7 +30,7 @@ const CERT: &str = "/etc/pki/criu/cert.pem";
 const KEY: &str = "/etc/pki/criu/private/key.pem";
 
 /// How long a client has to show its certificate.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// The client's end of an encrypted connection to `host`.
 ///
@@ -68,11 +68,16 @@ pub fn client(
     Ok(StreamOwned::new(end, socket))
 }
 
-/// The server's end of an encrypted connection.
+/// The server's end of an encrypted connection, whose client has `patience` to show its
+/// certificate.
 ///
 /// # Errors
-/// Keys that cannot be read; a client that our authority has not certified.
-pub fn server(socket: File, files: &Tls) -> Result<StreamOwned<ServerConnection, File>> {
+/// Keys that cannot be read; a client that our authority has not certified, or that is late.
+pub fn server(
+    socket: File,
+    files: &Tls,
+    patience: Duration,
+) -> Result<StreamOwned<ServerConnection, File>> {
     let keys = Keys::read(files)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(keys.roots), provider())
         .with_crls(keys.crls)
@@ -89,7 +94,7 @@ pub fn server(socket: File, files: &Tls) -> Result<StreamOwned<ServerConnection,
     let mut end = ServerConnection::new(Arc::new(config)).map_err(|error| failed("TLS", &error))?;
     let mut socket = socket;
     let failure = |error: &dyn std::error::Error| failed("TLS with the page client", error);
-    let deadline = Instant::now() + HANDSHAKE;
+    let deadline = Instant::now() + patience;
     while end.is_handshaking() {
         let left = deadline.saturating_duration_since(Instant::now());
         let late = || failure(&io::Error::from(io::ErrorKind::TimedOut));

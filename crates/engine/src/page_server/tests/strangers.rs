@@ -1,6 +1,11 @@
 //! Clients that nobody has invited.
 
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::time::Duration;
+
 use super::super::connection::Connection;
+use super::super::tls;
 use super::*;
 
 /// Serves at a port of this host, and hands the port to `client`.
@@ -156,5 +161,37 @@ fn strangers_do_not_keep_others_waiting() {
         asked.unwrap();
         served.unwrap();
         expect_two(dir.path());
+    }
+}
+
+/// Who says nothing, and who says a byte now and then, is let go when its time is over: the
+/// other end stays open all the while.
+#[test]
+fn a_handshake_has_a_deadline() {
+    let authority = Authority::new();
+    let files = authority.certify("localhost", 2);
+    for speaks in [false, true] {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let socket = std::fs::File::from(OwnedFd::from(ours));
+        let late = std::thread::scope(|scope| {
+            let server =
+                scope.spawn(|| tls::server(socket, &files, Duration::from_millis(100)).map(drop));
+            // The beginning of a greeting, which never comes to its end.
+            let bytes = [0x16, 3, 1, 0x40, 0].into_iter().chain(std::iter::repeat(0));
+            let still_there = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
+            for byte in bytes.take(if speaks { 5000 } else { 0 }) {
+                if !theirs.read(&mut [0]).as_ref().is_err_and(still_there) {
+                    break;
+                }
+                let _ = theirs.write_all(&[byte]);
+            }
+            // A server that waits for more than the deadline ends otherwise.
+            if speaks {
+                let _ = theirs.shutdown(Shutdown::Write);
+            }
+            server.join().unwrap().unwrap_err().to_string()
+        });
+        assert!(late.contains("TLS with the page client: timed out"), "{late}");
     }
 }
