@@ -63,20 +63,38 @@ impl Writes {
         Ok(Self { bytes: all as u64 * PAGE, shares })
     }
 
-    /// The bytes that are written within `time`: between looks evenly, after the last as before it.
+    /// The bytes that are written within `time`: evenly between looks.
     #[must_use]
     pub fn within(&self, time: Duration) -> f64 {
         let mut before = (0.0, 0.0);
-        let mut slope = 0.0;
         for &(at, share) in &self.shares {
-            slope = (share - before.1).max(0.0) / (at.as_secs_f64() - before.0).max(1e-9);
-            if time <= at {
-                break;
+            let (at, share) = (at.as_secs_f64(), share.max(before.1));
+            if time.as_secs_f64() <= at {
+                let slope = (share - before.1) / (at - before.0).max(1e-9);
+                let share = before.1 + slope * (time.as_secs_f64() - before.0);
+                return share * as_float(self.bytes);
             }
-            before = (at.as_secs_f64(), share.max(before.1));
+            before = (at, share);
         }
-        let share = before.1 + slope * (time.as_secs_f64() - before.0).max(0.0);
-        share.min(1.0) * as_float(self.bytes)
+        self.later(time.as_secs_f64()) * as_float(self.bytes)
+    }
+
+    /// The share that is written within a time after the last look.
+    ///
+    /// Who writes one page after the other writes as many in each time. Who writes here and there meets
+    /// pages again: were all of them as likely, `-ln(1 - share)` would grow with time, and with a power
+    /// of it that is below 1 if some are written more often (Heaps' law).
+    fn later(&self, time: f64) -> f64 {
+        let [.., first, last] = self.shares.as_slice() else { return 0.0 };
+        let [(t1, s1), (t2, s2)] =
+            [first, last].map(|(at, share)| (at.as_secs_f64().max(1e-9), share.min(1.0 - 1e-9)));
+        let ratio = time / t2;
+        if s1 <= 0.0 || s2 / t2 >= s1 / t1 {
+            return (s2 * ratio).min(1.0);
+        }
+        let met = |share: f64| -(1.0 - share).ln();
+        let power = ((met(s2) / met(s1)).ln() / (t2 / t1).ln()).clamp(0.0, 1.0);
+        1.0 - (-met(s2) * ratio.powf(power)).exp()
     }
 
     /// Bytes that are written in a second.
@@ -211,5 +229,25 @@ mod tests {
         assert_eq!([within(500), within(1000), within(1500)], [500.0, 1000.0, 1500.0]);
         assert_eq!([within(3000), within(9000)], [3000.0, 4000.0]);
         assert_eq!(writes.rate().round(), 1000.0);
+    }
+
+    /// Pages that are written at random, half of them in a second, and pages of which few are written often.
+    #[test]
+    fn pages_that_are_met_again_count_once() {
+        let at = |millis, share| (Duration::from_millis(millis), share);
+        let half_life = |time: f64| 1.0 - 0.5_f64.powf(time);
+        let shares = vec![at(100, half_life(0.1)), at(500, half_life(0.5))];
+        let random = Writes { bytes: 1000, shares };
+        for time in [1.0, 2.0, 8.0] {
+            let expected = half_life(time) * 1000.0;
+            assert!((random.within(Duration::from_secs_f64(time)) - expected).abs() < 1.0);
+        }
+        let often = Writes { bytes: 1000, shares: vec![at(100, 0.04), at(500, 0.08)] };
+        let within = often.within(Duration::from_secs(8));
+        assert!(within > 80.0 && within < 300.0, "{within}");
+        assert_eq!(
+            Writes { bytes: 1000, shares: vec![at(100, 0.0), at(500, 0.0)] }.within(Duration::MAX),
+            0.0
+        );
     }
 }
