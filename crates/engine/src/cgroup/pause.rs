@@ -10,7 +10,7 @@ use torpor_kernel::cgroup::{self, Freezer, Membership};
 use super::hierarchy::Hierarchies;
 use super::restore::{read, write};
 use crate::error::{Context, Error, Result};
-use crate::namespace::mount::own_tree;
+use crate::namespace::mount::{Tree, own_tree};
 use crate::options::Cgroups;
 use crate::restore::tasks::Task;
 
@@ -29,9 +29,9 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 /// # Errors
 /// If a task has no group of its own, or one that this program cannot leave; the kernel's.
 pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
-    leave(cgroups, tasks)?;
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
+    leave(cgroups, tasks, &host, &mut hierarchies)?;
     let own = own_groups()?;
     let mut all = BTreeSet::new();
     for task in tasks.iter().filter(|task| !task.threads.is_empty()) {
@@ -62,17 +62,20 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
 ///
 /// # Errors
 /// The kernel's, with the group that could not be left.
-pub fn leave(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+pub fn leave(
+    cgroups: &Cgroups,
+    tasks: &[Task],
+    host: &Tree,
+    hierarchies: &mut Hierarchies,
+) -> Result<()> {
     let Some(root) = tasks.first().filter(|_| !cgroups.roots.is_empty()) else { return Ok(()) };
-    let host = own_tree()?;
-    let mut hierarchies = Hierarchies::default();
     let (own, theirs) = (own_groups()?, cgroup::of(root.pid)?);
     let program = std::fs::read_link("/proc/self/exe").ok();
     let tasks: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
     for (name, path) in theirs.iter().filter(|(name, path)| has(&own, name, path)) {
         let Some(parent) = path.parent() else { continue };
         let what = || format!("leave cgroup {}", path.display());
-        let hierarchy = hierarchies.get(name, &host, cgroups.yard.as_deref())?;
+        let hierarchy = hierarchies.get(name, host, cgroups.yard.as_deref())?;
         // The group that a hierarchy is mounted at may be the one: there is no way out then.
         let Ok(target) = hierarchy.open(parent) else { continue };
         let group = hierarchy.open(path).context(what)?;

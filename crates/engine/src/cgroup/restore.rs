@@ -308,7 +308,7 @@ impl Groups {
     /// If this program cannot leave a group, or a group cannot be told to freeze.
     pub fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         if !self.frozen.is_empty() && sets_what_is_there(cgroups.manage) {
-            pause::leave(cgroups, tasks)?;
+            pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)?;
         }
         let own = pause::own_groups()?;
         for group in std::mem::take(&mut self.frozen) {

@@ -459,14 +459,12 @@ impl Sleeping {
             _ => self.first_unacknowledged(),
         };
         // A firewall that knows nothing of the connection drops it, perhaps on its way out.
-        match self.inject_with(spaces, flags, ack) {
-            Err(Error::Os { source, .. }) if source.kind() == ErrorKind::PermissionDenied => {}
-            sent => {
-                sent?;
-                if self.is_in_state(wanted, TRIES)? {
-                    return Ok(());
-                }
-            }
+        let is_sent = match self.inject_with(spaces, flags, ack) {
+            Err(Error::Os { source, .. }) if source.kind() == ErrorKind::PermissionDenied => false,
+            sent => sent.map(|()| true)?,
+        };
+        if is_sent && self.is_in_state(wanted, TRIES)? {
+            return Ok(());
         }
         let (from, to) = self.ends();
         spaces.in_netns(netns_of(spaces, self.isk.ns_id), || tracked::enter(from, to))?;
