@@ -151,6 +151,18 @@ fn parsed<C: FromArgMatches>(tree: clap::Command, args: &[OsString]) -> Result<C
     })
 }
 
+/// Carries out what clap makes of a command line.
+fn carried_out<C: FromArgMatches>(
+    tree: clap::Command,
+    args: &[OsString],
+    run: impl FnOnce(C) -> Result<(), Failure>,
+) -> Result<ExitCode, Failure> {
+    match parsed(tree, args) {
+        Ok(command) => run(command).map(|()| ExitCode::SUCCESS),
+        Err(code) => Ok(code),
+    }
+}
+
 /// Carries out `args` if they are a command that only `torpor` has.
 pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
@@ -165,21 +177,10 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
             let run = |command| torpor_crit::run(command, &seal::configured_identities());
             return Some(Ok(parsed(image_tree(), rest).map_or_else(|code| code, run)));
         }
-        "key" => match parsed(key_tree(), rest) {
-            Ok(command) => key::run(command),
-            Err(code) => return Some(Ok(code)),
-        },
+        "key" => return Some(carried_out(key_tree(), rest, key::run)),
         torpor_worker::COMMAND => return Some(worker::run()),
-        "completion" => match parsed(completion_tree(), rest) {
-            Ok(command) => completion(&command),
-            Err(code) => return Some(Ok(code)),
-        },
-        "man" => match parsed(man_tree(), rest) {
-            Ok(ManCommand { directory }) => {
-                write_manual(&directory).map_err(|e| Failure::io(directory.display(), &e))
-            }
-            Err(code) => return Some(Ok(code)),
-        },
+        "completion" => return Some(carried_out(completion_tree(), rest, completion)),
+        "man" => return Some(carried_out(man_tree(), rest, man)),
         "help" => help(rest),
         // Its commands are those of criu.
         "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(is_help) => help(&args[..1]),
@@ -195,39 +196,37 @@ fn is_help(word: &OsString) -> bool {
 /// `help [COMMAND [COMMAND]]`.
 fn help(words: &[OsString]) -> Result<(), Failure> {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    if let Some(info) = Command::all().iter().find(|info| info.words == words) {
-        print(Name::Torpor, Some(info.command));
+    let command = Command::all().iter().find(|info| info.words == words).map(|info| info.command);
+    if words.is_empty() || command.is_some() {
+        print(Name::Torpor, command);
         return Ok(());
     }
-    let mut page = tree(Name::Torpor);
-    page.build();
-    for word in &words {
-        let found = page.find_subcommand(word).cloned();
-        page = found.ok_or_else(|| {
-            Failure::invalid(format!("there is no command {}", words.join(" ")))
-                .hint("torpor help lists all of them")
-        })?;
-    }
+    let mut page = page(Name::Torpor, words.iter().map(String::as_str)).ok_or_else(|| {
+        Failure::invalid(format!("there is no command {}", words.join(" ")))
+            .hint("torpor help lists all of them")
+    })?;
     // A reader that goes away early is no failure.
-    let _ = match words.is_empty() {
-        true => write!(io::stdout(), "{}", page.render_help()),
-        false => write!(io::stdout(), "{}", page.render_long_help()),
-    };
+    let _ = write!(io::stdout(), "{}", page.render_long_help());
     Ok(())
 }
 
 /// Prints the help of the program, or of one of its commands.
 pub fn print(name: Name, command: Option<Command>) {
+    let words = command.map(Command::name).unwrap_or_default();
+    if let Some(mut page) = page(name, words.split_whitespace()) {
+        // A reader that goes away early is no failure.
+        let _ = write!(io::stdout(), "{}", page.render_help());
+    }
+}
+
+/// The program, or one of its commands, if there is one of these words.
+fn page<'w>(name: Name, words: impl Iterator<Item = &'w str>) -> Option<clap::Command> {
     let mut page = tree(name);
     page.build();
-    let words = command.map(Command::name).unwrap_or_default();
-    for word in words.split_whitespace() {
-        if let Some(sub) = page.find_subcommand(word) {
-            page = sub.clone();
-        }
+    for word in words {
+        page = page.find_subcommand(word)?.clone();
     }
-    // A reader that goes away early is no failure.
-    let _ = write!(io::stdout(), "{}", page.render_help());
+    Some(page)
 }
 
 /// The program as clap sees it. `torpor` has the options under its commands, `criu`
@@ -349,12 +348,16 @@ fn arg(opt: &'static Opt, heading: &'static str, letter: Option<char>) -> Arg {
 }
 
 /// For all names of the program.
-fn completion(command: &CompletionCommand) -> Result<(), Failure> {
+fn completion(CompletionCommand { shell }: CompletionCommand) -> Result<(), Failure> {
     let mut script = Vec::new();
     for name in [Name::Torpor, Name::Criu] {
-        clap_complete::generate(command.shell, &mut tree(name), name.as_str(), &mut script);
+        clap_complete::generate(shell, &mut tree(name), name.as_str(), &mut script);
     }
     io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))
+}
+
+fn man(ManCommand { directory }: ManCommand) -> Result<(), Failure> {
+    write_manual(&directory).map_err(|e| Failure::io(directory.display(), &e))
 }
 
 /// Writes the manual pages: one for each command of `torpor`, and one for `criu`.
