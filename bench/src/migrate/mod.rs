@@ -17,7 +17,7 @@ use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use torpor_runtimes_tests::certificates::certificates;
+use torpor_runtimes_tests::certificates::{OF_AGENTS, certificates};
 
 use self::cost::{Watch, processor_time};
 use self::load::{Load, RECORD};
@@ -165,7 +165,7 @@ struct Hosts<'a> {
 impl<'a> Hosts<'a> {
     fn start(torpor: &Path, dir: &'a Path, records: &'a Path, world: &'a World) -> Result<Self> {
         let torpor = torpor.canonicalize()?;
-        let keys = certificates(dir, THERE, ["--ca", "--cert", "--key"]);
+        let keys = certificates(dir, THERE, OF_AGENTS);
         let mut agent = world.there.command(&torpor);
         agent.args(["agent", "--listen", &format!("{THERE}:{PORT}")]).args(&keys);
         agent

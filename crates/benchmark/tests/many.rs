@@ -14,6 +14,7 @@ use std::process::{Child, Command, Output, Stdio};
 use common::fake::{Fake, Mischief};
 use common::{Place, kill, row, samples, success, wait};
 use serde_json::Value;
+use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
 
 const SETTINGS: &str = "runs: 5\nwarmup: 0\nfilters: [operations.image.*]\n";
 
@@ -216,11 +217,7 @@ fn through_ssh() {
 fn certificates(place: &Place, name: &str) -> Vec<String> {
     let dir = place.path(name);
     fs::create_dir(&dir).unwrap();
-    torpor_runtimes_tests::certificates::certificates(
-        &dir,
-        "127.0.0.1",
-        ["--ca", "--cert", "--key"],
-    )
+    certificates::certificates(&dir, "127.0.0.1", OF_AGENTS)
 }
 
 /// An agent that listens, as long as this value lives, and where.

@@ -7,10 +7,11 @@ mod support;
 use std::path::Path;
 
 use support::{Counter, Host, judge, wait_until};
+use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
 
 /// The options that name an authority, and a certificate of its for `name`.
 fn certificates(dir: &Path, name: &str) -> Vec<String> {
-    torpor_runtimes_tests::certificates::certificates(dir, name, ["--ca", "--cert", "--key"])
+    certificates::certificates(dir, name, OF_AGENTS)
 }
 
 fn agent_with(options: &[String]) -> Host {

@@ -5,6 +5,9 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
+/// The options of agents: authority, certificate and key.
+pub const OF_AGENTS: [&str; 3] = ["--ca", "--cert", "--key"];
+
 /// Makes an authority, and a certificate of its for `name`, in files of `dir`. They are given by the
 /// options `names`: those of the authority, the certificate and its key.
 ///
