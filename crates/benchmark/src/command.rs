@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use serde_json::{Value as Json, json};
 use torpor_tls::KeyFiles;
+use torpor_worker::{Class, Outcome};
 
 use crate::catalogue::{Benchmark, wanted};
 use crate::compare::{Verdict, compare};
@@ -21,16 +23,9 @@ use crate::{agent, keeper, listen, registry, report, run as running, statistics}
 #[derive(Debug, Subcommand)]
 pub enum BenchmarkCommand {
     /// Print the version of the tool, and of each runtime that answers
-    Version(Configured),
+    Version(Listing),
     /// List all benchmarks: what they measure, and what they need
-    List {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-        /// What is listed
-        #[command(flatten)]
-        configured: Configured,
-    },
+    List(Listing),
     /// Measure, and write results.json and report.html
     ///
     /// Without a configuration the runtimes of this machine are measured: those that answer at a CRI
@@ -44,6 +39,9 @@ pub enum BenchmarkCommand {
         /// The difference, in percent
         #[arg(long, default_value_t = 10.0)]
         difference: f64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Say what differs between two results by more than noise
     ///
@@ -59,12 +57,18 @@ pub enum BenchmarkCommand {
         /// The directory for report.html and report.md
         #[arg(long, default_value = ".")]
         output: PathBuf,
+        /// Print a JSON object: the files that were written
+        #[arg(long)]
+        json: bool,
     },
     /// Write index.html, an overview of all results below a directory
     Index {
         /// The directory
         #[arg(default_value = ".")]
         directory: PathBuf,
+        /// Print a JSON object: the file that was written
+        #[arg(long)]
+        json: bool,
     },
     /// What measures inside of a container
     #[command(hide = true)]
@@ -86,6 +90,17 @@ pub enum BenchmarkCommand {
         #[arg(long)]
         store: PathBuf,
     },
+}
+
+/// What is to be told of a configuration.
+#[derive(Debug, Args)]
+pub struct Listing {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// What is listed
+    #[command(flatten)]
+    configured: Configured,
 }
 
 /// A configuration, or what takes its place.
@@ -141,6 +156,9 @@ pub struct Run {
     /// How many minutes a Job may take
     #[arg(long, default_value_t = 240)]
     minutes: u64,
+    /// Print a JSON object: where results and report are
+    #[arg(long, conflicts_with = "agent")]
+    json: bool,
 }
 
 impl Run {
@@ -185,28 +203,34 @@ pub struct Compare {
 }
 
 /// Carries a command out.
-#[must_use]
-pub fn run(command: BenchmarkCommand) -> ExitCode {
-    let done = match command {
-        BenchmarkCommand::Version(configured) => version(&configured),
-        BenchmarkCommand::List { json, configured } => list(json, &configured),
+///
+/// # Errors
+/// What the command says of its own.
+pub fn run(command: BenchmarkCommand) -> Result<ExitCode, Outcome> {
+    match command {
+        BenchmarkCommand::Version(listing) => version(&listing),
+        BenchmarkCommand::List(listing) => list(&listing),
         BenchmarkCommand::Run(arguments) => measure(*arguments),
-        BenchmarkCommand::Plan { results, difference } => plan(&results, difference),
-        BenchmarkCommand::Compare(arguments) => return compared(&arguments),
-        BenchmarkCommand::Report { results, output } => reports(&results, &output),
-        BenchmarkCommand::Index { directory } => report::index(&directory).map_err(text),
+        BenchmarkCommand::Plan { results, difference, json } => plan(&results, difference, json),
+        BenchmarkCommand::Compare(arguments) => return Ok(compared(&arguments)),
+        BenchmarkCommand::Report { results, output, json } => reports(&results, &output, json),
+        BenchmarkCommand::Index { directory, json } => {
+            let done = report::index(&directory).map_err(text);
+            done.map(|()| written(json, &[directory.join("index.html")]))
+        }
         BenchmarkCommand::Workload { workload } => workload::run(workload).map_err(text),
         BenchmarkCommand::Keep => keeper::keep().map_err(text),
         BenchmarkCommand::Registry { port, store } => TcpListener::bind(("127.0.0.1", port))
             .and_then(|listener| registry::serve(&listener, &store))
             .map_err(text),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("torpor benchmark: {error}");
-            ExitCode::FAILURE
-        }
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says to programs which files there are now.
+fn written(json: bool, files: &[PathBuf]) {
+    if json {
+        println!("{}", json!({ "written": files }));
     }
 }
 
@@ -228,40 +252,52 @@ impl Configured {
     }
 }
 
-fn version(configured: &Configured) -> Result<(), String> {
+fn version(listing: &Listing) -> Result<(), String> {
+    let mut config = listing.configured.read().map_err(text)?;
+    let found = block_on(versions(&mut config))?;
+    if listing.json {
+        let mut versions =
+            vec![json!({ "name": "torpor benchmark", "version": env!("CARGO_PKG_VERSION") })];
+        versions.extend(
+            found.iter().map(|(name, version)| json!({ "name": name, "version": version })),
+        );
+        println!("{}", Json::Array(versions));
+        return Ok(());
+    }
     println!("torpor benchmark {}", env!("CARGO_PKG_VERSION"));
-    let mut config = configured.read().map_err(text)?;
-    block_on(async {
-        if config.endpoints.is_empty() {
-            config.endpoints = crate::config::found().await.unwrap_or_default();
-        }
-        for endpoint in &config.endpoints {
-            if let Some(socket) = &endpoint.socket {
-                let answer = match crate::cri::Client::new(socket, Duration::from_secs(5)) {
-                    Ok(client) => client.version().await,
-                    Err(error) => Err(error),
-                };
-                match answer {
-                    Ok(v) => println!(
-                        "{}: {} {}, CRI {}",
-                        endpoint.name, v.runtime_name, v.runtime_version, v.runtime_api_version
-                    ),
-                    Err(error) => println!("{}: {error}", endpoint.name),
-                }
-            }
-            let programs = endpoint.containerd.iter();
-            let programs =
-                programs.chain(endpoint.handlers.iter().filter_map(|h| h.binary.as_ref()));
-            for program in programs {
-                println!("{}: {}", program.display(), crate::place::version_of(program));
-            }
-        }
-    })
+    found.iter().for_each(|(name, version)| println!("{name}: {version}"));
+    Ok(())
 }
 
-fn list(json: bool, configured: &Configured) -> Result<(), String> {
-    let list = wanted(&configured.read().map_err(text)?);
-    if json {
+/// What answers, and each program, with its version or why it has none.
+async fn versions(config: &mut Config) -> Vec<(String, String)> {
+    if config.endpoints.is_empty() {
+        config.endpoints = crate::config::found().await.unwrap_or_default();
+    }
+    let mut found = Vec::new();
+    for endpoint in &config.endpoints {
+        if let Some(socket) = &endpoint.socket {
+            let answer = match crate::cri::Client::new(socket, Duration::from_secs(5)) {
+                Ok(client) => client.version().await,
+                Err(error) => Err(error),
+            };
+            let version = answer.map_or_else(text, |v| {
+                format!("{} {}, CRI {}", v.runtime_name, v.runtime_version, v.runtime_api_version)
+            });
+            found.push((endpoint.name.clone(), version));
+        }
+        let programs = endpoint.containerd.iter();
+        let programs = programs.chain(endpoint.handlers.iter().filter_map(|h| h.binary.as_ref()));
+        found.extend(programs.map(|program| {
+            (program.display().to_string(), crate::place::version_of(program).to_string())
+        }));
+    }
+    found
+}
+
+fn list(listing: &Listing) -> Result<(), String> {
+    let list = wanted(&listing.configured.read().map_err(text)?);
+    if listing.json {
         println!("{}", serde_json::to_string_pretty(&list).map_err(text)?);
         return Ok(());
     }
@@ -296,20 +332,27 @@ fn measure(arguments: Run) -> Result<(), String> {
     }
     if !ways.is_empty() {
         many::run(&ways, &Means { cluster, keys }, config, &output, arguments.again)?;
-        println!("{}", output.join("report.html").display());
-        return Ok(());
+    } else {
+        let results = block_on(running::run(config, &output, arguments.again))?.map_err(text)?;
+        eprintln!();
+        if !arguments.json {
+            println!("{}", report::summary(&results));
+        }
     }
-    let results = block_on(running::run(config, &output, arguments.again))?.map_err(text)?;
-    eprintln!();
-    println!("{}", report::summary(&results));
-    println!("{}", output.join("report.html").display());
+    match arguments.json {
+        true => println!("{}", json!({ "written": output })),
+        false => println!("{}", output.join("report.html").display()),
+    }
     Ok(())
 }
 
-fn plan(path: &Path, difference: f64) -> Result<(), String> {
+fn plan(path: &Path, difference: f64, json: bool) -> Result<(), String> {
     let results = results::read(path).map_err(text)?;
     let threshold = results.settings.threshold;
-    println!("runs to find a difference of {difference} % in 95 of 100 cases:");
+    if !json {
+        println!("runs to find a difference of {difference} % in 95 of 100 cases:");
+    }
+    let mut rows = Vec::new();
     for row in &results.rows {
         let values = row.values();
         let Some(summary) = row.summary.as_ref().filter(|s| s.n >= statistics::FEWEST) else {
@@ -317,29 +360,38 @@ fn plan(path: &Path, difference: f64) -> Result<(), String> {
         };
         let deviation = statistics::deviation(&values) / summary.median.abs();
         let runs = statistics::runs_for(difference / 100.0, deviation, threshold);
-        let runs = runs.map_or("never".into(), |runs| runs.to_string());
-        println!(
-            "{runs:>8}  {} of {} (deviation {:.1} %)",
-            row.benchmark,
-            row.target,
-            100.0 * deviation
-        );
+        let (benchmark, target) = (&row.benchmark, &row.target);
+        if json {
+            rows.push(json!({
+                "benchmark": benchmark, "target": target, "runs": runs, "deviation": deviation,
+            }));
+        } else {
+            let runs = runs.map_or("never".into(), |runs| runs.to_string());
+            let percent = 100.0 * deviation;
+            println!("{runs:>8}  {benchmark} of {target} (deviation {percent:.1} %)");
+        }
+    }
+    if json {
+        println!("{}", Json::Array(rows));
     }
     Ok(())
 }
 
 fn compared(arguments: &Compare) -> ExitCode {
-    let read = |path: &Path| results::read(path).map_err(|error| eprintln!("{error}")).ok();
-    let (Some(old), Some(new)) = (read(&arguments.old), read(&arguments.new)) else {
-        return ExitCode::from(3);
+    let (old, new) = match (results::read(&arguments.old), results::read(&arguments.new)) {
+        (Ok(old), Ok(new)) => (old, new),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{error}");
+            if arguments.json {
+                Outcome::failed(Class::Usage, error.to_string()).print();
+            }
+            return ExitCode::from(3);
+        }
     };
     let threshold = arguments.threshold.map(|percent| percent / 100.0);
     let comparison = compare(&old, &new, threshold, arguments.across);
     if arguments.json {
-        match serde_json::to_string_pretty(&comparison) {
-            Ok(text) => println!("{text}"),
-            Err(error) => eprintln!("{error}"),
-        }
+        println!("{}", json!(comparison));
     } else {
         print!("{comparison}");
     }
@@ -350,13 +402,15 @@ fn compared(arguments: &Compare) -> ExitCode {
     }
 }
 
-fn reports(paths: &[PathBuf], output: &Path) -> Result<(), String> {
+fn reports(paths: &[PathBuf], output: &Path, json: bool) -> Result<(), String> {
     let all: Vec<Results> =
         paths.iter().map(|path| results::read(path)).collect::<Result<_, _>>().map_err(text)?;
     let all: Vec<&Results> = all.iter().collect();
     std::fs::create_dir_all(output).map_err(text)?;
+    let [page, table] = ["report.html", "report.md"].map(|name| output.join(name));
     let html = report::html(&all).map_err(text)?;
-    results::write_whole(&output.join("report.html"), html.as_bytes()).map_err(text)?;
-    let markdown = report::markdown(&all);
-    results::write_whole(&output.join("report.md"), markdown.as_bytes()).map_err(text)
+    results::write_whole(&page, html.as_bytes()).map_err(text)?;
+    results::write_whole(&table, report::markdown(&all).as_bytes()).map_err(text)?;
+    written(json, &[page, table]);
+    Ok(())
 }

@@ -52,7 +52,7 @@ fn told(missing: &[&Feature], settings: &Settings) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let failure = Failure::unsupported(format!("missing: {}", names(missing)));
-    stats::print(&stats::outcome(Err(failure)));
+    stats::outcome(Err(failure)).print();
     ExitCode::FAILURE
 }
 

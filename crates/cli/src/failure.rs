@@ -5,7 +5,7 @@ use std::io;
 
 use torpor_engine::Error;
 use torpor_seal::keys;
-use torpor_worker::Class;
+use torpor_worker::{Class, Outcome};
 
 /// An operation that did not work out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,14 +18,23 @@ pub struct Failure {
     pub errno: i32,
     /// In which way it failed, for programs.
     pub class: Class,
-    /// It stands in the log already.
+    /// It stands in the log already, or has been said.
     pub logged: bool,
+    /// The exit status.
+    pub status: u8,
 }
 
 impl Failure {
     /// A failure of the kind `errno`.
     pub fn new(errno: i32, text: impl Into<String>) -> Self {
-        Self { text: text.into(), hint: None, errno, class: Class::Kernel, logged: false }
+        Self {
+            text: text.into(),
+            hint: None,
+            errno,
+            class: Class::Kernel,
+            logged: false,
+            status: 1,
+        }
     }
 
     /// A request that makes no sense.
@@ -70,6 +79,26 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+impl From<Outcome> for Failure {
+    fn from(Outcome { class, errno, text, hint, report: _ }: Outcome) -> Self {
+        Self { hint, ..Self::new(errno, text).class(class) }
+    }
+}
+
+impl From<torpor_crit::Error> for Failure {
+    fn from(error: torpor_crit::Error) -> Self {
+        use torpor_crit::Error as Crit;
+        let text = error.to_string();
+        match error {
+            Crit::Image(error) => Error::from(error).into(),
+            Crit::Keys(error) => error.into(),
+            Crit::Io { file, source } => Self::io(file.display(), &source),
+            Crit::Json { .. } | Crit::Syntax { .. } => Self::invalid(text),
+            _ => Self::new(libc::EBADMSG, text).class(Class::BadImage),
+        }
+    }
+}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

@@ -116,50 +116,47 @@ fn agent_tree() -> clap::Command {
     single::<AgentCommand>("agent", "Take in containers that other hosts migrate to this one")
 }
 
-/// The systems that are built on the engine: clap reads their command lines itself.
-fn system(name: &str, args: &[OsString]) -> Option<ExitCode> {
+/// The systems that are built on the engine.
+fn system(name: &str, args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     Some(match name {
-        "benchmark" => {
-            parsed(benchmark_tree(), args).map_or_else(|code| code, torpor_benchmark::run)
-        }
-        "queue" => parsed(queue_tree(), args).map_or_else(|code| code, torpor_queue::run),
-        "kubernetes" => {
-            parsed(kubernetes_tree(), args).map_or_else(|code| code, torpor_kubernetes::run)
-        }
-        "snapshot" => parsed(snapshot_tree(), args).map_or_else(|code| code, torpor_snapshot::run),
-        "migrate" => parsed(migrate_tree(), args).map_or_else(|code| code, torpor_migrate::migrate),
-        "agent" => parsed(agent_tree(), args).map_or_else(|code| code, torpor_migrate::agent),
+        "benchmark" => carried_out(benchmark_tree(), args, torpor_benchmark::run),
+        "queue" => carried_out(queue_tree(), args, torpor_queue::run)
+            .map_err(|failure| Failure { status: torpor_queue::OWN_ERROR, ..failure }),
+        "kubernetes" => carried_out(kubernetes_tree(), args, torpor_kubernetes::run),
+        "snapshot" => carried_out(snapshot_tree(), args, torpor_snapshot::run),
+        "migrate" => carried_out(migrate_tree(), args, torpor_migrate::migrate),
+        "agent" => carried_out(agent_tree(), args, torpor_migrate::agent),
         _ => return None,
     })
 }
 
 /// `kubectl torpor`: the commands of `torpor kubernetes`.
-#[must_use]
-pub fn kubectl(args: &[OsString]) -> ExitCode {
-    parsed(kubernetes_tree(), args).map_or_else(|code| code, torpor_kubernetes::run)
+///
+/// # Errors
+/// What the command says.
+pub fn kubectl(args: &[OsString]) -> Result<ExitCode, Failure> {
+    carried_out(kubernetes_tree(), args, torpor_kubernetes::run)
 }
 
-/// Clap reads these command lines itself.
-fn parsed<C: FromArgMatches>(tree: clap::Command, args: &[OsString]) -> Result<C, ExitCode> {
+/// Carries out what clap makes of a command line. What clap has to say it says itself.
+fn carried_out<C: FromArgMatches, E: Into<Failure>>(
+    tree: clap::Command,
+    args: &[OsString],
+    run: impl FnOnce(C) -> Result<ExitCode, E>,
+) -> Result<ExitCode, Failure> {
     let program = OsString::from(format!("torpor {}", tree.get_name()));
     let tree = tree.no_binary_name(false).bin_name(program.to_string_lossy().into_owned());
     let found = tree.try_get_matches_from(std::iter::once(&program).chain(args));
-    found.and_then(|found| C::from_arg_matches(&found)).map_err(|error| {
-        // Fails only if nobody reads it.
-        let _ = error.print();
-        if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
-    })
-}
-
-/// Carries out what clap makes of a command line.
-fn carried_out<C: FromArgMatches>(
-    tree: clap::Command,
-    args: &[OsString],
-    run: impl FnOnce(C) -> Result<(), Failure>,
-) -> Result<ExitCode, Failure> {
-    match parsed(tree, args) {
-        Ok(command) => run(command).map(|()| ExitCode::SUCCESS),
-        Err(code) => Ok(code),
+    match found.and_then(|found| C::from_arg_matches(&found)) {
+        Ok(command) => run(command).map_err(Into::into),
+        Err(error) => {
+            // Fails only if nobody reads it.
+            let _ = error.print();
+            if error.use_stderr() {
+                return Err(Failure { logged: true, ..Failure::invalid(error.to_string()) });
+            }
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -168,25 +165,25 @@ pub fn own_command(args: &[OsString]) -> Option<Result<ExitCode, Failure>> {
     let (first, rest) = args.split_first()?;
     let result = match first.to_str()? {
         "image" if rest.first().is_some_and(|word| word == "audit") => {
-            return Some(audit::run(Form::Audit, &rest[1..]));
+            audit::run(Form::Audit, &rest[1..])
         }
         "image" if rest.first().is_some_and(|word| word == "plan") => {
-            return Some(audit::run(Form::Plan, &rest[1..]));
+            audit::run(Form::Plan, &rest[1..])
         }
         "image" => {
             let run = |command| torpor_crit::run(command, &seal::configured_identities());
-            return Some(Ok(parsed(image_tree(), rest).map_or_else(|code| code, run)));
+            carried_out(image_tree(), rest, run)
         }
-        "key" => return Some(carried_out(key_tree(), rest, key::run)),
-        torpor_worker::COMMAND => return Some(worker::run()),
-        "completion" => return Some(carried_out(completion_tree(), rest, completion)),
-        "man" => return Some(carried_out(man_tree(), rest, man)),
+        "key" => carried_out(key_tree(), rest, key::run),
+        torpor_worker::COMMAND => worker::run(),
+        "completion" => carried_out(completion_tree(), rest, completion),
+        "man" => carried_out(man_tree(), rest, man),
         "help" => help(rest),
         // Its commands are those of criu.
         "cpuinfo" if matches!(rest, [] | [_]) && rest.iter().all(is_help) => help(&args[..1]),
-        name => return system(name, rest).map(Ok),
+        name => return system(name, rest),
     };
-    Some(result.map(|()| ExitCode::SUCCESS))
+    Some(result)
 }
 
 fn is_help(word: &OsString) -> bool {
@@ -194,12 +191,12 @@ fn is_help(word: &OsString) -> bool {
 }
 
 /// `help [COMMAND [COMMAND]]`.
-fn help(words: &[OsString]) -> Result<(), Failure> {
+fn help(words: &[OsString]) -> Result<ExitCode, Failure> {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let command = Command::all().iter().find(|info| info.words == words).map(|info| info.command);
     if words.is_empty() || command.is_some() {
         print(Name::Torpor, command);
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let mut page = page(Name::Torpor, words.iter().map(String::as_str)).ok_or_else(|| {
         Failure::invalid(format!("there is no command {}", words.join(" ")))
@@ -207,7 +204,7 @@ fn help(words: &[OsString]) -> Result<(), Failure> {
     })?;
     // A reader that goes away early is no failure.
     let _ = write!(io::stdout(), "{}", page.render_long_help());
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the help of the program, or of one of its commands.
@@ -348,16 +345,18 @@ fn arg(opt: &'static Opt, heading: &'static str, letter: Option<char>) -> Arg {
 }
 
 /// For all names of the program.
-fn completion(CompletionCommand { shell }: CompletionCommand) -> Result<(), Failure> {
+fn completion(CompletionCommand { shell }: CompletionCommand) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
     for name in [Name::Torpor, Name::Criu] {
         clap_complete::generate(shell, &mut tree(name), name.as_str(), &mut script);
     }
-    io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))
+    io::stdout().write_all(&script).map_err(|e| Failure::io("standard output", &e))?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn man(ManCommand { directory }: ManCommand) -> Result<(), Failure> {
-    write_manual(&directory).map_err(|e| Failure::io(directory.display(), &e))
+fn man(ManCommand { directory }: ManCommand) -> Result<ExitCode, Failure> {
+    write_manual(&directory).map_err(|e| Failure::io(directory.display(), &e))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the manual pages: one for each command of `torpor`, and one for `criu`.

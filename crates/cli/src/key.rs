@@ -4,9 +4,11 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
+use serde_json::{Value as Json, json};
 use torpor_seal::keys::{AgeIdentity, Certificate, Error, Identity, Recipient, Trust};
 use zeroize::Zeroizing;
 
@@ -22,6 +24,9 @@ pub enum KeyCommand {
     Generate {
         /// The file to write; one that is there already is left alone
         file: PathBuf,
+        /// Print a JSON object: the recipient
+        #[arg(long)]
+        json: bool,
     },
     /// Tell whose keys and certificates these are, and whether they can be used
     Inspect {
@@ -34,6 +39,9 @@ pub enum KeyCommand {
         /// Refuse certificates that FILE lists as revoked
         #[arg(long, value_name = "FILE")]
         crl: Vec<PathBuf>,
+        /// Print a JSON array: each key, what it is, and whether it can be used
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -41,15 +49,18 @@ pub enum KeyCommand {
 ///
 /// # Errors
 /// What is wrong with a key or its file.
-pub fn run(command: KeyCommand) -> Result<(), Failure> {
+pub fn run(command: KeyCommand) -> Result<ExitCode, Failure> {
     torpor_sys::secrecy::protect().map_err(|e| Failure::io("keep keys out of swap", &e))?;
     match command {
-        KeyCommand::Generate { file } => generate(&file),
-        KeyCommand::Inspect { keys, trust, crl } => inspect(&keys, &Trust::load(&trust, &crl)?),
+        KeyCommand::Generate { file, json } => generate(&file, json)?,
+        KeyCommand::Inspect { keys, trust, crl, json } => {
+            inspect(&keys, &Trust::load(&trust, &crl)?, json)?;
+        }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-fn generate(path: &Path) -> Result<(), Failure> {
+fn generate(path: &Path, json: bool) -> Result<(), Failure> {
     let (identity, secret) = AgeIdentity::generate()?;
     let recipient = identity.recipient();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -65,20 +76,32 @@ fn generate(path: &Path) -> Result<(), Failure> {
         let _ = std::fs::remove_file(path);
         return Err(failed(error));
     }
-    println!("{recipient}");
+    match json {
+        true => println!("{}", json!({ "recipient": recipient.to_string() })),
+        false => println!("{recipient}"),
+    }
     Ok(())
 }
 
-fn inspect(keys: &[String], trust: &Trust) -> Result<(), Failure> {
-    let mut refused = false;
+fn inspect(keys: &[String], trust: &Trust, json: bool) -> Result<(), Failure> {
+    let mut refused = Vec::new();
+    let mut rows = Vec::new();
     for key in keys {
         let (lines, usable) = described(key, trust)?;
-        println!("{key}:");
-        lines.iter().for_each(|line| println!("  {line}"));
-        refused |= !usable;
+        if !json {
+            println!("{key}:");
+            lines.iter().for_each(|line| println!("  {line}"));
+        }
+        rows.push(json!({ "key": key, "what": lines, "usable": usable }));
+        if !usable {
+            refused.push(key.as_str());
+        }
     }
-    if refused {
-        Err(Failure::new(libc::EKEYREJECTED, "not all of these can be used"))
+    if json && refused.is_empty() {
+        println!("{}", Json::Array(rows));
+    }
+    if !refused.is_empty() {
+        Err(Failure::new(libc::EKEYREJECTED, format!("not to be used: {}", refused.join(", "))))
     } else {
         Ok(())
     }

@@ -76,9 +76,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return torpor_migrate::conmon(Path::new(&program), args);
     }
     let args: Vec<OsString> = args.collect();
-    if name == Name::Kubectl {
-        return help::kubectl(&args);
-    }
     log::get();
     match run(name, args) {
         Ok(code) => code,
@@ -91,7 +88,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             if let Some(hint) = failure.hint.as_ref().filter(|_| !silent) {
                 eprintln!("Hint: {hint}");
             }
-            ExitCode::FAILURE
+            ExitCode::from(failure.status)
         }
     }
 }
@@ -119,10 +116,14 @@ impl From<SettingsError> for Failure {
 
 fn run(name: Name, args: Vec<OsString>) -> Result<ExitCode, Failure> {
     let json = args.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    let own = if name == Name::Torpor { help::own_command(&args) } else { None };
+    let own = match name {
+        Name::Torpor => help::own_command(&args),
+        Name::Kubectl => Some(help::kubectl(&args)),
+        _ => None,
+    };
     let result = own.unwrap_or_else(|| perform_command(name, args));
     if let (true, Err(failure)) = (json, &result) {
-        stats::print(&stats::outcome(Err(failure.clone())));
+        stats::outcome(Err(failure.clone())).print();
     }
     result
 }

@@ -3,7 +3,7 @@
 
 use torpor_engine::{DumpReport, RestoreReport};
 use torpor_images::proto::{DumpStatsEntry, RestoreStatsEntry};
-use torpor_worker::{Class, Outcome, Report};
+use torpor_worker::{Outcome, Report};
 
 use crate::failure::Failure;
 use crate::options::Settings;
@@ -71,15 +71,7 @@ pub fn display(settings: &Settings, of: &impl Statistics) {
 /// Prints for programs that all was done.
 pub fn done(settings: &Settings, report: impl FnOnce() -> Report) {
     if settings.json {
-        print(&outcome(Ok(report())));
-    }
-}
-
-/// Prints an outcome as one object on the standard output.
-pub fn print(outcome: &Outcome) {
-    match serde_json::to_string(outcome) {
-        Ok(text) => println!("{text}"),
-        Err(error) => tracing::error!("the outcome as JSON: {error}"),
+        Outcome::done(report()).print();
     }
 }
 
@@ -87,9 +79,7 @@ pub fn print(outcome: &Outcome) {
 #[must_use]
 pub fn outcome(result: Result<Report, Failure>) -> Outcome {
     match result {
-        Ok(report) => {
-            Outcome { class: Class::Done, errno: 0, text: String::new(), hint: None, report }
-        }
+        Ok(report) => Outcome::done(report),
         Err(Failure { class, errno, text, hint, .. }) => {
             Outcome { class, errno, text, hint, report: Report::default() }
         }

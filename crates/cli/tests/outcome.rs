@@ -44,6 +44,120 @@ fn what_was_done() {
     assert!(well && freed["report"]["statistics"]["freed_bytes"] == 0, "{freed}");
     let (well, _) = said(&["cpuinfo", "dump", "--json", "-D", task.images()]);
     assert!(well);
+    let (well, gone) = said(&["image", "discard", "--json", task.images()]);
+    assert!(well && gone["removed"].as_array().unwrap().is_empty(), "{gone}");
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    let (well, key) = said(&["key", "generate", "--json", key.to_str().unwrap()]);
+    assert!(well && key["recipient"].as_str().unwrap().starts_with("age1"), "{key}");
+    let (well, versions) = said(&["benchmark", "version", "--json"]);
+    assert!(well && versions[0]["name"] == "torpor benchmark", "{versions}");
+}
+
+/// Commands of the systems whose failure programs read, with words that make them fail.
+const FAILING: [&[&str]; 29] = [
+    &["queue", "submit", "--json", "--", "true"],
+    &["queue", "list", "--json"],
+    &["queue", "show", "1", "--json"],
+    &["queue", "cancel", "1", "--json"],
+    &["queue", "preempt", "1", "--json"],
+    &["queue", "resume", "1", "--json"],
+    &["queue", "move", "1", "--to", "b", "--json"],
+    &["queue", "check", "--json", "--", "true"],
+    &["queue", "top", "--json"],
+    &["queue", "drain", "--json"],
+    &["queue", "adopt", "--json"],
+    &["queue", "quota", "--json"],
+    &["snapshot", "inspect", "dir:/nonexistent:none", "--json"],
+    &["snapshot", "verify", "dir:/nonexistent:none", "--json"],
+    &["snapshot", "rm", "dir:/nonexistent:none", "--json"],
+    &["snapshot", "lint", "dir:/nonexistent:none", "--json"],
+    &["snapshot", "sign", "dir:/nonexistent:none", "--json"],
+    &["snapshot", "run", "dir:/nonexistent:none", "--id", "none", "--json"],
+    &["benchmark", "plan", "/nonexistent", "--json"],
+    &["benchmark", "report", "/nonexistent", "--json"],
+    &["benchmark", "index", "/nonexistent", "--json"],
+    &["benchmark", "list", "/nonexistent", "--json"],
+    &["benchmark", "compare", "/nonexistent", "/nonexistent", "--json"],
+    &["kubernetes", "checkpoint", "pod", "--json"],
+    &["kubernetes", "explain", "pod", "--json"],
+    &["kubernetes", "restore", "one", "--pod", "pod", "--json"],
+    &["key", "inspect", "/nonexistent", "--json"],
+    &["image", "discard", "/nonexistent", "--json"],
+    &["migrate", "--cancel", "none", "--json"],
+];
+
+#[test]
+fn systems_say_what_went_wrong() {
+    for words in FAILING {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_torpor"));
+        let command = command.env_clear().env("TORPOR_QUEUE", "unix:/nonexistent/queue");
+        let output = command.args(words).output().unwrap();
+        assert!(!output.status.success(), "{words:?}");
+        let failure = object(&output);
+        let class = failure["class"].as_str().unwrap_or_default();
+        assert!(!matches!(class, "" | "done"), "{words:?}: {failure}");
+        assert!(!failure["text"].as_str().unwrap_or_default().is_empty(), "{words:?}: {failure}");
+        if words[0] == "queue" {
+            assert_eq!(class, "peer_lost", "{words:?}: {failure}");
+            assert_eq!(output.status.code(), Some(125), "{words:?}");
+        }
+    }
+    // What makes no sense is said by whoever reads the words.
+    let (well, usage) = said(&["queue", "show", "--json", "no-number"]);
+    assert!(!well && usage["class"] == "usage", "{usage}");
+}
+
+/// Those whose output is something else: daemons, what is a job, data, and what others ask for.
+const NOT_FOR_PROGRAMS: [&str; 23] = [
+    "service",
+    "page-server",
+    "lazy-pages",
+    "swrk",
+    "exec",
+    "agent",
+    "completion",
+    "man",
+    "help",
+    "image show",
+    "image info",
+    "image decode",
+    "image encode",
+    "image ps",
+    "image fds",
+    "image mems",
+    "image rss",
+    "queue serve",
+    "queue logs",
+    "queue gitlab",
+    "kubernetes agent",
+    "kubernetes controller",
+    "kubernetes manifests",
+];
+
+#[test]
+fn every_other_command_takes_json() {
+    let mut root = torpor_cli::help::tree(torpor_cli::program::Name::Torpor);
+    root.build();
+    let mut all = Vec::new();
+    for outer in root.get_subcommands() {
+        let inner = outer.get_subcommands().filter(|inner| inner.get_name() != "help");
+        let inner: Vec<_> = inner.filter(|inner| !inner.is_hide_set()).collect();
+        all.extend(
+            inner.iter().map(|inner| {
+                (format!("{} {}", outer.get_name(), inner.get_name()), (*inner).clone())
+            }),
+        );
+        if inner.is_empty() || outer.get_name() == "agent" {
+            all.push((outer.get_name().to_owned(), outer.clone()));
+        }
+    }
+    assert!(all.len() > 60, "{}", all.len());
+    for (name, command) in all {
+        let takes = command.get_arguments().any(|arg| arg.get_id() == "json");
+        let else_what = NOT_FOR_PROGRAMS.contains(&name.as_str());
+        assert!(takes != else_what, "{name} takes --json: {takes}");
+    }
 }
 
 #[test]

@@ -152,10 +152,13 @@ enum CritCommand {
 }
 
 /// Runs `torpor image`; `defaults` are the identities of the configuration files.
-#[must_use]
-pub fn run(command: ImageCommand, defaults: &Identities) -> ExitCode {
+///
+/// # Errors
+/// Images that are damaged or no key opens; files that cannot be read or written.
+pub fn run(command: ImageCommand, defaults: &Identities) -> Result<ExitCode> {
     let shown = |args: &Explore, what| explore_command(&args.dir, what, &args.keys, defaults);
-    let result = match command {
+    let out = &mut io::stdout();
+    read(match command {
         ImageCommand::Show(args) => show(&args, defaults),
         ImageCommand::Info { file, keys } => print_info(&file, &keys, defaults),
         ImageCommand::Decode(args) => decode_command(&args, defaults),
@@ -164,10 +167,9 @@ pub fn run(command: ImageCommand, defaults: &Identities) -> ExitCode {
         ImageCommand::Fds(args) => shown(&args, What::Fds),
         ImageCommand::Mems(args) => shown(&args, What::Mems),
         ImageCommand::Rss(args) => shown(&args, What::Rss),
-        ImageCommand::Rewrap(args) => args.run(defaults, &mut io::stdout()),
-        ImageCommand::Discard(args) => args.run(defaults, &mut io::stdout()),
-    };
-    report("torpor image", result)
+        ImageCommand::Rewrap(args) => args.run(defaults, out),
+        ImageCommand::Discard(args) => args.run(defaults, out),
+    })
 }
 
 /// Runs `crit` with its own command line, whose first word is the program's
@@ -194,20 +196,21 @@ pub fn crit(args: impl IntoIterator<Item = OsString>, defaults: &Identities) -> 
         Some(CritCommand::X { dir, what, keys }) => explore_command(&dir, what, &keys, defaults),
         Some(CritCommand::Show(args)) => show(&args, defaults),
     };
-    report("crit", result)
+    read(result).unwrap_or_else(|error| {
+        eprintln!("crit: {error}");
+        ExitCode::FAILURE
+    })
 }
 
-fn report(program: &str, result: Result<()>) -> ExitCode {
+/// How it went, seen by whoever reads the output.
+fn read(result: Result<()>) -> Result<ExitCode> {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
-        // Who reads the output has seen enough.
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // It has seen enough.
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => {
-            ExitCode::FAILURE
+            Ok(ExitCode::FAILURE)
         }
-        Err(error) => {
-            eprintln!("{program}: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => Err(error),
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, openat2, unlinkat};
 use rustix::io::Errno;
+use serde_json::json;
 use torpor_images::proto::{FileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::{found_by, is_given_name};
 use torpor_images::{ImageDir, kind};
@@ -26,6 +27,9 @@ pub struct Discard {
     /// The root directory of the tasks, as it is seen here: that of a container's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
+    /// Print a JSON object: the names that went, and those that were not there
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     keys: Keys,
 }
@@ -40,21 +44,28 @@ impl Discard {
         let images = sealed::open_dir(&self.dir, &self.keys.identities(defaults)?)?;
         let io = |file: &Path| {
             let file = file.to_owned();
-            move |source| Error::Io { file, source }
+            move |source| Error::Io { file: file.clone(), source }
         };
         let root = File::open(&self.root).map_err(io(&self.root))?;
+        let said = io(Path::new("standard output"));
+        let (mut removed, mut missing) = (Vec::new(), Vec::new());
         for name in given(&images)? {
             let path = self.root.join(Path::new(std::ffi::OsStr::from_bytes(&name)));
-            let said = match remove(&root, &name) {
-                Ok(()) => "removed",
-                Err(Errno::NOENT) => "not there",
+            let (how, of) = match remove(&root, &name) {
+                Ok(()) => ("removed", &mut removed),
+                Err(Errno::NOENT) => ("not there", &mut missing),
                 Err(error) => return Err(io(&path)(error.into())),
             };
-            writeln!(out, "{}: {said}", path.display())
-                .map_err(io(Path::new("standard output")))?;
+            if !self.json {
+                writeln!(out, "{}: {how}", path.display()).map_err(&said)?;
+            }
+            of.push(path.display().to_string());
         }
         for name in images.names()?.iter().filter(|name| name.ends_with(".img")) {
             images.remove(name)?;
+        }
+        if self.json {
+            writeln!(out, "{}", json!({ "removed": removed, "missing": missing })).map_err(said)?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use serde_json::json;
 use torpor_images::kind::{self, Kind};
 use torpor_images::{ImageDir, Reader};
 use torpor_seal::header::FILE_NAME;
@@ -34,6 +35,9 @@ pub struct Rewrap {
     /// Refuse certificates that FILE lists as revoked
     #[arg(long, value_name = "FILE")]
     crl: Vec<PathBuf>,
+    /// Print a JSON object: for whom it is sealed now
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     keys: Keys,
 }
@@ -95,7 +99,11 @@ impl Rewrap {
         }
         replace(&self.dir.join(FILE_NAME), &header.encode(&master).map_err(wrong)?)?;
         let names: Vec<String> = header.stanzas.iter().map(described).collect();
-        writeln!(out, "sealed for {}", names.join(", "))
+        let said = match self.json {
+            true => json!({ "recipients": names }).to_string(),
+            false => format!("sealed for {}", names.join(", ")),
+        };
+        writeln!(out, "{said}")
             .map_err(|source| Error::Io { file: "standard output".into(), source })
     }
 }

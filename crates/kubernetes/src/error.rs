@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use torpor_worker::{Class, Outcome};
+
 /// An error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -30,6 +32,16 @@ impl Error {
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused { status: 409, .. })
+    }
+}
+
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Self {
+        let class = match &error {
+            Error::Refused { status: 401 | 403, .. } => Class::Forbidden,
+            Error::Refused { .. } | Error::Other(_) => Class::Refused,
+        };
+        Self::failed(class, error.to_string())
     }
 }
 

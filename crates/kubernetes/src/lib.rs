@@ -25,6 +25,7 @@ pub mod wrapper;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use torpor_worker::Outcome;
 
 /// The subcommands of `torpor kubernetes`.
 #[derive(Debug, Subcommand)]
@@ -46,9 +47,11 @@ pub enum KubernetesCommand {
 }
 
 /// Carries a command out.
-#[must_use]
-pub fn run(command: KubernetesCommand) -> ExitCode {
-    let result = match command {
+///
+/// # Errors
+/// What the command says of its own.
+pub fn run(command: KubernetesCommand) -> Result<ExitCode, Outcome> {
+    match command {
         KubernetesCommand::Agent(args) => agent::run(&args),
         KubernetesCommand::Controller(args) => controller::run(&args),
         KubernetesCommand::Manifests(args) => manifests::print(&args),
@@ -56,12 +59,6 @@ pub fn run(command: KubernetesCommand) -> ExitCode {
         KubernetesCommand::Restore(args) => plugin::restore(&args),
         KubernetesCommand::Migrate(args) => plugin::migrate(&args),
         KubernetesCommand::Explain(args) => plugin::explain(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

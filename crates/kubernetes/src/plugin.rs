@@ -33,6 +33,9 @@ pub struct ExplainArgs {
     /// Its namespace
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A checkpoint of which pod.
@@ -58,6 +61,9 @@ pub struct RestoreArgs {
     /// Its namespace
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
     /// The name of the new pod
     #[arg(long, value_name = "NAME")]
     pub pod: String,
@@ -110,13 +116,20 @@ fn named<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<()> {
     }
 }
 
+/// Says what has come of it.
+fn say(name: &str, json: bool) {
+    match json {
+        true => println!("{}", json!({ "name": name })),
+        false => println!("{name}"),
+    }
+}
+
 /// Waits until `outcome` finds one in the object at `path`.
-fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Result<()> {
+fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Result<String> {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         if let Some(outcome) = outcome(&get(path)?) {
-            println!("{}", outcome?);
-            return Ok(());
+            return outcome;
         }
         sleep(STEP);
     }
@@ -128,7 +141,7 @@ fn awaited(path: &str, outcome: impl Fn(&Value) -> Option<Result<String>>) -> Re
 /// # Errors
 /// If it may not be ordered, or fails.
 pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
-    let ExplainArgs { pod, namespace } = &args.pod;
+    let ExplainArgs { pod, namespace, json: _ } = &args.pod;
     named([pod, namespace])?;
     let mut order = json!({
         "apiVersion": "torpor.dev/v1alpha1", "kind": "PodCheckpoint",
@@ -142,7 +155,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
         order["spec"]["sharing"] = json!("Shared");
     }
     let name = create(&order)?;
-    awaited(&path(namespace, &name), |one| {
+    let made = awaited(&path(namespace, &name), |one| {
         let ready = condition(one, "Ready");
         match (is_ready(one), is_in_progress(one)) {
             (true, _) => Some(Ok(name.clone())),
@@ -152,7 +165,9 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
                 Some(Err(Error::new(format!("{name}: {why}"))))
             }
         }
-    })
+    })?;
+    say(&made, args.pod.json);
+    Ok(())
 }
 
 /// Makes a pod that continues from a checkpoint.
@@ -162,7 +177,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<()> {
 pub fn restore(args: &RestoreArgs) -> Result<()> {
     named([&args.checkpoint, &args.namespace, &args.pod])?;
     let checkpoint = get(&path(&args.namespace, &args.checkpoint))?;
-    println!("{}", create(&restored(&checkpoint, args)?)?);
+    say(&create(&restored(&checkpoint, args)?)?, args.json);
     Ok(())
 }
 
@@ -187,7 +202,7 @@ fn restored(checkpoint: &Value, args: &RestoreArgs) -> Result<Value> {
 /// # Errors
 /// If it cannot be moved.
 pub fn migrate(args: &MigrateArgs) -> Result<()> {
-    let ExplainArgs { pod, namespace } = &args.pod;
+    let ExplainArgs { pod, namespace, json: _ } = &args.pod;
     named([pod, namespace].into_iter().chain(&args.to))?;
     let mut order = json!({
         "apiVersion": "torpor.dev/v1alpha1", "kind": "PodMigration",
@@ -198,13 +213,14 @@ pub fn migrate(args: &MigrateArgs) -> Result<()> {
         order["spec"]["targetNode"] = json!(node);
     }
     let name = create(&order)?;
-    awaited(&format!("{GROUP}/namespaces/{namespace}/podmigrations/{name}"), |one| {
-        match text(one, "/status/phase") {
-            "Succeeded" => Some(Ok(text(one, "/status/targetPod").to_owned())),
-            "Failed" => Some(Err(Error::new(text(one, "/status/message")))),
-            _ => None,
-        }
-    })
+    let path = format!("{GROUP}/namespaces/{namespace}/podmigrations/{name}");
+    let made = awaited(&path, |one| match text(one, "/status/phase") {
+        "Succeeded" => Some(Ok(text(one, "/status/targetPod").to_owned())),
+        "Failed" => Some(Err(Error::new(text(one, "/status/message")))),
+        _ => None,
+    })?;
+    say(&made, args.pod.json);
+    Ok(())
 }
 
 /// Says what happened to a pod.
@@ -216,8 +232,10 @@ pub fn explain(args: &ExplainArgs) -> Result<()> {
     let pod = get(&format!("/api/v1/namespaces/{}/pods/{}", args.namespace, args.pod))?;
     let list = get(&format!("{GROUP}/namespaces/{}/podcheckpoints", args.namespace))?;
     let checkpoints = list["items"].as_array().cloned().unwrap_or_default();
-    for line in account(&pod, &checkpoints) {
-        println!("{line}");
+    let lines = account(&pod, &checkpoints);
+    match args.json {
+        true => println!("{}", json!({ "pod": args.pod, "says": lines })),
+        false => lines.iter().for_each(|line| println!("{line}")),
     }
     Ok(())
 }
@@ -306,7 +324,12 @@ mod tests {
         });
         let mut one = new(&pod, "c", 30);
         one["status"] = begun(&pod, "n");
-        let args = RestoreArgs { checkpoint: "c".into(), namespace: "a".into(), pod: "q".into() };
+        let args = RestoreArgs {
+            checkpoint: "c".into(),
+            namespace: "a".into(),
+            pod: "q".into(),
+            json: false,
+        };
         assert!(restored(&one, &args).is_err());
         one["status"]["conditions"] = json!([ready(true, "CheckpointCompleted", "")]);
         let made = restored(&one, &args).unwrap();

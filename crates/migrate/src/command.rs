@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use rustix::mount::{MountFlags, mount};
 use torpor_tls::{KeyFiles, Keys};
+use torpor_worker::Outcome;
 
 use crate::destination::{Agent, Settings};
 use crate::error::{Context, Error, Result};
@@ -214,19 +215,23 @@ pub enum AgentSubcommand {
 }
 
 /// Carries `torpor migrate` out.
-#[must_use]
-pub fn migrate(command: MigrateCommand) -> ExitCode {
-    let json = command.json;
-    finish(try_migrate(command), json)
+///
+/// # Errors
+/// Why it has not moved; the tasks are where they were.
+pub fn migrate(command: MigrateCommand) -> Result<ExitCode, Outcome> {
+    try_migrate(command).map_err(|error| error.outcome())
 }
 
 /// Carries `torpor agent` out.
-#[must_use]
-pub fn agent(command: AgentCommand) -> ExitCode {
-    match command.command {
+///
+/// # Errors
+/// If an agent cannot start, or the one that is asked does not answer.
+pub fn agent(command: AgentCommand) -> Result<ExitCode, Outcome> {
+    Ok(match command.command {
         Some(AgentSubcommand::Status { ref agent, json }) => {
             let keys = command.keys.read().map_err(Error::from);
-            finish(keys.and_then(|keys| status(agent.clone(), keys, json)).map(success), json)
+            let done = keys.and_then(|keys| status(agent.clone(), keys, json));
+            done.map(success).map_err(|error| error.outcome())?
         }
         Some(AgentSubcommand::Nest { above }) => nest::enter(above),
         Some(AgentSubcommand::Init { above }) => nest::run_first(above),
@@ -234,26 +239,12 @@ pub fn agent(command: AgentCommand) -> ExitCode {
         Some(AgentSubcommand::Idle { ref words }) => runtime::idle(words),
         Some(AgentSubcommand::Gate { ref socket }) => runtime::gate(socket),
         None if std::process::id() == 1 => nest::stand_in(),
-        None => finish(try_agent(command).map(success), false),
-    }
+        None => try_agent(command).map(success).map_err(|error| error.outcome())?,
+    })
 }
 
 fn success((): ()) -> ExitCode {
     ExitCode::SUCCESS
-}
-
-/// Says what went wrong, to programs as well if they are to read it.
-fn finish(done: Result<ExitCode>, json: bool) -> ExitCode {
-    done.unwrap_or_else(|error| {
-        if json {
-            println!("{}", serde_json::json!(error.outcome()));
-        }
-        eprintln!("Error: {error}");
-        if let Some(hint) = error.hint() {
-            eprintln!("Hint: {hint}");
-        }
-        ExitCode::FAILURE
-    })
 }
 
 fn try_migrate(command: MigrateCommand) -> Result<ExitCode> {
@@ -262,16 +253,22 @@ fn try_migrate(command: MigrateCommand) -> Result<ExitCode> {
         return source::watch(dir, id, command.keys.read()?).map(success);
     }
     if let Some(id) = &command.cancel {
-        let done = source::cancel(dir, id)?;
-        println!("{id}: {done}");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(decided(id, source::cancel(dir, id)?, command.json));
     }
     if let Some(id) = &command.resolve {
         let done = source::resolve(dir, id, command.keep_here, command.keys.read()?, PATIENCE)?;
-        println!("{id}: {done}");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(decided(id, done, command.json));
     }
     start(command)
+}
+
+/// Says what has become of a migration.
+fn decided(id: &str, done: &str, json: bool) -> ExitCode {
+    match json {
+        true => println!("{}", serde_json::json!({ "id": id, "decided": done })),
+        false => println!("{id}: {done}"),
+    }
+    ExitCode::SUCCESS
 }
 
 /// Says what a migration would be like; fails if it would not move.

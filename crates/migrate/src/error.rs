@@ -2,8 +2,7 @@
 
 use std::io;
 
-use rustix::io::Errno;
-use torpor_worker::{Class, Outcome, Report};
+use torpor_worker::{Class, Outcome};
 
 /// The result of what can fail here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -61,17 +60,19 @@ impl Error {
     /// How it went, for programs.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
-        let (class, errno) = match self {
-            Self::Io { source, .. } => {
-                (Class::Kernel, source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
-            }
-            Self::Link(_) => (Class::PeerLost, Errno::CONNRESET.raw_os_error()),
-            Self::Protocol(_) => (Class::Protocol, Errno::PROTO.raw_os_error()),
-            Self::Refused { .. } => (Class::Refused, Errno::OPNOTSUPP.raw_os_error()),
-            Self::Cancelled => (Class::Vetoed, Errno::CANCELED.raw_os_error()),
+        let class = match self {
+            Self::Io { .. } => Class::Kernel,
+            Self::Link(_) => Class::PeerLost,
+            Self::Protocol(_) => Class::Protocol,
+            Self::Refused { .. } => Class::Refused,
+            Self::Cancelled => Class::Vetoed,
         };
         let hint = self.hint().map(str::to_owned);
-        Outcome { class, errno, text: self.to_string(), hint, report: Report::default() }
+        let mut outcome = Outcome { hint, ..Outcome::failed(class, self.to_string()) };
+        if let Self::Io { source, .. } = self {
+            outcome.errno = source.raw_os_error().unwrap_or(outcome.errno);
+        }
+        outcome
     }
 }
 

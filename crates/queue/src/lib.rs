@@ -22,4 +22,4 @@ pub mod scheduler;
 mod shepherd;
 mod spec;
 
-pub use command::{QueueCommand, run};
+pub use command::{OWN_ERROR, QueueCommand, run};

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io;
 
+use torpor_worker::Outcome;
+
 /// An error: a sentence, and what to do about it where that is known.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
@@ -33,6 +35,12 @@ impl Error {
     pub fn during(mut self, what: impl Display) -> Self {
         self.text = format!("{what}: {}", self.text);
         self
+    }
+}
+
+impl From<Error> for Outcome {
+    fn from(Error { text, hint }: Error) -> Self {
+        Self { hint, ..Self::from(text) }
     }
 }
 

@@ -42,6 +42,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 pub use torpor_blobs::{self as store, oci, reference};
+use torpor_worker::Outcome;
 
 use crate::create::CreateArgs;
 use crate::error::Result;
@@ -100,18 +101,11 @@ pub enum SnapshotCommand {
 }
 
 /// Carries a command out.
-#[must_use]
-pub fn run(command: SnapshotCommand) -> ExitCode {
-    match carry_out(command) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            if let Some(hint) = &error.hint {
-                eprintln!("Hint: {hint}");
-            }
-            ExitCode::FAILURE
-        }
-    }
+///
+/// # Errors
+/// What the command says of its own.
+pub fn run(command: SnapshotCommand) -> Result<ExitCode, Outcome> {
+    carry_out(command).map_err(Into::into)
 }
 
 fn carry_out(command: SnapshotCommand) -> Result<ExitCode> {

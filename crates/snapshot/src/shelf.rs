@@ -56,6 +56,9 @@ pub struct GcArgs {
     reference: Option<Reference>,
     #[command(flatten)]
     runtime: Runtime,
+    /// Print a JSON object: how many bytes are free again
+    #[arg(long)]
+    json: bool,
 }
 
 /// Names the snapshots in a place.
@@ -206,15 +209,26 @@ pub fn rm(args: &OneArgs) -> Result<ExitCode> {
     if !store.remove()? {
         return Err(Error::new(format!("there is no snapshot {}", args.reference)));
     }
-    let Some(bytes) = bytes else { return Ok(ExitCode::SUCCESS) };
-    // The same snapshot may have another name, too.
+    if let Some(bytes) = bytes
+        && !has_a_name(args, &*store, &bytes)?
+    {
+        signature::remove(&args.reference, &oci::sha256(&bytes))?;
+    }
+    if args.json {
+        println!("{}", json!({ "removed": args.reference.to_string() }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the snapshot of this manifest has a name yet: it may have had several.
+fn has_a_name(args: &OneArgs, store: &dyn Store, manifest: &[u8]) -> Result<bool> {
     for name in store.names()? {
-        if store::open(&args.reference.beside(&name))?.manifest()?.as_ref() == Some(&bytes) {
-            return Ok(ExitCode::SUCCESS);
+        let found = store::open(&args.reference.beside(&name))?.manifest()?;
+        if found.is_some_and(|found| found == manifest) {
+            return Ok(true);
         }
     }
-    signature::remove(&args.reference, &oci::sha256(&bytes))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(false)
 }
 
 /// Removes what nobody needs any more.
@@ -245,6 +259,9 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode> {
             }
         }
     }
-    println!("{} are free again", size(freed));
+    match args.json {
+        true => println!("{}", json!({ "freed": freed })),
+        false => println!("{} are free again", size(freed)),
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use torpor_seal::keys::Trust;
 use torpor_seal::sign::{Signature, Signer};
 
@@ -67,6 +68,9 @@ pub struct SignArgs {
     reference: Reference,
     #[command(flatten)]
     with: SignWith,
+    /// Print a JSON object: reference, digest, who has signed
+    #[arg(long)]
+    json: bool,
 }
 
 /// What is signed.
@@ -276,7 +280,11 @@ pub fn sign(args: &SignArgs) -> Result<ExitCode> {
     let bytes = bytes.ok_or_else(|| Error::new("there is no such snapshot"))?;
     let digest = oci::sha256(&bytes);
     args.with.sign(&signer, &args.reference, &digest)?;
-    println!("{} {digest} is signed by {}", args.reference, signer.subject());
+    let (reference, name) = (args.reference.to_string(), signer.subject());
+    match args.json {
+        true => println!("{}", json!({"reference": reference, "digest": digest, "signed": name})),
+        false => println!("{reference} {digest} is signed by {name}"),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

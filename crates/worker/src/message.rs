@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 /// What a worker is to do.
@@ -96,6 +97,33 @@ pub struct Outcome {
     pub report: Report,
 }
 
+impl Outcome {
+    /// All was done.
+    #[must_use]
+    pub fn done(report: Report) -> Self {
+        Self { class: Class::Done, errno: 0, text: String::new(), hint: None, report }
+    }
+
+    /// It was not, because of what `text` says.
+    #[must_use]
+    pub fn failed(class: Class, text: impl Into<String>) -> Self {
+        let report = Report::default();
+        Self { class, errno: class.errno(), text: text.into(), hint: None, report }
+    }
+
+    /// Prints it on the standard output, as one object on a line of its own.
+    pub fn print(&self) {
+        println!("{}", serde_json::json!(self));
+    }
+}
+
+/// A refusal, in a sentence.
+impl From<String> for Outcome {
+    fn from(text: String) -> Self {
+        Self::failed(Class::Refused, text)
+    }
+}
+
 /// The ways in which a job ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -120,6 +148,25 @@ pub enum Class {
     Usage,
     /// The worker ended without a word: it was killed, or has a bug.
     Died,
+}
+
+impl Class {
+    /// The kernel's number that says most of it, where nothing says more.
+    #[must_use]
+    pub fn errno(self) -> i32 {
+        let errno = match self {
+            Self::Done => return 0,
+            Self::Vetoed => Errno::CANCELED,
+            Self::PeerLost => Errno::CONNRESET,
+            Self::Protocol => Errno::PROTO,
+            Self::Refused => Errno::OPNOTSUPP,
+            Self::BadImage => Errno::BADMSG,
+            Self::Forbidden => Errno::PERM,
+            Self::Kernel | Self::Died => Errno::IO,
+            Self::Usage => Errno::INVAL,
+        };
+        errno.raw_os_error()
+    }
 }
 
 /// What a job did.

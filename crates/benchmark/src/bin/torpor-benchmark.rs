@@ -14,5 +14,11 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    torpor_benchmark::run(Arguments::parse().command)
+    torpor_benchmark::run(Arguments::parse().command).unwrap_or_else(|outcome| {
+        if std::env::args().any(|word| word == "--json") {
+            outcome.print();
+        }
+        eprintln!("Error: {}", outcome.text);
+        ExitCode::FAILURE
+    })
 }

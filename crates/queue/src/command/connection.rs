@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use torpor_worker::{Class, Outcome};
 
 use crate::http::{Address, Client};
 
@@ -33,12 +34,32 @@ fn authority(path: &Path) -> Result<Arc<rustls::ClientConfig>, String> {
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
+/// Why a daemon has not done what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Refusal {
+    class: Class,
+    text: String,
+}
+
+impl From<Refusal> for Outcome {
+    fn from(Refusal { class, text }: Refusal) -> Self {
+        Self::failed(class, text)
+    }
+}
+
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> Self {
+        refusal.text
+    }
+}
+
 impl Client {
     /// Asks for something in JSON.
     ///
     /// # Errors
-    /// A sentence: what the daemon said, or that there is none.
-    pub fn json(&self, method: &str, path: &str, body: &[u8]) -> Result<Value, String> {
+    /// What the daemon said, or that there is none.
+    pub fn json(&self, method: &str, path: &str, body: &[u8]) -> Result<Value, Refusal> {
         self.json_with(method, path, &[], body)
     }
 
@@ -52,17 +73,23 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Result<Value, String> {
-        let answer = self.ask(method, path, headers, body).map_err(|e| self.unreachable(&e))?;
+    ) -> Result<Value, Refusal> {
+        let lost = |e| Refusal { class: Class::PeerLost, text: self.unreachable(&e) };
+        let answer = self.ask(method, path, headers, body).map_err(lost)?;
         let status = answer.status;
-        let body = answer.whole().map_err(|e| self.unreachable(&e))?;
-        let value: Value = serde_json::from_slice(&body)
-            .map_err(|e| format!("the daemon's answer makes no sense: {e}"))?;
+        let body = answer.whole().map_err(lost)?;
+        let value: Value = serde_json::from_slice(&body).map_err(|e| Refusal {
+            class: Class::Protocol,
+            text: format!("the daemon's answer makes no sense: {e}"),
+        })?;
         if status < 300 {
             return Ok(value);
         }
         let detail = value["detail"].as_str().map(str::to_owned);
-        Err(detail.unwrap_or_else(|| format!("the daemon answered with {status}")))
+        Err(Refusal {
+            class: if matches!(status, 401 | 403) { Class::Forbidden } else { Class::Refused },
+            text: detail.unwrap_or_else(|| format!("the daemon answered with {status}")),
+        })
     }
 
     /// What to do about a daemon that does not answer.

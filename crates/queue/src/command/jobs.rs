@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use torpor_worker::Outcome;
 
 use super::connection::client;
+use super::done;
 use super::submit::job_here;
 use super::wait;
 use crate::http::Client;
@@ -29,7 +31,7 @@ impl List {
     ///
     /// # Errors
     /// If the daemon does not answer.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let mut jobs = client()?.json("GET", "/v1/jobs", b"")?;
         if let (Some(state), Some(list)) = (&self.state, jobs.as_array_mut()) {
             list.retain(|job| job["state"] == json!(state));
@@ -103,7 +105,7 @@ impl Show {
     ///
     /// # Errors
     /// If there is none, or the daemon does not answer.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let job = client()?.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
         if self.json {
             println!("{job}");
@@ -163,7 +165,7 @@ impl Logs {
     ///
     /// # Errors
     /// If there is no such job, or the daemon does not answer.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         client.json("GET", &format!("/v1/jobs/{}", self.id), b"")?;
         wait::print(&client, self.id, self.follow).map_err(|e| e.to_string())?;
@@ -180,6 +182,9 @@ pub struct Cancel {
     /// The signal that they get; who does not end is killed after a while
     #[arg(long, value_name = "NUMBER", default_value_t = 15)]
     signal: i32,
+    /// Print an object: the ids of the jobs that end
+    #[arg(long)]
+    json: bool,
 }
 
 impl Cancel {
@@ -187,12 +192,12 @@ impl Cancel {
     ///
     /// # Errors
     /// If there is no such job, or the daemon does not answer.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
-        for id in self.ids {
+        for id in &self.ids {
             client.json("POST", &format!("/v1/jobs/{id}/cancel?signal={}", self.signal), b"")?;
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(done(self.json, &json!({ "cancelled": self.ids })))
     }
 }
 
@@ -204,6 +209,9 @@ pub struct Preempt {
     /// By which means: stop, checkpoint, command, kill [default: the first that frees its memory]
     #[arg(long, value_name = "MEANS")]
     means: Option<String>,
+    /// Print an object: the job
+    #[arg(long)]
+    json: bool,
 }
 
 impl Preempt {
@@ -211,21 +219,20 @@ impl Preempt {
     ///
     /// # Errors
     /// If it cannot; the sentence says why.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let means = self.means.map_or(String::new(), |means| format!("?means={means}"));
         let client = client()?;
         client.json("POST", &format!("/v1/jobs/{}/preempt{means}", self.id), b"")?;
-        wait_until_away(&client, self.id)?;
-        Ok(ExitCode::SUCCESS)
+        Ok(done(self.json, &wait_until_away(&client, self.id)?))
     }
 }
 
-/// Waits until a job has given way.
-fn wait_until_away(client: &Client, id: u64) -> Result<(), String> {
+/// Waits until a job has given way; the job as it is then.
+fn wait_until_away(client: &Client, id: u64) -> Result<Value, String> {
     loop {
         let job = client.json("GET", &format!("/v1/jobs/{id}"), b"")?;
         match word(&job["state"]) {
-            "preempted" | "queued" => return Ok(()),
+            "preempted" | "queued" => return Ok(job),
             "preempting" => thread::sleep(Duration::from_millis(20)),
             "running" | "resuming" if job["held"] == true => {
                 thread::sleep(Duration::from_millis(20));
@@ -251,6 +258,9 @@ pub struct Move {
     /// The machine's name in the pool
     #[arg(long, value_name = "MACHINE")]
     to: String,
+    /// Print an object: the machine, and the job there
+    #[arg(long)]
+    json: bool,
 }
 
 impl Move {
@@ -258,7 +268,7 @@ impl Move {
     ///
     /// # Errors
     /// If it stays; the sentence says why.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let path = format!("/v1/jobs/{}", self.id);
         client.json("POST", &format!("{path}/move?to={}", self.to), b"")?;
@@ -266,12 +276,17 @@ impl Move {
             let job = client.json("GET", &path, b"")?;
             match word(&job["state"]) {
                 "moved" => {
-                    println!("{}", job["destination"]["job"]);
+                    match self.json {
+                        true => println!("{}", job["destination"]),
+                        false => println!("{}", job["destination"]["job"]),
+                    }
                     return Ok(ExitCode::SUCCESS);
                 }
-                "done" | "failed" | "cancelled" => return Err("it has ended before".to_owned()),
+                "done" | "failed" | "cancelled" => {
+                    return Err("it has ended before".to_owned().into());
+                }
                 _ if job["destination"].is_null() => {
-                    return Err(word(&job["note"]).to_owned());
+                    return Err(word(&job["note"]).to_owned().into());
                 }
                 _ => thread::sleep(Duration::from_millis(20)),
             }
@@ -284,6 +299,9 @@ impl Move {
 pub struct One {
     /// The job
     id: u64,
+    /// Print an object: the job's id
+    #[arg(long)]
+    json: bool,
 }
 
 impl One {
@@ -291,9 +309,9 @@ impl One {
     ///
     /// # Errors
     /// If there is no such job, or the daemon does not answer.
-    pub fn resume(self) -> Result<ExitCode, String> {
+    pub fn resume(self) -> Result<ExitCode, Outcome> {
         client()?.json("POST", &format!("/v1/jobs/{}/resume", self.id), b"")?;
-        Ok(ExitCode::SUCCESS)
+        Ok(done(self.json, &json!({ "id": self.id })))
     }
 }
 
@@ -306,15 +324,22 @@ pub fn check(
     words: Vec<String>,
     kind: Option<String>,
     after: u64,
-) -> Result<ExitCode, String> {
+    json: bool,
+) -> Result<ExitCode, Outcome> {
     let class = "urgent".to_owned();
     let spec = Spec { command: words, kind, class, ..job_here()? };
     let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
-    let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64().ok_or("no id")?;
+    let id = client.json("POST", "/v1/jobs", &body)?["id"].as_u64();
+    let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
     let checked = try_out(client, id, after);
     let _ = client.json("POST", &format!("/v1/jobs/{id}/cancel?signal=9"), b"");
     let (bytes, took) = checked?;
-    println!("it can be saved and brought back: {bytes} bytes, saved in {took} ms");
+    match json {
+        true => println!("{}", json!({ "bytes": bytes, "took_ms": took })),
+        false => {
+            println!("it can be saved and brought back: {bytes} bytes, saved in {took} ms");
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -5,9 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
+use torpor_worker::Outcome;
 
 use super::connection::client;
+use super::done;
 use super::jobs::{command, duration};
 
 /// `top`
@@ -23,13 +25,13 @@ impl Top {
     ///
     /// # Errors
     /// If the daemon does not answer.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let machine = client()?.json("GET", "/v1/machine", b"")?;
         if self.json {
             println!("{machine}");
             return Ok(ExitCode::SUCCESS);
         }
-        let mib = |value: &serde_json::Value| value.as_u64().unwrap_or(0) >> 20;
+        let mib = |value: &Value| value.as_u64().unwrap_or(0) >> 20;
         println!(
             "slots {}/{}, memory free {} MiB, checkpoints {} MiB{}",
             machine["slots_used"],
@@ -65,6 +67,9 @@ pub struct Drain {
     /// Return once nothing runs any more
     #[arg(long, conflicts_with = "end")]
     wait: bool,
+    /// Print an object: whether jobs are kept from starting now
+    #[arg(long)]
+    json: bool,
 }
 
 impl Drain {
@@ -72,14 +77,15 @@ impl Drain {
     ///
     /// # Errors
     /// If the daemon does not answer, or this user may not.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let to = self.to.map_or(String::new(), |to| format!("&to={to}"));
-        client.json("POST", &format!("/v1/drain?end={}{to}", u8::from(self.end)), b"")?;
+        let path = format!("/v1/drain?end={}{to}", u8::from(self.end));
+        let answer = client.json("POST", &path, b"")?;
         while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {
             thread::sleep(Duration::from_millis(50));
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(done(self.json, &answer))
     }
 }
 
@@ -91,6 +97,9 @@ pub struct Adopt {
     /// Take a job without making sure that its daemon is gone. Should it live, it ends the job
     #[arg(long, requires = "names")]
     force: bool,
+    /// Print an array: the names and classes of checkpoints, or the jobs that were taken in
+    #[arg(long)]
+    json: bool,
 }
 
 impl Adopt {
@@ -98,21 +107,27 @@ impl Adopt {
     ///
     /// # Errors
     /// If the daemon does not answer, this user may not, or one cannot be had.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         if self.names.is_empty() {
-            for one in client.json("GET", "/v1/store", b"")?.as_array().into_iter().flatten() {
+            let all = client.json("GET", "/v1/store", b"")?;
+            for one in all.as_array().into_iter().flatten().filter(|_| !self.json) {
                 let word = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
                 println!("{} {}", word("name"), word("class"));
             }
+            return Ok(done(self.json, &all));
         }
+        let mut jobs = Vec::new();
         for name in self.names {
             let force = u8::from(self.force);
             let path = format!("/v1/store/adopt?name={name}&force={force}");
             let job = client.json("POST", &path, b"")?;
-            println!("{}", job["id"]);
+            if !self.json {
+                println!("{}", job["id"]);
+            }
+            jobs.push(job);
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(done(self.json, &Value::Array(jobs)))
     }
 }
 
@@ -133,6 +148,9 @@ pub struct QuotaCommand {
     /// Bytes of checkpoints
     #[arg(long, value_name = "BYTES", requires = "name")]
     images: Option<u64>,
+    /// Print failures as an object, too: quotas always are one
+    #[arg(long)]
+    json: bool,
 }
 
 impl QuotaCommand {
@@ -140,7 +158,7 @@ impl QuotaCommand {
     ///
     /// # Errors
     /// If the daemon does not answer, or this user may not.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let shown = match self.name {
             None => client.json("GET", "/v1/quotas", b"")?,

@@ -12,11 +12,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use serde_json::Value;
+use torpor_worker::Outcome;
 
 use crate::shepherd;
 
 /// What a client answers for errors of its own, as `env` and `timeout` do.
-const OWN_ERROR: u8 = 125;
+pub const OWN_ERROR: u8 = 125;
 
 /// The subcommands of `torpor queue`.
 #[derive(Debug, Subcommand)]
@@ -86,11 +88,13 @@ pub struct Shepherd {
 }
 
 /// Carries a command out.
-#[must_use]
-pub fn run(command: QueueCommand) -> ExitCode {
-    let done = match command {
-        QueueCommand::Shepherd(s) => return shepherd::enter(s.dir, s.run, s.from, [s.out, s.err]),
-        QueueCommand::Launch { dir, ready } => return shepherd::launch(dir, ready),
+///
+/// # Errors
+/// If the daemon does not answer, or refuses; what makes no sense.
+pub fn run(command: QueueCommand) -> Result<ExitCode, Outcome> {
+    match command {
+        QueueCommand::Shepherd(s) => Ok(shepherd::enter(s.dir, s.run, s.from, [s.out, s.err])),
+        QueueCommand::Launch { dir, ready } => Ok(shepherd::launch(dir, ready)),
         QueueCommand::Serve(serve) => serve.run(),
         QueueCommand::Submit(submit) => submit.run(false),
         QueueCommand::Run(submit) => submit.run(true),
@@ -106,10 +110,14 @@ pub fn run(command: QueueCommand) -> ExitCode {
         QueueCommand::Drain(drain) => drain.run(),
         QueueCommand::Adopt(adopt) => adopt.run(),
         QueueCommand::Quota(quota) => quota.run(),
-        QueueCommand::Gitlab(gitlab) => return gitlab.run(),
-    };
-    done.unwrap_or_else(|text| {
-        eprintln!("torpor queue: {text}");
-        ExitCode::from(OWN_ERROR)
-    })
+        QueueCommand::Gitlab(gitlab) => Ok(gitlab.run()),
+    }
+}
+
+/// Says that something was done, to whoever reads `object`.
+fn done(json: bool, object: &Value) -> ExitCode {
+    if json {
+        println!("{object}");
+    }
+    ExitCode::SUCCESS
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use torpor_worker::Outcome;
 
 use super::connection::DEFAULT;
 use crate::daemon::config::Config;
@@ -62,13 +63,13 @@ impl Serve {
     ///
     /// # Errors
     /// If it cannot start.
-    pub fn run(self) -> Result<ExitCode, String> {
+    pub fn run(self) -> Result<ExitCode, Outcome> {
         let mut config = match &self.config {
             Some(path) => Config::read(path)?,
             None => Config::default(),
         };
         if self.slots == Some(0) {
-            return Err("a machine needs at least one slot".to_owned());
+            return Err("a machine needs at least one slot".to_owned().into());
         }
         config.slots = self.slots.or(config.slots);
         config.store = self.store.or(config.store);

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::json;
+use torpor_worker::Outcome;
 
 use super::connection::client;
-use super::wait;
+use super::{done, wait};
 use crate::spec::{Container, Limits, Spec, User};
 
 /// How it is used.
@@ -23,6 +25,9 @@ pub struct Submit {
     /// Be the job: its output, input, exit status and signals
     #[arg(long)]
     wait: bool,
+    /// Print an object: the job's id
+    #[arg(long, conflicts_with = "wait")]
+    json: bool,
     /// Class, which says how it is scheduled: urgent, interactive, short, normal, long, batch, or
     /// one of the daemon's configuration [default: normal]
     #[arg(long, value_name = "CLASS", default_value = "")]
@@ -128,19 +133,21 @@ impl Submit {
     ///
     /// # Errors
     /// If it is not taken.
-    pub fn run(self, wait: bool) -> Result<ExitCode, String> {
+    pub fn run(self, wait: bool) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let is_the_job = wait || self.wait;
-        let key = self.key.clone();
+        let (key, json) = (self.key.clone(), self.json);
         let spec = self.spec(is_the_job)?;
         let body = serde_json::to_vec(&spec).map_err(|e| e.to_string())?;
         let headers: Vec<(&str, &str)> =
             key.iter().map(|key| ("Idempotency-Key", key.as_str())).collect();
         let signals = if is_the_job { Some(wait::Signals::catch()?) } else { None };
         let answer = client.json_with("POST", "/v1/jobs", &headers, &body)?;
-        let id = answer["id"].as_u64().ok_or("the daemon's answer has no id")?;
+        let id = answer["id"].as_u64();
+        let id = id.ok_or_else(|| "the daemon's answer has no id".to_owned())?;
         match signals {
             Some(signals) => Ok(wait::be(&client, id, spec.stdin, signals)),
+            None if json => Ok(done(true, &json!({ "id": id }))),
             None => {
                 println!("{id}");
                 Ok(ExitCode::SUCCESS)
@@ -225,6 +232,9 @@ pub struct Check {
     /// What jobs share what is learned here [default: the program]
     #[arg(long, value_name = "NAME")]
     kind: Option<String>,
+    /// Print an object: the size of the checkpoint, and how long it took
+    #[arg(long)]
+    json: bool,
     /// The command
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<String>,
@@ -235,8 +245,8 @@ impl Check {
     ///
     /// # Errors
     /// If it cannot be run, or not saved: the sentence says what and where.
-    pub fn run(self) -> Result<ExitCode, String> {
-        super::jobs::check(&client()?, self.command, self.kind, self.after)
+    pub fn run(self) -> Result<ExitCode, Outcome> {
+        super::jobs::check(&client()?, self.command, self.kind, self.after, self.json)
     }
 }
 

@@ -202,8 +202,8 @@ fn take_input(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
             request.query("end").unwrap_or("0")
         );
         // The client sends again what is not there.
-        if let Err(text) = client.json("PUT", &path, &request.body) {
-            return Response::problem(500, &text);
+        if let Err(refusal) = client.json("PUT", &path, &request.body) {
+            return Response::problem(500, &refusal.to_string());
         }
     }
     match added {
