@@ -499,7 +499,7 @@ fn keys_are_made_once_for_their_owner() {
         shown.contains("hpke-p256 ") && shown.contains("refused: certificate \"old\""),
         "{shown}"
     );
-    assert_eq!(sentence(&output), "not all of these can be used");
+    assert_eq!(sentence(&output), format!("not to be used: {}", old.cert.display()));
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::ExitCode;
 
 use clap::Parser;
 use torpor_crit::ImageCommand;
@@ -39,8 +38,7 @@ fn images(names: &[&str]) -> tempfile::TempDir {
 
 fn discard(images: &std::path::Path, root: &std::path::Path) -> bool {
     let words = ["image", "discard", images.to_str().unwrap(), "--root", root.to_str().unwrap()];
-    let code = torpor_crit::run(Command::parse_from(words).image, &Identities::default());
-    format!("{code:?}") == format!("{:?}", ExitCode::SUCCESS)
+    torpor_crit::run(Command::parse_from(words).image, &Identities::default()).is_ok()
 }
 
 #[test]
