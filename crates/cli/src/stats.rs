@@ -118,13 +118,20 @@ fn dump_numbers(stats: &DumpStatsEntry) -> Vec<(&'static str, u64)> {
 }
 
 fn restore_numbers(stats: &RestoreStatsEntry) -> Vec<(&'static str, u64)> {
-    vec![
+    let mut numbers = vec![
         ("pages_compared", stats.pages_compared),
         ("pages_skipped_cow", stats.pages_skipped_cow),
         ("pages_restored", stats.pages_restored()),
         ("restore_time", stats.restore_time.into()),
         ("forking_time", stats.forking_time.into()),
-    ]
+    ];
+    let optional = [
+        ("allocations", stats.torpor_allocations),
+        ("procfs_reads", stats.torpor_procfs_reads),
+        ("stops", stats.torpor_stops),
+    ];
+    numbers.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    numbers
 }
 
 fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
@@ -167,6 +174,9 @@ fn restore_lines(stats: &RestoreStatsEntry) -> Vec<String> {
         format!("Forking time: {} us", stats.forking_time),
     ];
     lines.extend(stats.torpor_reading_time.map(|t| format!("Reading time: {t} us")));
+    lines.extend(stats.torpor_stops.map(|n| format!("Stops of tasks: {n}")));
+    lines.extend(stats.torpor_procfs_reads.map(|n| format!("Reads of procfs: {n}")));
+    lines.extend(stats.torpor_allocations.map(|n| format!("Allocations: {n}")));
     // Of sealed images only.
     lines.extend(stats.torpor_open_records_time.map(|t| format!("Entry opening time: {t} us")));
     lines.extend(stats.torpor_open_pages_time.map(|t| format!("Memory opening time: {t} us")));

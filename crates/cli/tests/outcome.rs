@@ -39,7 +39,9 @@ fn what_was_done() {
     task.put_to_sleep(&[]);
     let restored = object(&task.restore(&["--json", "-d"]).output().unwrap());
     assert_eq!(restored["report"]["pid"], task.pid, "{restored}");
-    assert!(restored["report"]["statistics"]["restore_time"].as_u64().unwrap() > 0);
+    for figure in ["restore_time", "stops", "procfs_reads", "allocations"] {
+        assert!(restored["report"]["statistics"][figure].as_u64().unwrap() > 0, "{restored}");
+    }
     let (well, freed) = said(&["dedup", "--json", "-D", task.images()]);
     assert!(well && freed["report"]["statistics"]["freed_bytes"] == 0, "{freed}");
     let (well, _) = said(&["cpuinfo", "dump", "--json", "-D", task.images()]);

@@ -41,6 +41,7 @@ use torpor_tracee::{Birth, Tracee};
 use self::load::Checkpoint;
 use self::planned::Planned;
 pub use self::tasks::{Task, Tasks};
+use crate::effort::Effort;
 use crate::error::{Error, Result};
 use crate::file::opener::Temporary;
 use crate::file::{OpenFiles, notify};
@@ -107,6 +108,8 @@ pub struct Restore<'a> {
     pub shared: HashMap<u64, OwnedFd>,
     substitutes: Vec<tree::Substitute>,
     stats: RestoreStatsEntry,
+    /// What this process had done before it began.
+    before: Effort,
 }
 
 /// Whatever has not been woken ends.
@@ -203,6 +206,7 @@ impl<'a> Restore<'a> {
             shared: HashMap::new(),
             substitutes: Vec::new(),
             stats: RestoreStatsEntry::default(),
+            before: Effort::now(),
         }
     }
 

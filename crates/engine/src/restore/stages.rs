@@ -19,6 +19,7 @@ use torpor_seal::checkpoint::Timer;
 
 use super::rounds::{Applied, Rounds};
 use super::{Restore, births, compare, descriptors, lazy, load, memory, power, task, tree, verify};
+use crate::effort::Effort;
 use crate::error::{Context, Error, Result};
 use crate::file::fown;
 use crate::guardian::Guardian;
@@ -243,6 +244,10 @@ impl<'a> Complete<'a> {
             cx.stats.torpor_open_pages_time = Some(micros(&times.pages));
             cx.stats.torpor_verify_time = Some(micros(&times.verifying));
         }
+        let Effort { allocations, procfs_reads, stops } = cx.before.since();
+        cx.stats.torpor_allocations = allocations;
+        cx.stats.torpor_procfs_reads = Some(procfs_reads);
+        cx.stats.torpor_stops = Some(stops);
         crate::stats::write_restore(cx.opts, &StatsEntry { dump: None, restore: Some(cx.stats) })?;
         Ok(Ready { cx })
     }
