@@ -20,7 +20,7 @@ use crate::file::io_uring;
 use crate::file::socket::ring;
 use crate::hooks::Hooks;
 use crate::lazy;
-use crate::memory::pages::{self, Found, Job, Plan, Source};
+use crate::memory::pages::{self, Cutter, Found, Job, Source};
 use crate::memory::relatives::Relatives;
 use crate::memory::vma::{PAGE, Vma, status, to_entry};
 use crate::memory::{aio, track};
@@ -278,7 +278,7 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
     let depot = cx.memory.away.as_ref().and_then(Away::depot);
     let target = PagesWriter::create(&cx.images, pages_id, id, cx.opts.memory.compress, depot)?;
     let target = Arc::new(target);
-    let mut plan = Plan::new(Arc::clone(&target));
+    let mut cutter = Cutter::new(Arc::clone(&target));
     for (source, run) in runs {
         let lazy = matches!(source, Source::Served(_)) && !run.clean;
         let there = to_run(&run);
@@ -287,11 +287,11 @@ fn plan(cx: &mut Dump<'_>, kind: Kind, id: u64, runs: Vec<(Source, Found)>) -> R
             cx.stats.pages_lazy += there.pages;
             cx.memory.lent.push(id, source, run);
         } else if run.is_copied() {
-            plan.push(&source, run);
+            cutter.push(&source, run);
         }
     }
     pagemap.finish()?;
-    let (jobs, bytes) = plan.finish();
+    let (jobs, bytes) = cutter.finish();
     let (later, now): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::can_wait);
     cx.memory.jobs.extend(now);
     cx.memory.later.extend(later);

@@ -174,16 +174,16 @@ const MAX_RANGES: usize = 1024;
 
 /// Cuts runs of pages into jobs.
 #[derive(Debug)]
-pub struct Plan {
+pub struct Cutter {
     /// Where from, and which memory goes there, in the order of the file.
     parts: Vec<(Source, Vec<(u64, usize)>)>,
     target: Arc<PagesWriter>,
 }
 
-impl Plan {
+impl Cutter {
     /// Pages that go to `target` from its start on.
     pub fn new(target: Arc<PagesWriter>) -> Self {
-        Plan { parts: Vec::new(), target }
+        Cutter { parts: Vec::new(), target }
     }
 
     /// Adds a run of pages.
