@@ -302,13 +302,22 @@ impl Groups {
         Ok(())
     }
 
+    /// Leaves the tasks' groups for somebody of this program who goes on when they run: a runtime
+    /// that ends its container could not remove them, and its limits would be those of the pager.
+    ///
+    /// # Errors
+    /// The kernel's, with the group that could not be left.
+    pub fn leave(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
+        pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)
+    }
+
     /// The last step before the tasks are let go: groups that were frozen are so again.
     ///
     /// # Errors
     /// If this program cannot leave a group, or a group cannot be told to freeze.
     pub fn freeze_again(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         if !self.frozen.is_empty() && sets_what_is_there(cgroups.manage) {
-            pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)?;
+            self.leave(cgroups, tasks)?;
         }
         let own = pause::own_groups()?;
         for group in std::mem::take(&mut self.frozen) {

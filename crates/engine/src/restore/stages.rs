@@ -282,6 +282,9 @@ impl Ready<'_> {
         cx.wake_network()?;
         task::end_leaders(&mut cx);
         cx.cgroups.freeze_again(&cx.opts.cgroups, &cx.tasks)?;
+        if cx.lazy.any() {
+            cx.cgroups.leave(&cx.opts.cgroups, &cx.tasks)?;
+        }
         if cx.opts.wake_frozen {
             cgroup::freeze_tasks(&cx.opts.cgroups, &cx.tasks)?;
         }

@@ -1,6 +1,7 @@
 //! The pipelines of docs/snapshots.md: their steps, as a shell runs them.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::authority::Authority;
@@ -19,6 +20,13 @@ fn steps(number: usize) -> Vec<String> {
             .replace("wget -q -O - exec:'/app ask page 3'", "/app ask page 3")
     });
     steps.collect()
+}
+
+/// The cgroups of a container, in all hierarchies.
+fn groups(id: &str) -> Vec<PathBuf> {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").unwrap();
+    let groups = hierarchies.map(|hierarchy| hierarchy.unwrap().path().join(id));
+    groups.filter(|group| group.exists()).collect()
 }
 
 #[test]
@@ -60,6 +68,8 @@ fn works(name: &str, number: usize, variables: [(&str, &str); 2]) {
             let delete = ["delete", "--force", &place.id("shop")];
             let delete = Command::new("runc").args(delete).output().unwrap();
             assert!(delete.status.success(), "{}", shown(&delete));
+            // Who brings its pages in is not in them, and does not keep runc from removing them.
+            assert_eq!(groups(&place.id("shop")), Vec::<PathBuf>::new());
             assert!(shown(&output).contains("snapshot"), "{}", shown(&output));
         }
         assert!(output.status.success(), "{step}: {}", shown(&output));
