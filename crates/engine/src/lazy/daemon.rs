@@ -12,7 +12,6 @@ use rustix::net::{
     socket_with, socketpair,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_sys::peer::peer;
 use torpor_sys::process;
@@ -26,7 +25,8 @@ use crate::error::{Context, Error, Result};
 use crate::options::Options;
 use crate::page_server::{Borrower, Fetcher};
 use crate::proc;
-use crate::restore::pages::Pages;
+use crate::ranges::Ranges;
+use crate::restore::pages::{Pages, Search};
 
 /// A daemon that waits for its restore.
 #[derive(Debug)]
@@ -74,33 +74,17 @@ impl<'a> Daemon<'a> {
     /// # Errors
     /// A restore of other images; a dump that goes away; see [`pair::run`].
     pub fn serve(self) -> Result<()> {
-        let known = self.read_ahead();
         let line = self.accept()?;
         let _ = std::fs::remove_file(&self.socket);
         let caller = peer(&line).context(|| "who restores".to_owned())?;
         if caller.uid != rustix::process::geteuid().as_raw() {
             return Err(Error::Protocol("the restore belongs to another user".to_owned()));
         }
-        let pages = |id: u64| match known.get(&id) {
-            Some(pages) => Ok(Arc::clone(pages)),
-            None => Ok(Arc::new(Pages::load(&self.images, kind::PAGEMAP, id)?)),
-        };
+        let pages = |id: u64, missing: &Ranges| find(&self.images, id, missing);
         let restorer = proc::pidfd(caller.pid)?;
         serve((&line, &restorer), self.opts, &self.images, &pages, self.borrower)?;
         free(self.opts, &self.images);
         Ok(())
-    }
-
-    /// Where the pages are, found out while the restore makes everything else: it waits for the pager in
-    /// the end. What cannot be read is read again when it is asked for, and is an error then.
-    fn read_ahead(&self) -> HashMap<u64, Arc<Pages>> {
-        let tree = self.images.read_all::<PstreeEntry>(kind::PSTREE, 0).unwrap_or_default();
-        let ids = tree.into_iter().map(|entry| u64::from(entry.pid));
-        let find = |id| {
-            let pages = Pages::load(&self.images, kind::PAGEMAP, id).ok()?;
-            Some((id, Arc::new(pages)))
-        };
-        ids.filter_map(find).collect()
     }
 
     /// Waits for a restore, and meanwhile for the end of the dump that serves pages.
@@ -148,9 +132,10 @@ pub fn own_pager(
     let restorer = proc::pidfd(rustix::process::getpid().as_raw_nonzero().get())?;
     let live = || {
         let _ = process::set_name(c"torpor-lazy");
-        let find = |id: u64| {
-            let found = pages.get(&id).cloned();
-            found.ok_or_else(|| Error::invalid("pages", format!("there is no task {id}")))
+        // After rounds it is known only by now which pages are missing.
+        let find = |id: u64, missing: &Ranges| match pages.get(&id) {
+            Some(known) if missing.without(&known.ranges()).is_empty() => Ok(Arc::clone(known)),
+            _ => find(images, id, missing),
         };
         let ends = (&theirs, &restorer);
         let served =
@@ -232,7 +217,7 @@ fn serve(
     (line, restorer): (&OwnedFd, &OwnedFd),
     opts: &Options,
     images: &ImageDir,
-    pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+    pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
     borrower: Option<Borrower>,
 ) -> Result<()> {
     let mut first = match opts.memory.record_working_set {
@@ -256,11 +241,17 @@ fn serve(
     Ok(())
 }
 
+/// Where pages of task `id` are that are missing.
+fn find(images: &ImageDir, id: u64, missing: &Ranges) -> Result<Arc<Pages>> {
+    let search = Search { within: Some(missing), ..Search::default() };
+    Ok(Arc::new(Pages::find(images, kind::PAGEMAP, id, &search)?.0))
+}
+
 fn take_over(
     line: &OwnedFd,
     restorer: &OwnedFd,
     images: &ImageDir,
-    pages: &dyn Fn(u64) -> Result<Arc<Pages>>,
+    pages: &dyn Fn(u64, &Ranges) -> Result<Arc<Pages>>,
     first: &mut WorkingSet,
 ) -> Result<(Vec<Space>, Vec<OwnedFd>)> {
     let (theirs, handed) = accept_all(line, restorer)?;
@@ -269,9 +260,9 @@ fn take_over(
     }
     let (mut spaces, mut tasks) = (Vec::new(), Vec::new());
     for space in handed {
-        let (pages, first) = (pages(space.id)?, first.take(space.id));
+        let (pages, first) = (pages(space.id, &space.missing)?, first.take(space.id));
         let memory = (space.uffd, Sight::of(&space.pidfd)?);
-        spaces.push(Space::new(space.id, memory, pages, &space.ranges, first));
+        spaces.push(Space::new(space.id, memory, pages, &space.missing, first));
         tasks.push(space.pidfd);
     }
     Ok((spaces, tasks))

@@ -36,6 +36,7 @@ use torpor_sys::socket::{self, Message, Received};
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::{MAP_DROPPABLE, is_wiped_on_fork, status};
 use crate::page_server::Borrower;
+use crate::ranges::Ranges;
 
 pub use daemon::{Daemon, fetcher, id_of, own_pager};
 
@@ -84,7 +85,7 @@ const SOCKET: &str = "lazy-pages.socket";
 const RANGES: usize = 2048;
 /// Bytes of one.
 const RANGE: usize = 16;
-/// More ranges than the kernel lets a task have mappings.
+/// More ranges than a task has stretches of pages: 64 GiB with a hole behind each page.
 const MAX_RANGES: usize = 1 << 24;
 /// What the restore says when the tasks run.
 const RESTORED: &[u8] = b"run";
@@ -100,8 +101,8 @@ pub struct Handed {
     pub uffd: OwnedFd,
     /// Its task.
     pub pidfd: OwnedFd,
-    /// What is registered, from the first address to before the second.
-    pub ranges: Vec<(u64, u64)>,
+    /// The pages that are missing, in what is registered.
+    pub missing: Ranges,
 }
 
 /// A restore's connection to its pager.
@@ -120,8 +121,9 @@ impl Line {
         self.send(images.as_bytes(), &[])?;
         for space in &spaces {
             self.send(&space.id.to_le_bytes(), &[space.uffd.as_fd(), space.pidfd.as_fd()])?;
-            for ranges in space.ranges.chunks(RANGES) {
-                let words = ranges.iter().flat_map(|r| [r.0.to_le_bytes(), r.1.to_le_bytes()]);
+            for ranges in space.missing.as_slice().chunks(RANGES) {
+                let words =
+                    ranges.iter().flat_map(|r| [r.start.to_le_bytes(), r.end.to_le_bytes()]);
                 self.send(&words.flatten().collect::<Vec<u8>>(), &[])?;
             }
             self.send(b".", &[])?;
@@ -238,13 +240,13 @@ pub fn accept_all(line: &OwnedFd, sender: &OwnedFd) -> Result<(String, Vec<Hande
             let word = |at: &[u8]| at.try_into().map(u64::from_le_bytes).map_err(|_| bad());
             for range in packet.chunks(RANGE) {
                 let (start, end) = range.split_at_checked(8).ok_or_else(bad)?;
-                ranges.push((word(start)?, word(end)?));
+                ranges.push(word(start)?..word(end)?);
             }
             if ranges.len() > MAX_RANGES {
                 return Err(bad());
             }
         }
-        spaces.push(Handed { id, uffd, pidfd, ranges });
+        spaces.push(Handed { id, uffd, pidfd, missing: ranges.into_iter().collect() });
     }
     Err(bad())
 }

@@ -15,6 +15,7 @@ use super::working_set::Recorder;
 use crate::error::{Context, Error, Result};
 use crate::memory::vma::PAGE;
 use crate::page_server::{Borrower, Request};
+use crate::ranges::Ranges;
 use crate::restore::pages::Pages;
 
 /// Bytes brought in at once when somebody waits: what lies around the page, too.
@@ -52,18 +53,19 @@ pub struct Space {
 }
 
 impl Space {
-    /// An address space that lacks all pages of `ranges`, as far as the images have any.
+    /// An address space that lacks all pages of `ranges`, which are in the images.
     /// Those of `first` (in the images) are brought in before the others.
     pub fn new(
         id: u64,
         (uffd, sight): (OwnedFd, Sight),
         pages: Arc<Pages>,
-        ranges: &[(u64, u64)],
+        ranges: &Ranges,
         first: VecDeque<Range<u64>>,
     ) -> Self {
         let mut missing = Missing::default();
-        for &(start, end) in ranges {
-            for (_, range) in pages.within(start..end).filter(|(stretch, _)| !stretch.is_zero()) {
+        for range in ranges.as_slice() {
+            for (_, range) in pages.within(range.clone()).filter(|(stretch, _)| !stretch.is_zero())
+            {
                 missing.insert(&Gap { source: range.start, range });
             }
         }

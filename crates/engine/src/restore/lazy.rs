@@ -18,7 +18,7 @@ use crate::namespace::{Namespaces, NsKind};
 use crate::options::Options;
 use crate::page_server::Fetcher;
 use crate::proc;
-use crate::ranges::gaps;
+use crate::ranges::{Ranges, gaps};
 
 /// What is left for later, and who brings it in.
 #[derive(Debug, Default)]
@@ -124,13 +124,16 @@ impl Lazy {
         let mut spaces = Vec::new();
         for task in tasks.iter_mut() {
             let image = &task.image;
-            let has_pages = |v: &&VmaEntry| {
-                image.pages.within(v.start..v.end).any(|(stretch, _)| !stretch.is_zero())
+            let missing = |v: &VmaEntry| {
+                let pages = image.pages.within(v.start..v.end);
+                pages.filter(|(stretch, _)| !stretch.is_zero()).map(|(_, range)| range)
             };
-            let lazy = image.vmas().filter(leaves).filter(has_pages);
-            let ranges: Vec<(u64, u64)> = lazy.map(|v| (v.start, v.end)).collect();
+            let lazy: Vec<&VmaEntry> =
+                image.vmas().filter(leaves).filter(|v| missing(v).next().is_some()).collect();
+            let missing: Ranges = lazy.iter().flat_map(|v| missing(v)).collect();
+            let ranges: Vec<(u64, u64)> = lazy.iter().map(|v| (v.start, v.end)).collect();
             if !ranges.is_empty() {
-                spaces.push(register(task, ranges)?);
+                spaces.push(register(task, &ranges, missing)?);
             }
         }
         pager.hand_over(&lazy::id_of(images)?, spaces)
@@ -158,15 +161,16 @@ fn obstacle(tasks: &[Task], spaces: &Namespaces) -> Option<&'static str> {
     None
 }
 
-fn register(task: &mut Task, ranges: Vec<(u64, u64)>) -> Result<Handed> {
+/// Registers mappings for those pages that are missing in them.
+fn register(task: &mut Task, ranges: &[(u64, u64)], missing: Ranges) -> Result<Handed> {
     let id = u64::from(task.image.tree.pid);
     let pidfd = proc::pidfd(task.pid)?;
     let uffd = create(task.remote()?, &pidfd)?;
-    for &(start, end) in &ranges {
+    for &(start, end) in ranges {
         uffd::register_missing(uffd.as_fd(), start, end - start)
             .context(|| format!("registering {start:x}-{end:x} of task {id}"))?;
     }
-    Ok(Handed { id, uffd, pidfd, ranges })
+    Ok(Handed { id, uffd, pidfd, missing })
 }
 
 /// Makes a userfaultfd of the task's address space, which has to make it itself.

@@ -337,14 +337,12 @@ impl<'a> Restore<'a> {
     }
 
     /// Finds the pages that were not looked for when the images were read.
-    fn find_pages(&mut self, searched: load::Pages) -> Result<()> {
-        if searched == load::Pages::Later {
-            for task in self.tasks.iter_mut() {
-                load::find_pages(&self.images, &mut task.image)?;
-                task.bequest = Arc::clone(&task.image.pages);
-            }
-            memory::plan(&mut self.tasks);
+    fn find_pages(&mut self) -> Result<()> {
+        for task in self.tasks.iter_mut() {
+            load::find_pages(&self.images, &mut task.image)?;
+            task.bequest = Arc::clone(&task.image.pages);
         }
+        memory::plan(&mut self.tasks);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //! any more are dropped: the task has given them back.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use torpor_images::{ImageDir, kind};
 
@@ -31,6 +32,23 @@ pub(super) struct Held {
     pub of: Identity,
     /// The pages.
     pub pages: Ranges,
+    /// What the last round has on top of it, and what it has as this, if that was looked for.
+    pub last: Option<(Arc<Pages>, Ranges)>,
+}
+
+impl Held {
+    /// What `images`, which build on it, have on top of it, and what they have as it is.
+    ///
+    /// # Errors
+    /// Damaged images; pages that none of them has.
+    pub(super) fn below(&mut self, images: &ImageDir, id: u64) -> Result<(Arc<Pages>, Ranges)> {
+        if let Some(found) = self.last.take() {
+            return Ok(found);
+        }
+        let search = Search { above: Some(self.of), ..Search::default() };
+        let (new, same) = Pages::find(images, kind::PAGEMAP, id, &search)?;
+        Ok((Arc::new(new), same))
+    }
 }
 
 /// What the memory of a husk is before the last round.
@@ -58,7 +76,7 @@ impl Rounds {
         let live = cx.tasks.iter().filter(|task| !task.image.is_zombie());
         let held = live.map(|task| {
             let pages = task.image.pages.ranges().and(&memory::mapped(task));
-            (task.vpid, Held { of, pages })
+            (task.vpid, Held { of, pages, last: None })
         });
         Ok(Rounds(held.collect()))
     }
@@ -77,8 +95,7 @@ impl Rounds {
             if !images.has(kind::PAGEMAP, id)? {
                 continue;
             }
-            let search = Search { above: Some(held.of), ..Search::default() };
-            let (new, same) = Pages::find(&images, kind::PAGEMAP, id, &search)?;
+            let (new, same) = held.below(&images, id)?;
             let mapped = memory::mapped(&cx.tasks[task]);
             let here = new.ranges().and(&mapped);
             let gone = held.pages.without(&here).without(&same);
@@ -92,6 +109,24 @@ impl Rounds {
         images.verify_pages()?;
         tracing::debug!("round {}: {done:?}", images.path().display());
         Ok(done)
+    }
+
+    /// Finds those pages of the last round, which `cx` is to be, that the husks do not hold: a pager
+    /// has to know them before it is known what becomes of each mapping.
+    pub(super) fn find_missing(&mut self, cx: &mut Restore<'_>) -> Result<()> {
+        for task in cx.tasks.iter_mut().filter(|task| !task.image.is_zombie()) {
+            let id = u64::from(task.image.tree.pid);
+            task.image.pages = match self.0.get_mut(&task.vpid) {
+                Some(held) => {
+                    let found = held.below(&cx.images, id)?;
+                    let missing = Arc::clone(&found.0);
+                    held.last = Some(found);
+                    missing
+                }
+                None => Arc::new(Pages::load(&cx.images, kind::PAGEMAP, id)?),
+            };
+        }
+        Ok(())
     }
 
     /// The images of `cx` are the last ones now: makes the memory of all tasks what they say, and

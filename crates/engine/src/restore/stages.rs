@@ -175,18 +175,20 @@ impl<'a> Skeleton<'a> {
     /// As those of a restore of the last images alone.
     pub fn complete(self, last: &'a Options, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
         let Skeleton { mut cx, start, mut rounds } = self;
-        // Those that are there already need not be looked for, unless a pager has to know them.
-        let pages = if last.memory.lazy { load::Pages::Now } else { load::Pages::Later };
-        let mut next = Plan::load(last, pages)?;
+        // Those that are there already need not be looked for.
+        let mut next = Plan::load(last, load::Pages::Later)?;
         if let Some(why) = compare::obstacle(&cx.as_built(), &next.cx.as_built())? {
             tracing::warn!("the tree is built anew: {why}");
             drop(cx);
-            next.cx.find_pages(pages)?;
+            next.cx.find_pages()?;
             next.prepare()?;
             let Skeleton { mut cx, .. } = next.build(hooks)?;
             finish(&mut cx, hooks)?;
             let applied = Applied::default();
             return Ok(Complete { cx, start, rebuilt: Some(why), applied });
+        }
+        if last.memory.lazy {
+            rounds.find_missing(&mut next.cx)?;
         }
         next.prepare()?;
         births::end(&mut cx, &next.cx.tasks)?;

@@ -64,14 +64,16 @@ pub(in crate::restore) fn refit(
 
     let id = u64::from(cx.tasks[task].image.tree.pid);
     let is_born = matches!(start, Start::Born);
-    let (above, pages) = match start {
-        Start::Held(held) => (Some(held.of), held.pages),
-        Start::Nothing => (None, Ranges::default()),
+    let all = || Pages::load(&cx.images, kind::PAGEMAP, id).map(Arc::new);
+    let (pages, new, same) = match start {
+        Start::Held(mut held) => {
+            let (new, same) = held.below(&cx.images, id)?;
+            (held.pages, new, same)
+        }
+        Start::Nothing => (Ranges::default(), all()?, Ranges::default()),
         // Whatever its parent has there may be there.
-        Start::Born => (None, kept.clone()),
+        Start::Born => (kept.clone(), all()?, Ranges::default()),
     };
-    let search = Search { above, ..Search::default() };
-    let (new, same) = Pages::find(&cx.images, kind::PAGEMAP, id, &search)?;
     let writes = new.ranges().or(&same.without(&pages.and(&kept)));
     let kept = remap(cx, task, (&before, kept), &wanted, &writes)?;
     // Those that have lost their mapping, or never had one.
@@ -82,7 +84,7 @@ pub(in crate::restore) fn refit(
         false => {
             let again = Search { within: Some(&lost), ..Search::default() };
             let (again, _) = Pages::find(&cx.images, kind::PAGEMAP, id, &again)?;
-            new.with(again.stretches().to_vec())
+            Arc::new(new.with(again.stretches().to_vec()))
         }
     };
 
@@ -95,8 +97,8 @@ pub(in crate::restore) fn refit(
     let there = if is_born { fill::There::Alike } else { fill::There::Others };
     let filled =
         fill::fill(&cx.tasks[task], &cx.lazy, cx.opts.memory.workers(), &new, &wanted, there)?;
-    cx.tasks[task].image.pages = Arc::new(new);
-    cx.tasks[task].bequest = Arc::clone(&cx.tasks[task].image.pages);
+    cx.tasks[task].bequest = Arc::clone(&new);
+    cx.tasks[task].image.pages = new;
     aio::restore(&mut cx.tasks[task], &[])?;
     Ok(Applied { written: filled / PAGE, dropped: gone.len() / PAGE })
 }
