@@ -157,6 +157,16 @@ impl Guardian {
         Ok(Guardian(Some(Arc::new(Line { line: ours, process: Process(pid) }))))
     }
 
+    /// One that undoes nothing, for tests: they have threads, with which none can be forked.
+    #[cfg(test)]
+    pub(crate) fn idle() -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut reads_on = std::process::Command::new("cat");
+        reads_on.stdin(std::os::fd::OwnedFd::from(theirs)).stdout(std::process::Stdio::null());
+        let process = Process(reads_on.spawn()?.id().cast_signed());
+        Ok(Guardian(Some(Arc::new(Line { line: ours, process }))))
+    }
+
     /// Its process id; 0 if there is none.
     pub fn pid(&self) -> i32 {
         self.0.as_ref().map_or(0, |line| line.process.0)

@@ -79,6 +79,12 @@ impl Session {
         Ok(Session { pid: opts.pid, guardian: Guardian::start(crate::undo::WAYS)?, tracks: false })
     }
 
+    /// One that nobody cleans up after: for tests, which run in threads.
+    #[cfg(test)]
+    pub(crate) fn unguarded(opts: &Options) -> std::io::Result<Self> {
+        Ok(Session { pid: opts.pid, guardian: Guardian::idle()?, tracks: false })
+    }
+
     /// Saves the memory of the tree as far as it changed since the round before
     /// (`opts.memory.parent`), and lets it go on.
     ///

@@ -1,5 +1,6 @@
 //! User namespaces: which ids inside are which ids outside.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -160,6 +161,23 @@ impl IdMaps {
     #[must_use]
     pub fn gid_outside(&self, id: u32) -> Option<u32> {
         self.maps.as_ref().map_or(Some(id), |[_, gids]| outside(gids, id))
+    }
+}
+
+/// The ranges, lowest first: the kernel may show them in another order than they were given.
+impl fmt::Display for IdMaps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(maps) = &self.maps else { return f.write_str("that of this host") };
+        for (name, map) in ["users", "groups"].iter().zip(maps) {
+            let mut ranges: Vec<_> =
+                map.iter().map(|e| (e.first, e.lower_first, e.count)).collect();
+            ranges.sort_unstable();
+            write!(f, "{}{name}", if *name == "users" { "" } else { ", " })?;
+            ranges
+                .iter()
+                .try_for_each(|(first, lower, count)| write!(f, " {first}:{lower}:{count}"))?;
+        }
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use torpor_images::proto::{
     FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
+    SkOptsEntry,
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
@@ -33,6 +34,8 @@ use crate::{judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
+/// The highest `SO_PRIORITY` that needs no capability (socket(7)).
+const FREE_PRIORITIES: u32 = 6;
 /// Bits of a mode: the type of a file, two types, and what makes a program run as its owner.
 const TYPE: u32 = 0o170_000;
 const CHARACTER: u32 = 0o020_000;
@@ -226,13 +229,7 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
         if let Some(fown) = receiver.filter(|fown| fown.pid != 0) {
             ids.extend([fown.uid, fown.euid].map(|id| (false, id)));
         }
-        let options = [
-            entry.isk.as_ref().map(|socket| &socket.opts),
-            entry.usk.as_ref().map(|socket| &socket.opts),
-            entry.psk.as_ref().map(|socket| &socket.opts),
-            entry.nlsk.as_ref().map(|socket| &socket.opts),
-        ];
-        for options in options.into_iter().flatten() {
+        for options in options(entry).into_iter().flatten() {
             ids.extend(options.torpor_uid.map(|id| (false, id)));
             ids.extend(options.torpor_gid.map(|id| (true, id)));
         }
@@ -274,6 +271,9 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
         if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
             expect(Ask::RawSocket { kind: "raw", file: entry.id });
         }
+        if options(entry).into_iter().flatten().any(is_marked) {
+            expect(Ask::RawSocket { kind: "marked", file: entry.id });
+        }
         if let Some(group) = &entry.ffy {
             let (begin, wanted) = (format!("file {} ", group.id), fanotify::is_plain(group));
             things.expect_any(&image, &format!("fanotify: {begin}"), plan, |ask| {
@@ -286,6 +286,21 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
             expect(Ask::HostNamespace("net"));
         }
     }
+}
+
+fn options(entry: &FileEntry) -> [Option<&SkOptsEntry>; 4] {
+    [
+        entry.isk.as_ref().map(|socket| &socket.opts),
+        entry.usk.as_ref().map(|socket| &socket.opts),
+        entry.psk.as_ref().map(|socket| &socket.opts),
+        entry.nlsk.as_ref().map(|socket| &socket.opts),
+    ]
+}
+
+/// Whether the restore gives a socket what only a privileged program can set.
+fn is_marked(options: &SkOptsEntry) -> bool {
+    options.so_mark.is_some_and(|mark| mark != 0)
+        || options.so_priority.is_some_and(|priority| priority > FREE_PRIORITIES)
 }
 
 /// The network namespace that a socket is made in.
@@ -407,6 +422,15 @@ mod tests {
     /// What a restore of one of the checkpoints of `fuzz/images` would make that a plan without the
     /// requests that `lacks` picks does not list.
     fn missing_without(tree: &str, lacks: impl Fn(&Request) -> bool) -> Vec<Missing> {
+        missing_of(tree, lacks, |_| {})
+    }
+
+    /// The same, where the restore has read something else than the plan's reader: `change`.
+    fn missing_of(
+        tree: &str,
+        lacks: impl Fn(&Request) -> bool,
+        change: impl FnOnce(&mut Checkpoint),
+    ) -> Vec<Missing> {
         let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
         let archive = Archive::open(top.join(format!("{tree}.tar.gz"))).unwrap();
         let images = ImageDir::of(Arc::new(archive));
@@ -416,10 +440,10 @@ mod tests {
         };
         let passed = judge::passed(&opts).unwrap();
         let Look { requests: mut plan, told, .. } = look(&images, &passed).unwrap();
-        let whole = plan.len();
         plan.retain(|request| !lacks(request));
         let filters = Filters::load(&images).unwrap();
-        let checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        let mut checkpoint = load::load(&images, load::Pages::Later).unwrap();
+        change(&mut checkpoint);
         let planned = Planned::new(&images, &checkpoint, &passed, &plan).unwrap();
         let view = View {
             opts: &opts,
@@ -430,9 +454,30 @@ mod tests {
             passed: &passed,
             told: &told,
         };
-        let missing = missing(&view, &plan).unwrap();
-        assert!(whole > plan.len() || missing.is_empty(), "of the whole plan: {missing:?}");
-        missing
+        missing(&view, &plan).unwrap()
+    }
+
+    #[test]
+    fn sockets_that_became_others_are_found() {
+        let changed = |change: fn(&mut SkOptsEntry)| {
+            missing_of(
+                "container",
+                |_| false,
+                |checkpoint| {
+                    let sockets =
+                        checkpoint.files.values_mut().filter_map(|file| file.isk.as_mut());
+                    sockets.for_each(|socket| change(&mut socket.opts));
+                },
+            )
+        };
+        assert!(changed(|_| {}).is_empty());
+        for change in [
+            |options: &mut SkOptsEntry| options.so_mark = Some(7),
+            |options: &mut SkOptsEntry| options.so_priority = Some(7),
+        ] {
+            let missing = changed(change);
+            assert!(missing.iter().any(|(_, what)| what.contains("marked")), "{missing:?}");
+        }
     }
 
     #[test]

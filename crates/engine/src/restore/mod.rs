@@ -27,7 +27,7 @@ pub mod template;
 pub mod transport;
 mod tree;
 mod unused;
-mod verify;
+pub(crate) mod verify;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -362,3 +362,11 @@ fn finish(cx: &mut Restore<'_>, hooks: &mut dyn Hooks) -> Result<()> {
 fn micros(since: Instant) -> u32 {
     u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+impl<'a> Complete<'a> {
+    /// What was made, to be changed before it is verified.
+    pub(super) fn made(&mut self) -> &mut Restore<'a> {
+        &mut self.cx
+    }
+}

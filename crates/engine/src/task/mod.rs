@@ -30,6 +30,8 @@ pub use creds::lsm;
 pub(crate) use limits::loginuid;
 pub use process::MmFlags;
 pub use seccomp::Filters;
+#[cfg(test)]
+pub(crate) use seccomp::restore as restore_filters;
 pub use signals::{has_pending, restore_stop, take_signal};
 
 use crate::error::{Error, Result};

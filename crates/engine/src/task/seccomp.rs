@@ -31,6 +31,18 @@ pub struct Filters {
 }
 
 impl Filters {
+    /// As many, one on top of the other, that allow everything.
+    #[cfg(test)]
+    pub(crate) fn allowing(count: u32) -> Self {
+        let filter = [BPF_RET_K.to_le_bytes(), [0; 2], [0; 2], [0xff, 0x7f]].concat();
+        let filter = |id: u32| SeccompFilter {
+            filter: filter.clone(),
+            prev: id.checked_sub(1),
+            flags: None,
+        };
+        Filters { all: (0..count).map(filter).collect() }
+    }
+
     /// Reads the filters of an image directory.
     ///
     /// # Errors

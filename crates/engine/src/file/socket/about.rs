@@ -37,7 +37,7 @@ pub(super) fn restore_flags(fd: BorrowedFd<'_>, flags: u32) -> Result<()> {
 
 /// The network namespace that an entry belongs to: entries of old images do not say,
 /// they mean the root task's.
-pub(super) fn netns_of(spaces: &Namespaces, ns_id: Option<u32>) -> u32 {
+pub(crate) fn netns_of(spaces: &Namespaces, ns_id: Option<u32>) -> u32 {
     ns_id.unwrap_or_else(|| spaces.of_kind(NsKind::Net).next().map_or(0, |ns| ns.id))
 }
 

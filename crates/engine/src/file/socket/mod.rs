@@ -29,6 +29,7 @@ mod unix;
 use rustix::fs::OFlags;
 use torpor_images::proto::FileEntry;
 
+pub(crate) use self::about::netns_of;
 pub use self::around::Around;
 pub use self::inet::InetRestorer;
 pub use self::unix::{Neighbours, UnixRestorer};

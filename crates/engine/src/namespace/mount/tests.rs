@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
 use crate::options::{self, Options};
-use crate::restore::Restore;
+use crate::restore::{Restore, verify};
 
 mod propagation;
 
@@ -230,6 +230,39 @@ fn a_container_as_runtimes_make_it() {
         fs_mount("tmpfs", "/proc/acpi", "");
         mount_remount("/proc/acpi", MountFlags::RDONLY, "").unwrap();
         mount_remount("/", ro | MountFlags::NODEV, "").unwrap();
+    });
+}
+
+/// Before the tasks wake, what there is is compared with what was planned.
+#[test]
+fn mounts_that_were_not_planned_are_named() {
+    let world = World::new();
+    let space = world.space(|| {
+        fs_mount("tmpfs", "/mnt", "");
+        let ro = MountFlags::BIND | MountFlags::RDONLY;
+        mount_remount("/mnt", ro, "").unwrap();
+    });
+    let opts = world.options(&[]);
+    let before = world.dump(&[&space], &opts).unwrap();
+    let differs = |wanted: &str, change: fn()| {
+        world.restore(&before, &opts, |cx| {
+            verify::mounts(cx).unwrap();
+            let made = cx.ns.of_kind(NsKind::Mnt).next().and_then(|ns| ns.file.as_ref()).unwrap();
+            let changed = run_in(&[made.as_fd()], || {
+                change();
+                Ok(())
+            });
+            changed.unwrap();
+            let error = verify::mounts(cx).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{wanted:?} is missing: {error}");
+        });
+    };
+    differs("nothing is missing, /tmp (0x0) is there instead", || fs_mount("tmpfs", "/tmp", ""));
+    differs("/mnt (0x1) is missing, /mnt (0x0) is there instead", || {
+        mount_remount("/mnt", MountFlags::BIND, "").unwrap();
+    });
+    differs("/mnt (0x1) is missing, nothing is there instead", || {
+        unmount("/mnt", UnmountFlags::DETACH).unwrap();
     });
 }
 

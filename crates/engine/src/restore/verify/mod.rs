@@ -4,19 +4,21 @@
 //! cgroups, mounts, open files. A difference is a mistake of ours or somebody's doing, and
 //! ends the restore; what was made goes with it.
 
+mod files;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
-use rustix::fs::{FileType, OFlags};
-use torpor_images::proto::SeccompMode;
+use torpor_images::proto::{CoreEntry, SeccompMode};
 use torpor_policy::{Capabilities, Credentials};
-use torpor_sys::socket;
 
 use super::Restore;
 use crate::error::{Context, Error, Result};
-use crate::file::description::same_inode;
 use crate::namespace::mount::{self, Tree};
+use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespace, NsKind};
 use crate::proc::{self, Status};
 use crate::task;
@@ -29,6 +31,8 @@ const NARROW: u64 = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::M
 /// # Errors
 /// What differs, by task and kind.
 pub fn check(cx: &Restore<'_>) -> Result<()> {
+    // Ids of this host count by it.
+    id_maps(cx)?;
     let spaces = Spaces::open(cx)?;
     for index in 0..cx.tasks.len() {
         if cx.tasks[index].threads.is_empty() {
@@ -37,9 +41,9 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
         spaces.check(cx, index)?;
         nested(cx, index)?;
         rights(cx, index)?;
-        descriptors(cx, index)?;
+        files::descriptors(cx, index)?;
     }
-    sockets(cx)?;
+    files::sockets(cx)?;
     mounts(cx)?;
     cx.cgroups.verify(&cx.tasks)
 }
@@ -140,10 +144,24 @@ fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
     }
 }
 
+/// Which ids of this host the user namespace of the tree has.
+fn id_maps(cx: &Restore<'_>) -> Result<()> {
+    for ns in cx.ns.of_kind(NsKind::User).filter(|ns| !ns.is_host) {
+        let Some(task) = cx.tasks.get(ns.task).filter(|task| !task.threads.is_empty()) else {
+            continue;
+        };
+        let (wanted, now) = (cx.id_maps.to_string(), IdMaps::of(task.pid)?.to_string());
+        if now != wanted {
+            return Err(differs(task.vpid, "the id map", wanted, now));
+        }
+    }
+    Ok(())
+}
+
 /// What the threads of a task may do.
 fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
-    let process = task.image.cores.first().and_then(|leader| leader.tc.as_ref()?.old_seccomp_mode);
+    let Some(leader) = task.image.cores.first() else { return Ok(()) };
     let all = task.threads.iter().zip(&task.image.cores).zip(&task.image.credentials);
     for ((thread, core), given) in all {
         if task::has_ended(core) {
@@ -153,12 +171,28 @@ fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
         if let Some(given) = given {
             credentials(cx, task.vpid, given, &status)?;
         }
-        let wanted = core.thread_core.as_ref().and_then(|core| core.seccomp_mode).or(process);
-        let wanted = wanted.unwrap_or_default();
-        let now = status.number("Seccomp", 10).and_then(|mode| i32::try_from(mode).ok());
-        if wanted == i32::from(SeccompMode::Filter) && now != Some(wanted) {
-            return Err(differs(task.vpid, "the seccomp mode", wanted, now.unwrap_or_default()));
-        }
+        seccomp(cx, task.vpid, (core, leader), &status)?;
+    }
+    Ok(())
+}
+
+/// A thread has the seccomp mode of its image, and no fewer filters. One that had none may have those
+/// that all have whom this program starts.
+fn seccomp(
+    cx: &Restore<'_>,
+    pid: i32,
+    (core, leader): (&CoreEntry, &CoreEntry),
+    status: &Status,
+) -> Result<()> {
+    let (wanted, filters) = cx.filters.of(core, leader)?;
+    let now = status.number("Seccomp", 10).unwrap_or_default();
+    if wanted != SeccompMode::Disabled && i64::from(wanted as i32) != now.cast_signed() {
+        return Err(differs(pid, "the seccomp mode", wanted as i32, now));
+    }
+    // Linux 5.9 counts them.
+    let (wanted, now) = (filters.len() as u64, status.number("Seccomp_filters", 10));
+    if let Some(now) = now.filter(|&now| now < wanted) {
+        return Err(differs(pid, "the number of seccomp filters", wanted, now));
     }
     Ok(())
 }
@@ -202,71 +236,9 @@ fn credentials(cx: &Restore<'_>, pid: i32, given: &Credentials, status: &Status)
     Ok(())
 }
 
-/// The descriptors of a task: each is of the file that was opened for it, and no wider.
-fn descriptors(cx: &Restore<'_>, index: usize) -> Result<()> {
-    let task = &cx.tasks[index];
-    for fd in &task.image.fds {
-        let Some(file) = cx.files.get(fd.id) else { continue };
-        let path = format!("/proc/{}/fd/{}", task.pid, fd.fd);
-        let what = || format!("look at {path}");
-        let now = rustix::fs::stat(&path).context(what)?;
-        let wanted = rustix::fs::fstat(file).context(what)?;
-        if !same_inode(&now, &wanted) {
-            let what = format!("descriptor {}", fd.fd);
-            return Err(differs(task.vpid, &what, wanted.st_ino, now.st_ino));
-        }
-        let Some(flags) = cx.entries.get(&fd.id).and_then(|entry| Some(entry.reg.as_ref()?.flags))
-        else {
-            continue;
-        };
-        let access = |flags: u32| flags & OFlags::ACCMODE.bits();
-        let real = rustix::fs::fcntl_getfl(file).context(what)?;
-        if access(real.bits()) != access(flags) && !real.contains(OFlags::PATH) {
-            let what = format!("the access mode of descriptor {}", fd.fd);
-            return Err(differs(task.vpid, &what, access(flags), access(real.bits())));
-        }
-    }
-    Ok(())
-}
-
-/// The network namespaces of sockets.
-fn sockets(cx: &Restore<'_>) -> Result<()> {
-    let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
-    for (id, entry) in &cx.entries {
-        let number = [
-            entry.isk.as_ref().and_then(|socket| socket.ns_id),
-            entry.usk.as_ref().and_then(|socket| socket.ns_id),
-            entry.psk.as_ref().and_then(|socket| socket.ns_id),
-            entry.nlsk.as_ref().and_then(|socket| socket.ns_id),
-        ];
-        let number = number.into_iter().flatten().next();
-        let Some(ns) = number.and_then(|number| cx.ns.by_id(number)) else { continue };
-        let Some(file) = cx.files.get(*id).filter(|file| is_socket(*file)) else { continue };
-        let what = || format!("network namespace of socket {id}");
-        let now = socket::network_namespace(file).context(what)?;
-        let now = rustix::fs::fstat(now).context(what)?.st_ino;
-        let wanted = match &ns.file {
-            _ if ns.is_host => own,
-            Some(file) => rustix::fs::fstat(file).context(what)?.st_ino,
-            None => continue,
-        };
-        // One that the caller has handed over is where the caller has it.
-        if now != wanted && cx.opts.inherit_fd.is_empty() {
-            let text = format!("socket {id}: its network namespace is inode {now}, not {wanted}");
-            return Err(wrong(text));
-        }
-    }
-    Ok(())
-}
-
-fn is_socket(file: BorrowedFd<'_>) -> bool {
-    let stat = rustix::fs::fstat(file);
-    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
-}
-
 /// The mounts of each namespace that was made: those of the images, with no fewer of the flags
 /// that take rights away.
-fn mounts(cx: &Restore<'_>) -> Result<()> {
+pub(crate) fn mounts(cx: &Restore<'_>) -> Result<()> {
     for ns in cx.ns.of_kind(NsKind::Mnt).filter(|ns| !ns.is_host) {
         let (Some(file), Some(wanted)) = (&ns.file, cx.mounts.wanted(ns.id)) else { continue };
         let now = mount::tree_of(file.as_fd())?;

@@ -1,0 +1,281 @@
+//! Trees that are made otherwise than planned: what differs is named, and nothing is left.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use rustix::io::DupFlags;
+use torpor_images::proto::{FileEntry, SeccompMode, ThreadCoreEntry, UidGidExtent, UsernsEntry};
+use torpor_policy::{Capabilities, Policy, Rules};
+use torpor_tracee::syscall::{self, RemoteFd};
+
+use super::*;
+use crate::dump::Session;
+use crate::hooks::NoHooks;
+use crate::namespace::Namespace;
+use crate::options::{CgroupMode, Cgroups, Options, Trust};
+use crate::restore::stages::{Complete, Plan};
+use crate::task::{Filters, restore_filters};
+
+/// What the error says, and a way to make a tree otherwise.
+type Way = (&'static str, fn(&mut Restore<'_>));
+
+/// Has a file open to read, and a socket, and sleeps.
+const SUBJECT: &str = r#"use Socket; $| = 1;
+    open F, "<", $ARGV[0] or die;
+    socket S, AF_INET, SOCK_DGRAM, 0 or die;
+    print "ready\n";
+    open STDOUT, ">", "/dev/null" or die;
+    sleep 1000;"#;
+/// The descriptors of the file and of the socket, and a free one.
+const FILE: i32 = 3;
+const SOCKET: i32 = 4;
+const FREE: i32 = 9;
+
+/// A checkpoint of one task in namespaces of its own.
+struct Asleep {
+    dir: tempfile::TempDir,
+}
+
+impl Asleep {
+    /// `namespaces` are flags of unshare(1).
+    fn new(namespaces: &[&str]) -> Self {
+        Asleep::prepared(namespaces, |_| {})
+    }
+
+    /// The same, with something done to the task before.
+    fn prepared(namespaces: &[&str], prepare: impl Fn(i32)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "content").unwrap();
+        let mut child = Command::new("unshare")
+            .args(namespaces)
+            .args(["--fork", "--kill-child", "perl", "-e", SUBJECT])
+            .arg(&file)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let asleep = Asleep { dir };
+        std::fs::create_dir(asleep.dir.path().join("images")).unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        let pid = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        prepare(pid);
+        asleep.dump(&mut child, pid);
+        asleep
+    }
+
+    fn dump(&self, child: &mut Child, pid: i32) {
+        let opts = Options { pid, ..self.options() };
+        let mut session = Session::unguarded(&opts).unwrap();
+        let frozen = session.freeze(&opts, &mut NoHooks).unwrap();
+        frozen.write(&mut NoHooks).unwrap().kill(&mut NoHooks).unwrap();
+        child.wait().unwrap();
+    }
+
+    fn options(&self) -> Options {
+        let free = Policy { foreign: Rules::default(), ..Policy::default() };
+        Options {
+            images_dir: self.dir.path().join("images"),
+            shell_job: true,
+            cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
+            // What is judged is another matter.
+            trust: Trust { policy: Arc::new(free), ..Trust::default() },
+            ..Options::default()
+        }
+    }
+
+    /// Makes the tree, changes it or what it was to be, and has it verified.
+    fn made_otherwise(&self, change: impl FnOnce(&mut Restore<'_>)) -> Result<()> {
+        let opts = self.options();
+        let plan = Plan::read(&opts).unwrap();
+        let mut complete: Complete<'_> =
+            plan.build(&mut NoHooks).unwrap().finish(&mut NoHooks).unwrap();
+        change(complete.made());
+        let pid = complete.made().tasks[0].pid;
+        let verified = complete.verify(&mut NoHooks).map(drop);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "task {pid} is left");
+        verified
+    }
+
+    /// Makes it otherwise in all of these ways; as it was planned it is right.
+    fn refused(&self, ways: &[Way]) {
+        self.made_otherwise(|_| {}).unwrap();
+        for (wanted, change) in ways {
+            let error = self.made_otherwise(change).expect_err(wanted).to_string();
+            assert!(error.contains(wanted), "{wanted:?} is missing: {error}");
+        }
+        self.made_otherwise(|_| {}).unwrap();
+    }
+}
+
+/// A system call of the first task.
+fn call(cx: &mut Restore<'_>, call: impl Into<torpor_tracee::syscall::Syscall>) {
+    cx.tasks.remote(0).unwrap().call("what was not planned", call).unwrap();
+}
+
+fn unshare(cx: &mut Restore<'_>, flags: i32) {
+    call(cx, (libc::SYS_unshare, [u64::from(flags.cast_unsigned())]));
+}
+
+/// Opens a path in the first task, at a number.
+fn open_at(cx: &mut Restore<'_>, path: &str, flags: i32, number: i32) {
+    let husk = cx.tasks.remote(0).unwrap();
+    let mut batch = husk.batch();
+    let path = batch.cstr(path).0;
+    let flags = u64::from(flags.cast_unsigned());
+    let at = u64::from(libc::AT_FDCWD.cast_unsigned());
+    let open = batch.call((libc::SYS_openat, [at, path, flags]));
+    let fd = batch.run().unwrap().expect(open, || "open".to_owned()).unwrap();
+    let (from, to) = (RemoteFd(fd), RemoteFd::from(number.cast_unsigned()));
+    if from != to {
+        call(cx, syscall::dup3(from, to, DupFlags::empty()));
+        call(cx, syscall::close(from));
+    }
+}
+
+/// A group for these tests, in the second version of cgroups.
+fn group() -> Option<PathBuf> {
+    let all = torpor_kernel::cgroup::hierarchies();
+    let second = all.into_iter().find(|path| path.join("cgroup.controllers").exists())?;
+    Some(second.join(format!("torpor-verify-{}", std::process::id())))
+}
+
+fn enter(group: &Path, pid: i32) {
+    std::fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
+}
+
+/// What the plan has of the first thread.
+fn thread<'c>(cx: &'c mut Restore<'_>) -> &'c mut ThreadCoreEntry {
+    cx.tasks[0].image.cores[0].thread_core.as_mut().unwrap()
+}
+
+fn credentials_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Credentials {
+    cx.tasks[0].image.credentials[0].as_mut().unwrap()
+}
+
+fn entry<'c>(cx: &'c mut Restore<'_>, fd: i32) -> &'c mut FileEntry {
+    let fds = &cx.tasks[0].image.fds;
+    let id = fds.iter().find(|entry| entry.fd == fd.cast_unsigned()).unwrap().id;
+    cx.entries.get_mut(&id).unwrap()
+}
+
+#[test]
+fn what_is_made_otherwise_is_named() {
+    Asleep::new(&["-pniuC"]).refused(&[
+        ("the uts namespace is", |cx| unshare(cx, libc::CLONE_NEWUTS)),
+        ("the ipc namespace is", |cx| unshare(cx, libc::CLONE_NEWIPC)),
+        ("the net namespace is", |cx| unshare(cx, libc::CLONE_NEWNET)),
+        ("the cgroup namespace is", |cx| unshare(cx, libc::CLONE_NEWCGROUP)),
+        ("the mnt namespace is", |cx| unshare(cx, libc::CLONE_NEWNS)),
+        ("the user namespace is", |cx| unshare(cx, libc::CLONE_NEWUSER)),
+        ("descriptor 3 is closed and was to be open", |cx| {
+            call(cx, syscall::close(RemoteFd::from(FILE.cast_unsigned())));
+        }),
+        ("descriptor 9 is /dev/zero and was to be closed", |cx| {
+            open_at(cx, "/dev/zero", libc::O_RDONLY, FREE);
+        }),
+        ("descriptor 0 is /dev/zero and was to be /dev/null", |cx| {
+            open_at(cx, "/dev/zero", libc::O_RDONLY, 0);
+        }),
+        // The same device, opened once more and to be written to.
+        ("descriptor 0 is /dev/null and was to be /dev/null", |cx| {
+            open_at(cx, "/dev/null", libc::O_RDWR, 0);
+        }),
+        ("descriptor 4 is socket:[", |cx| {
+            let socket = [libc::AF_INET, libc::SOCK_DGRAM, 0].map(|n| u64::from(n.cast_unsigned()));
+            let other = cx.tasks.remote(0).unwrap().call("socket", (libc::SYS_socket, socket));
+            let (from, to) = (RemoteFd(other.unwrap()), RemoteFd::from(SOCKET.cast_unsigned()));
+            call(cx, syscall::dup3(from, to, DupFlags::empty()));
+            call(cx, syscall::close(from));
+        }),
+        ("NoNewPrivs is 0 and was to be 1", |cx| {
+            credentials_of(cx).no_new_privileges = Some(true);
+        }),
+        ("Uid is [0, 0, 0, 0]", |cx| credentials_of(cx).users = [1000; 4]),
+        ("Gid is [0, 0, 0, 0]", |cx| credentials_of(cx).groups = [1000; 4]),
+        ("Groups is", |cx| credentials_of(cx).further.push(4711)),
+        ("CapPrm is", |cx| credentials_of(cx).capabilities.permitted = Capabilities(1)),
+        ("CapEff is", |cx| credentials_of(cx).capabilities.effective = Capabilities(1)),
+        ("CapBnd is", |cx| credentials_of(cx).capabilities.bounding = Capabilities(1)),
+        ("the seccomp mode is 0 and was to be 1", |cx| {
+            thread(cx).seccomp_mode = Some(SeccompMode::Strict.into());
+        }),
+        ("the seccomp mode is 0 and was to be 2", |cx| {
+            *thread(cx) = ThreadCoreEntry {
+                seccomp_mode: Some(SeccompMode::Filter.into()),
+                seccomp_filter: Some(0),
+                ..thread(cx).clone()
+            };
+            cx.filters = Filters::allowing(1);
+        }),
+        ("the access mode of descriptor 3 is 0 and was to be 2", |cx| {
+            entry(cx, FILE).reg.as_mut().unwrap().flags = libc::O_RDWR.cast_unsigned();
+        }),
+        ("the access mode of descriptor 4 is 2 and was to be 0", |cx| {
+            entry(cx, SOCKET).isk.as_mut().unwrap().flags = 0;
+        }),
+        ("its network namespace is inode", |cx| {
+            let hosts = Namespace {
+                kind: NsKind::Net,
+                id: 900_001,
+                inode: 0,
+                is_host: true,
+                file: None,
+                task: 0,
+                pid: 0,
+            };
+            cx.ns.all.push(hosts);
+            entry(cx, SOCKET).isk.as_mut().unwrap().ns_id = Some(900_001);
+        }),
+    ]);
+}
+
+/// The kernel tells how many filters a thread has.
+#[test]
+fn a_filter_that_is_missing_is_named() {
+    Asleep::new(&["-p"]).refused(&[("the number of seccomp filters is 1 and was to be 2", |cx| {
+        thread(cx).seccomp_mode = Some(SeccompMode::Filter.into());
+        thread(cx).seccomp_filter = Some(1);
+        cx.filters = Filters::allowing(2);
+        // Only the older one is there.
+        let mut one = cx.tasks[0].image.cores[0].clone();
+        one.thread_core.as_mut().unwrap().seccomp_filter = Some(0);
+        restore_filters(&mut cx.tasks[0].threads, &[one], &cx.filters).unwrap();
+    })]);
+}
+
+#[test]
+fn ids_of_this_host_that_are_not_planned_are_named() {
+    Asleep::new(&["-pnU", "--map-root-user"]).refused(&[
+        ("the id map is users 0:0:1, groups 0:0:1 and was to be users 0:4711:1", |cx| {
+            let map = |lower_first| vec![UidGidExtent { first: 0, lower_first, count: 1 }];
+            let entry = UsernsEntry { uid_map: map(4711), gid_map: map(0) };
+            // Credentials are compared as the ids of this host that they are.
+            credentials_of(cx).users = [0; 4];
+            cx.id_maps = IdMaps::of_entry(Some(entry));
+        }),
+        ("the id map is users, groups and was to be", |cx| unshare(cx, libc::CLONE_NEWUSER)),
+    ]);
+}
+
+#[test]
+fn another_group_is_named() {
+    let Some(group) = group() else { return };
+    let inner = group.join("inner");
+    std::fs::create_dir_all(&inner).unwrap();
+    Asleep::prepared(&["-p"], |pid| enter(&inner, pid))
+        .refused(&[("it is not in cgroup /torpor-verify-", |cx| {
+            enter(&self::group().unwrap(), cx.tasks[0].pid)
+        })]);
+    std::fs::remove_dir(&inner).unwrap();
+    std::fs::remove_dir(&group).unwrap();
+}
