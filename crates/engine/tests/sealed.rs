@@ -15,9 +15,14 @@ use torpor_images::compress::Compression;
 use torpor_seal::Suite;
 use torpor_seal::keys::{AgeRecipient, Identities, Recipient};
 
+#[path = "../../seal/tests/common/mod.rs"]
+mod authority;
+#[path = "sealed/bytes.rs"]
+mod bytes;
+
 const SECRET: &str = "the-quick-brown-secret-that-nobody-may-read-7f3a9";
 
-const CASES: [(&str, fn()); 16] = [
+const CASES: [(&str, fn()); 20] = [
     ("a_plain_checkpoint_shows_its_secrets", a_plain_checkpoint_shows_its_secrets),
     ("sealed_with_gcm_and_back", || sealed_and_back(Suite::Aes256Gcm)),
     ("sealed_with_xts_and_back", || sealed_and_back(Suite::Aes256XtsHmacSha256)),
@@ -40,7 +45,18 @@ const CASES: [(&str, fn()); 16] = [
     ("compressed_with_xts_is_refused", compressed_with_xts_is_refused),
     ("unsigned_images_are_refused", unsigned_images_are_refused),
     ("times_are_in_the_statistics", times_are_in_the_statistics),
+    ("each_byte_with_gcm", || bytes::each_counts(EACH)),
+    ("each_byte_with_a_signature", || bytes::each_counts(bytes::Form { signed: true, ..EACH })),
+    ("each_byte_with_xts", || {
+        bytes::each_counts(bytes::Form { suite: Suite::Aes256XtsHmacSha256, step: 997, ..EACH });
+    }),
+    ("each_byte_compressed", || {
+        bytes::each_counts(bytes::Form { compress: Some(Compression::LZ4), step: 3, ..EACH });
+    }),
 ];
+
+const EACH: bytes::Form =
+    bytes::Form { suite: Suite::Aes256Gcm, compress: None, signed: false, step: 31 };
 
 /// Runs all cases, or those whose names contain one of the arguments, as `cargo test`
 /// does; `--case NAME` runs one in this process.
