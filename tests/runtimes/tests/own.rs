@@ -17,7 +17,7 @@ use crate::images::Images;
 type Row = (&'static str, fn(&Images));
 
 /// What makes images somebody's.
-const CHANGES: [Row; 8] = [
+const CHANGES: [Row; 10] = [
     ("a byte of a page", |images| {
         images.bytes("pages-1.img", |pages| pages[4096 + 5] ^= 1);
     }),
@@ -50,6 +50,20 @@ const CHANGES: [Row; 8] = [
         let root = images.tasks()[0];
         images.core(root, |core| core.tc.as_mut().unwrap().comm = "other".into());
     }),
+    ("capabilities of a task", |images| {
+        let root = images.tasks()[0];
+        images.core(root, |core| {
+            let thread = core.thread_core.as_mut().unwrap();
+            // All of the first 32.
+            thread.creds.as_mut().unwrap().cap_bnd[0] = u32::MAX;
+        });
+    }),
+    ("a user of a task", |images| {
+        let root = images.tasks()[0];
+        images.core(root, |core| {
+            core.thread_core.as_mut().unwrap().creds.as_mut().unwrap().uid = 4711;
+        });
+    }),
     ("a position in a file", |images| {
         images.files(|files| {
             let file = files.iter_mut().find_map(|file| file.reg.as_mut()).unwrap();
@@ -67,7 +81,10 @@ const CHANGES: [Row; 8] = [
 #[test]
 fn own_images_get_what_the_bundle_gives() {
     let scratch = Scratch::new("edits-own");
-    scratch.configure(&format!("host-key {}\n", scratch.join("host.key").display()));
+    let policy = scratch.join("policy.toml");
+    fs::write(&policy, "").unwrap();
+    let (key, file) = (scratch.join("host.key"), policy.display());
+    scratch.configure(&format!("host-key {}\npolicy {file}\n", key.display()));
     let bundle = Bundle::new(&scratch, &[], &["sh", "-c", COUNT]).configure(|config| {
         for set in ["bounding", "permitted", "effective"] {
             let set = config["process"]["capabilities"][set].as_array_mut().unwrap();
@@ -98,6 +115,8 @@ fn own_images_get_what_the_bundle_gives() {
     assert!(log.contains("CAP_SYS_ADMIN (own.capabilities.allow)"), "{log}");
     assert!(!cgroup_left(container.id()), "a cgroup is left");
 
+    // Who trusts his own images gives them more than the bundle does, and others not.
+    fs::write(&policy, "own.capabilities.allow = 'all'\n").unwrap();
     let (images, whole) = (scratch.join("images"), scratch.join("whole"));
     fs::rename(&images, &whole).unwrap();
     for (what, change) in CHANGES {
@@ -106,11 +125,15 @@ fn own_images_get_what_the_bundle_gives() {
         let said = audit(&images);
         let said: Value = serde_json::from_str(&said).expect(what);
         assert_eq!(said["made_here"], json!(false), "{what}: {said}");
+        fs::remove_file(scratch.join("work/restore.log")).unwrap();
+        container.restore_call(&[]).args(["--detach", container.id()]).fail();
+        let log = fs::read_to_string(scratch.join("work/restore.log")).unwrap();
+        assert!(log.contains("(foreign.capabilities.allow)"), "{what}: {log}");
+        assert!(!cgroup_left(container.id()), "{what}: a cgroup is left");
+        container.runc("state").arg(container.id()).fail();
         fs::remove_dir_all(&images).unwrap();
     }
     fs::rename(&whole, &images).unwrap();
-
-    fs::write(&file, wide).unwrap();
     container.restore(&[]);
     goes_on(&bundle.file("count"));
 }
