@@ -270,6 +270,9 @@ mod tests {
         }
         let kept = std::fs::File::open("/proc/thread-self/status").unwrap();
         let other = std::fs::File::open("/proc/thread-self/status").unwrap();
+        // Another user would be without capabilities by itself.
+        // SAFETY: a number.
+        unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) };
         confine(&[kept.as_raw_fd()], Limits { seconds: 60, bytes: 16 << 20 }).unwrap();
         let mut text = vec![0; 4096];
         let read = rustix::io::read(&kept, &mut text).unwrap();
@@ -291,6 +294,9 @@ mod tests {
         let right = [
             says("CapEff:", "0000000000000000"),
             says("CapPrm:", "0000000000000000"),
+            says("CapInh:", "0000000000000000"),
+            says("Uid:", "\t65534\t65534\t65534"),
+            says("NoNewPrivs:", "1"),
             refused(rustix::fs::open("/", rustix::fs::OFlags::PATH, 0.into()).map(drop)),
             rustix::io::read(&other, &mut [0; 8]) == Err(Errno::BADF),
             refused(code.map(drop)),
