@@ -9,6 +9,7 @@ mod container;
 mod cow;
 mod faults;
 mod floor;
+mod judged;
 mod lazy;
 mod memory;
 mod migrate;
@@ -36,7 +37,7 @@ use bench::Bench;
 /// A part of the benchmark: its name and what it measures.
 type Part = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const PARTS: [Part; 18] = [
+const PARTS: [Part; 19] = [
     ("memory", memory::measure),
     ("rounds", rounds::measure),
     ("cow", cow::measure),
@@ -49,6 +50,7 @@ const PARTS: [Part; 18] = [
     ("processes", tasks::processes),
     ("threads", tasks::threads),
     ("small", tasks::small),
+    ("judged", judged::measure),
     ("mappings", tasks::mappings),
     ("sealed", sealed::memory),
     ("stress-ng", container::stress_ng),
