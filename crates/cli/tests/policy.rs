@@ -265,6 +265,26 @@ fn networks() {
     task.allowed(&["network.links=['loopback', 'bridge']", "network.routes=true"]);
 }
 
+/// What a new IPC namespace has anyway is not asked for.
+#[test]
+fn limits_of_ipc_namespaces() {
+    Asleep::new(&["--ipc"], "ipcmk --queue").allowed(&["ipc.sysctls=[]"]);
+    let task = Asleep::new(&["--ipc"], "echo 70000 >/proc/sys/kernel/shmmax");
+    let asked = "sysctl kernel.shmmax = \"70000\"";
+    task.denied(&["ipc.sysctls=[]"], &["ipcns-var-", asked, "(ipc.sysctls)"]);
+    task.denied(&["ipc.sysctls=['fs.mqueue.*']"], &[asked]);
+    task.allowed(&["ipc.sysctls=['kernel.shmmax']"]);
+    for command in [&["image", "audit"][..], &["image", "plan"]] {
+        let output = task.run(command, &[]);
+        assert!(said(&output).contains(asked), "{}", said(&output));
+        let json = said(&task.run(&[command, &["--json"]].concat(), &[]));
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let list = if command.contains(&"plan") { "items" } else { "requests" };
+        let all = json[list].as_array().unwrap();
+        assert!(all.iter().any(|ask| ask["kind"] == "ipc" && ask["text"] == asked), "{json}");
+    }
+}
+
 /// Rules are allowed, but not what names files of the host, or programs for it to run.
 #[test]
 fn firewalls_are_rules_only() {

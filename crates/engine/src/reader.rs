@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_images::ImageDir;
-use torpor_policy::collect::{self, Settings, Values, collect};
+use torpor_policy::collect::{self, Settings, Values, collect, ipc};
 use torpor_policy::{Passed, Request};
 use torpor_sys::confine::{self, Limits};
 use torpor_sys::process::{self, Status};
@@ -41,8 +41,8 @@ pub(crate) struct Look {
     pub told: Told,
 }
 
-/// Settings of networks, by their names below `net` with slashes, and values that they have on this
-/// host or in a new namespace.
+/// Settings of networks and limits of IPC namespaces, by their paths below `/proc/sys`, and values that
+/// they have on this host or in a new namespace.
 pub(crate) type Told = HashSet<(String, String)>;
 
 /// No message is longer, in bytes.
@@ -50,7 +50,7 @@ const MAX_MESSAGE: usize = 1 << 30;
 /// No file of a setting is.
 const MAX_SETTING: u64 = 4096;
 
-/// Kinds of messages: settings of this host and of a new namespace, by name, and their values; the
+/// Kinds of messages: settings of this host and of new namespaces, by path, and their values; the
 /// end.
 const HERE: u8 = b'h';
 const FRESH: u8 = b'f';
@@ -104,7 +104,7 @@ fn look_within(images: &ImageDir, passed: &Passed, limits: Limits) -> Result<Loo
 }
 
 /// Decodes the images here and lists what they ask for; `here` and `fresh` say what settings this
-/// host and a new network namespace have.
+/// host and new namespaces have.
 ///
 /// # Errors
 /// Damaged images.
@@ -297,24 +297,28 @@ fn receive(mut line: &File) -> io::Result<(u8, Vec<u8>)> {
     if read < length { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((kind, bytes)) }
 }
 
-/// Settings of the caller's network namespace.
+/// Settings of the namespaces that the caller lives in.
 fn here(names: &[String]) -> Vec<Option<String>> {
     names.iter().map(|name| setting(name)).collect()
 }
 
-/// A setting by its name, which images have a part in.
-fn setting(name: &str) -> Option<String> {
-    let plain = name.split('/').all(|part| !["", ".", ".."].contains(&part));
-    let file = plain.then(|| File::open(format!("/proc/sys/net/{name}")).ok()).flatten()?;
+/// A setting by its path, which images have a part in.
+fn setting(path: &str) -> Option<String> {
+    let known = path.starts_with("net/") || ipc::Limits::has(path);
+    let plain = known && path.split('/').all(|part| !["", ".", ".."].contains(&part));
+    let file = plain.then(|| File::open(format!("/proc/sys/{path}")).ok()).flatten()?;
     let mut text = String::new();
     file.take(MAX_SETTING).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned())
 }
 
-/// Those of a network namespace that is made for the purpose.
+/// Those of namespaces that are made for the purpose.
 fn fresh(names: &[String]) -> Vec<Option<String>> {
     let read = || -> io::Result<Vec<Option<String>>> {
-        torpor_sys::ns::unshare_namespaces(libc::CLONE_NEWNET)?;
+        let of_network = |name: &String| name.starts_with("net/");
+        let network = if names.iter().any(of_network) { libc::CLONE_NEWNET } else { 0 };
+        let ipc = if names.iter().all(of_network) { 0 } else { libc::CLONE_NEWIPC };
+        torpor_sys::ns::unshare_namespaces(network | ipc)?;
         Ok(here(names))
     };
     // Only the thread is in it.

@@ -55,6 +55,7 @@ pub(crate) mod number {
     pub(crate) const CHOWN: u32 = 0;
     pub(crate) const NET_ADMIN: u32 = 12;
     pub(crate) const NET_RAW: u32 = 13;
+    pub(crate) const IPC_LOCK: u32 = 14;
     pub(crate) const SYS_ADMIN: u32 = 21;
     pub(crate) const SYS_NICE: u32 = 23;
     pub(crate) const SYS_RESOURCE: u32 = 24;

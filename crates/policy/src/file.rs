@@ -55,6 +55,7 @@ const RULES: &[Rule] = &[
     }),
     ("cgroups.delegate", |rules, leaf| grant(leaf).map(|on| rules.delegate = on)),
     ("cgroups.release-agent", |rules, leaf| grant(leaf).map(|on| rules.release_agent = on)),
+    ("ipc.sysctls", |rules, leaf| words(leaf, true).map(|names| rules.ipc_sysctls = names)),
     ("limits.raise", |rules, leaf| grant(leaf).map(|on| rules.raise = on)),
     ("scheduling.allow", |rules, leaf| grant(leaf).map(|on| rules.scheduling = on)),
     ("mounts.write-read-only", |rules, leaf| grant(leaf).map(|on| rules.write_read_only = on)),

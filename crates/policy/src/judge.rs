@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::number;
+use crate::collect::LOCKED_MEMORY;
 use crate::mount::{From, Mount};
 use crate::passed::Passed;
 use crate::ranges::Ranges;
@@ -212,12 +213,15 @@ impl Rules {
                 denied(self.release_agent, false, "this host runs it with all rights")
                     .map(|why| ("cgroups.release-agent", why))
             }
-            Ask::Raise { .. } => denied(
-                self.raise,
-                passed.grants_here(number::SYS_RESOURCE),
-                "it is more than is given",
-            )
-            .map(|why| ("limits.raise", why)),
+            Ask::Raise { name, .. } => {
+                let capability = match *name {
+                    LOCKED_MEMORY => number::IPC_LOCK,
+                    _ => number::SYS_RESOURCE,
+                };
+                let why = "it is more than is given";
+                denied(self.raise, passed.grants_here(capability), why)
+                    .map(|why| ("limits.raise", why))
+            }
             Ask::Scheduling { .. } => denied(
                 self.scheduling,
                 passed.grants_here(number::SYS_NICE),
@@ -248,6 +252,9 @@ impl Rules {
             Ask::Sysctl { name, .. } => {
                 self.deny_sysctl(name, passed).map(|why| ("network.sysctls", why))
             }
+            Ask::IpcLimit { name, value } => {
+                self.deny_ipc_limit(name, value, passed).map(|why| ("ipc.sysctls", why))
+            }
         }
     }
 
@@ -267,6 +274,19 @@ impl Rules {
             || passed.spec.as_ref().is_some_and(|spec| spec.linux.sysctl.contains_key(name));
         match &self.sysctls {
             Limit::Runtime => (!wanted() && !may_manage(passed)).then(|| UNMANAGED.to_owned()),
+            limit => not_among(limit, name, fits),
+        }
+    }
+
+    /// Who could make an IPC namespace could set its limits, too.
+    fn deny_ipc_limit(&self, name: &str, value: &str, passed: &Passed) -> Option<String> {
+        let wanted = || {
+            let set = passed.spec.as_ref().and_then(|spec| spec.linux.sysctl.get(name));
+            set.is_some_and(|set| set.split_whitespace().eq(value.split_whitespace()))
+        };
+        match &self.ipc_sysctls {
+            Limit::Runtime => (!wanted() && !passed.grants(number::SYS_ADMIN))
+                .then(|| "the caller has not set it so, and CAP_SYS_ADMIN is not given".to_owned()),
             limit => not_among(limit, name, fits),
         }
     }

@@ -184,9 +184,16 @@ pub enum Ask {
         /// Its kind: `veth`, `bridge` …
         kind: String,
     },
-    /// A setting that differs from this host's.
+    /// A setting of a network namespace that differs from this host's.
     Sysctl {
         /// Its name: `net.ipv4.conf.eth0.forwarding`.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// A limit of an IPC namespace that a new one does not have.
+    IpcLimit {
+        /// Its name: `kernel.shmmax`.
         name: String,
         /// Its value.
         value: String,
@@ -260,6 +267,7 @@ impl Ask {
             Ask::Cgroup { .. } | Ask::Delegated { .. } | Ask::ReleaseAgent { .. } => "cgroups",
             Ask::Raise { .. } => "limits",
             Ask::Scheduling { .. } => "scheduling",
+            Ask::IpcLimit { .. } => "ipc",
             Ask::Map { .. } => "user-namespace",
             Ask::SetUid { .. } | Ask::Device { .. } | Ask::Open { .. } | Ask::Fanotify { .. } => {
                 "files"
@@ -330,7 +338,9 @@ impl fmt::Display for Ask {
             Ask::Firewall { text } => write!(f, "firewall rules ({text})"),
             Ask::Route { text } => write!(f, "route: {text}"),
             Ask::Link { name, kind } => write!(f, "network device {name:?} ({kind})"),
-            Ask::Sysctl { name, value } => write!(f, "sysctl {name} = {value:?}"),
+            Ask::Sysctl { name, value } | Ask::IpcLimit { name, value } => {
+                write!(f, "sysctl {name} = {value:?}")
+            }
         }
     }
 }

@@ -75,6 +75,8 @@ pub struct Rules {
     pub delegate: Grant,
     /// `cgroups.release-agent`.
     pub release_agent: Grant,
+    /// `ipc.sysctls`: patterns of names.
+    pub ipc_sysctls: Limit<Vec<String>>,
     /// `limits.raise`.
     pub raise: Grant,
     /// `scheduling.allow`.
@@ -126,6 +128,7 @@ impl Default for Rules {
             cgroups: Limit::All,
             delegate: Grant::Yes,
             release_agent: Grant::Yes,
+            ipc_sysctls: Limit::All,
             raise: Grant::Yes,
             scheduling: Grant::Yes,
             write_read_only: Grant::Yes,
@@ -168,6 +171,7 @@ impl Rules {
             cgroups: Limit::Runtime,
             delegate: Grant::Runtime,
             release_agent: Grant::No,
+            ipc_sysctls: Limit::Runtime,
             raise: Grant::Runtime,
             scheduling: Grant::Runtime,
             write_read_only: Grant::No,

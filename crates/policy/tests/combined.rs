@@ -31,6 +31,8 @@ devices = ['c 1:*']
 allow = ['/a']
 delegate = false
 release-agent = false
+[ipc]
+sysctls = ['kernel.sem']
 [limits]
 raise = false
 [scheduling]
@@ -98,6 +100,10 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         prop_oneof![Just("rp_filter"), Just("forwarding")].prop_map(|name| {
             let value = "1".to_owned();
             (Ask::Sysctl { name: format!("net.ipv4.conf.x.{name}"), value }, name == "rp_filter")
+        }),
+        prop_oneof![Just("sem"), Just("shmmax")].prop_map(|name| {
+            let value = "1".to_owned();
+            (Ask::IpcLimit { name: format!("kernel.{name}"), value }, name == "sem")
         }),
         prop_oneof![Just(None), Just(Some("strict")), Just(Some("other"))].prop_map(|profile| {
             (Ask::Profile(profile.map(str::to_owned)), profile == Some("strict"))

@@ -44,7 +44,7 @@ const PRIVILEGED: &str = r#"{
     "linux": {
         "namespaces": [{"type": "pid"}, {"type": "mount"}],
         "devices": [{"path": "/dev/sda", "type": "b", "major": 8, "minor": 0}],
-        "sysctl": {"net.ipv4.ip_forward": "1"}
+        "sysctl": {"net.ipv4.ip_forward": "1", "kernel.shmmax": "65536"}
     }
 }"#;
 
@@ -122,6 +122,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "the setting `net.ipv4.ip_forward`",
             Ask::Sysctl { name: text("net.ipv4.ip_forward"), value: text("1") },
         ),
+        (
+            "another limit of an IPC namespace, `kernel.shmmax`",
+            Ask::IpcLimit { name: text("kernel.shmmax"), value: text("65536") },
+        ),
     ]
 }
 
@@ -153,7 +157,8 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Firewall { .. }
         | Ask::Route { .. }
         | Ask::Link { .. }
-        | Ask::Sysctl { .. } => {
+        | Ask::Sysctl { .. }
+        | Ask::IpcLimit { .. } => {
             let kind = std::mem::discriminant(ask);
             rows.iter().any(|(_, row)| std::mem::discriminant(row) == kind)
         }
@@ -222,6 +227,21 @@ fn every_kind_of_request_has_a_row() {
     assert!(rows.iter().all(|(_, ask)| has_row(ask, &rows)));
     let gone: Vec<_> = rows.iter().skip(1).cloned().collect();
     assert!(!has_row(&Ask::Firewall { text: text("x") }, &gone[..2]));
+}
+
+#[test]
+fn limits_of_ipc_namespaces_count_with_their_values() {
+    let spec =
+        r#"{"ociVersion": "1.0.2", "linux": {"sysctl": {"kernel.sem": "250  32000 100 128"}}}"#;
+    let passed = caller(Some(spec));
+    let verdict = |name, value| {
+        let ask = Ask::IpcLimit { name: text(name), value: text(value) };
+        verdict(&ask, Origin::Elsewhere, &passed)
+    };
+    assert_eq!(verdict("kernel.sem", "250\t32000\t100\t128"), "yes");
+    for (name, value) in [("kernel.sem", "250\t32000\t100\t129"), ("kernel.shmmax", "250")] {
+        assert_eq!(verdict(name, value), "no: `foreign.ipc.sysctls`");
+    }
 }
 
 #[test]

@@ -34,11 +34,11 @@ struct Asleep<'a> {
 }
 
 /// A way to change images, and what the refusal names.
-type Row = (&'static str, fn(&Images), &'static [&'static str]);
+pub(crate) type Row = (&'static str, fn(&Images), &'static [&'static str]);
 
 /// Images that are being changed.
 pub(crate) struct Images {
-    dir: ImageDir,
+    pub(crate) dir: ImageDir,
     pub(crate) path: PathBuf,
     /// The scratch directory.
     scratch: PathBuf,
@@ -121,12 +121,12 @@ fn linked_as(images: &Images, name: &str) {
 }
 
 /// Changes images in all of these ways; the unchanged ones come back at the end.
-fn refuses(name: &str, rows: &[Row]) {
+pub(crate) fn refuses(name: &str, rows: &[Row]) {
     refuses_by(name, "", rows);
 }
 
 /// The same, under a policy.
-fn refuses_by(name: &str, policy: &str, rows: &[Row]) {
+pub(crate) fn refuses_by(name: &str, policy: &str, rows: &[Row]) {
     let scratch = Scratch::new(name);
     let file = scratch.join("policy.toml");
     fs::write(&file, policy).unwrap();
@@ -173,7 +173,7 @@ impl Images {
     }
 
     /// Changes the mappings of all tasks.
-    fn memory(&self, change: fn(&mut MmEntry)) {
+    pub(crate) fn memory(&self, change: fn(&mut MmEntry)) {
         for task in self.tasks() {
             let mut mm: MmEntry = self.dir.read_one(kind::MM, task.into()).unwrap();
             change(&mut mm);
@@ -198,11 +198,11 @@ impl Images {
         self.tasks().into_iter().for_each(|task| self.ids(task, change));
     }
 
-    fn root_ids(&self) -> TaskKobjIdsEntry {
+    pub(crate) fn root_ids(&self) -> TaskKobjIdsEntry {
         self.ids_of(self.tasks()[0])
     }
 
-    fn inventory(&self, change: impl FnOnce(&mut InventoryEntry)) {
+    pub(crate) fn inventory(&self, change: impl FnOnce(&mut InventoryEntry)) {
         let mut inventory = self.dir.inventory().unwrap();
         change(&mut inventory);
         self.dir.write_one(kind::INVENTORY, 0, &inventory).unwrap();
@@ -241,7 +241,7 @@ impl Images {
     }
 
     /// Adds an open file to the root task.
-    fn open(&self, ty: FdTypes, change: impl FnOnce(&mut FileEntry)) {
+    pub(crate) fn open(&self, ty: FdTypes, change: impl FnOnce(&mut FileEntry)) {
         let id = 900_001;
         let mut entry = FileEntry { r#type: ty.into(), id, ..FileEntry::default() };
         change(&mut entry);
@@ -811,121 +811,6 @@ fn devices() {
     );
 }
 
-#[test]
-fn sockets() {
-    fn packet(images: &Images, ns_id: Option<u32>) {
-        images.open(FdTypes::Packetsk, |entry| {
-            let id = entry.id;
-            entry.psk = Some(PacketSockEntry {
-                id,
-                r#type: 3,
-                protocol: 0x0300,
-                ns_id,
-                ..Default::default()
-            });
-        });
-    }
-    fn listener(images: &Images, ns_id: Option<u32>) {
-        images.open(FdTypes::Inetsk, |entry| {
-            entry.isk = Some(InetSkEntry {
-                id: entry.id,
-                ino: 900_001,
-                family: 2,
-                r#type: 1,
-                proto: 6,
-                state: 10,
-                src_port: 8080,
-                backlog: 1,
-                src_addr: vec![0],
-                dst_addr: vec![0],
-                ns_id,
-                opts: SkOptsEntry::default(),
-                ..Default::default()
-            });
-        });
-    }
-    /// A listener with options that only a privileged program can set.
-    fn with(images: &Images, change: impl Fn(&mut SkOptsEntry)) {
-        listener(images, images.root_ids().net_ns_id);
-        images.files(|files| {
-            let sockets = files.iter_mut().filter(|file| file.id == 900_001);
-            sockets.filter_map(|file| file.isk.as_mut()).for_each(|isk| change(&mut isk.opts));
-        });
-    }
-    fn unix(images: &Images, kind: u32, ns_id: Option<u32>) {
-        let name = b"/run/host.sock\0".to_vec();
-        let base = UnixSkEntry { r#type: kind, state: 7, ns_id, ..Default::default() };
-        let peer = UnixSkEntry { id: 900_002, ino: 900_002, uflags: 1, name, ..base.clone() };
-        images.files(|files| {
-            let ty = FdTypes::Unixsk.into();
-            files.push(FileEntry {
-                r#type: ty,
-                id: 900_002,
-                usk: Some(peer),
-                ..Default::default()
-            });
-        });
-        images.open(FdTypes::Unixsk, |entry| {
-            entry.usk = Some(UnixSkEntry { id: entry.id, ino: 900_001, peer: 900_002, ..base });
-        });
-    }
-    const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
-    const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
-    const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
-    const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
-    refuses_by(
-        "images-sockets",
-        "foreign.users.allow = ['0']",
-        &[
-            (
-                "a socket in somebody else's name",
-                |images| {
-                    images.open(FdTypes::Unixsk, |entry| {
-                        let peer = SkUcred { pid: 1, uid: 4711, gid: 0 };
-                        entry.usk = Some(UnixSkEntry {
-                            id: entry.id,
-                            ino: 900_001,
-                            r#type: 1,
-                            state: 10,
-                            ns_id: images.root_ids().net_ns_id,
-                            name: b"\0listener".to_vec(),
-                            torpor_peer: Some(peer),
-                            ..Default::default()
-                        });
-                    });
-                },
-                &["files.img: user id 4711", "(foreign.users.allow)"],
-            ),
-            ("a packet socket of an unknown namespace", |i| packet(i, Some(900_001)), UNKNOWN),
-            ("a listener of an unknown namespace", |i| listener(i, Some(900_001)), UNKNOWN),
-            ("a listener of namespace 0", |i| listener(i, Some(0)), UNKNOWN),
-            (
-                "a listener of a namespace of another kind",
-                |images| listener(images, images.root_ids().pid_ns_id),
-                UNKNOWN,
-            ),
-            (
-                "a listener of this host's namespace",
-                |images| {
-                    images.inventory(|i| {
-                        i.root_ids.get_or_insert_default().net_ns_id = Some(900_005)
-                    });
-                    listener(images, Some(900_005));
-                },
-                &["files.img: lives in this host's net namespace", "(foreign.namespaces.require)"],
-            ),
-            ("a packet socket", |i| packet(i, i.root_ids().net_ns_id), RAW),
-            ("a packet socket that does not say where", |i| packet(i, None), RAW),
-            ("a marked listener", |i| with(i, |o| o.so_mark = Some(7)), MARKED),
-            ("a listener before others", |i| with(i, |o| o.so_priority = Some(7)), MARKED),
-            ("a datagram peer outside", |i| unix(i, 2, i.root_ids().net_ns_id), OUTSIDE),
-            ("a stream's peer outside", |i| unix(i, 1, i.root_ids().net_ns_id), OUTSIDE),
-            ("a packet peer outside", |i| unix(i, 5, None), OUTSIDE),
-            ("a peer outside in another namespace", |i| unix(i, 2, Some(900_001)), UNKNOWN),
-        ],
-    );
-}
-
 /// A tar header for a file.
 fn header(change: impl Fn(&mut [u8; 512])) -> [u8; 512] {
     let mut header = [0; 512];
@@ -1008,52 +893,6 @@ fn archives() {
                     archive(images, &[&disk]);
                 },
                 &["tmpfs-dev-", "device b 8:0", "(foreign.files.devices)"],
-            ),
-        ],
-    );
-}
-
-/// What is not limited by a configuration alone.
-#[test]
-fn limits() {
-    refuses(
-        "images-limits",
-        &[
-            (
-                "a higher limit",
-                |images| {
-                    images.core(1, |core| {
-                        let limits = core.tc.as_mut().unwrap().rlimits.as_mut().unwrap();
-                        limits.rlimits[7].max = u64::MAX;
-                    });
-                },
-                &["core-1.img: task 1: RLIMIT_NOFILE", "(foreign.limits.raise)"],
-            ),
-            (
-                "real time",
-                |images| {
-                    images.core(1, |core| {
-                        let thread = core.thread_core.as_mut().unwrap();
-                        (thread.sched_policy, thread.sched_prio) = (Some(1), Some(99));
-                    });
-                },
-                &["core-1.img: task 1: scheduling: policy 1", "(foreign.scheduling.allow)"],
-            ),
-            (
-                "a higher priority",
-                |images| {
-                    images.core(1, |core| {
-                        core.thread_core.as_mut().unwrap().sched_nice = Some(-20);
-                    });
-                },
-                &["scheduling: nice -20", "(foreign.scheduling.allow)"],
-            ),
-            (
-                "not to be killed",
-                |images| {
-                    images.core(1, |core| core.tc.as_mut().unwrap().oom_score_adj = Some(-1000))
-                },
-                &["oom_score_adj of -1000", "(foreign.limits.raise)"],
             ),
         ],
     );

@@ -19,6 +19,7 @@ mod postgres;
 mod races;
 mod real;
 mod redis;
+mod rights;
 mod runc;
 mod secrecy;
 mod shown;

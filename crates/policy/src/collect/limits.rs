@@ -4,7 +4,7 @@ use torpor_images::kind;
 
 use super::{Checkpoint, Requests};
 use crate::passed::{NO_LOGIN, Passed};
-use crate::request::Ask;
+use crate::request::{Ask, Word};
 
 /// The kernel's names of the limits, by number (asm-generic/resource.h).
 pub const LIMITS: [&str; 16] = [
@@ -25,6 +25,11 @@ pub const LIMITS: [&str; 16] = [
     "RLIMIT_RTPRIO",
     "RLIMIT_RTTIME",
 ];
+
+/// What is more than `RLIMIT_MEMLOCK`, as requests name it.
+pub(crate) const LOCKED_MEMORY: Word = "locked memory";
+/// The number of `RLIMIT_MEMLOCK`.
+const MEMLOCK: usize = 8;
 
 /// `SCHED_FIFO`, `SCHED_RR`, `SCHED_DEADLINE` (linux/sched.h), and the bit beside a policy.
 const REAL_TIME: [u32; 3] = [1, 2, 6];
@@ -78,6 +83,11 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
             all.add(image, Some(thread), Ask::Scheduling { text });
         }
     }
+}
+
+/// The most memory that a process may lock without a grant.
+pub(super) fn most_locked(passed: &Passed) -> u64 {
+    most(passed, MEMLOCK, LIMITS[MEMLOCK])
 }
 
 /// The highest hard limit that needs no grant.

@@ -5,6 +5,7 @@
 
 mod files;
 mod groups;
+pub mod ipc;
 mod limits;
 pub mod lists;
 mod mounts;
@@ -21,6 +22,7 @@ use torpor_images::proto::{CoreEntry, FileEntry, InventoryEntry, UidGidExtent, U
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
+pub(crate) use self::limits::LOCKED_MEMORY;
 pub use self::mounts::mounts;
 pub use self::network::{kind_of_link, route, rule};
 use crate::credentials::Credentials;
@@ -58,17 +60,17 @@ pub struct Checkpoint<'a> {
     pub files: Vec<&'a FileEntry>,
 }
 
-/// Values of settings, by their names below `net`, with slashes: `ipv4/conf/lo/forwarding`.
+/// Values of settings, by their paths below `/proc/sys`: `net/ipv4/conf/lo/forwarding`.
 pub type Values<'a> = &'a dyn Fn(&[String]) -> Vec<Option<String>>;
 
-/// What is known of settings of network namespaces.
+/// What is known of settings of network and IPC namespaces.
 #[derive(Clone, Copy)]
 pub struct Settings<'a> {
-    /// Their names.
+    /// The names of those of networks.
     pub names: settings::Names,
     /// The values that this host has.
     pub here: Values<'a>,
-    /// The values that a new network namespace has.
+    /// The values that new namespaces have.
     pub fresh: Values<'a>,
 }
 
@@ -116,6 +118,7 @@ pub fn collect(
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
     sockets::collect(checkpoint, &maps, &mut all)?;
+    ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
     }
@@ -174,7 +177,8 @@ const KINDS: [NsKind; 8] = [
 /// The words that stand in requests as they are.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = KINDS.into_iter().map(NsKind::name);
-    kinds.chain(LIMITS).chain(["oom_score_adj", "PR_SET_IO_FLUSHER", "packet", "raw", "marked"])
+    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, "packet", "raw", "marked"];
+    kinds.chain(LIMITS).chain(ipc::BEYOND).chain(more)
 }
 
 impl Checkpoint<'_> {

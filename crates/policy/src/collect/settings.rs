@@ -1,4 +1,5 @@
-//! Settings of network namespaces: images have values without names, in the order of lists of names.
+//! Settings of namespaces. Those of networks have values without names in images, in the order of lists
+//! of names.
 
 use torpor_images::proto::{NetDeviceEntry, NetnsEntry, SysctlEntry};
 use torpor_images::{Kind, kind};
@@ -23,7 +24,7 @@ pub struct Names {
 pub struct Setting {
     /// The image file.
     pub image: String,
-    /// Where it is below `net`: `ipv4/conf/eth0`.
+    /// Where it is below `/proc/sys`: `net/ipv4/conf/eth0`.
     pub directory: String,
     /// Its name there.
     pub name: &'static str,
@@ -54,7 +55,7 @@ pub struct OfDevice {
 }
 
 impl Setting {
-    /// Its path below `net`.
+    /// Its path below `/proc/sys`.
     #[must_use]
     pub fn path(&self) -> String {
         format!("{}/{}", self.directory, self.name)
@@ -69,7 +70,7 @@ impl Setting {
     /// Its name as sysctl(8) has it: `net.ipv4.conf.eth0.forwarding`.
     #[must_use]
     pub fn key(&self) -> String {
-        format!("net.{}", self.path().replace('/', "."))
+        self.path().replace('/', ".")
     }
 }
 
@@ -84,15 +85,15 @@ impl Written {
         netns: &NetnsEntry,
         devices: &[NetDeviceEntry],
     ) -> Result<Self> {
-        let conf = |version: u8, device: &str| format!("ipv{version}/conf/{device}");
+        let conf = |version: u8, device: &str| format!("net/ipv{version}/conf/{device}");
         let mut all = Written::default();
         for (directory, names, values) in [
             (conf(4, "all"), names.v4, &netns.all_conf4),
             (conf(4, "default"), names.v4, &netns.def_conf4),
             (conf(6, "all"), names.v6, &netns.all_conf6),
             (conf(6, "default"), names.v6, &netns.def_conf6),
-            ("unix".to_owned(), names.unix, &netns.unix_conf),
-            ("ipv4".to_owned(), names.ipv4, &netns.ipv4_sysctl),
+            ("net/unix".to_owned(), names.unix, &netns.unix_conf),
+            ("net/ipv4".to_owned(), names.ipv4, &netns.ipv4_sysctl),
         ] {
             all.namespace.extend(list((kind::NETNS, id), [&directory; 2], names, values)?);
         }
@@ -174,11 +175,11 @@ mod tests {
         let all = written.all().map(|s| (s.image.as_str(), s.key(), s.base_path(), &*s.value));
         let all: Vec<_> = all.collect();
         let expected = [
-            ("netns-3.img", "net.ipv4.conf.all.a", "ipv4/conf/all/a", "1"),
-            ("netns-3.img", "net.ipv4.conf.all.b", "ipv4/conf/all/b", "2"),
-            ("netns-3.img", "net.ipv4.ping_group_range", "ipv4/ping_group_range", "1 0"),
-            ("netdev-3.img", "net.ipv4.conf.lo.b", "ipv4/conf/lo/b", "7"),
-            ("netdev-3.img", "net.ipv4.conf.eth0.b", "ipv4/conf/default/b", "7"),
+            ("netns-3.img", "net.ipv4.conf.all.a", "net/ipv4/conf/all/a", "1"),
+            ("netns-3.img", "net.ipv4.conf.all.b", "net/ipv4/conf/all/b", "2"),
+            ("netns-3.img", "net.ipv4.ping_group_range", "net/ipv4/ping_group_range", "1 0"),
+            ("netdev-3.img", "net.ipv4.conf.lo.b", "net/ipv4/conf/lo/b", "7"),
+            ("netdev-3.img", "net.ipv4.conf.eth0.b", "net/ipv4/conf/default/b", "7"),
         ];
         let expected = expected
             .map(|(image, key, base, value)| (image, key.to_owned(), base.to_owned(), value));
@@ -189,6 +190,6 @@ mod tests {
     fn too_many_values_are_refused() {
         let netns = NetnsEntry { unix_conf: vec![number(1), number(2)], ..NetnsEntry::default() };
         let error = Written::of(&NAMES, 3, &netns, &[]).unwrap_err().to_string();
-        assert_eq!(error, "netns-3.img: 2 values for unix");
+        assert_eq!(error, "netns-3.img: 2 values for net/unix");
     }
 }

@@ -3,6 +3,8 @@
 
 use torpor_images::proto::{IpcVarEntry, MqueueEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::collect::ipc::Limits;
+use torpor_policy::collect::settings::Setting;
 
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
@@ -89,32 +91,8 @@ pub(super) fn restore(
     maps: &IdMaps,
 ) -> Result<(Next, Vec<MqueueEntry>)> {
     let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
-    let sem: Vec<String> = entry.sem_ctls.iter().map(u32::to_string).collect();
-    set("kernel/sem", &sem.join("\t"), maps)?;
-    let limits = [
-        ("kernel/msgmax", entry.msg_ctlmax.into()),
-        ("kernel/msgmnb", entry.msg_ctlmnb.into()),
-        ("kernel/msgmni", entry.msg_ctlmni.into()),
-        ("kernel/auto_msgmni", entry.auto_msgmni.into()),
-        ("kernel/shmmax", entry.shm_ctlmax),
-        ("kernel/shmall", entry.shm_ctlall),
-        ("kernel/shmmni", entry.shm_ctlmni.into()),
-        ("fs/mqueue/queues_max", entry.mq_queues_max.into()),
-        ("fs/mqueue/msg_max", entry.mq_msg_max.into()),
-        ("fs/mqueue/msgsize_max", entry.mq_msgsize_max.into()),
-    ];
-    for (name, value) in limits {
-        set(name, &u64::to_string(&value), maps)?;
-    }
-    let defaults = [
-        ("fs/mqueue/msg_default", entry.mq_msg_default),
-        ("fs/mqueue/msgsize_default", entry.mq_msgsize_default),
-    ];
-    for (name, value) in defaults {
-        if let Some(value) = value {
-            set(name, &value.to_string(), maps)?;
-        }
-    }
+    let limits = Limits::of(ns_id.into(), &entry);
+    limits.first.iter().try_for_each(|limit| set(limit, maps))?;
     let next = Next([
         (NEXT_MSG, entry.msg_next_id),
         (NEXT_SEM, entry.sem_next_id),
@@ -125,13 +103,13 @@ pub(super) fn restore(
 
 /// Writes a limit unless it is so already: most are, and some may not be written. Those of a
 /// namespace that a user namespace owns belong to its root, whatever else the caller may do.
-fn set(name: &str, value: &str, maps: &IdMaps) -> Result<()> {
-    match read(name)? {
-        Some(now) if now == value || value.is_empty() => return Ok(()),
-        _ => {}
+fn set(limit: &Setting, maps: &IdMaps) -> Result<()> {
+    let (name, value) = (limit.path(), &limit.value);
+    if read(&name)?.as_ref() == Some(value) {
+        return Ok(());
     }
     let (Some(uid), Some(gid)) = (maps.uid_outside(0), maps.gid_outside(0)) else {
-        return write(name, value);
+        return write(&name, value);
     };
     let path = format!("/proc/sys/{name}");
     torpor_sys::ipc::with_effective_ids(uid, gid, || std::fs::write(&path, value))
@@ -142,5 +120,5 @@ fn set(name: &str, value: &str, maps: &IdMaps) -> Result<()> {
 /// after a restore, so it must wait until the tasks are attached.
 pub(super) fn finish(images: &ImageDir, ns_id: u32, maps: &IdMaps) -> Result<()> {
     let entry: IpcVarEntry = images.read_one(kind::IPC_VAR, ns_id.into())?;
-    set(RMID_FORCED, &entry.shm_rmid_forced.to_string(), maps)
+    set(&Limits::of(ns_id.into(), &entry).last, maps)
 }

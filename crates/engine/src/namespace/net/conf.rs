@@ -176,7 +176,7 @@ pub fn write(settings: &[Setting], weak: bool) -> Result<()> {
 }
 
 fn write_one(setting: &Setting, weak: bool) -> Result<()> {
-    let (path, value) = (format!("/proc/sys/net/{}", setting.path()), &setting.value);
+    let (path, value) = (format!("/proc/sys/{}", setting.path()), &setting.value);
     match std::fs::read_to_string(&path) {
         Ok(now) if now.trim() == value => return Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound && weak => {
@@ -230,9 +230,9 @@ mod tests {
         let value = Sysctls::unix().read_one("max_dgram_qlen").unwrap().iarg.unwrap();
         let setting = |name| Setting {
             image: "netns-1.img".to_owned(),
-            directory: "unix".to_owned(),
+            directory: "net/unix".to_owned(),
             name,
-            base: "unix".to_owned(),
+            base: "net/unix".to_owned(),
             value: value.to_string(),
         };
         write(&[setting("max_dgram_qlen")], false).unwrap();

@@ -1,0 +1,304 @@
+//! Images that ask for what only a privileged program can set: options of sockets, limits, objects and
+//! addresses. Each is refused by name, as in [`crate::images`].
+
+use torpor_images::kind;
+use torpor_images::proto::{
+    FdTypes, FileEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
+    MqueueEntry, PacketSockEntry, SkOptsEntry, SkUcred, UnixSkEntry,
+};
+
+use crate::images::{Images, refuses, refuses_by};
+
+#[test]
+fn sockets() {
+    fn packet(images: &Images, ns_id: Option<u32>) {
+        images.open(FdTypes::Packetsk, |entry| {
+            let id = entry.id;
+            entry.psk = Some(PacketSockEntry {
+                id,
+                r#type: 3,
+                protocol: 0x0300,
+                ns_id,
+                ..Default::default()
+            });
+        });
+    }
+    fn listener(images: &Images, ns_id: Option<u32>) {
+        images.open(FdTypes::Inetsk, |entry| {
+            entry.isk = Some(InetSkEntry {
+                id: entry.id,
+                ino: 900_001,
+                family: 2,
+                r#type: 1,
+                proto: 6,
+                state: 10,
+                src_port: 8080,
+                backlog: 1,
+                src_addr: vec![0],
+                dst_addr: vec![0],
+                ns_id,
+                opts: SkOptsEntry::default(),
+                ..Default::default()
+            });
+        });
+    }
+    /// A listener with options that only a privileged program can set.
+    fn with(images: &Images, change: impl Fn(&mut SkOptsEntry)) {
+        listener(images, images.root_ids().net_ns_id);
+        images.files(|files| {
+            let sockets = files.iter_mut().filter(|file| file.id == 900_001);
+            sockets.filter_map(|file| file.isk.as_mut()).for_each(|isk| change(&mut isk.opts));
+        });
+    }
+    fn unix(images: &Images, kind: u32, ns_id: Option<u32>) {
+        let name = b"/run/host.sock\0".to_vec();
+        let base = UnixSkEntry { r#type: kind, state: 7, ns_id, ..Default::default() };
+        let peer = UnixSkEntry { id: 900_002, ino: 900_002, uflags: 1, name, ..base.clone() };
+        images.files(|files| {
+            let ty = FdTypes::Unixsk.into();
+            files.push(FileEntry {
+                r#type: ty,
+                id: 900_002,
+                usk: Some(peer),
+                ..Default::default()
+            });
+        });
+        images.open(FdTypes::Unixsk, |entry| {
+            entry.usk = Some(UnixSkEntry { id: entry.id, ino: 900_001, peer: 900_002, ..base });
+        });
+    }
+    const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
+    const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
+    const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
+    const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
+    refuses_by(
+        "images-sockets",
+        "foreign.users.allow = ['0']",
+        &[
+            (
+                "a socket in somebody else's name",
+                |images| {
+                    images.open(FdTypes::Unixsk, |entry| {
+                        let peer = SkUcred { pid: 1, uid: 4711, gid: 0 };
+                        entry.usk = Some(UnixSkEntry {
+                            id: entry.id,
+                            ino: 900_001,
+                            r#type: 1,
+                            state: 10,
+                            ns_id: images.root_ids().net_ns_id,
+                            name: b"\0listener".to_vec(),
+                            torpor_peer: Some(peer),
+                            ..Default::default()
+                        });
+                    });
+                },
+                &["files.img: user id 4711", "(foreign.users.allow)"],
+            ),
+            ("a packet socket of an unknown namespace", |i| packet(i, Some(900_001)), UNKNOWN),
+            ("a listener of an unknown namespace", |i| listener(i, Some(900_001)), UNKNOWN),
+            ("a listener of namespace 0", |i| listener(i, Some(0)), UNKNOWN),
+            (
+                "a listener of a namespace of another kind",
+                |images| listener(images, images.root_ids().pid_ns_id),
+                UNKNOWN,
+            ),
+            (
+                "a listener of this host's namespace",
+                |images| {
+                    images.inventory(|i| {
+                        i.root_ids.get_or_insert_default().net_ns_id = Some(900_005)
+                    });
+                    listener(images, Some(900_005));
+                },
+                &["files.img: lives in this host's net namespace", "(foreign.namespaces.require)"],
+            ),
+            ("a packet socket", |i| packet(i, i.root_ids().net_ns_id), RAW),
+            ("a packet socket that does not say where", |i| packet(i, None), RAW),
+            ("a marked listener", |i| with(i, |o| o.so_mark = Some(7)), MARKED),
+            ("a listener before others", |i| with(i, |o| o.so_priority = Some(7)), MARKED),
+            ("a datagram peer outside", |i| unix(i, 2, i.root_ids().net_ns_id), OUTSIDE),
+            ("a stream's peer outside", |i| unix(i, 1, i.root_ids().net_ns_id), OUTSIDE),
+            ("a packet peer outside", |i| unix(i, 5, None), OUTSIDE),
+            ("a peer outside in another namespace", |i| unix(i, 2, Some(900_001)), UNKNOWN),
+        ],
+    );
+}
+
+/// The limits of an IPC namespace, and what is in it.
+#[test]
+fn ipc() {
+    fn limits(images: &Images, change: impl FnOnce(&mut IpcVarEntry)) {
+        let id = images.root_ids().ipc_ns_id.unwrap().into();
+        let mut entry: IpcVarEntry = images.dir.read_one(kind::IPC_VAR, id).unwrap();
+        change(&mut entry);
+        images.dir.write_one(kind::IPC_VAR, id, &entry).unwrap();
+    }
+    fn queue(images: &Images, change: impl FnOnce(&mut MqueueEntry)) {
+        limits(images, |entry| {
+            let mut queue = MqueueEntry {
+                name: b"queue".to_vec(),
+                mode: 0o600,
+                max_messages: 10,
+                message_size: 8192,
+                ..MqueueEntry::default()
+            };
+            change(&mut queue);
+            entry.torpor_mqueues.push(queue);
+        });
+    }
+    fn desc() -> IpcDescEntry {
+        IpcDescEntry { key: 7, mode: 0o600, id: 0, ..IpcDescEntry::default() }
+    }
+    fn messages(images: &Images, change: impl FnOnce(&mut IpcMsgEntry)) {
+        let id = images.root_ids().ipc_ns_id.unwrap().into();
+        let mut queue = IpcMsgEntry { desc: desc(), qbytes: 16384, qnum: 0 };
+        change(&mut queue);
+        images.dir.write_all(kind::IPCNS_MSG, id, [&queue]).unwrap();
+    }
+    fn segments(images: &Images, all: &[(u64, u32, Option<u32>)]) {
+        let id = images.root_ids().ipc_ns_id.unwrap().into();
+        let segments = all.iter().zip(0..).map(|(&(size, mode, hugetlb_flag), id)| IpcShmEntry {
+            desc: IpcDescEntry { id, key: id, mode, ..desc() },
+            size,
+            in_pagemaps: Some(true),
+            hugetlb_flag,
+        });
+        let segments: Vec<_> = segments.collect();
+        images.dir.write_all(kind::IPCNS_SHM, id, &segments).unwrap();
+    }
+    const BY: &str = "(foreign.ipc.sysctls)";
+    const BEYOND: &str = "(foreign.limits.raise)";
+    const LOCKED: &[&str] = &["ipcns-shm-", "locked memory of ", BEYOND];
+    refuses_by(
+        "images-ipc",
+        "foreign.users.allow = ['0']\nforeign.groups.allow = ['0']",
+        &[
+            (
+                "larger segments",
+                |images| limits(images, |entry| entry.shm_ctlmax += 1),
+                &["ipcns-var-", "sysctl kernel.shmmax = ", BY],
+            ),
+            (
+                "fewer segments",
+                |images| limits(images, |entry| entry.shm_ctlmni = 1),
+                &["sysctl kernel.shmmni = \"1\"", BY],
+            ),
+            (
+                "more semaphores",
+                |images| limits(images, |entry| entry.sem_ctls[1] += 1),
+                &["sysctl kernel.sem = ", BY],
+            ),
+            (
+                "longer messages",
+                |images| limits(images, |entry| entry.msg_ctlmax = 1 << 20),
+                &["sysctl kernel.msgmax = \"1048576\"", BY],
+            ),
+            (
+                "more POSIX queues",
+                |images| limits(images, |entry| entry.mq_queues_max = 4096),
+                &["sysctl fs.mqueue.queues_max = \"4096\"", BY],
+            ),
+            (
+                "a default that new queues have",
+                |images| limits(images, |entry| entry.mq_msgsize_default = Some(4096)),
+                &["sysctl fs.mqueue.msgsize_default = \"4096\"", BY],
+            ),
+            (
+                "segments that go with their last user",
+                |images| limits(images, |entry| entry.shm_rmid_forced = 1),
+                &["sysctl kernel.shm_rmid_forced = \"1\"", BY],
+            ),
+            (
+                "a POSIX queue of more messages than anybody may have",
+                |images| queue(images, |queue| queue.max_messages = 11),
+                &["ipcns-var-", "mq_maxmsg of 11", BEYOND],
+            ),
+            (
+                "a POSIX queue of longer messages",
+                |images| queue(images, |queue| queue.message_size = 8193),
+                &["mq_msgsize of 8193", BEYOND],
+            ),
+            (
+                "a POSIX queue of somebody else",
+                |images| queue(images, |queue| queue.uid = 4711),
+                &["ipcns-var-", "user id 4711", "(foreign.users.allow)"],
+            ),
+            (
+                "a queue that takes more than anybody may let it",
+                |images| messages(images, |queue| queue.qbytes = 16385),
+                &["ipcns-msg-", "msg_qbytes of 16385", BEYOND],
+            ),
+            (
+                "a queue that somebody else has made",
+                |images| messages(images, |queue| queue.desc.cuid = 4711),
+                &["ipcns-msg-", "user id 4711", "(foreign.users.allow)"],
+            ),
+            (
+                "a queue of another group",
+                |images| messages(images, |queue| queue.desc.gid = 4711),
+                &["ipcns-msg-", "group id 4711", "(foreign.groups.allow)"],
+            ),
+            (
+                "a segment that stays in memory",
+                |images| segments(images, &[(1 << 40, 0o2600, None)]),
+                LOCKED,
+            ),
+            (
+                "two that stay in memory together",
+                |images| segments(images, &[(5 << 20, 0o2600, None), (5 << 20, 0o2600, None)]),
+                LOCKED,
+            ),
+            (
+                "a segment of huge pages",
+                |images| segments(images, &[(1 << 40, 0o600, Some(0o4000 | 21 << 26))]),
+                LOCKED,
+            ),
+        ],
+    );
+}
+
+/// What is not limited by a configuration alone.
+#[test]
+fn limits() {
+    refuses(
+        "images-limits",
+        &[
+            (
+                "a higher limit",
+                |images| {
+                    images.core(1, |core| {
+                        let limits = core.tc.as_mut().unwrap().rlimits.as_mut().unwrap();
+                        limits.rlimits[7].max = u64::MAX;
+                    });
+                },
+                &["core-1.img: task 1: RLIMIT_NOFILE", "(foreign.limits.raise)"],
+            ),
+            (
+                "real time",
+                |images| {
+                    images.core(1, |core| {
+                        let thread = core.thread_core.as_mut().unwrap();
+                        (thread.sched_policy, thread.sched_prio) = (Some(1), Some(99));
+                    });
+                },
+                &["core-1.img: task 1: scheduling: policy 1", "(foreign.scheduling.allow)"],
+            ),
+            (
+                "a higher priority",
+                |images| {
+                    images.core(1, |core| {
+                        core.thread_core.as_mut().unwrap().sched_nice = Some(-20);
+                    });
+                },
+                &["scheduling: nice -20", "(foreign.scheduling.allow)"],
+            ),
+            (
+                "not to be killed",
+                |images| {
+                    images.core(1, |core| core.tc.as_mut().unwrap().oom_score_adj = Some(-1000))
+                },
+                &["oom_score_adj of -1000", "(foreign.limits.raise)"],
+            ),
+        ],
+    );
+}
