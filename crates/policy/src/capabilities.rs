@@ -53,6 +53,7 @@ const NAMES: [&str; 41] = [
 /// Numbers of some that the judging of other things refers to (linux/capability.h).
 pub(crate) mod number {
     pub(crate) const CHOWN: u32 = 0;
+    pub(crate) const NET_BROADCAST: u32 = 11;
     pub(crate) const NET_ADMIN: u32 = 12;
     pub(crate) const NET_RAW: u32 = 13;
     pub(crate) const IPC_LOCK: u32 = 14;
@@ -60,6 +61,7 @@ pub(crate) mod number {
     pub(crate) const SYS_NICE: u32 = 23;
     pub(crate) const SYS_RESOURCE: u32 = 24;
     pub(crate) const AUDIT_CONTROL: u32 = 30;
+    pub(crate) const AUDIT_READ: u32 = 37;
 }
 
 /// A set of capabilities.

@@ -67,8 +67,10 @@ const RULES: &[Rule] = &[
         words(leaf, true).map(|names| rules.file_systems = names)
     }),
     ("network.firewall", |rules, leaf| grant(leaf).map(|on| rules.firewall = on)),
+    ("network.addresses", |rules, leaf| grant(leaf).map(|on| rules.addresses = on)),
     ("network.routes", |rules, leaf| grant(leaf).map(|on| rules.routes = on)),
     ("network.raw-sockets", |rules, leaf| grant(leaf).map(|on| rules.raw_sockets = on)),
+    ("network.socket-options", |rules, leaf| grant(leaf).map(|on| rules.socket_options = on)),
     ("network.external-sockets", |rules, leaf| grant(leaf).map(|on| rules.external_sockets = on)),
     ("network.links", |rules, leaf| words(leaf, true).map(|kinds| rules.links = kinds)),
     ("network.sysctls", |rules, leaf| words(leaf, true).map(|names| rules.sysctls = names)),

@@ -236,6 +236,15 @@ impl Rules {
                 denied(self.raw_sockets, passed.grants(number::NET_RAW), "CAP_NET_RAW is not given")
                     .map(|why| ("network.raw-sockets", why))
             }
+            Ask::SocketOption { capability, .. } => {
+                // The others count on this host only.
+                let granted = match *capability {
+                    number::NET_RAW => passed.grants(number::NET_RAW),
+                    other => passed.grants_here(other),
+                };
+                denied(self.socket_options, granted, "it is not given")
+                    .map(|why| ("network.socket-options", why))
+            }
             Ask::ExternalSocket { .. } => {
                 let why = "the caller has not said --ext-unix-sk";
                 denied(self.external_sockets, passed.external_sockets, why)
@@ -246,6 +255,8 @@ impl Rules {
                 .map(|why| ("network.firewall", why)),
             Ask::Route { .. } => denied(self.routes, may_manage(passed), UNMANAGED)
                 .map(|why| ("network.routes", why)),
+            Ask::Address { .. } => denied(self.addresses, may_manage(passed), UNMANAGED)
+                .map(|why| ("network.addresses", why)),
             Ask::Link { name, kind } => {
                 self.deny_link(name, kind, passed).map(|why| ("network.links", why))
             }

@@ -108,6 +108,15 @@ pub enum Ask {
         /// Its number.
         file: u32,
     },
+    /// What only a capability sets on a socket.
+    SocketOption {
+        /// Its number.
+        file: u32,
+        /// What, and its value.
+        text: String,
+        /// The number of the capability.
+        capability: u32,
+    },
     /// A socket outside of the tasks that one of theirs is connected to.
     ExternalSocket {
         /// Its name.
@@ -174,6 +183,14 @@ pub enum Ask {
     },
     /// A route that is not that of an address, or a routing rule.
     Route {
+        /// It, in short.
+        text: String,
+    },
+    /// What decides which packets reach a network device: an address that it does not have by itself,
+    /// or, of one that the caller gives, its hardware address, and whether it takes all.
+    Address {
+        /// Its name.
+        device: String,
         /// It, in short.
         text: String,
     },
@@ -276,8 +293,10 @@ impl Ask {
             Ask::Firewall { .. }
             | Ask::Route { .. }
             | Ask::Link { .. }
+            | Ask::Address { .. }
             | Ask::Sysctl { .. }
             | Ask::RawSocket { .. }
+            | Ask::SocketOption { .. }
             | Ask::ExternalSocket { .. } => "network",
         }
     }
@@ -316,6 +335,10 @@ impl fmt::Display for Ask {
                 write!(f, "cgroup {path:?} has {program:?} run on this host")
             }
             Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
+            Ask::SocketOption { file, text, capability } => {
+                let capability = Capabilities(1_u64.checked_shl(*capability).unwrap_or_default());
+                write!(f, "socket option {text} (file {file}), which takes {capability}")
+            }
             Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),
             Ask::Fanotify { text, .. } => write!(f, "fanotify: {text}"),
             Ask::WriteReadOnly { path } => {
@@ -337,6 +360,7 @@ impl fmt::Display for Ask {
             Ask::Mount(mount) => mount.fmt(f),
             Ask::Firewall { text } => write!(f, "firewall rules ({text})"),
             Ask::Route { text } => write!(f, "route: {text}"),
+            Ask::Address { device, text } => write!(f, "network device {device:?}: {text}"),
             Ask::Link { name, kind } => write!(f, "network device {name:?} ({kind})"),
             Ask::Sysctl { name, value } | Ask::IpcLimit { name, value } => {
                 write!(f, "sysctl {name} = {value:?}")

@@ -89,10 +89,14 @@ pub struct Rules {
     pub file_systems: Limit<Vec<String>>,
     /// `network.firewall`.
     pub firewall: Grant,
+    /// `network.addresses`.
+    pub addresses: Grant,
     /// `network.routes`.
     pub routes: Grant,
     /// `network.raw-sockets`.
     pub raw_sockets: Grant,
+    /// `network.socket-options`.
+    pub socket_options: Grant,
     /// `network.external-sockets`.
     pub external_sockets: Grant,
     /// `network.links`: kinds of devices.
@@ -136,8 +140,10 @@ impl Default for Rules {
             sources: Limit::All,
             file_systems: Limit::All,
             firewall: Grant::Yes,
+            addresses: Grant::Yes,
             routes: Grant::Yes,
             raw_sockets: Grant::Yes,
+            socket_options: Grant::Yes,
             external_sockets: Grant::Yes,
             links: Limit::All,
             sysctls: Limit::All,
@@ -176,8 +182,10 @@ impl Rules {
             scheduling: Grant::Runtime,
             write_read_only: Grant::No,
             firewall: Grant::Runtime,
+            addresses: Grant::Runtime,
             routes: Grant::Runtime,
             raw_sockets: Grant::Runtime,
+            socket_options: Grant::Runtime,
             external_sockets: Grant::Runtime,
             links: Limit::Runtime,
             sysctls: Limit::Runtime,

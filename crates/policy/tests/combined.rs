@@ -41,8 +41,10 @@ allow = false
 write-read-only = false
 [network]
 raw-sockets = false
+socket-options = false
 external-sockets = false
 firewall = false
+addresses = false
 routes = false
 links = ['veth']
 sysctls = ['net.ipv4.conf.*.rp_filter']
@@ -89,11 +91,15 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
         text().prop_map(|text| (Ask::Scheduling { text }, false)),
         text().prop_map(|path| (Ask::WriteReadOnly { path }, false)),
         any::<u32>().prop_map(|file| (Ask::RawSocket { kind: "packet", file }, false)),
+        (text(), any::<u32>()).prop_map(|(text, capability)| {
+            (Ask::SocketOption { file: 1, text, capability }, false)
+        }),
         text().prop_map(|name| (Ask::ExternalSocket { name }, false)),
         text().prop_map(|path| (Ask::Open { path, flags: 0 }, true)),
         Just((Ask::Fill, true)),
         text().prop_map(|text| (Ask::Firewall { text }, false)),
         text().prop_map(|text| (Ask::Route { text }, false)),
+        text().prop_map(|text| (Ask::Address { device: "x".to_owned(), text }, false)),
         prop_oneof![Just("veth"), Just("bridge")].prop_map(|kind| {
             (Ask::Link { name: "x".to_owned(), kind: kind.to_owned() }, kind == "veth")
         }),

@@ -113,9 +113,21 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("a limit above the caller's", Ask::Raise { name: "RLIMIT_NOFILE", to: 1 << 20 }),
         ("real-time scheduling", Ask::Scheduling { text: text("SCHED_FIFO") }),
         ("a raw or packet socket", Ask::RawSocket { kind: "packet", file: 1 }),
+        (
+            "a transparent proxy's socket",
+            Ask::SocketOption { file: 1, text: text("IP_TRANSPARENT of 1"), capability: 13 },
+        ),
+        (
+            "a socket with larger buffers than anybody may have",
+            Ask::SocketOption { file: 1, text: text("SO_RCVBUF of 9"), capability: 12 },
+        ),
         ("a Unix socket of others", Ask::ExternalSocket { name: text("/run/x") }),
         ("firewall rules", Ask::Firewall { text: text("x") }),
         ("a route", Ask::Route { text: text("x") }),
+        (
+            "an address of a network device",
+            Ask::Address { device: text("eth0"), text: text("address 10.0.0.1/8") },
+        ),
         ("a bridge", Ask::Link { name: text("br0"), kind: text("bridge") }),
         ("the loopback device", Ask::Link { name: text("lo"), kind: text("loopback") }),
         (
@@ -145,6 +157,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::ReleaseAgent { .. }
         | Ask::Login(_)
         | Ask::RawSocket { .. }
+        | Ask::SocketOption { .. }
         | Ask::ExternalSocket { .. }
         | Ask::Fanotify { .. }
         | Ask::WriteReadOnly { .. }
@@ -156,6 +169,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Mount(_)
         | Ask::Firewall { .. }
         | Ask::Route { .. }
+        | Ask::Address { .. }
         | Ask::Link { .. }
         | Ask::Sysctl { .. }
         | Ask::IpcLimit { .. } => {

@@ -273,7 +273,7 @@ impl Images {
         self.dir.write_one(kind::CGROUP, 0, &groups).unwrap();
     }
 
-    fn raw(&self, name: &str, bytes: &[u8]) {
+    pub(crate) fn raw(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path.join(name), bytes).unwrap();
     }
 }

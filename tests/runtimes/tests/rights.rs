@@ -1,10 +1,10 @@
-//! Images that ask for what only a privileged program can set: options of sockets, limits, objects and
-//! addresses. Each is refused by name, as in [`crate::images`].
+//! Images that ask for what only a privileged program can set: options of sockets, limits and objects.
+//! Each is refused by name, as in [`crate::images`].
 
 use torpor_images::kind;
 use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
-    MqueueEntry, PacketSockEntry, SkOptsEntry, SkUcred, UnixSkEntry,
+    MqueueEntry, NetlinkSkEntry, PacketSockEntry, SkOption, SkOptsEntry, SkUcred, UnixSkEntry,
 };
 
 use crate::images::{Images, refuses, refuses_by};
@@ -50,6 +50,19 @@ fn sockets() {
             sockets.filter_map(|file| file.isk.as_mut()).for_each(|isk| change(&mut isk.opts));
         });
     }
+    fn option(images: &Images, level: u32, name: u32, value: &[u8]) {
+        with(images, |options| {
+            options.torpor_options = vec![SkOption { level, name, value: value.to_vec() }];
+        });
+    }
+    fn netlink(images: &Images, protocol: u32, change: impl Fn(&mut NetlinkSkEntry)) {
+        images.open(FdTypes::Netlinksk, |entry| {
+            let (id, ns_id) = (entry.id, images.root_ids().net_ns_id);
+            let mut socket = NetlinkSkEntry { id, protocol, ns_id, ..Default::default() };
+            change(&mut socket);
+            entry.nlsk = Some(socket);
+        });
+    }
     fn unix(images: &Images, kind: u32, ns_id: Option<u32>) {
         let name = b"/run/host.sock\0".to_vec();
         let base = UnixSkEntry { r#type: kind, state: 7, ns_id, ..Default::default() };
@@ -70,6 +83,8 @@ fn sockets() {
     const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
     const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
     const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
+    const OPTION: &str = "files.img: socket option ";
+    const BY: &str = "(foreign.network.socket-options)";
     const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
     refuses_by(
         "images-sockets",
@@ -116,6 +131,76 @@ fn sockets() {
             ("a packet socket that does not say where", |i| packet(i, None), RAW),
             ("a marked listener", |i| with(i, |o| o.so_mark = Some(7)), MARKED),
             ("a listener before others", |i| with(i, |o| o.so_priority = Some(7)), MARKED),
+            (
+                "a transparent proxy",
+                |images| option(images, 0, 19, &[1, 0, 0, 0]),
+                &[OPTION, "IP_TRANSPARENT of 1 (file 900001), which takes CAP_NET_RAW", BY],
+            ),
+            (
+                "one of the sixth version",
+                |images| option(images, 41, 75, &[1, 0, 0, 0]),
+                &["IPV6_TRANSPARENT of 1", BY],
+            ),
+            (
+                "marks of others",
+                |images| option(images, 1, 75, &[1, 0, 0, 0]),
+                &["SO_RCVMARK of 1", BY],
+            ),
+            (
+                "a processor that asks a device all the time",
+                |images| option(images, 1, 46, &[200, 0, 0, 0]),
+                &["SO_BUSY_POLL of 200", "CAP_NET_ADMIN", BY],
+            ),
+            (
+                "a module of this host for connections",
+                |images| option(images, 6, 13, b"no-such-module"),
+                &["TCP_CONGESTION of \"no-such-module\"", BY],
+            ),
+            (
+                "a buffer above the limits of this host",
+                |images| with(images, |options| options.so_rcvbuf = 1 << 30),
+                &["SO_RCVBUF of 1073741824", BY],
+            ),
+            (
+                "a buffer that is set to what others grow to",
+                |images| {
+                    with(images, |options| {
+                        (options.so_sndbuf, options.so_buf_lock) = (20 << 20, Some(1));
+                    });
+                },
+                &["SO_SNDBUF of 20971520", BY],
+            ),
+            (
+                "events of the audit",
+                |images| netlink(images, 9, |socket| socket.groups = vec![1]),
+                &["group 1 of netlink protocol 9 (file 900001), which takes CAP_AUDIT_READ", BY],
+            ),
+            (
+                "events of packet filters, in a second word",
+                |images| netlink(images, 12, |socket| socket.groups = vec![0, 1]),
+                &["group 33 of netlink protocol 12", "CAP_NET_ADMIN", BY],
+            ),
+            (
+                "routes of multicasts",
+                |images| netlink(images, 0, |socket| socket.groups = vec![1 << 29]),
+                &["group 30 of netlink protocol 0", BY],
+            ),
+            (
+                "device events that come from a task",
+                |images| netlink(images, 15, |socket| (socket.state, socket.dst_group) = (1, 1)),
+                &["a peer by netlink protocol 15 that is not the kernel", BY],
+            ),
+            (
+                "all namespaces that a socket knows",
+                |images| {
+                    netlink(images, 0, |socket| {
+                        let value = vec![1, 0, 0, 0];
+                        let all = SkOption { level: 270, name: 8, value };
+                        socket.opts.torpor_options = vec![all];
+                    });
+                },
+                &["NETLINK_LISTEN_ALL_NSID of 1", "CAP_NET_BROADCAST", BY],
+            ),
             ("a datagram peer outside", |i| unix(i, 2, i.root_ids().net_ns_id), OUTSIDE),
             ("a stream's peer outside", |i| unix(i, 1, i.root_ids().net_ns_id), OUTSIDE),
             ("a packet peer outside", |i| unix(i, 5, None), OUTSIDE),

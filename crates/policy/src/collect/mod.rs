@@ -12,7 +12,9 @@ mod mounts;
 mod network;
 mod parts;
 mod references;
+mod routing;
 pub mod settings;
+mod socket_options;
 mod sockets;
 mod tasks;
 
@@ -24,7 +26,8 @@ use torpor_images::{ImageDir, kind};
 pub use self::limits::LIMITS;
 pub(crate) use self::limits::LOCKED_MEMORY;
 pub use self::mounts::mounts;
-pub use self::network::{kind_of_link, route, rule};
+pub use self::network::kind_of_link;
+pub use self::routing::{Addresses, route, rule};
 use crate::credentials::Credentials;
 use crate::namespace::{NsKind, NsSet};
 use crate::passed::Passed;
@@ -117,13 +120,13 @@ pub fn collect(
     limits::collect(checkpoint, passed, &mut all);
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
-    sockets::collect(checkpoint, &maps, &mut all)?;
+    sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
     }
     if !passed.empty_network {
-        network::collect(checkpoint, settings, &mut all)?;
+        network::collect(checkpoint, settings, passed, &mut all)?;
     }
     Ok(all.0)
 }

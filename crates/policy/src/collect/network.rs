@@ -6,15 +6,18 @@ use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
+use super::routing::{Addresses, hardware, route, rule};
 use super::settings::Written;
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;
+use crate::passed::Passed;
 use crate::request::Ask;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     settings: &Settings<'_>,
+    passed: &Passed,
     all: &mut Requests,
 ) -> Result<()> {
     let images = checkpoint.images;
@@ -27,13 +30,21 @@ pub(super) fn collect(
         }
         let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
         for device in &devices {
+            let image = kind::NETDEV.file_name(id);
             let kind = kind_of_link(device.r#type());
-            let ask = Ask::Link { name: device.name.clone(), kind };
-            all.add(kind::NETDEV.file_name(id), None, ask);
+            all.add(&*image, None, Ask::Link { name: device.name.clone(), kind });
+            if passed.devices_of_network.contains(&device.name) {
+                let reaches = reach_of(device).into_iter();
+                reaches.for_each(|ask| all.add(&*image, None, ask));
+            }
         }
         sysctls(id, &netns, &devices, settings, all)?;
+        let addresses = Addresses::read(images, id)?;
+        for ask in addresses.asks(&devices) {
+            all.add(kind::IFADDR.file_name(id), None, ask);
+        }
         for list in [ROUTES4, ROUTES6] {
-            messages(images, list, id, route, all)?;
+            messages(images, list, id, |message| route(message, &addresses), all)?;
         }
         for list in [RULES4, RULES6] {
             messages(images, list, id, rule, all)?;
@@ -54,6 +65,24 @@ pub fn kind_of_link(ty: NdType) -> String {
         NdType::Extlink => "external".to_owned(),
         ty => ty.as_str_name().to_ascii_lowercase(),
     }
+}
+
+/// What a device of the caller's is told that decides which packets it takes.
+fn reach_of(device: &NetDeviceEntry) -> Vec<Ask> {
+    /// `IFF_PROMISC`, `IFF_ALLMULTI` (linux/if.h).
+    const TAKES_ALL: u32 = 0x100 | 0x200;
+    /// `MACVLAN_MODE_PASSTHRU` (linux/if_link.h): the device below takes all packets, too.
+    const PASSTHRU: u32 = 8;
+    let address = device.address.as_deref().map(hardware);
+    let all = device.flags & TAKES_ALL != 0;
+    let below = device.macvlan.is_some_and(|macvlan| macvlan.mode == PASSTHRU);
+    let texts = [
+        address.map(|address| format!("hardware address {address}")),
+        all.then(|| "takes packets for others".to_owned()),
+        below.then(|| "the device below it takes packets for others".to_owned()),
+    ];
+    let texts = texts.into_iter().flatten();
+    texts.map(|text| Ask::Address { device: device.name.clone(), text }).collect()
 }
 
 fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Result<()> {
@@ -112,14 +141,11 @@ fn without(settings: Vec<(String, String, Ask)>, values: Values<'_>) -> Vec<(Str
     settings
 }
 
-/// The length of `struct rtmsg` and `struct fib_rule_hdr` (linux/rtnetlink.h, linux/fib_rules.h).
-const BODY: usize = 12;
-
 fn messages(
     images: &ImageDir,
     list: List,
     id: u64,
-    describe: fn(&[u8]) -> Option<String>,
+    describe: impl Fn(&[u8]) -> Option<String>,
     all: &mut Requests,
 ) -> Result<()> {
     let image = list.image.file_name(id);
@@ -129,74 +155,4 @@ fn messages(
         }
     }
     Ok(())
-}
-
-/// The attributes behind the body of a message: their types and contents.
-fn attributes(message: &[u8]) -> Vec<(u16, &[u8])> {
-    let mut rest = message.get(BODY..).unwrap_or_default();
-    let mut all = vec![];
-    while let Some((head, _)) = rest.split_first_chunk::<4>() {
-        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        // The upper bits are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
-        let ty = u16::from_ne_bytes([head[2], head[3]]) & 0x3fff;
-        let Some(content) = rest.get(4..len) else { break };
-        all.push((ty, content));
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    all
-}
-
-/// What a message of a route stands for in requests: nothing for those to the networks of a
-/// device's own addresses, which the kernel makes with the address.
-#[must_use]
-pub fn route(message: &[u8]) -> Option<String> {
-    /// `RTPROT_KERNEL`, `RTN_UNICAST`.
-    const KERNEL: u8 = 2;
-    const UNICAST: u8 = 1;
-    /// `RTA_DST`, `RTA_OIF`, `RTA_PREFSRC`, `RTA_METRICS`, `RTA_CACHEINFO`, `RTA_TABLE`,
-    /// `RTA_PREF`, `RTA_PRIORITY`: what such a route consists of.
-    const OWN: [u16; 8] = [1, 4, 7, 8, 12, 15, 20, 6];
-    let [_, length, _, _, table, protocol, _, kind, ..] = *message else { return None };
-    let attributes = attributes(message);
-    let plain = attributes.iter().all(|(ty, _)| OWN.contains(ty));
-    if protocol == KERNEL && plain && (kind != UNICAST || length > 0) {
-        return None;
-    }
-    let to = attributes.iter().find(|(ty, _)| *ty == 1).map(|(_, address)| *address);
-    let to = to.map_or_else(|| "default".to_owned(), |to| format!("{}/{length}", address(to)));
-    let through = attributes.iter().find(|(ty, _)| *ty == 5);
-    let through = through.map_or(String::new(), |(_, to)| format!(" through {}", address(to)));
-    Some(format!("{to}{through}, table {table}"))
-}
-
-fn address(bytes: &[u8]) -> String {
-    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
-        return std::net::Ipv4Addr::from(v4).to_string();
-    }
-    match <[u8; 16]>::try_from(bytes) {
-        Ok(v6) => std::net::Ipv6Addr::from(v6).to_string(),
-        Err(_) => format!("{bytes:02x?}"),
-    }
-}
-
-/// What a message of a routing rule stands for: nothing for the three that every namespace has.
-#[must_use]
-pub fn rule(message: &[u8]) -> Option<String> {
-    /// `FR_ACT_TO_TBL`.
-    const TO_TABLE: u8 = 1;
-    /// `FRA_PRIORITY`, `FRA_SUPPRESS_PREFIXLEN`, `FRA_TABLE`, `FRA_PROTOCOL`.
-    const OWN: [u16; 4] = [6, 14, 15, 21];
-    /// Tables and priorities: local, main, default.
-    const FIRST: [(u8, u32); 3] = [(255, 0), (254, 32766), (253, 32767)];
-    let attributes = attributes(message);
-    let priority = attributes.iter().find(|(ty, _)| *ty == 6);
-    let priority =
-        priority.and_then(|(_, p)| p.first_chunk()).map_or(0, |p| u32::from_ne_bytes(*p));
-    let [_, a, b, c, table, _, _, action, d, e, f, g, ..] = *message else { return None };
-    let plain = [a, b, c, d, e, f, g] == [0; 7] && action == TO_TABLE;
-    let own = attributes.iter().all(|(ty, _)| OWN.contains(ty));
-    match plain && own && FIRST.contains(&(table, priority)) {
-        true => None,
-        false => Some(format!("rule of priority {priority} to table {table}")),
-    }
 }

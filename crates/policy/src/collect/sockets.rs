@@ -9,7 +9,8 @@ use torpor_images::proto::{
 };
 
 use super::references::network_of;
-use super::{Checkpoint, Maps, Requests, Result};
+use super::socket_options::{self, Host};
+use super::{Checkpoint, Maps, Requests, Result, Values};
 use crate::namespace::NsKind;
 use crate::request::Ask;
 
@@ -23,8 +24,14 @@ const EXTERNAL: u32 = 1;
 /// (linux/fanotify.h).
 const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 
-pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Result<()> {
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
     senders(checkpoint, maps, all)?;
+    special(checkpoint, here, all);
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
@@ -59,6 +66,18 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
     users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
     groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())
+}
+
+/// Options that only a capability sets.
+fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
+    let mut host = None;
+    for entry in &checkpoint.files {
+        for options in options(entry).into_iter().flatten() {
+            // Most trees have no sockets.
+            let host = host.get_or_insert_with(|| Host::of(here));
+            socket_options::collect(entry, options, host, &kind::FILES.file_name(0), all);
+        }
+    }
 }
 
 /// The ids in whose name files send signals, and those that sockets count for: both are set by the

@@ -7,6 +7,7 @@ use std::io;
 use torpor_images::{ImageDir, Kind};
 use torpor_kernel::netlink::{Body, CREATE, Message, NETFILTER, REPLACE, ROUTE, Socket, word};
 use torpor_policy::collect;
+use torpor_policy::collect::Addresses;
 use torpor_policy::collect::lists::{self, List};
 
 use crate::error::{Context, Error, Result};
@@ -287,10 +288,11 @@ pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
     let mut add = |table: &Table, text: Option<String>| {
         all.extend(text.map(|text| (table.list.image.file_name(ns_id.into()), text)));
     };
+    let addresses = Addresses::read(images, ns_id.into())?;
     for table in [&ROUTES4, &ROUTES6] {
         let messages = table.load(images, ns_id)?.unwrap_or_default();
         let sent = messages.iter().filter(|message| !comes_with_address(message));
-        sent.for_each(|message| add(table, collect::route(&route_request(message))));
+        sent.for_each(|message| add(table, collect::route(&route_request(message), &addresses)));
     }
     for table in [&RULES4, &RULES6] {
         let messages = table.load(images, ns_id)?.unwrap_or_default();

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod addresses;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +31,8 @@ fn torpor(args: &[&str]) -> Command {
 /// `ready` when it is done.
 struct Asleep {
     dir: TempDir,
+    /// Options for what is restored and judged.
+    options: Vec<&'static str>,
 }
 
 impl Asleep {
@@ -45,7 +49,7 @@ impl Asleep {
         command.arg("unshare").args(unshare).args(["bash", "-ec", &script]).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
-        let mut task = Self { dir };
+        let mut task = Self { dir, options: vec![] };
         let deadline = Instant::now() + Duration::from_secs(60);
         let name = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         while !(ready.exists() && name(child.id()) == "sleep\n") {
@@ -87,7 +91,7 @@ impl Asleep {
         if command[0] == "restore" {
             all.args(["-d", "-D"]);
         }
-        all.arg(images).args(["--host-key", &key]);
+        all.arg(images).args(["--host-key", &key]).args(&self.options);
         // Neither a policy of the machine nor one for foreign images counts here.
         all.args(["--policy", "/dev/null"]);
         for rule in rules {

@@ -1,0 +1,268 @@
+//! Options of sockets that only a capability sets: the restore sets them with its own.
+//!
+//! | field of images | what the kernel asks for |
+//! |---|---|
+//! | `so_mark`, `so_priority` above 6 | judged as `marked` sockets ([`super::sockets`]) |
+//! | `so_sndbuf`, `so_rcvbuf` | `CAP_NET_ADMIN` above the limits of this host |
+//! | `torpor_options` | those of [`TAKES`]; a congestion control that not everybody may have |
+//! | `groups`, `dst_portid`, `dst_group` of netlink | what the protocol keeps for the mighty |
+//! | packet sockets, `SOCK_RAW` | judged as such, with all that they have |
+//! | `so_bound_dev`, `ifname` | nothing since Linux 5.7, on sockets that are bound to no device |
+//! | `torpor_uid`, `torpor_gid`, `torpor_peer` | judged as ids |
+//! | `tcp-stream-N.img` | only with `--tcp-established`, which the caller passes |
+//! | others: time limits, `so_filter`, `so_linger`, `so_reuseport`, `torpor_memberships` … | nothing |
+//!
+//! Not judged: ports below 1024, and sockets for pings. Who may have them says the network
+//! namespace, which the caller may give, and which images do not describe then.
+
+use torpor_images::proto::{FileEntry, NetlinkSkEntry, SkOptsEntry};
+
+use super::{Requests, Values};
+use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
+use crate::request::Ask;
+
+/// The settings that the limits of this host are in, and the congestion controls for everybody.
+const SETTINGS: [&str; 8] = [
+    "net/core/rmem_max",
+    "net/core/rmem_default",
+    "net/core/wmem_max",
+    "net/core/wmem_default",
+    "net/ipv4/tcp_rmem",
+    "net/ipv4/tcp_wmem",
+    "net/ipv4/tcp_allowed_congestion_control",
+    "net/ipv4/tcp_congestion_control",
+];
+
+/// To this size the kernel lets buffers of TCP grow by itself (Linux 6.16, `tcp_init`).
+const TUNED: u64 = 32 << 20;
+
+/// Levels of options (`SOL_SOCKET`, `IPPROTO_IP` …).
+const SOCKET: u32 = 1;
+const IP: u32 = 0;
+const TCP: u32 = 6;
+const IPV6: u32 = 41;
+const NETLINK: u32 = 270;
+/// `TCP_CONGESTION`.
+const CONGESTION: (u32, u32) = (TCP, 13);
+
+/// Options that take a capability when they get a value above this one: level, number, name, value.
+const TAKES: [((u32, u32), &str, i32, u32); 9] = [
+    ((SOCKET, 1), "SO_DEBUG", 0, NET_ADMIN),
+    ((SOCKET, 46), "SO_BUSY_POLL", 0, NET_ADMIN),
+    ((SOCKET, 69), "SO_PREFER_BUSY_POLL", 0, NET_ADMIN),
+    ((SOCKET, 70), "SO_BUSY_POLL_BUDGET", 8, NET_ADMIN),
+    ((SOCKET, 75), "SO_RCVMARK", 0, NET_RAW),
+    ((SOCKET, 82), "SO_RCVPRIORITY", 0, NET_RAW),
+    ((IP, 19), "IP_TRANSPARENT", 0, NET_RAW),
+    ((IPV6, 75), "IPV6_TRANSPARENT", 0, NET_RAW),
+    ((NETLINK, 8), "NETLINK_LISTEN_ALL_NSID", 0, NET_BROADCAST),
+];
+
+/// What anybody may have on this host.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    receive: u64,
+    send: u64,
+    receive_tcp: u64,
+    send_tcp: u64,
+    congestion: Vec<String>,
+}
+
+impl Host {
+    /// What `here` says of this host: nothing for what it does not know.
+    pub(super) fn of(here: Values<'_>) -> Self {
+        let values = here(&SETTINGS.map(str::to_owned));
+        let mut values = values.iter().map(|value| value.as_deref().unwrap_or_default());
+        let mut next = || values.next().unwrap_or_default();
+        // The kernel doubles what a program asks for, but not what a new socket has.
+        let mut most = || {
+            let [most, default] = [next(), next()].map(|text| text.parse().unwrap_or(0_u64));
+            default.max(most.saturating_mul(2))
+        };
+        let (receive, send) = (most(), most());
+        let mut tuned = || {
+            let most = next().split_ascii_whitespace().filter_map(|n| n.parse().ok()).max();
+            most.map_or(0, |most: u64| most.max(TUNED))
+        };
+        let (receive_tcp, send_tcp) = (tuned().max(receive), tuned().max(send));
+        let names = [next(), next()];
+        let congestion = names.into_iter().flat_map(str::split_ascii_whitespace);
+        let congestion = congestion.map(str::to_owned).collect();
+        Host { receive, send, receive_tcp, send_tcp, congestion }
+    }
+}
+
+/// Asks for what of the options of a socket takes a capability.
+pub(super) fn collect(
+    entry: &FileEntry,
+    options: &SkOptsEntry,
+    host: &Host,
+    image: &str,
+    all: &mut Requests,
+) {
+    let mut add = |text: String, capability| {
+        all.add(image, None, Ask::SocketOption { file: entry.id, text, capability });
+    };
+    let is_stream = entry.isk.as_ref().is_some_and(|socket| socket.r#type == 1);
+    let locked = |bit: u32| options.so_buf_lock.is_some_and(|locks| locks & bit != 0);
+    for (name, value, bit, most, tuned) in [
+        ("SO_SNDBUF", options.so_sndbuf, 1, host.send, host.send_tcp),
+        ("SO_RCVBUF", options.so_rcvbuf, 2, host.receive, host.receive_tcp),
+    ] {
+        let most = if is_stream && !locked(bit) { tuned } else { most };
+        if u64::from(value) > most {
+            add(format!("{name} of {value}"), NET_ADMIN);
+        }
+    }
+    for option in &options.torpor_options {
+        let key = (option.level, option.name);
+        if key == CONGESTION {
+            let name = String::from_utf8_lossy(&option.value);
+            if !host.congestion.iter().any(|known| *known == name) {
+                add(format!("TCP_CONGESTION of {name:?}"), NET_ADMIN);
+            }
+        }
+        let value = option.value.first_chunk().map_or(i32::MAX, |value| i32::from_le_bytes(*value));
+        let takes = TAKES.iter().find(|(known, ..)| *known == key);
+        if let Some((_, name, _, capability)) = takes.filter(|(_, _, most, _)| value > *most) {
+            add(format!("{name} of {value}"), *capability);
+        }
+    }
+    entry.nlsk.iter().flat_map(of_netlink).for_each(|(text, capability)| add(text, capability));
+}
+
+/// What of a netlink socket takes a capability: groups that not everybody may listen to
+/// (`NL_CFG_F_NONROOT_RECV` and the `bind` of the protocols), and whom it sends to without saying so
+/// each time (`NL_CFG_F_NONROOT_SEND`).
+fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
+    /// Protocols (linux/netlink.h).
+    const ROUTE: u32 = 0;
+    const USERSOCK: u32 = 2;
+    const SOCK_DIAG: u32 = 4;
+    const SELINUX: u32 = 7;
+    const AUDIT: u32 = 9;
+    const KOBJECT_UEVENT: u32 = 15;
+    const GENERIC: u32 = 16;
+    /// `RTNLGRP_IPV4_MROUTE_R` and its like of IPv6.
+    const MULTICAST_ROUTES: [u32; 2] = [30, 31];
+    /// `notify` of `nlctrl`, which tells of families; the numbers of others are by chance.
+    const FAMILIES: u32 = 16;
+    let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 != 0);
+    let groups = socket.groups.iter().zip((1..).step_by(32));
+    let mut groups =
+        groups.flat_map(|(word, first): (&u32, u32)| bits(*word).map(move |b| first + b));
+    let kept = groups.find(|group| match socket.protocol {
+        ROUTE => MULTICAST_ROUTES.contains(group),
+        SOCK_DIAG | SELINUX | KOBJECT_UEVENT => false,
+        GENERIC => *group != FAMILIES,
+        _ => true,
+    });
+    let listens = kept.map(|group| {
+        let capability = if socket.protocol == AUDIT { AUDIT_READ } else { NET_ADMIN };
+        (format!("group {group} of netlink protocol {}", socket.protocol), capability)
+    });
+    let sends = socket.protocol != USERSOCK && (socket.dst_portid != 0 || socket.dst_group != 0);
+    let sends = sends.then(|| {
+        let text = format!("a peer by netlink protocol {} that is not the kernel", socket.protocol);
+        (text, NET_ADMIN)
+    });
+    listens.into_iter().chain(sends).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{InetSkEntry, SkOption};
+
+    use super::*;
+
+    fn host() -> Host {
+        Host::of(&|names| {
+            assert_eq!(names, SETTINGS);
+            ["1000", "900", "2000", "9000", "1 2 50000000", "1 2 3", "reno", "cubic"]
+                .map(|value| Some(value.to_owned()))
+                .to_vec()
+        })
+    }
+
+    fn asks(entry: FileEntry, options: &SkOptsEntry) -> Vec<String> {
+        let mut all = Requests::default();
+        collect(&entry, options, &host(), "files.img", &mut all);
+        all.0.iter().map(|request| request.ask.to_string()).collect()
+    }
+
+    fn stream() -> FileEntry {
+        let socket = InetSkEntry { r#type: 1, ..InetSkEntry::default() };
+        FileEntry { id: 5, isk: Some(socket), ..FileEntry::default() }
+    }
+
+    #[test]
+    fn sizes_of_buffers() {
+        let sizes = |so_sndbuf, so_rcvbuf, so_buf_lock| SkOptsEntry {
+            so_sndbuf,
+            so_rcvbuf,
+            so_buf_lock,
+            ..SkOptsEntry::default()
+        };
+        // A default may be above what can be asked for.
+        assert!(asks(FileEntry::default(), &sizes(9000, 2000, None)).is_empty());
+        assert_eq!(
+            asks(FileEntry::default(), &sizes(9001, 2001, None)),
+            [
+                "socket option SO_SNDBUF of 9001 (file 0), which takes CAP_NET_ADMIN",
+                "socket option SO_RCVBUF of 2001 (file 0), which takes CAP_NET_ADMIN",
+            ]
+        );
+        // Those of streams grow by themselves, unless somebody has set them.
+        assert!(asks(stream(), &sizes(32 << 20, 50_000_000, None)).is_empty());
+        assert_eq!(asks(stream(), &sizes((32 << 20) + 1, 50_000_001, None)).len(), 2);
+        assert_eq!(asks(stream(), &sizes(9001, 2001, Some(1))).len(), 1);
+        assert_eq!(asks(stream(), &sizes(9001, 2001, Some(3))).len(), 2);
+        let unknown = Host::of(&|names| vec![None; names.len()]);
+        assert_eq!((unknown.receive_tcp, unknown.send), (0, 0));
+    }
+
+    #[test]
+    fn options_that_take_a_capability() {
+        let set = |level, name, value: &[u8]| {
+            let option = SkOption { level, name, value: value.to_vec() };
+            let options = SkOptsEntry { torpor_options: vec![option], ..SkOptsEntry::default() };
+            asks(stream(), &options)
+        };
+        for ((level, name), text, most, _) in TAKES {
+            let [harmless, more] = [most, most + 1].map(i32::to_le_bytes);
+            assert!(set(level, name, &harmless).is_empty(), "{text}");
+            assert!(set(level, name, &more)[0].contains(text), "{text}");
+            // Whatever it means.
+            assert!(set(level, name, &[])[0].contains(text), "{text}");
+        }
+        assert!(set(TCP, 13, b"reno").is_empty() && set(TCP, 13, b"cubic").is_empty());
+        assert!(set(TCP, 13, b"dctcp")[0].contains("TCP_CONGESTION of \"dctcp\""));
+    }
+
+    #[test]
+    fn groups_of_netlink() {
+        let socket = |protocol, groups: &[u32]| NetlinkSkEntry {
+            protocol,
+            groups: groups.to_vec(),
+            ..NetlinkSkEntry::default()
+        };
+        for free in [socket(0, &[0x8000_0001]), socket(15, &[3]), socket(16, &[0x8000])] {
+            assert_eq!(of_netlink(&free), []);
+        }
+        for (socket, capability) in [
+            (socket(0, &[1 << 29]), NET_ADMIN),
+            (socket(9, &[1]), AUDIT_READ),
+            (socket(12, &[0, 1]), NET_ADMIN),
+            (socket(16, &[0, 1]), NET_ADMIN),
+            (socket(2, &[1]), NET_ADMIN),
+            (NetlinkSkEntry { dst_group: 1, ..socket(15, &[]) }, NET_ADMIN),
+            (NetlinkSkEntry { dst_portid: 9, ..socket(0, &[]) }, NET_ADMIN),
+        ] {
+            let found = of_netlink(&socket);
+            assert_eq!(found.iter().map(|(_, cap)| *cap).collect::<Vec<_>>(), [capability]);
+        }
+        let peer = NetlinkSkEntry { dst_portid: 9, ..socket(2, &[]) };
+        assert_eq!(of_netlink(&peer), []);
+    }
+}
