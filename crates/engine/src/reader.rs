@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use torpor_images::ImageDir;
-use torpor_policy::collect::{self, Settings, Values, collect, ipc};
+use torpor_policy::collect::{self, Settings, Values, collect, ipc, uses};
 use torpor_policy::{Passed, Request};
 use torpor_sys::confine::{self, Limits};
 use torpor_sys::process::{self, Status};
@@ -135,6 +135,7 @@ fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkp
         threads: &task.tree.threads,
         cores: &task.cores,
         credentials: &task.credentials,
+        vmas: task.mm.as_ref().map_or(&[], |mm| &mm.vmas),
         zombie: task.is_zombie(),
     });
     collect::Checkpoint {
@@ -304,7 +305,7 @@ fn here(names: &[String]) -> Vec<Option<String>> {
 
 /// A setting by its path, which images have a part in.
 fn setting(path: &str) -> Option<String> {
-    let known = path.starts_with("net/") || ipc::Limits::has(path);
+    let known = path.starts_with("net/") || ipc::Limits::has(path) || uses::knows(path);
     let plain = known && path.split('/').all(|part| !["", ".", ".."].contains(&part));
     let file = plain.then(|| File::open(format!("/proc/sys/{path}")).ok()).flatten()?;
     let mut text = String::new();

@@ -57,10 +57,12 @@ pub(crate) mod number {
     pub(crate) const NET_ADMIN: u32 = 12;
     pub(crate) const NET_RAW: u32 = 13;
     pub(crate) const IPC_LOCK: u32 = 14;
+    pub(crate) const SYS_PTRACE: u32 = 19;
     pub(crate) const SYS_ADMIN: u32 = 21;
     pub(crate) const SYS_NICE: u32 = 23;
     pub(crate) const SYS_RESOURCE: u32 = 24;
     pub(crate) const AUDIT_CONTROL: u32 = 30;
+    pub(crate) const WAKE_ALARM: u32 = 35;
     pub(crate) const AUDIT_READ: u32 = 37;
 }
 
@@ -79,6 +81,12 @@ impl Capabilities {
             [low, high] => Self(u64::from(low) | u64::from(high) << 32),
             _ => Self(u64::MAX),
         }
+    }
+
+    /// The set of the one with that number.
+    #[must_use]
+    pub fn only(number: u32) -> Self {
+        Self(1_u64.checked_shl(number).unwrap_or_default())
     }
 
     /// Whether it has the capability with that number.

@@ -25,6 +25,7 @@ const RULES: &[Rule] = &[
         rules.capabilities = limit(leaf, true, |names| Capabilities::parse(names))?;
         Ok(())
     }),
+    ("capabilities.use", |rules, leaf| grant(leaf).map(|on| rules.uses = on)),
     ("seccomp.require", |rules, leaf| need(leaf).map(|need| rules.seccomp = need)),
     ("no-new-privileges.require", |rules, leaf| {
         need(leaf).map(|need| rules.no_new_privileges = need)

@@ -162,6 +162,10 @@ impl Rules {
     fn deny(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {
         match ask {
             Ask::Capabilities(_) | Ask::NoCredentials => self.deny_capabilities(ask, passed),
+            Ask::Use { capability, .. } => {
+                denied(self.uses, passed.grants_here(*capability), "it is not given")
+                    .map(|why| ("capabilities.use", why))
+            }
             Ask::Seccomp(false) => {
                 let asked = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
                 required(self.seccomp, asked)

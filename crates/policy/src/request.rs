@@ -42,6 +42,13 @@ pub enum Ask {
     Capabilities(Capabilities),
     /// A thread without credentials: it would keep those of the restoring program.
     NoCredentials,
+    /// What the restore does for a task by a capability that the task may lack.
+    Use {
+        /// What.
+        text: String,
+        /// The number of the capability.
+        capability: u32,
+    },
     /// A thread, and whether a seccomp filter (or the strict mode) limits it.
     Seccomp(bool),
     /// A thread, and whether it has given up new privileges.
@@ -274,7 +281,7 @@ impl Ask {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Ask::Capabilities(_) | Ask::NoCredentials => "capabilities",
+            Ask::Capabilities(_) | Ask::NoCredentials | Ask::Use { .. } => "capabilities",
             Ask::Seccomp(_) => "seccomp",
             Ask::NoNewPrivileges(_) => "no-new-privileges",
             Ask::Profile(_) => "lsm",
@@ -309,6 +316,9 @@ impl fmt::Display for Ask {
             Ask::NoCredentials => {
                 f.write_str("no credentials: it would keep those of the restoring program")
             }
+            Ask::Use { text, capability } => {
+                write!(f, "{text}, which takes {}", Capabilities::only(*capability))
+            }
             Ask::Seccomp(true) => f.write_str("a seccomp filter"),
             Ask::Seccomp(false) => f.write_str("no seccomp filter"),
             Ask::NoNewPrivileges(true) => f.write_str("no new privileges"),
@@ -336,7 +346,7 @@ impl fmt::Display for Ask {
             }
             Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
             Ask::SocketOption { file, text, capability } => {
-                let capability = Capabilities(1_u64.checked_shl(*capability).unwrap_or_default());
+                let capability = Capabilities::only(*capability);
                 write!(f, "socket option {text} (file {file}), which takes {capability}")
             }
             Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),

@@ -47,6 +47,8 @@ pub enum Grant {
 pub struct Rules {
     /// `capabilities.allow`.
     pub capabilities: Limit<Capabilities>,
+    /// `capabilities.use`.
+    pub uses: Grant,
     /// `seccomp.require`.
     pub seccomp: Need,
     /// `no-new-privileges.require`.
@@ -119,6 +121,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             capabilities: Limit::All,
+            uses: Grant::Yes,
             seccomp: Need::No,
             no_new_privileges: Need::No,
             users: Limit::All,
@@ -162,6 +165,7 @@ impl Rules {
     pub fn of_runtime() -> Self {
         Self {
             capabilities: Limit::Runtime,
+            uses: Grant::Runtime,
             seccomp: Need::Runtime,
             no_new_privileges: Need::Runtime,
             namespaces: Limit::Runtime,

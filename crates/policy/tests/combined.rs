@@ -9,6 +9,7 @@ use torpor_policy::{Ask, Capabilities, Checked, Device, Origin, Passed, Policy, 
 const STRICT: &str = "
 [capabilities]
 allow = ['CHOWN']
+use = false
 [seccomp]
 require = true
 [no-new-privileges]
@@ -62,6 +63,8 @@ fn request() -> impl Strategy<Value = (Request, bool)> {
     let ask = prop_oneof![
         (0_u64..4).prop_map(|set| (Ask::Capabilities(Capabilities(set)), set & !1 == 0)),
         Just((Ask::NoCredentials, false)),
+        (text(), any::<u32>())
+            .prop_map(|(text, capability)| (Ask::Use { text, capability }, false)),
         any::<bool>().prop_map(|on| (Ask::Seccomp(on), on)),
         any::<bool>().prop_map(|on| (Ask::NoNewPrivileges(on), on)),
         (990_u32..2010).prop_map(|id| (Ask::User(id), (1000..2000).contains(&id))),

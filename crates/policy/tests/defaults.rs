@@ -71,6 +71,10 @@ fn rows() -> Vec<(&'static str, Ask)> {
         ("the capability `KILL`", Ask::Capabilities(Capabilities(1 << 5))),
         ("the capability `SYS_ADMIN`", Ask::Capabilities(Capabilities(1 << 21))),
         ("no record of credentials", Ask::NoCredentials),
+        (
+            "a timer that wakes this host",
+            Ask::Use { text: text("a timer that wakes this host"), capability: 35 },
+        ),
         ("no seccomp filter", Ask::Seccomp(false)),
         ("new privileges", Ask::NoNewPrivileges(false)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),
@@ -149,6 +153,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill => ask.is_neutral(),
         Ask::Capabilities(_)
         | Ask::NoCredentials
+        | Ask::Use { .. }
         | Ask::Seccomp(_)
         | Ask::NoNewPrivileges(_)
         | Ask::HostNamespace(_)

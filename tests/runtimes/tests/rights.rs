@@ -4,7 +4,9 @@
 use torpor_images::kind;
 use torpor_images::proto::{
     FdTypes, FileEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
-    MqueueEntry, NetlinkSkEntry, PacketSockEntry, SkOption, SkOptsEntry, SkUcred, UnixSkEntry,
+    MqueueEntry, NetlinkSkEntry, PacketSockEntry, PipeDataEntry, PosixTimerEntry, RegFileEntry,
+    SkOption, SkOptsEntry, SkUcred, TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry,
+    TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
 };
 
 use crate::images::{Images, refuses, refuses_by};
@@ -345,6 +347,15 @@ fn ipc() {
 /// What is not limited by a configuration alone.
 #[test]
 fn limits() {
+    fn faults(images: &Images, features: u64, user_mode_only: bool) {
+        images.open(FdTypes::Ext, |entry| {
+            let (id, pid) = (entry.id, 1);
+            let faults =
+                TorporUserfaultfdEntry { id, pid, features, user_mode_only, ..Default::default() };
+            entry.torpor_userfaultfd = Some(faults);
+        });
+    }
+    const USE: &str = "(foreign.capabilities.use)";
     refuses(
         "images-limits",
         &[
@@ -367,6 +378,108 @@ fn limits() {
                     });
                 },
                 &["core-1.img: task 1: scheduling: policy 1", "(foreign.scheduling.allow)"],
+            ),
+            (
+                "disks before others, in a number that has more bits",
+                |images| {
+                    images.core(1, |core| {
+                        let thread = core.thread_core.as_mut().unwrap();
+                        thread.torpor_ioprio = Some(1 << 16 | 1 << 13);
+                    });
+                },
+                &["scheduling: priority 0x12000 for I/O", "(foreign.scheduling.allow)"],
+            ),
+            (
+                "more locked memory than anybody may have",
+                |images| {
+                    images.memory(|mm| {
+                        let mut vma = mm.vmas[0].clone();
+                        (vma.flags, vma.start, vma.end) = (0x2022, 1 << 32, 5 << 32);
+                        mm.vmas.push(vma);
+                        mm.vmas.sort_by_key(|vma| vma.start);
+                    });
+                },
+                &["mm-1.img: task 1: locked memory of 17179869184", "(foreign.limits.raise)"],
+            ),
+            (
+                "the same in parts",
+                |images| {
+                    images.memory(|mm| {
+                        for place in 1..4 {
+                            let mut vma = mm.vmas[0].clone();
+                            (vma.flags, vma.start) = (0x2022, place << 32);
+                            vma.end = vma.start + (3 << 20);
+                            mm.vmas.push(vma);
+                        }
+                        mm.vmas.sort_by_key(|vma| vma.start);
+                    });
+                },
+                &["locked memory of 9437184", "(foreign.limits.raise)"],
+            ),
+            (
+                "a timer that wakes the host",
+                |images| {
+                    images.core(1, |core| {
+                        let timer = PosixTimerEntry { clock_id: 8, ..Default::default() };
+                        let timers = core.tc.as_mut().unwrap().timers.get_or_insert_default();
+                        timers.posix.push(timer);
+                    });
+                },
+                &["core-1.img: task 1: a timer that wakes this host, which takes", USE],
+            ),
+            (
+                "one that has a descriptor",
+                |images| {
+                    images.open(FdTypes::Timerfd, |entry| {
+                        let (id, clockid) = (entry.id, 9);
+                        entry.tfd = Some(TimerfdEntry { id, clockid, ..Default::default() });
+                    });
+                },
+                &["a timer that wakes this host (file 900001), which takes CAP_WAKE_ALARM", USE],
+            ),
+            (
+                "faults of the kernel",
+                |images| faults(images, 1, false),
+                &["a userfaultfd for faults of the kernel (file 900001)", "CAP_SYS_PTRACE", USE],
+            ),
+            (
+                "forks",
+                |images| faults(images, 3, true),
+                &["a userfaultfd that is told of forks (file 900001)", USE],
+            ),
+            (
+                "pinned buffers",
+                |images| {
+                    images.open(FdTypes::Ext, |entry| {
+                        let buffer = TorporIoUringBuffer { address: 1 << 32, length: 1 << 34 };
+                        let (id, buffers) = (entry.id, vec![buffer; 2]);
+                        let ring = TorporIoUringEntry { id, buffers, ..Default::default() };
+                        entry.torpor_io_uring = Some(ring);
+                    });
+                },
+                &["files.img: locked memory of 34359738368", "(foreign.limits.raise)"],
+            ),
+            (
+                "a larger pipe than anybody may have",
+                |images| {
+                    let pipe = PipeDataEntry { size: Some(1 << 30), ..Default::default() };
+                    images.dir.write_all(kind::PIPES_DATA, 0, [&pipe]).unwrap();
+                },
+                &["pipes-data.img: the size of a pipe of 1073741824", "(foreign.limits.raise)"],
+            ),
+            (
+                "a network device by its descriptor",
+                |images| {
+                    images.open(FdTypes::Tunf, |entry| {
+                        let (id, ns_id) = (entry.id, images.root_ids().net_ns_id);
+                        let netdev = Some("tun7".to_owned());
+                        let reg = RegFileEntry { id, name: b"/tun".to_vec(), ..Default::default() };
+                        let torpor_reg = Some(reg);
+                        let tun = TunfileEntry { id, netdev, ns_id, torpor_reg, detached: None };
+                        entry.tunf = Some(tun);
+                    });
+                },
+                &["files.img: network device \"tun7\" (tun)", "(foreign.network.links)"],
             ),
             (
                 "a higher priority",

@@ -28,6 +28,8 @@ pub const LIMITS: [&str; 16] = [
 
 /// What is more than `RLIMIT_MEMLOCK`, as requests name it.
 pub(crate) const LOCKED_MEMORY: Word = "locked memory";
+/// More than `fs.pipe-max-size` for a pipe.
+pub(super) const PIPE_SIZE: Word = "the size of a pipe";
 /// The number of `RLIMIT_MEMLOCK`.
 const MEMLOCK: usize = 8;
 
@@ -36,6 +38,7 @@ const REAL_TIME: [u32; 3] = [1, 2, 6];
 const RESET_ON_FORK: u32 = 0x4000_0000;
 /// Where the class of a priority for I/O is, and `IOPRIO_CLASS_RT` (linux/ioprio.h).
 const IO_CLASS: u32 = 13;
+const IO_CLASSES: u32 = 7;
 const IO_REAL_TIME: u32 = 1;
 
 /// Asks for what is more than the caller has and the configuration gives.
@@ -68,7 +71,8 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, passed: &Passed, all: &mut Re
             let nice = core.sched_nice.unwrap_or(0);
             let image = kind::CORE.file_name(thread.into());
             let io = core.torpor_ioprio.unwrap_or(0);
-            if io >> IO_CLASS == IO_REAL_TIME {
+            // The kernel looks at no further bits.
+            if io >> IO_CLASS & IO_CLASSES == IO_REAL_TIME {
                 let text = format!("priority {io:#x} for I/O");
                 all.add(&*image, Some(thread), Ask::Scheduling { text });
             }

@@ -17,10 +17,13 @@ pub mod settings;
 mod socket_options;
 mod sockets;
 mod tasks;
+pub mod uses;
 
 use std::collections::BTreeSet;
 
-use torpor_images::proto::{CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{
+    CoreEntry, FileEntry, InventoryEntry, UidGidExtent, UsernsEntry, VmaEntry,
+};
 use torpor_images::{ImageDir, kind};
 
 pub use self::limits::LIMITS;
@@ -46,6 +49,8 @@ pub struct Task<'a> {
     pub cores: &'a [CoreEntry],
     /// What each of them may do, in that order.
     pub credentials: &'a [Option<Credentials>],
+    /// Its mappings.
+    pub vmas: &'a [VmaEntry],
     /// It has ended and only waits to be noticed.
     pub zombie: bool,
 }
@@ -118,6 +123,7 @@ pub fn collect(
     let maps = user_namespace(checkpoint, passed, &mut all)?;
     tasks::collect(checkpoint, &maps, &mut all);
     limits::collect(checkpoint, passed, &mut all);
+    uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
     sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
@@ -180,7 +186,8 @@ const KINDS: [NsKind; 8] = [
 /// The words that stand in requests as they are.
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = KINDS.into_iter().map(NsKind::name);
-    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, "packet", "raw", "marked"];
+    let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, limits::PIPE_SIZE];
+    let kinds = kinds.chain(["packet", "raw", "marked"]);
     kinds.chain(LIMITS).chain(ipc::BEYOND).chain(more)
 }
 

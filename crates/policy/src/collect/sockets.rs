@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FanotifyFileEntry, FileEntry, FownEntry, MarkType, SkOptsEntry, SkPacketEntry,
+    FanotifyFileEntry, FileEntry, FownEntry, MarkType, NdType, SkOptsEntry, SkPacketEntry,
 };
 
+use super::network::kind_of_link;
 use super::references::network_of;
 use super::socket_options::{self, Host};
 use super::{Checkpoint, Maps, Requests, Result, Values};
@@ -47,6 +48,10 @@ pub(super) fn collect(
         }
         if options(entry).into_iter().flatten().any(is_marked) {
             add(Ask::RawSocket { kind: "marked", file: entry.id });
+        }
+        // Its device is made if there is none, in whatever namespace.
+        if let Some(name) = entry.tunf.as_ref().and_then(|tun| tun.netdev.clone()) {
+            add(Ask::Link { name, kind: kind_of_link(NdType::Tun) });
         }
         if let Some(socket) = entry.usk.as_ref().filter(|s| s.uflags & EXTERNAL != 0) {
             let name = String::from_utf8_lossy(&socket.name);

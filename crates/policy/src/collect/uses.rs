@@ -1,0 +1,161 @@
+//! What a restore does for tasks by a capability of its own that they may lack: descriptors and timers
+//! that not everybody can make, and more memory than everybody may keep.
+
+use torpor_images::proto::{
+    FileEntry, PipeDataEntry, PosixTimerEntry, TorporUserfaultfdEntry, VmaEntry,
+};
+use torpor_images::{Kind, kind};
+
+use super::limits::{LOCKED_MEMORY, PIPE_SIZE, most_locked};
+use super::{Checkpoint, Requests, Result, Task, Values};
+use crate::capabilities::number::{SYS_ADMIN, SYS_PTRACE, WAKE_ALARM};
+use crate::passed::Passed;
+use crate::request::Ask;
+
+/// Settings of this host: the largest pipe, whether io_uring is for some only (0: for everybody), and
+/// whether userfaultfds for faults of the kernel are for everybody (1).
+const PIPES: &str = "fs/pipe-max-size";
+const IO_URING: &str = "kernel/io_uring_disabled";
+const FAULTS: &str = "vm/unprivileged_userfaultfd";
+/// `MAP_LOCKED` of mmap(2).
+const LOCKED: u32 = 0x2000;
+
+/// Whether a path below `/proc/sys` is that of a setting that is asked for.
+#[must_use]
+pub fn knows(path: &str) -> bool {
+    [PIPES, IO_URING, FAULTS].contains(&path)
+}
+
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
+    let image = kind::FILES.file_name(0);
+    for entry in &checkpoint.files {
+        for (text, capability) in of_file(entry, here) {
+            let text = format!("{text} (file {})", entry.id);
+            all.add(&*image, None, Ask::Use { text, capability });
+        }
+        let rings = entry.torpor_io_uring.iter().flat_map(|ring| &ring.buffers);
+        let pinned = rings.fold(0, |all: u64, buffer| all.saturating_add(buffer.length));
+        if pinned > most_locked(passed) {
+            all.add(&*image, None, Ask::Raise { name: LOCKED_MEMORY, to: pinned.into() });
+        }
+    }
+    for task in checkpoint.tasks.iter().filter(|task| !task.zombie) {
+        of_task(task, passed, all);
+    }
+    pipes(checkpoint, kind::PIPES_DATA, here, all)?;
+    pipes(checkpoint, kind::FIFO_DATA, here, all)
+}
+
+/// What of a descriptor takes a capability on this host.
+fn of_file(entry: &FileEntry, here: Values<'_>) -> Vec<(String, u32)> {
+    let now = |name: &str| here(&[name.to_owned()]).pop().flatten();
+    let mut all = vec![];
+    if entry.tfd.as_ref().is_some_and(|timer| wakes(timer.clockid)) {
+        all.push(("a timer that wakes this host".to_owned(), WAKE_ALARM));
+    }
+    if let Some(faults) = &entry.torpor_userfaultfd {
+        if forks(faults) {
+            all.push(("a userfaultfd that is told of forks".to_owned(), SYS_PTRACE));
+        }
+        if !faults.user_mode_only && now(FAULTS).as_deref() != Some("1") {
+            all.push(("a userfaultfd for faults of the kernel".to_owned(), SYS_PTRACE));
+        }
+    }
+    // Kernels before Linux 6.6 do not have the setting.
+    if entry.torpor_io_uring.is_some() && now(IO_URING).is_some_and(|now| now != "0") {
+        all.push(("io_uring, which this host keeps for some".to_owned(), SYS_ADMIN));
+    }
+    all
+}
+
+/// `CLOCK_REALTIME_ALARM` and `CLOCK_BOOTTIME_ALARM` (linux/time.h).
+fn wakes(clock: u32) -> bool {
+    [8, 9].contains(&clock)
+}
+
+/// `UFFD_FEATURE_EVENT_FORK` (linux/userfaultfd.h).
+fn forks(faults: &TorporUserfaultfdEntry) -> bool {
+    faults.features & 2 != 0
+}
+
+fn of_task(task: &Task<'_>, passed: &Passed, all: &mut Requests) {
+    let timers = task.cores.iter().filter_map(|core| core.tc.as_ref()?.timers.as_ref());
+    let mut timers = timers.flat_map(|timers| &timers.posix);
+    if timers.any(|timer: &PosixTimerEntry| wakes(timer.clock_id)) {
+        let text = "a timer that wakes this host".to_owned();
+        let image = kind::CORE.file_name(task.pid.into());
+        all.add(image, Some(task.pid), Ask::Use { text, capability: WAKE_ALARM });
+    }
+    let locked = task.vmas.iter().filter(|vma| vma.flags & LOCKED != 0);
+    let len = |vma: &VmaEntry| vma.end.saturating_sub(vma.start);
+    let locked = locked.fold(0, |all: u64, vma| all.saturating_add(len(vma)));
+    if locked > most_locked(passed) {
+        let ask = Ask::Raise { name: LOCKED_MEMORY, to: locked.into() };
+        all.add(kind::MM.file_name(task.pid.into()), Some(task.pid), ask);
+    }
+}
+
+/// Pipes that are larger than everybody may make them.
+fn pipes(
+    checkpoint: &Checkpoint<'_>,
+    image: Kind,
+    here: Values<'_>,
+    all: &mut Requests,
+) -> Result<()> {
+    let Some(mut reader) = checkpoint.images.reader(image, 0)? else { return Ok(()) };
+    let mut largest = 0;
+    while let Some(pipe) = reader.next::<PipeDataEntry>()? {
+        reader.raw(pipe.bytes.into())?;
+        largest = largest.max(pipe.size.unwrap_or_default());
+    }
+    if largest == 0 {
+        return Ok(());
+    }
+    let most = here(&[PIPES.to_owned()]).pop().flatten();
+    if largest > most.and_then(|text| text.parse().ok()).unwrap_or(0_u32) {
+        all.add(image.file_name(0), None, Ask::Raise { name: PIPE_SIZE, to: largest.into() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{TimerfdEntry, TorporIoUringEntry};
+
+    use super::*;
+
+    /// What is asked for on a host whose setting of each kind has this value.
+    fn asked(entry: &FileEntry, value: Option<&str>) -> Vec<u32> {
+        let here = |_: &[String]| vec![value.map(str::to_owned)];
+        of_file(entry, &here).into_iter().map(|(_, capability)| capability).collect()
+    }
+
+    #[test]
+    fn descriptors_that_not_everybody_can_make() {
+        let timer = |clockid| {
+            let tfd = Some(TimerfdEntry { clockid, ..TimerfdEntry::default() });
+            FileEntry { tfd, ..FileEntry::default() }
+        };
+        assert!(asked(&timer(1), None).is_empty());
+        assert_eq!([asked(&timer(8), None), asked(&timer(9), None)].concat(), [WAKE_ALARM; 2]);
+        let faults = |features, user_mode_only| {
+            let entry = TorporUserfaultfdEntry { features, user_mode_only, ..Default::default() };
+            FileEntry { torpor_userfaultfd: Some(entry), ..FileEntry::default() }
+        };
+        assert!(asked(&faults(1, true), Some("0")).is_empty());
+        assert!(asked(&faults(1, false), Some("1")).is_empty());
+        assert_eq!(asked(&faults(1, false), Some("0")), [SYS_PTRACE]);
+        assert_eq!(asked(&faults(1, false), None), [SYS_PTRACE]);
+        assert_eq!(asked(&faults(3, true), Some("1")), [SYS_PTRACE]);
+        let ring = Some(TorporIoUringEntry::default());
+        let ring = FileEntry { torpor_io_uring: ring, ..FileEntry::default() };
+        assert!([asked(&ring, None), asked(&ring, Some("0"))].concat().is_empty());
+        assert_eq!(asked(&ring, Some("1")), [SYS_ADMIN]);
+    }
+}
