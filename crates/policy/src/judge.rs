@@ -243,7 +243,7 @@ impl Rules {
             Ask::SocketOption { capability, .. } => {
                 // The others count on this host only.
                 let granted = match *capability {
-                    number::NET_RAW => passed.grants(number::NET_RAW),
+                    own @ (number::NET_RAW | number::NET_BIND_SERVICE) => passed.grants(own),
                     other => passed.grants_here(other),
                 };
                 denied(self.socket_options, granted, "it is not given")

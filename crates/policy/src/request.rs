@@ -115,7 +115,7 @@ pub enum Ask {
         /// Its number.
         file: u32,
     },
-    /// What only a capability sets on a socket.
+    /// What a socket can only have by a capability.
     SocketOption {
         /// Its number.
         file: u32,
@@ -347,7 +347,7 @@ impl fmt::Display for Ask {
             Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
             Ask::SocketOption { file, text, capability } => {
                 let capability = Capabilities::only(*capability);
-                write!(f, "socket option {text} (file {file}), which takes {capability}")
+                write!(f, "a socket with {text} (file {file}), which takes {capability}")
             }
             Ask::ExternalSocket { name } => write!(f, "connected to the socket {name:?} outside"),
             Ask::Fanotify { text, .. } => write!(f, "fanotify: {text}"),

@@ -85,7 +85,7 @@ fn sockets() {
     const UNKNOWN: &[&str] = &["files.img: file 90000", " is of net namespace ", "which is none"];
     const RAW: &[&str] = &["files.img: a packet socket", "(foreign.network.raw-sockets)"];
     const MARKED: &[&str] = &["files.img: a marked socket", "(foreign.network.raw-sockets)"];
-    const OPTION: &str = "files.img: socket option ";
+    const OPTION: &str = "files.img: a socket with ";
     const BY: &str = "(foreign.network.socket-options)";
     const OUTSIDE: &[&str] = &["\"/run/host.sock\" outside", "(foreign.network.external-sockets)"];
     refuses_by(

@@ -1,9 +1,11 @@
-//! What is set on network devices that the caller gives, and on others.
+//! What is set on network devices that the caller gives, and on others; ports.
 
 use std::fs;
 use std::path::Path;
 
-use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry};
+use torpor_images::proto::{
+    FdTypes, FileEntry, InetSkEntry, MacvlanLinkEntry, NdType, NetDeviceEntry,
+};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::Asleep;
@@ -165,4 +167,27 @@ fn routes_as_if_they_came_with_them() {
     network.address(1, 24, "10.7.0.1");
     network.route(24, [10, 7, 0, 0], 1);
     network.task.allowed(&["network.routes=false"]);
+}
+
+/// Ports that not everybody may have.
+#[test]
+fn low_ports() {
+    const RULE: [&str; 1] = ["network.socket-options=false"];
+    let task = Asleep::new(&["--net"], ":");
+    let images = ImageDir::open(task.images()).unwrap();
+    let whole: Vec<FileEntry> = images.read_all(kind::FILES, 0).unwrap();
+    let listener = |r#type, src_port| {
+        let (id, family, src_addr) = (900_001, 2, vec![0]);
+        let socket = InetSkEntry { id, family, r#type, src_port, src_addr, ..Default::default() };
+        let (isk, ty) = (Some(socket), FdTypes::Inetsk.into());
+        let file = FileEntry { r#type: ty, id, isk, ..Default::default() };
+        images.write_all(kind::FILES, 0, whole.iter().chain([&file])).unwrap();
+    };
+    for kind in [1, 2] {
+        listener(kind, 1023);
+        let wanted = "files.img: a socket with port 1023 (file 900001), which takes";
+        task.denied(&RULE, &[wanted, "CAP_NET_BIND_SERVICE", "(network.socket-options)"]);
+        listener(kind, 1024);
+        task.allowed(&RULE);
+    }
 }

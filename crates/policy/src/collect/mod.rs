@@ -126,7 +126,7 @@ pub fn collect(
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
-    sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
+    sockets::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));

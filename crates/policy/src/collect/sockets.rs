@@ -10,9 +10,10 @@ use torpor_images::proto::{
 
 use super::network::kind_of_link;
 use super::references::network_of;
-use super::socket_options::{self, Host};
+use super::socket_options::{self, Host, Networks};
 use super::{Checkpoint, Maps, Requests, Result, Values};
 use crate::namespace::NsKind;
+use crate::passed::Passed;
 use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
@@ -28,11 +29,12 @@ const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     here: Values<'_>,
+    passed: &Passed,
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
     senders(checkpoint, maps, all)?;
-    special(checkpoint, here, all);
+    special(checkpoint, here, passed, all)?;
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
@@ -73,16 +75,24 @@ pub(super) fn collect(
     Ok(())
 }
 
-/// Options that only a capability sets.
-fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
+/// What sockets can only have by a capability.
+fn special(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    passed: &Passed,
+    all: &mut Requests,
+) -> Result<()> {
+    let networks = Networks::of(checkpoint, passed)?;
     let mut host = None;
     for entry in &checkpoint.files {
         for options in options(entry).into_iter().flatten() {
             // Most trees have no sockets.
             let host = host.get_or_insert_with(|| Host::of(here));
-            socket_options::collect(entry, options, host, &kind::FILES.file_name(0), all);
+            let image = kind::FILES.file_name(0);
+            socket_options::collect(entry, options, host, &networks, &image, all);
         }
     }
+    Ok(())
 }
 
 /// The ids in whose name files send signals, and those that sockets count for: both are set by the

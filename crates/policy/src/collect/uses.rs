@@ -1,5 +1,24 @@
 //! What a restore does for tasks by a capability of its own that they may lack: descriptors and timers
 //! that not everybody can make, and more memory than everybody may keep.
+//!
+//! | what images have | judged by |
+//! |---|---|
+//! | timers, with a descriptor or without | `capabilities.use`, if their clock wakes the host |
+//! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
+//! | io_uring | `capabilities.use`, where this host keeps it for some; buffers are locked memory |
+//! | locked mappings, pipes | `limits.raise`, above the limits |
+//! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` ([`super::limits`]) |
+//! | scheduling, nice values, priorities for I/O | `scheduling.allow` ([`super::limits`]) |
+//! | processors, NUMA policy, timer slack, personality | nothing: any thread may choose |
+//! | fanotify | `files.fanotify` ([`super::sockets`]) |
+//! | tun | `files.devices`, and `network.links` with a device ([`super::sockets`]) |
+//! | terminals | `files.devices`, once they are open |
+//! | POSIX message queues | `limits.raise` and `ipc.sysctls` ([`super::ipc`]) |
+//! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
+//! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
+//! | nice values of sessions (autogroup) | no image has them |
+//!
+//! Not judged: leases, which the restore takes as the owner of the file, whoever that is.
 
 use torpor_images::proto::{
     FileEntry, PipeDataEntry, PosixTimerEntry, TorporUserfaultfdEntry, VmaEntry,
