@@ -158,6 +158,42 @@ impl Rules {
         all
     }
 
+    /// Why a user namespace below that of the root task may not have these ids of this host.
+    /// Without a map of the caller's the kernel's own rule holds: who may not take other ids
+    /// anyway can map the own one only.
+    fn deny_nested_map(
+        &self,
+        groups: bool,
+        (lower, count): (u32, u32),
+        passed: &Passed,
+    ) -> Option<String> {
+        let (limit, ids) = match groups {
+            true => (&self.mapped_groups, &self.groups),
+            false => (&self.mapped_users, &self.users),
+        };
+        let given = match limit {
+            Limit::All => return None,
+            Limit::Only(ranges) => ranges.cover(lower, count),
+            Limit::Runtime => {
+                let linux = &passed.spec.as_ref()?.linux;
+                let given = if groups { &linux.gid_mappings } else { &linux.uid_mappings };
+                let (right, allowed) = match groups {
+                    true => (number::SETGID, deny_id(ids, lower).is_none()),
+                    false => (number::SETUID, deny_id(ids, lower).is_none()),
+                };
+                let covers = |host: u32, size: u32| {
+                    let offset = lower.checked_sub(host).and_then(|o| o.checked_add(count));
+                    offset.is_some_and(|end| end <= size)
+                };
+                match given.is_empty() {
+                    true => allowed && (count == 1 || passed.grants_here(right)),
+                    false => given.iter().any(|map| covers(map.host_id, map.size)),
+                }
+            }
+        };
+        (!given).then(|| "these ids are not among those that the caller gives".to_owned())
+    }
+
     /// Why a request is not allowed, if it is not.
     fn deny(&self, ask: &Ask, passed: &Passed) -> Option<Denial> {
         match ask {
@@ -191,12 +227,18 @@ impl Rules {
                 deny_map(&self.mapped_groups, true, (*first, *lower, *count), passed)
                     .map(|why| ("user-namespace.groups", why))
             }
+            Ask::NestedMap { groups: false, lower, count, .. } => self
+                .deny_nested_map(false, (*lower, *count), passed)
+                .map(|why| ("user-namespace.users", why)),
+            Ask::NestedMap { groups: true, lower, count, .. } => self
+                .deny_nested_map(true, (*lower, *count), passed)
+                .map(|why| ("user-namespace.groups", why)),
             Ask::SetUid { .. } => {
                 let wanted = passed.spec.as_ref().is_some_and(|s| s.process.no_new_privileges);
                 let why = "the calling runtime wants no new privileges";
                 denied(self.set_uid, !wanted, why).map(|why| ("files.set-uid", why))
             }
-            Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill => None,
+            Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill => None,
             Ask::Device { device, .. } => {
                 self.deny_device(*device, passed).map(|why| ("files.devices", why))
             }

@@ -165,6 +165,28 @@ pub enum Ask {
         /// How many.
         count: u32,
     },
+    /// A user namespace below that of the root task.
+    NestedUser {
+        /// Its number in the images.
+        number: u32,
+        /// That of the one above it; `None` is the root task's.
+        parent: Option<u32>,
+        /// The namespaces that belong to it.
+        owned: Vec<u32>,
+    },
+    /// A user namespace below that of the root task maps ids of its own to ids of this host.
+    NestedMap {
+        /// The number of the namespace.
+        number: u32,
+        /// Groups, else users.
+        groups: bool,
+        /// The first id inside.
+        first: u32,
+        /// The first id on this host.
+        lower: u32,
+        /// How many.
+        count: u32,
+    },
     /// A program that runs with rights of its owner or of its own.
     SetUid {
         /// Where it is.
@@ -274,7 +296,10 @@ impl Ask {
     /// itself.
     #[must_use]
     pub fn is_neutral(&self) -> bool {
-        matches!(self, Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill)
+        matches!(
+            self,
+            Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill
+        )
     }
 
     /// What kind of thing it is: the table of the policy file that limits it.
@@ -287,12 +312,12 @@ impl Ask {
             Ask::Profile(_) => "lsm",
             Ask::User(_) | Ask::Login(_) => "users",
             Ask::Group(_) => "groups",
-            Ask::HostNamespace(_) | Ask::Namespace { .. } => "namespaces",
+            Ask::HostNamespace(_) | Ask::Namespace { .. } | Ask::NestedUser { .. } => "namespaces",
             Ask::Cgroup { .. } | Ask::Delegated { .. } | Ask::ReleaseAgent { .. } => "cgroups",
             Ask::Raise { .. } => "limits",
             Ask::Scheduling { .. } => "scheduling",
             Ask::IpcLimit { .. } => "ipc",
-            Ask::Map { .. } => "user-namespace",
+            Ask::Map { .. } | Ask::NestedMap { .. } => "user-namespace",
             Ask::SetUid { .. } | Ask::Device { .. } | Ask::Open { .. } | Ask::Fanotify { .. } => {
                 "files"
             }
@@ -359,6 +384,18 @@ impl fmt::Display for Ask {
             Ask::Map { groups, first, lower, count } => {
                 let what = if *groups { "group" } else { "user" };
                 write!(f, "maps {count} {what} ids from {first} on to {lower} on")
+            }
+            Ask::NestedUser { number, parent, owned } => {
+                let above =
+                    parent.map_or("the root task's".to_owned(), |parent| parent.to_string());
+                write!(f, "user namespace {number} below {above}, which owns {owned:?}")
+            }
+            Ask::NestedMap { number, groups, first, lower, count } => {
+                let what = if *groups { "group" } else { "user" };
+                write!(
+                    f,
+                    "user namespace {number} maps {count} {what} ids from {first} on to {lower} on"
+                )
             }
             Ask::SetUid { path, capabilities: true, .. } => {
                 write!(f, "a program with capabilities of its own at {path:?}")

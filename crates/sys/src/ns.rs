@@ -49,7 +49,8 @@ pub fn unshare_time() -> Result<()> {
     check(unsafe { libc::unshare(CLONE_NEWTIME) }).map(drop)
 }
 
-/// The user namespace that owns a namespace (ioctl_nsfs(2), `NS_GET_USERNS`).
+/// The user namespace that owns a namespace (ioctl_nsfs(2), `NS_GET_USERNS`): that directly above a
+/// user namespace.
 ///
 /// # Errors
 /// `EPERM` if it is outside of the caller's own user namespace.
@@ -60,6 +61,20 @@ pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) })?;
     // SAFETY: the kernel has just made `fd` for this call alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The user who has made a user namespace, by the id that the caller has for it (ioctl_nsfs(2),
+/// `NS_GET_OWNER_UID`).
+///
+/// # Errors
+/// `EINVAL` if it is no user namespace.
+pub fn maker(namespace: BorrowedFd<'_>) -> Result<u32> {
+    // _IO(0xb7, 4) of linux/nsfs.h.
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
+    let mut id = 0u32;
+    // SAFETY: the request writes one uid_t, for which `id` has room.
+    check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_OWNER_UID, &raw mut id) })?;
+    Ok(id)
 }
 
 /// Makes a program start inside a user namespace, as its user 0.

@@ -466,18 +466,7 @@ impl Tracee {
         let tid = self.tid;
         let signal = (status & 0x7f).cast_signed();
         if signal == 0 {
-            let mut batch = self.batch();
-            batch.call((libc::SYS_exit_group, [u64::from(status >> 8 & 0xff)]));
-            match batch.run() {
-                Err(Error::Gone { .. }) => {}
-                Err(e) => return Err(e),
-                Ok(_) => {
-                    return Err(Error::Unusable {
-                        pid: tid,
-                        reason: "it does not exit".to_owned(),
-                    });
-                }
-            }
+            self.leave((libc::SYS_exit_group, [u64::from(status >> 8 & 0xff)]))?;
         } else {
             // The stop at the end of a batch is one at which a signal can be injected.
             self.call("getpid", (libc::SYS_getpid, []))?;
@@ -486,6 +475,27 @@ impl Tracee {
         }
         self.wait_gone();
         Ok(())
+    }
+
+    /// Ends a thread of a husk that is not its leader.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if it goes on after exit(2).
+    pub fn exit_thread(mut self) -> Result<()> {
+        self.leave((libc::SYS_exit, [0]))?;
+        self.wait_gone();
+        Ok(())
+    }
+
+    fn leave(&mut self, call: (i64, [u64; 1])) -> Result<()> {
+        let pid = self.tid;
+        let mut batch = self.batch();
+        batch.call(call);
+        match batch.run() {
+            Err(Error::Gone { .. }) => Ok(()),
+            Err(e) => Err(e),
+            Ok(_) => Err(Error::Unusable { pid, reason: "it does not exit".to_owned() }),
+        }
     }
 }
 

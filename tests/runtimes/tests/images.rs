@@ -286,7 +286,7 @@ fn namespace_numbers() {
             images.ids(task, |ids| ids.user_ns_id = Some(number));
         }
         let map = || vec![UidGidExtent { first: 0, lower_first: 0, count: u32::MAX }];
-        let entry = UsernsEntry { uid_map: map(), gid_map: map() };
+        let entry = UsernsEntry { uid_map: map(), gid_map: map(), torpor_nested: None };
         images.dir.write_one(kind::USERNS, number.into(), &entry).unwrap();
     }
     refuses(

@@ -109,7 +109,7 @@ fn run(programs: &[Program]) -> Vec<Row> {
 /// Those that take seconds.
 #[test]
 fn session_bus_and_sandbox() {
-    run(&[("dbus-daemon", dbus), ("bwrap", bubblewrap)]);
+    run(&[("dbus-daemon", dbus), ("bwrap", bubblewrap), ("bwrap", bubblewrap_of_a_user)]);
 }
 
 #[test]
@@ -128,6 +128,7 @@ fn programs() {
         ("php-fpm8.2", php_fpm),
         ("dbus-daemon", dbus),
         ("bwrap", bubblewrap),
+        ("bwrap", bubblewrap_of_a_user),
         ("tcpdump", tcpdump),
         ("gdb", gdb),
         ("strace", strace),
@@ -478,6 +479,46 @@ fn bubblewrap() -> Row {
         name: "bubblewrap",
         version: &["bwrap", "--version"],
         how: "a sandbox with pid, mount, IPC and UTS namespaces, and the task that has made it",
+        outcome: Outcome::Kept(times),
+    }
+}
+
+/// The same with namespaces of all kinds, which belong to a user namespace of the sandbox.
+fn bubblewrap_of_a_user() -> Row {
+    let scratch = Scratch::new("real-bwrap-user");
+    let own = scratch.path().display();
+    let words = format!(
+        "bwrap --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib \
+         --symlink usr/lib64 /lib64 --bind {own} {own} --dev-bind /dev /dev --proc /proc \
+         --unshare-user --unshare-all --new-session --uid 7 --gid 8 --hostname sandbox -- sh -c"
+    );
+    let script = "exec >inside.log 2>&1; while sleep 0.02; do \
+                  echo $$ $PPID $(id -u) $(id -g) $(hostname) $(cat /proc/self/uid_map) \
+                  $(readlink /proc/self/../$$/ns/user /proc/1/ns/user); done";
+    let words: Vec<&str> = words.split_whitespace().chain([script]).collect();
+    let mut job = Job::start(&scratch, None, &words);
+    let inside = || fs::read_to_string(scratch.join("inside.log")).unwrap_or_default();
+    let works_on = || {
+        let goal = inside().lines().count() + 5;
+        until_true("it works", || inside().lines().count() > goal);
+    };
+    let mut times = Times::default();
+    for _ in 0..SLEEPS {
+        works_on();
+        times.sleep(&mut job, &["--external", "mnt[]:ms"]);
+    }
+    works_on();
+    for line in inside().lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert!(
+            matches!(words[..], ["2", "1", "7", "8", "sandbox", "7", "0", "1", own, first] if own == first),
+            "{line}"
+        );
+    }
+    Row {
+        name: "bubblewrap, as any user",
+        version: &["bwrap", "--version"],
+        how: "a sandbox with a user namespace that owns namespaces of all other kinds",
         outcome: Outcome::Kept(times),
     }
 }

@@ -17,7 +17,7 @@ use super::pause;
 use super::properties::{is_list_of_tasks, writes};
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{Tree, own_tree};
-use crate::namespace::{Namespaces, NsKind, send_into};
+use crate::namespace::{Namespaces, NsKind, nested_user, send_into};
 use crate::options::{CgroupMode, Cgroups};
 use crate::proc;
 use crate::restore::tasks::{Task, Tasks};
@@ -141,8 +141,8 @@ impl Groups {
         work.group(dir.0.as_fd(), group)
     }
 
-    /// Puts the new husk of `task`, born from that of task `from` (the root: from nobody),
-    /// into its groups and its cgroup namespace. Before it has threads, memory or files.
+    /// Puts the new husk of `task`, born from that of a task (the root: from nobody) in a user
+    /// namespace, into its groups and its cgroup namespace. Before it has threads, memory or files.
     ///
     /// # Errors
     /// The kernel's; a set that the images lack.
@@ -151,8 +151,10 @@ impl Groups {
         tasks: &mut Tasks,
         spaces: &mut Namespaces,
         task: usize,
-        from: Option<usize>,
+        from: Option<(usize, Option<u32>)>,
     ) -> Result<()> {
+        let user = from.and_then(|(_, user)| user);
+        let from = from.map(|(from, _)| from);
         let ns_of = |task: usize| tasks[task].image.homes.number(NsKind::Cgroup).unwrap_or(0);
         let (ns, inherited) = (ns_of(task), from.map_or(0, ns_of));
         let own = spaces.by_id(ns).is_some_and(|ns| !ns.is_host) && ns != inherited;
@@ -162,7 +164,9 @@ impl Groups {
             let known = spaces.by_id(ns).and_then(|ns| ns.file.as_ref());
             match known.map(OwnedFd::try_clone).transpose().context(|| "dup".to_owned())? {
                 Some(file) => send_into(tasks.remote(task)?, NsKind::Cgroup, &file)?,
-                None => self.make_namespace(tasks.remote(task)?, spaces, ns, set)?,
+                None => {
+                    self.make_namespace(tasks.remote(task)?, spaces, (ns, user), set)?;
+                }
             }
         }
         if let Some(set) = set.filter(|_| own || !stays) {
@@ -177,17 +181,21 @@ impl Groups {
         &mut self,
         husk: &mut Tracee,
         spaces: &mut Namespaces,
-        ns: u32,
+        (ns, home): (u32, Option<u32>),
         set: Option<u32>,
     ) -> Result<()> {
         if let Some(set) = set {
             self.move_to(husk.pid(), set, true)?;
         }
         let new = NsKind::Cgroup.clone_flag();
-        husk.call("unshare(CLONE_NEWCGROUP)", (libc::SYS_unshare, [new]))?;
-        let file = proc::open(husk.pid(), "ns/cgroup")?;
+        let file: OwnedFd = nested_user::as_owner(husk, spaces, (home, ns), |maker| {
+            maker.call("unshare(CLONE_NEWCGROUP)", (libc::SYS_unshare, [new]))?;
+            Ok(proc::open(maker.pid(), "ns/cgroup")?.into())
+        })?;
+        // It may have been a child that has made it.
+        send_into(husk, NsKind::Cgroup, &file)?;
         if let Some(ns) = spaces.all.iter_mut().find(|n| n.id == ns) {
-            ns.file = Some(file.into());
+            ns.file = Some(file);
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Namespace, Namespaces, NsKind, pid};
+use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid};
 use crate::options::Options;
 use crate::task::{Filters, Settings};
 use crate::{cgroup, cpuinfo, network, proc};
@@ -205,15 +205,13 @@ fn check_nesting(
     is_root: bool,
     all: &Namespaces,
 ) -> Result<()> {
-    for kind in [NsKind::User, NsKind::Time] {
-        if !is_root && kind.id_in(ids) != kind.id_in(root) {
-            return Err(Error::refused(
-                pid,
-                format!("its {} namespace", kind.name()),
-                "is another one than that of the root task, which is not supported; \
-                 dump that task as the root of a tree of its own",
-            ));
-        }
+    if !is_root && NsKind::Time.id_in(ids) != NsKind::Time.id_in(root) {
+        return Err(Error::refused(
+            pid,
+            "its time namespace",
+            "is another one than that of the root task, which is not supported; \
+             dump that task as the root of a tree of its own",
+        ));
     }
     let now = NsKind::Time.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
     if now != Some(inodes.time_for_children) {
@@ -367,6 +365,7 @@ impl<'a> Dump<'a> {
             self.tasks[index].ids = ids;
             self.tasks[index].pids_for_children = inodes.pids_for_children;
         }
+        nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
         pid::note(&mut self.tasks, &self.ns)
     }
 
@@ -495,11 +494,12 @@ impl<'a> Dump<'a> {
         self.stats.torpor_relative_pages = Some(0);
     }
 
-    /// Who does not know of compressed pages, of those of relatives, or of nested pid namespaces,
+    /// Who does not know of compressed pages, of those of relatives, or of nested namespaces,
     /// must not restore these, nor what builds on them.
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
-        if self.opts.memory.compress.is_some() || relatives || self.tasks.has_nested() {
+        let nested = self.tasks.has_nested() || !self.ns.users.is_empty();
+        if self.opts.memory.compress.is_some() || relatives || nested {
             return Ok(EXTENDED_VERSION);
         }
         let below = self.tracking.parent().map(|parent| parent.inventory()).transpose()?;

@@ -12,14 +12,14 @@ use torpor_images::ImageDir;
 
 use super::enter::send_into;
 use super::external::inherited;
-use super::{Namespace, Namespaces, NsKind, ipc, net, pid, time, user, uts};
+use super::{Namespace, Namespaces, NsKind, ipc, nested_user, net, pid, time, user, uts};
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::options::{JoinNs, Options};
 use crate::restore::tasks::Tasks;
 
 /// Kinds that a task can have of its own although its parent lives in another one.
-const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
+pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 
 /// Writes the images of all namespaces but those of mounts, and says what pages of shared memory
 /// are to be saved.
@@ -40,13 +40,15 @@ pub fn dump(
         match ns.kind {
             NsKind::Uts => uts::dump(images, spaces, ns.id)?,
             NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
-            NsKind::User => user::dump(images, id_maps, ns.id)?,
+            NsKind::User if ns.task == 0 => user::dump(images, id_maps, ns.id)?,
             NsKind::Pid => pid::dump(opts, images, ns)?,
             NsKind::Time => time::dump(images, Some(ns))?,
             NsKind::Net => net::dump(opts, images, spaces, ns.id)?,
-            NsKind::Mnt | NsKind::Cgroup => {}
+            // Of those below: see `nested_user`.
+            NsKind::Mnt | NsKind::Cgroup | NsKind::User => {}
         }
     }
+    nested_user::dump(images, spaces)?;
     Ok(pages)
 }
 
@@ -154,6 +156,7 @@ pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
     let handed_over = enter_external(cx)?;
     enter_joined(cx)?;
     find_own(cx)?;
+    nested_user::make(cx)?;
     make_others(cx)?;
     let fresh: Vec<(NsKind, u32)> = cx
         .spaces
@@ -321,7 +324,7 @@ fn find_own(cx: &mut Homes<'_>) -> Result<()> {
     Ok(())
 }
 
-fn open_of(pid: i32, kind: NsKind) -> Result<OwnedFd> {
+pub(super) fn open_of(pid: i32, kind: NsKind) -> Result<OwnedFd> {
     Ok(crate::proc::open(pid, &format!("ns/{}", kind.name()))?.into())
 }
 

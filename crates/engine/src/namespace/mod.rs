@@ -5,6 +5,7 @@ mod external;
 mod homes;
 pub mod ipc;
 pub mod mount;
+pub mod nested_user;
 pub mod net;
 pub mod pid;
 #[cfg(test)]
@@ -65,6 +66,8 @@ pub struct Namespace {
 pub struct Namespaces {
     /// In the order in which they were met; the root task's first.
     pub all: Vec<Namespace>,
+    /// What more is to be said of user namespaces below that of the root task; parents first.
+    pub users: Vec<nested_user::NestedUser>,
 }
 
 impl Namespaces {
@@ -130,6 +133,11 @@ impl Namespaces {
         // It came into being with its first task.
         let file = crate::proc::open(ns.pid, "ns/net")?;
         run_in(&[file.as_fd()], work)
+    }
+
+    /// The user namespace of the root task, if it is not the caller's own.
+    pub fn own_user(&self) -> Option<&Namespace> {
+        self.of_kind(NsKind::User).find(|ns| ns.task == 0 && !ns.is_host)
     }
 
     /// All of one kind.

@@ -222,6 +222,19 @@ pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
 /// How deep pid namespaces are nested at most (`MAX_PID_NS_LEVEL`).
 const DEEPEST: usize = 32;
 
+/// The pid namespaces that a task is in: its own first, that of the root task last.
+#[must_use]
+pub fn levels(tasks: &Tasks, spaces: &Namespaces, task: usize) -> Vec<u32> {
+    let space = |task: usize| tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
+    let parent = |task: &usize| {
+        let ppid = tasks[*task].image.tree.ppid;
+        tasks.iter().position(|task| task.image.tree.pid == ppid)
+    };
+    let above = |number: &u32| parent(&spaces.by_id(*number)?.task).map(space);
+    let depth = tasks[task].image.depth();
+    std::iter::successors(Some(space(task)), above).take(depth + 1).collect()
+}
+
 /// How a task is born into its pid namespace.
 #[derive(Debug)]
 pub enum Birth {

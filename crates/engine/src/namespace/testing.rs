@@ -25,5 +25,8 @@ pub fn tree(kind: NsKind, files: Vec<OwnedFd>) -> Namespaces {
         task: 0,
         pid: 0,
     };
-    Namespaces { all: files.into_iter().enumerate().map(namespace).collect() }
+    Namespaces {
+        all: files.into_iter().enumerate().map(namespace).collect(),
+        ..Namespaces::default()
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
 use torpor_sys::process::{self, FileOwner};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{About, Context, Error, Result};
 use crate::proc;
 
 /// How the ids of a user namespace are called in the supervisor's.
@@ -56,22 +56,42 @@ impl IdMaps {
         if own == number(fstat(&namespace).context(what)?) {
             return Ok(Self::identity());
         }
-        let (ours, mut theirs) = UnixStream::pair().context(what)?;
-        let mut ours = Some(ours);
-        let pid = process::fork(|| {
-            // It stays until the other end is closed, which it must not hold itself.
-            ours = None;
-            let kind = Some(LinkNameSpaceType::User);
-            let entered = move_into_link_name_space(namespace.as_fd(), kind).is_ok();
-            i32::from(!entered || theirs.write_all(&[1]).is_err() || theirs.read(&mut [0]).is_err())
-        });
-        drop(theirs);
-        let pid = pid.context(what)?;
-        let entered = ours.iter_mut().try_for_each(|line| line.read_exact(&mut [0]));
-        let maps = entered.context(what).and_then(|()| Self::of(pid));
-        drop(ours);
-        process::wait(pid, true).context(what)?;
-        maps
+        with_resident(namespace.as_fd(), Self::of).about(what)
+    }
+
+    /// The same maps, but to the ids of the namespace that `to` are the ids of here.
+    ///
+    /// # Errors
+    /// An id that has no name there.
+    pub fn seen_in(&self, to: &Self) -> std::result::Result<Self, u32> {
+        let Some(maps) = &self.maps else { return Ok(Self::identity()) };
+        let [uids, gids] = maps;
+        let rename = |all: &[UidGidExtent], inside: &dyn Fn(u32) -> Option<u32>| {
+            let one = |e: &UidGidExtent| match inside(e.lower_first) {
+                Some(lower_first) => Ok(UidGidExtent { lower_first, ..*e }),
+                None => Err(e.lower_first),
+            };
+            all.iter().map(one).collect::<std::result::Result<Vec<_>, u32>>()
+        };
+        let uids = rename(uids, &|id| to.uid_inside(id))?;
+        Ok(IdMaps { maps: Some([uids, rename(gids, &|id| to.gid_inside(id))?]) })
+    }
+
+    /// The lines of `/proc/PID/uid_map` and `gid_map`.
+    #[must_use]
+    pub fn texts(&self) -> [String; 2] {
+        let line = |e: &UidGidExtent| format!("{} {} {}\n", e.first, e.lower_first, e.count);
+        let text = |map: &Vec<UidGidExtent>| map.iter().map(line).collect();
+        self.maps.as_ref().map(|maps| maps.each_ref().map(text)).unwrap_or_default()
+    }
+
+    /// A group that everybody in there can have.
+    #[must_use]
+    pub fn any_group(&self) -> Option<u32> {
+        match &self.maps {
+            Some([_, gids]) => gids.first().map(|extent| extent.first),
+            None => Some(0),
+        }
     }
 
     /// The maps that an entry holds; the same ids inside and outside without one.
@@ -84,7 +104,7 @@ impl IdMaps {
     #[must_use]
     pub fn entry(&self) -> Option<UsernsEntry> {
         let [uid_map, gid_map] = self.maps.clone()?;
-        Some(UsernsEntry { uid_map, gid_map })
+        Some(UsernsEntry { uid_map, gid_map, torpor_nested: None })
     }
 
     /// Reads the maps of namespace `ns_id`.
@@ -114,14 +134,12 @@ impl IdMaps {
     /// # Errors
     /// `EPERM` for ids that the caller may not give away.
     pub fn apply(&self, pid: i32) -> io::Result<()> {
-        let Some([uids, gids]) = &self.maps else { return Ok(()) };
-        for (name, map) in [("uid_map", uids), ("gid_map", gids)] {
-            let line = |e: &UidGidExtent| format!("{} {} {}\n", e.first, e.lower_first, e.count);
+        if self.maps.is_none() {
+            return Ok(());
+        }
+        for (name, map) in ["uid_map", "gid_map"].into_iter().zip(self.texts()) {
             // The kernel takes the whole map in one write, and only once.
-            std::fs::write(
-                format!("/proc/{pid}/{name}"),
-                map.iter().map(line).collect::<String>(),
-            )?;
+            std::fs::write(format!("/proc/{pid}/{name}"), map)?;
         }
         Ok(())
     }
@@ -179,6 +197,33 @@ impl fmt::Display for IdMaps {
         }
         Ok(())
     }
+}
+
+/// Works while a process of ours lives in the user namespace that `namespace` is a file of.
+///
+/// # Errors
+/// What `work` returns; a namespace that may not be entered; a caller that has threads.
+pub(super) fn with_resident<T>(
+    namespace: BorrowedFd<'_>,
+    work: impl FnOnce(i32) -> Result<T>,
+) -> Result<T> {
+    let what = || "enter a user namespace".to_owned();
+    let (ours, mut theirs) = UnixStream::pair().context(what)?;
+    let mut ours = Some(ours);
+    let pid = process::fork(|| {
+        // It stays until the other end is closed, which it must not hold itself.
+        ours = None;
+        let kind = Some(LinkNameSpaceType::User);
+        let entered = move_into_link_name_space(namespace, kind).is_ok();
+        i32::from(!entered || theirs.write_all(&[1]).is_err() || theirs.read(&mut [0]).is_err())
+    });
+    drop(theirs);
+    let pid = pid.context(what)?;
+    let entered = ours.iter_mut().try_for_each(|line| line.read_exact(&mut [0]));
+    let done = entered.context(what).and_then(|()| work(pid));
+    drop(ours);
+    process::wait(pid, true).context(what)?;
+    done
 }
 
 /// Writes `userns-ID.img`.

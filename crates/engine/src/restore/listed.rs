@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use torpor_images::proto::{
     FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
-    SkOptsEntry,
+    SkOptsEntry, UidGidExtent,
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
@@ -25,6 +25,7 @@ use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::file::fown;
 use crate::file::notify::fanotify;
+use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::{JoinNsKind, Options};
@@ -114,8 +115,9 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let Planned { spaces, maps, .. } = view.planned;
     namespaces(view, spaces, &mut things);
     id_maps(view, &mut things);
+    nested_users(maps, spaces, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
-        rights(view.filters, task, maps, &mut things)?;
+        rights(view.filters, task, (maps, spaces), &mut things)?;
         powers(view.passed, task, &mut things);
     }
     files(view, spaces, plan, &mut things);
@@ -170,7 +172,7 @@ fn id_maps(view: &View<'_>, things: &mut Things<'_>) {
     if view.opts.join_ns.iter().any(|join| join.kind == JoinNsKind::User) {
         return;
     }
-    let Some(ns) = view.planned.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host) else { return };
+    let Some(ns) = view.planned.spaces.own_user() else { return };
     for (groups, map) in view.planned.maps.extents() {
         let (first, lower, count) = (map.first, map.lower_first, map.count);
         let image = kind::USERNS.file_name(ns.id.into());
@@ -178,20 +180,39 @@ fn id_maps(view: &View<'_>, things: &mut Things<'_>) {
     }
 }
 
+fn nested_users(maps: &IdMaps, spaces: &Namespaces, things: &mut Things<'_>) {
+    for NestedUser { number, parent, owned, maps: own, .. } in &spaces.users {
+        let (number, parent, owned) = (*number, *parent, owned.clone());
+        let image = kind::USERNS.file_name(number.into());
+        things.expect(&*image, None, &Ask::NestedUser { number, parent, owned });
+        for (groups, &UidGidExtent { first, lower_first: id, count }) in own.extents() {
+            let lower = if groups { maps.gid_outside(id) } else { maps.uid_outside(id) };
+            let lower = lower.unwrap_or(id);
+            things.expect(&*image, None, &Ask::NestedMap { number, groups, first, lower, count });
+        }
+    }
+}
+
 /// What each thread of a task may do.
 fn rights(
     filters: &Filters,
     image: &TaskImage,
-    maps: &IdMaps,
+    (maps, spaces): (&IdMaps, &Namespaces),
     things: &mut Things<'_>,
 ) -> Result<()> {
+    let nested = spaces.nested_user_of(&image.homes).is_some();
     let Some(leader) = image.cores.first() else { return Ok(()) };
     let threads = image.tree.threads.iter().zip(&image.cores).zip(&image.credentials);
     for ((&thread, core), given) in threads {
         let name = kind::CORE.file_name(thread.into());
         let mut expect = |ask| things.expect(&*name, Some(thread), &ask);
         match given {
-            Some(given) => credentials(given, maps, &mut expect),
+            Some(given) => {
+                if !nested {
+                    expect(Ask::Capabilities(given.capabilities.all()));
+                }
+                credentials(given, maps, &mut expect);
+            }
             None => expect(Ask::NoCredentials),
         }
         if !task::has_ended(core) {
@@ -244,7 +265,6 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
 }
 
 fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask)) {
-    expect(Ask::Capabilities(given.capabilities.all()));
     expect(Ask::NoNewPrivileges(given.no_new_privileges == Some(true)));
     expect(Ask::Profile(given.profile.clone()));
     for id in given.users {

@@ -13,6 +13,7 @@ mod lazy;
 mod listed;
 pub mod load;
 pub mod memory;
+pub mod numbers;
 pub mod object;
 pub mod pages;
 mod parking;
@@ -47,7 +48,7 @@ use crate::file::opener::Temporary;
 use crate::file::{OpenFiles, notify};
 use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Homes, Namespaces, NsKind};
+use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user};
 use crate::options::Options;
 use crate::task::Filters;
 use crate::{cgroup, cpuinfo, judge, network};
@@ -237,11 +238,12 @@ impl<'a> Restore<'a> {
         })
     }
 
-    /// Moves the new husk of `task`, born from that of task `from`, to where it lived.
-    fn settle(&mut self, task: usize, from: usize) -> Result<()> {
-        self.cgroups.place(&mut self.tasks, &mut self.ns, task, Some(from))?;
+    /// Moves the new husk of `task`, born from that of task `from` in `user`, to where it lived.
+    fn settle(&mut self, task: usize, from: usize, user: Option<u32>) -> Result<()> {
+        self.cgroups.place(&mut self.tasks, &mut self.ns, task, Some((from, user)))?;
         self.with_homes(|homes| namespace::enter(homes, task, from))?;
-        mount::enter(&mut self.tasks, &self.ns, task, from)
+        mount::enter(&mut self.tasks, &self.ns, task, from)?;
+        nested_user::enter(&mut self.tasks, &self.ns, task, user)
     }
 
     /// Locks networks: those that the caller hands over, or those that are made here.

@@ -5,17 +5,18 @@
 
 use torpor_images::ImageDir;
 use torpor_policy::groups::{Groups, Reading, set_of};
-use torpor_policy::{Passed, Request};
+use torpor_policy::{Passed, Request, nested_users};
 
 use super::load::Checkpoint;
 use crate::error::Result;
 use crate::namespace::mount::Forest;
+use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind};
 
 #[derive(Debug)]
 pub(super) struct Planned {
-    /// The namespaces that the tasks live in.
+    /// The namespaces that the tasks live in, and the user namespaces between these.
     pub spaces: Namespaces,
     /// The ids of the tasks' user namespace.
     pub maps: IdMaps,
@@ -36,8 +37,8 @@ impl Planned {
         passed: &Passed,
         plan: &[Request],
     ) -> Result<Self> {
-        let spaces = Namespaces::list(checkpoint.tasks.iter().map(|task| task.homes));
-        let user = spaces.of_kind(NsKind::User).find(|ns| !ns.is_host).map(|ns| ns.id);
+        let mut spaces = Namespaces::list(checkpoint.tasks.iter().map(|task| task.homes));
+        let user = spaces.own_user().map(|ns| ns.id);
         let maps = match user {
             // The ids of the images are then those of another namespace than their own.
             _ if passed.joined.iter().any(|kind| kind == NsKind::User.name()) => {
@@ -46,6 +47,9 @@ impl Planned {
             Some(id) => IdMaps::load(images, id)?,
             None => IdMaps::identity(),
         };
+        let living = checkpoint.tasks.iter().filter(|task| !task.is_zombie());
+        let homes: Vec<_> = living.map(|task| task.homes).collect();
+        spaces.users = nested_users(images, &homes)?.into_iter().map(NestedUser::from).collect();
         let root = checkpoint.tasks.first().and_then(|task| set_of(task.cores.first()?));
         let own = checkpoint.inventory.root_cg_set.unwrap_or(0);
         let groups = match &passed.cgroups {

@@ -113,6 +113,7 @@ impl Restore<'_> {
         let images = task::Images {
             mm,
             maps: &self.id_maps,
+            own: &self.ns.ids_of(&image.homes),
             filters: &self.filters,
             credentials: &image.credentials,
             profile: self.opts.lsm_profile.as_deref(),

@@ -11,10 +11,11 @@ use torpor_images::proto::TorporNestedEntry;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
+use super::numbers::{self, Place};
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
-use crate::namespace::{NsKind, pid, send_into};
+use crate::namespace::{NsKind, nested_user, pid, send_into};
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,7 +291,7 @@ pub(super) fn outline(tasks: &[Task]) -> Vec<(u32, u32, Option<u32>)> {
 }
 
 /// A task's or a substitute's husk.
-fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
+pub(super) fn actor<'c>(cx: &'c mut Restore<'_>, index: usize) -> Result<&'c mut Tracee> {
     let tasks = cx.tasks.len();
     if index < tasks {
         return cx.tasks.remote(index);
@@ -311,7 +312,8 @@ fn substitute(cx: &mut Restore<'_>, index: usize, from: usize, parent: usize) ->
     // Tasks that are born as siblings of a substitute have its exit signal.
     let (flags, signal) =
         if from == parent { (0, libc::SIGCHLD) } else { (libc::CLONE_PARENT as u64, 0) };
-    cx.substitutes[index].husk = Some(actor(cx, from)?.spawn_child(flags, signal, &pids)?);
+    let place = place(cx, parent, parent, pids);
+    cx.substitutes[index].husk = Some(numbers::spawn(cx, from, (flags, signal), &place)?);
     cx.substitutes[index].parent = parent;
     Ok(())
 }
@@ -352,24 +354,63 @@ pub(super) fn shared_with(task: &Task, parent: &Task) -> u64 {
 fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()> {
     let signal = if flags & libc::CLONE_PARENT as u64 == 0 { libc::SIGCHLD } else { 0 };
     let (pids, home) = (cx.tasks[task].image.pids(0), task_of(cx, from));
-    let child = match pid::birth(&cx.tasks, &cx.ns, task, home)? {
-        pid::Birth::Same => actor(cx, from)?.spawn_child(flags, signal, &pids)?,
+    let birth = pid::birth(&cx.tasks, &cx.ns, task, home)?;
+    let known = if matches!(birth, pid::Birth::Below(_)) { task } else { home };
+    let mut place = place(cx, home, known, pids);
+    let child = match birth {
+        pid::Birth::Same => numbers::spawn(cx, from, (flags, signal), &place)?,
         pid::Birth::First => {
-            let flags = flags | NsKind::Pid.clone_flag();
-            actor(cx, from)?.spawn_child(flags, signal, &pids)?
+            let own = cx.tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
+            place.spaces.insert(0, own);
+            match nested_user::birthplace(&cx.ns, place.user, own)? {
+                Some((owner, file)) => {
+                    place.user = Some(owner);
+                    numbers::spawn_within(cx, from, (NsKind::User, &file), flags, &place)?
+                }
+                None => {
+                    let flags = flags | NsKind::Pid.clone_flag();
+                    numbers::spawn(cx, from, (flags, signal), &place)?
+                }
+            }
+        }
+        // It might not get back.
+        pid::Birth::Below(space) if place.user.is_some() => {
+            numbers::spawn_within(cx, from, (NsKind::Pid, &space), flags, &place)?
         }
         pid::Birth::Below(space) => {
             let husk = actor(cx, from)?;
             let own = crate::proc::open(husk.pid(), "ns/pid")?.into();
             send_into(husk, NsKind::Pid, &space)?;
-            let child = husk.spawn_child(flags, signal, &pids)?;
+            let child = husk.spawn_child(flags, signal, &place.pids)?;
             send_into(husk, NsKind::Pid, &own)?;
             child
         }
     };
     cx.adopt(task, child)?;
     join_outer_group(cx, task, from)?;
-    cx.settle(task, home)
+    cx.settle(task, home, place.user)
+}
+
+/// Where somebody with the numbers `pids` is born from the husk of task `home`: in the pid namespaces
+/// of task `known`.
+fn place(cx: &Restore<'_>, home: usize, known: usize, pids: Vec<i32>) -> Place {
+    Place {
+        pids,
+        spaces: pid::levels(&cx.tasks, &cx.ns, known),
+        user: cx.ns.nested_user_of(&cx.tasks[home].image.homes),
+    }
+}
+
+/// Ends a child of the husk of `from` that is no task.
+pub(super) fn end_child(cx: &mut Restore<'_>, from: usize, child: Tracee) -> Result<()> {
+    let numbers = crate::proc::status(child.pid())?.ns_pids();
+    let parent = crate::proc::status(actor(cx, from)?.pid())?.ns_pids().len();
+    let number = numbers.get(parent.saturating_sub(1)).copied().unwrap_or_default();
+    child.exit_with(0)?;
+    let options = u64::from(libc::__WALL.cast_unsigned());
+    let number = u64::from(number.cast_unsigned());
+    actor(cx, from)?.call("wait4", (libc::SYS_wait4, [number, 0, options, 0]))?;
+    if from < cx.tasks.len() { forget_child_signals(cx, from) } else { Ok(()) }
 }
 
 /// A process group of an outer pid namespace has no number for `task`, which was born from the
@@ -402,15 +443,14 @@ fn join_outer_group(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()
 
 /// `task` is born from a child of task `leader` that ends at once.
 fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
-    let pids = cx.tasks[task].image.pids(0);
-    let leader = actor(cx, from)?;
-    let mut between: Tracee = leader.spawn_child(0, 0, &[])?;
-    let child = between.spawn_child(0, libc::SIGCHLD, &pids)?;
+    let (pids, home) = (cx.tasks[task].image.pids(0), task_of(cx, from));
+    let place = place(cx, home, home, pids);
+    let mut between: Tracee = actor(cx, from)?.spawn_child(0, 0, &[])?;
+    let child = numbers::from_between(cx, &mut between, (0, libc::SIGCHLD), &place)?;
     between.exit_with(0)?;
-    process::reap(leader)?;
+    process::reap(actor(cx, from)?)?;
     cx.adopt(task, child)?;
-    let from = task_of(cx, from);
-    cx.settle(task, from)
+    cx.settle(task, home, place.user)
 }
 
 /// Puts every task into its process group: leaders first.
@@ -474,8 +514,9 @@ pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
     for task in 0..cx.tasks.len() {
         for thread in 1..cx.tasks[task].image.tree.threads.len() {
             let pids = cx.tasks[task].image.pids(thread);
-            let leader = cx.tasks.remote(task)?;
-            let thread = leader.spawn_child(u64::from(flags.cast_unsigned()), 0, &pids)?;
+            let place = place(cx, task, task, pids);
+            let flags = u64::from(flags.cast_unsigned());
+            let thread = numbers::spawn(cx, task, (flags, 0), &place)?;
             cx.tasks[task].threads.push(thread);
         }
     }

@@ -146,7 +146,8 @@ fn given(option: &str) -> Result<Option<&str>> {
     }
 }
 
-/// Gives a husk's thread the credentials that were judged. `profile`, the value of `--lsm-profile`,
+/// Gives a husk's thread the credentials that were judged. `maps` has the ids of the tree's user
+/// namespace as the supervisor sees them, and `own` those of the task's. `profile`, the value of `--lsm-profile`,
 /// replaces the security profile among them.
 ///
 /// # Errors
@@ -154,7 +155,7 @@ fn given(option: &str) -> Result<Option<&str>> {
 pub(crate) fn restore(
     husk: &mut Tracee,
     wanted: &Credentials,
-    maps: &IdMaps,
+    (maps, own): (&IdMaps, &IdMaps),
     profile: Option<&str>,
 ) -> Result<()> {
     let status = proc::thread_status(husk.pid(), husk.tid())?;
@@ -171,7 +172,7 @@ pub(crate) fn restore(
         change_profile(husk, profile)?;
     }
     let mut script = Script::new(husk);
-    change_ids(&mut script, wanted, &mut now);
+    change_ids(&mut script, wanted, &mut now, own)?;
     change_capabilities(&mut script, wanted, &now);
     if wanted.no_new_privileges == Some(true) {
         script.prctl("PR_SET_NO_NEW_PRIVS", libc::PR_SET_NO_NEW_PRIVS, 1);
@@ -202,19 +203,32 @@ fn change_profile(husk: &mut Tracee, profile: &str) -> Result<()> {
 }
 
 /// Groups before users: without root's ids there is no right to change groups.
-fn change_ids(script: &mut Script<'_>, wanted: &Credentials, now: &mut Credentials) {
+fn change_ids(
+    script: &mut Script<'_>,
+    wanted: &Credentials,
+    now: &mut Credentials,
+    own: &IdMaps,
+) -> Result<()> {
+    let no_name = |id: u32| Error::invalid("creds", format!("the task may not become {id}"));
+    let user = |id: u32| own.uid_inside(id).ok_or_else(|| no_name(id));
+    let group = |id: u32| own.gid_inside(id).ok_or_else(|| no_name(id));
+    let four = |ids: [u32; 4], name: &dyn Fn(u32) -> Result<u32>| -> Result<[u64; 4]> {
+        let [a, b, c, d] = ids;
+        Ok([name(a)?.into(), name(b)?.into(), name(c)?.into(), name(d)?.into()])
+    };
     if wanted.further != now.further {
-        let bytes: Vec<u8> = wanted.further.iter().flat_map(|g| g.to_le_bytes()).collect();
+        let further = wanted.further.iter().map(|&id| group(id)).collect::<Result<Vec<u32>>>()?;
+        let bytes: Vec<u8> = further.iter().flat_map(|g| g.to_le_bytes()).collect();
         let at = script.bytes(&bytes).0;
         script.step("setgroups", (libc::SYS_setgroups, [wanted.further.len() as u64, at]));
     }
-    let [gid, egid, sgid, fsgid] = wanted.groups.map(u64::from);
     if wanted.groups != now.groups {
+        let [gid, egid, sgid, fsgid] = four(wanted.groups, &group)?;
         script.step("setresgid", (libc::SYS_setresgid, [gid, egid, sgid]));
         script.step("setfsgid", (libc::SYS_setfsgid, [fsgid]));
     }
-    let [uid, euid, suid, fsuid] = wanted.users.map(u64::from);
     if wanted.users != now.users {
+        let [uid, euid, suid, fsuid] = four(wanted.users, &user)?;
         // Capabilities are still needed, and are set as a whole later.
         now.security_bits |= SECBIT_NO_SETUID_FIXUP;
         let bits = u64::from(now.security_bits);
@@ -222,6 +236,7 @@ fn change_ids(script: &mut Script<'_>, wanted: &Credentials, now: &mut Credentia
         script.step("setresuid", (libc::SYS_setresuid, [uid, euid, suid]));
         script.step("setfsuid", (libc::SYS_setfsuid, [fsuid]));
     }
+    Ok(())
 }
 
 /// The kernel's rules give the order: inheritable capabilities must be within the

@@ -7,7 +7,6 @@ use torpor_tracee::{Batch, Call, Outcome, Slot, Tracee};
 
 use super::script::{Script, write_own};
 use crate::error::{Context, Error, Result};
-use crate::namespace::user::IdMaps;
 use crate::proc;
 
 /// The questions to a process. `prlimit` from outside would need
@@ -105,16 +104,16 @@ pub(crate) fn loginuid(pid: i32) -> Result<Option<u32>> {
 
 /// Sets it, if it is different now. Only the process itself may do that, so `/proc`
 /// must be mounted where the husk lives; and it writes the id that the user has in its own user
-/// namespace, whose ids `maps` are. A user that has none there cannot be written: the login of the
+/// namespace, `inside`. A user that has none there cannot be written: the login of the
 /// restoring program stays.
 ///
 /// # Errors
 /// `EPERM` if it is set already.
-pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, maps: &IdMaps) -> Result<()> {
+pub(crate) fn restore_loginuid(husk: &mut Tracee, wanted: u32, inside: Option<u32>) -> Result<()> {
     if loginuid(husk.pid())?.is_none_or(|now| now == wanted) {
         return Ok(());
     }
-    let Some(inside) = maps.uid_inside(wanted) else {
+    let Some(inside) = inside else {
         let pid = husk.pid();
         tracing::warn!(pid, "user {wanted} has logged in, who has no id in its user namespace");
         return Ok(());
@@ -130,6 +129,7 @@ mod tests {
     use torpor_tracee::Birth;
 
     use super::*;
+    use crate::namespace::user::IdMaps;
 
     /// The images have the id of this host, and the task writes that of its user namespace.
     #[test]
@@ -152,7 +152,7 @@ mod tests {
         };
         let (mut husk, _pidfd) = Tracee::bear(&birth).unwrap();
         let mut login = |id| {
-            restore_loginuid(&mut husk, id, &maps).unwrap();
+            restore_loginuid(&mut husk, id, maps.uid_inside(id)).unwrap();
             loginuid(husk.pid()).unwrap()
         };
         // One whose number is an id of the namespace, and who has none there.

@@ -29,6 +29,7 @@ use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 pub use creds::lsm;
 pub(crate) use limits::loginuid;
 pub use process::MmFlags;
+pub(crate) use script::Script;
 pub use seccomp::Filters;
 #[cfg(test)]
 pub(crate) use seccomp::restore as restore_filters;
@@ -37,7 +38,6 @@ pub use signals::{has_pending, restore_stop, take_signal};
 use crate::error::{Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::proc;
-use script::Script;
 use signals::Pending;
 
 /// Values of `task_core_entry.task_state`.
@@ -358,6 +358,8 @@ pub struct Images<'a> {
     pub mm: &'a MmEntry,
     /// Ids of the tree's user namespace, as the supervisor sees them.
     pub maps: &'a IdMaps,
+    /// Ids of the user namespace that the process lives in, as that of the tree has them.
+    pub own: &'a IdMaps,
     /// The filters of the tree.
     pub filters: &'a Filters,
     /// What each of its threads may do.
@@ -418,7 +420,7 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
     for ((thread, core), wanted) in all {
         let entry = thread_core(core)?;
         if let Some(wanted) = wanted {
-            creds::restore(thread, wanted, images.maps, images.profile)?;
+            creds::restore(thread, wanted, (images.maps, images.own), images.profile)?;
         }
         let mut script = Script::new(thread);
         thread::restore_pdeath(&mut script, entry);
@@ -454,7 +456,8 @@ pub fn login(tc: &TaskCoreEntry) -> Option<u32> {
 
 fn restore_process(leader: &mut Tracee, tc: &TaskCoreEntry, images: &Images<'_>) -> Result<()> {
     if let Some(wanted) = login(tc) {
-        limits::restore_loginuid(leader, wanted, images.maps)?;
+        let inside = images.maps.uid_inside(wanted).and_then(|id| images.own.uid_inside(id));
+        limits::restore_loginuid(leader, wanted, inside)?;
     }
     if let Some(wanted) = tc.oom_score_adj {
         limits::restore_oom_score_adj(leader.pid(), wanted)?;

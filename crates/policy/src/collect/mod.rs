@@ -33,6 +33,7 @@ pub use self::network::kind_of_link;
 pub use self::routing::{Addresses, route, rule};
 use crate::credentials::Credentials;
 use crate::namespace::{NsKind, NsSet};
+use crate::nested::{NestedUser, nested_users};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
 
@@ -121,6 +122,7 @@ pub fn collect(
     let mut all = Requests::default();
     namespaces(checkpoint, &mut all);
     let maps = user_namespace(checkpoint, passed, &mut all)?;
+    nested(&checkpoint.nested_users()?, &maps, &mut all);
     tasks::collect(checkpoint, &maps, &mut all);
     limits::collect(checkpoint, passed, &mut all);
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
@@ -192,6 +194,18 @@ pub(crate) fn words() -> impl Iterator<Item = &'static str> {
 }
 
 impl Checkpoint<'_> {
+    /// The user namespaces below that of the root task, parents first.
+    fn nested_users(&self) -> Result<Vec<NestedUser>> {
+        let living = self.tasks.iter().filter(|task| !task.zombie);
+        nested_users(self.images, &living.map(|task| task.homes).collect::<Vec<_>>())
+    }
+
+    /// Whether a task lives in one of them: what it may do there says nothing about this host.
+    fn is_nested_user(&self, task: &Task<'_>) -> bool {
+        let root = self.tasks.first().map(|root| root.homes.get(NsKind::User));
+        root != Some(task.homes.get(NsKind::User)) && task.homes.own(NsKind::User).is_some()
+    }
+
     /// All namespaces of a kind but this host's own, in the order in which the tasks
     /// have them.
     fn namespaces(&self, kind: NsKind) -> Vec<u32> {
@@ -223,7 +237,8 @@ fn user_namespace(
         return Ok(Maps(passed.user_maps.clone()));
     }
     let mut maps = Maps::default();
-    for id in checkpoint.namespaces(NsKind::User) {
+    let root = checkpoint.tasks.first();
+    if let Some(id) = root.and_then(|root| root.homes.own(NsKind::User)) {
         let entry: UsernsEntry = checkpoint.images.read_one(kind::USERNS, id.into())?;
         let image = kind::USERNS.file_name(id.into());
         for (groups, map) in [(false, &entry.uid_map), (true, &entry.gid_map)] {
@@ -234,4 +249,19 @@ fn user_namespace(
         maps.0.get_or_insert(entry);
     }
     Ok(maps)
+}
+
+/// User namespaces below that of the root task.
+fn nested(users: &[NestedUser], maps: &Maps, all: &mut Requests) {
+    for user in users {
+        let NestedUser { number, parent, owned, .. } = user.clone();
+        let image = kind::USERNS.file_name(number.into());
+        all.add(&*image, None, Ask::NestedUser { number, parent, owned });
+        for (groups, map) in [false, true].into_iter().zip(&user.maps) {
+            for UidGidExtent { first, lower_first, count } in map.iter().copied() {
+                let lower = if groups { maps.group(lower_first) } else { maps.user(lower_first) };
+                all.add(&*image, None, Ask::NestedMap { number, groups, first, lower, count });
+            }
+        }
+    }
 }

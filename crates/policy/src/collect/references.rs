@@ -21,9 +21,6 @@ use crate::namespace::NsKind;
 #[derive(Debug, Default)]
 pub(super) struct Numbers(BTreeMap<u32, &'static str>);
 
-/// Kinds of which all tasks live in the same one.
-const SHARED: [NsKind; 2] = [NsKind::Time, NsKind::User];
-
 /// Image files of namespaces: their kinds of number.
 const OF_NAMESPACES: [(&str, &[Kind]); 7] = [
     ("uts", &[kind::UTSNS]),
@@ -83,6 +80,12 @@ impl Numbers {
             let all = KINDS.map(|kind| (kind, task.homes.number(kind)));
             numbers.add(all, &kind::CORE.file_name(task.pid.into()))?;
         }
+        // Nobody needs to live in one that has others in it.
+        for user in checkpoint.nested_users()? {
+            let image = kind::USERNS.file_name(user.number.into());
+            let all = KINDS.map(|kind| (kind, (kind == NsKind::User).then_some(user.number)));
+            numbers.add(all, &image)?;
+        }
         Ok(numbers)
     }
 
@@ -111,12 +114,9 @@ fn nested(checkpoint: &Checkpoint<'_>) -> Result<()> {
     let mut tasks = checkpoint.tasks.iter().filter(|task| !task.zombie);
     let Some(root) = tasks.next() else { return Ok(()) };
     for task in tasks {
-        for kind in SHARED {
-            if task.homes.get(kind) != root.homes.get(kind) {
-                let kind = kind.name();
-                let reason = format!("its {kind} namespace is not that of the root task");
-                return invalid(kind::CORE.file_name(task.pid.into()), reason);
-            }
+        if task.homes.get(NsKind::Time) != root.homes.get(NsKind::Time) {
+            let reason = "its time namespace is not that of the root task".to_owned();
+            return invalid(kind::CORE.file_name(task.pid.into()), reason);
         }
     }
     Ok(())

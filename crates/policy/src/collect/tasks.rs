@@ -20,7 +20,12 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
             let image = kind::CORE.file_name(thread.into());
             let mut add = |ask| all.add(&*image, Some(thread), ask);
             match credentials {
-                Some(credentials) => rights(credentials, maps, &mut add),
+                Some(credentials) => {
+                    if !checkpoint.is_nested_user(task) {
+                        add(Ask::Capabilities(credentials.capabilities.all()));
+                    }
+                    rights(credentials, maps, &mut add);
+                }
                 None => add(Ask::NoCredentials),
             }
             // A leader that has ended runs nothing.
@@ -32,7 +37,6 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
 }
 
 fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {
-    add(Ask::Capabilities(wanted.capabilities.all()));
     add(Ask::NoNewPrivileges(wanted.no_new_privileges == Some(true)));
     add(Ask::Profile(wanted.profile.clone()));
     let mut users = wanted.users.map(|id| maps.user(id));

@@ -49,7 +49,7 @@ fn namespaces() -> Namespaces {
         task: 0,
         pid: 0,
     };
-    Namespaces { all: vec![net] }
+    Namespaces { all: vec![net], ..Namespaces::default() }
 }
 
 fn found(cx: &mut Dump<'_>, file: &OwnedFd) -> Found {

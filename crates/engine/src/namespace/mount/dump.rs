@@ -224,7 +224,7 @@ fn save_contents(cx: &Saving<'_>, forest: &Forest) -> Result<()> {
 
 /// The user namespace whose ids the images hold.
 fn user_namespace(cx: &Saving<'_>) -> Result<Option<OwnedFd>> {
-    let ns = cx.spaces.of_kind(NsKind::User).find(|ns| !ns.is_host);
+    let ns = cx.spaces.own_user();
     let file = ns.and_then(|ns| ns.file.as_ref());
     file.map(|f| f.try_clone().context(|| "dup".to_owned())).transpose()
 }

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use torpor_tracee::Tracee;
+
 use super::base::unfit;
 use super::build::{Copies, place_at};
 use super::collect::{Space, clone, open_beneath};
@@ -16,6 +18,7 @@ use super::superblock;
 use super::tree::Tree;
 use crate::error::{Context, Result};
 use crate::namespace::{Namespace, Namespaces, NsKind, run_in};
+use crate::restore::numbers::live_in;
 use crate::restore::tasks::Tasks;
 
 /// Finds out which mounts show such a namespace.
@@ -180,8 +183,13 @@ pub fn make_nested(
             What::Procfs(ns, whole) => {
                 let ns = namespaces.by_id(ns).filter(|ns| ns.kind == NsKind::Pid);
                 let ns = ns.ok_or_else(|| unfit(&mount, "its pid namespace is not there"))?;
-                placed.procfs(space.as_fd(), &mount, || {
-                    superblock::make_in(tasks.remote(ns.task)?, &whole)
+                placed.procfs(space.as_fd(), &mount, || match &ns.file {
+                    // Who lives there need not have the right.
+                    Some(file) if namespaces.owner_of(ns.id).is_some() => {
+                        let make = |husk: &mut Tracee| superblock::make_in(husk, &whole);
+                        live_in(tasks.remote(0)?, file, make)
+                    }
+                    _ => superblock::make_in(tasks.remote(ns.task)?, &whole),
                 })?
             }
         };

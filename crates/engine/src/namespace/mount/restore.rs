@@ -19,7 +19,7 @@ use super::sharing::{self, Base, Group};
 use super::{nested, superblock};
 use crate::cgroup;
 use crate::error::{Context, Error, Result};
-use crate::namespace::{Namespaces, NsKind, run_in, send_into};
+use crate::namespace::{Namespaces, NsKind, nested_user, run_in, send_into};
 use crate::restore::tasks::Tasks;
 
 /// Makes the mount namespaces: that of the root husk, a copy of the caller's until
@@ -52,7 +52,7 @@ pub fn restore(cx: &mut Assembly<'_>) -> Result<()> {
     })?;
     let mut roots = Vec::new();
     for space in usize::from(has_own)..forest.spaces.len() {
-        let file = husk.nested(cx)?;
+        let file = husk.nested(cx, forest.spaces[space].0)?;
         let root = run_in(&[file.as_fd()], || {
             build::assemble(&forest, space, &mut bases, &mut copies, &mut yard)?.detach()
         })?;
@@ -185,11 +185,14 @@ impl Husk {
         Ok(RemoteFd(number))
     }
 
-    /// A new mount namespace, a copy of the husk's, owned by its user namespace.
-    fn nested(&self, cx: &mut Assembly<'_>) -> Result<OwnedFd> {
+    /// Makes mount namespace `number`, a copy of the husk's, owned by its user namespace or by one
+    /// below that.
+    fn nested(&self, cx: &mut Assembly<'_>, number: u32) -> Result<OwnedFd> {
         let husk = cx.tasks.remote(0)?;
-        unshare(husk)?;
-        let space = space_of(husk.pid())?;
+        let space = nested_user::as_owner(husk, cx.spaces, (None, number), |maker| {
+            unshare(maker)?;
+            space_of(maker.pid())
+        })?;
         enter_space(husk, self.way_back)?;
         Ok(space)
     }

@@ -155,7 +155,10 @@ fn namespace(id: u32, file: Option<OwnedFd>) -> Namespace {
 
 fn namespaces(spaces: &[&OwnedFd]) -> Namespaces {
     let files = spaces.iter().map(|s| s.try_clone().unwrap());
-    Namespaces { all: (1..).zip(files).map(|(id, f)| namespace(id, Some(f))).collect() }
+    Namespaces {
+        all: (1..).zip(files).map(|(id, f)| namespace(id, Some(f))).collect(),
+        ..Namespaces::default()
+    }
 }
 
 fn fs_mount(kind: &str, at: &str, options: &str) {

@@ -19,7 +19,7 @@ use super::Restore;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{self, Tree};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{Namespace, NsKind};
+use crate::namespace::{Namespace, NsKind, nested_user};
 use crate::proc::{self, Status};
 use crate::task;
 
@@ -44,6 +44,7 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
         files::descriptors(cx, index)?;
     }
     files::sockets(cx)?;
+    nested_user::verify(&cx.tasks, &cx.ns, &cx.id_maps)?;
     mounts(cx)?;
     cx.cgroups.verify(&cx.tasks)
 }

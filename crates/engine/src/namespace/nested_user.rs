@@ -1,0 +1,500 @@
+//! User namespaces below that of the root task (ADR 15), and what belongs to them.
+//!
+//! A helper, a child of the root husk that enters the namespace above, makes each before anybody is
+//! born, with the net, UTS and IPC namespaces that it owns. Who lives there enters it at birth.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use torpor_images::proto::{TorporNestedUserEntry, UsernsEntry};
+use torpor_images::{ImageDir, kind};
+use torpor_policy::NsSet;
+use torpor_sys::ns;
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall::{self, RemoteFd};
+
+use super::homes::{NESTED, open_of};
+use super::user::{IdMaps, with_resident};
+use super::{Homes, Namespace, Namespaces, NsKind, send_into};
+use crate::dump::tasks::Tasks as Dumped;
+use crate::error::{About, Context, Error, Result};
+use crate::proc;
+use crate::restore::process::{reap, with_process};
+use crate::restore::tasks::Tasks;
+use crate::restore::transport::Transport;
+use crate::task::Script;
+
+/// linux/securebits.h: changing ids does not change capabilities.
+const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
+
+/// One of them. Ids outside are those of the root task's user namespace.
+#[derive(Debug)]
+pub struct NestedUser {
+    /// Its number in the images.
+    pub number: u32,
+    /// That of the one directly above it; `None` is the root task's.
+    pub parent: Option<u32>,
+    /// Who has made it.
+    pub owner: u32,
+    /// Nobody in there may change groups.
+    pub denies_groups: bool,
+    /// The namespaces of other kinds that belong to it.
+    pub owned: Vec<u32>,
+    /// Its ids.
+    pub maps: IdMaps,
+    /// Open file on it (at restore: once it has been made).
+    pub file: Option<OwnedFd>,
+}
+
+impl From<torpor_policy::NestedUser> for NestedUser {
+    fn from(user: torpor_policy::NestedUser) -> Self {
+        let [uid_map, gid_map] = user.maps;
+        let maps = UsernsEntry { uid_map, gid_map, torpor_nested: None };
+        NestedUser {
+            number: user.number,
+            parent: user.parent,
+            owner: user.owner,
+            denies_groups: user.denies_groups,
+            owned: user.owned,
+            maps: IdMaps::of_entry(Some(maps)),
+            file: None,
+        }
+    }
+}
+
+impl Namespaces {
+    /// A user namespace below that of the root task.
+    pub fn nested_user(&self, number: u32) -> Option<&NestedUser> {
+        self.users.iter().find(|user| user.number == number)
+    }
+
+    /// That which a task with these homes lives in, if it is one of them.
+    pub fn nested_user_of(&self, homes: &NsSet) -> Option<u32> {
+        homes.own(NsKind::User).filter(|&number| self.nested_user(number).is_some())
+    }
+
+    /// That which namespace `number` belongs to, likewise.
+    pub fn owner_of(&self, number: u32) -> Option<u32> {
+        self.users.iter().find(|user| user.owned.contains(&number)).map(|user| user.number)
+    }
+
+    /// Whether a user namespace is `above` or below it: who has all rights there has them here.
+    pub fn is_within(&self, user: Option<u32>, above: Option<u32>) -> bool {
+        let up = |user: &Option<u32>| user.map(|number| self.nested_user(number)?.parent);
+        // Parents come first: it ends.
+        std::iter::successors(Some(user), up).take(self.users.len() + 1).any(|user| user == above)
+    }
+
+    fn user_file(&self, number: u32) -> Result<OwnedFd> {
+        let file = self.nested_user(number).and_then(|user| user.file.as_ref());
+        let file = file.ok_or_else(|| invalid(number, "it is not there"))?;
+        file.try_clone().context(|| "dup".to_owned())
+    }
+
+    /// The ids of the user namespace that a task lives in, whose ids outside are those of the root
+    /// task's.
+    pub fn ids_of(&self, homes: &NsSet) -> IdMaps {
+        let own = self.nested_user_of(homes).and_then(|number| self.nested_user(number));
+        own.map_or_else(IdMaps::identity, |user| user.maps.clone())
+    }
+}
+
+fn invalid(number: u32, reason: &str) -> Error {
+    Error::invalid(kind::USERNS.file_name(number.into()), reason)
+}
+
+fn inode(file: BorrowedFd<'_>) -> Result<u64> {
+    Ok(rustix::fs::fstat(file).context(|| "fstat of a namespace".to_owned())?.st_ino)
+}
+
+/// What is known of the namespaces while they are searched.
+struct Search<'a> {
+    tasks: &'a Dumped,
+    /// The user namespace of the root task.
+    root: u64,
+    /// The ids of that.
+    root_ids: &'a IdMaps,
+    /// The next free number.
+    next: u32,
+    /// What was found: inode numbers, parents first.
+    found: Vec<(u64, NestedUser)>,
+}
+
+/// Finds the user namespaces below that of the root task, and what belongs to them.
+///
+/// # Errors
+/// Refused, where a namespace belongs to a user namespace that nobody lives in or below.
+pub fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Result<()> {
+    let root = tasks.first().and_then(|root| spaces.by_id(root.ids.user_ns_id?));
+    let Some(root) = root.map(|ns| ns.inode) else { return Ok(()) };
+    let last = spaces.all.iter().map(|ns| ns.id).max().unwrap_or_default();
+    let mut search = Search { tasks, root, root_ids, next: last, found: Vec::new() };
+    for ns in spaces.of_kind(NsKind::User).filter(|ns| ns.inode != root) {
+        let lives_there = tasks.iter().any(|task| task.ids.user_ns_id == Some(ns.id));
+        if lives_there {
+            search.add(spaces, ns)?;
+        }
+    }
+    for ns in spaces.all.iter().filter(|ns| !ns.is_host && ns.kind != NsKind::User) {
+        let Some(Ok(owner)) = ns.file.as_ref().map(|file| ns::owner(file.as_fd())) else {
+            continue;
+        };
+        let number = inode(owner.as_fd())?;
+        if let Some((_, user)) = search.found.iter_mut().find(|(inode, _)| *inode == number) {
+            user.owned.push(ns.id);
+        } else if is_below(owner, root)? {
+            let what = format!("its {} namespace", ns.kind.name());
+            let reason = "belongs to a user namespace that no task lives in, which is not \
+                          supported; end who uses it first";
+            return Err(Error::refused(ns.pid, what, reason));
+        }
+    }
+    spaces.users = search.found.into_iter().map(|(_, user)| user).collect();
+    Ok(())
+}
+
+/// Whether a user namespace is below the one with inode number `root`.
+fn is_below(mut user: OwnedFd, root: u64) -> Result<bool> {
+    if inode(user.as_fd())? == root {
+        return Ok(false);
+    }
+    while let Ok(above) = ns::owner(user.as_fd()) {
+        if inode(above.as_fd())? == root {
+            return Ok(true);
+        }
+        user = above;
+    }
+    Ok(false)
+}
+
+impl Search<'_> {
+    /// Adds a user namespace that tasks live in, and those between it and that of the root task.
+    fn add(&mut self, spaces: &Namespaces, ns: &Namespace) -> Result<()> {
+        let refuse = |why: &str| Error::refused(ns.pid, "its user namespace", why);
+        let dup = |file: &OwnedFd| file.try_clone().context(|| "dup".to_owned());
+        let mut line = Vec::new();
+        let mut next = dup(ns.file.as_ref().ok_or_else(|| refuse("is not open"))?)?;
+        let mut parent = None;
+        loop {
+            let number = inode(next.as_fd())?;
+            if number == self.root {
+                break;
+            }
+            if let Some((_, known)) = self.found.iter().find(|(inode, _)| *inode == number) {
+                parent = Some(known.number);
+                break;
+            }
+            let above = ns::owner(next.as_fd()).map_err(|_| {
+                refuse("is not below that of the root task, which is not supported; end it first")
+            })?;
+            line.push((number, std::mem::replace(&mut next, above)));
+        }
+        for (number, file) in line.into_iter().rev() {
+            let lived_in = spaces.by_inode(number);
+            let id = lived_in.map_or_else(
+                || {
+                    self.next += 1;
+                    self.next
+                },
+                |ns| ns.id,
+            );
+            let user = self.describe(ns.pid, lived_in, file, (id, parent))?;
+            parent = Some(id);
+            self.found.push((number, user));
+        }
+        Ok(())
+    }
+
+    fn describe(
+        &self,
+        pid: i32,
+        lived_in: Option<&Namespace>,
+        file: OwnedFd,
+        (number, parent): (u32, Option<u32>),
+    ) -> Result<NestedUser> {
+        let look = |pid: i32| Ok((IdMaps::of(pid)?, proc::read(pid, "setgroups")?));
+        let resident = lived_in.and_then(|ns| self.tasks.get(ns.task)).map(|task| task.pid);
+        let (maps, groups) = match resident {
+            Some(pid) => look(pid)?,
+            None => with_resident(file.as_fd(), look)?,
+        };
+        let refuse = |id: u32| {
+            let reason = format!("has id {id} of this host, which that of the root task has not");
+            Error::refused(pid, "its user namespace", reason)
+        };
+        let owner = ns::maker(file.as_fd()).context(|| "owner of a user namespace".to_owned())?;
+        Ok(NestedUser {
+            number,
+            parent,
+            owner: self.root_ids.uid_inside(owner).ok_or_else(|| refuse(owner))?,
+            denies_groups: groups.trim() == "deny",
+            owned: Vec::new(),
+            maps: maps.seen_in(self.root_ids).map_err(refuse)?,
+            file: Some(file),
+        })
+    }
+}
+
+/// Writes `userns-ID.img` of each.
+///
+/// # Errors
+/// If an image cannot be written.
+pub(super) fn dump(images: &ImageDir, spaces: &Namespaces) -> Result<()> {
+    for user in &spaces.users {
+        let entry = UsernsEntry {
+            torpor_nested: Some(TorporNestedUserEntry {
+                parent: user.parent,
+                owner: user.owner,
+                denies_groups: user.denies_groups.then_some(true),
+                owned: user.owned.clone(),
+            }),
+            ..user.maps.entry().unwrap_or_default()
+        };
+        images.write_one(kind::USERNS, user.number.into(), &entry)?;
+    }
+    Ok(())
+}
+
+/// Makes all of them, and the namespaces in which nothing is yet that belong to them.
+///
+/// # Errors
+/// The kernel's, among them `EPERM` for maps of what the one above does not have.
+pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
+    for index in 0..cx.spaces.users.len() {
+        let (number, parent) = (cx.spaces.users[index].number, cx.spaces.users[index].parent);
+        let above = parent.map(|parent| cx.spaces.user_file(parent)).transpose()?;
+        let ids = parent.and_then(|parent| cx.spaces.nested_user(parent));
+        let ids = ids.map_or_else(IdMaps::identity, |above| above.maps.clone());
+        let spaces = &mut *cx.spaces;
+        let root = cx.id_maps;
+        with_process(cx.tasks.remote(0)?, None, |maker| {
+            if let Some(above) = &above {
+                send_into(maker, NsKind::User, above)?;
+            }
+            let group = if parent.is_some() { ids.any_group() } else { root.any_group() };
+            make_one(maker, spaces, index, (&ids, group))
+        })
+        .about(|| format!("user namespace {number}"))?;
+        let file = cx.spaces.user_file(number)?;
+        for ns in cx.spaces.all.iter_mut().filter(|ns| ns.id == number) {
+            ns.file = Some(file.try_clone().context(|| "dup".to_owned())?);
+        }
+    }
+    Ok(())
+}
+
+/// Has `maker`, which lives in the namespace above, whose ids are `ids`, make one.
+fn make_one(
+    maker: &mut Tracee,
+    spaces: &mut Namespaces,
+    index: usize,
+    (ids, group): (&IdMaps, Option<u32>),
+) -> Result<()> {
+    let Namespaces { all, users } = spaces;
+    let user = &mut users[index];
+    let maps = user.maps.seen_in(ids).map_err(|id| {
+        invalid(user.number, &format!("it maps id {id}, which the one above does not have"))
+    })?;
+    let owner = ids.uid_inside(user.owner);
+    let owner = owner.ok_or_else(|| invalid(user.number, "its owner has no id above"))?;
+    become_maker(maker, owner, group)?;
+    let mut first = maker.spawn_child(NsKind::User.clone_flag(), 0, &[])?;
+    let pid = first.pid();
+    write_maps(maker, pid, user.denies_groups, &maps)?;
+    user.file = Some(open_of(pid, NsKind::User)?);
+    for ns in all.iter_mut().filter(|ns| user.owned.contains(&ns.id) && NESTED.contains(&ns.kind)) {
+        let what = format!("unshare {} namespace", ns.kind.name());
+        first.call(&what, (libc::SYS_unshare, [ns.kind.clone_flag()]))?;
+        ns.file = Some(open_of(pid, ns.kind)?);
+    }
+    first.exit_with(0)?;
+    reap(maker)
+}
+
+/// The kernel notes who makes a user namespace, and takes only who has ids in the one above.
+fn become_maker(maker: &mut Tracee, user: u32, group: Option<u32>) -> Result<()> {
+    let mut script = Script::new(maker);
+    keep_capabilities(&mut script);
+    if let Some(group) = group.map(u64::from) {
+        script.step("setresgid", (libc::SYS_setresgid, [group, group, group]));
+    }
+    let user = u64::from(user);
+    script.step("setresuid", (libc::SYS_setresuid, [user, user, user]));
+    be_dumpable(&mut script);
+    script.run()?;
+    Ok(())
+}
+
+fn keep_capabilities(script: &mut Script<'_>) {
+    script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+}
+
+/// Files in `/proc` belong to the root user of who is not.
+fn be_dumpable(script: &mut Script<'_>) {
+    script.prctl("PR_SET_DUMPABLE", libc::PR_SET_DUMPABLE, 1);
+}
+
+/// Writes what the user namespace of process `pid` is to be, from within the one above: nobody
+/// else may, and so it cannot get more than that has.
+fn write_maps(maker: &mut Tracee, pid: i32, denies_groups: bool, maps: &IdMaps) -> Result<()> {
+    let path = format!("/proc/{pid}");
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(&path, flags, Mode::empty()).context(|| format!("open {path}"))?;
+    let transport = Transport::open(maker, 3)?;
+    let mut batch = maker.batch();
+    transport.send(&mut batch, &[dir.as_fd()])?;
+    batch.run()?;
+    let [users, groups] = maps.texts();
+    let deny = if denies_groups { "deny" } else { "" };
+    for (name, text) in [("setgroups", deny), ("uid_map", &users), ("gid_map", &groups)] {
+        if text.is_empty() {
+            continue;
+        }
+        let mut script = Script::new(maker);
+        let at = script.cstr(name);
+        // The directory is 0, and this is 1.
+        let file = syscall::openat(RemoteFd(0), at, OFlags::WRONLY, Mode::empty());
+        script.step(format!("open {name}"), file);
+        let bytes = script.bytes(text.as_bytes()).0;
+        let write = (libc::SYS_write, [1, bytes, text.len() as u64]);
+        script.step(format!("write {text:?} to {name}"), write);
+        script.step("close", syscall::close(RemoteFd(1)));
+        script.run()?;
+    }
+    let mut batch = maker.batch();
+    batch.call(syscall::close(RemoteFd(0)));
+    transport.close(&mut batch);
+    batch.run()?;
+    Ok(())
+}
+
+/// Has the husk that lives in user namespace `home` work, or a child of it which has entered the
+/// user namespace that namespace `number` belongs to: what it makes belongs there.
+///
+/// # Errors
+/// What `work` returns; if that user namespace cannot be entered.
+pub fn as_owner<T>(
+    husk: &mut Tracee,
+    spaces: &Namespaces,
+    (home, number): (Option<u32>, u32),
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    match spaces.owner_of(number).filter(|&owner| home != Some(owner)) {
+        None => work(husk),
+        Some(owner) => {
+            let file = spaces.user_file(owner)?;
+            with_process(husk, None, |child| {
+                send_into(child, NsKind::User, &file)?;
+                work(child)
+            })
+        }
+    }
+}
+
+/// The user namespace that the first task of pid namespace `number` has to be born from, if a husk
+/// that lives in `home` does not live there.
+///
+/// # Errors
+/// If it has not been made.
+pub fn birthplace(
+    spaces: &Namespaces,
+    home: Option<u32>,
+    number: u32,
+) -> Result<Option<(u32, OwnedFd)>> {
+    let owner = spaces.owner_of(number).filter(|&owner| home != Some(owner));
+    owner.map(|owner| Ok((owner, spaces.user_file(owner)?))).transpose()
+}
+
+/// Moves the new husk of `task`, which lives in user namespace `now`, into its own. Its ids come
+/// first: inside there need not be a name for them.
+///
+/// # Errors
+/// If the husk is gone, or may not enter.
+pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u32>) -> Result<()> {
+    let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
+    if now == Some(own) {
+        return Ok(());
+    }
+    let ids = now.and_then(|now| spaces.nested_user(now));
+    let (maps, denied) = match ids {
+        Some(user) => (user.maps.clone(), user.denies_groups),
+        None => (IdMaps::identity(), false),
+    };
+    let file = spaces.user_file(own)?;
+    let credentials = tasks[task].image.credentials.iter().flatten().next().cloned();
+    let husk = tasks.remote(task)?;
+    if let Some(credentials) = credentials {
+        let mut script = Script::new(husk);
+        keep_capabilities(&mut script);
+        let group = |id: &u32| maps.gid_inside(*id);
+        let further: Option<Vec<u32>> = credentials.further.iter().map(group).collect();
+        if let Some(further) = further.filter(|_| !denied) {
+            let bytes: Vec<u8> = further.iter().flat_map(|group| group.to_le_bytes()).collect();
+            let at = script.bytes(&bytes).0;
+            script.step("setgroups", (libc::SYS_setgroups, [further.len() as u64, at]));
+        }
+        let [real, effective, saved, file_system] =
+            credentials.groups.map(|id| maps.gid_inside(id));
+        if let (Some(r), Some(e), Some(s), Some(f)) = (real, effective, saved, file_system) {
+            let [r, e, s, f] = [r, e, s, f].map(u64::from);
+            script.step("setresgid", (libc::SYS_setresgid, [r, e, s]));
+            script.step("setfsgid", (libc::SYS_setfsgid, [f]));
+        }
+        let [real, effective, saved, file_system] = credentials.users.map(|id| maps.uid_inside(id));
+        if let (Some(r), Some(e), Some(s), Some(f)) = (real, effective, saved, file_system) {
+            let [r, e, s, f] = [r, e, s, f].map(u64::from);
+            script.step("setresuid", (libc::SYS_setresuid, [r, e, s]));
+            script.step("setfsuid", (libc::SYS_setfsuid, [f]));
+        }
+        script.run()?;
+    }
+    send_into(husk, NsKind::User, &file)?;
+    let mut script = Script::new(husk);
+    be_dumpable(&mut script);
+    script.run()?;
+    Ok(())
+}
+
+/// What was made is what was planned: who is below whom, what belongs to whom, and the maps.
+///
+/// # Errors
+/// What differs, by its number.
+pub fn verify(tasks: &Tasks, spaces: &Namespaces, root_ids: &IdMaps) -> Result<()> {
+    let wrong = |number: u32, what: &str| {
+        Error::invalid("what was restored", format!("user namespace {number}: {what}"))
+    };
+    let Some(root) = tasks.first().filter(|_| !spaces.users.is_empty()) else { return Ok(()) };
+    let root = proc::ns_inode(root.pid, NsKind::User.name())?;
+    let owner = |file: BorrowedFd<'_>| {
+        let above = ns::owner(file).context(|| "owner of a namespace".to_owned())?;
+        inode(above.as_fd())
+    };
+    for user in &spaces.users {
+        let file = spaces.user_file(user.number)?;
+        let own = inode(file.as_fd())?;
+        let above = match user.parent {
+            Some(parent) => inode(spaces.user_file(parent)?.as_fd())?,
+            None => root,
+        };
+        if owner(file.as_fd())? != above {
+            return Err(wrong(user.number, "it is below another one"));
+        }
+        for ns in spaces.all.iter().filter(|ns| user.owned.contains(&ns.id)) {
+            let made = ns.file.as_ref().ok_or_else(|| wrong(user.number, "it owns what is not"))?;
+            if owner(made.as_fd())? != own {
+                let what = format!("{} namespace {} is not its own", ns.kind.name(), ns.id);
+                return Err(wrong(user.number, &what));
+            }
+        }
+        let lives_there =
+            tasks.iter().find(|task| spaces.nested_user_of(&task.image.homes) == Some(user.number));
+        if let Some(task) = lives_there.filter(|task| !task.threads.is_empty()) {
+            let maps = IdMaps::of(task.pid)?.seen_in(root_ids);
+            let denies = proc::read(task.pid, "setgroups")?.trim() == "deny";
+            if maps.as_ref() != Ok(&user.maps) || denies != user.denies_groups {
+                return Err(wrong(user.number, "its maps are others"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! Births in user namespaces below that of the root task (ADR 15).
+//!
+//! clone3(2) takes numbers only from who has rights over their pid namespaces. In those further
+//! out the next number is chosen instead (`ns_last_pid`); others on this host may take it first, and
+//! then it is tried again.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use torpor_tracee::Tracee;
+use torpor_tracee::syscall;
+
+use super::process::{reap, with_process};
+use super::transport::Transport;
+use super::{Restore, tree};
+use crate::error::{Context, Error, Result};
+use crate::namespace::{Namespaces, NsKind, send_into};
+use crate::proc;
+use crate::task::Script;
+
+/// How often a number is tried to get that others may take.
+const TRIES: u32 = 1000;
+const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// Where and under which numbers somebody is born.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Its numbers, as clone3(2) takes them.
+    pub pids: Vec<i32>,
+    /// The pid namespaces that they are of.
+    pub spaces: Vec<u32>,
+    /// The nested user namespace that it is born in.
+    pub user: Option<u32>,
+}
+
+impl Place {
+    /// How many of the numbers clone3(2) takes there.
+    fn own(&self, namespaces: &Namespaces) -> usize {
+        let has_rights =
+            |space: &&u32| namespaces.is_within(namespaces.owner_of(**space), self.user);
+        self.spaces.iter().take_while(has_rights).count().min(self.pids.len())
+    }
+
+    fn fits(&self, born: &Tracee) -> Result<bool> {
+        let status = proc::thread_status(born.pid(), born.tid())?;
+        let now: Vec<i32> = status.ns_pids().into_iter().rev().take(self.pids.len()).collect();
+        if now != self.pids {
+            tracing::debug!("It was born as {now:?}, and was to be {:?}", self.pids);
+        }
+        Ok(now == self.pids)
+    }
+
+    fn taken(&self) -> Error {
+        Error::Os {
+            what: format!("give a task the numbers {:?}", self.pids),
+            source: io::Error::from_raw_os_error(libc::EEXIST),
+        }
+    }
+}
+
+/// Has the husk of `from` (a task or a substitute) bear somebody.
+///
+/// # Errors
+/// The kernel's; a number that others take.
+pub(super) fn spawn(
+    cx: &mut Restore<'_>,
+    from: usize,
+    (flags, signal): (u64, i32),
+    place: &Place,
+) -> Result<Tracee> {
+    let own = place.own(&cx.ns);
+    if own == place.pids.len() {
+        return Ok(tree::actor(cx, from)?.spawn_child(flags, signal, &place.pids)?);
+    }
+    for _ in 0..TRIES {
+        choose(cx, place)?;
+        let born = tree::actor(cx, from)?.spawn_child(flags, signal, &place.pids[..own])?;
+        if place.fits(&born)? {
+            return Ok(born);
+        }
+        if flags & libc::CLONE_THREAD as u64 != 0 {
+            born.exit_thread()?;
+        } else if flags & libc::CLONE_PARENT as u64 != 0 {
+            return Err(place.taken());
+        } else {
+            tree::end_child(cx, from, born)?;
+        }
+    }
+    Err(place.taken())
+}
+
+/// Has a child of the husk of `from` enter a namespace and bear somebody, whose parent is `from`.
+///
+/// # Errors
+/// As [`spawn`].
+pub(super) fn spawn_within(
+    cx: &mut Restore<'_>,
+    from: usize,
+    (kind, file): (NsKind, &OwnedFd),
+    flags: u64,
+    place: &Place,
+) -> Result<Tracee> {
+    // Who is born as a sibling has the exit signal of the one that bears it.
+    let mut between = tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?;
+    send_into(&mut between, kind, file)?;
+    let first = match place.pids.first() {
+        Some(1) if kind == NsKind::User => NsKind::Pid.clone_flag(),
+        _ => 0,
+    };
+    let flags = flags | first | libc::CLONE_PARENT as u64;
+    let born = from_between(cx, &mut between, (flags, 0), place)?;
+    tree::end_child(cx, from, between)?;
+    Ok(born)
+}
+
+/// Has somebody bear who is no task.
+///
+/// # Errors
+/// As [`spawn`], at once.
+pub(super) fn from_between(
+    cx: &mut Restore<'_>,
+    between: &mut Tracee,
+    (flags, signal): (u64, i32),
+    place: &Place,
+) -> Result<Tracee> {
+    let own = place.own(&cx.ns);
+    if own < place.pids.len() {
+        choose(cx, place)?;
+    }
+    let born = between.spawn_child(flags, signal, &place.pids[..own])?;
+    if place.fits(&born)? { Ok(born) } else { Err(place.taken()) }
+}
+
+/// Makes the numbers that clone3(2) would not take the next ones: the innermost first, for whoever
+/// does it takes numbers further out.
+fn choose(cx: &mut Restore<'_>, place: &Place) -> Result<()> {
+    let own = place.own(&cx.ns);
+    let last: OwnedFd =
+        OpenOptions::new().write(true).open(LAST).context(|| format!("open {LAST}"))?.into();
+    for (&pid, &space) in place.pids.iter().zip(&place.spaces).skip(own) {
+        let write = |husk: &mut Tracee| write_last(husk, &last, pid - 1);
+        let nested = cx.ns.by_id(space).filter(|ns| ns.task != 0);
+        match nested.and_then(|ns| ns.file.as_ref()) {
+            Some(space) => live_in(cx.tasks.remote(0)?, space, write)?,
+            None => with_process(cx.tasks.remote(0)?, None, write)?,
+        }
+    }
+    Ok(())
+}
+
+/// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.
+///
+/// # Errors
+/// What `work` returns; the kernel's.
+pub fn live_in<T>(
+    root: &mut Tracee,
+    space: &OwnedFd,
+    work: impl FnOnce(&mut Tracee) -> Result<T>,
+) -> Result<T> {
+    with_process(root, None, |parent| {
+        send_into(parent, NsKind::Pid, space)?;
+        let mut inside = parent.spawn_child(0, 0, &[])?;
+        let done = work(&mut inside);
+        inside.exit_with(0)?;
+        reap(parent)?;
+        done
+    })
+}
+
+fn write_last(husk: &mut Tracee, file: &OwnedFd, last: i32) -> Result<()> {
+    let transport = Transport::open(husk, 3)?;
+    let mut batch = husk.batch();
+    transport.send(&mut batch, &[file.as_fd()])?;
+    batch.run()?;
+    let text = last.to_string();
+    let mut script = Script::new(husk);
+    let at = script.bytes(text.as_bytes()).0;
+    // A setting is written at the start of its file only, and this one is used again.
+    let write = (libc::SYS_pwrite64, [0, at, text.len() as u64, 0]);
+    script.step(format!("write {text} to {LAST}"), write);
+    script.run()?;
+    let mut batch = husk.batch();
+    batch.call(syscall::close(0.into()));
+    transport.close(&mut batch);
+    batch.run()?;
+    Ok(())
+}
