@@ -469,7 +469,7 @@ fn ids_in_a_joined_user_namespace() {
     let images = ImageDir::open(task.images()).unwrap();
     let space = images.ids(kind::USERNS).unwrap()[0];
     let map = vec![UidGidExtent { first: 0, lower_first: 4711, count: 1 }];
-    let maps = UsernsEntry { uid_map: map.clone(), gid_map: map };
+    let maps = UsernsEntry { uid_map: map.clone(), gid_map: map, torpor_nested: None };
     images.write_one(kind::USERNS, space, &maps).unwrap();
     let joined = Joined::new();
     let pid = joined.process.id();

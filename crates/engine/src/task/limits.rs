@@ -143,6 +143,7 @@ mod tests {
         let maps = IdMaps::of_entry(Some(UsernsEntry {
             uid_map: vec![map(0, 0), map(5, 4711), map(4712, 4713)],
             gid_map: vec![map(0, 0)],
+            torpor_nested: None,
         }));
         let birth = Birth {
             flags: libc::CLONE_NEWUSER.cast_unsigned().into(),

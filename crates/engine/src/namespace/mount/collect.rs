@@ -110,7 +110,17 @@ impl Mounts {
         let Some((space, index)) = found else {
             return Err(Errno::NOENT).context(|| format!("find mount {mnt_id}"));
         };
-        space.open_alone(index)
+        space.open_alone(index).or_else(|error| {
+            // What a user namespace has from above is locked in place. It may lie open there.
+            let mount = space.tree.mount(index);
+            let same = |other: &Mount| other.dev == mount.dev && other.root == mount.root;
+            let others = self.spaces.iter().filter(|other| other.ns != space.ns);
+            let opened = others.flat_map(|other| {
+                let found = (0..other.tree.mounts().len()).filter(|&i| same(other.tree.mount(i)));
+                found.map(move |index| other.open_alone(index))
+            });
+            opened.flatten().next().ok_or(error)
+        })
     }
 }
 
