@@ -63,6 +63,8 @@ fn text(text: &str) -> String {
 
 /// What the rows are, each with a request that stands for it.
 fn rows() -> Vec<(&'static str, Ask)> {
+    let nested_map =
+        |count| Ask::NestedMap { number: 9, groups: false, first: 0, lower: 0, count };
     let device = |block, major, minor| Ask::Device {
         path: text("/dev/x"),
         device: Device { block, major: Some(major), minor: Some(minor) },
@@ -83,6 +85,8 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "ids of this host through a map",
             Ask::Map { groups: false, first: 0, lower: 0, count: 1 },
         ),
+        ("one id of this host in a user namespace below the tasks'", nested_map(1)),
+        ("a range of ids of this host in one", nested_map(65536)),
         ("the device `/dev/null`", device(false, 1, 3)),
         ("the device `/dev/sda`", device(true, 8, 0)),
         ("the device `/dev/mem`", device(false, 1, 1)),
@@ -150,7 +154,9 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
     match ask {
         // Ids without a user namespace, and profiles where no module gives any, are never limited.
         Ask::User(_) | Ask::Group(_) | Ask::Profile(_) => true,
-        Ask::Namespace { .. } | Ask::Open { .. } | Ask::Fill => ask.is_neutral(),
+        Ask::Namespace { .. } | Ask::NestedUser { .. } | Ask::Open { .. } | Ask::Fill => {
+            ask.is_neutral()
+        }
         Ask::Capabilities(_)
         | Ask::NoCredentials
         | Ask::Use { .. }
@@ -169,6 +175,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::Raise { .. }
         | Ask::Scheduling { .. }
         | Ask::Map { .. }
+        | Ask::NestedMap { .. }
         | Ask::SetUid { .. }
         | Ask::Device { .. }
         | Ask::Mount(_)

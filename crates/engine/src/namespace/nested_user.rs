@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use torpor_images::proto::{TorporNestedUserEntry, UsernsEntry};
 use torpor_images::{ImageDir, kind};
-use torpor_policy::NsSet;
+use torpor_policy::{Credentials, NsSet};
 use torpor_sys::ns;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall::{self, RemoteFd};
@@ -391,60 +391,63 @@ pub fn as_owner<T>(
     }
 }
 
-/// The user namespace that the first task of pid namespace `number` has to be born from, if a husk
-/// that lives in `home` does not live there.
-///
-/// # Errors
-/// If it has not been made.
-pub fn birthplace(
-    spaces: &Namespaces,
-    home: Option<u32>,
-    number: u32,
-) -> Result<Option<(u32, OwnedFd)>> {
-    let owner = spaces.owner_of(number).filter(|&owner| home != Some(owner));
-    owner.map(|owner| Ok((owner, spaces.user_file(owner)?))).transpose()
+/// The user namespace that the first task of pid namespace `number` has to be born in, if that is
+/// another one than `home`, where the husk that bears it lives.
+pub fn birthplace(spaces: &Namespaces, home: Option<u32>, number: u32) -> Option<u32> {
+    spaces.owner_of(number).filter(|&owner| home != Some(owner))
 }
 
-/// Moves the new husk of `task`, which lives in user namespace `now`, into its own. Its ids come
-/// first: inside there need not be a name for them.
+/// Moves the new husk of `task`, which lives in user namespace `now`, into its own.
 ///
 /// # Errors
 /// If the husk is gone, or may not enter.
 pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u32>) -> Result<()> {
-    let Some(own) = spaces.nested_user_of(&tasks[task].image.homes) else { return Ok(()) };
-    if now == Some(own) {
-        return Ok(());
+    match spaces.nested_user_of(&tasks[task].image.homes).filter(|&own| now != Some(own)) {
+        None => Ok(()),
+        Some(own) => {
+            let ids = ids_of(tasks, task);
+            enter_as(tasks.remote(task)?, spaces, (now, own), ids.as_ref())
+        }
     }
-    let ids = now.and_then(|now| spaces.nested_user(now));
-    let (maps, denied) = match ids {
-        Some(user) => (user.maps.clone(), user.denies_groups),
-        None => (IdMaps::identity(), false),
-    };
-    let file = spaces.user_file(own)?;
-    let credentials = tasks[task].image.credentials.iter().flatten().next().cloned();
-    let husk = tasks.remote(task)?;
-    if let Some(credentials) = credentials {
+}
+
+/// What a task may do and in whose name, as far as it is known.
+pub fn ids_of(tasks: &Tasks, task: usize) -> Option<Credentials> {
+    tasks[task].image.credentials.iter().flatten().next().cloned()
+}
+
+/// Moves a husk from user namespace `now` to `next`. Its ids and groups come first: inside there need
+/// not be a name for them, nor the right to change them.
+///
+/// # Errors
+/// If the husk is gone, or may not enter.
+pub fn enter_as(
+    husk: &mut Tracee,
+    spaces: &Namespaces,
+    (now, next): (Option<u32>, u32),
+    ids: Option<&Credentials>,
+) -> Result<()> {
+    let file = spaces.user_file(next)?;
+    if let Some(ids) = ids {
+        let above = now.and_then(|now| spaces.nested_user(now));
+        let denied = above.is_some_and(|user| user.denies_groups);
+        let maps = above.map_or_else(IdMaps::identity, |user| user.maps.clone());
         let mut script = Script::new(husk);
         keep_capabilities(&mut script);
         let group = |id: &u32| maps.gid_inside(*id);
-        let further: Option<Vec<u32>> = credentials.further.iter().map(group).collect();
+        let further: Option<Vec<u32>> = ids.further.iter().map(group).collect();
         if let Some(further) = further.filter(|_| !denied) {
             let bytes: Vec<u8> = further.iter().flat_map(|group| group.to_le_bytes()).collect();
             let at = script.bytes(&bytes).0;
             script.step("setgroups", (libc::SYS_setgroups, [further.len() as u64, at]));
         }
-        let [real, effective, saved, file_system] =
-            credentials.groups.map(|id| maps.gid_inside(id));
-        if let (Some(r), Some(e), Some(s), Some(f)) = (real, effective, saved, file_system) {
-            let [r, e, s, f] = [r, e, s, f].map(u64::from);
-            script.step("setresgid", (libc::SYS_setresgid, [r, e, s]));
-            script.step("setfsgid", (libc::SYS_setfsgid, [f]));
+        if let Some([real, effective, saved, file_system]) = all(ids.groups, |id| maps.gid_inside(id)) {
+            script.step("setresgid", (libc::SYS_setresgid, [real, effective, saved]));
+            script.step("setfsgid", (libc::SYS_setfsgid, [file_system]));
         }
-        let [real, effective, saved, file_system] = credentials.users.map(|id| maps.uid_inside(id));
-        if let (Some(r), Some(e), Some(s), Some(f)) = (real, effective, saved, file_system) {
-            let [r, e, s, f] = [r, e, s, f].map(u64::from);
-            script.step("setresuid", (libc::SYS_setresuid, [r, e, s]));
-            script.step("setfsuid", (libc::SYS_setfsuid, [f]));
+        if let Some([real, effective, saved, file_system]) = all(ids.users, |id| maps.uid_inside(id)) {
+            script.step("setresuid", (libc::SYS_setresuid, [real, effective, saved]));
+            script.step("setfsuid", (libc::SYS_setfsuid, [file_system]));
         }
         script.run()?;
     }
@@ -453,6 +456,12 @@ pub fn enter(tasks: &mut Tasks, spaces: &Namespaces, task: usize, now: Option<u3
     be_dumpable(&mut script);
     script.run()?;
     Ok(())
+}
+
+/// The names of four ids, if they all have one.
+fn all(ids: [u32; 4], name: impl Fn(u32) -> Option<u32>) -> Option<[u64; 4]> {
+    let [a, b, c, d] = ids.map(name);
+    Some([a?, b?, c?, d?].map(u64::from))
 }
 
 /// What was made is what was planned: who is below whom, what belongs to whom, and the maps.

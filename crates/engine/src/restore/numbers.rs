@@ -4,9 +4,11 @@
 //! out the next number is chosen instead (`ns_last_pid`); others on this host may take it first, and
 //! then it is tried again.
 
+use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
@@ -19,8 +21,10 @@ use crate::namespace::{Namespaces, NsKind, send_into};
 use crate::proc;
 use crate::task::Script;
 
-/// How often a number is tried to get that others may take.
-const TRIES: u32 = 1000;
+/// How long a number is waited for that others have or take, as clone3(2) is where it takes numbers.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// So often it is tried at once again: others may have taken it by chance.
+const AT_ONCE: u32 = 20;
 const LAST: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Where and under which numbers somebody is born.
@@ -50,13 +54,6 @@ impl Place {
         }
         Ok(now == self.pids)
     }
-
-    fn taken(&self) -> Error {
-        Error::Os {
-            what: format!("give a task the numbers {:?}", self.pids),
-            source: io::Error::from_raw_os_error(libc::EEXIST),
-        }
-    }
 }
 
 /// Has the husk of `from` (a task or a substitute) bear somebody.
@@ -69,67 +66,97 @@ pub(super) fn spawn(
     (flags, signal): (u64, i32),
     place: &Place,
 ) -> Result<Tracee> {
-    let own = place.own(&cx.ns);
-    if own == place.pids.len() {
-        return Ok(tree::actor(cx, from)?.spawn_child(flags, signal, &place.pids)?);
-    }
-    for _ in 0..TRIES {
-        choose(cx, place)?;
-        let born = tree::actor(cx, from)?.spawn_child(flags, signal, &place.pids[..own])?;
-        if place.fits(&born)? {
-            return Ok(born);
-        }
-        if flags & libc::CLONE_THREAD as u64 != 0 {
-            born.exit_thread()?;
-        } else if flags & libc::CLONE_PARENT as u64 != 0 {
-            return Err(place.taken());
-        } else {
-            tree::end_child(cx, from, born)?;
-        }
-    }
-    Err(place.taken())
+    let parent = match flags & libc::CLONE_PARENT as u64 {
+        0 => from,
+        _ => tree::parent_of(cx, from),
+    };
+    until_it_fits(
+        cx,
+        place,
+        |cx, pids| Ok(tree::actor(cx, from)?.spawn_child(flags, signal, pids)?),
+        |cx, stray| match flags & libc::CLONE_THREAD as u64 {
+            0 => tree::end_child(cx, parent, stray),
+            _ => Ok(stray.exit_thread()?),
+        },
+    )
 }
 
-/// Has a child of the husk of `from` enter a namespace and bear somebody, whose parent is `from`.
+/// Has a child of the husk of `from` enter a namespace, by `enter`, and bear somebody, whose parent is
+/// `from`. With `first` that is the first task of a new pid namespace.
 ///
 /// # Errors
 /// As [`spawn`].
 pub(super) fn spawn_within(
     cx: &mut Restore<'_>,
     from: usize,
-    (kind, file): (NsKind, &OwnedFd),
-    flags: u64,
+    enter: impl FnOnce(&Namespaces, &mut Tracee) -> Result<()>,
+    (flags, first): (u64, bool),
     place: &Place,
 ) -> Result<Tracee> {
     // Who is born as a sibling has the exit signal of the one that bears it.
     let mut between = tree::actor(cx, from)?.spawn_child(flags, libc::SIGCHLD, &[])?;
-    send_into(&mut between, kind, file)?;
-    let first = match place.pids.first() {
-        Some(1) if kind == NsKind::User => NsKind::Pid.clone_flag(),
-        _ => 0,
-    };
-    let flags = flags | first | libc::CLONE_PARENT as u64;
-    let born = from_between(cx, &mut between, (flags, 0), place)?;
+    enter(&cx.ns, &mut between)?;
+    let new = if first { NsKind::Pid.clone_flag() } else { 0 };
+    let flags = flags | new | libc::CLONE_PARENT as u64;
+    let born = until_it_fits(
+        cx,
+        place,
+        |_, pids| Ok(between.spawn_child(flags, 0, pids)?),
+        |cx, stray| tree::end_child(cx, from, stray),
+    )?;
     tree::end_child(cx, from, between)?;
     Ok(born)
 }
 
-/// Has somebody bear who is no task.
+/// Has `between`, who is no task, bear somebody.
 ///
 /// # Errors
-/// As [`spawn`], at once.
-pub(super) fn from_between(
+/// As [`spawn`].
+pub(super) fn spawn_orphan(
     cx: &mut Restore<'_>,
     between: &mut Tracee,
-    (flags, signal): (u64, i32),
     place: &Place,
 ) -> Result<Tracee> {
+    let between = RefCell::new(between);
+    until_it_fits(
+        cx,
+        place,
+        |_, pids| Ok(between.borrow_mut().spawn_child(0, libc::SIGCHLD, pids)?),
+        |_, stray| tree::end_and_reap(&mut between.borrow_mut(), stray),
+    )
+}
+
+/// Has somebody born, by `bear` with those of the numbers that clone3(2) takes, until the others are
+/// right as well; who has others is ended by `end`.
+fn until_it_fits(
+    cx: &mut Restore<'_>,
+    place: &Place,
+    mut bear: impl FnMut(&mut Restore<'_>, &[i32]) -> Result<Tracee>,
+    mut end: impl FnMut(&mut Restore<'_>, Tracee) -> Result<()>,
+) -> Result<Tracee> {
     let own = place.own(&cx.ns);
-    if own < place.pids.len() {
-        choose(cx, place)?;
+    if own == place.pids.len() {
+        return bear(cx, &place.pids);
     }
-    let born = between.spawn_child(flags, signal, &place.pids[..own])?;
-    if place.fits(&born)? { Ok(born) } else { Err(place.taken()) }
+    let deadline = Instant::now() + PATIENCE;
+    for tried in 0.. {
+        choose(cx, place)?;
+        let born = bear(cx, &place.pids[..own])?;
+        if place.fits(&born)? {
+            return Ok(born);
+        }
+        end(cx, born)?;
+        if Instant::now() > deadline {
+            break;
+        }
+        if tried > AT_ONCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Err(Error::Os {
+        what: format!("give a task the numbers {:?}", place.pids),
+        source: io::Error::from_raw_os_error(libc::EEXIST),
+    })
 }
 
 /// Makes the numbers that clone3(2) would not take the next ones: the innermost first, for whoever

@@ -15,7 +15,7 @@ use super::numbers::{self, Place};
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
-use crate::namespace::{NsKind, nested_user, pid, send_into};
+use crate::namespace::{Namespaces, NsKind, nested_user, pid, send_into};
 
 /// A step of building the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -362,10 +362,14 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
         pid::Birth::First => {
             let own = cx.tasks[task].image.homes.number(NsKind::Pid).unwrap_or(0);
             place.spaces.insert(0, own);
-            match nested_user::birthplace(&cx.ns, place.user, own)? {
-                Some((owner, file)) => {
-                    place.user = Some(owner);
-                    numbers::spawn_within(cx, from, (NsKind::User, &file), flags, &place)?
+            match nested_user::birthplace(&cx.ns, place.user, own) {
+                Some(owner) => {
+                    let way = (place.user.replace(owner), owner);
+                    let ids = nested_user::ids_of(&cx.tasks, task);
+                    let enter = |spaces: &Namespaces, between: &mut Tracee| {
+                        nested_user::enter_as(between, spaces, way, ids.as_ref())
+                    };
+                    numbers::spawn_within(cx, from, enter, (flags, true), &place)?
                 }
                 None => {
                     let flags = flags | NsKind::Pid.clone_flag();
@@ -375,7 +379,9 @@ fn bear(cx: &mut Restore<'_>, task: usize, from: usize, flags: u64) -> Result<()
         }
         // It might not get back.
         pid::Birth::Below(space) if place.user.is_some() => {
-            numbers::spawn_within(cx, from, (NsKind::Pid, &space), flags, &place)?
+            let enter =
+                |_: &Namespaces, between: &mut Tracee| send_into(between, NsKind::Pid, &space);
+            numbers::spawn_within(cx, from, enter, (flags, false), &place)?
         }
         pid::Birth::Below(space) => {
             let husk = actor(cx, from)?;
@@ -401,16 +407,33 @@ fn place(cx: &Restore<'_>, home: usize, known: usize, pids: Vec<i32>) -> Place {
     }
 }
 
-/// Ends a child of the husk of `from` that is no task.
-pub(super) fn end_child(cx: &mut Restore<'_>, from: usize, child: Tracee) -> Result<()> {
+/// The parent of the husk of `from`.
+pub(super) fn parent_of(cx: &Restore<'_>, from: usize) -> usize {
+    match from.checked_sub(cx.tasks.len()) {
+        Some(substitute) => cx.substitutes[substitute].parent,
+        None => {
+            let ppid = cx.tasks[from].image.tree.ppid;
+            cx.tasks.iter().position(|task| task.image.tree.pid == ppid).unwrap_or(from)
+        }
+    }
+}
+
+/// Ends a child of the husk of `parent` that is no task.
+pub(super) fn end_child(cx: &mut Restore<'_>, parent: usize, child: Tracee) -> Result<()> {
+    end_and_reap(actor(cx, parent)?, child)?;
+    if parent < cx.tasks.len() { forget_child_signals(cx, parent) } else { Ok(()) }
+}
+
+/// Ends a child of a husk, which waits for it.
+pub(super) fn end_and_reap(parent: &mut Tracee, child: Tracee) -> Result<()> {
     let numbers = crate::proc::status(child.pid())?.ns_pids();
-    let parent = crate::proc::status(actor(cx, from)?.pid())?.ns_pids().len();
-    let number = numbers.get(parent.saturating_sub(1)).copied().unwrap_or_default();
+    let depth = crate::proc::status(parent.pid())?.ns_pids().len();
+    let number = numbers.get(depth.saturating_sub(1)).copied().unwrap_or_default();
     child.exit_with(0)?;
     let options = u64::from(libc::__WALL.cast_unsigned());
     let number = u64::from(number.cast_unsigned());
-    actor(cx, from)?.call("wait4", (libc::SYS_wait4, [number, 0, options, 0]))?;
-    if from < cx.tasks.len() { forget_child_signals(cx, from) } else { Ok(()) }
+    parent.call("wait4", (libc::SYS_wait4, [number, 0, options, 0]))?;
+    Ok(())
 }
 
 /// A process group of an outer pid namespace has no number for `task`, which was born from the
@@ -446,7 +469,7 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
     let (pids, home) = (cx.tasks[task].image.pids(0), task_of(cx, from));
     let place = place(cx, home, home, pids);
     let mut between: Tracee = actor(cx, from)?.spawn_child(0, 0, &[])?;
-    let child = numbers::from_between(cx, &mut between, (0, libc::SIGCHLD), &place)?;
+    let child = numbers::spawn_orphan(cx, &mut between, &place)?;
     between.exit_with(0)?;
     process::reap(actor(cx, from)?)?;
     cx.adopt(task, child)?;
