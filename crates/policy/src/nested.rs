@@ -52,7 +52,14 @@ pub fn nested_users(images: &ImageDir, homes: &[NsSet]) -> Result<Vec<NestedUser
         }
         all.extend(line.into_iter().rev());
     }
+    let kinds = NsKind::ALL.into_iter().filter(|kind| ![NsKind::User, NsKind::Time].contains(kind));
+    let kinds: Vec<NsKind> = kinds.collect();
+    let has = |home: &NsSet, number| kinds.iter().any(|kind| home.own(*kind) == Some(number));
     for (index, user) in all.iter().enumerate() {
+        let own = |number: &u32| has(&homes[0], *number) || !homes.iter().any(|h| has(h, *number));
+        if user.owned.iter().any(own) {
+            return Err(invalid(user.number, "it owns what no task below the root task lives in"));
+        }
         let others = all.iter().skip(index + 1);
         if others.flat_map(|other| &other.owned).any(|number| user.owned.contains(number)) {
             return Err(invalid(user.number, "what it owns belongs to another one as well"));

@@ -63,8 +63,7 @@ fn text(text: &str) -> String {
 
 /// What the rows are, each with a request that stands for it.
 fn rows() -> Vec<(&'static str, Ask)> {
-    let nested_map =
-        |count| Ask::NestedMap { number: 9, groups: false, first: 0, lower: 0, count };
+    let nested_map = |count| Ask::NestedMap { number: 9, groups: false, first: 0, lower: 0, count };
     let device = |block, major, minor| Ask::Device {
         path: text("/dev/x"),
         device: Device { block, major: Some(major), minor: Some(minor) },

@@ -16,7 +16,7 @@ use torpor_tracee::syscall::{self, RemoteFd};
 use super::homes::{NESTED, open_of};
 use super::user::{IdMaps, with_resident};
 use super::{Homes, Namespace, Namespaces, NsKind, send_into};
-use crate::dump::tasks::Tasks as Dumped;
+use crate::dump::tasks::{Task, Tasks as Dumped};
 use crate::error::{About, Context, Error, Result};
 use crate::proc;
 use crate::restore::process::{reap, with_process};
@@ -141,6 +141,12 @@ pub fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Resul
         };
         let number = inode(owner.as_fd())?;
         if let Some((_, user)) = search.found.iter_mut().find(|(inode, _)| *inode == number) {
+            if ns.task == 0 {
+                let what = format!("its {} namespace", ns.kind.name());
+                let reason = "belongs to a user namespace below its own, which is not supported; \
+                              do not dump while it is in there";
+                return Err(Error::refused(ns.pid, what, reason));
+            }
             user.owned.push(ns.id);
         } else if is_below(owner, root)? {
             let what = format!("its {} namespace", ns.kind.name());
@@ -150,6 +156,28 @@ pub fn note(tasks: &Dumped, spaces: &mut Namespaces, root_ids: &IdMaps) -> Resul
         }
     }
     spaces.users = search.found.into_iter().map(|(_, user)| user).collect();
+    if spaces.users.is_empty() { Ok(()) } else { check_births(tasks, spaces) }
+}
+
+/// Refuses who was born before its parent has entered a user namespace: a husk enters at once.
+fn check_births(tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
+    let user = |task: &Task| {
+        let number = task.ids.user_ns_id?;
+        spaces.nested_user(number).map(|user| user.number)
+    };
+    for task in tasks.iter().filter(|task| !task.is_zombie()) {
+        let Some(parent) = tasks.iter().find(|parent| parent.tgid == task.stat.ppid) else {
+            continue;
+        };
+        if !parent.is_zombie() && !spaces.is_within(user(task), user(parent)) {
+            return Err(Error::refused(
+                task.pid,
+                "its user namespace",
+                "is not that of its parent nor below it, since the parent has entered one later, \
+                 which is not supported; end that task first",
+            ));
+        }
+    }
     Ok(())
 }
 
@@ -441,11 +469,15 @@ pub fn enter_as(
             let at = script.bytes(&bytes).0;
             script.step("setgroups", (libc::SYS_setgroups, [further.len() as u64, at]));
         }
-        if let Some([real, effective, saved, file_system]) = all(ids.groups, |id| maps.gid_inside(id)) {
+        if let Some([real, effective, saved, file_system]) =
+            all(ids.groups, |id| maps.gid_inside(id))
+        {
             script.step("setresgid", (libc::SYS_setresgid, [real, effective, saved]));
             script.step("setfsgid", (libc::SYS_setfsgid, [file_system]));
         }
-        if let Some([real, effective, saved, file_system]) = all(ids.users, |id| maps.uid_inside(id)) {
+        if let Some([real, effective, saved, file_system]) =
+            all(ids.users, |id| maps.uid_inside(id))
+        {
             script.step("setresuid", (libc::SYS_setresuid, [real, effective, saved]));
             script.step("setfsuid", (libc::SYS_setfsuid, [file_system]));
         }

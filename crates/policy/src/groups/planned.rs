@@ -373,7 +373,8 @@ mod tests {
         images.write_one(kind::CGROUP, 0, entry).unwrap();
         let roots = Roots { given: vec![(None, "/new".into())], own: vec![] };
         let map = UidGidExtent { first: 0, lower_first: 1000, count: 10 };
-        let maps = Some(UsernsEntry { uid_map: vec![map], gid_map: vec![map], torpor_nested: None });
+        let maps =
+            Some(UsernsEntry { uid_map: vec![map], gid_map: vec![map], torpor_nested: None });
         Groups::read(&images, Reading { own: 1, root: Some(3), roots: &roots, maps })
     }
 
