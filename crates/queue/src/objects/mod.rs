@@ -1,26 +1,23 @@
 //! Checkpoints in an object store, or in a directory that several machines see.
 //!
 //! A checkpoint is what is handed over to another machine: the job, and its files as one stream
-//! ([`Bundle`]). The stream is cut by its content ([`cut`]), and each chunk is stored under the
-//! digest of what is in it: what two jobs, or two checkpoints of one, have in common is there
-//! once. The manifest is that of an OCI image, so that whoever collects there knows what is needed.
+//! ([`Bundle`]). The stream is stored as [`chunks`]: what two jobs, or two checkpoints of one, have
+//! in common is there once.
 
-pub mod cut;
 mod sealed;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read};
 use std::path::PathBuf;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use torpor_blobs::chunks::{self, Chunks, MAX_OBJECT, keep};
+use torpor_blobs::cut::Cutter;
 use torpor_blobs::error::{Context, Error, Result};
-use torpor_blobs::oci::{self, Descriptor, MANIFEST, MAX_MANIFEST, Manifest};
+use torpor_blobs::oci::Manifest;
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as blobs, Store};
 
 use crate::bundle::Bundle;
-use cut::Cutter;
 use sealed::Seal;
 
 /// The media type of what says which job it is.
@@ -31,8 +28,6 @@ const CHUNK: &str = "application/vnd.torpor.queue.chunk.v1";
 const SEAL: &str = "application/vnd.torpor.queue.seal.v1";
 /// The annotation that names the class of the job.
 const CLASS: &str = "torpor.queue.class";
-/// No object is longer: a chunk, and what sealing adds; or the description of a job.
-const MAX_OBJECT: u64 = 8 << 20;
 
 /// A place for checkpoints.
 #[derive(Debug, Clone)]
@@ -94,19 +89,8 @@ impl Objects {
         let written = parts.files.write(&mut cutter).and_then(|()| cutter.finish());
         written.context(|| "store the files of the job")?;
         let config = keep(&*store, JOB, &seal.close("job", parts.job)?, &mut new)?;
-        let manifest = Manifest {
-            schema_version: 2,
-            media_type: MANIFEST.to_owned(),
-            config,
-            layers,
-            annotations: BTreeMap::from([(CLASS.to_owned(), parts.class.to_owned())]),
-        };
-        let bytes = serde_json::to_vec(&manifest).context(|| "the manifest")?;
-        if bytes.len() as u64 > MAX_MANIFEST {
-            return Err(Error::new("the checkpoint is too large for the store"));
-        }
-        push.holds()?;
-        store.publish(&bytes)?;
+        let annotations = BTreeMap::from([(CLASS.to_owned(), parts.class.to_owned())]);
+        let (manifest, _) = chunks::publish(&*store, &*push, (config, layers), annotations)?;
         Ok((pieces(&manifest), new))
     }
 
@@ -135,14 +119,9 @@ impl Objects {
         };
         let job = seal.reveal("job", blobs::whole(&*store, &manifest.config, MAX_OBJECT)?)?;
         let next = usize::from(first.is_some());
-        let mut files = Chunks {
-            store: &*store,
-            seal,
-            layers: &manifest.layers,
-            next,
-            open: Vec::new(),
-            at: 0,
-        };
+        let mut files = Chunks::new(&*store, &manifest.layers, next, |number, stored| {
+            seal.reveal(&chunk_name(number), stored)
+        });
         let taken = take(&job, &mut files).context(|| format!("take {name} in"))?;
         Ok((taken, pieces(&manifest)))
     }
@@ -210,46 +189,4 @@ fn chunk_name(number: usize) -> String {
 
 fn pieces(manifest: &Manifest) -> Pieces {
     manifest.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect()
-}
-
-/// Stores an object that is not there yet.
-fn keep(store: &dyn Store, kind: &str, bytes: &[u8], new: &mut u64) -> Result<Descriptor> {
-    let size = bytes.len() as u64;
-    let (media_type, digest) = (kind.to_owned(), oci::sha256(bytes));
-    let blob = Descriptor { media_type, digest, size, annotations: BTreeMap::new() };
-    if !store.has(&blob)? {
-        let what = || "an object on its way";
-        let file = memfd_create("torpor-object", MemfdFlags::CLOEXEC).context(what)?;
-        let mut file = File::from(file);
-        file.write_all(bytes).and_then(|()| file.seek(SeekFrom::Start(0))).context(what)?;
-        store.put(&blob, &mut file)?;
-        *new += size;
-    }
-    Ok(blob)
-}
-
-/// The files of a checkpoint, chunk by chunk.
-struct Chunks<'a> {
-    store: &'a dyn Store,
-    seal: Seal,
-    layers: &'a [Descriptor],
-    next: usize,
-    open: Vec<u8>,
-    at: usize,
-}
-
-impl Read for Chunks<'_> {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.open.len() {
-            let Some(layer) = self.layers.get(self.next) else { return Ok(0) };
-            let stored = blobs::whole(self.store, layer, MAX_OBJECT).map_err(io::Error::other)?;
-            let name = chunk_name(self.next);
-            self.open = self.seal.reveal(&name, stored).map_err(io::Error::other)?;
-            (self.at, self.next) = (0, self.next + 1);
-        }
-        let count = to.len().min(self.open.len() - self.at);
-        to[..count].copy_from_slice(&self.open[self.at..self.at + count]);
-        self.at += count;
-        Ok(count)
-    }
 }

@@ -87,6 +87,7 @@ impl<F: FnMut(&[u8]) -> io::Result<()>> Write for Cutter<F> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn noise(count: usize, mut state: u64) -> Vec<u8> {
