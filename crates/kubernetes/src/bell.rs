@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::api::Api;
 
 /// How long nothing may happen before it is looked after limits of time.
-const IDLE: Duration = Duration::from_secs(5);
+pub const IDLE: Duration = Duration::from_secs(5);
 
 /// Rings whenever something changes in the list at `path`.
 pub fn ring(api: Api, path: String, bell: Sender<()>) {
@@ -28,10 +28,10 @@ pub fn ring(api: Api, path: String, bell: Sender<()>) {
 }
 
 /// Waits until something has changed, or it is time to look.
-pub fn wait(rung: &Receiver<()>) {
-    match rung.recv_timeout(IDLE) {
+pub fn wait(rung: &Receiver<()>, patience: Duration) {
+    match rung.recv_timeout(patience) {
         Ok(()) => while rung.try_recv().is_ok() {},
         Err(RecvTimeoutError::Timeout) => {}
-        Err(RecvTimeoutError::Disconnected) => thread::sleep(IDLE),
+        Err(RecvTimeoutError::Disconnected) => thread::sleep(patience),
     }
 }

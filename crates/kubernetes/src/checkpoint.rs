@@ -85,6 +85,21 @@ pub fn target_ready() -> Value {
     })
 }
 
+/// The condition that says whether the checkpoint is in the store, where it does not die with its node.
+pub const STORED: &str = "Stored";
+
+/// The condition of a checkpoint that was stored, or why it was not.
+#[must_use]
+pub fn stored(error: Option<&str>) -> Value {
+    json!({
+        "type": STORED,
+        "status": if error.is_none() { "True" } else { "False" },
+        "reason": if error.is_none() { "CheckpointStored" } else { "StoreFailed" },
+        "message": error.unwrap_or_default(),
+        "lastTransitionTime": time::format(time::now()),
+    })
+}
+
 /// Sets a condition of a checkpoint.
 pub fn set(checkpoint: &mut Value, condition: Value) {
     let mut all = checkpoint["status"]["conditions"].as_array().cloned().unwrap_or_default();

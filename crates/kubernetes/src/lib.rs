@@ -11,6 +11,7 @@ mod bell;
 pub mod checkpoint;
 pub mod controller;
 pub mod error;
+mod event;
 pub mod manifests;
 pub mod message;
 mod metrics;

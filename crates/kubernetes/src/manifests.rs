@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Args;
+use torpor_blobs::reference::Reference;
 
 use crate::error::{Context, Error, Result};
 
@@ -12,6 +13,19 @@ const INSTALL: &str = include_str!("../manifests/install.yaml");
 const DEFINITIONS: &str = include_str!("../manifests/definitions.yaml");
 /// What stands for the image.
 const IMAGE: &str = "IMAGE";
+/// What stands for the store.
+const STORE: &str = "STORE";
+/// Where a store is mounted that is a directory, and what is mounted then: in the container and in the pod.
+const MOUNTS: [(&str, &str); 2] = [
+    (
+        "            # STORE MOUNT\n",
+        "            - name: store\n              mountPath: PATH\n              mountPropagation: HostToContainer\n",
+    ),
+    (
+        "        # STORE VOLUME\n",
+        "        - name: store\n          hostPath:\n            path: PATH\n            type: Directory\n",
+    ),
+];
 
 /// What is printed.
 #[derive(Debug, Clone, Args)]
@@ -19,18 +33,48 @@ pub struct ManifestsArgs {
     /// The image of the agent and the controller
     #[arg(long, value_name = "IMAGE", default_value = "torpor:latest")]
     pub image: String,
+    /// Where checkpoints are stored so that they do not die with their node: dir:PATH, s3://BUCKET/PREFIX or
+    /// HOST/NAME (default: nowhere)
+    #[arg(long, value_name = "PLACE", default_value = "")]
+    pub store: String,
 }
 
 /// Everything, as one file.
 ///
 /// # Errors
-/// If the image is no name of one.
+/// If the image is no name of one, or the store is none.
 pub fn manifests(args: &ManifestsArgs) -> Result<String> {
     let good = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
     if args.image.is_empty() || !args.image.chars().all(good) {
         return Err(Error::new(format!("{:?} is no name of an image", args.image)));
     }
-    Ok(format!("{DEFINITIONS}---\n{}", INSTALL.replace(IMAGE, &args.image)))
+    let path = path_of(&args.store)?;
+    let mut install = INSTALL.to_owned();
+    for (mark, lines) in MOUNTS {
+        let lines = path.map(|path| lines.replace("PATH", path)).unwrap_or_default();
+        install = install.replace(mark, &lines);
+    }
+    install = install.replace(IMAGE, &args.image).replace(STORE, &args.store);
+    Ok(format!("{DEFINITIONS}---\n{install}"))
+}
+
+/// The directory that a store is, if it is one.
+fn path_of(store: &str) -> Result<Option<&str>> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
+    if store.is_empty() {
+        return Ok(None);
+    }
+    if !store.chars().all(good) {
+        return Err(Error::new(format!("--store {store:?} has signs that no store has here")));
+    }
+    store.parse::<Reference>().context(|| format!("--store {store}"))?;
+    match store.strip_prefix("dir:") {
+        // It is mounted there on each node.
+        Some(path) if !path.starts_with('/') || path.contains(':') => {
+            Err(Error::new(format!("--store {store}: give an absolute path without a colon")))
+        }
+        path => Ok(path),
+    }
 }
 
 /// Prints it.
@@ -46,12 +90,32 @@ mod tests {
     use super::*;
     use crate::pod::{RESTORE_FROM, RUNTIME_CLASS};
 
+    fn printed(image: &str, store: &str) -> Result<String> {
+        manifests(&ManifestsArgs { image: image.into(), store: store.into() })
+    }
+
     #[test]
     fn the_image_is_put_in() {
-        let all = manifests(&ManifestsArgs { image: "example.org/torpor:1".into() }).unwrap();
+        let all = printed("example.org/torpor:1", "").unwrap();
         assert_eq!(all.matches("image: example.org/torpor:1\n").count(), 2);
         assert!(!all.contains(IMAGE));
-        assert!(manifests(&ManifestsArgs { image: "x\nkind: Pod".into() }).is_err());
+        assert!(printed("x\nkind: Pod", "").is_err());
+    }
+
+    #[test]
+    fn the_store_is_put_in_and_mounted_where_it_is_a_directory() {
+        let mounts = |all: &str| all.matches("- name: store\n").count();
+        let all = printed("i", "").unwrap();
+        assert!(all.contains("\"--store=\"]\n") && !all.contains(STORE) && mounts(&all) == 0);
+        let all = printed("i", "s3://bucket/torpor").unwrap();
+        assert!(all.contains("\"--store=s3://bucket/torpor\"]\n") && mounts(&all) == 0);
+        let all = printed("i", "dir:/mnt/torpor").unwrap();
+        assert!(all.contains("\"--store=dir:/mnt/torpor\"]\n") && mounts(&all) == 2);
+        assert_eq!(all.matches("ath: /mnt/torpor\n").count(), 2);
+        for wrong in ["name", "dir:", "dir:here", "dir:/a:b", "dir:/a\n  - x", "s3://$(NODE_NAME)"]
+        {
+            assert!(printed("i", wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
@@ -65,7 +129,15 @@ mod tests {
     fn the_chart_installs_the_same() {
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/chart");
         let read = |name: &str| std::fs::read_to_string(format!("{chart}/{name}")).unwrap();
-        let expected = INSTALL.replace(IMAGE, "{{ .Values.image }}");
+        let mut expected = INSTALL.to_owned();
+        for (mark, lines) in MOUNTS {
+            let deep = " ".repeat(mark.len() - mark.trim_start().len());
+            let lines = lines.replace("PATH", "{{ trimPrefix \"dir:\" .Values.store }}");
+            let (when, end) = ("{{- if hasPrefix \"dir:\" .Values.store }}", "{{- end }}");
+            expected = expected.replace(mark, &format!("{deep}{when}\n{lines}{deep}{end}\n"));
+        }
+        let expected = expected.replace(IMAGE, "{{ .Values.image }}");
+        let expected = expected.replace(STORE, "{{ .Values.store }}");
         assert_eq!(read("templates/install.yaml"), expected);
         assert_eq!(read("crds/definitions.yaml"), DEFINITIONS);
     }

@@ -14,6 +14,8 @@ use crate::error::{Context, Error, Result};
 
 /// Where the agent listens, if nothing else is said.
 pub const SOCKET: &str = "/run/torpor/agent.sock";
+/// The directory in a checkpoint for the logs of the engine: it stays on its node.
+pub const LOGS: &str = "work";
 /// No line is longer.
 const MAX_LINE: u64 = 1 << 20;
 

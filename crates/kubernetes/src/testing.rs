@@ -193,7 +193,8 @@ impl Server {
 
 /// Whether a path is that of a list, and not of an object.
 fn is_list(path: &str) -> bool {
-    let kinds = ["pods", "podcheckpoints", "podsnapshotpolicies", "podmigrations", "secrets"];
+    let kinds =
+        ["pods", "podcheckpoints", "podsnapshotpolicies", "podmigrations", "secrets", "events"];
     kinds.iter().any(|kind| path.ends_with(&format!("/{kind}")))
 }
 

@@ -2,6 +2,8 @@
 //! checkpoints, and hands them to the agents of other nodes. It touches no process: that is done
 //! by the wrapper, which runs beside it as part of the container runtime.
 
+mod depot;
+mod fetch;
 mod keys;
 mod node;
 mod peer;
@@ -10,6 +12,7 @@ mod save;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
 use std::fs;
 use std::io;
@@ -26,15 +29,13 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::api::{Api, ApiArgs, GROUP};
-use crate::bell::{ring, wait};
+use crate::bell::{IDLE, ring, wait};
 use crate::checkpoint::{NODE_LABEL, is_ordered};
 use crate::error::{Context, Result};
 use crate::message::{Answer, Ask, SOCKET, receive, send};
 use node::Node;
 pub use peer::{bearer, server, speak};
 
-/// How often the store is compared with the objects.
-const SWEEP: Duration = Duration::from_secs(30);
 /// No more is asked at a time.
 const MOST: usize = 512;
 /// How long the other end may take to say something.
@@ -61,6 +62,10 @@ pub struct AgentArgs {
     /// Where the kubelet of this node is asked for checkpoints
     #[arg(long, value_name = "URL", default_value = "https://127.0.0.1:10250")]
     pub kubelet: String,
+    /// Where checkpoints are stored so that they do not die with their node: dir:PATH, s3://BUCKET/PREFIX or
+    /// HOST/NAME (empty: nowhere)
+    #[arg(long, value_name = "PLACE", default_value = "")]
+    pub store: String,
     /// The API server
     #[command(flatten)]
     pub api: ApiArgs,
@@ -95,10 +100,10 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         let node = Arc::clone(&node);
         thread::spawn(move || {
             loop {
-                thread::sleep(SWEEP);
                 if let Err(error) = node.sweep() {
                     eprintln!("sweep: {error}");
                 }
+                node.rest();
             }
         });
     }
@@ -130,7 +135,7 @@ fn follow(node: &Arc<Node>) {
     ring(node.api.clone(), list.clone(), bell);
     thread::spawn(move || {
         loop {
-            wait(&rung);
+            wait(&rung, IDLE);
             match node.api.list(&list) {
                 Err(error) => eprintln!("orders: {error}"),
                 Ok(all) => {
@@ -148,7 +153,7 @@ fn follow(node: &Arc<Node>) {
     });
 }
 
-fn answer(node: &Node, mut stream: UnixStream) -> Result<()> {
+fn answer(node: &Arc<Node>, mut stream: UnixStream) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE)).context(|| "the socket")?;
     let ask: Ask = receive(&stream)?;
     let answer = node.answer(&ask).unwrap_or_else(|error| {

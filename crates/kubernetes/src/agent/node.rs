@@ -1,15 +1,20 @@
 //! What the agent decides.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::AgentArgs;
+use super::depot::Depot;
+use super::fetch::{Coming, FETCH};
 use super::keys::Keys;
 use super::save::Saving;
 use super::store::Store;
-use crate::api::{Api, GROUP};
+use super::upkeep::Upkeep;
+use crate::api::Api;
 use crate::checkpoint::path;
 use crate::error::{Error, Result};
 use crate::message::{Answer, Ask, Container};
@@ -19,7 +24,7 @@ use crate::pod::text;
 /// How often an update is tried that others come in between of.
 const ATTEMPTS: u32 = 5;
 /// The counters of an agent.
-const COUNTERS: [(&str, &str); 8] = [
+const COUNTERS: [(&str, &str); 11] = [
     ("pods_saved_total", "Pods that were saved."),
     ("pods_not_saved_total", "Pods that could not be saved."),
     ("frozen_milliseconds_total", "How long pods were frozen to be saved."),
@@ -27,7 +32,10 @@ const COUNTERS: [(&str, &str); 8] = [
     ("lost_work_seconds_total", "Work of pods that had to go and could not be saved."),
     ("containers_restored_total", "Containers that continue from a checkpoint."),
     ("containers_cold_total", "Containers that started cold though there was a checkpoint."),
-    ("fetch_milliseconds_total", "How long checkpoints took to come from other nodes."),
+    ("fetch_milliseconds_total", "How long checkpoints took to come here."),
+    ("checkpoints_stored_total", "Checkpoints that were brought to the store."),
+    ("checkpoints_not_stored_total", "Attempts to store a checkpoint that have failed."),
+    ("checkpoints_from_store_total", "Checkpoints that came from the store."),
 ];
 
 /// A node, as its agent sees it.
@@ -40,7 +48,7 @@ pub struct Node {
     /// Its checkpoints.
     pub store: Store,
     /// What saving and restoring has cost here.
-    pub counters: Counters<8>,
+    pub counters: Counters<11>,
     pub(super) keys: Keys,
     pub(super) kubelet: String,
     pub(super) address: String,
@@ -48,16 +56,26 @@ pub struct Node {
     /// Pods that are being saved, or have been, by their uids.
     pub(super) saves: Mutex<HashMap<String, Saving>>,
     pub(super) saved: Condvar,
-    /// Held while a checkpoint is fetched: the containers of a pod come one after the other.
-    pub(super) fetch: Mutex<()>,
+    /// Checkpoints that are on their way here.
+    pub(super) coming: Coming,
+    /// How long a container that is created waits for its checkpoint.
+    pub(super) patience: Duration,
+    /// Where checkpoints do not die with their node.
+    pub(super) depot: Option<Depot>,
+    pub(super) upkeep: Mutex<Upkeep>,
+    /// Rung when something was saved.
+    pub(super) bell: Sender<()>,
+    pub(super) rung: Mutex<Receiver<()>>,
 }
 
 impl Node {
     /// A node with nothing going on.
     ///
     /// # Errors
-    /// If there is no place for checkpoints.
+    /// If there is no place for checkpoints, or the store is none.
     pub fn new(args: &AgentArgs, api: Api, certificate: String) -> Result<Self> {
+        let depot = (!args.store.is_empty()).then(|| Depot::at(&args.store)).transpose()?;
+        let (bell, rung) = channel();
         Ok(Self {
             name: args.node.clone(),
             api,
@@ -69,7 +87,12 @@ impl Node {
             certificate,
             saves: Mutex::default(),
             saved: Condvar::new(),
-            fetch: Mutex::default(),
+            coming: Coming::default(),
+            patience: FETCH,
+            depot,
+            upkeep: Mutex::default(),
+            bell,
+            rung: Mutex::new(rung),
         })
     }
 
@@ -77,7 +100,7 @@ impl Node {
     ///
     /// # Errors
     /// If the API server or another node does not answer.
-    pub fn answer(&self, ask: &Ask) -> Result<Answer> {
+    pub fn answer(self: &Arc<Self>, ask: &Ask) -> Result<Answer> {
         match ask {
             Ask::Create { container } => self.create(container),
             Ask::Created { container, restored, reason } => {
@@ -88,6 +111,8 @@ impl Node {
             Ask::Saved { container, containers, error, frozen_ms } => {
                 let result = self.saved(container, containers, error.as_deref(), *frozen_ms);
                 self.ended(&container.uid);
+                // The other end is there as long as this one is.
+                let _ = self.bell.send(());
                 result
             }
         }
@@ -117,27 +142,5 @@ impl Node {
             }
         }
         Err(Error::new(format!("the checkpoint {namespace}/{name} is gone")))
-    }
-
-    /// Removes checkpoints that have no object any more.
-    ///
-    /// # Errors
-    /// If the API server does not answer.
-    pub fn sweep(&self) -> Result<()> {
-        let here = self.store.all();
-        if here.is_empty() {
-            return Ok(());
-        }
-        let objects = self.api.list(&format!("{GROUP}/podcheckpoints"))?;
-        let known = |namespace: &str, name: &str| {
-            objects.iter().any(|object| {
-                text(object, "/metadata/namespace") == namespace
-                    && text(object, "/metadata/name") == name
-            })
-        };
-        for (namespace, name) in here.iter().filter(|(namespace, name)| !known(namespace, name)) {
-            self.store.remove(namespace, name)?;
-        }
-        Ok(())
     }
 }

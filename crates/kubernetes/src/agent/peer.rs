@@ -179,6 +179,8 @@ pub fn fetch(api: &Api, checkpoint: &Value, pod: &str, dir: &Path) -> Result<()>
         .header("Authorization", format!("Bearer {}", api.token()?))
         .body(())
         .context(|| &url)?;
+    // A node may be lost in the middle of it.
+    let request = agent.configure_request(request).timeout_per_read(Some(SILENCE)).build();
     let answer = agent.run(request).context(|| &url)?;
     if !answer.status().is_success() {
         return Err(Error::new(format!("{url}: {}", answer.status())));

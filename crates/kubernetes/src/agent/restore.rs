@@ -1,15 +1,15 @@
 //! Containers that come back.
 
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::node::Node;
-use super::peer;
 use crate::checkpoint::{self, is_in_progress, is_ready, is_shared, is_spent, objection, path};
 use crate::error::{Error, Result};
+use crate::event::{self, Kind};
 use crate::message::{Answer, Container, Hidden};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, annotation, is_name, text};
 
@@ -21,11 +21,16 @@ const STEP: Duration = Duration::from_millis(200);
 const MOST: usize = 256;
 
 impl Node {
-    pub(super) fn create(&self, container: &Container) -> Result<Answer> {
+    pub(super) fn create(self: &Arc<Self>, container: &Container) -> Result<Answer> {
         let Some(pod) = self.pod(container)? else { return Ok(Answer::Plain) };
         let Some(name) = annotation(&pod, RESTORE_FROM) else { return Ok(Answer::Plain) };
         let always = annotation(&pod, RESTORE_POLICY) == Some("Always");
-        match self.restorable(&pod, container, name, always) {
+        let answer = self.restorable(&pod, container, name, always);
+        if let Err(error) = &answer {
+            let text = format!("{}: {error}", container.name);
+            event::tell(&self.api, Kind::ColdPod, &pod, "NotRestored", &text);
+        }
+        match answer {
             Err(error) if always => Ok(Answer::Refused { reason: error.to_string() }),
             other => other,
         }
@@ -33,7 +38,7 @@ impl Node {
 
     /// What there is of the checkpoint `name` for `container`.
     fn restorable(
-        &self,
+        self: &Arc<Self>,
         pod: &Value,
         container: &Container,
         name: &str,
@@ -42,6 +47,7 @@ impl Node {
         if !is_name(name) {
             return Err(Error::new(format!("{name:?} is no name of a checkpoint")));
         }
+        let until = Instant::now() + self.patience;
         let object = self.awaited(&container.namespace, name, &container.uid)?;
         if let Some(objection) = objection(pod, &object) {
             return Err(Error::new(objection));
@@ -58,19 +64,7 @@ impl Node {
             "" => None,
             _ => Some(self.keys.identity(&self.api, &container.namespace, name, &container.pod)?),
         };
-        let dir = {
-            let _one = self.fetch.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.store.find(&container.namespace, name).is_none() {
-                let began = Instant::now();
-                let dir = self.store.begin(&container.namespace, name)?;
-                peer::fetch(&self.api, &object, &container.pod, &dir)?;
-                self.store.complete(&container.namespace, name)?;
-                let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-                self.counters.add("fetch_milliseconds_total", millis);
-            }
-            self.store.find(&container.namespace, name)
-        };
-        let dir = dir.ok_or_else(|| Error::new(format!("the checkpoint {name} is gone")))?;
+        let dir = self.brought(&object, &container.pod, until)?;
         self.promise(&container.namespace, name, &object)?;
         Ok(Answer::Restore { dir, always, identity: identity.map(Hidden::new) })
     }

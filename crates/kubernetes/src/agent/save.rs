@@ -36,6 +36,13 @@ pub struct Saving {
     done: bool,
 }
 
+impl Saving {
+    /// Whether nothing is frozen for it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.done
+    }
+}
+
 impl Node {
     /// Begins to save the pod of `container`, if it has to go and nobody else has begun.
     pub(super) fn stop(&self, container: &Container) -> Result<Answer> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use tar::{Archive, Builder, EntryType};
 
 use crate::error::{Context, Error, Result};
+use crate::message::LOGS;
 use crate::pod::is_name;
 
 /// The end of the name of a directory that is not complete: no name has one like it.
@@ -131,14 +132,24 @@ fn size(dir: &Path) -> u64 {
     bytes
 }
 
-/// Writes a checkpoint as one stream.
+/// Writes a checkpoint as one stream: all but the logs of those who have made it.
 ///
 /// # Errors
 /// If it cannot be read, or the other end is gone.
 pub fn pack(dir: &Path, to: &mut dyn Write) -> std::io::Result<()> {
     let mut archive = Builder::new(to);
     archive.follow_symlinks(false);
-    archive.append_dir_all(".", dir)?;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let (name, path) = (entry.file_name(), entry.path());
+        if name == LOGS {
+            continue;
+        }
+        match entry.file_type()?.is_dir() {
+            true => archive.append_dir_all(name, path)?,
+            false => archive.append_path_with_name(path, name)?,
+        }
+    }
     archive.finish()
 }
 
@@ -177,6 +188,8 @@ mod tests {
         let store = Store::open(place.path()).unwrap();
         let part = store.begin("a", "web-0").unwrap();
         fs::write(part.join("x"), "12345").unwrap();
+        fs::create_dir_all(part.join("containers/main")).unwrap();
+        fs::write(part.join("containers/main/y"), "").unwrap();
         assert_eq!(store.find("a", "web-0"), None);
         assert_eq!(store.all(), [("a".to_owned(), "web-0".to_owned())]);
         assert_eq!(store.complete("a", "web-0").unwrap(), 5);
@@ -188,6 +201,7 @@ mod tests {
         fs::create_dir(&other).unwrap();
         unpack(bytes.as_slice(), &other).unwrap();
         assert_eq!(fs::read_to_string(other.join("x")).unwrap(), "12345");
+        assert!(other.join("containers/main/y").exists());
         store.remove("a", "web-0").unwrap();
         assert_eq!(store.find("a", "web-0"), None);
     }

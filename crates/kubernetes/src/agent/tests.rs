@@ -1,5 +1,7 @@
 //! Agents of three nodes, an API server in memory, and the controller's keys.
 
+mod stored;
+
 use std::fs;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
@@ -39,6 +41,17 @@ fn container(uid: &str) -> Container {
 
 /// The agent of a node, which listens for others.
 fn agent(server: &Arc<Server>, name: &str, place: &tempfile::TempDir) -> Arc<Node> {
+    agent_with(server, name, place, "", |_| {})
+}
+
+/// The same with a store, and changed before it begins.
+fn agent_with(
+    server: &Arc<Server>,
+    name: &str,
+    place: &tempfile::TempDir,
+    store: &str,
+    change: impl FnOnce(&mut Node),
+) -> Arc<Node> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = listener.local_addr().unwrap();
     let state = place.path().join(name);
@@ -52,9 +65,12 @@ fn agent(server: &Arc<Server>, name: &str, place: &tempfile::TempDir) -> Arc<Nod
         listen,
         controller: server.address(),
         kubelet: server.address(),
+        store: store.into(),
         api: ApiArgs::default(),
     };
-    let node = Arc::new(Node::new(&args, server.api(&token), certificate).unwrap());
+    let mut node = Node::new(&args, server.api(&token), certificate).unwrap();
+    change(&mut node);
+    let node = Arc::new(node);
     let shared = Arc::clone(&node);
     thread::spawn(move || peer::serve(&listener, &tls, &shared));
     node
@@ -83,7 +99,7 @@ fn cluster() -> (Arc<Server>, tempfile::TempDir) {
 }
 
 /// Does what the wrapper does with an order to save.
-fn save(node: &Node, uid: &str, answer: &Answer) -> Answer {
+fn save(node: &Arc<Node>, uid: &str, answer: &Answer) -> Answer {
     let Answer::Save { dir, recipient, .. } = answer else { panic!("{answer:?}") };
     assert!(recipient.as_ref().is_some_and(|text| text.starts_with("age1")), "{recipient:?}");
     fs::write(dir.join("memory"), "sealed").unwrap();
@@ -93,7 +109,7 @@ fn save(node: &Node, uid: &str, answer: &Answer) -> Answer {
 }
 
 /// Lets the pod of uid `old` give way on node1, and the pod of uid `new` claim its checkpoint on node2.
-fn given_way(server: &Arc<Server>, node1: &Node) -> String {
+fn given_way(server: &Arc<Server>, node1: &Arc<Node>) -> String {
     let mut old = pod("old", "node1");
     old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
     server.put(POD, old);

@@ -8,10 +8,10 @@ use super::webhook::pointer;
 use crate::api::GROUP;
 use crate::checkpoint::{NODE_LABEL, path, ready, set};
 use crate::error::Result;
+use crate::event::{self, Kind};
 use crate::pod::{
     GATE, RESTORE_FROM, RESTORE_POLICY, SAVE_COST, controller_of, gates, is_ours, text,
 };
-use crate::time;
 
 impl Controller {
     /// Carries an action out.
@@ -188,30 +188,12 @@ impl Controller {
 
     /// Tells people. What cannot be told is done nevertheless.
     fn note(&self, pod: &Value, reason: &str, message: &str) {
-        let namespace = text(pod, "/metadata/namespace");
         // What has nothing to continue is nobody's news.
         if reason == "ColdStart" && controller_of(pod).is_some() && message.starts_with("there is")
         {
             return;
         }
-        let now = time::format(time::now());
-        let event = json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": { "generateName": "torpor-", "namespace": namespace },
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod", "namespace": namespace,
-                "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
-            },
-            "type": "Normal", "reason": reason, "message": message,
-            "source": { "component": "torpor-controller" },
-            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
-        });
-        if let Err(error) =
-            self.api.create(&format!("/api/v1/namespaces/{namespace}/events"), &event)
-        {
-            eprintln!("{error}");
-        }
+        event::tell(&self.api, Kind::Pod, pod, reason, message);
     }
 }
 

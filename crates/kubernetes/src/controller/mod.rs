@@ -23,7 +23,7 @@ use torpor_queue::http::{Request, Response};
 
 use crate::agent::{bearer, speak};
 use crate::api::{Api, ApiArgs, GROUP};
-use crate::bell::{ring, wait};
+use crate::bell::{IDLE, ring, wait};
 use crate::error::{Context, Result};
 use crate::metrics::Counters;
 use crate::pod::GATED;
@@ -112,7 +112,7 @@ pub fn run(args: &ControllerArgs) -> Result<()> {
             eprintln!("{error}");
             thread::sleep(Duration::from_millis(200));
         }
-        wait(&rung);
+        wait(&rung, IDLE);
     }
 }
 

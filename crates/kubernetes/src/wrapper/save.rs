@@ -15,6 +15,7 @@ use super::layer::{self, Layer};
 use super::sealed::Archives;
 use super::words::Words;
 use crate::error::{Context, Error, Result};
+use crate::message::LOGS;
 
 /// How often it is tried to let a container go on.
 const ATTEMPTS: u32 = 5;
@@ -132,7 +133,7 @@ impl Save<'_> {
         until: Instant,
     ) -> Result<()> {
         let images = self.dir.join("containers").join(name);
-        let work = self.dir.join("work");
+        let work = self.dir.join(LOGS);
         for dir in [&images, &work] {
             fs::create_dir_all(dir).context(|| dir.display().to_string())?;
         }

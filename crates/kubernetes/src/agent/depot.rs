@@ -1,0 +1,132 @@
+//! The store that the agents of all nodes share: a directory that all of them see, an object store, or
+//! a registry. What lies there does not die with a node.
+//!
+//! A checkpoint has a name there that only its own object leads to: that of another namespace, or an
+//! earlier one of the same name, is another one. Its digest stands in the status of the object.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+use torpor_blobs::chunks::{self, Chunks, keep};
+use torpor_blobs::cut::Cutter;
+use torpor_blobs::oci::{Manifest, sha256};
+use torpor_blobs::reference::Reference;
+use torpor_blobs::{self as blobs, Store};
+
+use super::store::{pack, unpack};
+use crate::error::{Context, Error, Result};
+use crate::pod::text;
+
+/// The media type of what says which checkpoint it is.
+const CHECKPOINT: &str = "application/vnd.torpor.pod-checkpoint.v1+json";
+/// The media type of a chunk of its files.
+const CHUNK: &str = "application/vnd.torpor.pod-checkpoint.chunk.v1";
+/// What the names of checkpoints begin with: others may lie beside them.
+const PREFIX: &str = "pod-checkpoint-";
+
+/// The store.
+#[derive(Debug)]
+pub struct Depot(Reference);
+
+/// The name of a checkpoint in the store.
+#[must_use]
+pub fn name_of(object: &Value) -> String {
+    let parts = ["namespace", "name", "uid"].map(|part| &object["metadata"][part]);
+    let digest = sha256(json!(parts).to_string().as_bytes());
+    format!("{PREFIX}{}", &digest[7..])
+}
+
+impl Depot {
+    /// The store that `dir:PATH`, `s3://BUCKET/PREFIX` or `HOST/NAME` names.
+    ///
+    /// # Errors
+    /// If it names none.
+    pub fn at(place: &str) -> Result<Self> {
+        place.parse().map(Self).context(|| format!("--store {place}"))
+    }
+
+    fn named(&self, name: &str) -> Result<Box<dyn Store>> {
+        blobs::open(&self.0.beside(name)).context(|| self.0.to_string())
+    }
+
+    /// Stores the files in `dir` of a checkpoint; returns where they are, for its status.
+    ///
+    /// # Errors
+    /// If the checkpoint is not sealed, or the store does not take it.
+    pub fn put(&self, object: &Value, dir: &Path) -> Result<Value> {
+        if text(object, "/status/wrappedKey").is_empty() {
+            return Err(Error::new("a checkpoint that is not sealed does not leave its node"));
+        }
+        let place = self.0.beside(&name_of(object));
+        let what = || place.to_string();
+        let store = blobs::open(&place).context(what)?;
+        let push = store.begin().context(what)?;
+        let (mut layers, mut new) = (Vec::new(), 0);
+        let mut cutter = Cutter::new(|chunk: &[u8]| {
+            layers.push(keep(&*store, CHUNK, chunk, &mut new).map_err(io::Error::other)?);
+            Ok(())
+        });
+        pack(dir, &mut cutter as &mut dyn Write).and_then(|()| cutter.finish()).context(what)?;
+        let metadata = &object["metadata"];
+        let said = json!({ "namespace": metadata["namespace"], "name": metadata["name"] });
+        let config = keep(&*store, CHECKPOINT, said.to_string().as_bytes(), &mut new);
+        let parts = (config.context(what)?, layers);
+        let (_, digest) = chunks::publish(&*store, &*push, parts, BTreeMap::new()).context(what)?;
+        Ok(json!({ "reference": place.to_string(), "digest": digest }))
+    }
+
+    /// Fetches the files of a checkpoint to `dir`.
+    ///
+    /// # Errors
+    /// If they are not in this store, or are others than its status says.
+    pub fn get(&self, object: &Value, dir: &Path) -> Result<()> {
+        let location = &object["status"]["checkpointLocation"]["ociImage"];
+        let place = self.0.beside(&name_of(object));
+        let what = || place.to_string();
+        // Nothing is read elsewhere with what this node may read.
+        if text(location, "/reference") != place.to_string() {
+            return Err(Error::new(format!("the checkpoint is not stored as {place}")));
+        }
+        let store = blobs::open(&place).context(what)?;
+        let bytes = store.manifest().context(what)?;
+        let bytes = bytes.ok_or_else(|| Error::new(format!("{place} is not there")))?;
+        if sha256(&bytes) != text(location, "/digest") {
+            return Err(Error::new(format!("{place} is not what its checkpoint says")));
+        }
+        let manifest = Manifest::parse(&bytes).context(what)?;
+        let files = Chunks::new(&*store, &manifest.layers, 0, |_, chunk| Ok(chunk));
+        unpack(files, dir).context(what)
+    }
+
+    /// The names of all checkpoints there.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let what = || self.0.to_string();
+        let all = blobs::open(&self.0).and_then(|store| store.names()).context(what)?;
+        Ok(all.into_iter().filter(|name| name.starts_with(PREFIX)).collect())
+    }
+
+    /// Takes a checkpoint away; whether it was there.
+    ///
+    /// # Errors
+    /// If the store does not allow it.
+    pub fn remove(&self, name: &str) -> Result<bool> {
+        self.named(name)?.remove().context(|| format!("remove {name} from {}", self.0))
+    }
+
+    /// Removes what no checkpoint needs any more. Registries do that by themselves.
+    ///
+    /// # Errors
+    /// If the store does not allow it, or somebody stores something.
+    pub fn collect(&self) -> Result<()> {
+        if matches!(self.0, Reference::Registry { .. }) {
+            return Ok(());
+        }
+        let done = blobs::open(&self.0).and_then(|store| store.collect());
+        done.map(drop).context(|| format!("collect in {}", self.0))
+    }
+}

@@ -1,0 +1,123 @@
+//! Checkpoints that come to this node: from the node that has made them, or, if that is lost, from the
+//! store. Each comes once at a time, in a thread of its own, so that whoever waits for it can give up.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::node::Node;
+use super::peer;
+use crate::error::{Error, Result};
+use crate::pod::text;
+
+/// How long a container that is created waits for its checkpoint: the wrapper waits 80 s in all.
+pub const FETCH: Duration = Duration::from_secs(70);
+
+/// The checkpoints that are on their way, by namespace and name.
+#[derive(Debug, Default)]
+pub struct Coming(Mutex<HashMap<(String, String), Arc<Arrival>>>);
+
+/// What comes of one.
+#[derive(Debug, Default)]
+struct Arrival {
+    /// Nothing as long as it comes; an error as a sentence.
+    done: Mutex<Option<std::result::Result<(), String>>>,
+    changed: Condvar,
+}
+
+impl Arrival {
+    fn end(&self, result: std::result::Result<(), String>) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the end of it.
+    fn wait(&self, until: Instant) -> Result<()> {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(done, left, |done| done.is_none());
+        let (done, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match &*done {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(Error::new(error.as_str())),
+            None => Err(Error::new("the checkpoint has not come in time")),
+        }
+    }
+}
+
+impl Node {
+    /// The directory of a checkpoint that `pod` continues from, which is brought here if it is not.
+    ///
+    /// # Errors
+    /// If nobody has it who hands it out, or it does not come in time.
+    pub(super) fn brought(
+        self: &Arc<Self>,
+        object: &Value,
+        pod: &str,
+        until: Instant,
+    ) -> Result<PathBuf> {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        if let Some(arrival) = self.arrival(object, pod) {
+            arrival.wait(until)?;
+        }
+        let found = self.store.find(namespace, name);
+        found.ok_or_else(|| Error::new(format!("the checkpoint {name} is gone")))
+    }
+
+    /// A checkpoint that is on its way, from now on if not before; nothing if it is here.
+    fn arrival(self: &Arc<Self>, object: &Value, pod: &str) -> Option<Arc<Arrival>> {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        let key = (namespace.to_owned(), name.to_owned());
+        let mut coming = self.coming.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.store.find(namespace, name).is_some() {
+            return None;
+        }
+        if let Some(arrival) = coming.get(&key) {
+            return Some(Arc::clone(arrival));
+        }
+        let arrival = Arc::<Arrival>::default();
+        coming.insert(key.clone(), Arc::clone(&arrival));
+        let (node, object, pod) = (Arc::clone(self), object.clone(), pod.to_owned());
+        let told = Arc::clone(&arrival);
+        thread::spawn(move || {
+            let result = node.fetch(&object, &pod).map_err(|error| error.to_string());
+            node.coming.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            told.end(result);
+        });
+        Some(arrival)
+    }
+
+    /// Fetches a checkpoint from its node, or else from the store.
+    fn fetch(&self, object: &Value, pod: &str) -> Result<()> {
+        let (namespace, name) =
+            (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+        let began = Instant::now();
+        let is_stored = object["status"]["checkpointLocation"]["ociImage"].is_object();
+        let dir = self.store.begin(namespace, name)?;
+        let mut fetched = peer::fetch(&self.api, object, pod, &dir);
+        if let Err(error) = &fetched
+            && let Some(depot) = self.depot.as_ref().filter(|_| is_stored)
+        {
+            let dir = self.store.begin(namespace, name)?;
+            fetched = depot.get(object, &dir).map_err(|other| {
+                Error::new(format!("not from its node: {error}; nor from the store: {other}"))
+            });
+            self.counters.add("checkpoints_from_store_total", u64::from(fetched.is_ok()));
+        }
+        if let Err(error) = fetched {
+            // Half of it serves nobody.
+            self.store.remove(namespace, name)?;
+            return Err(error);
+        }
+        self.store.complete(namespace, name)?;
+        let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.counters.add("fetch_milliseconds_total", millis);
+        Ok(())
+    }
+}
