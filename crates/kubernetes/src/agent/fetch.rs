@@ -1,7 +1,7 @@
 //! Checkpoints that come to this node: from the node that has made them, or, if that is lost, from the
 //! store. Each comes once at a time, in a thread of its own, so that whoever waits for it can give up.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use super::node::Node;
 use super::peer;
+use crate::checkpoint::{is_used, objection, path};
 use crate::error::{Error, Result};
-use crate::pod::text;
+use crate::pod::{GATED, RESTORE_FROM, annotation, is_name, text};
 
 /// How long a container that is created waits for its checkpoint: the wrapper waits 80 s in all.
 pub const FETCH: Duration = Duration::from_secs(70);
@@ -50,6 +51,39 @@ impl Arrival {
 }
 
 impl Node {
+    /// The list of the pods on this node that may continue from a checkpoint.
+    pub(super) fn pods_here(&self) -> String {
+        let here = format!("fieldSelector=spec.nodeName%3D{}", self.name);
+        format!("/api/v1/pods?labelSelector={GATED}%3Dtrue&{here}")
+    }
+
+    /// Begins to bring the checkpoints of pods that are about to start here: it takes as long as their
+    /// images do, or less. Those of `seen` were looked at before.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub(super) fn prefetch(self: &Arc<Self>, seen: &mut HashSet<String>) -> Result<()> {
+        let pods = self.api.list(&self.pods_here())?;
+        let uid = |pod: &Value| text(pod, "/metadata/uid").to_owned();
+        let there: HashSet<String> = pods.iter().map(uid).collect();
+        seen.retain(|uid| there.contains(uid));
+        for pod in pods.iter().filter(|pod| text(pod, "/spec/nodeName") == self.name) {
+            let Some(name) = annotation(pod, RESTORE_FROM).filter(|name| is_name(name)) else {
+                continue;
+            };
+            if !matches!(text(pod, "/status/phase"), "" | "Pending") || !seen.insert(uid(pod)) {
+                continue;
+            }
+            let object = self.api.get(&path(text(pod, "/metadata/namespace"), name))?;
+            let fits = |object: &Value| !is_used(object) && objection(pod, object).is_none();
+            if let Some(object) = object.filter(fits) {
+                // Whoever creates the container waits for it, and hears if it does not come.
+                let _ = self.arrival(&object, text(pod, "/metadata/name"));
+            }
+        }
+        Ok(())
+    }
+
     /// The directory of a checkpoint that `pod` continues from, which is brought here if it is not.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod store;
 mod tests;
 mod upkeep;
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -36,6 +37,8 @@ use crate::message::{Answer, Ask, SOCKET, receive, send};
 use node::Node;
 pub use peer::{bearer, server, speak};
 
+/// How often it is looked which pods have come, if nothing is heard.
+const EXPECT: Duration = Duration::from_secs(60);
 /// No more is asked at a time.
 const MOST: usize = 512;
 /// How long the other end may take to say something.
@@ -108,6 +111,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
         });
     }
     follow(&node);
+    expect(&node);
     let busy = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let stream = stream.context(shown)?;
@@ -148,6 +152,22 @@ fn follow(node: &Arc<Node>) {
                         });
                     }
                 }
+            }
+        }
+    });
+}
+
+/// Begins to fetch the checkpoints of pods as soon as they are bound to this node.
+fn expect(node: &Arc<Node>) {
+    let node = Arc::clone(node);
+    let (bell, rung) = channel();
+    ring(node.api.clone(), node.pods_here(), bell);
+    thread::spawn(move || {
+        let mut seen = HashSet::new();
+        loop {
+            wait(&rung, EXPECT);
+            if let Err(error) = node.prefetch(&mut seen) {
+                eprintln!("pods to come: {error}");
             }
         }
     });

@@ -2,10 +2,12 @@
 
 mod stored;
 
+use std::collections::HashSet;
 use std::fs;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use torpor_queue::http::{Request, Response};
@@ -147,6 +149,30 @@ fn a_pod_goes_from_node_to_node_sealed() {
     assert_eq!(crashed, Answer::Plain, "it begins anew");
     assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));
     assert!(node2.counters.text().contains("\ntorpor_containers_restored_total 1\n"));
+}
+
+#[test]
+fn the_checkpoint_of_a_pod_comes_as_soon_as_it_is_bound() {
+    let (server, place) = cluster();
+    let [node1, node2, node3] = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
+    let name = given_way(&server, &node1);
+    let object = server.get(&path("a", &name)).unwrap();
+    let soon = Instant::now() + Duration::from_secs(60);
+    for (node, comes) in [(&node2, true), (&node3, false)] {
+        let seen = &mut HashSet::new();
+        node.prefetch(seen).unwrap();
+        assert_eq!(seen.len(), usize::from(comes));
+        // Its node gives it to the pod that it is for, and to nobody else.
+        let dir = node.brought(&object, "nobody", soon);
+        assert_eq!(dir.is_ok(), comes, "{dir:?}");
+    }
+    // A pod that runs has what it needs.
+    let mut running = server.get(POD).unwrap();
+    running["status"]["phase"] = json!("Running");
+    server.put(POD, running);
+    node2.store.remove("a", &name).unwrap();
+    node2.prefetch(&mut HashSet::new()).unwrap();
+    assert!(node2.brought(&object, "nobody", soon).is_err());
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use super::*;
 use crate::agent::depot;
