@@ -15,7 +15,7 @@ use torpor_blobs::oci::{Manifest, sha256};
 use torpor_blobs::reference::Reference;
 use torpor_blobs::{self as blobs, Store};
 
-use super::store::{pack, unpack};
+use super::store::{pack, size, unpack};
 use crate::error::{Context, Error, Result};
 use crate::pod::text;
 
@@ -23,6 +23,8 @@ use crate::pod::text;
 const CHECKPOINT: &str = "application/vnd.torpor.pod-checkpoint.v1+json";
 /// The media type of a chunk of its files.
 const CHUNK: &str = "application/vnd.torpor.pod-checkpoint.chunk.v1";
+/// No checkpoint is larger, in bytes: the list of its chunks would be longer than registries have to take.
+const LARGEST: u64 = 16 << 30;
 /// What the names of checkpoints begin with: others may lie beside them.
 const PREFIX: &str = "pod-checkpoint-";
 
@@ -58,6 +60,9 @@ impl Depot {
     pub fn put(&self, object: &Value, dir: &Path) -> Result<Value> {
         if text(object, "/status/wrappedKey").is_empty() {
             return Err(Error::new("a checkpoint that is not sealed does not leave its node"));
+        }
+        if size(dir) > LARGEST {
+            return Err(Error::new(format!("more than {LARGEST} bytes cannot be stored")));
         }
         let place = self.0.beside(&name_of(object));
         let what = || place.to_string();

@@ -117,7 +117,8 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-fn size(dir: &Path) -> u64 {
+/// The bytes of all files in a directory.
+pub fn size(dir: &Path) -> u64 {
     let mut bytes = 0;
     let mut todo = vec![dir.to_owned()];
     while let Some(dir) = todo.pop() {

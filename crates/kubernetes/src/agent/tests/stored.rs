@@ -275,13 +275,27 @@ fn a_store_that_fails_harms_no_pod() {
 }
 
 #[test]
-fn a_checkpoint_that_is_not_sealed_stays_on_its_node() {
-    let scene = Scene::new();
-    let name = given_way(&scene.server, &scene.nodes[0]);
-    scene.change(&name, |object| object["status"]["wrappedKey"] = json!(""));
-    scene.nodes[0].sweep().unwrap();
-    assert!(scene.digests().is_empty());
-    assert_eq!(condition(&scene.object(&name), STORED).unwrap()["status"], "False");
+fn what_is_not_sealed_or_too_large_stays_on_its_node() {
+    type Spoil = fn(&Scene, &str);
+    let spoils: [(&str, Spoil); 2] = [
+        ("not sealed", |scene, name| {
+            scene.change(name, |object| object["status"]["wrappedKey"] = json!(""));
+        }),
+        ("more than", |scene, name| {
+            let dir = scene.nodes[0].store.find("a", name).unwrap();
+            fs::File::create(dir.join("large")).unwrap().set_len((16 << 30) + 1).unwrap();
+        }),
+    ];
+    for (expected, spoil) in spoils {
+        let scene = Scene::new();
+        let name = given_way(&scene.server, &scene.nodes[0]);
+        spoil(&scene, &name);
+        scene.nodes[0].sweep().unwrap();
+        assert!(scene.digests().is_empty());
+        let object = scene.object(&name);
+        let why = condition(&object, STORED).unwrap();
+        assert!(why["status"] == "False" && text(why, "/message").contains(expected), "{why}");
+    }
 }
 
 #[test]
