@@ -1,8 +1,9 @@
 //! Checkpoints in the store, when their node is lost, and when the store fails.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use super::*;
 use crate::agent::depot;
@@ -19,9 +20,15 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let (server, place) = cluster();
+        let place = tempfile::tempdir().unwrap();
         let store = format!("dir:{}", place.path().join("store").display());
-        let nodes = ["node1", "node2"].map(|n| agent_with(&server, n, &place, &store, |_| {}));
+        Self::at(place, &store)
+    }
+
+    /// One with another store.
+    fn at(place: tempfile::TempDir, store: &str) -> Self {
+        let (server, _) = cluster();
+        let nodes = ["node1", "node2"].map(|n| agent_with(&server, n, &place, store, |_| {}));
         Self { server, place, nodes }
     }
 
@@ -345,4 +352,60 @@ fn nothing_is_stored_while_a_pod_is_held() {
     assert_ne!(*held.lock().unwrap(), 0);
     node1.sweep().unwrap();
     assert!(place.path().join("store/index.json").exists());
+}
+
+/// Debian's registry, which ends with the test.
+struct Registry(Child);
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Registry {
+    /// One that keeps what it has in `dir`; nothing if there is no such program.
+    fn start(dir: &Path, host: &str) -> Option<Self> {
+        let config = dir.join("registry.yml");
+        let storage = dir.join("registry");
+        let text = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem:\n    rootdirectory: {}\n  \
+             delete: {{enabled: true}}\nhttp:\n  addr: {host}\n",
+            storage.display()
+        );
+        fs::write(&config, text).unwrap();
+        let mut call = Command::new("docker-registry");
+        call.arg("serve").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut this = Self(call.spawn().ok()?);
+        while TcpStream::connect(host).is_err() {
+            assert!(this.0.try_wait().unwrap().is_none(), "the registry has ended");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(this)
+    }
+}
+
+#[test]
+fn a_registry_keeps_checkpoints_as_well() {
+    let place = tempfile::tempdir().unwrap();
+    let host = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let Some(_registry) = Registry::start(place.path(), &host) else {
+        eprintln!(
+            "a_registry_keeps_checkpoints_as_well: skipped, since there is no docker-registry"
+        );
+        return;
+    };
+    let scene = Scene::at(place, &format!("{host}/team/checkpoints"));
+    let name = given_way(&scene.server, &scene.nodes[0]);
+    let names = || scene.nodes[0].depot.as_ref().unwrap().names().unwrap();
+    assert!(names().is_empty());
+    scene.nodes[0].sweep().unwrap();
+    assert_eq!(names(), [depot::name_of(&scene.object(&name))]);
+    scene.lose(&name);
+    assert_eq!(memory(&created(&scene.nodes[1])), "sealed");
+    scene.server.api("controller").delete(&path("a", &name)).unwrap();
+    scene.nodes[1].sweep().unwrap();
+    scene.nodes[1].sweep().unwrap();
+    assert!(names().is_empty());
 }
