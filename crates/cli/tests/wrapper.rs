@@ -95,6 +95,11 @@ impl Node {
         self.place.path().join(name)
     }
 
+    /// The emptyDir of a pod.
+    fn data(&self, pod: &str) -> PathBuf {
+        self.path(&format!("volumes-{pod}")).join("kubernetes.io~empty-dir/data")
+    }
+
     fn serve(&self) {
         let listener = UnixListener::bind(self.path("agent.sock")).unwrap();
         let (dir, asked) = (self.path("checkpoint"), Arc::clone(&self.asked));
@@ -130,12 +135,24 @@ impl Node {
         });
     }
 
-    /// A bundle, as containerd makes it.
+    /// The bundle of a pod's only container, as containerd makes it.
     fn bundle(&mut self, name: &str) {
+        self.bundle_of(name, name, "main", COUNT);
+    }
+
+    /// The bundle of a container of a pod, and what the container runs. The pod's containers share a PVC, an
+    /// emptyDir, `/dev/shm`, and the pod's token.
+    fn bundle_of(&mut self, pod: &str, name: &str, container: &str, script: &str) {
         let dir = self.path(name);
-        for below in ["rootfs", "upper", "work", "shm", "kubernetes.io~empty-dir/data"] {
+        let volumes = self.path(&format!("volumes-{pod}"));
+        for below in ["rootfs", "upper", "work"] {
             fs::create_dir_all(dir.join(below)).unwrap();
         }
+        for below in ["shm", "kubernetes.io~empty-dir/data", "kubernetes.io~projected/token"] {
+            fs::create_dir_all(volumes.join(below)).unwrap();
+        }
+        fs::create_dir_all(self.path("kubernetes.io~csi")).unwrap();
+        fs::write(volumes.join("kubernetes.io~projected/token/token"), pod).unwrap();
         let at = |below: &str| dir.join(below).display().to_string();
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
@@ -149,23 +166,28 @@ impl Node {
         let text = fs::read(dir.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_slice(&text).unwrap();
         config["process"]["terminal"] = json!(false);
-        config["process"]["args"] = json!(["sh", "-c", COUNT]);
+        config["process"]["args"] = json!(["sh", "-c", script]);
         config["root"]["readonly"] = json!(false);
         config["linux"]["cgroupsPath"] = json!(format!("/{}", self.id(name)));
         let mounts = config["mounts"].as_array_mut().unwrap();
         mounts.retain(|mount| mount["destination"] != "/dev/shm");
-        for (target, source) in [("/dev/shm", "shm"), ("/mnt", "kubernetes.io~empty-dir/data")] {
+        for (target, source, how) in [
+            ("/dev/shm", volumes.join("shm"), "rw"),
+            ("/mnt", volumes.join("kubernetes.io~empty-dir/data"), "rw"),
+            ("/media", self.path("kubernetes.io~csi"), "rw"),
+            ("/srv", volumes.join("kubernetes.io~projected/token"), "ro"),
+        ] {
             mounts.push(json!({
-                "type": "bind", "source": at(source), "destination": target,
-                "options": ["rbind", "rw"],
+                "type": "bind", "source": source.display().to_string(), "destination": target,
+                "options": ["rbind", how],
             }));
         }
         config["annotations"] = json!({
             "io.kubernetes.cri.container-type": "container",
             "io.kubernetes.cri.sandbox-namespace": "default",
             "io.kubernetes.cri.sandbox-name": "web-0",
-            "io.kubernetes.cri.sandbox-uid": format!("uid-{name}"),
-            "io.kubernetes.cri.container-name": "main",
+            "io.kubernetes.cri.sandbox-uid": format!("uid-{pod}"),
+            "io.kubernetes.cri.container-name": container,
         });
         fs::write(dir.join("config.json"), config.to_string()).unwrap();
         self.bundles.push(name.to_owned());
@@ -240,7 +262,7 @@ impl Node {
         self.bundle(name);
         assert!(self.create(name).status.success(), "{}", self.log());
         self.good("start", &[name]);
-        let volume = self.path(name).join("kubernetes.io~empty-dir/data");
+        let volume = self.data(name);
         fs::write(volume.join("kept"), "in an emptyDir").unwrap();
         self.counted(name, 5);
         // What runs no more cannot be told to end, which the shim knows how to take.
@@ -334,7 +356,7 @@ fn a_container_gives_way_and_waits_restored_for_its_start() {
     assert_eq!(node.count("new"), Some(last), "it runs before it is started");
     let pid = fs::read_to_string(node.path("new/init.pid")).unwrap();
     assert!(Path::new("/proc").join(pid.trim()).exists());
-    let kept = node.path("new/kubernetes.io~empty-dir/data/kept");
+    let kept = node.data("new").join("kept");
     assert_eq!(fs::read_to_string(kept).unwrap(), "in an emptyDir");
     assert_eq!(node.count("new"), Some(last), "it runs before it is started");
     node.good("start", &["new"]);
@@ -357,7 +379,7 @@ fn a_container_that_cannot_be_restored_starts_cold() {
     let (restored, reason) = node.told();
     assert!(!restored && !reason.is_empty());
     assert_eq!(node.count("cold"), None, "changed files were left behind");
-    let volume = node.path("cold/kubernetes.io~empty-dir/data");
+    let volume = node.data("cold");
     assert!(fs::read_dir(volume).unwrap().next().is_none());
     node.good("start", &["cold"]);
     assert!(node.counted("cold", 1) < last + 1000);
@@ -384,7 +406,7 @@ fn a_sealed_container_comes_back_with_its_key_alone() {
     node.bundle("new");
     assert!(node.create("new").status.success(), "{}", node.log());
     assert_eq!(node.told(), (true, String::new()));
-    let kept = node.path("new/kubernetes.io~empty-dir/data/kept");
+    let kept = node.data("new").join("kept");
     assert_eq!(fs::read_to_string(kept).unwrap(), "in an emptyDir");
     node.good("start", &["new"]);
     node.counted("new", last + 5);
@@ -540,4 +562,122 @@ fn without_an_agent_it_is_runc() {
     node.good("start", &["plain"]);
     node.counted("plain", 3);
     node.good("delete", &["--force", "plain"]);
+}
+
+/// What the containers of a pod run that has one of each kind. All of them append to one file each in the
+/// emptyDir when they begin, and count.
+fn script(name: &str) -> String {
+    format!(
+        "echo {name} >>/mnt/begun; cat /srv/token >/media/{name}; exec 5>>/mnt/log.{name}; \
+         i=0; while :; do i=$((i+1)); echo $i >&5; echo $i >/dev/shm/{name}; echo $i >/next; \
+         mv /next /count; sleep 0.02; done"
+    )
+}
+
+/// The containers of that pod but the init container, in the order in which the kubelet makes them.
+const MEMBERS: [&str; 3] = ["sidecar", "main", "other"];
+
+impl Node {
+    /// Runs the init container of a pod to its end, as the kubelet does before all others.
+    fn initialized(&mut self, pod: &str) {
+        let name = format!("{pod}-init");
+        self.bundle_of(pod, &name, "init", "echo init >/mnt/begun; echo ready >/mnt/init");
+        assert!(self.create(&name).status.success(), "{}", self.log());
+        self.good("start", &[&name]);
+        until("the init container has ended", || (self.status(&name) == "stopped").then_some(()));
+        self.good("delete", &[&name]);
+    }
+
+    /// Makes and starts the other containers; which of them were restored.
+    fn started(&mut self, pod: &str) -> Vec<bool> {
+        let mut restored = Vec::new();
+        for member in MEMBERS {
+            let name = format!("{pod}-{member}");
+            self.bundle_of(pod, &name, member, &script(member));
+            self.asked.lock().unwrap().clear();
+            assert!(self.create(&name).status.success(), "{}", self.log());
+            let asked = self.asked.lock().unwrap().clone();
+            let told = asked.iter().find_map(|ask| match ask {
+                Ask::Created { restored, reason, .. } => Some((*restored, reason.clone())),
+                _ => None,
+            });
+            restored.push(told.is_some_and(|(restored, _)| restored));
+            self.good("start", &[&name]);
+            // A probe of the kubelet's is an exec in the container.
+            let count = self.count(&name).unwrap_or(0);
+            self.counted(&name, count + 3);
+            self.good("exec", &[&name, "test", "-e", "/count"]);
+        }
+        restored
+    }
+
+    fn ended(&self, pod: &str) {
+        for member in MEMBERS {
+            let name = format!("{pod}-{member}");
+            until("it has ended", || (self.status(&name) == "stopped").then_some(()));
+            self.good("delete", &[&name]);
+        }
+    }
+}
+
+#[test]
+fn a_pod_with_one_of_each_kind_comes_back() {
+    let Some(mut node) = Node::new("a_pod_with_one_of_each_kind") else { return };
+    node.initialized("old");
+    assert_eq!(node.started("old"), [false; 3]);
+    // The kubelet ends containers side by side; the first of these calls saves the pod.
+    let _ = node.runc("kill", &["old-main", "15"]);
+    node.ended("old");
+    let counts = MEMBERS.map(|member| node.count(&format!("old-{member}")).unwrap());
+    let log = |pod: &str, member: &str| {
+        fs::read_to_string(node.data(pod).join(format!("log.{member}"))).unwrap()
+    };
+    let logs = MEMBERS.map(|member| log("old", member));
+    let saved = node.path("checkpoint/containers");
+    let mut names: Vec<String> = fs::read_dir(saved)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["main", "other", "sidecar"], "an init container that has ended is no part");
+
+    // The init container runs again, and writes into the emptyDir before anything is restored.
+    node.initialized("new");
+    assert_eq!(node.started("new"), [true; 3], "{}", node.log());
+    for (at, member) in MEMBERS.into_iter().enumerate() {
+        let name = format!("new-{member}");
+        assert!(node.count(&name).unwrap() > counts[at]);
+        // Each goes on writing where it was.
+        let data = node.data("new");
+        let log = fs::read_to_string(data.join(format!("log.{member}"))).unwrap();
+        assert!(log.starts_with(&logs[at]) && log.len() > logs[at].len(), "{member}");
+        // What comes from outside is that of the new pod, for who reads it again.
+        assert_eq!(fs::read_to_string(node.path("kubernetes.io~csi").join(member)).unwrap(), "old");
+    }
+    let begun = fs::read_to_string(node.data("new").join("begun")).unwrap();
+    assert_eq!(begun, "init\nsidecar\nmain\nother\n", "something has begun again");
+    node.good("exec", &["new-main", "grep", "-q", "new", "/srv/token"]);
+    for member in MEMBERS {
+        node.good("delete", &["--force", &format!("new-{member}")]);
+    }
+}
+
+#[test]
+fn what_an_init_container_has_left_is_there_for_a_cold_start() {
+    let Some(mut node) = Node::new("what_an_init_container_has_left") else { return };
+    node.initialized("old");
+    node.started("old");
+    let _ = node.runc("kill", &["old-main", "15"]);
+    node.ended("old");
+    for member in MEMBERS {
+        let core = format!("checkpoint/containers/{member}/mm-1.img");
+        fs::write(node.path(&core), "forged").unwrap();
+    }
+    node.initialized("cold");
+    assert_eq!(node.started("cold"), [false; 3]);
+    let begun = fs::read_to_string(node.data("cold").join("begun")).unwrap();
+    assert_eq!(begun, "init\nsidecar\nmain\nother\n");
+    for member in MEMBERS {
+        node.good("delete", &["--force", &format!("cold-{member}")]);
+    }
 }

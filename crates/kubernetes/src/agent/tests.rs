@@ -136,6 +136,9 @@ fn a_pod_goes_from_node_to_node_sealed() {
     assert!(is_ready(&object) && object["status"]["frozenMilliseconds"] == 7);
     let again = node1.answer(&Ask::Stop { container: container("old") }).unwrap();
     assert_eq!(again, Answer::Plain, "it was saved already");
+    let init = Container { name: "init".into(), ..container("new") };
+    let again = node2.answer(&Ask::Create { container: init }).unwrap();
+    assert_eq!(again, Answer::Plain, "what had ended when its pod was saved runs again");
     let answer = node2.answer(&Ask::Create { container: container("new") }).unwrap();
     let Answer::Restore { dir, identity, .. } = answer else { panic!("{answer:?}") };
     assert_eq!(fs::read_to_string(dir.join("memory")).unwrap(), "sealed");

@@ -121,9 +121,20 @@ pub fn fill(archives: &Archives, dir: &Path, file: &Path) -> Result<()> {
 /// # Errors
 /// If something cannot be removed.
 pub fn empty(dir: &Path) -> Result<()> {
+    empty_but(dir, "")
+}
+
+/// Removes what is in a directory, but for one name.
+///
+/// # Errors
+/// If something cannot be removed.
+pub fn empty_but(dir: &Path, but: &str) -> Result<()> {
     let shown = || dir.display().to_string();
     for entry in fs::read_dir(dir).context(shown)? {
         let entry = entry.context(shown)?;
+        if entry.file_name() == but {
+            continue;
+        }
         let kind = entry.file_type().context(shown)?;
         let removed = match kind.is_dir() {
             true => fs::remove_dir_all(entry.path()),

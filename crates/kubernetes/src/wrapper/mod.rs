@@ -13,6 +13,7 @@ mod layer;
 mod restore;
 mod save;
 mod sealed;
+mod volumes;
 mod words;
 
 use std::ffi::OsString;

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::bundle::{Bundle, Volume};
-use super::layer::{self, Layer};
+use super::bundle::Bundle;
+use super::layer::Layer;
 use super::sealed::Archives;
+use super::volumes::Filled;
 use super::words::Words;
 use super::{call, save};
 use crate::error::{Context, Error, Result};
@@ -52,10 +53,11 @@ impl Restore<'_> {
         }
         let archives = Archives::open(self.dir, self.identity)?;
         let layer = Layer::of(&self.bundle.root())?;
-        let mut filled = Vec::new();
+        let mut filled = Filled::new(!save::is_running(self.words, &self.container.uid));
         let result = self
             .attempt(&images, &archives, &layer, &mut filled)
-            .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()));
+            .and_then(|()| fs::write(mark, "").context(|| mark.display().to_string()))
+            .and_then(|()| filled.keep());
         if result.is_err() {
             self.undo(&layer, &filled)?;
         }
@@ -67,16 +69,11 @@ impl Restore<'_> {
         images: &Path,
         archives: &Archives,
         layer: &Layer,
-        filled: &mut Vec<Volume>,
+        filled: &mut Filled,
     ) -> Result<()> {
         layer.apply(archives, &self.dir.join(save::changes(&self.container.name)))?;
         for volume in self.bundle.volumes() {
-            let file = self.dir.join(save::volume(&volume));
-            // Another container of the pod may have had it filled, and work on it by now.
-            if layer::is_empty(&volume.dir) {
-                filled.push(volume.clone());
-                layer::fill(archives, &volume.dir, &file)?;
-            }
+            filled.fill(archives, &volume, &self.dir.join(save::volume(&volume)))?;
         }
         let work = self.work()?;
         let mut options = String::from("wake-frozen\ntcp-close\nskip-in-flight\n");
@@ -107,16 +104,14 @@ impl Restore<'_> {
     }
 
     /// Makes everything what it was.
-    fn undo(&self, layer: &Layer, filled: &[Volume]) -> Result<()> {
+    fn undo(&self, layer: &Layer, filled: &Filled) -> Result<()> {
         save::end(self.words, self.id);
         // There may be nothing to delete.
         let mut delete = call::command(self.words, "delete");
         delete.args(["--force", self.id]).stdin(Stdio::null());
         delete.stdout(Stdio::null()).stderr(Stdio::null());
         let _ = call::within(&mut delete, LIMIT);
-        for volume in filled {
-            layer::empty(&volume.dir)?;
-        }
+        filled.undo()?;
         layer.reset()
     }
 }

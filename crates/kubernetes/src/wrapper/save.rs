@@ -165,6 +165,11 @@ impl Save<'_> {
     }
 }
 
+/// Whether a container of a pod runs.
+pub fn is_running(words: &Words, uid: &str) -> bool {
+    bundle::of_pod(&words.root(), uid).iter().any(|(id, _)| !members(words, id).is_empty())
+}
+
 /// The processes of a container.
 fn members(words: &Words, id: &str) -> Vec<i32> {
     let state = bundle::read_json(&words.root().join(id).join("state.json")).unwrap_or_default();
