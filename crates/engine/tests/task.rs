@@ -174,7 +174,7 @@ fn all_state_comes_back() {
     let credentials: Vec<_> =
         cores.iter_mut().map(|core| Credentials::take(core).unwrap()).collect();
     let (maps, credentials) = (&IdMaps::identity(), &*credentials);
-    let images = Images { mm: &mm, maps, filters: &filters, credentials, profile: None };
+    let images = Images { mm: &mm, maps, own: maps, filters: &filters, credentials, profile: None };
     task::restore(&mut husks, &cores, &images).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();

@@ -145,9 +145,10 @@ fn nested(cx: &Restore<'_>, index: usize) -> Result<()> {
     }
 }
 
-/// Which ids of this host the user namespace of the tree has.
+/// Which ids of this host the user namespace of the root task has.
 fn id_maps(cx: &Restore<'_>) -> Result<()> {
-    for ns in cx.ns.of_kind(NsKind::User).filter(|ns| !ns.is_host) {
+    let nested = |ns: &Namespace| cx.ns.nested_user(ns.id).is_some();
+    for ns in cx.ns.of_kind(NsKind::User).filter(|ns| !ns.is_host && !nested(ns)) {
         let Some(task) = cx.tasks.get(ns.task).filter(|task| !task.threads.is_empty()) else {
             continue;
         };

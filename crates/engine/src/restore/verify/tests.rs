@@ -258,7 +258,7 @@ fn ids_of_this_host_that_are_not_planned_are_named() {
     Asleep::new(&["-pnU", "--map-root-user"]).refused(&[
         ("the id map is users 0:0:1, groups 0:0:1 and was to be users 0:4711:1", |cx| {
             let map = |lower_first| vec![UidGidExtent { first: 0, lower_first, count: 1 }];
-            let entry = UsernsEntry { uid_map: map(4711), gid_map: map(0) };
+            let entry = UsernsEntry { uid_map: map(4711), gid_map: map(0), torpor_nested: None };
             // Credentials are compared as the ids of this host that they are.
             credentials_of(cx).users = [0; 4];
             cx.id_maps = IdMaps::of_entry(Some(entry));
