@@ -8,9 +8,9 @@ use serde_json::json;
 use torpor_images::proto::{
     CgSetEntry, CgroupDirEntry, CgroupEntry, CgroupPerms, CgroupPropEntry, CoreEntry,
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
-    FdinfoEntry, FhEntry, FileEntry, Fstype, InetSkEntry, InventoryEntry, MarkType, MmEntry,
-    MntEntry, PacketSockEntry, PstreeEntry, RemapFilePathEntry, RemapType, SkOptsEntry, SkUcred,
-    TaskKobjIdsEntry, TtyFileEntry, TtyInfoEntry, TtyType, UidGidExtent, UnixSkEntry, UsernsEntry,
+    FdinfoEntry, FhEntry, FileEntry, Fstype, InventoryEntry, MarkType, MmEntry, MntEntry,
+    PstreeEntry, RemapFilePathEntry, RemapType, TaskKobjIdsEntry, TtyFileEntry, TtyInfoEntry,
+    TtyType, UidGidExtent, UsernsEntry,
 };
 use torpor_images::{ImageDir, kind};
 use torpor_runtimes_tests::command::{Run, command};

@@ -393,7 +393,7 @@ fn limits() {
                 "more locked memory than anybody may have",
                 |images| {
                     images.memory(|mm| {
-                        let mut vma = mm.vmas[0].clone();
+                        let mut vma = mm.vmas[0];
                         (vma.flags, vma.start, vma.end) = (0x2022, 1 << 32, 5 << 32);
                         mm.vmas.push(vma);
                         mm.vmas.sort_by_key(|vma| vma.start);
@@ -406,7 +406,7 @@ fn limits() {
                 |images| {
                     images.memory(|mm| {
                         for place in 1..4 {
-                            let mut vma = mm.vmas[0].clone();
+                            let mut vma = mm.vmas[0];
                             (vma.flags, vma.start) = (0x2022, place << 32);
                             vma.end = vma.start + (3 << 20);
                             mm.vmas.push(vma);
