@@ -7,13 +7,13 @@
 //! | userfaultfd | `capabilities.use`, if it is for faults of the kernel or for forks |
 //! | io_uring | `capabilities.use`, where this host keeps it for some; buffers are locked memory |
 //! | locked mappings, pipes | `limits.raise`, above the limits |
-//! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` ([`super::limits`]) |
-//! | scheduling, nice values, priorities for I/O | `scheduling.allow` ([`super::limits`]) |
+//! | limits, OOM score, `PR_SET_IO_FLUSHER` | `limits.raise` (`limits.rs`) |
+//! | scheduling, nice values, priorities for I/O | `scheduling.allow` (`limits.rs`) |
 //! | processors, NUMA policy, timer slack, personality | nothing: any thread may choose |
-//! | fanotify | `files.fanotify` ([`super::sockets`]) |
-//! | tun | `files.devices`, and `network.links` with a device ([`super::sockets`]) |
+//! | fanotify | `files.fanotify` (`sockets.rs`) |
+//! | tun | `files.devices`, and `network.links` with a device (`sockets.rs`) |
 //! | terminals | `files.devices`, once they are open |
-//! | POSIX message queues | `limits.raise` and `ipc.sysctls` ([`super::ipc`]) |
+//! | POSIX message queues | `limits.raise` and `ipc.sysctls` (`ipc.rs`) |
 //! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | nice values of sessions (autogroup) | no image has them |
