@@ -2,7 +2,8 @@
 //! removes what no object names any more, here and there.
 
 use std::collections::HashSet;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -29,12 +30,29 @@ pub struct Upkeep {
     looked: Option<Instant>,
     /// Whether something there may be needed no more.
     garbage: bool,
+    /// Who removes that.
+    pub(super) collector: Option<JoinHandle<Result<()>>>,
 }
 
 impl Default for Upkeep {
     fn default() -> Self {
         // An agent may have been lost between taking a name away and collecting.
-        Self { looked: None, garbage: true }
+        Self { looked: None, garbage: true, collector: None }
+    }
+}
+
+impl Upkeep {
+    /// Looks what has come of collecting, if it is over.
+    fn collected(&mut self) {
+        let over = self.collector.take_if(|collector| collector.is_finished());
+        match over.map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => {
+                eprintln!("{error}");
+                self.garbage = true;
+            }
+            Some(Err(_)) => self.garbage = true,
+        }
     }
 }
 
@@ -48,9 +66,10 @@ impl Node {
     ///
     /// # Errors
     /// If the API server or the store does not answer.
-    pub fn sweep(&self) -> Result<()> {
+    pub fn sweep(self: &Arc<Self>) -> Result<()> {
         let here = self.store.all();
         let mut upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
+        upkeep.collected();
         let looks = upkeep.garbage || upkeep.looked.is_none_or(|at| at.elapsed() >= LOOK);
         let looked_at = self.depot.as_ref().filter(|_| looks);
         if here.is_empty() && looked_at.is_none() {
@@ -76,9 +95,12 @@ impl Node {
             upkeep.garbage |= depot.remove(name)?;
         }
         upkeep.looked = Some(Instant::now());
-        if upkeep.garbage {
-            depot.collect()?;
+        if upkeep.garbage && upkeep.collector.is_none() {
             upkeep.garbage = false;
+            let node = Arc::clone(self);
+            // Who collects in a directory waits until nobody stores anything there.
+            let collect = move || node.depot.as_ref().map_or(Ok(()), Depot::collect);
+            upkeep.collector = Some(thread::spawn(collect));
         }
         Ok(())
     }
