@@ -119,7 +119,7 @@ pub fn open_in(
 /// What `path` leads to under `root`, links at its end not followed.
 ///
 /// # Errors
-/// The kernel's, except that there is nothing.
+/// If `path` cannot be opened or asked for its status. That nothing is there is no error.
 pub fn lookup(root: BorrowedFd<'_>, path: &[u8]) -> Result<Option<Stat>> {
     let what = || format!("look up {}", String::from_utf8_lossy(path));
     match open_in(root, path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()) {

@@ -54,7 +54,7 @@ impl EpollDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the kernel describes a watched file in a way that is not known.
     pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventpoll]") {
             return Ok(None);
@@ -82,7 +82,8 @@ impl EpollDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// Refused, if it watches a file that no task has open; if the descriptors of a task cannot be
+    /// listed.
     pub fn finish(&mut self, table: &mut FileTable) -> Result<()> {
         for set in self.sets.drain(..) {
             let open = proc::numbers(set.pid, "fd")?;
@@ -189,7 +190,7 @@ impl EpollRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no epoll set; if the kernel refuses to make one, or its status flags.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let epfd = part(entry.id, entry.epfd.as_ref(), "epoll set")?;
         let file = rustix::event::epoll::create(CreateFlags::CLOEXEC)
@@ -204,7 +205,7 @@ impl EpollRestorer {
     /// The descriptions that are watched.
     ///
     /// # Errors
-    /// Contradictions in the images.
+    /// If a set watches a descriptor that nobody has in the images.
     pub fn watched(&self, tasks: &[Task], all: &HashMap<u32, FileEntry>) -> Result<Vec<u32>> {
         let pairs = self.made.iter().flat_map(|epfd| epfd.tfd.iter().map(move |e| (epfd, e)));
         pairs.map(|(epfd, entry)| target(tasks, all, epfd, entry)).collect()
@@ -213,7 +214,8 @@ impl EpollRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If a set watches a descriptor that nobody has in the images, or a file that cannot be
+    /// watched.
     pub fn connect(
         &mut self,
         tasks: &[Task],

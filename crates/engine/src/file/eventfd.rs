@@ -38,7 +38,7 @@ impl EventfdDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the kernel does not show its count.
     pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[eventfd]") {
             return Ok(None);
@@ -64,7 +64,8 @@ impl EventfdDumper {
 /// Opens a description.
 ///
 /// # Errors
-/// Contradictions in the images; the kernel's.
+/// If the entry is no eventfd, or its count cannot be; if the kernel refuses to make one, or its
+/// status flags.
 pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
     let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
     let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;

@@ -35,7 +35,7 @@ impl FifoDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// As [`regular::entry`]; if there are no more descriptors.
     pub fn describe(&mut self, paths: &mut Paths<'_>, found: &Found) -> Result<Option<FileEntry>> {
         let is_fifo = FileType::from_raw_mode(found.stat.st_mode) == FileType::Fifo;
         if !is_fifo || !found.link_bytes().starts_with(b"/") || found.is_path_only() {
@@ -55,7 +55,7 @@ impl FifoDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// If a queue cannot be read, or the image cannot be written.
     pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
         for (pipe_id, file) in self.known.values() {
             self.queues.save(images, file, *pipe_id)?;
@@ -96,7 +96,7 @@ impl FifoRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no fifo; if its path leads to none; if the content does not fit into it.
     pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let fifo = part(entry.id, entry.fifo.as_ref(), "fifo")?;
         let path = path(cx.entries, fifo)?;
@@ -112,7 +112,7 @@ impl FifoRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// As [`FifoRestorer::open`], for those that only a message in a socket holds.
     pub fn connect(&mut self, cx: &mut Opener<'_>, files: &mut OpenFiles) -> Result<()> {
         // Those that only exist in flight in a socket are opened late, and could not be
         // without the anchor.

@@ -139,7 +139,7 @@ pub struct Image {
 /// Reads the image of a ghost.
 ///
 /// # Errors
-/// The image file's.
+/// If the image is missing or damaged.
 pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
     let file = kind::GHOST_FILE.file_name(u64::from(ghost));
     let mut reader = images
@@ -159,7 +159,8 @@ impl Image {
     /// the directory, and put something else in its place at any moment.
     ///
     /// # Errors
-    /// The kernel's; the image file's.
+    /// If there is a file of that name, or it cannot be made, filled or given its owner and mode;
+    /// damaged images.
     pub fn create(&mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
         let private = Mode::RUSR | Mode::WUSR;

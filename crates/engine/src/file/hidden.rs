@@ -48,7 +48,7 @@ fn by_handle(root: &OwnedFd, file: &OwnedFd) -> Result<OwnedFd> {
 /// Opens a file of the images that another mount hides.
 ///
 /// # Errors
-/// The kernel's; `Invalid` if the images have no such mount.
+/// If the images have no such mount; if the file is not there, or cannot be opened with its flags.
 pub fn open(cx: &Opener<'_>, reg: &RegFileEntry) -> Result<OwnedFd> {
     let name = || String::from_utf8_lossy(&reg.name).into_owned();
     let mount = reg.mnt_id.and_then(|id| Some((id, cx.mounts.writable(id)?.1.to_owned())));

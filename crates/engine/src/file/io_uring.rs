@@ -140,7 +140,8 @@ impl IoUringDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if it was set up or is used in a way that cannot be kept, or requests stay in
+    /// flight; if its task has ended.
     pub fn describe(&mut self, tasks: &mut Tasks, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[io_uring]") {
             return Ok(None);
@@ -167,7 +168,7 @@ impl IoUringDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// Refused, if another process has it open, or an epoll set watches it.
     pub fn finish(&mut self, tasks: &Tasks, table: &FileTable) -> Result<()> {
         for &(id, ino, owner) in &self.met {
             let refuse = |reason: &str| {
@@ -425,7 +426,9 @@ impl IoUringRestorer {
     /// Makes the instance in a task that holds the descriptor.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no instance, or is one of two processes; if the kernel refuses
+    /// `io_uring_setup`, lays the rings out differently, or does not let them be mapped where they
+    /// were.
     pub fn attach(
         &mut self,
         tasks: &mut tasks::Tasks,

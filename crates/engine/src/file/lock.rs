@@ -193,7 +193,7 @@ impl Locks {
     /// Writes the image.
     ///
     /// # Errors
-    /// Refused, if nobody could take a lock again; the image file's.
+    /// Refused, if no task could take a lock again; if the image cannot be written.
     pub fn write(&self, images: &ImageDir) -> Result<()> {
         if let Some((_, pid, object)) =
             self.in_flight.iter().find(|f| !self.seen.contains(&(0, f.0)))
@@ -230,7 +230,7 @@ fn refuse(pid: i32, fd: i32, reason: &str) -> Error {
 /// Reads and checks the image.
 ///
 /// # Errors
-/// The image file's; locks of a kind that does not exist or of nobody.
+/// Damaged images; locks of a kind that does not exist, or of nobody.
 pub fn load(images: &ImageDir, tasks: &[tasks::Task]) -> Result<Vec<FileLockEntry>> {
     let mut locks = images.read_all_or_empty::<FileLockEntry>(kind::FILE_LOCKS, 0)?;
     for lock in &mut locks {
@@ -278,7 +278,7 @@ fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
 /// owner yet: a lease that is being broken must not signal anybody again.
 ///
 /// # Errors
-/// The kernel's: somebody else may have locked a file meanwhile.
+/// If somebody else has locked a file meanwhile; if a task has ended.
 pub fn restore(
     locks: &[FileLockEntry],
     files: &OpenFiles,

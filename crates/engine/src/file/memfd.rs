@@ -90,7 +90,7 @@ impl Memfds {
     /// Writes the image.
     ///
     /// # Errors
-    /// The image file's.
+    /// If the image cannot be written.
     pub fn write(&self, images: &ImageDir) -> Result<()> {
         Ok(images.write_unless_empty(kind::MEMFD_INODE, 0, &self.entries)?)
     }
@@ -226,7 +226,8 @@ impl MemfdRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no memfd, or its inode or pages are not in the images; if the kernel refuses
+    /// to make it or its content (memory is short, no huge pages are left), or its seals.
     pub fn open(
         &mut self,
         images: &ImageDir,
@@ -256,7 +257,7 @@ impl MemfdRestorer {
     /// writable.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the kernel refuses a seal.
     pub fn connect(&self) -> Result<()> {
         for (id, file) in &self.made {
             let seals = self.inodes.get(id).map_or(SealFlags::empty(), seals);
@@ -271,7 +272,7 @@ impl MemfdRestorer {
 /// Opens a description of shared anonymous memory.
 ///
 /// # Errors
-/// Contradictions in the images; the kernel's.
+/// If the entry is no memfd; if the memory cannot be opened with its flags.
 pub fn open_anonymous(memory: &OwnedFd, entry: &FileEntry) -> Result<OwnedFd> {
     let memfd = part(entry.id, entry.memfd.as_ref(), "memfd")?;
     as_it_was(reopen(memory, open_flags(memfd.flags))?, memfd)

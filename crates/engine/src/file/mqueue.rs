@@ -21,7 +21,8 @@ const MQUEUE: i64 = 0x1980_0202;
 /// Describes the file of a task in IPC namespace `ns_id`, or says that it is of another kind (`None`).
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if the queue belongs to the host's IPC namespace or was removed; if the namespace
+/// cannot be entered.
 pub fn describe(
     spaces: &Namespaces,
     mounts: &Mounts,
@@ -68,7 +69,8 @@ fn name(path: &[u8]) -> Option<CString> {
 /// Opens the queue that `reg` describes, in the IPC namespace with number `ns_id`.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If the name is none of a queue; if the namespace or the queue is not there; if the queue cannot
+/// be opened.
 pub(super) fn open(spaces: &Namespaces, reg: &RegFileEntry, ns_id: u32) -> Result<OwnedFd> {
     let what = || format!("message queue {}", String::from_utf8_lossy(&reg.name));
     let name = name(&reg.name).ok_or_else(|| Error::invalid("files.img", what()))?;

@@ -16,7 +16,7 @@ const NSFS: i64 = 0x6e73_6673;
 /// Describes the file, or says that it is of another kind (`None`).
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if no task of the tree lives in the namespace.
 pub fn describe(spaces: &Namespaces, found: &Found) -> Result<Option<FileEntry>> {
     if found.fs_type != NSFS || found.is_path_only() {
         return Ok(None);
@@ -50,7 +50,7 @@ pub fn load(spaces: &Namespaces, entries: &[FileEntry]) -> Result<()> {
 /// Opens a description.
 ///
 /// # Errors
-/// Contradictions in the images; the kernel's.
+/// If the entry is no namespace, or one that the images do not have; if its task has ended.
 pub fn open(spaces: &Namespaces, entry: &FileEntry) -> Result<OwnedFd> {
     let nsf = part(entry.id, entry.nsf.as_ref(), "namespace")?;
     let ns = spaces.by_id(nsf.ns_id).ok_or_else(|| unknown(nsf))?;

@@ -113,7 +113,7 @@ impl Temporary {
     /// Reads `remap-fpath.img`.
     ///
     /// # Errors
-    /// The image file's.
+    /// Damaged images.
     pub fn load(&mut self, images: &ImageDir) -> Result<()> {
         for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
             self.remaps.insert(entry.orig_id, found_by(&entry));
@@ -141,7 +141,7 @@ impl Temporary {
     /// it.
     ///
     /// # Errors
-    /// The image files'.
+    /// If the image of a ghost is missing or damaged.
     pub fn with_ghost_of(&self, images: &ImageDir, dev: u32, ino: u64) -> Result<Option<u32>> {
         for (&file, &(kind, ghost)) in &self.remaps {
             if kind == RemapType::Ghost {
@@ -212,7 +212,8 @@ impl Opener<'_> {
     /// Opens the file of `reg`, if its path alone does not lead to it.
     ///
     /// # Errors
-    /// The kernel's; contradictions in the images.
+    /// If a ghost cannot be made again, or the file that stands in is not there; if the process of
+    /// the path cannot be started; damaged images.
     pub fn open_remapped(&mut self, reg: &RegFileEntry) -> Result<Option<OwnedFd>> {
         let Some(&(kind, other)) = self.temporary.remaps.get(&reg.id) else { return Ok(None) };
         match kind {

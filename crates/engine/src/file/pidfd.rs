@@ -24,7 +24,7 @@ const GONE: i32 = -1;
 /// Describes the file, or says that it is of another kind (`None`).
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if the kernel does not show its pid, or that is of no task of the tree.
 pub fn describe(tasks: &Tasks, found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[pidfd]") && !found.link_bytes().starts_with(b"pidfd:[") {
         return Ok(None);
@@ -80,7 +80,8 @@ impl PidfdRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no pidfd, or is of a pid that no task has; if no process can be started to
+    /// stand for one that has ended.
     pub fn open(&mut self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
         let pidfd = part(entry.id, entry.pidfd.as_ref(), "pidfd")?;
         if pidfd.nspid != GONE {

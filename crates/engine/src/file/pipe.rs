@@ -36,7 +36,8 @@ impl PipeDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if its inode number does not fit the images; if its queue cannot be read or written
+    /// to the image.
     pub fn describe(&mut self, images: &ImageDir, found: &Found) -> Result<Option<FileEntry>> {
         if found.fs_type != PIPEFS || found.is_path_only() {
             return Ok(None);
@@ -51,7 +52,7 @@ impl PipeDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// If the image cannot be written.
     pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
         self.queues.finish(images)
     }
@@ -85,7 +86,8 @@ impl PipeRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no pipe; if a pipe cannot be made or opened with its flags; if its size is
+    /// over the limit of the user, or the content does not fit into it.
     pub fn open(&mut self, opts: &Options, roots: &Roots, entry: &FileEntry) -> Result<OwnedFd> {
         let pipe = part(entry.id, entry.pipe.as_ref(), "pipe")?;
         match ext::inherited_number(opts, "pipe", pipe.pipe_id) {
@@ -100,7 +102,7 @@ impl PipeRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// As [`PipeRestorer::open`], for those that only a message in a socket holds.
     pub fn connect(&mut self, opts: &Options, roots: &Roots, files: &mut OpenFiles) -> Result<()> {
         // Ends that only exist in flight in a socket are opened late, and could not be
         // without the anchor.

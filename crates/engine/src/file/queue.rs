@@ -29,7 +29,7 @@ impl Queues {
     /// Saves the queue of the pipe behind `file`, unless that has been done.
     ///
     /// # Errors
-    /// The kernel's; the image file's.
+    /// If the queue cannot be read without taking from it; if the image cannot be written.
     pub fn save(&mut self, images: &ImageDir, file: impl AsFd, pipe_id: u32) -> Result<()> {
         if !self.known.insert(pipe_id) {
             return Ok(());
@@ -62,7 +62,7 @@ impl Queues {
     /// Completes the image file; there is none if there was no pipe.
     ///
     /// # Errors
-    /// The image file's.
+    /// If the image cannot be written, or an old one removed.
     pub fn finish(&mut self, images: &ImageDir) -> Result<()> {
         match self.writer.take() {
             Some(writer) => Ok(writer.finish()?),
@@ -117,7 +117,7 @@ impl Saved {
     /// Reads `kind`; no file is no data.
     ///
     /// # Errors
-    /// The image file's.
+    /// Damaged images.
     pub fn load(images: &ImageDir, kind: Kind) -> Result<Self> {
         let mut saved = Saved::default();
         let Some(mut reader) = images.reader(kind, 0)? else { return Ok(saved) };
@@ -131,7 +131,8 @@ impl Saved {
     /// Gives a pipe the size and content of `pipe_id`, through its writing end.
     ///
     /// # Errors
-    /// The kernel's; `Invalid` if the content does not fit the size.
+    /// If the size is over the user's limit, or the pipe cannot be written to; `Invalid` if the
+    /// content does not fit the size.
     pub fn fill(&mut self, pipe_id: u32, write: impl AsFd) -> Result<()> {
         let Some((entry, data)) = self.by_pipe.remove(&pipe_id) else { return Ok(()) };
         set_size(&write, pipe_id, entry.size)?;

@@ -248,7 +248,8 @@ pub fn load(entries: &[FileEntry]) -> Result<()> {
 /// Opens what `reg` describes.
 ///
 /// # Errors
-/// The kernel's; `Invalid` if it is not the file that it was.
+/// If the path leads to nothing, to a file that may not be opened so, or to a device that the tasks
+/// may not have; if nobody hands an external file in; `Invalid` if it is not the file that it was.
 pub fn open_entry(cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
     open(cx, part(entry.id, entry.reg.as_ref(), "path")?)
 }

@@ -278,7 +278,7 @@ impl Remaps {
     /// Writes the image.
     ///
     /// # Errors
-    /// The image file's.
+    /// If the image cannot be written.
     pub fn write(&self, images: &ImageDir) -> Result<()> {
         Ok(images.write_unless_empty(kind::REMAP_FPATH, 0, &self.entries)?)
     }

@@ -12,7 +12,7 @@ use crate::error::{Context, Result};
 /// Describes the file, or says that it is of another kind (`None`).
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if the kernel does not show its signals.
 pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[signalfd]") {
         return Ok(None);
@@ -30,7 +30,7 @@ pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
 /// Opens a description.
 ///
 /// # Errors
-/// Contradictions in the images; the kernel's.
+/// If the entry is no signalfd; if the kernel refuses to make one, or its status flags.
 pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
     let sgfd = part(entry.id, entry.sgfd.as_ref(), "signalfd")?;
     let file = torpor_sys::event::signalfd(sgfd.sigmask, libc::SFD_CLOEXEC)

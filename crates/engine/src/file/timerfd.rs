@@ -17,7 +17,7 @@ const NANOS: u64 = 1_000_000_000;
 /// Describes the file, or says that it is of another kind (`None`).
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if the kernel describes it in a way that is not known.
 pub fn describe(found: &Found) -> Result<Option<FileEntry>> {
     if !found.is_anon("[timerfd]") {
         return Ok(None);
@@ -82,7 +82,8 @@ impl TimerfdRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no timerfd, or is of an unknown clock; if the kernel refuses to make or arm
+    /// one.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let tfd = part(entry.id, entry.tfd.as_ref(), "timerfd")?;
         let file = rustix::time::timerfd_create(clock(tfd)?, TimerfdFlags::CLOEXEC)
@@ -99,7 +100,7 @@ impl TimerfdRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the times of a timer cannot be.
     pub fn connect(&mut self, files: &OpenFiles) -> Result<()> {
         self.late = true;
         for tfd in self.made.drain(..) {

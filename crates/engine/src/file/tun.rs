@@ -33,7 +33,8 @@ fn is_tun(stat: &Stat) -> bool {
 /// namespace of its task.
 ///
 /// # Errors
-/// Refused, if it cannot be restored; the kernel's.
+/// Refused, if its device is not of the tree's own network namespaces, or something of it is not
+/// kept; as [`regular::entry`], for its path.
 pub fn describe(
     spaces: &Namespaces,
     paths: &mut Paths<'_>,
@@ -117,7 +118,8 @@ impl TunRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no tun, or its path leads to something else; if its network device is not
+    /// there or refuses a queue.
     pub fn open(&self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
         let reg = part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;

@@ -58,7 +58,8 @@ impl UserfaultfdDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the kernel does not show its features, if no task of the tree is its owner, or
+    /// if a mapping cannot be registered again; if a task has ended.
     pub fn describe(&mut self, tasks: &mut Tasks, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[userfaultfd]") {
             return Ok(None);
@@ -280,7 +281,8 @@ impl UserfaultfdRestorer {
     /// Makes it in the husk of its task, with its features.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no userfaultfd, or is of a pid that no task has; if the kernel does not
+    /// allow one, or not its features.
     pub fn open(&self, tasks: &mut tasks::Tasks, entry: &FileEntry) -> Result<OwnedFd> {
         let uffd = part(entry.id, entry.torpor_userfaultfd.as_ref(), "userfaultfd")?;
         let task = owner_of(tasks, uffd)?;
@@ -303,7 +305,8 @@ impl UserfaultfdRestorer {
     /// Registers what was registered, with its marks. The address spaces are as they are to be.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the kernel refuses to register an area or set a mark; if pages are there that are to be
+    /// missing.
     pub fn register(&self, tasks: &mut tasks::Tasks, files: &OpenFiles) -> Result<()> {
         for entry in &self.entries {
             // Those that no task holds were not made.

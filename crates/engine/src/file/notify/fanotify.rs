@@ -37,7 +37,8 @@ impl FanotifyDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the kernel does not show its flags, if it decides about accesses of others, or
+    /// if events wait in a queue that cannot overflow.
     pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("[fanotify]") {
             return Ok(None);
@@ -174,7 +175,8 @@ impl FanotifyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no fanotify group; if `fanotify_init` is refused (it may need
+    /// `CAP_SYS_ADMIN`), or a status flag.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
         let what = || format!("fanotify_init({:#x}, {:#x})", ffy.faflags, ffy.evflags);
@@ -203,7 +205,7 @@ impl FanotifyRestorer {
     /// When all descriptions are open: what is to be watched when the tasks run.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If a file that is to be watched is not in the images, or not there; damaged images.
     pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
         for ffy in self.made.drain(..) {

@@ -36,7 +36,7 @@ impl InotifyDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// If the kernel does not say how much is queued (`FIONREAD`).
     pub fn describe(&mut self, found: &Found) -> Result<Option<FileEntry>> {
         if !found.is_anon("inotify") {
             return Ok(None);
@@ -141,7 +141,8 @@ impl InotifyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no inotify instance; if the kernel refuses to make one (a limit of the
+    /// user), or its status flags.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
         let ify = part(entry.id, entry.ify.as_ref(), "inotify descriptor")?;
         let file = init(CreateFlags::CLOEXEC).context(|| "inotify_init1".to_owned())?;
@@ -166,7 +167,7 @@ impl InotifyRestorer {
     /// When all descriptions are open: what is to be watched when the tasks run.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If a file that is to be watched is not in the images, or not there; damaged images.
     pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
         for ify in self.made.drain(..) {

@@ -50,7 +50,7 @@ impl Sleeper {
 /// Sets up all watches.
 ///
 /// # Errors
-/// The kernel's, for limits that are exceeded.
+/// If a watch is one too many for the user's limit, or its file cannot be watched.
 pub fn wake(tasks: &[Task], mut all: Vec<Sleeper>) -> Result<()> {
     for target in all.iter_mut().flat_map(Sleeper::targets) {
         adopt(tasks, target)?;

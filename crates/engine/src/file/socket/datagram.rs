@@ -27,7 +27,7 @@ const UDP_GRO: i32 = 104;
 /// Saves what waits in a socket, if it can come back.
 ///
 /// # Errors
-/// The kernel's; the image file's.
+/// If the queue cannot be peeked at; if the image cannot be written.
 pub(super) fn dump(
     queues: &mut QueueWriter,
     images: &ImageDir,
@@ -95,7 +95,8 @@ fn peek(fd: BorrowedFd<'_>) -> std::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 /// Puts datagrams into the queue of a socket that is bound, but not connected yet.
 ///
 /// # Errors
-/// The kernel's, for what is done to the socket itself.
+/// If the addresses of the entry make no sense; if the socket cannot be freed of its device for a
+/// moment, or bound to it again. A datagram that cannot come back is no error.
 pub(super) fn restore(
     spaces: &Namespaces,
     fd: BorrowedFd<'_>,

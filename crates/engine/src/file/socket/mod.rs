@@ -51,7 +51,8 @@ impl SocketDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the family, the protocol or the state is not supported, or an option is missing
+    /// (e.g. `--tcp-established`); if the kernel does not tell what the socket is set to.
     pub fn describe(
         &mut self,
         around: &mut Around<'_>,
@@ -80,7 +81,7 @@ impl SocketDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// Refused, if a Unix socket has a peer outside of the tree; if the image cannot be written.
     pub fn finish(&mut self, opts: &Options, table: &mut FileTable) -> Result<()> {
         unix::finish(&mut self.lists, &self.unix, opts, table)?;
         self.lists.queues.finish()

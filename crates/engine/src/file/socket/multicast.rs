@@ -169,7 +169,8 @@ fn bytes_of(storage: &[u8; ADDRESS]) -> Option<Vec<u8>> {
 /// Lets a socket join its groups again.
 ///
 /// # Errors
-/// The kernel's, if a device is missing; a membership that cannot be.
+/// If a device is missing, or the kernel refuses a group; `Invalid` for a membership that cannot
+/// be.
 pub(super) fn restore(fd: BorrowedFd<'_>, id: u32, all: &[SkMembership]) -> Result<()> {
     for membership in all {
         let SkMembership { level: wanted, group, device, exclude, sources } = membership;

@@ -31,7 +31,7 @@ pub(super) struct Queued {
 /// nothing more will come.
 ///
 /// # Errors
-/// Refused, if there is urgent data; the kernel's.
+/// Refused, if urgent data waits in it; if the queue cannot be peeked at.
 pub(super) fn peek(found: &Found, kind: i32, ended: bool) -> Result<Vec<Queued>> {
     let fd = found.file.as_fd();
     if kind == libc::SOCK_STREAM {
@@ -140,7 +140,7 @@ impl QueueWriter {
     /// Writes a message; `entry` lacks its length.
     ///
     /// # Errors
-    /// The image file's.
+    /// If the message has 4 GiB or more; if the image cannot be written.
     pub(super) fn write(
         &mut self,
         images: &ImageDir,
@@ -160,7 +160,7 @@ impl QueueWriter {
     /// Completes the file, if there is one.
     ///
     /// # Errors
-    /// The image file's.
+    /// If the image cannot be written.
     pub(super) fn finish(&mut self) -> Result<()> {
         Ok(self.0.take().map_or(Ok(()), Writer::finish)?)
     }
@@ -198,7 +198,7 @@ impl Packets {
     /// Reads `sk-queues.img`, if it is there.
     ///
     /// # Errors
-    /// The image file's.
+    /// Damaged images; control messages that are not known.
     pub(super) fn load(images: &ImageDir) -> Result<Self> {
         let mut packets = Packets::default();
         let Some(mut reader) = images.reader(kind::SK_QUEUES, 0)? else { return Ok(packets) };

@@ -173,7 +173,8 @@ fn mapping(tasks: &Tasks, inode: u32) -> Option<(i32, &Vma)> {
 /// Where the kernel stands in a ring that a task has mapped; `None` if none has.
 ///
 /// # Errors
-/// Refused, if it cannot be told; the kernel's.
+/// Refused, if the rings are mapped in part only, are too large, or do not tell where the kernel
+/// stands; if the memory of their task cannot be read.
 pub(super) fn dump(
     tasks: &Tasks,
     found: &Found,

@@ -46,7 +46,8 @@ impl TtyDumper {
     /// Describes the file, or says that it is of another kind (`None`).
     ///
     /// # Errors
-    /// Refused, if it cannot be restored; the kernel's.
+    /// Refused, if the terminal that `/dev/tty` stood for is hung up, or a terminal was opened
+    /// outside of the tree; if the kernel does not tell what it is set to.
     pub fn describe(
         &mut self,
         paths: &mut Paths<'_>,
@@ -72,7 +73,8 @@ impl TtyDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if something dangles; the image files'.
+    /// Refused, if the master of a slave, or a controlling terminal, is outside of the tree (and no
+    /// option leaves it there); if a queue cannot be read, or an image cannot be written.
     pub fn finish(&mut self, opts: &Options, images: &ImageDir, tasks: &Tasks) -> Result<()> {
         self.check_pairs(opts)?;
         self.find_sessions(opts, tasks)?;

@@ -91,7 +91,7 @@ pub fn termios(entry: &TermiosEntry) -> Result<Termios> {
 /// Gives a terminal the settings of an entry.
 ///
 /// # Errors
-/// The kernel's; numbers that do not fit.
+/// If the kernel refuses a setting (`CAP_SYS_ADMIN` locks settings); numbers that do not fit.
 pub fn write(tty: impl AsFd, info: &TtyInfoEntry) -> Result<()> {
     if let Some(entry) = &info.termios {
         tty::set_termios(&tty, &termios(entry)?).context(|| "TCSETS2".to_owned())?;

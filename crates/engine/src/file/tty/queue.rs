@@ -180,7 +180,7 @@ fn with_termios<T>(
 /// of its own, and changes of settings are reported.
 ///
 /// # Errors
-/// What `work` returns; the kernel's.
+/// What `work` returns; if the mode of the master cannot be asked for or set.
 pub fn without_packets<T>(master: impl AsFd, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let set = |on| tty::set_packet_mode(&master, on).context(|| "TIOCPKT".to_owned());
     if !tty::is_packet_mode(&master).context(|| "TIOCGPKT".to_owned())? {

@@ -84,7 +84,8 @@ impl TtyRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the entry is no terminal, or is of no known type; if nobody hands an external one in; if
+    /// a pair cannot be made with its number, or its path cannot be opened.
     pub fn open(&mut self, cx: &mut Opener<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let file = *part(entry.id, entry.tty.as_ref(), "terminal")?;
         let info = self.info(&file)?;
@@ -110,7 +111,7 @@ impl TtyRestorer {
     /// terminal.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the terminal cannot be opened, or does not become that of the session (`TIOCSCTTY`).
     pub fn session(&mut self, cx: &mut Opener<'_>, task: usize) -> Result<()> {
         let leader = cx.tasks[task].vpid.cast_unsigned();
         let Some(info) = self.controlling(cx, leader) else { return Ok(()) };
@@ -123,7 +124,7 @@ impl TtyRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If a terminal cannot be opened, filled with what was queued, or given its settings.
     pub fn connect(&mut self, cx: &mut Opener<'_>) -> Result<()> {
         for task in 0..cx.tasks.len() {
             let leader = cx.tasks[task].vpid.cast_unsigned();

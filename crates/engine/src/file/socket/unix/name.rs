@@ -140,7 +140,8 @@ pub(super) struct Reach {
 /// Binds a new socket as its entry says.
 ///
 /// # Errors
-/// The kernel's; a name that cannot be.
+/// If the address is taken, or its directory is not there or may not be written to; `Invalid` for a
+/// name that cannot be.
 pub(super) fn bind(
     cx: &Neighbours<'_>,
     scratch: &mut Scratch,

@@ -88,7 +88,8 @@ impl UnixRestorer {
     /// Opens a description.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If the images have no such socket or not its peer; if a socket cannot be made or bound to
+    /// its name; if nobody hands an external one in.
     pub fn open(&mut self, cx: &mut Neighbours<'_>, entry: &FileEntry) -> Result<OwnedFd> {
         let usk = self.entry(entry.id)?.clone();
         if let Some(file) = inherited(cx, &usk)? {
@@ -116,7 +117,8 @@ impl UnixRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// Contradictions in the images; the kernel's.
+    /// If a peer is not in the images, is gone, or is outside and not allowed to be; if a queue
+    /// does not fit; if an option of the socket is refused.
     pub fn connect(&mut self, cx: &mut Neighbours<'_>) -> Result<()> {
         self.opened.sort_unstable();
         let opened: Vec<UnixSkEntry> =
