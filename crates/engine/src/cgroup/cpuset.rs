@@ -13,7 +13,7 @@ use crate::namespace;
 /// but what the cpuset of thread `tid` allows.
 ///
 /// # Errors
-/// Gone; the kernel's.
+/// If the thread is gone; if the hierarchy is not there, or cannot be mounted.
 pub fn mirrors(tid: i32, set: &[u8]) -> Result<bool> {
     let groups = torpor_kernel::cgroup::of(tid)?;
     let of_cpuset = |name: &str| name.split(',').any(|controller| controller == "cpuset");

@@ -29,7 +29,7 @@ impl Hierarchy {
     /// Opens the directory of a group.
     ///
     /// # Errors
-    /// `ENOENT` if there is none; the kernel's.
+    /// `ENOENT` if there is none, or it is above what is mounted; others of openat2(2).
     pub fn open(&self, group: &Path) -> rustix::io::Result<OwnedFd> {
         let below = group.strip_prefix(&self.base).map_err(|_| Errno::NOENT)?;
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
@@ -50,7 +50,7 @@ impl Hierarchies {
     /// `yard` if given, or mounted for the occasion.
     ///
     /// # Errors
-    /// The kernel's, if there is no such hierarchy.
+    /// If there is no such hierarchy, or it may not be mounted.
     pub fn get(&mut self, name: &str, host: &Tree, yard: Option<&Path>) -> Result<&Hierarchy> {
         if !self.open.contains_key(name) {
             let found = match yard {

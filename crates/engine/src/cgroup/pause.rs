@@ -27,7 +27,8 @@ fn group(groups: &Membership) -> Option<(&String, &PathBuf)> {
 /// Freezes the groups of all tasks, which are about to be let go.
 ///
 /// # Errors
-/// If a task has no group of its own, or one that this program cannot leave; the kernel's.
+/// If a task has no group of its own, or one that this program cannot leave; if a group cannot be
+/// frozen (named in the error).
 pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
     let host = own_tree()?;
     let mut hierarchies = Hierarchies::default();
@@ -61,7 +62,8 @@ pub fn freeze(cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
 /// says where the tasks go has put it into the container's, where it would be frozen with the tasks.
 ///
 /// # Errors
-/// The kernel's, with the group that could not be left.
+/// If a group cannot be left (named in the error): its parent takes no processes, or may not be
+/// written to.
 pub fn leave(
     cgroups: &Cgroups,
     tasks: &[Task],

@@ -101,7 +101,8 @@ impl Groups {
     /// Makes the groups, as far as the mode says.
     ///
     /// # Errors
-    /// A group that should exist and does not, or the other way round; the kernel's.
+    /// If a group that should exist does not, or the other way round; if one cannot be made (named
+    /// in the error).
     pub fn prepare(&mut self, cgroups: &Cgroups) -> Result<()> {
         if self.planned.is_empty() && self.planned.heads().is_empty() {
             return Ok(());
@@ -145,7 +146,8 @@ impl Groups {
     /// namespace, into its groups and its cgroup namespace. Before it has threads, memory or files.
     ///
     /// # Errors
-    /// The kernel's; a set that the images lack.
+    /// If the images lack the set; if the husk has ended, or a group or a namespace does not take
+    /// it.
     pub fn place(
         &mut self,
         tasks: &mut Tasks,
@@ -237,7 +239,7 @@ impl Groups {
     /// Puts those threads into their groups that are in others than their leader.
     ///
     /// # Errors
-    /// The kernel's; a set that the images lack.
+    /// If the images lack a set; if a group does not take a thread.
     pub fn place_threads(&mut self, tasks: &[Task]) -> Result<()> {
         if self.planned.is_empty() {
             return Ok(());
@@ -300,7 +302,7 @@ impl Groups {
     /// for the restore.
     ///
     /// # Errors
-    /// The kernel's, with the name of the property.
+    /// If the kernel refuses a value (the error names the property).
     pub fn finish(&self) -> Result<()> {
         for group in &self.pending {
             for property in &group.properties {
@@ -314,7 +316,7 @@ impl Groups {
     /// that ends its container could not remove them, and its limits would be those of the pager.
     ///
     /// # Errors
-    /// The kernel's, with the group that could not be left.
+    /// As [`pause::leave`].
     pub fn leave(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)
     }

@@ -24,7 +24,7 @@ impl View {
     /// The view of the root task, by the number of its namespace and its pid.
     ///
     /// # Errors
-    /// The kernel's; a group of the process that is not below the root.
+    /// If the process has ended; if a group of it is not below the root.
     pub fn of_root(namespaces: &Namespaces, root: Option<(u32, i32)>) -> Result<Self> {
         let Some((ns, pid)) = root else { return Ok(View::default()) };
         View::of(namespaces, ns, pid, &cgroup::of(pid)?)

@@ -62,7 +62,7 @@ impl Header {
 /// Describes the contexts of a task.
 ///
 /// # Errors
-/// Refusals of rings that are not whole, or of another process; the kernel's.
+/// Refused, if a ring is not whole, or is of another process; if the task has ended.
 pub fn dump(tasks: &mut Tasks, task: usize, vmas: &[Vma]) -> Result<Vec<AioRingEntry>> {
     let mut contexts = Vec::new();
     let pid = tasks[task].pid;
@@ -106,7 +106,8 @@ fn is_inherited(tasks: &Tasks, task: usize, ring: &Vma) -> bool {
 /// born with (`kept`) are its parent's.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If the images do not describe a ring, or not rightly; if the kernel refuses a context
+/// (`fs.aio-max-nr` limits them); if the task has ended.
 pub fn restore(task: &mut Task, kept: &[VmaEntry]) -> Result<()> {
     let Some(mm) = &task.image.mm else { return Ok(()) };
     let rings = mm.vmas.iter().filter(|vma| vma.status & status::AIO_RING != 0);

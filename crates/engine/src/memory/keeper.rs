@@ -86,7 +86,7 @@ impl Keeper {
     /// second thread.
     ///
     /// # Errors
-    /// The kernel's; `EBUSY` if there are threads already.
+    /// `EBUSY` if there are threads already; if the task has ended; if no process can be started.
     pub fn start(root: i32) -> Result<Self> {
         let what = || "starting the keeper of tracked memory".to_owned();
         let root = Root::of(root)?;

@@ -31,7 +31,8 @@ pub struct Marks {
 /// Looks at all pages of a mapping of process `pid`, which is stopped.
 ///
 /// # Errors
-/// Refused, if this process may not know enough; the kernel's.
+/// Refused, if this process may not see the marks of pages (`CAP_SYS_ADMIN`); if the pagemap cannot
+/// be scanned or read.
 pub fn look(pid: i32, pagemap: &File, vma: &Vma) -> Result<Marks> {
     let what = Scan {
         start: vma.map.start,

@@ -212,7 +212,7 @@ pub static USERFAULTFD: Way = Way::new("uffd", |words, _| {
 /// Closes a userfaultfd that a dead supervisor has left in a task, which runs on.
 ///
 /// # Errors
-/// Gone; the kernel's.
+/// If the task has ended, or does not come to a stop in time; if the kernel refuses the call.
 fn close_leftover(pid: i32, fd: i32, patience: Duration) -> Result<()> {
     let is_uffd = |link: &Path| link.as_os_str() == "anon_inode:[userfaultfd]";
     if !std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|link| is_uffd(&link)) {
@@ -277,7 +277,8 @@ pub fn end(tracking: &mut Tracking, tracker: Option<Tracker>) -> Result<()> {
 /// they are marked; changes are counted from now on where there will be a next dump.
 ///
 /// # Errors
-/// The kernel's; a mapping that is registered by somebody outside of the tree is refused.
+/// Refused, if somebody outside of the tree has registered the mapping; if the pagemap cannot be
+/// scanned or read, or the pages not be protected.
 pub fn survey(pid: i32, tracker: Option<&Tracker>, pagemap: &File, vma: &Vma) -> Result<Census> {
     if vma.is(status::USERFAULTFD) {
         return Ok(registered::look(pid, pagemap, vma)?.census);

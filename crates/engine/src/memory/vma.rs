@@ -96,7 +96,7 @@ impl Vma {
 /// Reads the mappings of a task. `pid` is stopped.
 ///
 /// # Errors
-/// The kernel's; refusals of mappings that cannot be kept, by name.
+/// Refused, by name, if a mapping cannot be kept; if the task has ended.
 pub fn read(pid: i32) -> Result<Vec<Vma>> {
     parse(pid, &proc::read(pid, "smaps")?)
 }

@@ -25,7 +25,8 @@ pub(super) const NESTED: [NsKind; 3] = [NsKind::Net, NsKind::Uts, NsKind::Ipc];
 /// are to be saved.
 ///
 /// # Errors
-/// The kernel's; namespaces that cannot be brought back are refused.
+/// Refused, if a namespace holds what cannot be brought back (a device, a message queue); if one
+/// cannot be entered; if an image cannot be written.
 pub fn dump(
     opts: &Options,
     images: &ImageDir,
@@ -151,7 +152,8 @@ fn joined<'c>(cx: &'c Homes<'_>, kind: NsKind) -> Option<&'c JoinNs> {
 /// were handed over, and fills all that are new.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If a namespace that the images or the caller name is not there or may not be made or entered; if
+/// what it held cannot be made in it; damaged images.
 pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
     let handed_over = enter_external(cx)?;
     enter_joined(cx)?;
@@ -185,7 +187,7 @@ pub fn restore(cx: &mut Homes<'_>) -> Result<()> {
 /// objects of IPC namespaces and the time that clocks show.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If an IPC object, a tracked connection or the offset of a clock cannot be set; damaged images.
 pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
     let new = cx.spaces.all.iter().filter(|ns| is_new(cx, ns)).map(|ns| (ns.kind, ns.id));
     for (kind, id) in new.collect::<Vec<_>>() {
@@ -202,7 +204,7 @@ pub fn restore_late(cx: &mut Homes<'_>) -> Result<()> {
 /// one that somebody lives in cannot be changed.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the kernel refuses the namespace or an offset; if a husk has ended; damaged images.
 pub fn set_clocks(cx: &mut Homes<'_>) -> Result<()> {
     if joined(cx, NsKind::Time).is_some() {
         return Ok(());

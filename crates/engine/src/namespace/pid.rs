@@ -27,7 +27,7 @@ use crate::restore::tasks::Tasks;
 /// Writes `pidns-ID.img` if the namespace is external.
 ///
 /// # Errors
-/// The image file's.
+/// If the image cannot be written.
 pub fn dump(opts: &Options, images: &ImageDir, ns: &Namespace) -> Result<()> {
     let inode = ns.inode;
     let name = opts.external.iter().find_map(|external| match external {
@@ -291,7 +291,7 @@ pub fn own_group(task: &TaskImage) -> Option<u32> {
 /// Has the children of tasks be born where they were to be.
 ///
 /// # Errors
-/// The kernel's; a namespace that is not there.
+/// If the images have no such namespace; if its first task has ended, or a husk may not enter it.
 pub fn finish(tasks: &mut Tasks, spaces: &Namespaces) -> Result<()> {
     for task in 0..tasks.len() {
         let image = &tasks[task].image;

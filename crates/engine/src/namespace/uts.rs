@@ -11,7 +11,7 @@ use crate::error::{Context, Error, Result};
 /// Writes `utsns-ID.img`.
 ///
 /// # Errors
-/// The kernel's; a name that is not text.
+/// If the namespace cannot be entered; if a name is not text; if the image cannot be written.
 pub fn dump(images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let names = run_in(&[spaces.open_file(ns_id)?], || Ok(rustix::system::uname()))?;
     let text = |name: &std::ffi::CStr| {

@@ -109,7 +109,7 @@ fn try_settle(opts: &Options, guardian: &Guardian) -> Result<Option<HeldOff>> {
 /// The processes of a tree that runs, as far as they are there.
 ///
 /// # Errors
-/// The kernel's; none for those that end meanwhile.
+/// If the children of a task cannot be read. One that ends meanwhile is no error.
 pub fn tree(opts: &Options) -> Result<Vec<i32>> {
     let mut all = vec![opts.pid];
     let mut next = 0;

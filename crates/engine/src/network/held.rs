@@ -239,7 +239,8 @@ impl Held {
     /// peers, and what holds the network stays for the restore.
     ///
     /// # Errors
-    /// The kernel's; the tasks may still go on, see [`Held::release`].
+    /// If the guardian is gone, or a connection refuses to be silenced. The tasks may still go on,
+    /// see [`Held::release`].
     pub fn silence(&self, guardian: &Guardian) -> Result<()> {
         for connection in &self.connections {
             guardian.watch_file(&connection.undo, connection.socket.as_fd())?;

@@ -150,7 +150,7 @@ impl Removal {
     /// Takes the rules away from the network namespace of this thread.
     ///
     /// # Errors
-    /// If a program fails; the kernel's.
+    /// If a program is missing or fails; if the kernel refuses to remove the table.
     pub fn run(&self) -> Result<()> {
         match self {
             Removal::Programs(script) => {

@@ -25,7 +25,8 @@ pub use shm::{SegmentPages, attach};
 /// Writes the images of a namespace, and says what pages are to be saved.
 ///
 /// # Errors
-/// The kernel's; POSIX message queues that cannot be kept are refused.
+/// Refused, if a POSIX message queue cannot be kept; if the namespace cannot be entered, or an
+/// object not be read; if an image cannot be written.
 pub fn dump(
     images: &ImageDir,
     maps: &IdMaps,
@@ -51,7 +52,8 @@ pub fn dump(
 /// Makes the objects of a namespace that is new.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the namespace cannot be entered; if an object cannot be made (a limit of the namespace, an
+/// owner without a number in the user namespace); damaged images.
 pub fn restore(images: &ImageDir, maps: &IdMaps, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let space = spaces.open_file(ns_id)?;
     run_in(&[space.as_fd()], || {

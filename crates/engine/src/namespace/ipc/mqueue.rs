@@ -24,7 +24,7 @@ const MOST: i64 = 32 << 20;
 /// The queues of the calling thread's namespace, without their messages.
 ///
 /// # Errors
-/// Refusals; the kernel's.
+/// Refused, if a queue cannot be kept; if the file system of queues cannot be mounted and read.
 pub(super) fn open_all(pid: i32, maps: &IdMaps) -> Result<Vec<(MqueueEntry, OwnedFd)>> {
     let what = || "looking at the POSIX message queues".to_owned();
     let fs = match fsopen("mqueue", FsOpenFlags::FSOPEN_CLOEXEC) {
@@ -156,7 +156,8 @@ fn parse(mut bytes: &[u8]) -> Vec<MqueueMessage> {
 /// Makes queues in the calling thread's namespace.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If a queue cannot be made, with its name, limits and owner, or its messages not be sent; damaged
+/// images.
 pub(super) fn restore(queues: &[MqueueEntry], maps: &IdMaps) -> Result<()> {
     for entry in queues {
         let what = || format!("message queue /{}", String::from_utf8_lossy(&entry.name));

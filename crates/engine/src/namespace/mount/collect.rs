@@ -103,7 +103,7 @@ impl Mounts {
     /// mounts hide is there too.
     ///
     /// # Errors
-    /// The kernel's; `ENOENT` if no namespace of the tree has the mount.
+    /// `ENOENT` if no namespace of the tree has the mount; if the mount cannot be copied.
     pub fn open_alone(&self, mnt_id: i32) -> Result<OwnedFd> {
         let id = u32::try_from(mnt_id).ok();
         let found = self.spaces.iter().find_map(|s| Some((s, s.tree.find(id?)?)));

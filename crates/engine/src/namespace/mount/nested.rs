@@ -168,7 +168,8 @@ struct Placed {
 /// task, and what lies on them.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If a pid namespace or the place of a mount is not there; if the kernel refuses to make a mount
+/// (named in the error).
 pub fn make_nested(
     mounts: &mut Restored,
     tasks: &mut Tasks,

@@ -93,7 +93,7 @@ fn fits(merged: &Stat, layers: &[(String, Stat)]) -> bool {
 /// root directory nobody shares.
 ///
 /// # Errors
-/// A layer that is not there, or behind a symbolic link; the kernel's.
+/// If a layer is not there, or behind a symbolic link; if the kernel refuses to make the overlay.
 pub fn make(mount: &Mount, root: BorrowedFd<'_>) -> Result<OwnedFd> {
     let layers = split_options(&mount.options).filter_map(layers_of);
     for path in layers.flat_map(|(_, paths)| paths) {

@@ -28,7 +28,8 @@ const CHUNK: usize = 1 << 18;
 /// namespace that `maps` describes.
 ///
 /// # Errors
-/// The archive's; the kernel's, when the file system is full.
+/// If the archive is damaged, or leads out of `root`; if a file cannot be made, e.g. as the file
+/// system is full.
 pub fn unpack(root: BorrowedFd<'_>, archive: impl Read, name: &str, maps: &IdMaps) -> Result<()> {
     let mut archive = Archive::new(archive);
     let invalid = |reason: String| Error::invalid(name, reason);

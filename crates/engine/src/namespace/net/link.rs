@@ -85,7 +85,8 @@ pub struct Surroundings<'a> {
 /// Describes the devices of the calling thread's namespace, which `socket` belongs to.
 ///
 /// # Errors
-/// The kernel's; a device of a kind that cannot be made again is refused.
+/// Refused, if a device is of a kind that cannot be made again; if the kernel does not list the
+/// devices.
 pub fn dump(socket: &mut Socket, around: &Surroundings<'_>) -> Result<Vec<NetDeviceEntry>> {
     let mut all = Vec::new();
     for message in socket.list(RTM_GETLINK, &[0; IFINFOMSG])? {

@@ -44,7 +44,8 @@ const RTGENMSG: [u8; 4] = [0; 4];
 /// Writes the images of a namespace.
 ///
 /// # Errors
-/// The kernel's; what cannot be made again is refused.
+/// Refused, if the namespace holds what cannot be made again; if it cannot be entered, or the
+/// kernel does not list what it holds; if an image cannot be written.
 pub fn dump(options: &Options, images: &ImageDir, spaces: &Namespaces, ns_id: u32) -> Result<()> {
     let Some(ns) = spaces.by_id(ns_id) else { return Ok(()) };
     let key = options.external.iter().find_map(|external| match external {

@@ -48,7 +48,8 @@ struct Space<'a> {
 /// Fills the new namespaces `ids`.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If a namespace cannot be entered; if the kernel refuses a device, an address, a route, a rule or
+/// a setting (named in the error); damaged images.
 pub fn restore(
     opts: &Options,
     images: &ImageDir,
@@ -103,7 +104,8 @@ pub fn restore(
 /// Adds the connections that were tracked in a namespace, which come and go while its tasks run.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the namespace cannot be entered, or the kernel refuses a connection (named in the error);
+/// damaged images.
 pub fn restore_connections(
     opts: &Options,
     images: &ImageDir,

@@ -170,7 +170,7 @@ fn settled(message: &Message) -> Option<Vec<u8>> {
 /// and no others: the kernel adds some by itself when a device comes up.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the kernel refuses an address (named in the error), or to take one away; damaged images.
 pub fn restore_addresses(images: &ImageDir, ns_id: u32) -> Result<()> {
     let Some(wanted) = ADDRESSES.load(images, ns_id)? else { return Ok(()) };
     let mut socket = Socket::open(ROUTE)?;
@@ -214,7 +214,7 @@ fn remove_address(socket: &mut Socket, message: &Message) -> Result<()> {
 /// Adds the routes. One that needs another first is tried again after that.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the kernel refuses a route (named in the error) when all others are there; damaged images.
 pub fn restore_routes(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&ROUTES4, &ROUTES6] {
         let Some(messages) = table.load(images, ns_id)? else { continue };
@@ -304,7 +304,7 @@ pub fn planned(images: &ImageDir, ns_id: u32) -> Result<Vec<(String, String)>> {
 /// Makes the routing rules those of the images.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the kernel refuses a rule (named in the error), or to take one away; damaged images.
 pub fn restore_rules(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&RULES4, &RULES6] {
         let Some(wanted) = table.load(images, ns_id)? else { continue };
@@ -405,7 +405,7 @@ pub fn tracked(images: &ImageDir, ns_id: u32) -> Result<Vec<String>> {
 /// Adds the tracked connections.
 ///
 /// # Errors
-/// The kernel's; damaged images.
+/// If the kernel refuses a connection (named in the error); damaged images.
 pub fn restore_connections(images: &ImageDir, ns_id: u32) -> Result<()> {
     for table in [&CONNECTIONS, &EXPECTED] {
         let Some(messages) = table.load(images, ns_id)? else { continue };

@@ -32,7 +32,8 @@ const DEVICE: &str = "/dev/net/tun";
 /// namespace.
 ///
 /// # Errors
-/// The kernel's; refused if a program outside of the tree has a queue of it.
+/// Refused, if a program outside of the tree has a queue of it; if no queue can be opened to ask
+/// for its settings.
 pub fn describe(
     around: &Surroundings<'_>,
     name: &str,
