@@ -148,7 +148,7 @@ impl Guardian {
     /// has a second thread.
     ///
     /// # Errors
-    /// The kernel's; `EBUSY` if there are threads already.
+    /// `EBUSY` if there are threads already; if no process can be started.
     pub fn start(ways: &'static [&'static Way]) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair().context(|| "socketpair".to_owned())?;
         let pid = torpor_sys::process::fork(|| keep_watch(&theirs, ways))

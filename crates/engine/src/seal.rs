@@ -39,7 +39,8 @@ pub struct OpenOptions {
 /// Seals what is written to `images` from now on, if the options say so.
 ///
 /// # Errors
-/// A recipient that cannot be used; a parent that is not sealed as well; the file's.
+/// If a recipient cannot be used; if the parent is sealed and this is not, or the other way round;
+/// if the suite does not allow `--compress`; if the seal cannot be written.
 pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     images.remove_seal()?;
     let parent = opts.memory.parent.as_ref().map(|path| images.relative(path)).transpose()?;
@@ -75,7 +76,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
 /// Completes a sealed checkpoint, after all its files.
 ///
 /// # Errors
-/// A signature that cannot be made; the file's.
+/// If the signature cannot be made; if the seal cannot be written.
 pub fn finish(images: &ImageDir, opts: &Options) -> Result<()> {
     let signer = opts.trust.seal.as_ref().and_then(|seal| seal.signer.as_ref());
     let sign = |bytes: &[u8]| Ok(prost::Message::encode_to_vec(&signer_of(signer)?.sign(bytes)?));

@@ -9,7 +9,7 @@ use crate::options::Options;
 /// Writes `stats-dump` into the work directory.
 ///
 /// # Errors
-/// The file's.
+/// If the file cannot be written.
 pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
     Ok(place(opts)?.write_one(kind::STATS_DUMP, 0, stats)?)
 }
@@ -17,7 +17,7 @@ pub fn write_dump(opts: &Options, stats: &StatsEntry) -> Result<()> {
 /// Writes `stats-restore` into the work directory.
 ///
 /// # Errors
-/// The file's.
+/// If the file cannot be written.
 pub fn write_restore(opts: &Options, stats: &StatsEntry) -> Result<()> {
     Ok(place(opts)?.write_one(kind::STATS_RESTORE, 0, stats)?)
 }

@@ -316,7 +316,8 @@ impl Groups {
     /// that ends its container could not remove them, and its limits would be those of the pager.
     ///
     /// # Errors
-    /// As [`pause::leave`].
+    /// If a group cannot be left (named in the error): its parent takes no processes, or may not be
+    /// written to.
     pub fn leave(&mut self, cgroups: &Cgroups, tasks: &[Task]) -> Result<()> {
         pause::leave(cgroups, tasks, &self.host, &mut self.hierarchies)
     }

@@ -118,7 +118,8 @@ fn ask(cx: &mut Dump<'_>, found: &Found) -> Result<FileEntry> {
 /// After the last task: lets the kinds finish and writes `files.img`.
 ///
 /// # Errors
-/// Refusals; the image files'.
+/// Refused, if what belongs to an open file (a peer, a master, who takes a lock) is outside of the
+/// tree; if an image cannot be written.
 pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
     let kinds = &mut cx.kinds;
     let (tasks, images) = (&cx.tasks, &cx.images);

@@ -52,7 +52,7 @@ impl Later {
     /// Lets others write what has been taken, if it is worth it.
     ///
     /// # Errors
-    /// The image files', of any that was taken before.
+    /// If an image cannot be written, also one of those that were taken before.
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.collected.len() < Self::TOGETHER {
             return Ok(());
@@ -74,7 +74,7 @@ impl Later {
     /// Writes what is left, and waits for what others write.
     ///
     /// # Errors
-    /// The image files'.
+    /// If an image cannot be written.
     pub(super) fn finish(&mut self) -> Result<()> {
         let own = write(&self.images, std::mem::take(&mut self.collected));
         let others = self.writers.take().map_or(Ok(()), Writers::finish);

@@ -213,7 +213,7 @@ fn describe(cx: &mut Dump<'_>, task: usize, vma: &Vma) -> Result<VmaEntry> {
 /// where addresses are offsets into the object.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If the kernel does not tell where the object has data; if the image cannot be written.
 pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()> {
     let runs = pages::data_runs(&file)?;
     plan_shared(cx, id, runs, &Source::File(Arc::new(file)))
@@ -222,7 +222,7 @@ pub fn dump_shared(cx: &mut Dump<'_>, id: u64, file: std::fs::File) -> Result<()
 /// Plans pages of an object of shared memory, once.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If the image cannot be written, or the parent's is damaged.
 pub fn plan_shared(cx: &mut Dump<'_>, id: u64, runs: Vec<Found>, source: &Source) -> Result<()> {
     if cx.memory.shared.insert(id, ()).is_some() {
         return Ok(());

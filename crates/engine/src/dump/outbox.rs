@@ -47,7 +47,7 @@ impl Away {
     /// helpers of the dump were forked: the server is to learn when this process ends.
     ///
     /// # Errors
-    /// A server that cannot take sealed or compressed pages; the connection's.
+    /// If the server does not answer, or cannot take sealed or compressed pages.
     pub fn connect(opts: &Options) -> Result<Option<Self>> {
         let Some(server) = &opts.memory.page_server else { return Ok(None) };
         let what = match (&opts.trust.seal, &opts.memory.compress) {
@@ -65,7 +65,7 @@ impl Away {
     /// What the server has, from the checkpoint before, of an object.
     ///
     /// # Errors
-    /// The connection's; damaged images.
+    /// If the server does not answer; if the notes of what was sent are damaged.
     pub fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
         match self {
             Away::Pages(outbox) => outbox.sent_before(parent, kind, id),
@@ -96,7 +96,7 @@ impl Away {
     /// compressed only on its way.
     ///
     /// # Errors
-    /// The connection's; pages that cannot be read.
+    /// If pages cannot be read; if the server does not take them all.
     pub fn finish(self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
         match self {
             Away::Pages(outbox) => outbox.send(progress),
@@ -152,7 +152,7 @@ impl Outbox {
     /// What was sent of an object for the checkpoint before, if the server has it as well.
     ///
     /// # Errors
-    /// The connection's; damaged images.
+    /// If the server does not answer; if the notes of what was sent are damaged.
     fn sent_before(&mut self, parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
         if !parent.path().join(NOTES).is_dir() || !self.sender.has_in_parent(Object { kind, id })? {
             return Ok(Vec::new());
@@ -209,7 +209,7 @@ impl Outbox {
     /// its way.
     ///
     /// # Errors
-    /// The connection's; pages that cannot be read.
+    /// If pages cannot be read; if the server does not take them all.
     fn send(mut self, progress: &dyn Fn(u64)) -> Result<Option<Packed>> {
         let mut buffer = vec![0; CHUNK];
         for (object, runs) in std::mem::take(&mut self.objects) {

@@ -34,7 +34,8 @@ use crate::{DumpReport, support};
 /// Dumps the tree under `opts.pid`.
 ///
 /// # Errors
-/// Refusals and the kernel's; the tasks go on as if nothing had happened.
+/// Refused, if the tree holds what cannot be kept; if it cannot be stopped, or the images not be
+/// written; if a hook says no. The tasks go on then as if nothing had happened.
 pub fn dump(opts: &Options, hooks: &mut dyn Hooks) -> Result<DumpReport> {
     let mut session = Session::open(opts)?;
     let written = session.freeze(opts, hooks)?.write(hooks)?;
@@ -73,7 +74,7 @@ impl Session {
     /// have a second thread yet.
     ///
     /// # Errors
-    /// An option that is not supported; the kernel's.
+    /// If an option is not supported; if no process can be started for the guardian.
     pub fn open(opts: &Options) -> Result<Self> {
         support::check(opts)?;
         Ok(Session { pid: opts.pid, guardian: Guardian::start(crate::undo::WAYS)?, tracks: false })
@@ -293,7 +294,8 @@ impl<'s> Frozen<'s> {
     /// Writes the checkpoint. With `cow` of the options the tasks run again before it is complete.
     ///
     /// # Errors
-    /// Refusals, the kernel's, the caller's no. The tasks go on, and there is no checkpoint.
+    /// Refused, if the tree holds what cannot be kept; if a task ends, or an image cannot be
+    /// written; if a hook says no. The tasks go on then, and there is no checkpoint.
     pub fn write(mut self, hooks: &mut dyn Hooks) -> Result<Written<'s>> {
         match self.tree.write(hooks) {
             Ok(returned) => Ok(Written { tree: self.tree, returned }),

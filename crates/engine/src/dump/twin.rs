@@ -141,7 +141,7 @@ fn lack_of_memory(cx: &Dump<'_>) -> Result<Option<String>> {
 /// made here, or none if there is to be none or no room for one.
 ///
 /// # Errors
-/// If the task is gone; the kernel's.
+/// If the task or the guardian is gone; if the memory of the twin cannot be opened.
 pub fn memory_of(cx: &mut Dump<'_>, task: usize) -> Result<Option<Source>> {
     let Some(since) = cx.twins.since else { return Ok(None) };
     let original = cx.tasks[task].pid;
@@ -220,7 +220,7 @@ fn cost(pid: i32) -> Result<u64> {
 /// ended yet are waited for as long as `patience` lasts.
 ///
 /// # Errors
-/// If the task is gone; the kernel's.
+/// If the task is gone, or does not come to a stop to be told to wait.
 pub fn reap(pid: i32, since: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
     let level = proc::status(pid)?.ns_pids().len().saturating_sub(1);

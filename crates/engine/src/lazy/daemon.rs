@@ -106,7 +106,7 @@ impl<'a> Daemon<'a> {
 /// `pages` of all tasks, by their ids. Before this process has a second thread.
 ///
 /// # Errors
-/// The kernel's; pages that a dump still has, and nothing says where.
+/// If no process can be started; if pages are still with a dump, and no option says where.
 pub fn own_pager(
     opts: &Options,
     images: &ImageDir,

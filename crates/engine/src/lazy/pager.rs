@@ -47,9 +47,9 @@ impl Answer {
 /// watched meanwhile: its end is an error.
 ///
 /// # Errors
-/// Pages that cannot be read, or are not those that were sealed; a dump that is gone with
-/// them; the kernel's. Then `spaces` are those that lack pages still. They must not be
-/// dropped while a task runs in one of them.
+/// If pages cannot be read, or are not those that were sealed; if the dump that has them, or
+/// `other`, has ended; if the kernel refuses to put a page in. Then `spaces` are those that lack
+/// pages still. They must not be dropped while a task runs in one of them.
 pub fn run(
     spaces: &mut Vec<Space>,
     mut remote: Option<Remote<'_>>,

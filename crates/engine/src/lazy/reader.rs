@@ -87,7 +87,8 @@ impl Reader {
     /// `buffer`.
     ///
     /// # Errors
-    /// The file's; pages that are not those that were sealed.
+    /// If the file cannot be read, or its pages are not those that were sealed; if the thread that
+    /// reads has ended.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
         let read = rustix::io::read(&self.answers, &mut [0_u8]);
         read.context(|| "waiting for pages that are read".to_owned())?;

@@ -28,7 +28,7 @@ impl Sight {
     /// Looks at the task with this pidfd.
     ///
     /// # Errors
-    /// A task that is gone; the kernel's.
+    /// If the task is gone; if this process may not look at its memory.
     pub fn of(task: &OwnedFd) -> Result<Self> {
         let pid = pid_of(task).ok_or_else(|| Error::invalid("a task", "is gone"))?;
         let what = || format!("looking at the memory of {pid}");

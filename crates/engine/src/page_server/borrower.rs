@@ -88,7 +88,7 @@ impl Borrower {
     /// Asks for pages; sent by [`Borrower::flush`].
     ///
     /// # Errors
-    /// The connection's.
+    /// If the range is too long; if the connection is down.
     pub fn ask(&mut self, request: Request) -> Result<()> {
         let Request { id, range } = &request;
         let pages = u32::try_from((range.end - range.start) / PAGE);
@@ -103,7 +103,7 @@ impl Borrower {
     /// Sends what was asked for.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the connection is down.
     pub fn flush(&mut self) -> Result<()> {
         self.connection.flush().context(|| "ask for pages".to_owned())
     }
@@ -127,7 +127,7 @@ impl Borrower {
     /// longer if it has to be): pages that were asked for, if not all of them.
     ///
     /// # Errors
-    /// The connection's: the dump is gone; an answer to another question.
+    /// If the dump is gone; if the answer is to another question, or is not as it was sealed.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Request> {
         let answer = Command::receive(&mut self.connection)?;
         let request = self.asked.pop().ok_or_else(|| wrong("pages that nobody asked for"))?;

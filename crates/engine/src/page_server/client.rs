@@ -64,7 +64,7 @@ impl Sender {
     /// the part is empty.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the part has 4 GiB or more; if the server is gone.
     pub fn store(&mut self, file: Object, offset: u64, bytes: &[u8]) -> Result<()> {
         let wrong = |_| Error::Protocol(format!("{} bytes are too many to be sent", bytes.len()));
         let pages = u32::try_from(bytes.len()).map_err(wrong)?;
@@ -77,7 +77,7 @@ impl Sender {
     /// object in a parent directory.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the server is gone, or is no page server.
     pub fn open(&mut self, object: Object) -> Result<bool> {
         self.current = Some(object);
         self.send(&Command::bare(Op::Open, Some(object)))?;
@@ -93,7 +93,7 @@ impl Sender {
     /// Whether the server has the object, or the pages file, in a parent directory.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the server is gone.
     pub fn has_in_parent(&mut self, object: Object) -> Result<bool> {
         self.send(&Command::bare(Op::Parent, Some(object)))?;
         let mut there = [0; 4];
@@ -105,7 +105,7 @@ impl Sender {
     /// [`Sender::pages`].
     ///
     /// # Errors
-    /// The connection's; a run of more than 16 TiB.
+    /// If the server is gone; if the run has more than 16 TiB.
     pub fn run(&mut self, run: &Run) -> Result<()> {
         let op = if run.present { Op::AddPages } else { Op::Hole };
         let too_large = || Error::Protocol(format!("{} pages are too many to be sent", run.pages));
@@ -119,7 +119,7 @@ impl Sender {
     /// `bytes` are of no use afterwards.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the server is gone.
     pub fn pages(&mut self, bytes: &mut [u8]) -> Result<()> {
         self.outgoing.send(bytes, None, &mut self.connection)
     }

@@ -138,7 +138,7 @@ impl Connection {
     /// Asks whether the other end is Torpor's as well: not CRIU's, which does not notice.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the other end is gone, or gives no answer.
     pub fn is_torpor(&mut self) -> Result<bool> {
         let mut answer = [0; 4];
         let ask = Command::bare(Op::Parent, Some(ASK)).send(self);
@@ -292,7 +292,8 @@ impl<'a> Listener<'a> {
     /// Waits for a client.
     ///
     /// # Errors
-    /// The kernel's; a client without a right certificate, or that says nothing of one.
+    /// If there is no socket to wait at, or it fails; if a client has no right certificate, or says
+    /// nothing of one.
     pub fn accept(&self) -> Result<Connection> {
         match (&self.bound, &self.options.socket) {
             (Some(bound), _) => self.greet(accept(bound)?),
@@ -305,7 +306,8 @@ impl<'a> Listener<'a> {
     /// show no right certificate, or say nothing: they are let go.
     ///
     /// # Errors
-    /// The kernel's; of a connection that is there already what the client did wrong.
+    /// If the socket to wait at fails; on a connection that is there already, what its client did
+    /// wrong.
     pub fn accept_first(&self) -> Result<(Connection, Command)> {
         let first = self.accept_next(None)?;
         first.ok_or_else(|| Error::Bug("no client was waited for".to_owned()))

@@ -28,7 +28,7 @@ impl Fetcher {
     /// Fetches what the task `id` has at `address` and behind it.
     ///
     /// # Errors
-    /// The connection's; pages that the server does not have.
+    /// If the server is gone, or sends what was not asked for; if it does not have the pages.
     pub fn read(&self, id: u64, address: u64, buffer: &mut [u8]) -> Result<()> {
         let mut borrower = self.borrower.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut bytes, mut done) = (Vec::new(), 0);

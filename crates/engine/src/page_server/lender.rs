@@ -81,7 +81,8 @@ impl Loan<'_> {
     /// Answers a restore, which may have said a command already, until it has all pages.
     ///
     /// # Errors
-    /// The connection's, which is also the end of a restore that has failed; the stock's.
+    /// If the connection ends or the restore says that it has failed; if it breaks the protocol; if
+    /// pages cannot be read.
     pub fn serve(self, mut connection: Connection, mut first: Option<Command>) -> Result<Returned> {
         let mut outgoing = match connection.knows() {
             true => Outgoing::new(self.manner(&connection)),
@@ -209,8 +210,7 @@ impl<'a> Lender<'a> {
     /// [`Returned::answer`].
     ///
     /// # Errors
-    /// The connection's, which is also the end of a restore that has failed; tasks that were
-    /// killed meanwhile.
+    /// If no restore can connect; as [`Loan::serve`], also if the tasks were killed meanwhile.
     pub fn serve(self, loan: Loan<'_>) -> Result<Returned> {
         loan.serve(self.listener.accept()?, None)
     }

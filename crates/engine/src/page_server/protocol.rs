@@ -154,7 +154,7 @@ impl Command {
     /// Sends the command.
     ///
     /// # Errors
-    /// The connection's; an object that has no number on the wire.
+    /// If the connection is down; if the object has no number on the wire.
     pub fn send(&self, out: &mut impl Write) -> io::Result<()> {
         let mut bytes = [0; Self::SIZE];
         let object = match (self.op, self.object) {
@@ -172,7 +172,7 @@ impl Command {
     /// Receives a command.
     ///
     /// # Errors
-    /// The connection's; what is no command.
+    /// If the connection ends; if what comes is no command, or of no object.
     pub fn receive(from: &mut impl Read) -> Result<Self> {
         let mut bytes = [0; Self::SIZE];
         from.read_exact(&mut bytes).context(|| "read a command of the page client".to_owned())?;

@@ -26,7 +26,7 @@ const MAX_OPEN: usize = 64;
 /// is removed, and files that were there before are neither replaced nor removed.
 ///
 /// # Errors
-/// The connection's, the files'; a client that breaks the protocol.
+/// If the client is gone or breaks the protocol; if a file cannot be written.
 pub fn serve(opts: &Options, listener: Listener<'_>) -> Result<()> {
     let mut images = opts.images()?;
     images.keep_files();

@@ -121,7 +121,7 @@ impl Outgoing {
     /// use afterwards.
     ///
     /// # Errors
-    /// The connection's.
+    /// If the connection is down; if the pages cannot be compressed or sealed.
     pub fn send(
         &mut self,
         data: &mut [u8],
@@ -185,7 +185,7 @@ impl Incoming {
     /// the last ones.
     ///
     /// # Errors
-    /// The connection's; what is no compressed memory; what is not as it was sealed.
+    /// If the connection ends; if what comes is no compressed memory, or not as it was sealed.
     pub fn receive(
         &mut self,
         how: Option<Compression>,

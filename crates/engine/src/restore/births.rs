@@ -95,7 +95,7 @@ pub(super) fn end(cx: &mut Restore<'_>, last: &[Task]) -> Result<()> {
 /// it is born from, and then, with that, for itself.
 ///
 /// # Errors
-/// The kernel's; what `prepare` returns.
+/// If a pid is taken, or no process can be started; if a husk ends; what `prepare` returns.
 pub(super) fn bear(
     cx: &mut Restore<'_>,
     mut prepare: impl FnMut(&mut Restore<'_>, usize, Option<usize>) -> Result<()>,

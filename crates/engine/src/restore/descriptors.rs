@@ -18,7 +18,8 @@ const AT_ONCE: usize = 253;
 /// all tasks.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If a file that a task holds is not in the images or cannot be opened; if a descriptor cannot be
+/// given its number; if a husk has ended.
 pub fn restore(cx: &mut Restore<'_>) -> Result<()> {
     let mut ids: Vec<u32> = cx.tasks.iter().flat_map(|t| &t.image.fds).map(|f| f.id).collect();
     ids.extend(&cx.in_flight);

@@ -115,7 +115,7 @@ impl Lazy {
     /// the address spaces.
     ///
     /// # Errors
-    /// The kernel's; the pager's.
+    /// If memory cannot be registered with a userfaultfd; if a husk or the pager has ended.
     pub fn hand_over(&mut self, images: &ImageDir, tasks: &mut Tasks) -> Result<()> {
         let Some(pager) = &mut self.pager else { return Ok(()) };
         let (any, stacks_wait) = (self.any, self.stacks_wait);

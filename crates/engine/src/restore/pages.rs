@@ -83,7 +83,8 @@ impl Stretch {
     /// does.
     ///
     /// # Errors
-    /// The file's; pages that are not in a file.
+    /// If the file or the server does not give the pages, or not those that were sealed; if they
+    /// are where nobody was asked for them.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.from {
             Stored::Zero => buffer.fill(0),

@@ -64,7 +64,7 @@ impl Parking {
     /// template. If there is no room, nothing is.
     ///
     /// # Errors
-    /// The image files'.
+    /// If the parents and sessions of the tasks in the images make no tree.
     pub fn plan(tasks: &[Task], here: &[Mapping]) -> Result<Self> {
         let births = births(tasks)?;
         let mut chosen = Vec::new();

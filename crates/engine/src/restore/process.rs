@@ -8,7 +8,7 @@ use crate::error::Result;
 /// Works while there is a child of `root` with the pid `vpid`, or any free one.
 ///
 /// # Errors
-/// What `work` returns; the kernel's, for a pid that is taken.
+/// What `work` returns; if the pid is taken, or no process can be started.
 pub fn with_process<T>(
     root: &mut Tracee,
     vpid: Option<i32>,
@@ -23,7 +23,7 @@ pub fn with_process<T>(
 /// Starts such a process.
 ///
 /// # Errors
-/// The kernel's, for a pid that is taken.
+/// If the pid is taken, or no process can be started.
 pub fn start(root: &mut Tracee, vpid: Option<i32>) -> Result<Tracee> {
     Ok(root.spawn_child(0, 0, vpid.as_slice())?)
 }

@@ -31,7 +31,7 @@ use crate::{RestoreReport, cgroup, support};
 /// Makes the tree of tasks that the images in `opts.images_dir` hold.
 ///
 /// # Errors
-/// The images', the kernel's; nothing that was made then remains.
+/// As [`Plan::read`] and the stages behind it. Nothing that was made remains then.
 pub fn restore(opts: &Options, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     all_of(Plan::read(opts)?, hooks)
 }
@@ -113,7 +113,8 @@ impl<'a> Plan<'a> {
     /// Makes namespaces, mounts, groups, husks and their memory.
     ///
     /// # Errors
-    /// The kernel's; the image files'. Nothing that was made then remains.
+    /// If a hook says no; if a namespace, a mount, a group, a process or a mapping cannot be made
+    /// (named in the error); damaged images. Nothing that was made remains then.
     pub fn build(self, hooks: &mut dyn Hooks) -> Result<Skeleton<'a>> {
         let Plan { mut cx, start } = self;
         hooks.notify(Event::PreRestore)?;
@@ -156,7 +157,8 @@ impl<'a> Skeleton<'a> {
     /// Makes everything else that the planned images say. They are the last ones.
     ///
     /// # Errors
-    /// The kernel's; contradictions in the images.
+    /// If a hook says no; if a file, a thread or an attribute of a task cannot be restored (named
+    /// in the error); damaged images. Nothing that was made remains then.
     pub fn finish(self, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
         if self.cx.staged {
             let last = self.cx.opts;
@@ -271,7 +273,8 @@ impl Ready<'_> {
     /// Lets the network and the tasks go.
     ///
     /// # Errors
-    /// The caller's no, the kernel's; nothing that was made then remains.
+    /// If a hook says no; if a task has ended; if the network cannot be let go, or a group not be
+    /// frozen. Nothing that was made remains then.
     pub fn wake(self, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
         let Ready { mut cx } = self;
         let pid = cx.tasks[0].pid;

@@ -18,7 +18,8 @@ use crate::{proc, task};
 /// Comes before the task has any descriptor.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If root, working directory or executable are not in the images or cannot be opened; if the
+/// kernel refuses one of them; if the husk has ended.
 pub fn restore_paths(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let image = &cx.tasks[task].image;
     let (Some(mm), Some(fs)) = (image.mm.clone(), image.fs) else { return Ok(()) };
@@ -98,7 +99,8 @@ fn set_program(batch: &mut Batch<'_>, mm: &MmEntry) {
 /// is left to do is to let them go.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If the images lack a part of the state, or the kernel refuses one (named in the error); if the
+/// husk has ended.
 pub fn restore(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let mut threads = std::mem::take(&mut cx.tasks[task].threads);
     let done = cx.rest_of(task, &mut threads);
@@ -126,7 +128,7 @@ impl Restore<'_> {
 /// the images say of it is checked here for the last time.
 ///
 /// # Errors
-/// Gone; contradictions in the images.
+/// If a husk has ended; if the registers or signals of the images cannot be.
 pub fn complete(cx: &mut Restore<'_>) -> Result<()> {
     for index in (0..cx.tasks.len()).rev() {
         let task = &mut cx.tasks[index];

@@ -48,7 +48,8 @@ pub enum Role {
 /// Makes a template of the images in `opts.images_dir` and names it in `file`; its pid.
 ///
 /// # Errors
-/// Images that cannot be restored; the kernel's. Nothing is left then.
+/// If the images cannot be read, or no template can be made of them; if a mapping cannot be made,
+/// or `file` not be written. Nothing is left then.
 pub fn keep(opts: &Options, file: &Path) -> Result<i32> {
     support::check(opts)?;
     let mut images = ImageDir::open(&opts.images_dir)?;

@@ -154,7 +154,8 @@ pub struct Substitute {
 /// Makes all husks, parents before children, and builds their memory on the way.
 ///
 /// # Errors
-/// The kernel's; a pid that is taken.
+/// If a pid is taken, or no process can be started; if parents and sessions make no tree; as
+/// [`memory::build`].
 pub fn build(cx: &mut Restore<'_>) -> Result<()> {
     let (nodes, substitutes) = nodes(&cx.tasks);
     cx.substitutes = substitutes;
@@ -213,7 +214,7 @@ pub(super) fn steps(tasks: &[Task]) -> Result<Vec<Step>> {
 /// Takes one step of a tree without substitutes: a birth.
 ///
 /// # Errors
-/// The kernel's; a pid that is taken.
+/// If the pid is taken, or no process can be started; if the husk that it is born from has ended.
 pub(super) fn take(cx: &mut Restore<'_>, step: Step) -> Result<()> {
     match step {
         Step::Birth { task, from: Some(parent) } => {
@@ -479,7 +480,7 @@ fn bear_orphan(cx: &mut Restore<'_>, task: usize, from: usize) -> Result<()> {
 /// Puts every task into its process group: leaders first.
 ///
 /// # Errors
-/// The kernel's; a group without a leader in the tree.
+/// If the kernel refuses to put a task into its group; if a husk has ended.
 pub fn join_groups(cx: &mut Restore<'_>) -> Result<()> {
     let root = &cx.tasks[0].image.tree;
     // The job of a shell takes the place of the command that restores it: only then has it
@@ -526,7 +527,7 @@ fn set_group(cx: &mut Restore<'_>, task: usize, pid: i32, pgid: i32) -> Result<(
 /// Makes the threads of every task.
 ///
 /// # Errors
-/// The kernel's; a thread id that is taken.
+/// If a thread id is taken, or no thread can be started (a limit); if a husk has ended.
 pub fn make_threads(cx: &mut Restore<'_>) -> Result<()> {
     let flags = libc::CLONE_THREAD
         | libc::CLONE_VM

@@ -394,7 +394,8 @@ pub fn check(core: &CoreEntry, leader: bool) -> Result<()> {
 /// it could swallow a pending signal.
 ///
 /// # Errors
-/// The kernel's, by name.
+/// If the images lack a part of the state; if the kernel refuses one, by name; if the husk has
+/// ended.
 pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>) -> Result<()> {
     let tc = cores.first().and_then(|c| c.tc.as_ref()).ok_or_else(|| missing("tc"))?;
     let no_timers = Default::default();

@@ -113,7 +113,7 @@ impl Questions {
     /// Fills in what was found.
     ///
     /// # Errors
-    /// Gone; the kernel's.
+    /// If the kernel has refused a call, by name.
     pub(crate) fn answer(
         self,
         out: &Outcome,
@@ -144,7 +144,7 @@ impl Questions {
 /// Which kinds of memory go into a core dump (core(5)); none for a kernel without them.
 ///
 /// # Errors
-/// Gone; the kernel's.
+/// If the task has ended; if what the kernel shows is no number.
 pub(crate) fn coredump_filter(pid: i32) -> Result<Option<u32>> {
     let text = match proc::read(pid, "coredump_filter").map_err(Error::from) {
         Err(Error::Os { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -160,7 +160,7 @@ pub(crate) fn coredump_filter(pid: i32) -> Result<Option<u32>> {
 /// Sets what goes into core dumps. A husk has inherited it from the supervisor.
 ///
 /// # Errors
-/// Gone; the kernel's.
+/// If the task has ended, or the kernel refuses the filter.
 pub(crate) fn restore_coredump_filter(pid: i32, mm: &MmEntry) -> Result<()> {
     let wanted = mm.torpor_coredump_filter.unwrap_or(DEFAULT_COREDUMP_FILTER);
     if coredump_filter(pid)?.is_none_or(|now| now == wanted) {

@@ -271,7 +271,7 @@ pub fn restore_stop(threads: &mut [Tracee], cores: &[CoreEntry], leave: bool) ->
 /// Whether a signal was pending for a process or its leader.
 ///
 /// # Errors
-/// Contradictions in the images.
+/// If a pending signal of the images has a number or a length that none has.
 pub fn has_pending(cores: &[CoreEntry], signal: i32) -> Result<bool> {
     let Some(leader) = cores.first() else { return Ok(false) };
     let private = leader.thread_core.as_ref().and_then(|t| t.signals_p.as_ref());

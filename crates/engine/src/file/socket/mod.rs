@@ -81,7 +81,8 @@ impl SocketDumper {
     /// After the last descriptor of the tree: what belongs to the kind as a whole.
     ///
     /// # Errors
-    /// Refused, if a Unix socket has a peer outside of the tree; if the image cannot be written.
+    /// Refused, if a Unix socket has a peer or waiting client outside of the tree, or has sent data
+    /// that nobody has accepted; if the image cannot be written.
     pub fn finish(&mut self, opts: &Options, table: &mut FileTable) -> Result<()> {
         unix::finish(&mut self.lists, &self.unix, opts, table)?;
         self.lists.queues.finish()

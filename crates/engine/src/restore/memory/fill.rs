@@ -66,7 +66,8 @@ pub(super) fn drop_absent(
 /// Returns how many bytes were written.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If the husk has ended or its memory cannot be written; if pages cannot be read, or are not those
+/// that were sealed.
 pub(super) fn fill(
     task: &Task,
     lazy: &Lazy,

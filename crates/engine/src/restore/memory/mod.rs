@@ -96,7 +96,8 @@ fn open_inherited(
 /// of `parent`, and fills it.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If a mapping of the images cannot be made (named in the error), or its file not be opened; if
+/// pages cannot be read; if the husk has ended.
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted = early(cx, task);
     let filled = Arc::clone(&cx.tasks[task].bequest);
@@ -191,7 +192,8 @@ fn move_lots(
 /// The first husk, of which a template is to be made, gets what the other tasks have for themselves.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If the parents of the tasks in the images make no tree; if memory cannot be mapped, or pages not
+/// be read; if the husk has ended.
 pub fn park(cx: &mut Restore<'_>) -> Result<()> {
     let here = current(cx, 0)?;
     cx.parking = Parking::plan(&cx.tasks, &here)?;
@@ -518,7 +520,8 @@ fn backing(cx: &mut Restore<'_>, task: usize, vma: &VmaEntry) -> Result<OwnedFd>
 /// for them.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If a page cannot be dropped or written; if pages cannot be read, or are not those that were
+/// sealed; if the husk has ended.
 pub fn settle(cx: &mut Restore<'_>, task: usize) -> Result<()> {
     let own = Arc::clone(&cx.tasks[task].image.pages);
     let held = Arc::clone(&cx.tasks[task].bequest);

@@ -42,7 +42,8 @@ pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
 /// Makes the address space of `task`, whose husk has what `start` says, what its image says.
 ///
 /// # Errors
-/// The kernel's; contradictions in the images.
+/// If a mapping of the images cannot be made or moved (named in the error), or there is no room for
+/// the stub; if pages cannot be read; if the husk has ended.
 pub(in crate::restore) fn refit(
     cx: &mut Restore<'_>,
     task: usize,
@@ -258,7 +259,8 @@ pub(in crate::restore) fn forget(cx: &mut Restore<'_>, task: usize, gone: &Range
 /// Writes pages into the mappings that the husk has, as far as it has any for them.
 ///
 /// # Errors
-/// The image files'; the kernel's.
+/// If a mapping cannot be opened for writing; if pages cannot be read, or are not those that were
+/// sealed; if the husk has ended.
 pub(in crate::restore) fn put(cx: &mut Restore<'_>, task: usize, pages: &Pages) -> Result<()> {
     let mut open = Vec::new();
     for place in &mut cx.tasks[task].mapped {

@@ -25,7 +25,8 @@ const OLD: u64 = 1 << 40;
 /// descriptor of it and fills it.
 ///
 /// # Errors
-/// The kernel's; the image files'.
+/// If the kernel refuses the memory (it is short, no huge pages are left); if pages cannot be read;
+/// if the husk has ended.
 pub(in crate::restore) fn open(
     (images, known): (&ImageDir, &mut HashMap<u64, OwnedFd>),
     husk: &mut Tracee,

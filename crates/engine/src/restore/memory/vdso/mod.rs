@@ -66,7 +66,8 @@ fn old_code(pages: &Pages, vdso: &VmaEntry) -> Option<Vec<u8>> {
 /// Moves the kernel's vDSO and its data to where the task had them, or away.
 ///
 /// # Errors
-/// One that differs from the task's and cannot be led to; the kernel's.
+/// If this kernel's differs from the task's and calls cannot be led to it; if the kernel refuses to
+/// move it; if the husk has ended.
 pub(super) fn relocate(task: &mut Task, wanted: &[VmaEntry], here: &[Mapping]) -> Result<()> {
     let special = |v: &&VmaEntry| v.status & (status::VDSO | status::VVAR) != 0;
     let targets: Vec<&VmaEntry> = wanted.iter().filter(special).collect();
