@@ -7,7 +7,7 @@ use crate::failure::Failure;
 /// Goes on in a child that has left the terminal; this process is done.
 ///
 /// # Errors
-/// fork(2)'s; those of `work` go to the log.
+/// If no child can be started. What goes wrong in `work` goes to the log.
 pub fn into_background(
     work: impl FnOnce() -> Result<ExitCode, Failure>,
 ) -> Result<ExitCode, Failure> {
@@ -18,7 +18,7 @@ pub fn into_background(
 /// Lets a child that has left the terminal do some work, and returns its pid.
 ///
 /// # Errors
-/// fork(2)'s; those of `work` go to the log.
+/// If no child can be started. What goes wrong in `work` goes to the log.
 pub fn in_child(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<i32, Failure> {
     let child = || {
         let result = rustix::process::setsid()

@@ -68,7 +68,7 @@ impl Director {
 /// Restores what `opts` say, in rounds that are told of at `socket`.
 ///
 /// # Errors
-/// Whatever the engine meets; if nobody says what the last round is.
+/// If nobody says what the last round is; if a round cannot be read or restored (see [`Plan`]).
 pub fn restore(opts: &Options, socket: &Path, hooks: &mut dyn Hooks) -> Result<RestoreReport> {
     let mut director = Director::connect(socket)?;
     let last;

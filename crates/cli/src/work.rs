@@ -110,7 +110,7 @@ fn concluded<T>(
 /// Dumps.
 ///
 /// # Errors
-/// Whatever the engine meets.
+/// If the caller has no rights or names no pid; as [`torpor_engine::dump`].
 pub fn dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Failure> {
     require_rights(settings)?;
     require_pid(settings)?;
@@ -121,7 +121,7 @@ pub fn dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Fa
 /// Pre-dumps.
 ///
 /// # Errors
-/// Whatever the engine meets.
+/// If the caller has no rights or names no pid; as [`torpor_engine::pre_dump`].
 pub fn pre_dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Failure> {
     require_rights(settings)?;
     require_pid(settings)?;
@@ -140,7 +140,8 @@ fn require_pid(settings: &Settings) -> Result<(), Failure> {
 /// Restores; the tasks run when this returns.
 ///
 /// # Errors
-/// Whatever the engine meets.
+/// If the caller has no rights; as [`torpor_engine::restore_last`]; if nobody says what the last round
+/// is, where the settings name a socket of rounds.
 pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreReport, Failure> {
     require_rights(settings)?;
     let result = match &settings.rounds {
@@ -153,7 +154,7 @@ pub fn restore(settings: &Settings, hooks: &mut dyn Hooks) -> Result<RestoreRepo
 /// Leaves a template behind.
 ///
 /// # Errors
-/// Whatever the engine meets.
+/// If the caller has no rights; as [`torpor_engine::keep_template`].
 pub fn keep_template(settings: &Settings) -> Result<(), Failure> {
     require_rights(settings)?;
     let Some(file) = &settings.keep_template else { return Ok(()) };

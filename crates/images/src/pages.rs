@@ -347,7 +347,8 @@ impl PlainReader {
 /// somebody has changed is never taken out. `gone` are places in the file, in bytes.
 ///
 /// # Errors
-/// Pages that are not those that were sealed; the file's.
+/// If a pages file cannot be read, or its list of removed pages not be written; pages that are not
+/// those that were sealed.
 pub fn take_out(dir: &ImageDir, map: &Pagemap, gone: &[Range<u64>]) -> Result<()> {
     /// How many pages are read at once.
     const STEP: u64 = 64;

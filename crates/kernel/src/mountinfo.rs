@@ -53,7 +53,7 @@ pub struct Malformed {
 /// The mounts of a process's namespace, those that are mounted later behind those that they cover.
 ///
 /// # Errors
-/// The kernel's; a file that is not as documented.
+/// If the process has ended; if the file is not as documented.
 pub fn of(pid: i32) -> error::Result<Vec<Mount>> {
     let malformed = |error: Malformed| Error::invalid("mountinfo", error.to_string());
     parse(&proc::bytes(pid, "mountinfo")?).map_err(malformed)

@@ -74,7 +74,7 @@ impl Socket {
     /// Asks for a list. The messages are returned whole, with their headers.
     ///
     /// # Errors
-    /// The kernel's; a list that keeps changing while it is sent.
+    /// If the kernel refuses the request; if the list keeps changing while it is sent.
     pub fn list(&mut self, kind: u16, body: &[u8]) -> Result<Vec<Message>> {
         match self.try_list(kind, body)? {
             (found, false) => Ok(found),

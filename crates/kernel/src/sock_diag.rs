@@ -181,7 +181,7 @@ pub fn unix() -> Result<Vec<UnixSocket>> {
 /// All sockets of an Internet family and protocol (TCP, UDP, UDP-Lite, raw).
 ///
 /// # Errors
-/// The kernel's; a protocol that it cannot list has no sockets.
+/// If the kernel cannot be asked (netlink(7)). A protocol that it cannot list has no sockets.
 pub fn inet(family: i32, protocol: i32) -> Result<Vec<InetSocket>> {
     // struct inet_diag_req_v2; the extension asked for is INET_DIAG_SHUTDOWN (8).
     let mut request = vec![u8_of(family), u8_of(protocol), 1 << 7, 0];

@@ -151,7 +151,8 @@ fn collect(
 /// Unpacks what is read into `to`, which must be a new directory.
 ///
 /// # Errors
-/// The kernel's, and whatever is wrong with what comes.
+/// If what comes ends early, has too long a list, or names what is not below `to`; if a file cannot
+/// be made.
 pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;

@@ -64,7 +64,7 @@ pub struct Limits {
 /// Only for a process that is a fresh copy; none of it can be taken back.
 ///
 /// # Errors
-/// The kernel's. The process must end then, and do nothing before.
+/// If one of these cannot be taken away. The process must end then, and do nothing before.
 pub fn confine(keep: &[RawFd], limits: Limits) -> Result<()> {
     limit(libc::RLIMIT_DATA, data()?.saturating_add(limits.bytes))?;
     limit(libc::RLIMIT_CPU, limits.seconds)?;

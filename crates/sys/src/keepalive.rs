@@ -14,7 +14,7 @@ const PROBES: u32 = 3;
 /// waiting for it, stopped. It is asked after each time of `silence`.
 ///
 /// # Errors
-/// The kernel's, see tcp(7).
+/// If the kernel refuses a time, e.g. one that is too long for it; see tcp(7).
 pub fn keep_alive(stream: &TcpStream, silence: Duration) -> Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

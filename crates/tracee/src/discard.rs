@@ -17,7 +17,7 @@ impl Tracee {
     /// Has a task give up private memory, which reads as zeroes, or as its file, again.
     ///
     /// # Errors
-    /// The kernel's, if the task is gone or has nothing mapped in a range.
+    /// Gone; `Remote`, if nothing is mapped in a range (named in the error).
     pub fn discard(&mut self, ranges: &[Range<u64>]) -> Result<()> {
         if ranges.len() < SEVERAL || !self.discard_together(ranges)? {
             self.discard_each(ranges)?;

@@ -137,7 +137,7 @@ impl Tracee {
     /// innermost namespace first. The new task stops before it runs anything.
     ///
     /// # Errors
-    /// The kernel's answer to clone3(2) in `Remote`.
+    /// Gone; `Remote`, with the answer to clone3(2): a pid that is taken, a limit of processes.
     pub fn spawn_child(&mut self, flags: u64, exit_signal: i32, set_tid: &[i32]) -> Result<Self> {
         let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
         let exit_signal = u64::from(exit_signal.cast_unsigned());
@@ -204,7 +204,7 @@ impl Tracee {
     /// ends a batch. That one would be lost if it were pending already.
     ///
     /// # Errors
-    /// Gone; or the kernel's answer in `Remote`.
+    /// Gone; `Remote`, if the call is refused.
     pub fn call_alone(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64> {
         let Syscall { number, args } = call.into();
         let stub = self.stub()?;
@@ -239,7 +239,7 @@ impl Tracee {
     /// [`Tracee::release`] next.
     ///
     /// # Errors
-    /// Gone; or the kernel's.
+    /// Gone; `Remote`, if the stub cannot be unmapped.
     pub fn drop_stub(&mut self) -> Result<()> {
         let Some(stub) = self.stub.take() else { return Ok(()) };
         let regs = torpor_sys::ptrace::Registers {

@@ -96,7 +96,7 @@ impl Tracee {
     /// Unmaps the stub and puts the task's own registers back.
     ///
     /// # Errors
-    /// Gone; or the kernel's.
+    /// Gone; `Remote`, if the stub cannot be unmapped.
     pub fn eject(&mut self, maps: &[Mapping]) -> Result<()> {
         Self::eject_all([(self, maps)]).into_iter().collect()
     }

@@ -21,7 +21,8 @@ const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 /// `pid`, which runs on its own again.
 ///
 /// # Errors
-/// Gone; the kernel's.
+/// Gone; `Unusable`, if a thread does not stop, or does not leave the stub, in time; `Os`, if
+/// somebody else traces it.
 pub fn remove_leftover(pid: i32, base: u64, patience: Duration) -> Result<()> {
     let deadline = Instant::now() + patience;
     let stub = Stub::at(base);

@@ -276,7 +276,8 @@ fn search(pid: i32, mapping: &Mapping, bytes: &[u8]) -> Option<u64> {
 /// mapped there: to close a descriptor, or to reap a child, that it knows nothing of.
 ///
 /// # Errors
-/// Gone; traced by somebody else; the kernel's answer in `Remote`.
+/// Gone; `Os`, if somebody else traces it; `Unusable`, if it does not stop in time; `Remote`, if
+/// the call is refused.
 pub fn call_once(
     pid: i32,
     what: &str,

@@ -66,7 +66,7 @@ impl Tracee {
     /// three, empty as a rule; none on a kernel without 32-bit code.
     ///
     /// # Errors
-    /// Gone; the kernel's.
+    /// Gone; `Os`, if ptrace(2) does not know the request for another reason.
     pub fn segments(&self) -> Result<Vec<ptrace::SegmentDescriptor>> {
         /// `GDT_ENTRY_TLS_MIN` of asm/segment.h, and how many there are.
         const NUMBERS: std::ops::Range<u32> = 12..15;

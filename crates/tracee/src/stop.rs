@@ -227,7 +227,7 @@ impl Tracee {
     /// Makes one system call inside the task.
     ///
     /// # Errors
-    /// The task's or the kernel's; use a [`Batch`] where failure is expected.
+    /// Gone; `Remote`, if the call is refused; use a [`Batch`] where that is expected.
     pub fn call(&mut self, what: &str, call: impl Into<Syscall>) -> Result<u64> {
         let mut batch = self.batch();
         let call = batch.call(call);

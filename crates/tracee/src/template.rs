@@ -17,7 +17,7 @@ impl Tracee {
     /// Leaves a husk behind. It stays, stopped, when the supervisor ends.
     ///
     /// # Errors
-    /// Gone; the kernel's.
+    /// Gone; `Remote`, if it cannot become a session leader.
     pub fn leave_behind(mut self) -> Result<()> {
         self.call("setsid", (libc::SYS_setsid, []))?;
         let mut batch = self.batch();
@@ -36,7 +36,7 @@ impl Tracee {
     /// `set_tid` are its pids, innermost namespace first.
     ///
     /// # Errors
-    /// The kernel's answer to clone3(2) in `Remote`.
+    /// Gone; `Remote`, with the answer to clone3(2): a pid that is taken, a limit of processes.
     pub fn copy_of_template(&mut self, flags: u64, set_tid: &[i32]) -> Result<Self> {
         self.set_options(option::TRACECLONE | option::TRACEFORK)?;
         // A parent reaps whom it has an exit signal of: that of a sibling is its sibling's.

@@ -22,8 +22,8 @@ impl Tracee {
     /// when it is dropped; then its original is to reap it.
     ///
     /// # Errors
-    /// The kernel's answer to clone3(2) in `Remote`: no room for another process or for
-    /// page tables.
+    /// Gone; `Remote`, with the answer to clone3(2): no room for another process or for page
+    /// tables.
     pub fn spawn_twin(&mut self) -> Result<Self> {
         self.spawn(0).map(|(twin, _)| twin)
     }
@@ -34,7 +34,7 @@ impl Tracee {
     /// knows it; behind [`Tracee::end_twin`] follows [`Tracee::reap_shadow`].
     ///
     /// # Errors
-    /// The kernel's answer to clone3(2) in `Remote`: no room for another process.
+    /// Gone; `Remote`, with the answer to clone3(2): no room for another process.
     pub fn spawn_shadow(&mut self) -> Result<(Self, u64)> {
         self.spawn(libc::CLONE_VM.cast_unsigned().into())
     }

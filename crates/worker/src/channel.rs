@@ -30,7 +30,7 @@ impl Channel {
     /// Both ends of a new socket.
     ///
     /// # Errors
-    /// The kernel's: no more descriptors.
+    /// If there are no more descriptors.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -104,7 +104,8 @@ impl Incoming {
     /// An image.
     ///
     /// # Errors
-    /// If it is none that a round may hold; the connection's, the disk's.
+    /// If it is none that a round may hold, or not as long as was said; if the connection ends; if
+    /// the file cannot be written.
     pub fn receive(&mut self, line: &mut Line, name: &str, len: u64) -> Result<()> {
         self.files += 1;
         if !is_image(name) || len > MAX_LEN || self.files > MAX_FILES {

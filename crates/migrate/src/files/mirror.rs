@@ -58,7 +58,7 @@ impl Mirror {
     /// Bytes of the regular files that there are now, each counted once.
     ///
     /// # Errors
-    /// The kernel's; a tree that is too large.
+    /// If the tree has too many files, or one cannot be read (named in the error).
     pub fn bytes(&self) -> Result<u64> {
         let mut seen = HashSet::new();
         let len = |found: &Found| match found.what {
@@ -71,7 +71,7 @@ impl Mirror {
     /// Tells what is different from what was told before.
     ///
     /// # Errors
-    /// The kernel's; those of `tell`.
+    /// If the tree has too many files, or one cannot be read (named in the error); those of `tell`.
     pub fn tell(&mut self, tell: &mut dyn FnMut(Step<'_>) -> Result<()>) -> Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let settled = i64::try_from(now.saturating_sub(RACY).as_secs()).unwrap_or(0);

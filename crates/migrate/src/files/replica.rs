@@ -44,7 +44,8 @@ impl Replica {
     /// Does a change; `data` brings the bytes of a piece.
     ///
     /// # Errors
-    /// A change that makes no sense; the kernel's.
+    /// If the change makes no sense, or leads out of the tree; if it cannot be done (the error
+    /// names the file).
     pub fn apply(&mut self, change: Change, data: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
         if let Change::Write { offset } = change {
             return self.write(offset, &data()?);

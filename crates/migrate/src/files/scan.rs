@@ -33,7 +33,7 @@ pub struct Found {
 /// All that is in a tree, what a directory holds behind it. What goes away meanwhile is left out.
 ///
 /// # Errors
-/// The kernel's; a tree that is too large.
+/// If the tree has too many files, or one cannot be read (named in the error).
 pub fn scan(root: &OwnedFd) -> Result<Vec<Found>> {
     let stat = rustix::fs::fstat(root).map_err(|errno| failed(b"", errno))?;
     let mut all = vec![found(root, Vec::new(), b"", &stat)?];

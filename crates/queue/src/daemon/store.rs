@@ -82,7 +82,7 @@ impl Store {
     /// Gives a new job its number, and keeps it; `make` gets the number.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be written to.
     pub fn add(
         &mut self,
         key: Option<(&str, &str)>,
@@ -107,7 +107,7 @@ impl Store {
     /// What was submitted under a key before, and which job it became.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be read.
     pub fn submitted_as(&self, key: &str) -> Result<Option<(String, JobId)>, Error> {
         let mut query = self.db.prepare("SELECT body, job FROM keys WHERE key = ?1")?;
         Ok(query
@@ -119,7 +119,7 @@ impl Store {
     /// Keeps a job as it is now, and what has happened to it.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be written to.
     pub fn save(
         &mut self,
         record: &Record,
@@ -139,7 +139,7 @@ impl Store {
     /// Events after `seq`, of one job or of all, at most `most`.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be read, or an event in it is damaged.
     pub fn events(&self, job: Option<JobId>, seq: i64, most: u32) -> Result<Vec<Event>, Error> {
         let job = job.map(|job| i64::try_from(job).unwrap_or(i64::MAX));
         let mut query = self.db.prepare(
@@ -174,7 +174,7 @@ impl Store {
     /// Keeps a fact under a name.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be written to.
     pub fn keep_fact(&self, name: &str, value: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(value)?;
         let sql = "INSERT INTO facts (name, value) VALUES (?1, ?2)
@@ -186,7 +186,7 @@ impl Store {
     /// Why jobs of some kinds cannot be saved.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be read.
     pub fn refusals(&self) -> Result<Vec<(String, String)>, Error> {
         let mut query = self.db.prepare("SELECT name, refusal FROM kinds ORDER BY name")?;
         let rows = query.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -196,7 +196,7 @@ impl Store {
     /// Remembers why jobs of a kind cannot be saved, or, with `None`, that they can.
     ///
     /// # Errors
-    /// The database's.
+    /// If the database cannot be written to.
     pub fn keep_refusal(&self, kind: &str, refusal: Option<&str>) -> Result<(), Error> {
         match refusal {
             Some(text) => {

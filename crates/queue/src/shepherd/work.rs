@@ -73,7 +73,7 @@ fn copy_as_user(spec: &Spec, from: &Path, to: &Path) -> io::Result<()> {
 /// nobody writes to) become links to those there.
 ///
 /// # Errors
-/// The kernel's; sockets and devices are left out.
+/// If a file cannot be read or copied, or `to` is there already. Sockets and devices are left out.
 pub fn snapshot(from: &Path, before: Option<&Path>, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
