@@ -96,7 +96,7 @@ fn reads_in(text: &str) -> u64 {
 /// Makes a group below the root of a controller's hierarchy.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the group cannot be made, or the one above does not hand the controller on.
 pub fn make(controller: &str, name: &str) -> std::io::Result<PathBuf> {
     let mut dir = hierarchy(controller);
     for part in name.trim_start_matches('/').split('/') {

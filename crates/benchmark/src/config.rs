@@ -247,7 +247,7 @@ pub fn read(path: &Path) -> Result<Config, ConfigError> {
 /// Whether the values of a configuration make sense.
 ///
 /// # Errors
-/// What does not.
+/// The first value that makes no sense, and which are possible.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
     let wrong = |text: String| Err(ConfigError::Value(text));
     if config.runs == 0 || config.runs > 100_000 {

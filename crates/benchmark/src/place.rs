@@ -337,7 +337,7 @@ fn sum(binary: &Path) -> Option<(String, String)> {
 /// Makes a group of its own below the parent of a place, with a limit in it.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the group cannot be made, or does not take the limit.
 pub fn limited(
     place: &Place,
     controller: &str,

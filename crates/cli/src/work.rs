@@ -189,7 +189,7 @@ pub fn cpuinfo_dump(settings: &Settings) -> Result<(), Failure> {
 /// Compares this processor with an image.
 ///
 /// # Errors
-/// What is missing.
+/// If the image cannot be read; if this processor lacks something that the image names.
 pub fn cpuinfo_check(settings: &Settings) -> Result<(), Failure> {
     let cap = settings.engine.cpu_cap.unwrap_or(CpuCap { fpu: true, cpu: false, ins: true });
     Ok(torpor_engine::cpuinfo::check(&images(settings)?, cap)?)

@@ -109,7 +109,8 @@ impl Socket {
     /// Asks for one thing.
     ///
     /// # Errors
-    /// What the kernel answers.
+    /// If the kernel refuses the request, e.g. as there is no such thing; if its answer makes no
+    /// sense.
     pub fn get(&mut self, kind: u16, body: &[u8]) -> Result<Option<Message>> {
         self.send(kind, REQUEST | ACK, body)?;
         Ok(self.answers()?.0.into_iter().next())

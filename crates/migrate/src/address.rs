@@ -20,7 +20,7 @@ pub enum Stage {
 /// Runs the user's script.
 ///
 /// # Errors
-/// If it fails.
+/// If the script cannot be started, or ends with a status other than 0.
 pub fn run(script: Option<&str>, stage: Stage, id: &str) -> Result<()> {
     let Some(script) = script else { return Ok(()) };
     let stage = match stage {

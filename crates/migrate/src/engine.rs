@@ -80,7 +80,7 @@ pub fn repeat(event: &Event) {
 /// What has become of a job.
 ///
 /// # Errors
-/// If it has failed.
+/// If it has failed; `Link`, if the other end was lost.
 pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
     match outcome.class {
         Class::Done => Ok(outcome),
@@ -92,7 +92,7 @@ pub fn judge(what: &str, outcome: Outcome) -> Result<Outcome> {
 /// Waits for the end of a job that has nothing to wait for any more.
 ///
 /// # Errors
-/// If it has failed.
+/// As [`judge`]; if the worker has ended without a word.
 pub fn finish(what: &str, mut worker: Worker) -> Result<Outcome> {
     loop {
         match worker.next_event()? {

@@ -192,7 +192,7 @@ impl Spec {
     /// Reads the configuration of a container.
     ///
     /// # Errors
-    /// What is no such configuration.
+    /// If it is too large, is no JSON of that form, or has no `ociVersion`.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         if text.len() > MAX_SIZE {
             return Err(format!("it is over {MAX_SIZE} bytes"));

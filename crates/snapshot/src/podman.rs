@@ -64,7 +64,7 @@ impl Podman {
     /// Starts a container of an image.
     ///
     /// # Errors
-    /// What Podman says.
+    /// If Podman cannot be started or fails: what it says.
     pub fn start(
         &self,
         image: &str,
@@ -84,7 +84,7 @@ impl Podman {
     /// Puts a container to sleep; what Podman exports of it is unpacked in `dir`.
     ///
     /// # Errors
-    /// What Podman says.
+    /// If Podman fails: what it says; if its archive cannot be unpacked in `dir`.
     pub fn checkpoint(&self, id: &str, dir: &Path) -> Result<()> {
         let archive = dir.with_extension("tar");
         let name = archive.display().to_string();
@@ -148,7 +148,7 @@ impl Podman {
     /// An image's name with its digest, by which others pull it.
     ///
     /// # Errors
-    /// What Podman says.
+    /// If Podman fails: what it says; if it knows no digest of the image.
     pub fn reference(&self, image: &str) -> Result<String> {
         let format = "{{range .RepoDigests}}{{println .}}{{end}}";
         let all = self.say(&["image", "inspect", "--format", format, image])?;

@@ -68,7 +68,7 @@ impl Runc {
     /// Starts a container, which is left behind.
     ///
     /// # Errors
-    /// What runc says.
+    /// If runc cannot be started or fails: the last line of its log.
     pub fn run(&self, bundle: &Path, id: &str, streams: Streams) -> Result<()> {
         let log = bundle.join("run-runc.log");
         let mut call = self.call_with("run", Some(&log));
@@ -80,7 +80,8 @@ impl Runc {
     /// configuration.
     ///
     /// # Errors
-    /// What runc or the engine says.
+    /// If the configuration cannot be written; if the restore fails: the first error of the
+    /// engine's log, or what runc says.
     pub fn restore(&self, restore: &Restore<'_>, streams: Streams) -> Result<()> {
         let log = restore.work.join("restore-runc.log");
         let mut call = self.call_with("restore", Some(&log));
@@ -104,7 +105,8 @@ impl Runc {
     /// Puts a container to sleep.
     ///
     /// # Errors
-    /// What runc or the engine says; the container goes on then.
+    /// If the configuration cannot be written; if the dump fails: the first error of the engine's
+    /// log, or what runc says. The container goes on then.
     pub fn checkpoint(
         &self,
         id: &str,

@@ -82,7 +82,7 @@ impl Invocation {
     /// Carries all options out, in order.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// If one has a value that it does not take: the first such option.
     pub fn apply(&self, settings: &mut Settings) -> Result<(), UsageError> {
         self.options.iter().try_for_each(|given| given.apply(settings))
     }
@@ -90,7 +90,7 @@ impl Invocation {
     /// Carries out only the option that has this name.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If its value is none that it takes.
     pub fn apply_only(&self, long: &str, settings: &mut Settings) -> Result<(), UsageError> {
         self.options
             .iter()

@@ -143,7 +143,7 @@ pub(crate) fn finish(cx: &mut Dump<'_>) -> Result<()> {
 /// with the same table came before.
 ///
 /// # Errors
-/// Refusals, by descriptor.
+/// Refused, by descriptor, if one cannot be kept; if the image cannot be written.
 pub(super) fn dump_descriptors(cx: &mut Dump<'_>, task: usize) -> Result<()> {
     let mut list = Vec::new();
     for listed in std::mem::take(&mut cx.tasks[task].descriptors) {

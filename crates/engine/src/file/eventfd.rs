@@ -64,8 +64,8 @@ impl EventfdDumper {
 /// Opens a description.
 ///
 /// # Errors
-/// If the entry is no eventfd, or its count cannot be; if the kernel refuses to make one, or its
-/// status flags.
+/// If the entry is no eventfd, or its count is none that one can have; if the kernel refuses to
+/// make one, or its status flags.
 pub fn open(entry: &FileEntry) -> Result<OwnedFd> {
     let efd = part(entry.id, entry.efd.as_ref(), "eventfd")?;
     let semaphore = efd.torpor_semaphore() || efd.flags & SEMAPHORE != 0;

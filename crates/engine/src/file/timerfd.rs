@@ -100,7 +100,7 @@ impl TimerfdRestorer {
     /// When all descriptions are open: connects them and fills their queues.
     ///
     /// # Errors
-    /// If the times of a timer cannot be.
+    /// If the kernel refuses to arm a timer: its times in the images are none that it can have.
     pub fn connect(&mut self, files: &OpenFiles) -> Result<()> {
         self.late = true;
         for tfd in self.made.drain(..) {

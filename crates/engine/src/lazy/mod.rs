@@ -116,7 +116,7 @@ impl Line {
     /// them is left here.
     ///
     /// # Errors
-    /// The pager's, which is another one's or has other images.
+    /// If the pager has ended, or is one of other images.
     pub fn hand_over(&self, images: &str, spaces: Vec<Handed>) -> Result<()> {
         self.send(images.as_bytes(), &[])?;
         for space in &spaces {

@@ -23,7 +23,7 @@ impl Means {
     /// What there is on this kernel.
     ///
     /// # Errors
-    /// What would be needed.
+    /// If the kernel has none: what it would need for one.
     pub fn of_this_kernel() -> Result<Self, &'static str> {
         static MEANS: LazyLock<Option<Means>> = LazyLock::new(|| {
             if scan::is_quick() {

@@ -40,13 +40,13 @@ pub trait Stock: std::fmt::Debug + Sync {
     /// How many of so many pages from `address` on follow each other; 0 if the first is not there.
     ///
     /// # Errors
-    /// The images'.
+    /// If pages cannot be read from the images.
     fn count(&self, id: u64, address: u64, pages: u32) -> Result<u64>;
 
     /// Reads pages that were counted.
     ///
     /// # Errors
-    /// The task's, if it was killed; the images'.
+    /// If the task was killed; if the images do not give the pages, or not those that were sealed.
     fn read(&self, id: u64, address: u64, buffer: &mut [u8]) -> Result<()>;
 }
 

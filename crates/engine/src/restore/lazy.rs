@@ -36,7 +36,8 @@ impl Lazy {
     /// restored at once then. Before this process has a second thread.
     ///
     /// # Errors
-    /// Pages that can only be fetched later; the pager's.
+    /// If there can be no pager, but pages can only be fetched later; if the pager cannot be
+    /// started or reached.
     pub fn prepare(
         opts: &Options,
         images: &ImageDir,

@@ -84,7 +84,7 @@ impl Stretch {
     ///
     /// # Errors
     /// If the file or the server does not give the pages, or not those that were sealed; if they
-    /// are where nobody was asked for them.
+    /// are served elsewhere and nobody fetches them.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<()> {
         match &self.from {
             Stored::Zero => buffer.fill(0),

@@ -113,8 +113,8 @@ impl<'a> Plan<'a> {
     /// Makes namespaces, mounts, groups, husks and their memory.
     ///
     /// # Errors
-    /// If a hook says no; if a namespace, a mount, a group, a process or a mapping cannot be made
-    /// (named in the error); damaged images. Nothing that was made remains then.
+    /// If a hook says no; if a namespace, a mount, a group, a process or a mapping cannot be made;
+    /// damaged images. Nothing that was made remains then.
     pub fn build(self, hooks: &mut dyn Hooks) -> Result<Skeleton<'a>> {
         let Plan { mut cx, start } = self;
         hooks.notify(Event::PreRestore)?;
@@ -145,7 +145,8 @@ impl<'a> Skeleton<'a> {
     /// build on those that came before.
     ///
     /// # Errors
-    /// The images'; a husk that was killed. The skeleton can only be dropped then.
+    /// If the restore was not planned for rounds; if the images of the round cannot be read; if a
+    /// husk was killed. The skeleton can only be dropped then.
     pub fn apply(&mut self, round: ImageDir) -> Result<Applied> {
         if !self.cx.staged {
             let what = "a round on top of a restore that was not planned for rounds";
@@ -157,8 +158,8 @@ impl<'a> Skeleton<'a> {
     /// Makes everything else that the planned images say. They are the last ones.
     ///
     /// # Errors
-    /// If a hook says no; if a file, a thread or an attribute of a task cannot be restored (named
-    /// in the error); damaged images. Nothing that was made remains then.
+    /// If a hook says no; if a file, a thread or an attribute of a task cannot be restored; damaged
+    /// images. Nothing that was made remains then.
     pub fn finish(self, hooks: &mut dyn Hooks) -> Result<Complete<'a>> {
         if self.cx.staged {
             let last = self.cx.opts;

@@ -29,7 +29,7 @@ pub fn command(words: &Words, action: &str) -> Command {
 /// Has runc do something with a container.
 ///
 /// # Errors
-/// If it fails.
+/// If runc fails, or takes too long.
 pub fn runc(words: &Words, action: &str, id: &str) -> Result<()> {
     let mut call = command(words, action);
     call.arg(id).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -48,7 +48,7 @@ pub fn status(words: &Words, id: &str) -> String {
 /// Carries a call out, and ends it with all that it has started if it takes longer.
 ///
 /// # Errors
-/// If it fails, or takes longer.
+/// If the program cannot be started, fails, or takes longer.
 pub fn within(call: &mut Command, limit: Duration) -> Result<()> {
     let name = || {
         let words: Vec<&OsStr> = call.get_args().filter(|word| !word.is_empty()).collect();

@@ -20,7 +20,8 @@ use crate::work::WorkDir;
 /// Whether something may come, as far as it can be told from what announces it.
 ///
 /// # Errors
-/// What keeps it away.
+/// If the processor, the container, its image or a volume does not suit this host; if the container
+/// is here already.
 pub(super) fn judge_arrival(agent: &Agent, begin: &Begin, here: &Host) -> Result<()> {
     if !begin.ignore_cpu {
         begin.host.can_move_to(here)?;

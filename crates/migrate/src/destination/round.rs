@@ -46,7 +46,7 @@ impl Incoming {
     /// Starts to receive pages over `pages`.
     ///
     /// # Errors
-    /// If that cannot be.
+    /// If the directory of the round cannot be made, or the page server not be started.
     pub fn start(parent: &Path, number: u32, kind: Kind, pages: OwnedFd) -> Result<Self> {
         let dir = parent.join(number.to_string());
         make_private(&dir)?;
@@ -88,7 +88,7 @@ impl Incoming {
     /// What the page server says.
     ///
     /// # Errors
-    /// If it has failed.
+    /// If the page server has failed, or says nothing that can be understood.
     pub fn listen(&mut self) -> Result<()> {
         let Pages::Coming(server) = &mut self.pages else { return Ok(()) };
         match server.next_event()? {

@@ -31,7 +31,7 @@ impl Signals {
     /// Catches them from now on.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel does not let one of them be caught.
     pub fn catch() -> Result<Self, String> {
         let caught = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
         let signals = iterator::Signals::new(caught);

@@ -81,7 +81,7 @@ impl Container {
     /// Starts it.
     ///
     /// # Errors
-    /// What runc says.
+    /// If runc cannot be started or fails: the last line of its log.
     pub fn start(&self, input: Stdio, out: Stdio, err: Stdio) -> io::Result<()> {
         let log = self.place.join("runc.log");
         let mut command = self.runc.call(Some(&log), "run");

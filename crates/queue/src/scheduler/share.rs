@@ -139,7 +139,7 @@ impl Holdings {
     /// Whether a job may run besides those that do.
     ///
     /// # Errors
-    /// What is used up.
+    /// If a quota of the owner or the project is used up: which.
     pub fn check(&self, world: &World, job: &Job) -> Result<(), String> {
         for name in names(&job.owner, &job.project) {
             let Some(quota) = world.rules.quotas.get(&name) else { continue };

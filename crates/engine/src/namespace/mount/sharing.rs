@@ -87,7 +87,8 @@ pub enum Base {
 /// All groups, masters before their slaves.
 ///
 /// # Errors
-/// What is contradictory about them.
+/// If a peer group has two masters, or two groups are masters of each other; if peers are on
+/// different devices.
 pub fn groups(forest: &Forest) -> Result<Vec<Group>, String> {
     let mut members: BTreeMap<(u32, u32), Vec<Node>> = BTreeMap::new();
     for node in forest.nodes() {

@@ -19,7 +19,8 @@ impl Tree {
     /// Checks that `mounts` form one tree.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If two mounts have the same number or the same place; if there is no root, or a mount is not
+    /// inside of its parent.
     pub fn new(mounts: Vec<Mount>) -> Result<Self, String> {
         let mut by_id = HashMap::new();
         for (i, mount) in mounts.iter().enumerate() {

@@ -96,8 +96,8 @@ fn open_inherited(
 /// of `parent`, and fills it.
 ///
 /// # Errors
-/// If a mapping of the images cannot be made (named in the error), or its file not be opened; if
-/// pages cannot be read; if the husk has ended.
+/// If a mapping of the images cannot be made, or its file not be opened; if pages cannot be read;
+/// if the husk has ended.
 pub fn build(cx: &mut Restore<'_>, task: usize, parent: Option<usize>) -> Result<()> {
     let wanted = early(cx, task);
     let filled = Arc::clone(&cx.tasks[task].bequest);

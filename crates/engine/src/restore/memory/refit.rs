@@ -42,8 +42,8 @@ pub(super) fn is_early(cx: &Restore<'_>, vma: &VmaEntry) -> bool {
 /// Makes the address space of `task`, whose husk has what `start` says, what its image says.
 ///
 /// # Errors
-/// If a mapping of the images cannot be made or moved (named in the error), or there is no room for
-/// the stub; if pages cannot be read; if the husk has ended.
+/// If a mapping of the images cannot be made or moved, or there is no room for the stub; if pages
+/// cannot be read; if the husk has ended.
 pub(in crate::restore) fn refit(
     cx: &mut Restore<'_>,
     task: usize,

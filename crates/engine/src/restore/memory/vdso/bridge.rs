@@ -79,7 +79,8 @@ pub(super) fn is_same(old: &[u8], new: &[u8]) -> bool {
 /// The old code, with its functions leading to those of the vDSO of this kernel.
 ///
 /// # Errors
-/// What of it cannot be led there.
+/// If one of the two is no ELF file with functions; if there is no room in a function to lead it
+/// there.
 pub(super) fn build(old: Parts<'_>, new: Parts<'_>) -> Result<Vec<u8>, String> {
     let (theirs, ours) = (
         functions(old.code).ok_or("it is no ELF file with functions")?,
