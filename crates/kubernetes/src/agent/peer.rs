@@ -161,11 +161,18 @@ pub fn bearer(request: &Request) -> Option<&str> {
     request.header("Authorization").and_then(|value| value.strip_prefix("Bearer "))
 }
 
-/// Fetches a checkpoint, which `pod` continues from, from the node that has it.
+/// Fetches a checkpoint, which `pod` continues from, from the node that has it, and that may say nothing for
+/// as long as `silence`.
 ///
 /// # Errors
 /// If it does not answer, is another one, or refuses.
-pub fn fetch(api: &Api, checkpoint: &Value, pod: &str, dir: &Path) -> Result<()> {
+pub fn fetch(
+    api: &Api,
+    checkpoint: &Value,
+    pod: &str,
+    dir: &Path,
+    silence: Duration,
+) -> Result<()> {
     let peer = &checkpoint["status"]["checkpointLocation"]["peer"];
     let (address, certificate) = (text(peer, "/address"), text(peer, "/certificate"));
     let url = format!(
@@ -173,14 +180,14 @@ pub fn fetch(api: &Api, checkpoint: &Value, pod: &str, dir: &Path) -> Result<()>
         text(checkpoint, "/metadata/namespace"),
         text(checkpoint, "/metadata/name")
     );
-    let agent = client(certificate.as_bytes(), SILENCE)?;
+    let agent = client(certificate.as_bytes(), silence)?;
     let request = http::Request::builder()
         .uri(&url)
         .header("Authorization", format!("Bearer {}", api.token()?))
         .body(())
         .context(|| &url)?;
     // A node may be lost in the middle of it.
-    let request = agent.configure_request(request).timeout_per_read(Some(SILENCE)).build();
+    let request = agent.configure_request(request).timeout_per_read(Some(silence)).build();
     let answer = agent.run(request).context(|| &url)?;
     if !answer.status().is_success() {
         return Err(Error::new(format!("{url}: {}", answer.status())));

@@ -21,6 +21,8 @@ use crate::message::{Answer, Ask, Container};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
 use crate::testing::Server;
 
+/// Longer than anything takes.
+const LONG: Duration = Duration::from_secs(60);
 const POD: &str = "/api/v1/namespaces/a/pods/web-0";
 
 fn pod(uid: &str, node: &str) -> Value {
@@ -160,7 +162,7 @@ fn the_checkpoint_of_a_pod_comes_as_soon_as_it_is_bound() {
     let [node1, node2, node3] = ["node1", "node2", "node3"].map(|n| agent(&server, n, &place));
     let name = given_way(&server, &node1);
     let object = server.get(&path("a", &name)).unwrap();
-    let soon = Instant::now() + Duration::from_secs(60);
+    let soon = Instant::now() + LONG;
     for (node, comes) in [(&node2, true), (&node3, false)] {
         let seen = &mut HashSet::new();
         node.prefetch(seen).unwrap();
@@ -189,10 +191,10 @@ fn another_node_and_a_stolen_token_get_nothing() {
     let object = server.get(&path("a", &name)).unwrap();
     let into = tempfile::tempdir().unwrap();
     for token in ["agent:node3", "alice"] {
-        let stolen = peer::fetch(&server.api(token), &object, "web-0", into.path());
+        let stolen = peer::fetch(&server.api(token), &object, "web-0", into.path(), LONG);
         assert!(stolen.unwrap_err().to_string().contains("403"), "{token}");
     }
-    let other = peer::fetch(&server.api("agent:node2"), &object, "web-1", into.path());
+    let other = peer::fetch(&server.api("agent:node2"), &object, "web-1", into.path(), LONG);
     assert!(other.unwrap_err().to_string().contains("403"), "another pod");
     assert!(fs::read_dir(into.path()).unwrap().next().is_none());
     // A pod of another namespace that names the checkpoint.

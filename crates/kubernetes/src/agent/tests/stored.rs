@@ -251,6 +251,27 @@ fn a_store_that_says_nothing_is_a_cold_start_in_the_same_call() {
 }
 
 #[test]
+fn a_node_that_says_nothing_any_more_is_lost() {
+    let (scene, name) = Scene::stored();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    scene.change(&name, |object| {
+        object["status"]["checkpointLocation"]["peer"]["address"] = json!(address);
+    });
+    let store = format!("dir:{}", scene.place.path().join("store").display());
+    let place = tempfile::tempdir().unwrap();
+    let node2 = agent_with(&scene.server, "node2", &place, &store, |node| {
+        node.patience = Duration::from_secs(9);
+    });
+    // Should the store not come in time on a busy machine, it is there when it is asked for again.
+    let mut answer = created(&node2);
+    while answer == Answer::Plain {
+        answer = created(&node2);
+    }
+    assert_eq!(memory(&answer), "sealed");
+}
+
+#[test]
 fn the_checkpoint_of_another_namespace_is_refused() {
     let (scene, name) = Scene::stored();
     scene.lose(&name);
