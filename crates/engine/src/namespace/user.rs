@@ -11,6 +11,7 @@ use rustix::fs::{Stat, fstat, stat};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use torpor_images::proto::{UidGidExtent, UsernsEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::{Ask, Request};
 use torpor_sys::process::{self, FileOwner};
 
 use crate::error::{About, Context, Error, Result};
@@ -107,26 +108,23 @@ impl IdMaps {
         Some(UsernsEntry { uid_map, gid_map, torpor_nested: None })
     }
 
-    /// Reads the maps of namespace `ns_id`.
+    /// The maps that a plan has for namespace `ns_id`.
     ///
     /// # Errors
-    /// Damaged images.
-    pub fn load(images: &ImageDir, ns_id: u32) -> Result<Self> {
-        let entry: UsernsEntry = images.read_one(kind::USERNS, ns_id.into())?;
-        for extent in entry.uid_map.iter().chain(&entry.gid_map) {
-            let ends = [extent.first, extent.lower_first].map(|f| f.checked_add(extent.count));
-            if extent.count == 0 || ends.contains(&None) {
-                let image = kind::USERNS.file_name(ns_id.into());
+    /// `Error::Invalid` for ranges that are empty, or that no ids are left for.
+    pub fn planned(plan: &[Request], ns_id: u32) -> Result<Self> {
+        let image = kind::USERNS.file_name(ns_id.into());
+        let mut maps = [vec![], vec![]];
+        for request in plan.iter().filter(|request| request.image == image) {
+            let Ask::Map { groups, first, lower, count } = request.ask else { continue };
+            let extent = UidGidExtent { first, lower_first: lower, count };
+            let ends = [first, lower].map(|first| first.checked_add(count));
+            if count == 0 || ends.contains(&None) {
                 return Err(Error::invalid(image, format!("extent {extent:?}")));
             }
+            maps[usize::from(groups)].push(extent);
         }
-        Ok(IdMaps { maps: Some([entry.uid_map, entry.gid_map]) })
-    }
-
-    /// The maps: of users (`false`) and of groups.
-    pub fn extents(&self) -> impl Iterator<Item = (bool, &UidGidExtent)> {
-        let [users, groups] = self.maps.as_ref().map_or([&[][..]; 2], |[u, g]| [&u[..], &g[..]]);
-        users.iter().map(|map| (false, map)).chain(groups.iter().map(|map| (true, map)))
+        Ok(IdMaps { maps: Some(maps) })
     }
 
     /// Gives the new user namespace of process `pid` these maps.
@@ -284,5 +282,28 @@ mod tests {
         assert_eq!(maps.gid_inside(9), Some(9));
         assert_eq!(maps.gid_outside(10), None);
         assert_eq!(IdMaps::identity().uid_inside(7), Some(7));
+    }
+
+    #[test]
+    fn maps_are_those_of_the_plan() {
+        let ask = |image: &str, groups, first, lower, count| Request {
+            image: image.to_owned(),
+            task: None,
+            ask: Ask::Map { groups, first, lower, count },
+        };
+        let plan = [
+            ask("userns-7.img", false, 0, 1000, 1),
+            ask("userns-7.img", true, 0, 2000, 3),
+            ask("userns-8.img", true, 5, 9000, 1),
+            ask("userns-7.img", false, 1, 5000, 2),
+        ];
+        let maps = IdMaps::planned(&plan, 7).unwrap();
+        assert_eq!(maps.to_string(), "users 0:1000:1 1:5000:2, groups 0:2000:3");
+        for wrong in [(0, 0, 0), (1, 0, u32::MAX), (0, 1, u32::MAX)] {
+            let (first, lower, count) = wrong;
+            let plan = [ask("userns-7.img", false, first, lower, count)];
+            let error = IdMaps::planned(&plan, 7).unwrap_err().to_string();
+            assert!(error.starts_with("userns-7.img: extent"), "{error}");
+        }
     }
 }

@@ -5,9 +5,9 @@
 //! disagree something would be made that nobody has judged. So the restore says what it would
 //! make, by the functions that find it out when it is made, and each thing has to be in the plan.
 //!
-//! What is not looked at: mounts, because they are made from the plan itself; the entries of archives
-//! that fill file systems, because the plan's reader unpacks them; and what rules of packet filters
-//! say, because the same check has read them.
+//! What is not looked at: mounts and maps of ids, because they are made from the plan itself; the
+//! entries of archives that fill file systems, because the plan's reader unpacks them; and what rules
+//! of packet filters say, because the same check has read them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -28,7 +28,7 @@ use crate::file::notify::fanotify;
 use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
-use crate::options::{JoinNsKind, Options};
+use crate::options::Options;
 use crate::reader::{self, Look, Told};
 use crate::task::Filters;
 use crate::{judge, task};
@@ -114,7 +114,6 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     let mut things = Things { listed, missing: vec![] };
     let Planned { spaces, maps, .. } = view.planned;
     namespaces(view, spaces, &mut things);
-    id_maps(view, &mut things);
     nested_users(maps, spaces, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
         rights(view.filters, task, (maps, spaces), &mut things)?;
@@ -164,19 +163,6 @@ fn namespaces(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) {
                 things.expect(image, Some(task.tree.pid), &Ask::HostNamespace(kind.name()));
             }
         }
-    }
-}
-
-fn id_maps(view: &View<'_>, things: &mut Things<'_>) {
-    // The maps of one that is joined are not made.
-    if view.opts.join_ns.iter().any(|join| join.kind == JoinNsKind::User) {
-        return;
-    }
-    let Some(ns) = view.planned.spaces.own_user() else { return };
-    for (groups, map) in view.planned.maps.extents() {
-        let (first, lower, count) = (map.first, map.lower_first, map.count);
-        let image = kind::USERNS.file_name(ns.id.into());
-        things.expect(image, None, &Ask::Map { groups, first, lower, count });
     }
 }
 
@@ -502,7 +488,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 18] = [
+        let kinds: [(&str, &str, Pick); 17] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -524,7 +510,6 @@ mod tests {
             ("container", "setting", |ask| matches!(ask, Ask::Sysctl { .. })),
             ("container", "firewall", |ask| matches!(ask, Ask::Firewall { .. })),
             ("container", "archive", |ask| matches!(ask, Ask::Fill)),
-            ("user", "map", |ask| matches!(ask, Ask::Map { groups: true, .. })),
         ];
         for (tree, what, is) in kinds {
             assert!(missing_without(tree, |_| false).is_empty(), "{tree}");

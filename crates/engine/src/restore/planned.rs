@@ -1,6 +1,6 @@
 //! What a restore makes, as far as it is known before anything is made.
 //!
-//! Mounts are those of the plan that was judged. Namespaces, groups and maps of ids are read of the
+//! Mounts and maps of ids are those of the plan that was judged. Namespaces and groups are read of the
 //! images by the same functions as for the plan, once; [`super::listed`] compares both.
 
 use torpor_images::ImageDir;
@@ -44,7 +44,7 @@ impl Planned {
             _ if passed.joined.iter().any(|kind| kind == NsKind::User.name()) => {
                 IdMaps::of_entry(passed.user_maps.clone())
             }
-            Some(id) => IdMaps::load(images, id)?,
+            Some(id) => IdMaps::planned(plan, id)?,
             None => IdMaps::identity(),
         };
         let living = checkpoint.tasks.iter().filter(|task| !task.is_zombie());
