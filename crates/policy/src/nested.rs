@@ -93,3 +93,66 @@ fn read(images: &ImageDir, number: u32) -> Result<NestedUser> {
 fn invalid(number: u32, reason: &str) -> Error {
     Error::Invalid { image: kind::USERNS.file_name(number.into()), reason: reason.to_owned() }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::{TaskKobjIdsEntry, TorporNestedUserEntry};
+
+    use super::*;
+
+    fn home(user: u32, net: u32) -> NsSet {
+        let host = TaskKobjIdsEntry { user_ns_id: Some(1), ..TaskKobjIdsEntry::default() };
+        let mut ids = TaskKobjIdsEntry {
+            user_ns_id: Some(user),
+            net_ns_id: Some(net),
+            ..TaskKobjIdsEntry::default()
+        };
+        NsSet::take(&mut ids, &host)
+    }
+
+    /// Namespaces: a number, the one above, and what belongs to it.
+    fn read(users: &[(u32, Option<u32>, &[u32])], homes: &[NsSet]) -> Result<Vec<u32>> {
+        let dir = tempfile::tempdir().unwrap();
+        let images = ImageDir::create(dir.path()).unwrap();
+        for &(number, parent, owned) in users {
+            let (owner, owned) = (0, owned.to_vec());
+            let nested = TorporNestedUserEntry { parent, owner, denies_groups: None, owned };
+            let one = vec![UidGidExtent { first: 0, lower_first: 5, count: 1 }];
+            let entry = UsernsEntry {
+                uid_map: one.clone(),
+                gid_map: one,
+                torpor_nested: (number != 99).then_some(nested),
+            };
+            images.write_one(kind::USERNS, number.into(), &entry).unwrap();
+        }
+        Ok(nested_users(&images, homes)?.iter().map(|user| user.number).collect())
+    }
+
+    #[test]
+    fn they_come_with_those_above_them_which_come_first() {
+        let users: [(u32, Option<u32>, &[u32]); 3] =
+            [(5, Some(9), &[]), (9, None, &[7]), (3, Some(5), &[])];
+        let homes = [home(1, 2), home(3, 7), home(9, 7), home(5, 2)];
+        assert_eq!(read(&users, &homes).unwrap(), [9, 5, 3]);
+        assert!(read(&[], &[home(1, 2), home(1, 7)]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let homes = [home(1, 2), home(9, 7)];
+        let wrong = |users: &[(u32, Option<u32>, &[u32])], homes: &[NsSet], why: &str| {
+            let error = read(users, homes).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        // In themselves; below what is not there; from another program; above the root task.
+        wrong(&[(9, Some(8), &[]), (8, Some(9), &[])], &homes, "nested too deep");
+        wrong(&[(9, Some(8), &[])], &homes, "userns-8.img");
+        wrong(&[(99, None, &[])], &[home(1, 2), home(99, 2)], "is not known");
+        wrong(&[(4, None, &[])], &[home(4, 2), home(1, 2)], "lives above");
+        // They own what is the root task's, what nobody has, and the same.
+        wrong(&[(9, None, &[2])], &homes, "no task below the root task");
+        wrong(&[(9, None, &[70])], &homes, "no task below the root task");
+        wrong(&[(9, Some(8), &[7]), (8, None, &[7])], &homes, "another one as well");
+    }
+}
