@@ -286,7 +286,8 @@ pub(super) fn dump(images: &ImageDir, spaces: &Namespaces) -> Result<()> {
 /// Makes all of them, and the namespaces in which nothing is yet that belong to them.
 ///
 /// # Errors
-/// The kernel's, among them `EPERM` for maps of what the one above does not have.
+/// If one maps ids, or has an owner, that the one above does not have; if a namespace cannot be made or
+/// entered (the error has its number).
 pub(super) fn make(cx: &mut Homes<'_>) -> Result<()> {
     for index in 0..cx.spaces.users.len() {
         let (number, parent) = (cx.spaces.users[index].number, cx.spaces.users[index].parent);

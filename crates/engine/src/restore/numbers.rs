@@ -59,7 +59,7 @@ impl Place {
 /// Has the husk of `from` (a task or a substitute) bear somebody.
 ///
 /// # Errors
-/// The kernel's; a number that others take.
+/// If nobody can be born; if others have the number, or take it each time it is tried.
 pub(super) fn spawn(
     cx: &mut Restore<'_>,
     from: usize,
@@ -179,7 +179,7 @@ fn choose(cx: &mut Restore<'_>, place: &Place) -> Result<()> {
 /// Works while somebody lives in a pid namespace below that of `root`, with the rights of that.
 ///
 /// # Errors
-/// What `work` returns; the kernel's.
+/// What `work` returns; if nobody can be born there.
 pub fn live_in<T>(
     root: &mut Tracee,
     space: &OwnedFd,
