@@ -108,6 +108,12 @@ impl IdMaps {
         Some(UsernsEntry { uid_map, gid_map, torpor_nested: None })
     }
 
+    /// The maps: of users (`false`) and of groups.
+    pub fn extents(&self) -> impl Iterator<Item = (bool, &UidGidExtent)> {
+        let [users, groups] = self.maps.as_ref().map_or([&[][..]; 2], |[u, g]| [&u[..], &g[..]]);
+        users.iter().map(|map| (false, map)).chain(groups.iter().map(|map| (true, map)))
+    }
+
     /// The maps that a plan has for namespace `ns_id`.
     ///
     /// # Errors
