@@ -267,15 +267,26 @@ fn ids_of_this_host_that_are_not_planned_are_named() {
     ]);
 }
 
+/// A group and one in it, which go when the tasks have.
+struct Groups(PathBuf);
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(self.0.join("inner"));
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 #[test]
 fn another_group_is_named() {
-    let Some(group) = group() else { return };
-    let inner = group.join("inner");
+    let Some(outer) = group() else { return };
+    let inner = outer.join("inner");
     std::fs::create_dir_all(&inner).unwrap();
+    let groups = Groups(outer);
     Asleep::prepared(&["-p"], |pid| enter(&inner, pid))
         .refused(&[("it is not in cgroup /torpor-verify-", |cx| {
-            enter(&self::group().unwrap(), cx.tasks[0].pid)
+            enter(&group().unwrap(), cx.tasks[0].pid)
         })]);
-    std::fs::remove_dir(&inner).unwrap();
-    std::fs::remove_dir(&group).unwrap();
+    drop(groups);
+    assert!(group().is_some_and(|group| !group.exists()), "a group is left");
 }
