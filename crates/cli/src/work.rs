@@ -110,7 +110,7 @@ fn concluded<T>(
 /// Dumps.
 ///
 /// # Errors
-/// If the caller has no rights or names no pid; as [`torpor_engine::dump`].
+/// If the caller has no rights or names no pid; as [`torpor_engine::dump()`].
 pub fn dump(settings: &Settings, hooks: &mut dyn Hooks) -> Result<DumpReport, Failure> {
     require_rights(settings)?;
     require_pid(settings)?;
