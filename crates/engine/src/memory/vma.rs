@@ -278,6 +278,8 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
     if vma.has(b"dp") {
         flags = flags & !libc::MAP_PRIVATE.cast_unsigned() | MAP_DROPPABLE;
     }
+    // `ac`: it counts as memory of the task, for ever.
+    let was_writable = !shared && !vma.has(b"wr") && vma.has(b"ac");
     let madv = ADVICE.iter().filter(|(code, _)| vma.has(code)).map(|&(_, a)| 1u64 << a).sum();
     VmaEntry {
         start: vma.map.start,
@@ -293,6 +295,7 @@ pub fn to_entry(vma: &Vma) -> VmaEntry {
         fdflags: None,
         torpor_flock: None,
         torpor_object_len: None,
+        torpor_was_writable: was_writable.then_some(true),
     }
 }
 

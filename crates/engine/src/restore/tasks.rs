@@ -45,8 +45,8 @@ pub struct Mapped {
     /// What it is to be.
     pub(super) vma: VmaEntry,
     /// Whether it is writable for the time being, although the task may not write it:
-    /// for its pages to be filled in. Others are mapped as they are right away, since a
-    /// private mapping that was writable once counts as memory of the task for ever.
+    /// for its pages to be filled in, or since it was writable once. Others are mapped as they are right
+    /// away: what was writable once counts as memory of the task for ever.
     pub(super) opened: bool,
 }
 

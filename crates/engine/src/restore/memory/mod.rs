@@ -56,10 +56,12 @@ impl Mapped {
     }
 }
 
-/// Whether a mapping has pages to be filled in, but cannot be written.
+/// Whether a mapping cannot be written, and has pages to be filled in or could be written once. What
+/// never could is another kind of mapping to the kernel than its neighbours: it would not join them
+/// when it can, and the task could not move them as one (mremap(2)).
 fn needs_opening(vma: &VmaEntry, pages: &Pages) -> bool {
     let has_pages = || pages.within(vma.start..vma.end).next().is_some();
-    is_private(vma) && vma.prot & PROT_WRITE == 0 && has_pages()
+    is_private(vma) && vma.prot & PROT_WRITE == 0 && (vma.torpor_was_writable() || has_pages())
 }
 
 /// Makes those inherited mappings writable that have pages to be filled in, unless the

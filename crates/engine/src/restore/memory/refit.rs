@@ -159,7 +159,7 @@ fn remap(
         let was_open = stays.iter().any(|(_, old)| old.prot().contains(ProtFlags::WRITE));
         let opened = is_private(vma)
             && vma.prot & PROT_WRITE == 0
-            && (was_open || writes.within(&range).next().is_some());
+            && (was_open || vma.torpor_was_writable() || writes.within(&range).next().is_some());
         let place = Mapped { vma: *vma, opened };
         for (part, _) in stays.iter().filter(|(_, old)| old.prot() != place.prot()) {
             batch.must(syscall::mprotect(part.clone(), place.prot()));
