@@ -124,7 +124,7 @@ fn takers(name: &str) -> Vec<String> {
         let short = path.strip_prefix(&source).unwrap().display().to_string();
         let is_test = short.contains("test");
         let text = std::fs::read_to_string(path).unwrap();
-        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let taken = |kind: &str| {
             let parameter = format!(": {kind}{name}<");
             let plain = format!(": {kind}{name},");

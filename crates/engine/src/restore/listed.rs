@@ -12,11 +12,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use torpor_images::proto::{
-    FileEntry, GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode,
-    SkOptsEntry, UidGidExtent,
+    GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode, UidGidExtent,
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
+use torpor_policy::collect::{is_marked, network_of, socket_options};
 use torpor_policy::groups::set_of;
 use torpor_policy::{Ask, Credentials, Device, Passed, Request};
 
@@ -35,8 +35,6 @@ use crate::{judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
-/// The highest `SO_PRIORITY` that needs no capability (socket(7)).
-const FREE_PRIORITIES: u32 = 6;
 /// Bits of a mode: the type of a file, two types, and what makes a program run as its owner.
 const TYPE: u32 = 0o170_000;
 const CHARACTER: u32 = 0o020_000;
@@ -236,7 +234,7 @@ fn owners(view: &View<'_>, maps: &IdMaps, things: &mut Things<'_>) {
         if let Some(fown) = receiver.filter(|fown| fown.pid != 0) {
             ids.extend([fown.uid, fown.euid].map(|id| (false, id)));
         }
-        for options in options(entry).into_iter().flatten() {
+        for options in socket_options(entry) {
             ids.extend(options.torpor_uid.map(|id| (false, id)));
             ids.extend(options.torpor_gid.map(|id| (true, id)));
         }
@@ -277,7 +275,7 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
         if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
             expect(Ask::RawSocket { kind: "raw", file: entry.id });
         }
-        if options(entry).into_iter().flatten().any(is_marked) {
+        if socket_options(entry).any(is_marked) {
             expect(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         if let Some(group) = &entry.ffy {
@@ -292,32 +290,6 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
             expect(Ask::HostNamespace("net"));
         }
     }
-}
-
-fn options(entry: &FileEntry) -> [Option<&SkOptsEntry>; 4] {
-    [
-        entry.isk.as_ref().map(|socket| &socket.opts),
-        entry.usk.as_ref().map(|socket| &socket.opts),
-        entry.psk.as_ref().map(|socket| &socket.opts),
-        entry.nlsk.as_ref().map(|socket| &socket.opts),
-    ]
-}
-
-/// Whether the restore gives a socket what only a privileged program can set.
-fn is_marked(options: &SkOptsEntry) -> bool {
-    options.so_mark.is_some_and(|mark| mark != 0)
-        || options.so_priority.is_some_and(|priority| priority > FREE_PRIORITIES)
-}
-
-/// The network namespace that a socket is made in.
-fn network_of(entry: &FileEntry) -> Option<u32> {
-    let numbers = [
-        entry.isk.as_ref().and_then(|socket| socket.ns_id),
-        entry.usk.as_ref().and_then(|socket| socket.ns_id),
-        entry.psk.as_ref().and_then(|socket| socket.ns_id),
-        entry.nlsk.as_ref().and_then(|socket| socket.ns_id),
-    ];
-    numbers.into_iter().flatten().next()
 }
 
 /// Unlinked files that are made: programs with rights of their own, and devices.
@@ -416,6 +388,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use torpor_images::proto::SkOptsEntry;
     use torpor_store::Archive;
 
     use super::*;

@@ -172,7 +172,8 @@ fn has_network(checkpoint: &Checkpoint<'_>) -> bool {
 }
 
 /// The number of the network namespace that an open file belongs to, where it says.
-pub(super) fn network_of(entry: &FileEntry) -> Option<u32> {
+#[must_use]
+pub fn network_of(entry: &FileEntry) -> Option<u32> {
     let inet = entry.isk.as_ref().and_then(|socket| socket.ns_id);
     let unix = || entry.usk.as_ref().and_then(|socket| socket.ns_id);
     let packet = || entry.psk.as_ref().and_then(|socket| socket.ns_id);

@@ -48,7 +48,7 @@ pub(super) fn collect(
         if entry.isk.as_ref().is_some_and(|socket| socket.r#type == RAW) {
             add(Ask::RawSocket { kind: "raw", file: entry.id });
         }
-        if options(entry).into_iter().flatten().any(is_marked) {
+        if socket_options(entry).any(is_marked) {
             add(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         // Its device is made if there is none, in whatever namespace.
@@ -85,7 +85,7 @@ fn special(
     let networks = Networks::of(checkpoint, passed)?;
     let mut host = None;
     for entry in &checkpoint.files {
-        for options in options(entry).into_iter().flatten() {
+        for options in socket_options(entry) {
             // Most trees have no sockets.
             let host = host.get_or_insert_with(|| Host::of(here));
             let image = kind::FILES.file_name(0);
@@ -102,7 +102,7 @@ fn owners(checkpoint: &Checkpoint<'_>, maps: &Maps) -> (BTreeSet<u32>, BTreeSet<
     for entry in &checkpoint.files {
         let receivers = receivers(entry).into_iter().filter(|owner| owner.pid != 0);
         users.extend(receivers.flat_map(|owner| [owner.uid, owner.euid]).map(|id| maps.user(id)));
-        for options in options(entry).into_iter().flatten() {
+        for options in socket_options(entry) {
             users.extend(options.torpor_uid.map(|id| maps.user(id)));
             groups.extend(options.torpor_gid.map(|id| maps.group(id)));
         }
@@ -121,18 +121,21 @@ fn receivers(entry: &FileEntry) -> Vec<FownEntry> {
     parts.into_iter().chain([tun.map(|reg| reg.fown)]).flatten().collect()
 }
 
-fn options(entry: &FileEntry) -> [Option<&SkOptsEntry>; 4] {
-    [
+/// The options of a socket, in each part that an entry can have; none of another file.
+pub fn socket_options(entry: &FileEntry) -> impl Iterator<Item = &SkOptsEntry> {
+    let parts = [
         entry.isk.as_ref().map(|socket| &socket.opts),
         entry.usk.as_ref().map(|socket| &socket.opts),
         entry.psk.as_ref().map(|socket| &socket.opts),
         entry.nlsk.as_ref().map(|socket| &socket.opts),
-    ]
+    ];
+    parts.into_iter().flatten()
 }
 
 /// Whether a socket has what only `CAP_NET_RAW` or `CAP_NET_ADMIN` can set: a mark, by which rules
 /// of this host may choose routes, or one of the upper priorities.
-fn is_marked(options: &SkOptsEntry) -> bool {
+#[must_use]
+pub fn is_marked(options: &SkOptsEntry) -> bool {
     options.so_mark.is_some_and(|mark| mark != 0)
         || options.so_priority.is_some_and(|priority| priority > FREE_PRIORITIES)
 }

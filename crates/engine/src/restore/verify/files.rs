@@ -1,106 +1,119 @@
 //! Open files: the descriptors of tasks, and the network namespaces of sockets.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::read_link;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags};
-use torpor_images::proto::FdinfoEntry;
+use torpor_images::proto::{FdinfoEntry, FileEntry};
+use torpor_policy::collect::{network_of, socket_options};
 use torpor_sys::kcmp::{Object, kcmp};
 use torpor_sys::socket;
 
 use super::{differs, wrong};
 use crate::error::{Context, Result};
-use crate::file::fown;
 use crate::file::socket::netns_of;
+use crate::file::{OpenFiles, fown};
+use crate::namespace::Namespaces;
 use crate::proc;
-use crate::restore::{Restore, Task};
+use crate::restore::tasks::{Task, Tasks};
 
-/// The descriptors of a task: it has those of the images and no others, and each is what was opened
-/// for it, no wider.
-pub(super) fn descriptors(cx: &Restore<'_>, index: usize) -> Result<()> {
-    let task = &cx.tasks[index];
-    let wanted: BTreeMap<u32, &FdinfoEntry> =
-        table(cx, task).iter().map(|entry| (entry.fd, entry)).collect();
-    let now: Vec<u32> =
-        proc::numbers(task.pid, "fd")?.into_iter().map(i32::cast_unsigned).collect();
-    if let Some(more) = now.iter().find(|fd| !wanted.contains_key(fd)) {
-        let what = format!("descriptor {more}");
-        return Err(differs(task.vpid, &what, "closed", target(task.pid, *more)));
-    }
-    if let Some(less) = wanted.keys().find(|fd| !now.contains(fd)) {
-        let what = format!("descriptor {less}");
-        return Err(differs(task.vpid, &what, "open", "closed"));
-    }
-    wanted.values().try_for_each(|entry| descriptor(cx, task, entry))
+/// The open files of a tree.
+pub(super) struct Opened<'c> {
+    pub tasks: &'c Tasks,
+    pub files: &'c OpenFiles,
+    pub entries: &'c HashMap<u32, FileEntry>,
+    pub spaces: &'c Namespaces,
+    /// Whether the caller has handed files over.
+    pub handed: bool,
 }
 
-/// The descriptors in the table of a task: only the first task of a table has them in its image.
-fn table<'c>(cx: &'c Restore<'_>, task: &'c Task) -> &'c [FdinfoEntry] {
-    let id = task.image.ids.files_id;
-    let first = cx.tasks.iter().find(|other| other.image.ids.files_id == id);
-    &first.unwrap_or(task).image.fds
-}
+impl<'c> Opened<'c> {
+    /// The descriptors of a task: it has those of the images and no others, and each is what was opened
+    /// for it, no wider.
+    pub fn descriptors(&self, index: usize) -> Result<()> {
+        let task = &self.tasks[index];
+        let wanted: BTreeMap<u32, &FdinfoEntry> =
+            self.table(task).iter().map(|entry| (entry.fd, entry)).collect();
+        let now: Vec<u32> =
+            proc::numbers(task.pid, "fd")?.into_iter().map(i32::cast_unsigned).collect();
+        if let Some(more) = now.iter().find(|fd| !wanted.contains_key(fd)) {
+            let what = format!("descriptor {more}");
+            return Err(differs(task.vpid, &what, "closed", target(task.pid, *more)));
+        }
+        if let Some(less) = wanted.keys().find(|fd| !now.contains(fd)) {
+            let what = format!("descriptor {less}");
+            return Err(differs(task.vpid, &what, "open", "closed"));
+        }
+        wanted.values().try_for_each(|entry| self.descriptor(task, entry))
+    }
 
-fn descriptor(cx: &Restore<'_>, task: &Task, entry: &FdinfoEntry) -> Result<()> {
-    let Some(file) = cx.files.get(entry.id) else { return Ok(()) };
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let fds = Object::File(file.as_raw_fd(), entry.fd.cast_signed());
-    let what = || format!("compare descriptor {} of task {}", entry.fd, task.vpid);
-    if kcmp(own, task.pid, fds).context(what)? != Ordering::Equal {
-        let wanted = target(own, file.as_raw_fd().cast_unsigned());
-        let name = format!("descriptor {}", entry.fd);
-        return Err(differs(task.vpid, &name, wanted, target(task.pid, entry.fd)));
+    /// The descriptors in the table of a task: only the first task of a table has them in its image.
+    fn table(&self, task: &'c Task) -> &'c [FdinfoEntry] {
+        let id = task.image.ids.files_id;
+        let first = self.tasks.iter().find(|other| other.image.ids.files_id == id);
+        &first.unwrap_or(task).image.fds
     }
-    // Of pidfds the images do not have it: all are the same.
-    let described = cx.entries.get(&entry.id).filter(|of| of.pidfd.is_none());
-    let described = described.and_then(|of| fown::owner_in(&cx.entries, of));
-    let Some((_, flags)) = described else { return Ok(()) };
-    let access = |flags: OFlags| flags & (OFlags::RWMODE | OFlags::PATH);
-    let wanted = access(OFlags::from_bits_retain(flags));
-    let now = access(rustix::fs::fcntl_getfl(file).context(what)?);
-    if now != wanted && !now.contains(OFlags::PATH) {
-        let name = format!("the access mode of descriptor {}", entry.fd);
-        return Err(differs(task.vpid, &name, wanted.bits(), now.bits()));
+
+    fn descriptor(&self, task: &Task, entry: &FdinfoEntry) -> Result<()> {
+        let Some(file) = self.files.get(entry.id) else { return Ok(()) };
+        let own = i32::try_from(std::process::id()).unwrap_or_default();
+        let fds = Object::File(file.as_raw_fd(), entry.fd.cast_signed());
+        let what = || format!("compare descriptor {} of task {}", entry.fd, task.vpid);
+        if kcmp(own, task.pid, fds).context(what)? != Ordering::Equal {
+            let wanted = target(own, file.as_raw_fd().cast_unsigned());
+            let name = format!("descriptor {}", entry.fd);
+            return Err(differs(task.vpid, &name, wanted, target(task.pid, entry.fd)));
+        }
+        // Of pidfds the images do not have it: all are the same.
+        let described = self.entries.get(&entry.id).filter(|of| of.pidfd.is_none());
+        let described = described.and_then(|of| fown::owner_in(self.entries, of));
+        let Some((_, flags)) = described else { return Ok(()) };
+        let access = |flags: OFlags| flags & (OFlags::RWMODE | OFlags::PATH);
+        let wanted = access(OFlags::from_bits_retain(flags));
+        let now = access(rustix::fs::fcntl_getfl(file).context(what)?);
+        if now != wanted && !now.contains(OFlags::PATH) {
+            let name = format!("the access mode of descriptor {}", entry.fd);
+            return Err(differs(task.vpid, &name, wanted.bits(), now.bits()));
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// The network namespaces of sockets.
+    pub fn sockets(&self) -> Result<()> {
+        let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
+        for (id, entry) in self.entries {
+            if socket_options(entry).next().is_none() {
+                continue;
+            }
+            let Some(ns) = self.spaces.by_id(netns_of(self.spaces, network_of(entry))) else {
+                continue;
+            };
+            let Some(file) = self.files.get(*id).filter(|file| is_socket(*file)) else { continue };
+            let what = || format!("network namespace of socket {id}");
+            let now = socket::network_namespace(file).context(what)?;
+            let now = rustix::fs::fstat(now).context(what)?.st_ino;
+            let wanted = match &ns.file {
+                _ if ns.is_host => own,
+                Some(file) => rustix::fs::fstat(file).context(what)?.st_ino,
+                None => continue,
+            };
+            // One that the caller has handed over is where the caller has it.
+            if now != wanted && !self.handed {
+                let text =
+                    format!("socket {id}: its network namespace is inode {now}, not {wanted}");
+                return Err(wrong(text));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a message calls an open file.
 fn target(pid: i32, fd: u32) -> String {
     let link = read_link(format!("/proc/{pid}/fd/{fd}"));
     link.map_or_else(|error| error.to_string(), |path| path.display().to_string())
-}
-
-/// The network namespaces of sockets.
-pub(super) fn sockets(cx: &Restore<'_>) -> Result<()> {
-    let own = proc::ns_inode(i32::try_from(std::process::id()).unwrap_or_default(), "net")?;
-    for (id, entry) in &cx.entries {
-        let number = [
-            entry.isk.as_ref().map(|socket| socket.ns_id),
-            entry.usk.as_ref().map(|socket| socket.ns_id),
-            entry.psk.as_ref().map(|socket| socket.ns_id),
-            entry.nlsk.as_ref().map(|socket| socket.ns_id),
-        ];
-        let Some(number) = number.into_iter().flatten().next() else { continue };
-        let Some(ns) = cx.ns.by_id(netns_of(&cx.ns, number)) else { continue };
-        let Some(file) = cx.files.get(*id).filter(|file| is_socket(*file)) else { continue };
-        let what = || format!("network namespace of socket {id}");
-        let now = socket::network_namespace(file).context(what)?;
-        let now = rustix::fs::fstat(now).context(what)?.st_ino;
-        let wanted = match &ns.file {
-            _ if ns.is_host => own,
-            Some(file) => rustix::fs::fstat(file).context(what)?.st_ino,
-            None => continue,
-        };
-        // One that the caller has handed over is where the caller has it.
-        if now != wanted && cx.opts.inherit_fd.is_empty() {
-            let text = format!("socket {id}: its network namespace is inode {now}, not {wanted}");
-            return Err(wrong(text));
-        }
-    }
-    Ok(())
 }
 
 fn is_socket(file: BorrowedFd<'_>) -> bool {

@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use torpor_images::proto::{CoreEntry, SeccompMode};
 use torpor_policy::{Capabilities, Credentials};
 
+use self::files::Opened;
 use super::Restore;
 use crate::error::{Context, Error, Result};
 use crate::namespace::mount::{self, Tree};
@@ -34,6 +35,13 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
     // Ids of this host count by it.
     id_maps(cx)?;
     let spaces = Spaces::open(cx)?;
+    let opened = Opened {
+        tasks: &cx.tasks,
+        files: &cx.files,
+        entries: &cx.entries,
+        spaces: &cx.ns,
+        handed: !cx.opts.inherit_fd.is_empty(),
+    };
     for index in 0..cx.tasks.len() {
         if cx.tasks[index].threads.is_empty() {
             continue;
@@ -41,9 +49,9 @@ pub fn check(cx: &Restore<'_>) -> Result<()> {
         spaces.check(cx, index)?;
         nested(cx, index)?;
         rights(cx, index)?;
-        files::descriptors(cx, index)?;
+        opened.descriptors(index)?;
     }
-    files::sockets(cx)?;
+    opened.sockets()?;
     nested_user::verify(&cx.tasks, &cx.ns, &cx.id_maps)?;
     mounts(cx)?;
     cx.cgroups.verify(&cx.tasks)
