@@ -22,10 +22,7 @@ use crate::proc;
 use crate::restore::process::{reap, with_process};
 use crate::restore::tasks::Tasks;
 use crate::restore::transport::Transport;
-use crate::task::Script;
-
-/// linux/securebits.h: changing ids does not change capabilities.
-const SECBIT_NO_SETUID_FIXUP: u64 = 1 << 2;
+use crate::task::{Script, creds};
 
 /// One of them. Ids outside are those of the root task's user namespace.
 #[derive(Debug)]
@@ -355,7 +352,11 @@ fn become_maker(maker: &mut Tracee, user: u32, group: Option<u32>) -> Result<()>
 }
 
 fn keep_capabilities(script: &mut Script<'_>) {
-    script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+    script.prctl(
+        "PR_SET_SECUREBITS",
+        libc::PR_SET_SECUREBITS,
+        creds::SECBIT_NO_SETUID_FIXUP.into(),
+    );
 }
 
 /// Files in `/proc` belong to the root user of who is not.
@@ -466,21 +467,13 @@ pub fn enter_as(
         let group = |id: &u32| maps.gid_inside(*id);
         let further: Option<Vec<u32>> = ids.further.iter().map(group).collect();
         if let Some(further) = further.filter(|_| !denied) {
-            let bytes: Vec<u8> = further.iter().flat_map(|group| group.to_le_bytes()).collect();
-            let at = script.bytes(&bytes).0;
-            script.step("setgroups", (libc::SYS_setgroups, [further.len() as u64, at]));
+            creds::further_groups(&mut script, &further);
         }
-        if let Some([real, effective, saved, file_system]) =
-            all(ids.groups, |id| maps.gid_inside(id))
-        {
-            script.step("setresgid", (libc::SYS_setresgid, [real, effective, saved]));
-            script.step("setfsgid", (libc::SYS_setfsgid, [file_system]));
+        if let Some(groups) = all(ids.groups, |id| maps.gid_inside(id)) {
+            creds::groups(&mut script, groups);
         }
-        if let Some([real, effective, saved, file_system]) =
-            all(ids.users, |id| maps.uid_inside(id))
-        {
-            script.step("setresuid", (libc::SYS_setresuid, [real, effective, saved]));
-            script.step("setfsuid", (libc::SYS_setfsuid, [file_system]));
+        if let Some(users) = all(ids.users, |id| maps.uid_inside(id)) {
+            creds::users(&mut script, users);
         }
         script.run()?;
     }

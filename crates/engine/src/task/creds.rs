@@ -17,7 +17,7 @@ use crate::namespace::user::IdMaps;
 use crate::proc;
 
 /// linux/securebits.h: changing ids does not change capabilities.
-const SECBIT_NO_SETUID_FIXUP: u32 = 1 << 2;
+pub(crate) const SECBIT_NO_SETUID_FIXUP: u32 = 1 << 2;
 /// `_LINUX_CAPABILITY_VERSION_3` of linux/capability.h.
 const CAPABILITY_VERSION: u64 = 0x2008_0522;
 
@@ -218,25 +218,39 @@ fn change_ids(
     };
     if wanted.further != now.further {
         let further = wanted.further.iter().map(|&id| group(id)).collect::<Result<Vec<u32>>>()?;
-        let bytes: Vec<u8> = further.iter().flat_map(|g| g.to_le_bytes()).collect();
-        let at = script.bytes(&bytes).0;
-        script.step("setgroups", (libc::SYS_setgroups, [wanted.further.len() as u64, at]));
+        further_groups(script, &further);
     }
     if wanted.groups != now.groups {
-        let [gid, egid, sgid, fsgid] = four(wanted.groups, &group)?;
-        script.step("setresgid", (libc::SYS_setresgid, [gid, egid, sgid]));
-        script.step("setfsgid", (libc::SYS_setfsgid, [fsgid]));
+        groups(script, four(wanted.groups, &group)?);
     }
     if wanted.users != now.users {
-        let [uid, euid, suid, fsuid] = four(wanted.users, &user)?;
+        let ids = four(wanted.users, &user)?;
         // Capabilities are still needed, and are set as a whole later.
         now.security_bits |= SECBIT_NO_SETUID_FIXUP;
         let bits = u64::from(now.security_bits);
         script.prctl("PR_SET_SECUREBITS", libc::PR_SET_SECUREBITS, bits);
-        script.step("setresuid", (libc::SYS_setresuid, [uid, euid, suid]));
-        script.step("setfsuid", (libc::SYS_setfsuid, [fsuid]));
+        users(script, ids);
     }
     Ok(())
+}
+
+/// Has a thread get further groups.
+pub(crate) fn further_groups(script: &mut Script<'_>, groups: &[u32]) {
+    let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+    let at = script.bytes(&bytes).0;
+    script.step("setgroups", (libc::SYS_setgroups, [groups.len() as u64, at]));
+}
+
+/// Has a thread get the groups: real, effective, saved, for files.
+pub(crate) fn groups(script: &mut Script<'_>, [real, effective, saved, files]: [u64; 4]) {
+    script.step("setresgid", (libc::SYS_setresgid, [real, effective, saved]));
+    script.step("setfsgid", (libc::SYS_setfsgid, [files]));
+}
+
+/// Has a thread become the users: real, effective, saved, for files.
+pub(crate) fn users(script: &mut Script<'_>, [real, effective, saved, files]: [u64; 4]) {
+    script.step("setresuid", (libc::SYS_setresuid, [real, effective, saved]));
+    script.step("setfsuid", (libc::SYS_setfsuid, [files]));
 }
 
 /// The kernel's rules give the order: inheritable capabilities must be within the

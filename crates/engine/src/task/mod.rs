@@ -7,7 +7,7 @@
 //! tree is done and the stub is gone from the process, each thread is [`dress`]ed and
 //! job control put back by [`restore_stop`].
 
-mod creds;
+pub(crate) mod creds;
 mod limits;
 mod process;
 mod registers;
