@@ -41,7 +41,11 @@ impl Held {
     ///
     /// # Errors
     /// Damaged images; pages that none of them has.
-    pub(super) fn below(&mut self, images: &ImageDir, id: u64) -> Result<(Arc<Pages>, Ranges)> {
+    pub(super) fn changes_in(
+        &mut self,
+        images: &ImageDir,
+        id: u64,
+    ) -> Result<(Arc<Pages>, Ranges)> {
         if let Some(found) = self.last.take() {
             return Ok(found);
         }
@@ -95,7 +99,7 @@ impl Rounds {
             if !images.has(kind::PAGEMAP, id)? {
                 continue;
             }
-            let (new, same) = held.below(&images, id)?;
+            let (new, same) = held.changes_in(&images, id)?;
             let mapped = memory::mapped(&cx.tasks[task]);
             let here = new.ranges().and(&mapped);
             let gone = held.pages.without(&here).without(&same);
@@ -118,7 +122,7 @@ impl Rounds {
             let id = u64::from(task.image.tree.pid);
             task.image.pages = match self.0.get_mut(&task.vpid) {
                 Some(held) => {
-                    let found = held.below(&cx.images, id)?;
+                    let found = held.changes_in(&cx.images, id)?;
                     let missing = Arc::clone(&found.0);
                     held.last = Some(found);
                     missing

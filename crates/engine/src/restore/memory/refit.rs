@@ -68,7 +68,7 @@ pub(in crate::restore) fn refit(
     let all = || Pages::load(&cx.images, kind::PAGEMAP, id).map(Arc::new);
     let (pages, new, same) = match start {
         Start::Held(mut held) => {
-            let (new, same) = held.below(&cx.images, id)?;
+            let (new, same) = held.changes_in(&cx.images, id)?;
             (held.pages, new, same)
         }
         Start::Nothing => (Ranges::default(), all()?, Ranges::default()),
