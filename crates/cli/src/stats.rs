@@ -109,12 +109,35 @@ fn dump_numbers(stats: &DumpStatsEntry) -> Vec<(&'static str, u64)> {
         ("relative_pages", stats.torpor_relative_pages),
         ("compress_from_bytes", stats.torpor_compress_from_bytes),
         ("compress_to_bytes", stats.torpor_compress_to_bytes),
-        ("allocations", stats.torpor_allocations),
-        ("procfs_reads", stats.torpor_procfs_reads),
-        ("stops", stats.torpor_stops),
     ];
     numbers.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    numbers.extend(dump_effort(stats).map(|(name, _, value)| (name, value)));
     numbers
+}
+
+/// A figure: its name for programs, what it is for people, and its value.
+type Figure = (&'static str, &'static str, u64);
+
+/// What an operation has cost besides time, as far as it is known.
+fn effort(
+    stops: Option<u64>,
+    procfs_reads: Option<u64>,
+    allocations: Option<u64>,
+) -> impl Iterator<Item = Figure> {
+    let all = [
+        ("stops", "Stops of tasks", stops),
+        ("procfs_reads", "Reads of procfs", procfs_reads),
+        ("allocations", "Allocations", allocations),
+    ];
+    all.into_iter().filter_map(|(name, what, value)| Some((name, what, value?)))
+}
+
+fn dump_effort(stats: &DumpStatsEntry) -> impl Iterator<Item = Figure> {
+    effort(stats.torpor_stops, stats.torpor_procfs_reads, stats.torpor_allocations)
+}
+
+fn restore_effort(stats: &RestoreStatsEntry) -> impl Iterator<Item = Figure> {
+    effort(stats.torpor_stops, stats.torpor_procfs_reads, stats.torpor_allocations)
 }
 
 fn restore_numbers(stats: &RestoreStatsEntry) -> Vec<(&'static str, u64)> {
@@ -125,12 +148,7 @@ fn restore_numbers(stats: &RestoreStatsEntry) -> Vec<(&'static str, u64)> {
         ("restore_time", stats.restore_time.into()),
         ("forking_time", stats.forking_time.into()),
     ];
-    let optional = [
-        ("allocations", stats.torpor_allocations),
-        ("procfs_reads", stats.torpor_procfs_reads),
-        ("stops", stats.torpor_stops),
-    ];
-    numbers.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    numbers.extend(restore_effort(stats).map(|(name, _, value)| (name, value)));
     numbers
 }
 
@@ -147,9 +165,7 @@ fn dump_lines(stats: &DumpStatsEntry) -> Vec<String> {
         format!("Memory pages written: {}", stats.pages_written),
         format!("Lazy memory pages: {}", stats.pages_lazy),
     ];
-    lines.extend(stats.torpor_stops.map(|n| format!("Stops of tasks: {n}")));
-    lines.extend(stats.torpor_procfs_reads.map(|n| format!("Reads of procfs: {n}")));
-    lines.extend(stats.torpor_allocations.map(|n| format!("Allocations: {n}")));
+    lines.extend(dump_effort(stats).map(|(_, what, n)| format!("{what}: {n}")));
     lines.extend(stats.torpor_cow_bytes.map(|n| format!("Copy-on-write memory: {n} bytes")));
     lines.extend(stats.torpor_relative_pages.map(|n| format!("Memory pages of relatives: {n}")));
     // Of compressed images only.
@@ -174,9 +190,7 @@ fn restore_lines(stats: &RestoreStatsEntry) -> Vec<String> {
         format!("Forking time: {} us", stats.forking_time),
     ];
     lines.extend(stats.torpor_reading_time.map(|t| format!("Reading time: {t} us")));
-    lines.extend(stats.torpor_stops.map(|n| format!("Stops of tasks: {n}")));
-    lines.extend(stats.torpor_procfs_reads.map(|n| format!("Reads of procfs: {n}")));
-    lines.extend(stats.torpor_allocations.map(|n| format!("Allocations: {n}")));
+    lines.extend(restore_effort(stats).map(|(_, what, n)| format!("{what}: {n}")));
     // Of sealed images only.
     lines.extend(stats.torpor_open_records_time.map(|t| format!("Entry opening time: {t} us")));
     lines.extend(stats.torpor_open_pages_time.map(|t| format!("Memory opening time: {t} us")));
