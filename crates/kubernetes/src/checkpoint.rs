@@ -61,16 +61,21 @@ pub fn begun(pod: &Value, node: &str) -> Value {
     })
 }
 
-/// The condition that says whether there is one.
-#[must_use]
-pub fn ready(holds: bool, reason: &str, message: &str) -> Value {
+/// A condition that holds, or does not, from now on.
+fn condition_of(kind: &str, holds: bool, reason: &str, message: &str) -> Value {
     json!({
-        "type": "Ready",
+        "type": kind,
         "status": if holds { "True" } else { "False" },
         "reason": reason,
         "message": message,
         "lastTransitionTime": time::format(time::now()),
     })
+}
+
+/// The condition that says whether there is one.
+#[must_use]
+pub fn ready(holds: bool, reason: &str, message: &str) -> Value {
+    condition_of("Ready", holds, reason, message)
 }
 
 /// The condition of a checkpoint that moves: somebody waits for it on another node.
@@ -79,10 +84,7 @@ pub const TARGET_READY: &str = "TargetReady";
 /// The condition that says that somebody waits for the checkpoint.
 #[must_use]
 pub fn target_ready() -> Value {
-    json!({
-        "type": TARGET_READY, "status": "True", "reason": "TargetWaits", "message": "",
-        "lastTransitionTime": time::format(time::now()),
-    })
+    condition_of(TARGET_READY, true, "TargetWaits", "")
 }
 
 /// The condition that says whether the checkpoint is in the store, where it does not die with its node.
@@ -91,13 +93,10 @@ pub const STORED: &str = "Stored";
 /// The condition of a checkpoint that was stored, or why it was not.
 #[must_use]
 pub fn stored(error: Option<&str>) -> Value {
-    json!({
-        "type": STORED,
-        "status": if error.is_none() { "True" } else { "False" },
-        "reason": if error.is_none() { "CheckpointStored" } else { "StoreFailed" },
-        "message": error.unwrap_or_default(),
-        "lastTransitionTime": time::format(time::now()),
-    })
+    match error {
+        None => condition_of(STORED, true, "CheckpointStored", ""),
+        Some(error) => condition_of(STORED, false, "StoreFailed", error),
+    }
 }
 
 /// Sets a condition of a checkpoint.
