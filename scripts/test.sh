@@ -1,9 +1,9 @@
 #!/bin/bash
 # test.sh [long]: every test, in groups: of the crates that are plain code, then those that work on live
 # kernel objects: the engine's own, the command's, those of what is built on the engine, the runtimes', the
-# faults', the zoo. Each group has a time limit, and what it said is in target/test. With "long" come those
-# that take longer than a newcomer waits: the kernel that Debian 12 comes with, in an emulated machine, and
-# all that TORPOR_LONG makes longer.
+# faults', the zoo. Those that wait more than they work run side by side. Each group has a time limit, and what
+# it said is in target/test. With "long" come those that take longer than a newcomer waits: the kernel that
+# Debian 12 comes with, in an emulated machine, and all that TORPOR_LONG makes longer.
 #
 # A case that fails has failed. It is run again, by itself, only so that its report tells whether it fails
 # there, too.
@@ -23,6 +23,7 @@ for fd in /proc/$$/fd/*; do
 done
 mkdir -p "$out"
 rm -rf target/zoo/status "$out"/*.txt
+: >"$out/failed"
 
 # Cases in user namespaces run as users who cannot enter a directory of mode 700: where the checkout lies
 # below one it is mounted at another place as well, which goes with this run.
@@ -51,9 +52,13 @@ jq --raw-output 'select(.reason == "compiler-artifact" and .profile.test and .ex
 : >"$out/ran"
 export TORPOR_BIN=$PWD/target/debug/torpor
 
-passed=0 failed=()
+# fail WHAT: a group may run beside others, so what failed is in a file.
+fail() { echo "$1" >>"$out/failed"; }
 
 failing() { sed -n 's/^test \(.*[^ ]\)  *\.\.\. FAILED$/\1/p' "$1" | sort -u; }
+
+# passed REPORT...: how many tests passed
+passed() { cat "$@" | awk '/^test result: / { sum += $4 } END { print sum + 0 }'; }
 
 # group NAME LIMIT COMMAND...: runs a group within LIMIT seconds
 group() {
@@ -61,15 +66,16 @@ group() {
 	shift 2
 	[ -z "$long" ] || limit=$((limit * 10))
 	echo "== $name"
-	timeout --kill-after=30 "$limit" "$@" >"$report" 2>&1 </dev/null || rc=$?
-	passed=$((passed + $(awk '/^test result: / { sum += $4 } END { print sum + 0 }' "$report")))
-	sed -n 's/^test result: /  /p' "$report" | grep -v ' 0 passed; 0 failed' || true
-	echo "  $name took $((SECONDS - start)) s"
+	# A shell has what it starts beside itself ignore these signals, and so would all that tests start.
+	timeout --kill-after=30 "$limit" env --default-signal=INT,QUIT "$@" >"$report" 2>&1 </dev/null || rc=$?
+	# In one piece, since another group may be speaking.
+	echo "$(sed -n 's/^test result: /  /p' "$report" | grep -v ' 0 passed; 0 failed')
+  $name took $((SECONDS - start)) s"
 	[ "$rc" = 0 ] && return
 	if [ "$rc" = 124 ] || [ "$rc" = 137 ] || [ -z "$(failing "$report")" ]; then
 		echo "  $name ended with $rc (124: after its $limit seconds); the end of $report:"
 		tail -n 40 "$report" | sed 's/^/  | /'
-		failed+=("$name (as a whole)")
+		fail "$name (as a whole)"
 		return
 	fi
 	while read -r case; do
@@ -80,13 +86,13 @@ group() {
 # again GROUP CASE COMMAND...: a case that failed, again, by itself, for its report
 again() {
 	local name=$1 case=$2 report verdict="fails by itself, too"
-	report=$out/$1-again-$(tr -c 'A-Za-z0-9\n' _ <<<"$2").txt
+	report=$out/again-$1-$(tr -c 'A-Za-z0-9\n' _ <<<"$2").txt
 	echo "  failed: $case; what it said:"
 	grep -F -A 40 -e "---- $case" "$out/$1.txt" | cut -c1-400 | sed 's/^/  | /'
 	shift 2
-	timeout --kill-after=30 600 "$@" -- --exact "$case" >"$report" 2>&1 </dev/null &&
+	timeout --kill-after=30 600 env --default-signal=INT,QUIT "$@" -- --exact "$case" >"$report" 2>&1 </dev/null &&
 		grep -q '^test result: ok\. 1 passed' "$report" && verdict="passes by itself"
-	failed+=("$name: $case ($verdict)")
+	fail "$name: $case ($verdict)"
 	echo "  $case $verdict; the end of $report:"
 	tail -n 25 "$report" | sed 's/^/  | /'
 }
@@ -97,12 +103,14 @@ group engine 600 scripts/run-tests torpor-engine torpor-kernel torpor-tracee
 # Kubernetes takes minutes to build: without it one test of the group cli is left out, and that is said.
 [ -n "$long" ] || scripts/kubernetes/build.sh --built >/dev/null ||
 	echo "left out: kubernetes: a_job_that_was_suspended_goes_on (scripts/kubernetes/build.sh builds what it takes)"
-group cli 600 scripts/run-tests torpor-cli torpor-worker
-group migrate 600 scripts/run-tests torpor-migrate torpor-bench
-group snapshot 600 scripts/run-tests torpor-snapshot
-group queue 600 scripts/run-tests torpor-queue
+group cli 600 scripts/run-tests torpor-cli torpor-worker &
 group benchmark 600 scripts/run-tests torpor-benchmark
 group kubernetes 600 scripts/run-tests torpor-kubernetes
+wait
+group migrate 600 scripts/run-tests torpor-migrate torpor-bench &
+group queue 600 scripts/run-tests torpor-queue
+wait
+group snapshot 600 scripts/run-tests torpor-snapshot
 group runtimes 1200 scripts/run-tests torpor-runtimes-tests
 group fault 1200 scripts/run-tests torpor-tests:fault
 group exchange 300 scripts/run-tests torpor-tests:exchange
@@ -112,12 +120,12 @@ group zoo 1500 scripts/run-tests torpor-tests:zoo
 
 # What nobody runs shows nothing.
 while read -r forgotten; do
-	failed+=("$forgotten: no group runs it")
+	fail "$forgotten: no group runs it"
 done < <(cut -f4 "$out/programs" | grep -vxFf "$out/ran")
 
 # The table tells of these outcomes, or it lies.
-target/debug/zoo status --check docs/compatibility.md || failed+=("docs/compatibility.md: make docs")
+target/debug/zoo status --check docs/compatibility.md || fail "docs/compatibility.md: make docs"
 
-for case in "${failed[@]}"; do echo "FAILED: $case"; done
-echo "$passed passed, ${#failed[@]} failed"
-[ ${#failed[@]} = 0 ]
+sed 's/^/FAILED: /' "$out/failed"
+echo "$(passed $(ls "$out"/*.txt | grep -v /again-)) passed, $(wc -l <"$out/failed") failed"
+[ ! -s "$out/failed" ]
