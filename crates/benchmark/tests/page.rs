@@ -1,5 +1,5 @@
-//! The page of a large run: small enough, complete without a network, readable on a phone. A headless Chromium
-//! shows it, where one is installed.
+//! The page of a large run: small enough, complete without a network, readable on a phone and in print. A
+//! headless Chromium shows it, where one is installed.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests may stop at the first surprise")]
 
@@ -152,17 +152,23 @@ onload = () => {
 };
 </script>"#;
 
-/// What a Chromium without a network finds in a report.
-fn seen(place: &Place) -> Option<Value> {
+/// A headless Chromium without a network, where one is installed. Its last argument is the page.
+fn chromium(place: &Place) -> Option<Command> {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {
         return None;
     }
-    fs::write(place.path("probe.html"), PROBE).unwrap();
     let profile = format!("--user-data-dir={}", place.path("profile").display());
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "240", "unshare", "--net"]).arg(chromium).arg(profile);
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]);
+    Some(command)
+}
+
+/// What a Chromium finds in a report.
+fn seen(place: &Place) -> Option<Value> {
+    fs::write(place.path("probe.html"), PROBE).unwrap();
+    let mut command = chromium(place)?;
     command.args(["--virtual-time-budget=20000", "--dump-dom"]);
     command.arg(format!("file://{}", place.path("probe.html").display()));
     let said = success(&command.output().unwrap());
@@ -183,4 +189,49 @@ fn a_browser_shows_it_on_a_phone_without_a_network() {
         "wide": 0, "charts": ROWS, "cells": ROWS * TARGETS, "blank": 0, "requests": 0,
     });
     assert_eq!(found, expected);
+}
+
+/// The value of an attribute of an element that `pdftotext -bbox` has written.
+fn attribute(element: &str, name: &str) -> f64 {
+    let (_, rest) = element.split_once(&format!("{name}=\"")).unwrap();
+    rest.split('"').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn it_is_printed_whole() {
+    let place = Place::new();
+    results(&place);
+    let page = report(&place);
+    let Some(mut command) = chromium(&place) else {
+        eprintln!("left out: it_is_printed_whole (it takes chromium)");
+        return;
+    };
+    let pdf = place.path("report.pdf");
+    command.arg("--no-pdf-header-footer").arg(format!("--print-to-pdf={}", pdf.display()));
+    success(&command.arg(format!("file://{}", page.display())).output().unwrap());
+    let text = Command::new("pdftotext").arg("-bbox").arg(&pdf).arg("-").output().unwrap();
+    let text = success(&text);
+
+    let (mut words, mut beyond, mut width) = (String::new(), Vec::new(), 0.0);
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("<page") {
+            width = attribute(line, "width");
+        } else if line.starts_with("<word") {
+            let word = line.split(['<', '>']).nth(2).unwrap();
+            words.push_str(word);
+            if attribute(line, "xMin") < 0.0 || attribute(line, "xMax") > width {
+                beyond.push(word);
+            }
+        }
+    }
+    assert!(width > 0.0 && beyond.is_empty(), "beyond the paper's edge: {beyond:?}");
+    // What is cut off is in no word. Long names are broken into lines, which count as words of their own.
+    let names = (0..ROWS).map(|number| format!("operations.component{number}.facet"));
+    let page = fs::read_to_string(page).unwrap();
+    let intervals = page.split("<small>").skip(1).map(|rest| rest.split('<').next().unwrap());
+    let intervals: Vec<String> = intervals.map(|text| text.replace(' ', "")).collect();
+    assert!(intervals.len() >= ROWS * TARGETS, "{} cells", intervals.len());
+    for part in names.chain(intervals) {
+        assert!(words.contains(&part), "{part} is not in print");
+    }
 }
