@@ -1,9 +1,12 @@
 //! Faults: an engine that is killed at any moment, runs out of space or time, or is given images that
 //! are no images. Whatever happens, tasks that ran go on unharmed and nothing is left over.
 
+mod damage;
+mod group;
 mod kill;
 mod pages;
 
+use self::group::Group;
 use self::kill::{Threads, Watched, watch};
 use crate::build;
 use crate::case::{Case, Outcome, isolated};
@@ -13,7 +16,7 @@ use crate::observe;
 use crate::program::{self, Mode};
 use crate::wait::wait_for;
 use anyhow::{Context, Result, bail, ensure};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -485,88 +488,6 @@ impl Play<'_> {
         self.unharmed(root, &before)?;
         self.finish(root)
     }
-
-    /// Each image in turn cut off, overwritten, or missing: an error, no panic, nothing left over.
-    fn bad_images(&self, root: i32) -> Result<()> {
-        self.put_to_sleep(root)?;
-        let images = self.runner.images();
-        let mut files: Vec<PathBuf> = std::fs::read_dir(&images)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|extension| extension == "img"))
-            .collect();
-        files.sort();
-        ensure!(files.len() > 10, "there are only {} images", files.len());
-        for file in &files {
-            let whole = std::fs::read(file)?;
-            for (what, content, must_fail) in self.damages(file, &whole) {
-                std::fs::write(file, content)?;
-                self.damaged(file, &what, must_fail)?;
-            }
-            if !file.ends_with("stats-dump.img") {
-                std::fs::remove_file(file)?;
-                self.damaged(file, "removed", false)?;
-            }
-            std::fs::write(file, &whole)?;
-        }
-        self.wake_and_finish()
-    }
-
-    /// Damaged versions of an image, and whether a restore from them has to fail.
-    fn damages(&self, file: &Path, whole: &[u8]) -> Vec<(String, Vec<u8>, bool)> {
-        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let raw = name.starts_with("pages-") || name.starts_with("stats-");
-        let cut = |len: usize| whole.get(..len).unwrap_or(whole).to_vec();
-        let mut damages = vec![
-            ("cut off at its half".to_owned(), cut(whole.len() / 2), !name.starts_with("stats-")),
-            ("cut off by a byte".to_owned(), cut(whole.len().saturating_sub(1)), !raw),
-            ("empty".to_owned(), Vec::new(), !name.starts_with("stats-")),
-            ("cut off in its magic".to_owned(), cut(3), !raw),
-        ];
-        let length = u64::try_from(whole.len()).unwrap_or(1);
-        for _ in 0..6 {
-            let mut copy = whole.to_vec();
-            let at = self.below(length);
-            let bit = 1 << self.below(8);
-            if let Some(byte) = usize::try_from(at).ok().and_then(|at| copy.get_mut(at)) {
-                *byte ^= bit;
-            }
-            damages.push((format!("byte {at} changed by {bit:#x}"), copy, at < 4 && !raw));
-        }
-        damages
-    }
-
-    fn damaged(&self, file: &Path, what: &str, must_fail: bool) -> Result<()> {
-        let world = World::observe()?;
-        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let about = || format!("{name}, {what}: {}", self.runner.log_tail("restore"));
-        let mut command = self.runner.command("restore", &["-d"])?;
-        let status = commands::run(&self.runner.dir, "restore", &mut command, ENGINE);
-        let status = status.with_context(about)?;
-        let out = self.runner.output("restore");
-        ensure!(!out.contains("panicked"), "it panicked: {}", about());
-        ensure!(status.code().is_some(), "it died: {}", about());
-        if status.success() {
-            ensure!(!must_fail, "it succeeded: {}", about());
-            return self.clear(&world).with_context(about);
-        } else if must_fail {
-            let log = std::fs::read_to_string(self.runner.images().join("restore.log"))?;
-            let named = log.lines().any(|line| line.contains("Error") && line.contains(name));
-            ensure!(named, "the error does not name the file: {}", about());
-        }
-        self.runner.gone(0).with_context(about)?;
-        world.must_be_unchanged().with_context(about)
-    }
-
-    /// A file that a task had mapped is not there any more: the restore fails late.
-    fn missing_file(&self, root: i32) -> Result<()> {
-        let lost = self.runner.work().join("out");
-        self.put_to_sleep(root)?;
-        let hidden = lost.with_extension("hidden");
-        std::fs::rename(&lost, &hidden)?;
-        self.damaged(Path::new("out"), "missing", true)?;
-        std::fs::rename(hidden, &lost)?;
-        self.wake_and_finish()
-    }
 }
 
 /// Waits until nobody but the program, who started it, and who keeps what its rounds know is
@@ -582,89 +503,6 @@ fn engine_gone(root: i32) -> Result<()> {
         Ok(others.is_empty().then_some(()))
     })
     .with_context(|| format!("{:?}", observe::processes()))
-}
-
-/// A control group that pauses tasks. It is taken away at the end, with what is in it set free.
-struct Group {
-    dir: PathBuf,
-    file: &'static str,
-    frozen: &'static str,
-    thawed: &'static str,
-}
-
-impl Group {
-    fn of_each_version() -> Result<Vec<Self>> {
-        Ok([Self::of_version_1()?, Self::of_version_2()?].into_iter().flatten().collect())
-    }
-
-    fn of_version_1() -> Result<Option<Self>> {
-        Self::below("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED")
-    }
-
-    fn of_version_2() -> Result<Option<Self>> {
-        let hybrid = Path::new("/sys/fs/cgroup/unified").exists();
-        let top = if hybrid { "/sys/fs/cgroup/unified" } else { "/sys/fs/cgroup" };
-        Self::below(top, "cgroup.freeze", "1", "0")
-    }
-
-    fn below(
-        top: &str,
-        file: &'static str,
-        frozen: &'static str,
-        thawed: &'static str,
-    ) -> Result<Option<Self>> {
-        let outside = std::fs::read_link("/proc/self/ns/pid")?;
-        let number: String =
-            outside.display().to_string().chars().filter(char::is_ascii_digit).collect();
-        let dir = Path::new(top).join(format!("zoo-{number}"));
-        if !Path::new(top).join("cgroup.procs").exists() {
-            return Ok(None);
-        }
-        // One of this name is what a runner that was killed has left: numbers come again.
-        let _ = std::fs::remove_dir(&dir);
-        std::fs::create_dir(&dir).with_context(|| format!("make {}", dir.display()))?;
-        let group = Group { dir, file, frozen, thawed };
-        Ok(group.dir.join(file).exists().then_some(group))
-    }
-
-    fn take(&self, pid: i32) -> Result<()> {
-        Ok(std::fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
-    }
-
-    /// Gives all tasks back to the group above.
-    fn give_back(&self) -> Result<()> {
-        let above = self.dir.parent().context("no group above")?.join("cgroup.procs");
-        for pid in std::fs::read_to_string(self.dir.join("cgroup.procs"))?.lines() {
-            std::fs::write(&above, pid)?;
-        }
-        Ok(())
-    }
-
-    fn freeze(&self) -> Result<()> {
-        std::fs::write(self.dir.join(self.file), self.frozen)?;
-        self.await_frozen()
-    }
-
-    fn await_frozen(&self) -> Result<()> {
-        wait_for("the tasks to be paused", CALM, || {
-            let state = std::fs::read_to_string(self.dir.join(self.file))?;
-            Ok((state.trim() == self.frozen).then_some(()))
-        })
-        .with_context(states)
-    }
-
-    fn thaw(&self) -> Result<()> {
-        Ok(std::fs::write(self.dir.join(self.file), self.thawed)?)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // A group with tasks in it cannot be removed.
-        let _ = self.thaw();
-        let _ = self.give_back();
-        let _ = std::fs::remove_dir(&self.dir);
-    }
 }
 
 fn end(pid: i32) {
