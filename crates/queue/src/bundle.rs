@@ -5,6 +5,7 @@
 //! the directory, nothing that is there is written to, and links are made last, so that no
 //! file is written through one.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{
@@ -12,6 +13,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, linkat, openat2};
 use serde::{Deserialize, Serialize};
 
 use crate::marks::{self, Attributes};
@@ -40,10 +42,15 @@ enum What {
     File(u64),
     /// A file whose content comes in another order.
     Parts(u64, Vec<Extent>),
+    /// A file that came before, by its name in what came before.
+    There(PathBuf),
     Link(PathBuf),
     Fifo,
     Whiteout,
 }
+
+/// Files that the other end has already: their names there, by device and inode here.
+pub type There = HashMap<(u64, u64), PathBuf>;
 
 /// What is to be sent, with its length.
 #[derive(Debug)]
@@ -54,13 +61,14 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// All below `root` for which `wanted` says yes.
+    /// All below `root` for which `wanted` says yes. Of what is `there` already only the names are
+    /// sent.
     ///
     /// # Errors
     /// If a file cannot be looked at.
-    pub fn of(root: &Path, wanted: impl Fn(&Path) -> bool) -> io::Result<Self> {
+    pub fn of(root: &Path, there: &There, wanted: impl Fn(&Path) -> bool) -> io::Result<Self> {
         let mut entries = Vec::new();
-        collect(root, Path::new(""), &wanted, &mut entries)?;
+        collect(root, Path::new(""), there, &wanted, &mut entries)?;
         let list = serde_json::to_vec(&entries)?;
         Ok(Self { root: root.to_owned(), list, entries })
     }
@@ -103,6 +111,7 @@ impl Bundle {
 fn collect(
     root: &Path,
     below: &Path,
+    there: &There,
     wanted: &impl Fn(&Path) -> bool,
     found: &mut Vec<Entry>,
 ) -> io::Result<()> {
@@ -114,6 +123,8 @@ fn collect(
         }
         let what = if meta.is_dir() {
             What::Dir
+        } else if let Some(name) = there.get(&(meta.dev(), meta.ino())) {
+            What::There(name.clone())
         } else if meta.is_symlink() {
             What::Link(fs::read_link(entry.path())?)
         } else if meta.is_file() {
@@ -142,18 +153,40 @@ fn collect(
             attributes,
         });
         if is_dir {
-            collect(root, &path, wanted, found)?;
+            collect(root, &path, there, wanted, found)?;
         }
     }
     Ok(())
 }
 
-/// Unpacks what is read into `to`, which must be a new directory.
+/// The files below directories of `root`, as the other end has them.
 ///
 /// # Errors
-/// If what comes ends early, has too long a list, or names what is not below `to`; if a file cannot
-/// be made.
-pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
+/// If one cannot be looked at.
+pub fn there(root: &Path, dirs: &[PathBuf]) -> io::Result<There> {
+    let mut found = There::new();
+    let mut left = dirs.to_vec();
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(root.join(&dir))? {
+            let entry = entry?;
+            let (meta, path) = (entry.metadata()?, dir.join(entry.file_name()));
+            if meta.is_dir() {
+                left.push(path);
+            } else if meta.is_file() {
+                found.insert((meta.dev(), meta.ino()), path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Unpacks what is read into `to`, which must be a new directory. What came before is below
+/// `there`.
+///
+/// # Errors
+/// If what comes ends early, has too long a list, or names what is not below `to` or `there`; if a
+/// file cannot be made.
+pub fn unpack(from: &mut dyn Read, to: &Path, there: Option<&Path>) -> io::Result<()> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
     let length = u64::from_be_bytes(length);
@@ -182,6 +215,10 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
                 let text = format!("{} does not come as a whole", entry.path.display());
                 return Err(io::Error::other(text));
             }
+            What::There(name) => {
+                let there = there.ok_or_else(|| io::Error::other("nothing came before"))?;
+                link(there, name, &path)?;
+            }
             What::Fifo => {
                 marks::make_fifo(&path)?;
                 adorn(&path, entry)?;
@@ -198,10 +235,24 @@ pub fn unpack(from: &mut dyn Read, to: &Path) -> io::Result<()> {
                 lchown(&path, Some(entry.uid), Some(entry.gid))?;
             }
             What::Dir => adorn(&path, entry)?,
-            What::File(_) | What::Parts(..) | What::Fifo | What::Whiteout => {}
+            What::File(_) | What::Parts(..) | What::There(_) | What::Fifo | What::Whiteout => {}
         }
     }
     Ok(())
+}
+
+/// Makes `path` one more name of the file `name` below `there`. Owner, mode and time are the same
+/// file's, and so right already.
+fn link(there: &Path, name: &Path, path: &Path) -> io::Result<()> {
+    let root = File::open(there)?;
+    let (flags, mode) = (OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    // What came before is as hostile as what comes now: through a link there it would be any file
+    // of this machine.
+    let file = openat2(root, name, flags, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)?;
+    if !FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file() {
+        return Err(io::Error::other(format!("{} did not come as a file", name.display())));
+    }
+    Ok(linkat(file, "", CWD, path, AtFlags::EMPTY_PATH)?)
 }
 
 /// Makes a new file of parts that come one after the other.
@@ -229,7 +280,7 @@ fn adorn(path: &Path, entry: &Entry) -> io::Result<()> {
     let (seconds, nanoseconds) = entry.mtime;
     let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-    Ok(rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty())?)
+    Ok(rustix::fs::utimensat(CWD, path, &times, AtFlags::empty())?)
 }
 
 #[cfg(test)]
@@ -237,7 +288,8 @@ mod tests {
     use super::*;
 
     fn packed(root: &Path) -> Vec<u8> {
-        let bundle = Bundle::of(root, |path| path != Path::new("left-out")).unwrap();
+        let wanted = |path: &Path| path != Path::new("left-out");
+        let bundle = Bundle::of(root, &There::new(), wanted).unwrap();
         let mut bytes = Vec::new();
         bundle.write(&mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, bundle.length());
@@ -258,7 +310,7 @@ mod tests {
         let opaque = vec![(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())];
         marks::set_attributes(&from.path().join("a/b"), &opaque).unwrap();
         let bytes = packed(from.path());
-        unpack(&mut bytes.as_slice(), to.path()).unwrap();
+        unpack(&mut bytes.as_slice(), to.path(), None).unwrap();
         assert_eq!(fs::read(to.path().join("a/b/file")).unwrap(), b"content");
         assert_eq!(fs::read_link(to.path().join("a/link")).unwrap(), Path::new("../file"));
         assert_eq!(fs::metadata(to.path().join("a")).unwrap().mode() & 0o7777, 0o750);
@@ -268,8 +320,26 @@ mod tests {
         assert_eq!(marks::attributes(&to.path().join("a/b")).unwrap(), opaque);
         for cut in [0, 5, 20, bytes.len() - 1] {
             let to = tempfile::tempdir().unwrap();
-            assert!(unpack(&mut &bytes[..cut], to.path()).is_err(), "{cut}");
+            assert!(unpack(&mut &bytes[..cut], to.path(), None).is_err(), "{cut}");
         }
+    }
+
+    #[test]
+    fn what_came_before_is_there() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(from.path().join("first/sub")).unwrap();
+        fs::create_dir(from.path().join("second")).unwrap();
+        fs::write(from.path().join("first/sub/same"), "same").unwrap();
+        fs::hard_link(from.path().join("first/sub/same"), from.path().join("second/kept")).unwrap();
+        fs::write(from.path().join("second/new"), "new").unwrap();
+        let before = there(from.path(), &["first".into()]).unwrap();
+        let second = |path: &Path| path.starts_with("second");
+        let mut bytes = Vec::new();
+        Bundle::of(from.path(), &before, second).unwrap().write(&mut bytes).unwrap();
+        unpack(&mut bytes.as_slice(), to.path(), Some(from.path())).unwrap();
+        assert_eq!(fs::read(to.path().join("second/kept")).unwrap(), b"same");
+        assert_eq!(fs::read(to.path().join("second/new")).unwrap(), b"new");
+        assert!(unpack(&mut bytes.as_slice(), &to.path().join("other"), None).is_err());
     }
 
     #[test]
@@ -284,6 +354,11 @@ mod tests {
             attributes: Attributes::new(),
         };
         let outside = tempfile::tempdir().unwrap();
+        let before = tempfile::tempdir().unwrap();
+        fs::write(before.path().join("secret"), "of somebody else").unwrap();
+        fs::create_dir(before.path().join("came")).unwrap();
+        symlink("..", before.path().join("came/up")).unwrap();
+        symlink("../secret", before.path().join("came/link")).unwrap();
         let link = What::Link(outside.path().to_owned());
         for entries in [
             vec![entry("../x", What::File(1))],
@@ -293,16 +368,23 @@ mod tests {
             vec![entry("a", link.clone()), entry("a/x", What::File(1))],
             vec![entry("a", What::File(0)), entry("a", What::File(1))],
             vec![entry("a", What::Parts(1, vec![(1 << 40, 1)]))],
+            vec![entry("a", What::There("../secret".into()))],
+            vec![entry("a", What::There(before.path().join("secret")))],
+            vec![entry("a", What::There("up/secret".into()))],
+            vec![entry("a", What::There("link".into()))],
+            vec![entry("a", What::There("nothing".into()))],
+            vec![entry("a", What::There("".into()))],
         ] {
             let list = serde_json::to_vec(&entries).unwrap();
             let mut bytes = (list.len() as u64).to_be_bytes().to_vec();
             bytes.extend(list);
             bytes.push(b'x');
             let to = tempfile::tempdir().unwrap();
-            assert!(unpack(&mut bytes.as_slice(), to.path()).is_err(), "{entries:?}");
+            let came = before.path().join("came");
+            assert!(unpack(&mut bytes.as_slice(), to.path(), Some(&came)).is_err(), "{entries:?}");
             assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         }
         let long = u64::MAX.to_be_bytes();
-        assert!(unpack(&mut long.as_slice(), outside.path()).is_err());
+        assert!(unpack(&mut long.as_slice(), outside.path(), None).is_err());
     }
 }

@@ -201,3 +201,72 @@ fn strangers_hand_over_nothing_and_who_cannot_go_stays() {
     }
     assert_eq!(b.ok(&["list", "--json"]), "[]\n");
 }
+
+/// A job with 24 MiB of memory and a file of 12 MiB that it does not change any more, and that counts.
+const LARGE: &str = "import os, time\nkept = os.urandom(24 << 20)\n\
+                     open('kept', 'wb').write(kept[:12 << 20])\n\
+                     for i in range(200):\n    print(i, flush=True)\n    time.sleep(0.05)\n\
+                     print(open('kept', 'rb').read() == kept[:12 << 20])";
+
+/// What it writes.
+fn large() -> String {
+    (0..200).map(|i| format!("{i}\n")).chain(["True\n".to_owned()]).collect()
+}
+
+/// That job, in a directory of its own.
+fn submit_large(daemon: &Daemon, dir: &Path) -> u64 {
+    let input = dir.join("input");
+    std::fs::create_dir(&input).unwrap();
+    let id = daemon.submit(&["--input", input.to_str().unwrap()], &["python3", "-c", LARGE]);
+    daemon.wait_for_output(id, "5\n");
+    id
+}
+
+/// How many bytes an event of this kind tells of.
+fn bytes(daemon: &Daemon, id: u64, kind: &str) -> u64 {
+    let job = daemon.show(id);
+    let mut events = job["events"].as_array().unwrap().iter();
+    let event = events.rfind(|event| event["kind"] == kind);
+    event
+        .and_then(|event| event["data"]["bytes"].as_u64())
+        .unwrap_or_else(|| panic!("{kind}: {job}"))
+}
+
+#[test]
+fn most_of_a_job_is_sent_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let id = submit_large(&a, dir.path());
+    assert_eq!(a.ok(&["move", "1", "--to", "b", "--live"]), "1\n");
+    let (ahead, rest) = (bytes(&a, id, "sent-ahead"), bytes(&a, id, "moved"));
+    assert!(ahead > 36 << 20, "memory and files are not sent ahead: {ahead} bytes");
+    assert!(rest < 12 << 20, "what was sent ahead is sent again: {rest} bytes");
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), large());
+    assert_eq!(b.output(1), large());
+    let left = std::fs::read_dir(b.data().join("incoming")).unwrap().count();
+    assert_eq!(left, 0, "something came in and stays");
+}
+
+#[test]
+fn a_job_goes_as_a_whole_when_what_was_sent_ahead_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = pair(dir.path(), &json!({}));
+    let id = submit_large(&a, dir.path());
+    let mut moves = a.queue(&["move", "1", "--to", "b", "--live"]);
+    let mut moves = moves.stdout(Stdio::null()).spawn().unwrap();
+    // Somebody clears away there what comes, again and again.
+    let mut cleared = false;
+    let status = until("it moves", || {
+        let entries = std::fs::read_dir(b.data().join("incoming")).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "ahead"))
+        {
+            cleared |= std::fs::remove_dir_all(entry.path()).is_ok();
+        }
+        moves.try_wait().unwrap()
+    });
+    assert!(cleared && status.success(), "{status}");
+    assert!(bytes(&a, id, "moved") > 36 << 20, "{}", a.show(id));
+    a.wait_for(id, "done");
+    assert_eq!(a.output(id), large());
+}

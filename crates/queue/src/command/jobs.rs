@@ -258,6 +258,9 @@ pub struct Move {
     /// The machine's name in the pool
     #[arg(long, value_name = "MACHINE")]
     to: String,
+    /// Let it run here while most of it is sent, so that it stands still only for what it changes meanwhile
+    #[arg(long)]
+    live: bool,
     /// Print an object: the machine, and the job there
     #[arg(long)]
     json: bool,
@@ -271,7 +274,8 @@ impl Move {
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
         let path = format!("/v1/jobs/{}", self.id);
-        client.json("POST", &format!("{path}/move?to={}", self.to), b"")?;
+        let live = u8::from(self.live);
+        client.json("POST", &format!("{path}/move?to={}&live={live}", self.to), b"")?;
         loop {
             let job = client.json("GET", &path, b"")?;
             match word(&job["state"]) {

@@ -64,6 +64,9 @@ pub struct Drain {
     /// Let all jobs go on on this machine of the pool
     #[arg(long, value_name = "MACHINE", conflicts_with = "end")]
     to: Option<String>,
+    /// Let each run here while most of it is sent
+    #[arg(long, requires = "to")]
+    live: bool,
     /// Return once nothing runs any more
     #[arg(long, conflicts_with = "end")]
     wait: bool,
@@ -79,7 +82,8 @@ impl Drain {
     /// If the daemon does not answer, or this user may not.
     pub fn run(self) -> Result<ExitCode, Outcome> {
         let client = client()?;
-        let to = self.to.map_or(String::new(), |to| format!("&to={to}"));
+        let to =
+            self.to.map_or(String::new(), |to| format!("&to={to}&live={}", u8::from(self.live)));
         let path = format!("/v1/drain?end={}{to}", u8::from(self.end));
         let answer = client.json("POST", &path, b"")?;
         while self.wait && client.json("GET", "/v1/machine", b"")?["slots_used"] != json!(0) {

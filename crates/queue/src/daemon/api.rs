@@ -58,6 +58,10 @@ pub fn handle(queue: &Arc<Queue>, who: &Identity, request: &Request) -> Response
         ("GET", ["v1", "machine"]) => Response::json(&queue.lock().machine(|owner| who.may(owner))),
         ("GET", ["v1", "events"]) => events(queue, who, request),
         ("POST", ["v1", "drain"]) => admin(who, || drain(queue, request)),
+        ("DELETE", ["v1", "import", key]) => of_the_pool(who, || {
+            super::ahead::forget(queue, key);
+            Response::json(&json!({}))
+        }),
         ("GET", ["v1", "store"]) => admin(who, || told(super::objects::others(queue))),
         ("POST", ["v1", "store", "adopt"]) => admin(who, || {
             let name = request.query("name").unwrap_or("");
@@ -82,10 +86,14 @@ pub fn import(
     request: &Request,
     body: &mut dyn Read,
 ) -> Response {
-    if !who.machine {
-        return Response::problem(403, "only machines of the pool, by their certificates, may");
+    of_the_pool(who, || super::import::take(queue, request, body))
+}
+
+fn of_the_pool(who: &Identity, work: impl FnOnce() -> Response) -> Response {
+    if who.machine {
+        return work();
     }
-    super::import::take(queue, request.query("key"), body)
+    Response::problem(403, "only machines of the pool, by their certificates, may")
 }
 
 fn admin(who: &Identity, work: impl FnOnce() -> Response) -> Response {
@@ -121,8 +129,9 @@ fn job(queue: &Arc<Queue>, id: JobId, method: &str, rest: &[&str], request: &Req
         }
         ("POST", ["preempt"]) => preempt(queue, id, request),
         ("POST", ["move"]) => {
-            let to = request.query("to").unwrap_or("");
-            match queue.change(|core| core.move_to(id, to)) {
+            let (to, live) =
+                (request.query("to").unwrap_or(""), request.query("live") == Some("1"));
+            match queue.change(|core| core.move_to(id, to, live)) {
                 Ok(()) => with(&queue.lock(), id, Core::brief),
                 Err(text) => Response::problem(409, &text),
             }
@@ -242,7 +251,8 @@ fn preempt(queue: &Arc<Queue>, id: JobId, request: &Request) -> Response {
 fn drain(queue: &Arc<Queue>, request: &Request) -> Response {
     let draining = request.query("end") != Some("1");
     if let Some(machine) = request.query("to")
-        && let Err(text) = queue.change(|core| core.move_all(machine))
+        && let Err(text) =
+            queue.change(|core| core.move_all(machine, request.query("live") == Some("1")))
     {
         return Response::problem(409, &text);
     }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde_json::{Value, json};
 
+use super::ahead::Ahead;
 use super::config::Config;
 use super::objects::Depot;
 use super::record::{Place, Record};
@@ -99,6 +100,8 @@ pub struct Core {
     pub(super) followers: BTreeMap<JobId, (u32, Millis)>,
     /// Jobs that are on their way to another machine, or followed there.
     pub(super) transfers: BTreeSet<JobId>,
+    /// How far those are of which something is sent ahead while they run.
+    pub(super) ahead: BTreeMap<JobId, Ahead>,
     /// What is in the object store.
     pub depot: Depot,
     /// What names this daemon to others: nobody else's jobs have keys that begin with it.
@@ -118,6 +121,8 @@ impl Core {
     /// If it cannot be read.
     pub fn open(data: PathBuf, mut config: Config) -> Result<Self, Error> {
         let store = Store::open(&data.join("queue.db"))?;
+        // What had not come to its end comes again.
+        let _ = std::fs::remove_dir_all(data.join("incoming"));
         // Those that were set while a daemon ran count more than those of its file.
         config.rules.quotas.extend(store.fact::<BTreeMap<_, _>>("quotas")?.unwrap_or_default());
         let jobs = store.jobs()?.into_iter().map(|record| (record.id, record)).collect();
@@ -153,6 +158,7 @@ impl Core {
             not_before: BTreeMap::new(),
             followers: BTreeMap::new(),
             transfers: BTreeSet::new(),
+            ahead: BTreeMap::new(),
             depot: Depot::default(),
             name,
             pool: None,
@@ -269,6 +275,7 @@ impl Core {
         self.not_before.remove(&id);
         self.last_save.remove(&id);
         self.saving.remove(&id);
+        self.drop_ahead(id);
         self.count_stored();
         self.keep_facts();
         let dir = self.dir(id);

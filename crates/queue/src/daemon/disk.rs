@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::bundle::Bundle;
+use crate::bundle::{self, Bundle, There};
 use crate::files::{self, JobDir};
 use crate::shepherd::engine;
 
@@ -58,25 +58,55 @@ pub fn bytes(dir: &JobDir) -> u64 {
     numbers(dir).into_iter().filter_map(size).sum()
 }
 
-/// All that a job needs elsewhere to go on from a checkpoint, or to begin.
+/// All that a job needs elsewhere to go on from a checkpoint, or to begin, but for what was sent
+/// ahead: an earlier checkpoint.
 ///
 /// # Errors
 /// If a file of the job cannot be looked at.
-pub fn bundle(dir: &JobDir, seq: Option<u64>) -> io::Result<Bundle> {
+pub fn bundle(dir: &JobDir, seq: Option<u64>, ahead: Option<u64>) -> io::Result<Bundle> {
     let chain = seq.map(|seq| chain(dir, seq)).unwrap_or_default();
-    let names: Vec<String> = chain.iter().map(|seq| format!("checkpoint-{seq}")).collect();
-    Bundle::of(dir.path(), |path| {
+    let ahead = ahead.filter(|ahead| chain.contains(ahead));
+    let (sent, names) = chain.iter().partition(|&&seq| ahead.is_some_and(|ahead| seq <= ahead));
+    let (sent, names) = (named(sent), named(names));
+    let own = sent.first().into_iter().flat_map(|name| OWN.map(|own| Path::new(name).join(own)));
+    let own: Vec<PathBuf> = own.filter(|path| dir.path().join(path).exists()).collect();
+    let there = bundle::there(dir.path(), &own)?;
+    Bundle::of(dir.path(), &there, |path| {
         let mut parts = path.iter().filter_map(|part| part.to_str());
         match (parts.next(), parts.next()) {
             (Some("out" | "err" | "in" | "in.end" | "container.json"), _) => true,
-            // Of its own files, only what belongs to the newest one is needed.
-            (Some(name), Some("work" | "upper")) => {
-                names.first().is_some_and(|first| first == name)
-            }
-            (Some(name), _) => names.iter().any(|known| known == name),
+            (Some(name), second) => is_needed(&names, name, second),
             _ => false,
         }
     })
+}
+
+/// A checkpoint and those that it builds on, without the rest of the job.
+///
+/// # Errors
+/// If a file of the job cannot be looked at.
+pub fn bundle_ahead(dir: &JobDir, seq: u64) -> io::Result<Bundle> {
+    let names = named(chain(dir, seq));
+    Bundle::of(dir.path(), &There::new(), |path| {
+        let mut parts = path.iter().filter_map(|part| part.to_str());
+        parts.next().is_some_and(|name| is_needed(&names, name, parts.next()))
+    })
+}
+
+/// The names of a job's own directories in a checkpoint.
+const OWN: [&str; 2] = ["work", "upper"];
+
+/// The names of checkpoints' directories.
+fn named(chain: Vec<u64>) -> Vec<String> {
+    chain.into_iter().map(|seq| format!("checkpoint-{seq}")).collect()
+}
+
+/// Whether something in the directory `name` is needed of the checkpoints `names`, the newest first:
+/// of the job's own files only what belongs to the newest one is.
+fn is_needed(names: &[String], name: &str, second: Option<&str>) -> bool {
+    let own = second.is_some_and(|second| OWN.contains(&second));
+    let mut needed = names.iter().take(if own { 1 } else { names.len() });
+    needed.any(|known| known == name)
 }
 
 /// Moves what was unpacked in `from` to a job's directory, which has lost its checkpoint. What is

@@ -8,29 +8,34 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::core::{Core, Queue};
-use super::disk;
 use super::record::{Place, Record};
 use super::transfer::Handover;
+use super::{ahead, disk};
 use crate::bundle;
 use crate::files;
-use crate::http::Response;
+use crate::http::{Request, Response};
 use crate::scheduler::JobId;
 
 /// No description of a job is longer.
 const MAX_RECORD: u64 = 8 << 20;
 
-/// Takes a job in. It is held until the other machine knows that it is here.
-pub fn take(queue: &Arc<Queue>, key: Option<&str>, body: &mut dyn Read) -> Response {
+/// Takes a job in, or what comes ahead of one. It is held until the other machine knows that it is
+/// here.
+pub fn take(queue: &Arc<Queue>, request: &Request, body: &mut dyn Read) -> Response {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let key = request.query("key");
     let Some(key) = key.filter(|key| key.len() < 100 && !key.is_empty() && key.chars().all(plain))
     else {
         return Response::problem(400, "a job comes with a key of letters, digits and hyphens");
     };
-    let taken = receive(queue, key, body);
+    let taken = match request.query("ahead") {
+        Some(_) => ahead::receive(queue, key, body).map(|()| json!({})),
+        None => receive(queue, key, body).map(|id| json!({ "id": id })),
+    };
     // Who still sends would not hear the answer.
     let drained = io::copy(body, &mut io::sink());
-    match taken.and_then(|id| drained.map(|_| id)) {
-        Ok(id) => Response { status: 201, ..Response::json(&json!({ "id": id })) },
+    match taken.and_then(|answer| drained.map(|_| answer)) {
+        Ok(answer) => Response { status: 201, ..Response::json(&answer) },
         Err(e) => Response::problem(409, &e.to_string()),
     }
 }
@@ -52,16 +57,19 @@ fn receive(queue: &Arc<Queue>, key: &str, body: &mut dyn Read) -> io::Result<Job
     Read::take(&mut *body, length).read_to_end(&mut text)?;
     let place = queue.lock().data.join("incoming").join(key);
     let record = unpack(&text, body, &place)?;
+    ahead::forget(queue, key);
     queue.change(|core| core.adopt(key, record, &place))
 }
 
 /// Unpacks a job with this description in `place`, from where it is adopted.
 pub(super) fn unpack(job: &[u8], from: &mut dyn Read, place: &Path) -> io::Result<Record> {
-    let Handover { record } = serde_json::from_slice(job)?;
+    let Handover { record, ahead } = serde_json::from_slice(job)?;
     record.spec.check().map_err(io::Error::other)?;
     let _ = fs::remove_dir_all(place);
     fs::create_dir_all(place)?;
-    let unpacked = bundle::unpack(from, place)
+    let there = ahead.then(|| ahead::place_of(place));
+    let unpacked = bundle::unpack(from, place, there.as_deref())
+        .and_then(|()| there.map_or(Ok(()), |there| ahead::join(&there, place)))
         .and_then(|()| files::write_stable(&place.join("spec.json"), &record.spec))
         .and_then(|()| files::sync_tree(place));
     if let Err(e) = unpacked {

@@ -1,6 +1,7 @@
 //! `torpor queue serve`: the daemon of one machine.
 
 mod access;
+mod ahead;
 mod api;
 pub mod config;
 mod core;

@@ -354,9 +354,10 @@ impl Put {
         if place.sign(&self.name)?.is_some() {
             return Ok(Done::Adopted);
         }
-        let handover = Handover { record: self.record.clone() };
+        let handover = Handover { record: self.record.clone(), ahead: false };
         let job = serde_json::to_vec(&handover).context(|| "the description of the job")?;
-        let files = disk::bundle(&self.dir, Some(self.seq)).context(|| "the files of the job")?;
+        let files =
+            disk::bundle(&self.dir, Some(self.seq), None).context(|| "the files of the job")?;
         let (class, recipient) = (self.record.spec.class.as_str(), self.recipient.as_deref());
         let parts = Parts { class, recipient, job: &job, files: &files };
         let (pieces, new) = place.put(&self.name, &parts)?;

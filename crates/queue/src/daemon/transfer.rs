@@ -4,7 +4,8 @@
 //! often that is tried, so that it arrives once. There it is held until this daemon has on
 //! disk that it has gone. From then on this daemon is its client: what it writes there is
 //! added to the output here, input and signals go there, and it ends here when it ends
-//! there. What cannot be brought back there is taken back.
+//! there. What cannot be brought back there is taken back. What is sent before, while the job still
+//! runs, is in [`ahead`](super::ahead).
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -44,6 +45,12 @@ pub struct Destination {
     pub key: String,
     /// The job's number there, once it has gone.
     pub job: Option<JobId>,
+    /// Whether most of it is to be sent while it still runs.
+    #[serde(default)]
+    pub live: bool,
+    /// The checkpoint that is there already.
+    #[serde(default)]
+    pub ahead: Option<u64>,
 }
 
 /// What is told to the machine that a job goes to.
@@ -51,14 +58,17 @@ pub struct Destination {
 pub struct Handover {
     /// The job, as it is here.
     pub record: Record,
+    /// Whether it is to be joined with what was sent ahead.
+    #[serde(default)]
+    pub ahead: bool,
 }
 
 impl Core {
-    /// Lets a job go on on another machine.
+    /// Lets a job go on on another machine; `live`: it runs here while most of it is sent.
     ///
     /// # Errors
     /// A sentence, if it cannot.
-    pub fn move_to(&mut self, id: JobId, machine: &str) -> Result<(), String> {
+    pub fn move_to(&mut self, id: JobId, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let record = self.jobs.get_mut(&id).ok_or("there is no such job")?;
         match (record.place, &record.destination) {
@@ -74,10 +84,15 @@ impl Core {
             return Err(format!("it cannot be saved: {why}"));
         }
         let key = format!("{}-{id}-{}", self.name, record.next_checkpoint);
-        record.destination = Some(Destination { machine: machine.to_owned(), key, job: None });
+        let live = live && matches!(record.place, Place::Starting | Place::Waking | Place::Running);
+        let machine = machine.to_owned();
+        let event = ("moving", json!({ "to": machine, "live": live }));
+        record.destination = Some(Destination { machine, key, job: None, live, ahead: None });
         let running = record.place == Place::Running;
-        self.save(id, Some(("moving", json!({ "to": machine }))));
-        if running {
+        self.save(id, Some(event));
+        if live {
+            // It gives way when it is there but for what it still changes.
+        } else if running {
             self.preempt(id, Some(Means::Checkpoint)).inspect_err(|_| self.stay(id, ""))?;
         } else {
             // One that is about to run gives way as soon as it does.
@@ -86,11 +101,11 @@ impl Core {
         Ok(())
     }
 
-    /// Lets all jobs go on on another machine.
+    /// Lets all jobs go on on another machine, as [`move_to`](Self::move_to) does.
     ///
     /// # Errors
     /// A sentence, if that is not in the pool.
-    pub fn move_all(&mut self, machine: &str) -> Result<(), String> {
+    pub fn move_all(&mut self, machine: &str, live: bool) -> Result<(), String> {
         self.peer(machine)?;
         let here = |job: &&Record| {
             !matches!(job.place, Place::Ended | Place::Away) && job.destination.is_none()
@@ -98,7 +113,7 @@ impl Core {
         let ids: Vec<JobId> = self.jobs.values().filter(here).map(|job| job.id).collect();
         for id in ids {
             // Who cannot go stays, as `show` says.
-            if let Err(why) = self.move_to(id, machine) {
+            if let Err(why) = self.move_to(id, machine, live) {
                 self.save(id, Some(("stays", json!({ "why": why }))));
             }
         }
@@ -106,8 +121,9 @@ impl Core {
     }
 
     /// A job that was to go stays here after all.
-    fn stay(&mut self, id: JobId, why: &str) {
+    pub(super) fn stay(&mut self, id: JobId, why: &str) {
         self.transfers.remove(&id);
+        self.drop_ahead(id);
         let Some(record) = self.jobs.get_mut(&id) else { return };
         record.destination = None;
         if record.place == Place::Away {
@@ -133,6 +149,9 @@ impl Core {
             Place::Asleep => record.durable.is_some() && (latest || !record.shepherd),
             _ => false,
         };
+        if record.place == Place::Running && destination.live {
+            return self.send_ahead(id);
+        }
         let failed = record.place == Place::Running && !record.held && !self.saving.contains(&id);
         if failed {
             return self.stay(id, "it could not be saved");
@@ -185,11 +204,15 @@ struct Transfer {
 impl Transfer {
     fn run(mut self) {
         if self.destination.job.is_none() {
-            match self.hand_over() {
-                Ok(job) => self.destination.job = Some(job),
+            let bytes = match self.hand_over() {
+                Ok((job, bytes)) => {
+                    self.destination.job = Some(job);
+                    bytes
+                }
                 Err(why) => return self.queue.change(|core| core.stay(self.id, &why)),
-            }
-            let there = json!({ "to": self.destination.machine, "job": self.destination.job });
+            };
+            let (machine, job) = (&self.destination.machine, self.destination.job);
+            let there = json!({ "to": machine, "job": job, "bytes": bytes });
             let cancelled = self.queue.change(|core| {
                 if let Some(record) = core.jobs.get_mut(&self.id) {
                     record.destination = Some(self.destination.clone());
@@ -217,17 +240,27 @@ impl Transfer {
         self.queue.lock().peer(&self.destination.machine)
     }
 
-    /// Sends the job; returns its number there.
-    fn hand_over(&self) -> Result<JobId, String> {
+    /// Sends the job; returns its number there, and how many bytes were sent.
+    fn hand_over(&self) -> Result<(JobId, u64), String> {
         let client = self.client()?;
         let machine = client.json("GET", "/v1/machine", b"")?;
         can_go_on(&machine)?;
+        match self.destination.ahead {
+            // What was sent ahead may be gone there: the job comes as a whole then.
+            Some(seq) => self.send(&client, Some(seq)).or_else(|_| self.send(&client, None)),
+            None => self.send(&client, None),
+        }
+    }
+
+    /// Sends the job, but for the checkpoint that was sent ahead.
+    fn send(&self, client: &Client, ahead: Option<u64>) -> Result<(JobId, u64), String> {
         let (record, dir) = {
             let core = self.queue.lock();
             (core.jobs.get(&self.id).cloned().ok_or("it is gone")?, core.dir(self.id))
         };
-        let bundle = disk::bundle(&dir, record.durable).map_err(|e| e.to_string())?;
-        let handover = serde_json::to_vec(&Handover { record }).map_err(|e| e.to_string())?;
+        let bundle = disk::bundle(&dir, record.durable, ahead).map_err(|e| e.to_string())?;
+        let handover = Handover { record, ahead: ahead.is_some() };
+        let handover = serde_json::to_vec(&handover).map_err(|e| e.to_string())?;
         let length = 8 + handover.len() as u64 + bundle.length();
         let path = format!("/v1/import?key={}", self.destination.key);
         let answer = client.send("POST", &path, &[], length, |to| {
@@ -239,7 +272,8 @@ impl Transfer {
         let status = answer.status;
         let body = answer.whole().map_err(|e| client.unreachable(&e))?;
         let value: Value = serde_json::from_slice(&body).unwrap_or_default();
-        value["id"].as_u64().filter(|_| status < 300).ok_or_else(|| {
+        let id = value["id"].as_u64().filter(|_| status < 300);
+        id.map(|id| (id, length)).ok_or_else(|| {
             let detail = value["detail"].as_str().unwrap_or("it does not say why");
             format!("{} refuses it: {detail}", self.destination.machine)
         })
@@ -351,7 +385,7 @@ fn never_ran(shown: &Value) -> bool {
 }
 
 /// Whether jobs of this machine can go on there.
-fn can_go_on(machine: &Value) -> Result<(), String> {
+pub(super) fn can_go_on(machine: &Value) -> Result<(), String> {
     let theirs = machine["processor"].as_array();
     let theirs: Vec<&str> = theirs.into_iter().flatten().filter_map(Value::as_str).collect();
     let missing: Vec<String> =
