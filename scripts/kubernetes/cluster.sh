@@ -1,6 +1,7 @@
 #!/bin/bash
 # cluster.sh DIRECTORY TORPOR: a Kubernetes with two nodes on this machine, for tests, with Torpor in it. It is
-# there when DIRECTORY/ready is, and goes when the standard input ends. DIRECTORY/bin/kubectl is its kubectl.
+# there when DIRECTORY/ready is, and goes when the standard input ends. DIRECTORY/bin/kubectl is its kubectl, and
+# DIRECTORY/store the store of checkpoints.
 # All processes are in a pid namespace of their own: nothing outlives it.
 set -euo pipefail
 
@@ -32,7 +33,9 @@ umount /sys/fs/cgroup/unified 2>/dev/null || true
 mount --make-rshared /
 mount -t tmpfs tmpfs /run/netns 2>/dev/null || { mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; }
 export PATH=$dir/bin:$programs:$PATH:/usr/sbin:/sbin
-mkdir -p "$dir/bin" "$dir/log" "$dir/pki"
+mkdir -p "$dir/bin" "$dir/log" "$dir/pki" "$dir/run" "$dir/store" "$dir/shared"
+# What pods of both nodes see as /mnt of their node.
+mount --bind "$dir/shared" /mnt
 ln -sf "$torpor" "$dir/bin/criu"
 ln -sf "$torpor" "$dir/bin/torpor"
 ln -sf "$torpor" "$dir/bin/torpor-runc"
@@ -48,11 +51,17 @@ until_true() {
 	done
 }
 
-# run LOG COMMAND...
+# run NAME COMMAND...: keeps a daemon running, as an init system does: it comes back when it is killed, until there
+# is DIRECTORY/run/NAME.lost. Its process id in this namespace is in DIRECTORY/run/NAME.
 run() {
-	local log=$1
+	local name=$1
 	shift
-	"$@" >"$dir/log/$log.log" 2>&1 </dev/null &
+	while [ ! -e "$dir/run/$name.lost" ]; do
+		"$@" >>"$dir/log/$name.log" 2>&1 </dev/null &
+		echo $! >"$dir/run/$name"
+		wait $! || true
+		sleep 0.2
+	done 2>/dev/null &
 }
 
 certificates() {
@@ -218,7 +227,7 @@ torpor_itself() {
 			--bound-object-name "node$n" >"$dir/node$n/token"
 		run "agent$n" nsenter --net="/run/netns/node$n" torpor kubernetes agent --node "node$n" \
 			--listen "10.77.0.1$n:7690" --socket "$dir/node$n/agent.sock" --state "$dir/node$n/torpor" \
-			--controller https://torpor-webhook.torpor-system.svc:9443 \
+			--controller https://torpor-webhook.torpor-system.svc:9443 --store "dir:$dir/store" \
 			--server https://10.77.0.1:6443 --token-file "$dir/node$n/token" --ca-file "$dir/pki/ca.crt"
 	done
 	until_true 60 kubectl get --raw /apis/torpor.dev/v1alpha1/podcheckpoints

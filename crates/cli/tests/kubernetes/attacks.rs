@@ -1,0 +1,216 @@
+//! What nobody but Torpor may do.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, damage, set, template};
+
+/// The other one of two nodes.
+fn other(node: &str) -> &str {
+    if node == "node1" { "node2" } else { "node1" }
+}
+
+/// The token of the agent of a node.
+fn token(cluster: &Cluster, node: &str) -> String {
+    let file = cluster.place.path().join(node).join("token");
+    fs::read_to_string(file).unwrap().trim().to_owned()
+}
+
+/// What the API server says to somebody who has the token of a node's agent.
+fn as_agent(cluster: &Cluster, node: &str, words: &[&str], input: &str) -> Result<String, String> {
+    let token = format!("--token={}", token(cluster, node));
+    let authority = cluster.place.path().join("pki/ca.crt");
+    let authority = format!("--certificate-authority={}", authority.display());
+    let server = "--server=https://10.77.0.1:6443";
+    let who = [token.as_str(), authority.as_str(), server, "--kubeconfig=/dev/null"];
+    cluster.kubectl("admin", &[&who, words].concat(), input)
+}
+
+/// What a controller or another agent says to somebody who has the token of a node's agent.
+fn asked(cluster: &Cluster, node: &str, method: &str, url: &str) -> String {
+    let header = format!("Authorization: Bearer {}", token(cluster, node));
+    // What comes back is all that counts here: the certificate is the server's own.
+    let words = ["curl", "-sk", "-X", method, "-d", "{}", "-H", &header, url];
+    String::from_utf8_lossy(&cluster.inside(&words).stdout).into_owned()
+}
+
+fn refused(said: Result<String, String>, expected: &str) {
+    let error = said.unwrap_err();
+    assert!(error.contains(expected), "{expected}: {error}");
+}
+
+/// A pod that names a checkpoint.
+fn names(pod: &str, namespace: &str, annotation: &str, checkpoint: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": pod, "namespace": namespace, "labels": { "app": pod },
+            "annotations": { annotation: checkpoint },
+        },
+        "spec": small(pod)["spec"],
+    })
+}
+
+fn small(app: &str) -> Value {
+    let mut template = template(app);
+    let request = json!({ "requests": { "cpu": "50m" } });
+    template["spec"]["containers"][0]["resources"] = request;
+    template
+}
+
+/// The checkpoint of a pod, when it is ready.
+fn checkpoint(cluster: &Cluster, pod: &Value) -> Value {
+    cluster.until("there is a checkpoint", || {
+        let all = cluster.get(&["pcp"]);
+        let mut all = all["items"].as_array()?.iter();
+        let of = |one: &&Value| {
+            one["status"]["sourcePodUID"] == pod["metadata"]["uid"]
+                && one["status"]["checkpointLocation"]["peer"].is_object()
+        };
+        all.find(of).cloned()
+    })
+}
+
+#[test]
+fn what_is_forged_is_refused() {
+    let Some(cluster) = cluster("what_is_forged_is_refused") else { return };
+    // One checkpoint that a pod on the other node has claimed, and one that nobody has.
+    cluster.apply(&set("used", &small("used")));
+    let (old, told, began) = cluster.counting("used");
+    let node = old["spec"]["nodeName"].as_str().unwrap();
+    cluster.kubectl("admin", &["cordon", node], "").unwrap();
+    cluster.kubectl("admin", &["delete", "pod", "used-0"], "").unwrap();
+    let new = cluster.goes_on("used", &old["metadata"]["uid"], told, &began);
+    let used = checkpoint(&cluster, &old);
+    assert_eq!(used["status"]["claimedBy"]["uid"], new["metadata"]["uid"]);
+    cluster.kubectl("admin", &["uncordon", node], "").unwrap();
+    cluster.apply(&set("free", &small("free")));
+    let (source, _, began) = cluster.counting("free");
+    cluster.kubectl("admin", &["scale", "statefulset/free", "--replicas=0"], "").unwrap();
+    let free = checkpoint(&cluster, &source);
+
+    let begins_anew = asks(&cluster, free["metadata"]["name"].as_str().unwrap());
+    annotations(&cluster, &free);
+    agents(&cluster, &used, &free);
+    forged_archive(&cluster, &source, &free, &began);
+    for (namespace, pod) in begins_anew {
+        cluster.until(&format!("{pod} starts cold"), || {
+            let text = cluster.kubectl("admin", &["-n", namespace, "logs", pod], "").ok()?;
+            text.contains("tick 1 ").then_some(())
+        });
+        let pod = cluster.get(&["-n", namespace, "pod", pod]);
+        assert!(pod["metadata"]["annotations"]["torpor.dev/restore-from"].is_null(), "{pod}");
+    }
+    let free = cluster.get(&["pcp", free["metadata"]["name"].as_str().unwrap()]);
+    assert_ne!(free["status"]["claimedBy"]["name"], "foreign");
+}
+
+/// Pods that ask for a checkpoint that is none of theirs, and wait behind the gate: one of another namespace, and
+/// one that wants more than the pod had.
+fn asks(cluster: &Cluster, name: &str) -> [(&'static str, &'static str); 2] {
+    cluster.kubectl("admin", &["create", "namespace", "other"], "").unwrap();
+    cluster.until("the namespace has an account", || {
+        cluster.kubectl("admin", &["-n", "other", "get", "serviceaccount", "default"], "").ok()
+    });
+    cluster.apply(&names("foreign", "other", "torpor.dev/restore-request", name));
+    let mut changed = names("changed", "default", "torpor.dev/restore-request", name);
+    changed["spec"]["containers"][0]["securityContext"] = json!({ "privileged": true });
+    cluster.apply(&changed);
+    [("other", "foreign"), ("default", "changed")]
+}
+
+/// What users write.
+fn annotations(cluster: &Cluster, free: &Value) {
+    let name = free["metadata"]["name"].as_str().unwrap();
+    let create = ["create", "-f", "-"];
+    // Not even an administrator writes the controller's annotation.
+    let forged = names("forged", "default", "torpor.dev/restore-from", name);
+    refused(cluster.kubectl("admin", &create, &forged.to_string()), "controller's");
+    let mut other = forged;
+    other["spec"].as_object_mut().unwrap().remove("runtimeClassName");
+    refused(cluster.kubectl("admin", &create, &other.to_string()), "controller's");
+    let own = ["annotate", "pod", "used-0", "--overwrite", "torpor.dev/restore-from=x"];
+    refused(cluster.kubectl("admin", &own, ""), "controller's");
+    // Alice may make pods, and may not restore.
+    let may = ["create", "clusterrolebinding", "alice", "--clusterrole=edit", "--user=alice"];
+    cluster.kubectl("admin", &may, "").unwrap();
+    cluster.until("alice may make pods", || {
+        cluster.kubectl("alice", &["auth", "can-i", "create", "pods"], "").ok()
+    });
+    let asks = names("asks", "default", "torpor.dev/restore-request", name);
+    refused(cluster.kubectl("alice", &create, &asks.to_string()), "may not restore");
+    // An object of another namespace does not become that checkpoint.
+    let mut copy = free.clone();
+    copy["metadata"] = json!({ "name": name, "namespace": "other" });
+    cluster.apply(&copy);
+    let made = cluster.get(&["-n", "other", "pcp", name]);
+    copy["metadata"] = made["metadata"].clone();
+    let path = format!("/apis/torpor.dev/v1alpha1/namespaces/other/podcheckpoints/{name}/status");
+    let replace = ["replace", "--raw", &path, "-f", "-"];
+    refused(cluster.kubectl("admin", &replace, &copy.to_string()), "written by Torpor alone");
+}
+
+/// What somebody does who has stolen the token of an agent.
+fn agents(cluster: &Cluster, used: &Value, free: &Value) {
+    let made_on = used["status"]["nodeName"].as_str().unwrap();
+    let name = used["metadata"]["name"].as_str().unwrap();
+    // It does not move the checkpoint of another node, and gives nobody one.
+    let path = format!("/apis/torpor.dev/v1alpha1/namespaces/default/podcheckpoints/{name}/status");
+    let replace = ["replace", "--raw", &path, "-f", "-"];
+    let mut object = used.clone();
+    object["status"]["checkpointLocation"]["peer"]["address"] = json!("10.0.0.1:1");
+    let said = as_agent(cluster, other(made_on), &replace, &object.to_string());
+    refused(said, "agent of its node alone");
+    let mut object = used.clone();
+    object["status"]["claimedBy"]["uid"] = free["metadata"]["uid"].clone();
+    let said = as_agent(cluster, made_on, &replace, &object.to_string());
+    refused(said, "by the controller alone");
+    // It reads no Secret, and makes and changes no pod.
+    let create = ["create", "-f", "-"];
+    let pod = names("theirs", "default", "torpor.dev/restore-request", name).to_string();
+    refused(as_agent(cluster, "node1", &create, &pod), "forbidden");
+    let secrets = ["get", "secrets", "-n", "torpor-system"];
+    refused(as_agent(cluster, "node1", &secrets, ""), "forbidden");
+    let own = ["annotate", "pod", "used-0", "--overwrite", "torpor.dev/restore-from=x"];
+    refused(as_agent(cluster, "node1", &own, ""), "forbidden");
+    // The key, and the images, go to the node of the pod that has claimed them, and to no other.
+    let pod = used["status"]["claimedBy"]["name"].as_str().unwrap();
+    let there = cluster.get(&["pod", pod])["spec"]["nodeName"].clone();
+    let key = |name: &str| format!("https://10.77.0.1:9443/v1/keys/open/default/{name}?pod={pod}");
+    let images = |of: &Value| {
+        let name = of["metadata"]["name"].as_str().unwrap();
+        let address = of["status"]["checkpointLocation"]["peer"]["address"].as_str().unwrap();
+        format!("https://{address}/v1/checkpoints/default/{name}?pod={pod}")
+    };
+    for node in ["node1", "node2"] {
+        let said = asked(cluster, node, "POST", &key(name));
+        assert_eq!(said.contains("AGE-SECRET-KEY-1"), there == node, "{node}: {said}");
+        let said = asked(cluster, node, "POST", &key(free["metadata"]["name"].as_str().unwrap()));
+        assert!(!said.contains("AGE-SECRET-KEY-1"), "{node}: {said}");
+        let said = asked(cluster, node, "GET", &images(used));
+        assert_eq!(said.contains("inventory.img"), there == node, "{node}: {said}");
+        let said = asked(cluster, node, "GET", &images(free));
+        assert!(!said.contains("inventory.img"), "{node}: {said}");
+    }
+}
+
+/// The images are changed on the disk of their node: the pod that continues from them starts cold, in the same call.
+fn forged_archive(cluster: &Cluster, source: &Value, free: &Value, began: &str) {
+    let name = free["metadata"]["name"].as_str().unwrap();
+    let node = free["status"]["nodeName"].as_str().unwrap();
+    let dir = cluster.place.path().join(node).join("torpor/checkpoints/default").join(name);
+    damage(&dir);
+    cluster.kubectl("admin", &["scale", "statefulset/free", "--replicas=1"], "").unwrap();
+    let new = cluster.until("it is back", || {
+        let uid = &source["metadata"]["uid"];
+        cluster.running("free").into_iter().find(|pod| pod["metadata"]["uid"] != *uid)
+    });
+    let (first, _, since) = cluster.until("it counts", || cluster.counts(&new));
+    assert!(first == 1 && since != began, "{first}");
+    assert_eq!(new["status"]["containerStatuses"][0]["restartCount"], 0);
+    let free = cluster.get(&["pcp", name]);
+    let restored = &free["status"]["restoredContainers"][0];
+    assert_eq!(restored["restored"], false, "{free}");
+    eprintln!("changed images: {}", restored["message"]);
+}

@@ -1,0 +1,134 @@
+//! What Torpor costs a node and a cluster. Nothing here is a condition: the figures are in docs/kubernetes.md.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, damage, set, template};
+
+/// How long it is looked at agents that have nothing to do.
+const IDLE: Duration = Duration::from_secs(60);
+/// How many pods are reviewed.
+const REVIEWS: usize = 400;
+/// How many pods start, one after the other.
+const STARTS: usize = 10;
+
+#[test]
+fn what_it_costs() {
+    let Some(cluster) = cluster("what_it_costs") else { return };
+    reviews(&cluster);
+    starts(&cluster);
+    idle(&cluster);
+}
+
+/// The memory in KiB, and the ticks of the processor, of each agent.
+fn agents(cluster: &Cluster) -> Vec<(u64, u64)> {
+    ["agent1", "agent2"]
+        .map(|name| {
+            let pid = fs::read_to_string(cluster.place.path().join("run").join(name)).unwrap();
+            let proc = Path::new("/proc").join(pid.trim());
+            let read = |file: &str| {
+                let path = proc.join(file).display().to_string();
+                String::from_utf8(cluster.inside(&["cat", &path]).stdout).unwrap()
+            };
+            let status = read("status");
+            let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            let memory = memory.trim().trim_end_matches(" kB").parse().unwrap();
+            let stat = read("stat");
+            let ticks = stat.split_whitespace().skip(13).take(2);
+            (memory, ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum())
+        })
+        .into()
+}
+
+fn idle(cluster: &Cluster) {
+    let before = agents(cluster);
+    sleep(IDLE);
+    for ((_, before), (memory, ticks)) in before.into_iter().zip(agents(cluster)) {
+        let spent = ticks - before;
+        eprintln!("an idle agent: {memory} KiB, {spent} ticks of 10 ms in {IDLE:?}");
+    }
+}
+
+/// The values in a page of metrics whose lines begin with `name` and hold `label`, by the whole of that.
+fn metrics(text: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
+    let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    let parse = |line: &str| {
+        let (name, value) = line.rsplit_once(' ')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    lines.filter_map(parse).collect()
+}
+
+/// How long the API server waits for the webhook.
+fn reviews(cluster: &Cluster) {
+    let pod = |number: usize| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": format!("pod-{number}") },
+            "spec": template("reviewed")["spec"],
+        })
+    };
+    let all: Vec<Value> = (0..REVIEWS).map(pod).collect();
+    let list = json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string();
+    let words = ["create", "--dry-run=server", "-o", "name", "-f", "-"];
+    let made = cluster.kubectl("admin", &words, &list).unwrap();
+    assert_eq!(made.lines().count(), REVIEWS);
+    let text = cluster.kubectl("admin", &["get", "--raw", "/metrics"], "").unwrap();
+    let name = "apiserver_admission_webhook_admission_duration_seconds_bucket";
+    for (name, value) in metrics(&text, name, "pods.torpor.dev") {
+        let limit = name.split("le=\"").nth(1).and_then(|rest| rest.split('"').next());
+        eprintln!("the webhook: {value} within {} s", limit.unwrap_or_default());
+    }
+}
+
+/// How often containers have started on the first node, and how long the kubelet has waited for that.
+fn started(cluster: &Cluster) -> (f64, f64) {
+    let text = cluster.inside(&["curl", "-sk", "https://10.77.0.11:10250/metrics"]).stdout;
+    let text = String::from_utf8_lossy(&text);
+    let sum = |name: &str| -> f64 {
+        let name = format!("kubelet_runtime_operations_duration_seconds_{name}");
+        metrics(&text, &name, "\"start_container\"").values().sum()
+    };
+    (sum("count"), sum("sum"))
+}
+
+/// How long it takes to start a container cold, from a checkpoint that is damaged, and from one that is not.
+fn starts(cluster: &Cluster) {
+    cluster.kubectl("admin", &["cordon", "node2"], "").unwrap();
+    let mut set = set("started", &template("started"));
+    set["spec"]["podManagementPolicy"] = json!("OrderedReady");
+    set["spec"]["replicas"] = json!(0);
+    let request = json!({ "requests": { "cpu": "10m" } });
+    set["spec"]["template"]["spec"]["containers"][0]["resources"] = request;
+    cluster.apply(&set);
+    let scale = |replicas: usize| {
+        let words = ["scale", "statefulset/started", &format!("--replicas={replicas}")];
+        cluster.kubectl("admin", &words, "").unwrap();
+        cluster.until("all are there", || {
+            let all = cluster.get(&["pods", "-l", "app=started"]);
+            (all["items"].as_array()?.len() == replicas).then_some(())
+        });
+        cluster.until("all run", || (cluster.running("started").len() == replicas).then_some(()));
+    };
+    for what in ["cold", "from a damaged checkpoint", "from a checkpoint"] {
+        let before = started(cluster);
+        scale(STARTS);
+        let after = started(cluster);
+        let millis = (after.1 - before.1) * 1000.0 / (after.0 - before.0);
+        eprintln!("{} containers started {what}: {millis:.0} ms each", after.0 - before.0);
+        scale(0);
+        if what == "cold" {
+            let dir = cluster.place.path().join("node1/torpor/checkpoints/default");
+            for checkpoint in fs::read_dir(dir).unwrap().flatten() {
+                damage(&checkpoint.path());
+            }
+        }
+    }
+    let restored = cluster.counter("node1", "torpor_containers_restored_total");
+    let cold = cluster.counter("node1", "torpor_containers_cold_total");
+    assert_eq!((cold, restored), (STARTS as u64, STARTS as u64));
+}

@@ -1,0 +1,166 @@
+//! Daemons that are killed at random moments while pods give way.
+
+use std::collections::HashSet;
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, cluster, deployment, job, set, template};
+
+/// How often somebody is killed.
+const KILLS: u64 = 50;
+/// Who.
+const DAEMONS: [&str; 7] =
+    ["agent1", "agent2", "controller", "kubelet1", "kubelet2", "containerd1", "containerd2"];
+/// How long after pods have to go, at most, in milliseconds.
+const LATEST: u64 = 3000;
+/// What runs: three replicas of two owners, and a Job.
+const APPS: [(&str, usize); 3] = [("alike", 3), ("ordinal", 3), ("job", 1)];
+
+/// Numbers that look random, and are the same for the same seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: u64) -> u64 {
+        for shift in [13_i32, -7, 17] {
+            self.0 ^= if shift > 0 { self.0 << shift } else { self.0 >> -shift };
+        }
+        self.0 % end
+    }
+}
+
+/// The seed: that of the environment, or another each time.
+fn seed() -> u64 {
+    let given = std::env::var("TORPOR_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    given.unwrap_or(now.as_secs()).max(1)
+}
+
+fn start(cluster: &Cluster) {
+    // Not for ever, if somebody was killed who would have saved it.
+    let brief = |mut object: Value, replicas: usize| {
+        object["spec"]["replicas"] = json!(replicas);
+        let pod = &mut object["spec"]["template"]["spec"];
+        pod["terminationGracePeriodSeconds"] = json!(20);
+        pod["containers"][0]["resources"] = json!({ "requests": { "cpu": "20m" } });
+        object
+    };
+    cluster.apply(&brief(deployment("alike", 20), 3));
+    cluster.apply(&brief(set("ordinal", &template("ordinal")), 3));
+    let mut job = brief(job("job"), 1);
+    job["spec"].as_object_mut().unwrap().remove("replicas");
+    cluster.apply(&job);
+}
+
+/// The replicas that run: as many as there are to be, none of them one of those that were there before.
+fn all_run(cluster: &Cluster, before: &HashSet<String>) -> HashSet<String> {
+    cluster.until("all replicas run again", || {
+        let mut uids = HashSet::new();
+        for (app, replicas) in APPS {
+            let pods = cluster.running(app);
+            let new = pods.iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned());
+            let new: HashSet<String> = new.filter(|uid| !before.contains(uid)).collect();
+            if new.len() != replicas || pods.len() != replicas {
+                return None;
+            }
+            uids.extend(new);
+        }
+        Some(uids)
+    })
+}
+
+/// What the programs have counted so far: by what they chose when they began, how far.
+fn counted(cluster: &Cluster) -> Vec<(String, usize)> {
+    let all = fs::read_dir(cluster.place.path().join("shared")).unwrap().flatten();
+    let began = all.map(|file| file.file_name().into_string().unwrap());
+    let lines = |began: String| {
+        let counts = cluster.works_once(&began);
+        (began, counts.len())
+    };
+    began.map(lines).collect()
+}
+
+/// How many programs count: each replica's, and no other.
+fn counting(cluster: &Cluster) -> usize {
+    let before = counted(cluster);
+    cluster.until("all programs that live count", || {
+        let now = counted(cluster);
+        let more = now.iter().filter(|(began, lines)| {
+            before.iter().any(|(other, before)| other == began && lines > before)
+        });
+        let more = more.count();
+        (more >= APPS.iter().map(|(_, replicas)| replicas).sum()).then_some(more)
+    })
+}
+
+#[test]
+fn whoever_is_killed_no_pod_is_lost_or_there_twice() {
+    let Some(cluster) = cluster("whoever_is_killed_no_pod_is_lost_or_there_twice") else { return };
+    let seed = seed();
+    eprintln!("TORPOR_SEED={seed}");
+    let mut draw = Draw(seed);
+    start(&cluster);
+    let mut uids = all_run(&cluster, &HashSet::new());
+    let mut began_before = counted(&cluster).len();
+    for round in 1..=KILLS {
+        let suspend = |value: bool| {
+            let patch = json!({ "spec": { "suspend": value } }).to_string();
+            cluster.kubectl("admin", &["patch", "job", "job", "-p", &patch], "").unwrap();
+        };
+        let daemon = DAEMONS[usize::try_from(draw.below(7)).unwrap()];
+        let after = Duration::from_millis(draw.below(LATEST));
+        let (from, to) = if draw.below(2) == 0 { ("node1", "node2") } else { ("node2", "node1") };
+        cluster.kubectl("admin", &["cordon", from], "").unwrap();
+        cluster.kubectl("admin", &["uncordon", to], "").unwrap();
+        let since = Instant::now();
+        suspend(true);
+        let words = ["delete", "pods", "-l", "app in (alike,ordinal)", "--wait=false"];
+        cluster.kubectl("admin", &words, "").unwrap();
+        sleep(after);
+        cluster.kill(daemon);
+        suspend(false);
+        uids = all_run(&cluster, &uids);
+        assert_eq!(counting(&cluster), 7, "round {round}: {daemon} killed after {after:?}");
+        let began = counted(&cluster).len();
+        eprintln!(
+            "{round}: {daemon} killed after {after:?}: {} of 7 began anew, {:.1} s in all",
+            began - began_before,
+            since.elapsed().as_secs_f32(),
+        );
+        began_before = began;
+    }
+    cluster.kubectl("admin", &["uncordon", "node1", "node2"], "").unwrap();
+    cluster.delete(&["deployment/alike", "statefulset/ordinal", "job/job"]);
+    nothing_is_left(&cluster);
+}
+
+/// Nothing of pods that are gone is left on the nodes.
+fn nothing_is_left(cluster: &Cluster) {
+    cluster.until("no checkpoint is left", || {
+        cluster.get(&["pcp"])["items"].as_array()?.is_empty().then_some(())
+    });
+    let none = |what: &str, script: &str| {
+        cluster.until(&format!("nothing is left: {what}"), || {
+            let found = cluster.inside(&["sh", "-c", script]).stdout;
+            found.is_empty().then_some(())
+        });
+    };
+    let place = cluster.place.path().display();
+    none("checkpoints of nodes", &format!("ls {place}/node*/torpor/checkpoints/default"));
+    none("names in the store", &format!("grep pod-checkpoint {place}/store/index.json"));
+    none("blobs in the store", &format!("ls {place}/store/blobs/sha256"));
+    let programs = "for p in /proc/[0-9]*; do c=$(tr '\\0' ' ' <$p/cmdline 2>/dev/null); case $c in \
+                    *torpor-runc*|*/criu*|*'began='*) echo $p $c;; esac; \
+                    grep -s torpor-guard $p/comm; done";
+    none("processes", programs);
+    let groups = format!("/sys/fs/cgroup/freezer/{}-node*", cluster.name());
+    none("frozen groups", &format!("grep -rls FROZEN --include freezer.state {groups}"));
+    none(
+        "mounts",
+        &format!(
+            "grep torpor-criu /proc/self/mounts; grep {place}/state.*rootfs /proc/self/mounts"
+        ),
+    );
+}

@@ -1,0 +1,161 @@
+//! A pod with all that pods have: an init container, a sidecar, two containers, an emptyDir, a
+//! persistent volume, a token of its own, probes.
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde_json::{Value, json};
+
+use crate::cluster::{COUNT, Cluster, IMAGE, cluster, set, template, urgency};
+
+/// The containers that count.
+const CONTAINERS: [&str; 3] = ["c", "second", "sidecar"];
+
+/// A container that counts in files of its own, is probed, and has the pod's token.
+fn counting(name: &str, share: usize) -> Value {
+    let script = COUNT.replace("/data/count", &format!("/data/{name}"));
+    let probe = json!({
+        "exec": { "command": ["test", "-s", format!("/data/{name}")] }, "periodSeconds": 1,
+        "timeoutSeconds": 10, "failureThreshold": 60,
+    });
+    json!({
+        "name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["sh", "-c", script],
+        "resources": { "requests": { "cpu": format!("{share}m") } },
+        "volumeMounts": [
+            { "name": "data", "mountPath": "/data" }, { "name": "claim", "mountPath": "/shared" },
+            { "name": "token", "mountPath": "/token" },
+        ],
+        "startupProbe": probe, "readinessProbe": probe, "livenessProbe": probe,
+    })
+}
+
+/// A pod of all that.
+fn whole(app: &str) -> Value {
+    let mut template = template(app);
+    let spec = &mut template["spec"];
+    let mut sidecar = counting("sidecar", 10);
+    sidecar["restartPolicy"] = json!("Always");
+    let init = json!({
+        "name": "init", "image": IMAGE, "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "cat /proc/sys/kernel/random/uuid > /data/init; echo > /data/left"],
+        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+    });
+    spec["initContainers"] = json!([init, sidecar]);
+    spec["containers"] = json!([counting("c", Cluster::SHARE), counting("second", 10)]);
+    spec["volumes"] = json!([
+        { "name": "data", "emptyDir": {} },
+        { "name": "claim", "persistentVolumeClaim": { "claimName": "claim" } },
+        { "name": "token", "projected": { "sources": [
+            { "serviceAccountToken": { "path": "token", "audience": "somebody" } },
+        ] } },
+    ]);
+    template
+}
+
+/// A claim, and the volume for it.
+fn claim(cluster: &Cluster) {
+    let one = json!({ "storage": "1Mi" });
+    cluster.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "claim" },
+        "spec": {
+            "capacity": one, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+            "hostPath": { "path": "/mnt" },
+        },
+    }));
+    cluster.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "claim" },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": "claim",
+            "resources": { "requests": one },
+        },
+    }));
+}
+
+/// What can be seen of such a pod.
+struct Seen {
+    pod: Value,
+    /// What each container has told first and last, and what it chose when it began.
+    counts: Vec<(u64, u64, String)>,
+    /// What the init container has left.
+    init: String,
+}
+
+/// The pod of `app` that is another than `before`, as soon as it is ready and all its containers count.
+fn seen(cluster: &Cluster, app: &str, before: Option<&Seen>) -> Seen {
+    let pod = cluster.until(&format!("{app} is ready"), || {
+        cluster.running(app).into_iter().find(|pod| {
+            let conditions = pod["status"]["conditions"].as_array().unwrap();
+            conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+                && before.is_none_or(|b| b.pod["metadata"]["uid"] != pod["metadata"]["uid"])
+        })
+    });
+    let counts = CONTAINERS.map(|container| {
+        cluster.until(&format!("{app}: {container} counts"), || {
+            cluster.counts_of(&pod, container).filter(|(first, last, _)| *last > first + 5)
+        })
+    });
+    let init = cluster.read(&pod, "c", "/data/init");
+    Seen { pod, counts: counts.into(), init }
+}
+
+/// The uid of the pod that a token is for.
+fn pod_of_token(token: &str) -> Value {
+    let claims = token.split('.').nth(1).unwrap();
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).unwrap();
+    let claims: Value = serde_json::from_slice(&claims).unwrap();
+    claims["kubernetes.io"]["pod"]["uid"].clone()
+}
+
+/// The new pod goes on with all that the old one was, and has what is its own.
+fn continues(cluster: &Cluster, app: &str, old: &Seen) -> Seen {
+    let new = seen(cluster, app, Some(old));
+    for ((container, was), is) in CONTAINERS.iter().zip(&old.counts).zip(&new.counts) {
+        assert_eq!(was.2, is.2, "{app}: {container} began anew");
+        assert!(is.0 > was.1, "{app}: {container}: {is:?} after {was:?}");
+        for file in [format!("/data/{container}"), "/file".to_owned()] {
+            let count = cluster.number(&new.pod, container, &file);
+            assert!(count >= is.0, "{app}: {file} of {container}: {count}");
+        }
+        let token = cluster.read(&new.pod, container, "/token/token");
+        assert_eq!(pod_of_token(&token), new.pod["metadata"]["uid"]);
+        cluster.works_once(&is.2);
+    }
+    assert_eq!(new.init, old.init, "{app}: what the new init container has left is seen");
+    let status = &new.pod["status"];
+    let all = ["containerStatuses", "initContainerStatuses"].map(|name| status[name].as_array());
+    for one in all.into_iter().flatten().flatten() {
+        assert_eq!(one["restartCount"], 0, "{one}");
+    }
+    new
+}
+
+#[test]
+fn a_pod_with_all_that_pods_have_goes_on() {
+    let Some(cluster) = cluster("a_pod_with_all_that_pods_have_goes_on") else { return };
+    claim(&cluster);
+    let mut work = whole("job");
+    work["spec"]["restartPolicy"] = json!("Never");
+    let mut job = crate::cluster::job("job");
+    job["spec"]["template"] = work;
+    cluster.apply(&job);
+    let first = seen(&cluster, "job", None);
+    for suspend in [true, false] {
+        let patch = json!({ "spec": { "suspend": suspend } }).to_string();
+        cluster.kubectl("admin", &["patch", "job", "job", "-p", &patch], "").unwrap();
+        if suspend {
+            cluster.until("the job has no pod", || {
+                let pods = cluster.get(&["pods", "-l", "app=job"]);
+                pods["items"].as_array()?.is_empty().then_some(())
+            });
+        }
+    }
+    continues(&cluster, "job", &first);
+    cluster.was_charged_nothing("job");
+    cluster.delete(&["job/job"]);
+
+    cluster.apply(&urgency());
+    cluster.apply(&set("set", &whole("set")));
+    let first = seen(&cluster, "set", None);
+    cluster.urgent(first.pod["spec"]["nodeName"].as_str().unwrap(), "set", "1200m");
+    let second = continues(&cluster, "set", &first);
+    assert_ne!(second.pod["spec"]["nodeName"], first.pod["spec"]["nodeName"]);
+}
