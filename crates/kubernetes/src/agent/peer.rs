@@ -16,7 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
-use torpor_queue::http::{Body, Request, Response, answer_one};
+use torpor_queue::http::{Body, Request, Response, answer_all};
 use ureq::http;
 
 use super::node::Node;
@@ -27,8 +27,9 @@ use crate::error::{Context, Error, Result};
 use crate::peer;
 use crate::pod::{is_name, text};
 
-/// How long the other end may say nothing.
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long the other end may say nothing: longer than an API server keeps a connection that it does not use (90 s),
+/// so that none is closed while a request is on its way.
+const SILENCE: Duration = Duration::from_secs(120);
 
 /// The certificate of this agent (in PEM) and what serves with it, kept in `file`: checkpoints name
 /// it for as long as they are there.
@@ -87,21 +88,21 @@ pub fn server(chain: Vec<CertificateDer<'static>>, key: &KeyPair) -> Result<Arc<
     Ok(Arc::new(config))
 }
 
-/// Answers one request over TLS.
+/// Answers requests over TLS, one after the other: it takes longer to begin a connection than to answer.
 ///
 /// # Errors
 /// If the other end is gone.
 pub fn speak(
     stream: TcpStream,
     tls: &Arc<ServerConfig>,
-    handle: impl FnOnce(Request) -> Response,
+    handle: impl FnMut(Request) -> Response,
 ) -> Result<()> {
     let what = || "a connection";
     stream.set_read_timeout(Some(SILENCE)).context(what)?;
     stream.set_write_timeout(Some(SILENCE)).context(what)?;
     let session = ServerConnection::new(Arc::clone(tls)).context(what)?;
     let mut stream = StreamOwned::new(session, stream);
-    answer_one(&mut stream, |request, _| handle(request)).context(what)?;
+    answer_all(&mut stream, handle).context(what)?;
     stream.conn.send_close_notify();
     stream.flush().context(what)
 }

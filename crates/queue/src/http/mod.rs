@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as the queue needs: one request on a connection, with a body of a
+//! As much of HTTP/1.1 as the queue needs: requests one after the other, with a body of a
 //! known length, and an answer that is whole or a stream. Parsing is `httparse`'s.
 
 mod client;
@@ -7,7 +7,7 @@ mod server;
 use std::io::{self, Read, Write};
 
 pub use client::{Address, Client};
-pub use server::{Body, Request, Response, answer_one};
+pub use server::{Body, Request, Response, answer_all, answer_one};
 
 /// No head of a request or an answer is longer.
 const MAX_HEAD: usize = 64 << 10;

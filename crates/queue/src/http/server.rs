@@ -131,8 +131,40 @@ pub fn answer_one(
     stream: &mut dyn Stream,
     handle: impl FnOnce(Request, &mut dyn Read) -> Response,
 ) -> io::Result<()> {
+    answer(stream, false, handle).map(drop)
+}
+
+/// Answers requests, one after the other, until the other end wants no more or says nothing for as long as the
+/// stream lets it.
+///
+/// # Errors
+/// If the other end is gone before its first request is answered.
+pub fn answer_all(
+    stream: &mut dyn Stream,
+    mut handle: impl FnMut(Request) -> Response,
+) -> io::Result<()> {
+    let mut goes_on = answer(stream, true, |request, _| handle(request))?;
+    while goes_on {
+        // Whoever has had an answer may go.
+        goes_on = answer(stream, true, |request, _| handle(request)).unwrap_or(false);
+    }
+    Ok(())
+}
+
+/// Answers one request; whether another may come, if `keep` lets it.
+fn answer(
+    stream: &mut dyn Stream,
+    keep: bool,
+    handle: impl FnOnce(Request, &mut dyn Read) -> Response,
+) -> io::Result<bool> {
+    let mut goes_on = false;
     let response = match read_request(stream)? {
         Ok((mut request, length, before)) => {
+            // Nobody who asks before there is an answer is answered on the same connection.
+            let is_alone = before.len() as u64 <= length;
+            let is_last =
+                request.header("Connection").is_some_and(|c| c.eq_ignore_ascii_case("close"));
+            goes_on = keep && is_alone && !is_last && !request.is_large();
             let mut body = io::Cursor::new(before).chain(&mut *stream).take(length);
             if request.is_large() {
                 handle(request, &mut body)
@@ -146,9 +178,17 @@ pub fn answer_one(
         }
         Err(refusal) => refusal,
     };
+    // A stream ends with its connection.
+    goes_on &= matches!(response.body, Body::Whole(_));
+    send(stream, response, goes_on)?;
+    Ok(goes_on)
+}
+
+fn send(stream: &mut dyn Stream, response: Response, goes_on: bool) -> io::Result<()> {
     let (status, kind) = (response.status, response.kind);
+    let connection = if goes_on { "keep-alive" } else { "close" };
     let mut head = format!(
-        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nConnection: close\r\n\
+        "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nConnection: {connection}\r\n\
          Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n",
         title(status)
     );
@@ -232,6 +272,7 @@ fn decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     /// A connection on which `input` comes in.
     struct Wire {
@@ -275,6 +316,48 @@ mod tests {
         assert_eq!((seen.number("x"), seen.query("y")), (Some(1), Some("a b")));
         assert_eq!(seen.body, b"hi");
         assert!(output.starts_with("HTTP/1.1 200 OK\r\n") && output.ends_with("{\"ok\":true}"));
+    }
+
+    #[test]
+    fn requests_come_one_after_the_other() {
+        let (mut theirs, mut ours) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            answer_all(&mut ours, |request| {
+                seen.push(request.path);
+                Response::text("text/plain", "ok")
+            })
+            .unwrap();
+            seen
+        });
+        for (path, connection) in [("/a", "keep-alive"), ("/b", "keep-alive"), ("/c", "close")] {
+            let head = format!("GET {path} HTTP/1.1\r\nConnection: {connection}\r\n\r\n");
+            theirs.write_all(head.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\nok") {
+                let mut byte = [0];
+                theirs.read_exact(&mut byte).unwrap();
+                answer.extend(byte);
+            }
+            let said = format!("Connection: {connection}\r\n");
+            assert!(String::from_utf8(answer).unwrap().contains(&said));
+        }
+        assert_eq!(server.join().unwrap(), ["/a", "/b", "/c"]);
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "it is open still");
+    }
+
+    #[test]
+    fn only_the_first_of_requests_that_come_at_once_is_answered() {
+        let input = "GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n";
+        let mut wire = Wire { input: io::Cursor::new(input.into()), output: Vec::new() };
+        let mut seen = 0;
+        answer_all(&mut wire, |_| {
+            seen += 1;
+            Response::text("text/plain", "ok")
+        })
+        .unwrap();
+        assert_eq!(seen, 1);
+        assert!(String::from_utf8(wire.output).unwrap().contains("Connection: close"));
     }
 
     #[test]
