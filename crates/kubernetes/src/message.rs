@@ -4,7 +4,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,10 @@ use crate::error::{Context, Error, Result};
 pub const SOCKET: &str = "/run/torpor/agent.sock";
 /// The directory in a checkpoint for the logs of the engine: it stays on its node.
 pub const LOGS: &str = "work";
+/// How long an agent is waited for that was killed, or is exchanged for a newer one.
+const RETURNS: Duration = Duration::from_secs(5);
+/// How often it is looked whether it is back.
+const STEP: Duration = Duration::from_millis(50);
 /// No line is longer.
 const MAX_LINE: u64 = 1 << 20;
 
@@ -71,11 +76,11 @@ pub enum Ask {
         /// Which one.
         container: Container,
     },
-    /// It came to this.
-    Created {
+    /// A container begins now.
+    Begins {
         /// Which one.
         container: Container,
-        /// Whether it waits, restored.
+        /// Whether it was restored, and goes on.
         restored: bool,
         /// Why not.
         reason: String,
@@ -138,11 +143,26 @@ pub enum Answer {
     },
 }
 
-/// Asks the agent.
+/// Asks the agent. One that was killed is waited for: it comes back in a moment, and knows what it has to.
 ///
 /// # Errors
 /// If there is none, or it does not answer in time.
 pub fn ask(socket: &Path, ask: &Ask, patience: Duration) -> Result<Answer> {
+    let mut gone = None;
+    loop {
+        let began = Instant::now();
+        let answer = once(socket, ask, patience);
+        let is_late = began.elapsed() >= patience;
+        let gone: &Instant = gone.get_or_insert_with(Instant::now);
+        // Where no agent was installed there is no socket.
+        if answer.is_ok() || is_late || gone.elapsed() >= RETURNS || !socket.exists() {
+            return answer;
+        }
+        sleep(STEP);
+    }
+}
+
+fn once(socket: &Path, ask: &Ask, patience: Duration) -> Result<Answer> {
     let what = || format!("the agent at {}", socket.display());
     let mut stream = UnixStream::connect(socket).context(what)?;
     stream.set_read_timeout(Some(patience)).context(what)?;
@@ -178,6 +198,32 @@ pub fn receive<T: DeserializeOwned>(stream: impl Read) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn an_agent_that_comes_back_is_asked_again() {
+        let place = tempfile::tempdir().unwrap();
+        let (socket, new) = (place.path().join("agent"), place.path().join("new"));
+        let container =
+            Container { namespace: "n".into(), pod: "p".into(), uid: "u".into(), name: "c".into() };
+        let question = Ask::Stop { container };
+        let listener = UnixListener::bind(&socket).unwrap();
+        let asking = {
+            let socket = socket.clone();
+            std::thread::spawn(move || ask(&socket, &question, Duration::from_secs(600)))
+        };
+        // It is killed while it is asked, and another one begins.
+        let (mut stream, _) = listener.accept().unwrap();
+        receive::<Ask>(&mut stream).unwrap();
+        drop((stream, listener));
+        let listener = UnixListener::bind(&new).unwrap();
+        fs::rename(&new, &socket).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        receive::<Ask>(&mut stream).unwrap();
+        send(&mut stream, &Answer::Noted).unwrap();
+        assert_eq!(asking.join().unwrap().unwrap(), Answer::Noted);
+    }
 
     #[test]
     fn messages_are_lines() {

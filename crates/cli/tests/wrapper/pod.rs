@@ -38,13 +38,13 @@ impl Node {
             self.bundle_of(pod, &name, member, &script(member));
             self.asked.lock().unwrap().clear();
             assert!(self.create(&name).status.success(), "{}", self.log());
+            self.good("start", &[&name]);
             let asked = self.asked.lock().unwrap().clone();
             let told = asked.iter().find_map(|ask| match ask {
-                Ask::Created { restored, reason, .. } => Some((*restored, reason.clone())),
+                Ask::Begins { restored, reason, .. } => Some((*restored, reason.clone())),
                 _ => None,
             });
             restored.push(told.is_some_and(|(restored, _)| restored));
-            self.good("start", &[&name]);
             // A probe of the kubelet's is an exec in the container.
             let count = self.count(&name).unwrap_or(0);
             self.counted(&name, count + 3);

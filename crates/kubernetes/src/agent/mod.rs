@@ -87,13 +87,15 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     if let Some(dir) = args.socket.parent() {
         fs::create_dir_all(dir).context(shown)?;
     }
-    // One that an agent before this one has left behind.
-    match fs::remove_file(&args.socket) {
+    // It takes the place of the one that an agent before this one has left behind, so that there always is one.
+    let new = args.socket.with_extension("new");
+    match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).context(shown),
         _ => {}
     }
-    let listener = UnixListener::bind(&args.socket).context(shown)?;
-    fs::set_permissions(&args.socket, fs::Permissions::from_mode(0o600)).context(shown)?;
+    let listener = UnixListener::bind(&new).context(shown)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).context(shown)?;
+    fs::rename(&new, &args.socket).context(shown)?;
     let peers = TcpListener::bind(args.listen).context(|| args.listen.to_string())?;
     {
         let node = Arc::clone(&node);

@@ -103,8 +103,8 @@ impl Node {
     pub fn answer(self: &Arc<Self>, ask: &Ask) -> Result<Answer> {
         match ask {
             Ask::Create { container } => self.create(container),
-            Ask::Created { container, restored, reason } => {
-                self.created(container, *restored, reason)
+            Ask::Begins { container, restored, reason } => {
+                self.begins(container, *restored, reason)
             }
             Ask::Stop { container } => self.stop(container),
             Ask::Checkpoint { container } => Ok(self.checkpoint(container)),

@@ -106,7 +106,7 @@ impl Node {
         done.map(drop)
     }
 
-    pub(super) fn created(
+    pub(super) fn begins(
         &self,
         container: &Container,
         restored: bool,

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::node::Node;
 use crate::api::GROUP;
-use crate::checkpoint::{self, begun, ends_its_pod, is_ordered, is_ready, name_of, path, ready};
+use crate::checkpoint::{
+    self, begun, ends_its_pod, is_in_progress, is_ordered, is_ready, name_of, path, ready,
+};
 use crate::error::{Error, Result};
 use crate::message::{Answer, Container};
 use crate::pod::{Replica, is_ours, text};
@@ -34,6 +36,13 @@ pub struct Saving {
     ordered: bool,
     /// Whether it is over.
     done: bool,
+}
+
+/// What an agent has left of the saving of a pod.
+enum Left {
+    Nothing,
+    Going,
+    Over,
 }
 
 impl Saving {
@@ -67,14 +76,36 @@ impl Node {
                     let saving = Saving { name, order: None, ordered: false, done: false };
                     saves.insert(container.uid.clone(), saving);
                     drop(saves);
-                    let begun = self.begin(container, &pod, seconds);
-                    if begun.is_err() {
+                    let answer = match self.left(container) {
+                        Ok(Left::Nothing) => self.begin(container, &pod, seconds),
+                        // The wrapper that saves it will say how that ends.
+                        Ok(Left::Going) => continue,
+                        Ok(Left::Over) => Ok(Answer::Plain),
+                        Err(error) => Err(error),
+                    };
+                    if !matches!(answer, Ok(Answer::Save { .. })) {
                         self.ended(&container.uid);
                     }
-                    return begun;
+                    return answer;
                 }
             }
         }
+    }
+
+    /// What the agent before this one, which was killed, has left of the saving of a pod.
+    fn left(&self, container: &Container) -> Result<Left> {
+        let name = name_of(&container.pod, &container.uid);
+        let object = self.api.get(&path(&container.namespace, &name))?;
+        // One without a key had not begun.
+        let object = object.filter(|object| {
+            text(object, "/status/sourcePodUID") == container.uid
+                && !text(object, "/status/wrappedKey").is_empty()
+        });
+        Ok(match object {
+            None => Left::Nothing,
+            Some(object) if is_in_progress(&object) => Left::Going,
+            Some(_) => Left::Over,
+        })
     }
 
     fn begin(&self, container: &Container, pod: &Value, seconds: u64) -> Result<Answer> {

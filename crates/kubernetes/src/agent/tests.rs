@@ -59,7 +59,8 @@ fn agent_with(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = listener.local_addr().unwrap();
     let state = place.path().join(name);
-    fs::create_dir(&state).unwrap();
+    // An agent before it may have been there.
+    fs::create_dir_all(&state).unwrap();
     let (certificate, tls) = peer::identity(&state.join("agent.pem"), listen.ip()).unwrap();
     let token = format!("agent:{name}");
     let args = AgentArgs {
@@ -145,7 +146,7 @@ fn a_pod_goes_from_node_to_node_sealed() {
     let Answer::Restore { dir, identity, .. } = answer else { panic!("{answer:?}") };
     assert_eq!(fs::read_to_string(dir.join("memory")).unwrap(), "sealed");
     assert!(identity.unwrap().text().starts_with("AGE-SECRET-KEY-1"));
-    let told = Ask::Created { container: container("new"), restored: true, reason: "".into() };
+    let told = Ask::Begins { container: container("new"), restored: true, reason: "".into() };
     node2.answer(&told).unwrap();
     let object = server.get(&path("a", &name)).unwrap();
     assert_eq!(object["status"]["restoringOn"], "node2");
@@ -154,6 +155,34 @@ fn a_pod_goes_from_node_to_node_sealed() {
     assert_eq!(crashed, Answer::Plain, "it begins anew");
     assert!(node1.counters.text().contains("\ntorpor_pods_saved_total 1\n"));
     assert!(node2.counters.text().contains("\ntorpor_containers_restored_total 1\n"));
+}
+
+#[test]
+fn an_agent_that_comes_back_does_not_save_twice() {
+    let (server, place) = cluster();
+    let killed = agent(&server, "node1", &place);
+    let mut old = pod("old", "node1");
+    old["metadata"]["deletionTimestamp"] = json!("2999-01-01T00:00:00Z");
+    server.put(POD, old);
+    let answer = killed.answer(&Ask::Stop { container: container("old") }).unwrap();
+    let Answer::Save { dir, .. } = &answer else { panic!("{answer:?}") };
+    fs::write(dir.join("begun"), "sealed").unwrap();
+    let back = agent(&server, "node1", &place);
+    // Another container of the pod is to be killed, while the pod is saved and afterwards.
+    let other = {
+        let back = Arc::clone(&back);
+        thread::spawn(move || {
+            let second = Container { name: "second".into(), ..container("old") };
+            back.answer(&Ask::Stop { container: second })
+        })
+    };
+    assert_eq!(save(&back, "old", &answer), Answer::Noted);
+    assert_eq!(other.join().unwrap().unwrap(), Answer::Plain);
+    let again = agent(&server, "node1", &place).answer(&Ask::Stop { container: container("old") });
+    assert_eq!(again.unwrap(), Answer::Plain);
+    let name = checkpoint::name_of("web-0", "old");
+    assert!(is_ready(&server.get(&path("a", &name)).unwrap()));
+    assert!(back.store.find("a", &name).unwrap().join("begun").exists());
 }
 
 #[test]

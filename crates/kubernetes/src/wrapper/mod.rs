@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{Answer, Ask, Container, Hidden, SOCKET, ask};
 use bundle::Bundle;
 use words::Words;
@@ -76,6 +76,14 @@ fn runc() -> OsString {
 
 fn socket() -> PathBuf {
     std::env::var_os(SOCKET_VARIABLE).map_or_else(|| SOCKET.into(), PathBuf::from)
+}
+
+/// Tells the agent that a container begins now: restored, or cold because of an error.
+fn begins(container: &Container, error: Option<&Error>) {
+    let reason = error.map(ToString::to_string).unwrap_or_default();
+    let told = Ask::Begins { container: container.clone(), restored: error.is_none(), reason };
+    // It is the agent's loss if it does not hear of it.
+    let _ = ask(&socket(), &told, SHORT);
 }
 
 /// Tells the agent that a pod could not be saved.
@@ -132,18 +140,11 @@ impl Wrapper {
             _ => return self.pass(),
         };
         let restored = self.restore(&bundle, &container, &dir, identity.as_ref().map(Hidden::text));
-        let reason = restored.as_ref().err().map(ToString::to_string);
-        let told = Ask::Created {
-            container,
-            restored: reason.is_none(),
-            reason: reason.clone().unwrap_or_default(),
-        };
-        // It is the agent's loss if it does not hear of it.
-        let _ = ask(&socket(), &told, SHORT);
-        match reason {
-            None => ExitCode::SUCCESS,
-            Some(reason) if always => self.complain(&format!("restore: {reason}")),
-            Some(_) => self.pass(),
+        let Err(error) = restored else { return ExitCode::SUCCESS };
+        begins(&container, Some(&error));
+        match always {
+            true => self.complain(&format!("restore: {error}")),
+            false => self.pass(),
         }
     }
 
@@ -154,8 +155,7 @@ impl Wrapper {
         dir: &Path,
         identity: Option<&str>,
     ) -> Result<()> {
-        let id =
-            self.words.id().ok_or_else(|| crate::error::Error::new("no container is named"))?;
+        let id = self.words.id().ok_or_else(|| Error::new("no container is named"))?;
         let restore =
             restore::Restore { words: &self.words, id: &id, bundle, container, dir, identity };
         restore.run(&self.words.root().join(&id).join(WAITS))
@@ -163,7 +163,14 @@ impl Wrapper {
 
     fn start(&self) -> ExitCode {
         let Some(mark) = self.mark().filter(|mark| mark.exists()) else { return self.pass() };
-        let resumed = call::runc(&self.words, "resume", &self.words.id().unwrap_or_default());
+        let id = self.words.id().unwrap_or_default();
+        // Before it does anything: until then it can be restored once more, if containerd is killed and makes
+        // another one.
+        let bundle = bundle::of_container(&self.words.root(), &id);
+        if let Some(container) = bundle.and_then(|bundle| bundle.container) {
+            begins(&container, None);
+        }
+        let resumed = call::runc(&self.words, "resume", &id);
         match resumed {
             Ok(()) => {
                 // A mark that stays says that it waits: `kill` then thaws what runs, which is no harm.

@@ -131,7 +131,7 @@ fn a_pod_whose_node_is_lost_continues_from_the_store_once() {
     let Answer::Restore { identity, .. } = answer else { unreachable!() };
     assert!(identity.unwrap().text().starts_with("AGE-SECRET-KEY-1"));
     assert!(node2.counters.text().contains("\ntorpor_checkpoints_from_store_total 1\n"));
-    let told = Ask::Created { container: container("new"), restored: true, reason: "".into() };
+    let told = Ask::Begins { container: container("new"), restored: true, reason: "".into() };
     node2.answer(&told).unwrap();
     assert!(is_used(&scene.object(&name)));
     assert_eq!(created(node2), Answer::Plain, "it was used already");
