@@ -20,13 +20,14 @@ const STARTS: usize = 10;
 #[test]
 fn what_it_costs() {
     let Some(cluster) = cluster("what_it_costs") else { return };
+    idle(&cluster);
     reviews(&cluster);
     starts(&cluster);
     idle(&cluster);
 }
 
-/// The memory in KiB, and the ticks of the processor, of each agent.
-fn agents(cluster: &Cluster) -> Vec<(u64, u64)> {
+/// The memory, and that of it which is no part of a file, both in KiB, and the ticks of the processor, of each agent.
+fn agents(cluster: &Cluster) -> Vec<([u64; 2], u64)> {
     ["agent1", "agent2"]
         .map(|name| {
             let pid = fs::read_to_string(cluster.place.path().join("run").join(name)).unwrap();
@@ -36,8 +37,10 @@ fn agents(cluster: &Cluster) -> Vec<(u64, u64)> {
                 String::from_utf8(cluster.inside(&["cat", &path]).stdout).unwrap()
             };
             let status = read("status");
-            let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-            let memory = memory.trim().trim_end_matches(" kB").parse().unwrap();
+            let memory = ["VmRSS:", "RssAnon:"].map(|name| {
+                let memory = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                memory.trim().trim_end_matches(" kB").parse().unwrap()
+            });
             let stat = read("stat");
             let ticks = stat.split_whitespace().skip(13).take(2);
             (memory, ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum())
@@ -50,7 +53,8 @@ fn idle(cluster: &Cluster) {
     sleep(IDLE);
     for ((_, before), (memory, ticks)) in before.into_iter().zip(agents(cluster)) {
         let spent = ticks - before;
-        eprintln!("an idle agent: {memory} KiB, {spent} ticks of 10 ms in {IDLE:?}");
+        let [all, own] = memory;
+        eprintln!("an idle agent: {all} KiB, {own} its own; {spent} ticks of 10 ms in {IDLE:?}");
     }
 }
 

@@ -1,9 +1,12 @@
 //! Pods that are saved: because they have to go, or because somebody has ordered a checkpoint.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::node::Node;
@@ -11,15 +14,15 @@ use crate::api::GROUP;
 use crate::checkpoint::{
     self, begun, ends_its_pod, is_in_progress, is_ordered, is_ready, name_of, path, ready,
 };
-use crate::error::{Error, Result};
-use crate::message::{Answer, Container};
+use crate::error::{Context, Error, Result};
+use crate::message::{Answer, Container, LOGS};
 use crate::pod::{Replica, is_ours, text};
 use crate::time;
 
 /// What is left of the grace period for a pod that could not be saved, in seconds.
 const RESERVE: i64 = 2;
-/// How long a container waits for another's call to save the pod.
-const WAIT: Duration = Duration::from_secs(3600);
+/// The file with an order, beside the logs of the engine.
+const ORDER: &str = "order.json";
 /// How long a pod that moves stays frozen until its target runs.
 const HOLD: Duration = Duration::from_secs(120);
 /// How often it is looked whether that runs.
@@ -41,8 +44,37 @@ pub struct Saving {
 /// What an agent has left of the saving of a pod.
 enum Left {
     Nothing,
+    /// Whoever was to save it asks once more, since the agent was killed before it had answered.
+    Unheard(Order),
+    /// Another container's call saves it.
     Going,
     Over,
+}
+
+/// Who is to save a pod, and for whom its images are sealed: what the next agent has to know.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    container: String,
+    dir: PathBuf,
+    recipient: Option<String>,
+}
+
+impl Order {
+    /// The order that is with a checkpoint in `dir`, if there is one.
+    fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(dir.join(LOGS).join(ORDER)).ok()?).ok()
+    }
+
+    fn write(&self) -> Result<()> {
+        let file = self.dir.join(LOGS).join(ORDER);
+        let text = serde_json::to_vec(self).context(|| ORDER)?;
+        let made = fs::create_dir_all(self.dir.join(LOGS));
+        made.and_then(|()| fs::write(&file, text)).context(|| file.display().to_string())
+    }
+
+    fn answer(self, seconds: u64) -> Answer {
+        Answer::Save { dir: self.dir, recipient: self.recipient, seconds }
+    }
 }
 
 impl Saving {
@@ -65,8 +97,9 @@ impl Node {
                     let busy = |saves: &mut std::collections::HashMap<String, Saving>| {
                         saves.get(&container.uid).is_some_and(|saving| !saving.done)
                     };
-                    // Whoever waits too long goes on.
-                    let waited = self.saved.wait_timeout_while(saves, WAIT, busy);
+                    // Whoever saves it has no more time than this one.
+                    let limit = Duration::from_secs(seconds);
+                    let waited = self.saved.wait_timeout_while(saves, limit, busy);
                     if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
                         return Ok(Answer::Plain);
                     }
@@ -76,8 +109,9 @@ impl Node {
                     let saving = Saving { name, order: None, ordered: false, done: false };
                     saves.insert(container.uid.clone(), saving);
                     drop(saves);
-                    let answer = match self.left(container) {
+                    let answer = match self.left(container, &pod) {
                         Ok(Left::Nothing) => self.begin(container, &pod, seconds),
+                        Ok(Left::Unheard(order)) => Ok(order.answer(seconds)),
                         // The wrapper that saves it will say how that ends.
                         Ok(Left::Going) => continue,
                         Ok(Left::Over) => Ok(Answer::Plain),
@@ -93,19 +127,26 @@ impl Node {
     }
 
     /// What the agent before this one, which was killed, has left of the saving of a pod.
-    fn left(&self, container: &Container) -> Result<Left> {
-        let name = name_of(&container.pod, &container.uid);
-        let object = self.api.get(&path(&container.namespace, &name))?;
+    fn left(&self, container: &Container, pod: &Value) -> Result<Left> {
+        let (namespace, name) = (&container.namespace, name_of(&container.pod, &container.uid));
+        let object = self.api.get(&path(namespace, &name))?;
         // One without a key had not begun.
         let object = object.filter(|object| {
             text(object, "/status/sourcePodUID") == container.uid
                 && !text(object, "/status/wrappedKey").is_empty()
         });
-        Ok(match object {
-            None => Left::Nothing,
-            Some(object) if is_in_progress(&object) => Left::Going,
-            Some(_) => Left::Over,
-        })
+        match object {
+            None => Ok(Left::Nothing),
+            Some(object) if !is_in_progress(&object) => Ok(Left::Over),
+            Some(object) => match Order::read(&self.store.part(namespace, &name)?) {
+                Some(order) if order.container == container.name => Ok(Left::Unheard(order)),
+                Some(_) => Ok(Left::Going),
+                None => {
+                    self.failed(namespace, &name, pod, "the agent was killed meanwhile")?;
+                    Ok(Left::Over)
+                }
+            },
+        }
     }
 
     fn begin(&self, container: &Container, pod: &Value, seconds: u64) -> Result<Answer> {
@@ -118,11 +159,14 @@ impl Node {
             Err(error) if error.is_conflict() => {}
             result => drop(result?),
         }
-        self.prepare(&container.namespace, &name, pod, seconds)
+        let (dir, recipient) = self.prepare(&container.namespace, &name, pod)?;
+        let order = Order { container: container.name.clone(), dir, recipient: Some(recipient) };
+        order.write()?;
+        Ok(order.answer(seconds))
     }
 
     /// Says that a checkpoint has begun, and makes a place and a key for it.
-    fn prepare(&self, namespace: &str, name: &str, pod: &Value, seconds: u64) -> Result<Answer> {
+    fn prepare(&self, namespace: &str, name: &str, pod: &Value) -> Result<(PathBuf, String)> {
         let status = begun(pod, &self.name);
         self.change(namespace, name, |object| {
             let claimed = object["status"]["claimedBy"].take();
@@ -136,10 +180,10 @@ impl Node {
             }
             Ok(())
         })?;
-        let prepared = self.keys.recipient(&self.api, namespace, name).and_then(|recipient| {
-            let dir = self.store.begin(namespace, name)?;
-            Ok(Answer::Save { dir, recipient: Some(recipient), seconds })
-        });
+        let prepared = self
+            .keys
+            .recipient(&self.api, namespace, name)
+            .and_then(|recipient| Ok((self.store.begin(namespace, name)?, recipient)));
         if let Err(error) = &prepared {
             self.failed(namespace, name, pod, &error.to_string())?;
         }
@@ -202,7 +246,8 @@ impl Node {
         let object = self.api.get(&path(namespace, name))?.filter(is_ordered);
         let Some(object) = object else { return Ok(false) };
         let seconds = object["spec"]["timeoutSeconds"].as_u64().unwrap_or(60).clamp(1, 3600);
-        let order = self.prepare(namespace, name, pod, seconds)?;
+        let (dir, recipient) = self.prepare(namespace, name, pod)?;
+        let order = Answer::Save { dir, recipient: Some(recipient), seconds };
         {
             let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(saving) = saves.get_mut(text(pod, "/metadata/uid")) {

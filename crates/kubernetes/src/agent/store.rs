@@ -43,7 +43,10 @@ impl Store {
     }
 
     /// Where a checkpoint is until it is complete.
-    fn part(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+    ///
+    /// # Errors
+    /// If this is no name of one.
+    pub fn part(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let dir = self.place(namespace, name)?;
         Ok(dir.with_file_name(format!("{name}{PART}")))
     }

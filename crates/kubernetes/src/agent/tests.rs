@@ -168,6 +168,10 @@ fn an_agent_that_comes_back_does_not_save_twice() {
     let Answer::Save { dir, .. } = &answer else { panic!("{answer:?}") };
     fs::write(dir.join("begun"), "sealed").unwrap();
     let back = agent(&server, "node1", &place);
+    // It may be that nobody has heard the answer.
+    let unheard = agent(&server, "node1", &place);
+    let heard = unheard.answer(&Ask::Stop { container: container("old") }).unwrap();
+    assert!(matches!(heard, Answer::Save { .. }), "{heard:?}");
     // Another container of the pod is to be killed, while the pod is saved and afterwards.
     let other = {
         let back = Arc::clone(&back);

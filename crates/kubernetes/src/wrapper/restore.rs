@@ -105,12 +105,15 @@ impl Restore<'_> {
 
     /// Makes everything what it was.
     fn undo(&self, layer: &Layer, filled: &Filled) -> Result<()> {
-        save::end(self.words, self.id);
-        // There may be nothing to delete.
-        let mut delete = call::command(self.words, "delete");
-        delete.args(["--force", self.id]).stdin(Stdio::null());
-        delete.stdout(Stdio::null()).stderr(Stdio::null());
-        let _ = call::within(&mut delete, LIMIT);
+        // A runc that fails by itself leaves nothing. One that was killed does.
+        if self.words.root().join(self.id).exists() {
+            save::end(self.words, self.id);
+            let mut delete = call::command(self.words, "delete");
+            delete.args(["--force", self.id]).stdin(Stdio::null());
+            delete.stdout(Stdio::null()).stderr(Stdio::null());
+            // If it stays there, the cold start says so.
+            let _ = call::within(&mut delete, LIMIT);
+        }
         filled.undo()?;
         layer.reset()
     }
