@@ -214,6 +214,45 @@ fn a_tree_with_a_pid_namespace_of_its_own_gets_a_new_one() {
     assert_eq!(ids.split_whitespace().last(), Some("1"), "{ids}");
 }
 
+/// What sandboxes are made of: a task of the tree is in a user namespace below that of the others. It comes along in every mode
+/// in which its memory is there before it runs; the others are refused before anything is asked of the destination.
+#[test]
+fn user_namespaces_inside_of_a_tree_come_along() {
+    let sandbox = "unshare --user --map-root-user --ipc --uts --net --pid --fork \"$@\" & wait";
+    for mode in MODES {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        let counter = Counter::start_under(&["setsid", "sh", "-c", sandbox, "sh"], 2000, 10);
+        let link = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
+        let ids = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap();
+        let before = ids(counter.running()[0].0);
+        let pid = counter.pid.to_string();
+        let dry = ["--pid", &pid, "--mode", mode, "--dry-run", "--json", &there.address];
+        let output = here.migrate(&dry).output().unwrap();
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report = here.moves(counter.pid, mode, &there.address);
+        if matches!(mode, "post-copy" | "hybrid") {
+            let (error, why) = (report.unwrap_err(), format!("cannot move by {mode}"));
+            assert!(error.contains(&why) && error.contains("--mode pipelined"), "{error}");
+            assert!(said["refused"].to_string().contains(&why), "{said}");
+            counter.goes_on();
+            assert_eq!(link(counter.pid), link(std::process::id().cast_signed()), "{mode}");
+            assert!(here.phases("source").is_empty() && there.phases("destination").is_empty());
+            continue;
+        }
+        assert_eq!(said["refused"].as_array().unwrap().len(), 0, "{said}");
+        let report = report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        counter.goes_on();
+        let (root, inside) = (report["pid"].as_i64().unwrap(), counter.running()[0].0);
+        assert_ne!(link(i32::try_from(root).unwrap()), link(inside), "{mode}");
+        assert_eq!(ids(inside), before, "{mode}");
+        wait_until("both tidy up", || here.is_clean() && there.is_clean());
+        // All of it ends with its root's children.
+        let root = Pid::from_raw(i32::try_from(root).unwrap()).unwrap();
+        kill_process(root, Signal::KILL).unwrap();
+    }
+}
+
 #[test]
 fn an_agent_with_processes_mounts_and_network_of_its_own() {
     let here = Host::new();

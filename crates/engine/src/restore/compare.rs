@@ -52,7 +52,7 @@ pub(super) struct Built<'a> {
 /// # Errors
 /// Images that cannot be read.
 pub(super) fn obstacle(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {
-    if let Some(why) = terminals(built).or_else(|| terminals(last)) {
+    if let Some(why) = terminals(built).or_else(|| terminals(last)).or_else(|| users(last)) {
         return Ok(Some(why));
     }
     match tasks(built, last)? {
@@ -65,6 +65,16 @@ pub(super) fn obstacle(built: &Built<'_>, last: &Built<'_>) -> Result<Option<Str
 fn terminals(cx: &Built<'_>) -> Option<String> {
     let is_terminal = |entry: &FileEntry| entry.r#type() == FdTypes::Tty;
     cx.entries.values().any(is_terminal).then(|| "there are terminals".to_owned())
+}
+
+/// The clocks of the tree are set when the last images are there: all husks enter a new time namespace then. One in a
+/// user namespace below that of the root may not; it has to be born there.
+fn users(cx: &Built<'_>) -> Option<String> {
+    let user = |task: &Task| task.image.homes.number(NsKind::User);
+    let root = cx.tasks.first().map(user);
+    let mut live = cx.tasks.iter().filter(|task| !task.image.is_zombie());
+    let below = live.find(|task| Some(user(task)) != root)?;
+    Some(format!("task {} lives in a user namespace below that of the root task", below.vpid))
 }
 
 fn tasks(built: &Built<'_>, last: &Built<'_>) -> Result<Option<String>> {

@@ -153,8 +153,26 @@ fn is_shell_job(root: &Task) -> Result<bool> {
     Ok(!task::tree(root.pid)?.iter().any(|task| task.pid == session))
 }
 
-/// Whether the container's runtime can do what is asked for.
+/// A task of the tree that is in another user namespace than this process.
+fn in_own_users(root: i32) -> Result<Option<Task>> {
+    Ok(task::tree(root)?.into_iter().find(|task| sample::has_own_users(task.pid)))
+}
+
+/// Whether the engine and the container's runtime can do what is asked for.
 fn judge(plan: &Plan) -> Result<()> {
+    if plan.mode.is_lazy()
+        && let Some(task) = in_own_users(plan.pid)?
+    {
+        return Err(Error::refused_with(
+            format!(
+                "task {} cannot move by {}: a task in a user namespace of its own may not wait for pages that the \
+                 kernel needs",
+                task.pid,
+                plan.mode.name()
+            ),
+            "--mode pipelined",
+        ));
+    }
     let Some(Runtime::Podman) = plan.container.as_ref().map(|it| it.runtime) else { return Ok(()) };
     if plan.mode.builds_early() || plan.mode.is_lazy() {
         return Err(Error::refused_with(

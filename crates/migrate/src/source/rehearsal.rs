@@ -15,8 +15,8 @@ use super::estimate::kind;
 use super::files::{trees, volumes};
 use super::link::Link;
 use super::round::written_pages;
-use super::sample::{Writes, has_own_users};
-use super::{Plan, is_shell_job, judge, subject, work_dir};
+use super::sample::Writes;
+use super::{Plan, in_own_users, is_shell_job, judge, subject, work_dir};
 use crate::engine::{self, PAGES, POST_DUMP, WORK, over_pages, repeat};
 use crate::error::{Context, Error, Result};
 use crate::experience::{Experience, Lesson};
@@ -163,7 +163,7 @@ fn forecast(
 /// Has the engine look at all of the tree, and say what it would refuse.
 fn check(plan: &Plan, work: &WorkDir, shell_job: bool) -> Result<Checked> {
     // The kernel needs the pages of tasks in user namespaces: these are copied instead.
-    let copies = has_own_users(plan.pid);
+    let copies = in_own_users(plan.pid)?.is_some();
     let (near, _far) = UnixStream::pair().context(|| "socketpair".to_owned())?;
     let pages = (!copies).then(|| OwnedFd::from(near));
     let mut fds = vec![(WORK, work.as_fd())];
