@@ -95,7 +95,9 @@ impl Restore {
     ) -> Result<Self> {
         let images = from.dir.join(from.round.to_string());
         let mut call = container.restore(&images, from.bundle, from.dir, from.terms)?;
-        call.words.extend(from.is_lazy.then(|| "--lazy-pages".to_owned()));
+        if from.is_lazy {
+            call.tell_runtime("--lazy-pages");
+        }
         if let Some(director) = &director {
             call.options.extend(["--rounds".to_owned(), director.socket.display().to_string()]);
         }

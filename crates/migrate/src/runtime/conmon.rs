@@ -5,10 +5,13 @@
 //! real one.
 
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+
+use serde::{Deserialize, Serialize};
 
 use super::job::{CONFIGURATION, path};
 use crate::error::{Context, Result};
@@ -17,16 +20,31 @@ use crate::error::{Context, Result};
 pub const NAME: &str = "torpor-conmon";
 /// The real one, beside it.
 const REAL: &str = "conmon";
+/// What the real one is told besides, a word in each line.
+const WORDS: &str = "conmon.words";
 
-/// Puts it into the directory of a job's programs, before the conmon at `real`: its path.
-///
-/// # Errors
-/// If it cannot be made.
-pub fn put(bin: &Path, own: &Path, real: &Path) -> Result<PathBuf> {
-    let failed = || bin.display().to_string();
-    symlink(real, bin.join(REAL)).context(failed)?;
-    symlink(own, bin.join(NAME)).context(failed)?;
-    Ok(bin.join(NAME))
+/// A conmon that starts a runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conmon {
+    /// The program.
+    pub program: PathBuf,
+    /// Words for the restore of its runtime that Podman does not know.
+    pub words: Vec<String>,
+}
+
+impl Conmon {
+    /// Puts this program into the directory of a job's programs, before the real one: its path.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn put(&self, bin: &Path, own: &Path) -> Result<PathBuf> {
+        let failed = || bin.display().to_string();
+        symlink(&self.program, bin.join(REAL)).context(failed)?;
+        symlink(own, bin.join(NAME)).context(failed)?;
+        let lines = self.words.iter().map(|word| format!("--runtime-opt\n{word}\n"));
+        fs::write(bin.join(WORDS), lines.collect::<String>()).context(failed)?;
+        Ok(bin.join(NAME))
+    }
 }
 
 /// Becomes the conmon that is beside the program of this path.
@@ -34,7 +52,12 @@ pub fn put(bin: &Path, own: &Path, real: &Path) -> Result<PathBuf> {
 pub fn run(program: &Path, args: impl Iterator<Item = OsString>) -> ExitCode {
     let bin = program.parent().unwrap_or(Path::new("/"));
     let mut command = Command::new(bin.join(REAL));
-    command.args(args).env("PATH", path(bin)).env("CRIU_CONFIG_FILE", bin.join(CONFIGURATION));
+    let words = fs::read_to_string(bin.join(WORDS)).unwrap_or_default();
+    command
+        .args(args)
+        .args(words.lines())
+        .env("PATH", path(bin))
+        .env("CRIU_CONFIG_FILE", bin.join(CONFIGURATION));
     let error = command.exec();
     eprintln!("Error: {}: {error}", bin.join(REAL).display());
     ExitCode::FAILURE

@@ -28,7 +28,8 @@ use torpor_images::proto::StatsEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_worker::{Answer, Channel, Class, Event, Job, Outcome, Report, Worker};
 
-use super::{Container, Runtime, conmon, podman};
+use super::conmon::Conmon;
+use super::{Container, Runtime, podman};
 use crate::engine::{Numbered, PAGES, SELF, wait_readable};
 use crate::error::{Context, Error, Result};
 use crate::task::Task;
@@ -56,8 +57,8 @@ pub struct Call {
     pub words: Vec<String>,
     /// Options of the engine, as its command line has them.
     pub options: Vec<String>,
-    /// The program that Podman has look after a container.
-    pub conmon: Option<PathBuf>,
+    /// What Podman has look after a container.
+    pub conmon: Option<Conmon>,
 }
 
 impl Call {
@@ -71,6 +72,12 @@ impl Call {
     ) -> Self {
         let (container, action) = (container.clone(), action.to_owned());
         Self { container, action, words, options, conmon: None }
+    }
+
+    /// A word for the runtime, whoever calls it.
+    pub fn tell_runtime(&mut self, word: &str) {
+        let words = self.conmon.as_mut().map_or(&mut self.words, |conmon| &mut conmon.words);
+        words.push(word.to_owned());
     }
 }
 
@@ -194,8 +201,8 @@ impl Desk<'_> {
             }
             Runtime::Podman => {
                 let mut command = podman::call(&[]);
-                if let Some(real) = &call.conmon {
-                    command.arg("--conmon").arg(conmon::put(&self.bin(), &own()?, real)?);
+                if let Some(conmon) = &call.conmon {
+                    command.arg("--conmon").arg(conmon.put(&self.bin(), &own()?)?);
                 }
                 command.args(["container", &call.action]).args(&call.words);
                 command
@@ -218,16 +225,11 @@ impl Desk<'_> {
     /// What the runtime and its engine say about why they failed.
     fn explain(&self, call: &Call) -> Option<String> {
         let engine = if call.action == "restore" { "restore.log" } else { "dump.log" };
-        match call.container.runtime {
-            Runtime::Runc => {
-                first_error(&self.dir.join(engine)).or_else(|| message(&self.file("log")))
-            }
-            Runtime::Podman => {
-                let kept = call.container.state().ok().flatten().map(|state| state.bundle);
-                let said = kept.and_then(|kept| first_error(&kept.join(engine)));
-                said.or_else(|| podman::last_error(&text_of(&self.file("log"))?))
-            }
-        }
+        let log = self.file("log");
+        first_error(&self.dir.join(engine)).or_else(|| match call.container.runtime {
+            Runtime::Runc => message(&log),
+            Runtime::Podman => podman::last_error(&text_of(&log)?),
+        })
     }
 
     fn listen(&self, what: &str) -> Result<UnixListener> {

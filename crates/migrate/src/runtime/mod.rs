@@ -17,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::archive::Adaptation;
 pub use self::bundle::{Terms, own_root, remove as remove_bundle};
+use self::conmon::Conmon;
 pub use self::conmon::{NAME as CONMON, run as conmon};
 pub use self::idle::serve as idle;
 pub use self::job::{Call, Streams, gate, remove, serve, start, start_restore, wait};
@@ -221,7 +223,9 @@ impl Container {
                 let ways = podman::Ways::ask()?;
                 let adaptation = Adaptation { id: &self.id, images, ways: &ways, terms };
                 adaptation.write(&images.join(podman::ARCHIVE), &archive)?;
-                conmon = Some(ways.conmon);
+                // Pages that come later are told of there.
+                let words = vec!["--work-path".to_owned(), work.display().to_string()];
+                conmon = Some(Conmon { program: ways.conmon, words });
                 vec!["--import".to_owned(), archive.display().to_string()]
             }
         };
@@ -229,11 +233,25 @@ impl Container {
         Ok(Call { conmon, ..Call::new(self, "restore", words, Vec::new()) })
     }
 
+    /// It runs elsewhere, and may still have to go on here: its runtime is not to start it again when it ends.
+    pub fn look_away(&self) {
+        self.tell_conmon(Signal::STOP);
+    }
+
+    /// It goes on here after all.
+    pub fn look_on(&self) {
+        self.tell_conmon(Signal::CONT);
+    }
+
     /// Before it is ended here, since it runs elsewhere: its runtime is not to start it again.
     pub fn abandon(&self) {
+        self.tell_conmon(Signal::KILL);
+    }
+
+    fn tell_conmon(&self, signal: Signal) {
         match self.runtime {
             Runtime::Runc => {}
-            Runtime::Podman => podman::abandon(&self.id),
+            Runtime::Podman => podman::tell_conmon(&self.id, signal),
         }
     }
 

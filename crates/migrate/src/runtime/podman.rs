@@ -325,9 +325,9 @@ pub fn last_error(said: &str) -> Option<String> {
     said.lines().rev().find_map(|line| line.strip_prefix("Error: ")).map(str::to_owned)
 }
 
-/// Ends who looks after a container, which is about to end here since it runs elsewhere: conmon would have Podman start it
-/// again, by its restart policy.
-pub fn abandon(id: &str) {
+/// Signals who looks after a container. When that ends since it runs elsewhere, conmon would have Podman start it again, by its
+/// restart policy.
+pub fn tell_conmon(id: &str, signal: Signal) {
     let found = match inspect(id) {
         Ok(found) => found,
         Err(error) => return tracing::warn!("{error}"),
@@ -338,7 +338,7 @@ pub fn abandon(id: &str) {
     if name.trim_end() == "conmon"
         && let Ok(conmon) = Task::find(pid)
     {
-        conmon.signal(Signal::KILL);
+        conmon.signal(signal);
     }
 }
 

@@ -71,6 +71,10 @@ impl Source<'_> {
     /// here on, and ends the tasks when the destination has all of them, or lets them go on.
     pub(super) fn lend(&mut self, mut worker: Worker) -> Result<i32> {
         self.record_decision()?;
+        // The job ends the tasks before it is known here that they have moved.
+        if let Some(container) = &self.plan.container {
+            container.look_away();
+        }
         worker.answer(true)?;
         let done = self.serve(&mut worker);
         if done.is_err() {
@@ -246,6 +250,9 @@ fn end(ledger: &Ledger) {
 
 /// Lets the tasks go on that were stopped for the decision.
 pub fn go_on(ledger: &Ledger) {
+    if let Some(container) = &ledger.record().container {
+        container.look_on();
+    }
     ledger.record().tasks.iter().for_each(|task| task.signal(Signal::CONT));
 }
 

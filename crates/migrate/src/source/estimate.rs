@@ -26,7 +26,7 @@ impl Source<'_> {
         let (first, last) = (self.rounds.first(), self.rounds.last());
         let pace = Pace::of(&self.rounds).unwrap_or(Pace { each: 0.0, rate: LINK });
         // The first round there was of all of the tree.
-        let whole = first.filter(|_| self.plan.mode.builds_early());
+        let whole = first.filter(|_| self.plan.builds_early());
         let freeze = whole.map_or(shape.cost(), |first| first.frozen);
         let frozen = last.map_or(Duration::ZERO, |last| last.frozen);
         let measured = Measured {

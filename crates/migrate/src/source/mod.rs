@@ -86,6 +86,18 @@ pub struct Plan {
     pub compress: bool,
 }
 
+impl Plan {
+    fn is_of_podman(&self) -> bool {
+        self.container.as_ref().is_some_and(|it| it.runtime == Runtime::Podman)
+    }
+
+    /// Whether the tree is built there while its tasks still run here. Podman makes a container in one step, when it is
+    /// stopped: `hybrid` leaves it at what is fetched later.
+    fn builds_early(&self) -> bool {
+        self.mode.builds_early() && !self.is_of_podman()
+    }
+}
+
 /// A migration, seen from where it starts.
 #[derive(Debug)]
 pub struct Source<'a> {
@@ -173,14 +185,13 @@ fn judge(plan: &Plan) -> Result<()> {
             "--mode pipelined",
         ));
     }
-    let Some(Runtime::Podman) = plan.container.as_ref().map(|it| it.runtime) else { return Ok(()) };
-    if plan.mode.builds_early() || plan.mode.is_lazy() {
+    if !plan.is_of_podman() {
+        return Ok(());
+    }
+    if plan.mode == Mode::Pipelined {
         return Err(Error::refused_with(
-            format!(
-                "a container of Podman cannot move by {}: Podman makes it in one step",
-                plan.mode.name()
-            ),
-            "--mode pre-copy, or --mode stop-and-copy",
+            "a container of Podman cannot move by pipelined: Podman makes it in one step",
+            "--mode pre-copy, or --mode hybrid",
         ));
     }
     if plan.with_rootfs {
@@ -223,7 +234,7 @@ impl<'a> Source<'a> {
             id: id.clone(),
             host: here.clone(),
             subject,
-            build_after: if plan.mode.builds_early() { plan.build_after } else { 0 },
+            build_after: if plan.builds_early() { plan.build_after } else { 0 },
             is_lazy: plan.mode.is_lazy(),
             ignore_cpu: plan.ignore_cpu,
             with_rootfs: plan.with_rootfs,

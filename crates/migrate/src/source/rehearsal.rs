@@ -131,7 +131,7 @@ fn forecast(
     let tasks = task::tree(plan.pid)?;
     let writes = Writes::sample(&tasks)?;
     let longer = lesson.map(|lesson| lesson.factors.restore);
-    let early = plan.mode.builds_early();
+    let early = plan.builds_early();
     let base = if early { checked.freeze } else { Shape::of(&tasks).cost() };
     let restore = longer.map_or(checked.freeze, |times| base.mul_f64(times));
     let pace = lesson.and_then(|it| it.pace);

@@ -142,7 +142,7 @@ impl Source<'_> {
     /// Whether a round of tasks that run brings more than pages: a tree can only be built by a whole
     /// dump, so the first round is one.
     fn is_whole(&self, number: u32) -> bool {
-        self.plan.mode.builds_early() && (number == 1 || self.plan.full_state)
+        self.plan.builds_early() && (number == 1 || self.plan.full_state)
     }
 
     /// A round of a container: its runtime has the engine dump it.

@@ -171,11 +171,11 @@ fn written(line: &str) -> Option<(u64, u64)> {
     (how.contains('w') && !is_file && !special).then(|| number(start).zip(number(end))).flatten()
 }
 
-/// Whether a process is in another user namespace than this one.
+/// Whether a process is in another user namespace than this one. One that has ended is in none.
 #[must_use]
 pub fn has_own_users(pid: i32) -> bool {
     let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user")).ok();
-    of(&pid.to_string()) != of("self")
+    of(&pid.to_string()).is_some_and(|own| Some(own) != of("self"))
 }
 
 #[cfg(test)]
