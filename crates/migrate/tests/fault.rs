@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-use support::{Counter, Host, judge, wait_until};
+use rustix::process::{Signal, kill_process};
+use support::{Counter, Host, judge, pids_of, wait_until};
 
 const PREAMBLE: usize = 12;
 const HEADER: usize = 8;
@@ -400,18 +400,6 @@ fn what_a_killed_source_leaves_goes_with_the_next_one() {
     wait_until("both tidy up", || here.is_clean() && there.is_clean());
     wait_until("it has ended here", || counter.has_ended_here());
     counter.goes_on();
-}
-
-/// Processes with all these words on their command line.
-fn pids_of(words: &[&str]) -> Vec<Pid> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let has_all = |pid: &i32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let given: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
-        words.iter().all(|word| given.contains(&word.as_bytes()))
-    };
-    pids.filter(has_all).filter_map(Pid::from_raw).collect()
 }
 
 fn both(phase: &str) -> (Vec<String>, Vec<String>) {

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -244,7 +245,7 @@ impl Counter {
 impl Drop for Counter {
     fn drop(&mut self) {
         for (pid, _) in self.running() {
-            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            let pid = Pid::from_raw(pid).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
         let _ = self.child.kill();
@@ -262,4 +263,16 @@ pub fn child_of(pid: u32) -> i32 {
         found.is_some()
     });
     found.unwrap()
+}
+
+/// Processes with all these words on their command line.
+pub fn pids_of(words: &[&str]) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let has_all = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let given: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        words.iter().all(|word| given.contains(&word.as_bytes()))
+    };
+    pids.filter(has_all).filter_map(Pid::from_raw).collect()
 }

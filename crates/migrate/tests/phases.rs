@@ -1,0 +1,247 @@
+//! A migration that somebody ends, or whose programs end, in one of its phases: who has the tasks afterwards, and how it is
+//! found out.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use support::{Counter, Host, judge, pids_of, wait_until};
+
+/// A migration whose restore has come to a point, and waits there.
+struct Held {
+    here: Host,
+    there: Host,
+    counter: Counter,
+    migration: Child,
+}
+
+impl Held {
+    /// What the restore does at `point` when it is let go: `true` or `false`.
+    fn start(mode: &str, point: &str, then: &str) -> Self {
+        let (here, mut there) = (Host::new(), Host::new());
+        let [reached, released] = ["reached", "released"].map(|name| here.path(name));
+        let script = format!(
+            "test $CRTOOLS_SCRIPT_ACTION != {point} || \
+             {{ touch {}; until test -e {}; do sleep 0.01; done; {then}; }}",
+            reached.display(),
+            released.display()
+        );
+        for word in ["--action-script", &script] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(2000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--id", "one", &there.address];
+        let migration = here.migrate(&args).spawn().unwrap();
+        wait_until(&format!("{mode}: it comes to {point}"), || reached.exists());
+        Self { here, there, counter, migration }
+    }
+
+    fn release(&self) {
+        fs::write(self.here.path("released"), "").unwrap();
+    }
+
+    /// Whether it counts here, and nowhere else.
+    fn is_here(&self, runs: bool) -> bool {
+        self.counter.running() == [(self.counter.pid, runs)]
+    }
+
+    fn is_clean(&self) -> bool {
+        let agent = self.there.agent.as_ref().map(Child::id);
+        self.here.is_clean() && self.there.is_clean() && agent.is_none_or(has_no_children)
+    }
+
+    /// Kills the command and who looks on: nobody is left to decide, and the tasks stay stopped.
+    fn abandon(&mut self) {
+        wait_until("it is written down", || self.here.phases("source") == ["deciding"]);
+        let watches = pids_of(&["--watch", "one", self.here.path("state").to_str().unwrap()]);
+        assert_eq!(watches.len(), 1);
+        kill_process(watches[0], Signal::KILL).unwrap();
+        self.migration.kill().unwrap();
+        self.migration.wait().unwrap();
+        assert!(self.counter.running().contains(&(self.counter.pid, false)));
+    }
+
+    /// What `--resolve` says.
+    fn resolve(&self, more: &[&str]) -> String {
+        let args = ["--resolve", "one", "--json"];
+        let said = judge(&self.here.migrate(&args).args(more).output().unwrap()).unwrap();
+        assert_eq!(said["id"], "one");
+        said["decided"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.release();
+        let _ = (self.migration.kill(), self.migration.wait());
+        if std::thread::panicking() {
+            eprintln!("{}", self.there.log());
+        }
+    }
+}
+
+/// Whether none of a process's threads has a child.
+fn has_no_children(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    threads
+        .map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default())
+        .all(|children| children.trim().is_empty())
+}
+
+/// The tasks go on at once, whatever the destination is at; then nothing is left there.
+#[test]
+fn cancelled_in_each_phase_it_goes_on_here() {
+    for (mode, point, is_stopped) in [
+        // The tree is being built while it still runs here.
+        ("pipelined", "setup-namespaces", false),
+        ("hybrid", "setup-namespaces", false),
+        // All of it is there, and is being made.
+        ("stop-and-copy", "setup-namespaces", true),
+        ("pre-copy", "setup-namespaces", true),
+    ] {
+        let mut held = Held::start(mode, point, "true");
+        let stopped = (held.counter.pid, false);
+        assert!(!is_stopped || held.counter.running().contains(&stopped), "{mode} at {point}");
+        let cancelled = held.here.migrate(&["--cancel", "one"]).output().unwrap();
+        assert!(cancelled.status.success(), "{mode} at {point}: {cancelled:?}");
+        assert!(String::from_utf8_lossy(&cancelled.stdout).contains("it goes on here"));
+        held.counter.goes_on();
+        assert!(!held.migration.wait().unwrap().success());
+        assert_eq!(held.here.phases("source"), ["stayed"]);
+        assert!(held.is_here(true), "{mode} at {point}");
+        held.release();
+        wait_until("it is written down", || held.there.phases("destination") == ["stayed"]);
+        wait_until(&format!("{mode} at {point}: both tidy up"), || held.is_clean());
+        assert!(held.is_here(true), "{mode} at {point}");
+    }
+}
+
+/// The destination was told to let the tasks run: the command waits for what becomes of that.
+#[test]
+fn when_it_is_decided_it_is_too_late_to_cancel() {
+    let mut held = Held::start("pipelined", "pre-resume", "true");
+    wait_until("it is written down", || held.here.phases("source") == ["deciding"]);
+    let mut cancel = held.here.migrate(&["--cancel", "one"]);
+    let cancel = cancel.spawn().unwrap();
+    held.release();
+    let output = cancel.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("too late: it has moved"), "{said}");
+    assert!(held.migration.wait().unwrap().success());
+    held.counter.goes_on();
+    assert_eq!(held.here.phases("source"), ["moved"]);
+    wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+}
+
+/// The destination was told to let the tasks run when everything of the source ended.
+#[test]
+fn what_is_undecided_is_resolved_by_asking() {
+    for (then, decided, phase) in
+        [("true", "it has moved", "moved"), ("false", "it goes on here", "stayed")]
+    {
+        let mut held = Held::start("pre-copy", "pre-resume", then);
+        held.abandon();
+        held.release();
+        assert_eq!(held.resolve(&[]), decided);
+        held.counter.goes_on();
+        assert_eq!(held.is_here(true), phase == "stayed");
+        assert_eq!(held.here.phases("source"), [phase]);
+        assert_eq!(held.there.phases("destination"), [phase]);
+        wait_until("both tidy up", || held.here.is_clean() && held.there.is_clean());
+        // Asked again, it says the same.
+        assert!(held.resolve(&[]).contains(if phase == "moved" { "moved" } else { "here" }));
+    }
+}
+
+/// Only the user can know that the other host is lost for good.
+#[test]
+fn a_lost_destination_is_not_asked_on_demand() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.there.stop_agent();
+    held.release();
+    wait_until("the restore has ended", || held.counter.running().len() == 1);
+    assert!(held.is_here(false), "nobody has decided");
+    assert_eq!(held.resolve(&["--keep-here"]), "it goes on here");
+    held.counter.goes_on();
+    assert!(held.is_here(true));
+    // When it comes back, its agent says the same.
+    held.there.start_agent();
+    assert_eq!(held.there.phases("destination"), ["stayed"]);
+}
+
+/// A host that was restarted has none of the tasks: whoever has their ids now is left alone.
+#[test]
+fn after_a_restart_of_the_host_nothing_is_signalled() {
+    let mut held = Held::start("pre-copy", "pre-resume", "false");
+    held.abandon();
+    held.release();
+    let path = held.here.path("state/source/one.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert!(record["boot"].is_string(), "{record}");
+    record["boot"] = json!("another");
+    fs::write(&path, record.to_string()).unwrap();
+    assert!(held.resolve(&[]).contains("ended when this host was restarted"));
+    assert!(held.is_here(false), "it is another task now, and was not told to go on");
+    kill_process(Pid::from_raw(held.counter.pid).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn an_agent_lists_what_has_come_and_what_has_not() {
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let refused = Counter::start(100, 1);
+    let pid = refused.pid.to_string();
+    let args = ["--pid", &pid, "--id", "first", "--dump-option=--no-such-option"];
+    judge(&here.migrate(&args).arg(&there.address).output().unwrap()).unwrap_err();
+    let counter = Counter::start(100, 1);
+    let report = here.moves(counter.pid, "pre-copy", &there.address).unwrap();
+    let mut status = std::process::Command::new(support::torpor());
+    status.args(["agent", "status", &there.address]);
+    let text = String::from_utf8(status.output().unwrap().stdout).unwrap();
+    let output = status.arg("--json").output().unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let all = said.as_array().unwrap();
+    assert_eq!(all.len(), 2, "{said}");
+    for (id, phase, pid) in [
+        (json!("first"), "stayed", Value::Null),
+        (report["id"].clone(), "moved", report["pid"].clone()),
+    ] {
+        let it = all.iter().find(|it| it["id"] == id).unwrap();
+        assert_eq!((&it["phase"], &it["pid"]), (&json!(phase), &pid), "{said}");
+        let line = text.lines().find(|line| line.contains(id.as_str().unwrap())).unwrap();
+        assert!(line.contains(phase) && line.contains("process"), "{text}");
+    }
+    counter.goes_on();
+}
+
+/// An agent of a later time, which speaks nothing that this program does.
+#[test]
+fn another_version_of_the_protocol_is_refused() {
+    let here = Host::new();
+    let path = here.path("later.socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let versions = [900_u16, 901].map(u16::to_le_bytes).concat();
+        stream.write_all(&[b"torpor-m".as_slice(), &versions].concat()).unwrap();
+        // Until the other end has gone.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let counter = Counter::start(100, 1);
+    let to = format!("unix:{}", path.display());
+    let error = here.moves(counter.pid, "pipelined", &to).unwrap_err();
+    assert!(error.contains("version") && error.contains("900"), "{error}");
+    answering.join().unwrap();
+    counter.goes_on();
+    assert!(here.phases("source").is_empty() && here.is_clean());
+}
