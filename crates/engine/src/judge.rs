@@ -1,18 +1,22 @@
 //! The restore policy: judges what has been loaded before anything is made of it.
 
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
+use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
 use torpor_policy::{
     Ask, Capabilities, Checked, Device, Grant, Origin, Passed, Policy, Request, Rules, Violation,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::external::External;
 use crate::host::{self, Claim};
+use crate::namespace::run_in;
 use crate::namespace::user::IdMaps;
 use crate::options::{CgroupMode, JoinNsKind, Options};
 use crate::proc;
@@ -199,8 +203,26 @@ pub(crate) fn passed(opts: &Options) -> Result<Passed> {
     if let Some(join) = opts.join_ns.iter().find(|join| join.kind == JoinNsKind::User) {
         passed.user_maps = IdMaps::of_file(&join.file)?.entry();
     }
+    passed.networks = networks(opts)?;
     passed.joined = opts.join_ns.iter().map(|ns| name_of(ns.kind).to_owned()).collect();
     Ok(passed)
+}
+
+/// What anybody may have in the network namespaces that the caller gives.
+fn networks(opts: &Options) -> Result<Vec<(Option<String>, Network)>> {
+    let read = |space: BorrowedFd<'_>| run_in(&[space], || Ok(Network::of(&reader::here)));
+    let mut all = vec![];
+    if let Some(join) = opts.join_ns.iter().find(|join| join.kind == JoinNsKind::Net) {
+        let what = || format!("open namespace {}", join.file.display());
+        all.push((None, read(File::open(&join.file).context(what)?.as_fd())?));
+    }
+    for inherited in &opts.inherit_fd {
+        let fd = inherited.fd.as_fd();
+        if torpor_sys::ns::kind(fd).is_ok_and(|kind| kind == libc::CLONE_NEWNET) {
+            all.push((Some(inherited.key.clone()), read(fd)?));
+        }
+    }
+    Ok(all)
 }
 
 /// The hard limits of process `pid`, in the order of the kernel's numbers: proc(5) lists them

@@ -298,8 +298,8 @@ fn receive(mut line: &File) -> io::Result<(u8, Vec<u8>)> {
     if read < length { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((kind, bytes)) }
 }
 
-/// Settings of the namespaces that the caller lives in.
-fn here(names: &[String]) -> Vec<Option<String>> {
+/// Settings of the namespaces that this thread lives in.
+pub(crate) fn here(names: &[String]) -> Vec<Option<String>> {
     names.iter().map(|name| setting(name)).collect()
 }
 

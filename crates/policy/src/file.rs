@@ -71,6 +71,7 @@ const RULES: &[Rule] = &[
     ("network.addresses", |rules, leaf| grant(leaf).map(|on| rules.addresses = on)),
     ("network.routes", |rules, leaf| grant(leaf).map(|on| rules.routes = on)),
     ("network.raw-sockets", |rules, leaf| grant(leaf).map(|on| rules.raw_sockets = on)),
+    ("network.ports", |rules, leaf| grant(leaf).map(|on| rules.ports = on)),
     ("network.socket-options", |rules, leaf| grant(leaf).map(|on| rules.socket_options = on)),
     ("network.external-sockets", |rules, leaf| grant(leaf).map(|on| rules.external_sockets = on)),
     ("network.links", |rules, leaf| words(leaf, true).map(|kinds| rules.links = kinds)),

@@ -278,14 +278,27 @@ impl Rules {
                 denied(self.write_read_only, false, "the tasks cannot write there")
                     .map(|why| ("mounts.write-read-only", why))
             }
-            Ask::RawSocket { .. } => {
-                denied(self.raw_sockets, passed.grants(number::NET_RAW), "CAP_NET_RAW is not given")
+            // What is in networks of the caller's takes the rights of this host.
+            Ask::RawSocket { kind, .. } => {
+                let granted = match *kind {
+                    "ping" => passed.grants_here(number::NET_RAW),
+                    _ => passed.grants(number::NET_RAW),
+                };
+                denied(self.raw_sockets, granted, "CAP_NET_RAW is not given")
                     .map(|why| ("network.raw-sockets", why))
+            }
+            Ask::Port { given, .. } => {
+                let granted = match *given {
+                    true => passed.grants_here(number::NET_BIND_SERVICE),
+                    false => passed.grants(number::NET_BIND_SERVICE),
+                };
+                denied(self.ports, granted, "CAP_NET_BIND_SERVICE is not given")
+                    .map(|why| ("network.ports", why))
             }
             Ask::SocketOption { capability, .. } => {
                 // The others count on this host only.
                 let granted = match *capability {
-                    own @ (number::NET_RAW | number::NET_BIND_SERVICE) => passed.grants(own),
+                    number::NET_RAW => passed.grants(number::NET_RAW),
                     other => passed.grants_here(other),
                 };
                 denied(self.socket_options, granted, "it is not given")

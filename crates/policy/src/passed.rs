@@ -7,6 +7,7 @@ use serde::Deserialize;
 use torpor_images::proto::UsernsEntry;
 
 use crate::capabilities::{Capabilities, number};
+use crate::collect::Network;
 use crate::groups::Roots;
 
 /// No configuration is larger, in bytes.
@@ -32,6 +33,9 @@ pub struct Passed {
     pub joined: Vec<String>,
     /// The maps of the user namespace that is joined; none if it is this host's.
     pub user_maps: Option<UsernsEntry>,
+    /// Network namespaces that are given: the keys of those that are handed over, none for the one that
+    /// is joined, and what anybody may have there.
+    pub networks: Vec<(Option<String>, Network)>,
     /// Network namespaces are made, but nothing in them.
     pub empty_network: bool,
     /// A security module gives profiles here.

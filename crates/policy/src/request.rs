@@ -115,6 +115,15 @@ pub enum Ask {
         /// Its number.
         file: u32,
     },
+    /// A socket with a port that not everybody may have in its network namespace.
+    Port {
+        /// Its number.
+        file: u32,
+        /// The port.
+        port: u32,
+        /// The network namespace is this host's, or one that the caller gives.
+        given: bool,
+    },
     /// What a socket can only have by a capability.
     SocketOption {
         /// Its number.
@@ -328,6 +337,7 @@ impl Ask {
             | Ask::Address { .. }
             | Ask::Sysctl { .. }
             | Ask::RawSocket { .. }
+            | Ask::Port { .. }
             | Ask::SocketOption { .. }
             | Ask::ExternalSocket { .. } => "network",
         }
@@ -370,6 +380,10 @@ impl fmt::Display for Ask {
                 write!(f, "cgroup {path:?} has {program:?} run on this host")
             }
             Ask::RawSocket { kind, file } => write!(f, "a {kind} socket (file {file})"),
+            Ask::Port { file, port, given } => {
+                let whose = if *given { "the caller's" } else { "their own" };
+                write!(f, "a socket with port {port} of {whose} network (file {file})")
+            }
             Ask::SocketOption { file, text, capability } => {
                 let capability = Capabilities::only(*capability);
                 write!(f, "a socket with {text} (file {file}), which takes {capability}")

@@ -97,6 +97,8 @@ pub struct Rules {
     pub routes: Grant,
     /// `network.raw-sockets`.
     pub raw_sockets: Grant,
+    /// `network.ports`.
+    pub ports: Grant,
     /// `network.socket-options`.
     pub socket_options: Grant,
     /// `network.external-sockets`.
@@ -146,6 +148,7 @@ impl Default for Rules {
             addresses: Grant::Yes,
             routes: Grant::Yes,
             raw_sockets: Grant::Yes,
+            ports: Grant::Yes,
             socket_options: Grant::Yes,
             external_sockets: Grant::Yes,
             links: Limit::All,
@@ -189,6 +192,7 @@ impl Rules {
             addresses: Grant::Runtime,
             routes: Grant::Runtime,
             raw_sockets: Grant::Runtime,
+            ports: Grant::Runtime,
             socket_options: Grant::Runtime,
             external_sockets: Grant::Runtime,
             links: Limit::Runtime,

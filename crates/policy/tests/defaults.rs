@@ -36,6 +36,7 @@ const PRIVILEGED: &str = r#"{
     "ociVersion": "1.0.2",
     "process": {
         "capabilities": {"bounding": ["CAP_KILL", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_NET_RAW",
+                                      "CAP_NET_BIND_SERVICE",
                                       "CAP_SYS_RESOURCE", "CAP_SYS_NICE", "CAP_AUDIT_CONTROL"]}
     },
     "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
@@ -128,6 +129,12 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a socket with larger buffers than anybody may have",
             Ask::SocketOption { file: 1, text: text("SO_RCVBUF of 9"), capability: 12 },
         ),
+        ("a socket for pings that nobody may have", Ask::RawSocket { kind: "ping", file: 1 }),
+        ("a port below 1024", Ask::Port { file: 1, port: 80, given: false }),
+        (
+            "a port below 1024 in a network that the caller gives",
+            Ask::Port { file: 1, port: 80, given: true },
+        ),
         ("a Unix socket of others", Ask::ExternalSocket { name: text("/run/x") }),
         ("firewall rules", Ask::Firewall { text: text("x") }),
         ("a route", Ask::Route { text: text("x") }),
@@ -167,6 +174,7 @@ fn has_row(ask: &Ask, rows: &[(&str, Ask)]) -> bool {
         | Ask::ReleaseAgent { .. }
         | Ask::Login(_)
         | Ask::RawSocket { .. }
+        | Ask::Port { .. }
         | Ask::SocketOption { .. }
         | Ask::ExternalSocket { .. }
         | Ask::Fanotify { .. }
@@ -267,6 +275,23 @@ fn limits_of_ipc_namespaces_count_with_their_values() {
     for (name, value) in [("kernel.sem", "250\t32000\t100\t129"), ("kernel.shmmax", "250")] {
         assert_eq!(verdict(name, value), "no: `foreign.ipc.sysctls`");
     }
+}
+
+/// In a network that belongs to this host the rights of a user namespace count for nothing.
+#[test]
+fn networks_of_the_callers_take_rights_of_this_host() {
+    let spec = r#"{
+        "ociVersion": "1.0.2",
+        "process": {"capabilities": {"bounding": ["CAP_NET_BIND_SERVICE", "CAP_NET_RAW"]}},
+        "linux": {"namespaces": [{"type": "user"}, {"type": "network", "path": "/run/netns/x"}]}
+    }"#;
+    let passed = caller(Some(spec));
+    let verdict = |ask| verdict(&ask, Origin::Elsewhere, &passed);
+    let port = |given| Ask::Port { file: 1, port: 80, given };
+    assert_eq!([verdict(port(false)), verdict(port(true))], ["yes", "no: `foreign.network.ports`"]);
+    let socket = |kind| Ask::RawSocket { kind, file: 1 };
+    let wanted = ["yes", "no: `foreign.network.raw-sockets`"];
+    assert_eq!([verdict(socket("raw")), verdict(socket("ping"))], wanted);
 }
 
 #[test]

@@ -63,6 +63,17 @@ pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The kind of a namespace, its `CLONE_NEW*` flag (ioctl_nsfs(2), `NS_GET_NSTYPE`).
+///
+/// # Errors
+/// `ENOTTY` if the file is that of no namespace.
+pub fn kind(namespace: BorrowedFd<'_>) -> Result<i32> {
+    // _IO(0xb7, 3) of linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    // SAFETY: the request has no argument; it returns a number.
+    check(unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE) })
+}
+
 /// The user who has made a user namespace, by the id that the caller has for it (ioctl_nsfs(2),
 /// `NS_GET_OWNER_UID`).
 ///
@@ -106,6 +117,16 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_namespace_has_a_kind() {
+        for (file, flag) in [("net", libc::CLONE_NEWNET), ("user", libc::CLONE_NEWUSER)] {
+            let space = std::fs::File::open(format!("/proc/self/ns/{file}")).unwrap();
+            assert_eq!(kind(space.as_fd()).unwrap(), flag);
+        }
+        let other = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(kind(other.as_fd()).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+    }
 
     #[test]
     fn this_mount_namespace_has_an_owner() {

@@ -128,17 +128,28 @@ pub(crate) fn refuses(name: &str, rows: &[Row]) {
 /// The same, under a policy.
 pub(crate) fn refuses_by(name: &str, policy: &str, rows: &[Row]) {
     let scratch = Scratch::new(name);
+    refuses_of(&scratch, &bundle(&scratch), policy, rows, |_| {});
+}
+
+/// The same with the container of a bundle, whose images come back after a change of another kind.
+pub(crate) fn refuses_of(
+    scratch: &Scratch,
+    bundle: &Bundle,
+    policy: &str,
+    rows: &[Row],
+    harmless: impl FnOnce(&Images),
+) {
     let file = scratch.join("policy.toml");
     fs::write(&file, policy).unwrap();
     scratch.configure(&format!("{FOREIGN}policy {}\n", file.display()));
-    let bundle = bundle(&scratch);
-    let container = Container::start(&scratch, &bundle);
+    let container = Container::start(scratch, bundle);
     goes_on(&bundle.file("count"));
-    let mut asleep = Asleep { scratch: &scratch, bundle: &bundle, container };
+    let mut asleep = Asleep { scratch, bundle, container };
     asleep.container.checkpoint(&[]);
     asleep.refused(rows);
     // The group of the unchanged container may use what the policy of some rows denies.
     fs::write(&file, "").unwrap();
+    harmless(&Images::of(scratch));
     asleep.container.restore(&[]);
     goes_on(&asleep.bundle.file("count"));
 }

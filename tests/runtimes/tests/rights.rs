@@ -9,7 +9,11 @@ use torpor_images::proto::{
     TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
 };
 
-use crate::images::{Images, refuses, refuses_by};
+use torpor_runtimes_tests::command::{Run, command};
+use torpor_runtimes_tests::network::Network;
+use torpor_runtimes_tests::scratch::Scratch;
+
+use crate::images::{Images, PROGRAM, bundle_of, refuses, refuses_by, refuses_of};
 
 #[test]
 fn sockets() {
@@ -498,5 +502,74 @@ fn limits() {
                 &["oom_score_adj of -1000", "(foreign.limits.raise)"],
             ),
         ],
+    );
+}
+
+/// The network is the caller's: its settings say who may have what, and are not those of this host.
+#[test]
+fn ports_and_pings_in_a_network_of_the_callers() {
+    /// An Internet socket of a family, a type and a protocol, with a port, in a state.
+    fn socket(images: &Images, family: u32, (ty, proto): (u32, u32), port: u32, state: u32) {
+        images.open(FdTypes::Inetsk, |entry| {
+            let address = vec![0; if family == 2 { 1 } else { 4 }];
+            entry.isk = Some(InetSkEntry {
+                id: entry.id,
+                ino: 900_001,
+                family,
+                r#type: ty,
+                proto,
+                state,
+                src_port: port,
+                backlog: 1,
+                flags: 2,
+                src_addr: address.clone(),
+                dst_addr: address,
+                ns_id: images.root_ids().net_ns_id,
+                ..Default::default()
+            });
+        });
+    }
+    const TCP: (u32, u32) = (1, 6);
+    const UDP: (u32, u32) = (2, 17);
+    const PORT: &str = "files.img: a socket with port 52 of the caller's network (file 900001)";
+    const BY: &str = "CAP_NET_BIND_SERVICE is not given (foreign.network.ports)";
+    const LOW: &[&str] = &[PORT, BY];
+    const PING: &[&str] =
+        &["files.img: a ping socket (file 900001)", "(foreign.network.raw-sockets)"];
+    let scratch = Scratch::new("images-ports");
+    let network = Network::new(scratch.name());
+    let set = |setting: &str| {
+        let enter = format!("--net={}", network.path().display());
+        command("nsenter", &[&enter, "sysctl", "--quiet", "--write", setting]).succeed();
+    };
+    set("net.ipv4.ip_unprivileged_port_start=53");
+    let program = format!("nc -l -p 53 >/dev/null & {PROGRAM}");
+    let bundle = bundle_of(&scratch, &program).network(&network).configure(|config| {
+        for set in config["process"]["capabilities"].as_object_mut().unwrap().values_mut() {
+            set.as_array_mut().unwrap().retain(|name| name != "CAP_NET_BIND_SERVICE");
+        }
+    });
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            ("a listener", |images| socket(images, 2, TCP, 52, 10), LOW),
+            ("a listener of the sixth version", |images| socket(images, 10, TCP, 52, 10), LOW),
+            ("a bound socket that is closed", |images| socket(images, 2, TCP, 52, 7), LOW),
+            ("one of UDP", |images| socket(images, 2, UDP, 52, 7), LOW),
+            ("one of UDP that has a peer", |images| socket(images, 10, UDP, 52, 1), LOW),
+            ("one of UDP-Lite", |images| socket(images, 2, (2, 136), 52, 7), LOW),
+            ("a listener of several paths", |images| socket(images, 2, (1, 262), 52, 10), LOW),
+            ("one of SCTP", |images| socket(images, 2, (1, 132), 52, 10), LOW),
+            ("pings", |images| socket(images, 2, (2, 1), 0, 7), PING),
+            ("pings of the sixth version", |images| socket(images, 10, (2, 58), 0, 7), PING),
+            ("pings by a number", |images| socket(images, 2, (2, 1), 52, 7), PING),
+            ("pings to a peer", |images| socket(images, 2, (2, 1), 0, 1), PING),
+        ],
+        |images| {
+            set("net.ipv4.ping_group_range=0 0");
+            socket(images, 2, (2, 1), 52, 7);
+        },
     );
 }

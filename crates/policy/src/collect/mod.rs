@@ -11,6 +11,7 @@ pub mod lists;
 mod mounts;
 mod network;
 mod parts;
+mod ports;
 mod references;
 mod routing;
 pub mod settings;
@@ -30,6 +31,7 @@ pub use self::limits::LIMITS;
 pub(crate) use self::limits::LOCKED_MEMORY;
 pub use self::mounts::mounts;
 pub use self::network::kind_of_link;
+pub use self::ports::Network;
 pub use self::references::network_of;
 pub use self::routing::{Addresses, route, rule};
 pub use self::sockets::{is_marked, socket_options};
@@ -130,7 +132,8 @@ pub fn collect(
     uses::collect(checkpoint, settings.here, passed, &mut all)?;
     groups::collect(checkpoint, passed, &maps, &mut all)?;
     files::collect(checkpoint, &mounts, &mut all)?;
-    sockets::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
+    sockets::collect(checkpoint, settings.here, &maps, &mut all)?;
+    ports::collect(checkpoint, settings.here, passed, &maps, &mut all)?;
     ipc::collect(checkpoint, settings.fresh, passed, &maps, &mut all)?;
     for mount in mounts {
         all.add(kind::MNTS.file_name(mount.space.into()), None, Ask::Mount(mount));
@@ -191,7 +194,7 @@ const KINDS: [NsKind; 8] = [
 pub(crate) fn words() -> impl Iterator<Item = &'static str> {
     let kinds = KINDS.into_iter().map(NsKind::name);
     let more = ["oom_score_adj", "PR_SET_IO_FLUSHER", LOCKED_MEMORY, limits::PIPE_SIZE];
-    let kinds = kinds.chain(["packet", "raw", "marked"]);
+    let kinds = kinds.chain(["packet", "raw", "marked", "ping"]);
     kinds.chain(LIMITS).chain(ipc::BEYOND).chain(more)
 }
 

@@ -6,30 +6,21 @@
 //! | `so_sndbuf`, `so_rcvbuf` | `CAP_NET_ADMIN` above the limits of this host |
 //! | `torpor_options` | those of [`TAKES`]; a congestion control that not everybody may have |
 //! | `groups`, `dst_portid`, `dst_group` of netlink | what the protocol keeps for the mighty |
-//! | `src_port` | `CAP_NET_BIND_SERVICE` below the first port for everybody |
+//! | `src_port`, sockets for pings | judged by their network ([`super::ports`]) |
 //! | packet sockets, `SOCK_RAW` | judged as such, with all that they have |
 //! | `so_bound_dev`, `ifname` | nothing since Linux 5.7, on sockets that are bound to no device |
 //! | `torpor_uid`, `torpor_gid`, `torpor_peer` | judged as ids |
 //! | `tcp-stream-N.img` | only with `--tcp-established`, which the caller passes |
 //! | others: time limits, `so_filter`, `so_linger`, `so_reuseport`, `torpor_memberships` … | nothing |
-//!
-//! Not judged: sockets for pings, and what is in network namespaces that the caller gives: who may
-//! have which port there, images do not say.
 
-use torpor_images::kind;
-use torpor_images::proto::{FileEntry, InetSkEntry, NetlinkSkEntry, NetnsEntry, SkOptsEntry};
+use torpor_images::proto::{FileEntry, NetlinkSkEntry, SkOptsEntry};
 
-use super::references::network_of;
-use super::{Checkpoint, Requests, Result, Values};
-use crate::capabilities::number::{
-    AUDIT_READ, NET_ADMIN, NET_BIND_SERVICE, NET_BROADCAST, NET_RAW,
-};
-use crate::namespace::NsKind;
-use crate::passed::Passed;
+use super::{Requests, Values};
+use crate::capabilities::number::{AUDIT_READ, NET_ADMIN, NET_BROADCAST, NET_RAW};
 use crate::request::Ask;
 
 /// The settings that the limits of this host are in, and the congestion controls for everybody.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 8] = [
     "net/core/rmem_max",
     "net/core/rmem_default",
     "net/core/wmem_max",
@@ -38,11 +29,7 @@ const SETTINGS: [&str; 9] = [
     "net/ipv4/tcp_wmem",
     "net/ipv4/tcp_allowed_congestion_control",
     "net/ipv4/tcp_congestion_control",
-    FIRST_PORT,
 ];
-/// The first port for everybody, and which that is in a new network namespace.
-const FIRST_PORT: &str = "net/ipv4/ip_unprivileged_port_start";
-const FIRST_OF_NEW: u32 = 1024;
 
 /// To this size the kernel lets buffers of TCP grow by itself (Linux 6.16, `tcp_init`).
 const TUNED: u64 = 32 << 20;
@@ -77,7 +64,6 @@ pub(super) struct Host {
     receive_tcp: u64,
     send_tcp: u64,
     congestion: Vec<String>,
-    first_port: u32,
 }
 
 impl Host {
@@ -100,51 +86,7 @@ impl Host {
         let names = [next(), next()];
         let congestion = names.into_iter().flat_map(str::split_ascii_whitespace);
         let congestion = congestion.map(str::to_owned).collect();
-        let first_port = next().parse().unwrap_or(FIRST_OF_NEW);
-        Host { receive, send, receive_tcp, send_tcp, congestion, first_port }
-    }
-}
-
-/// Whose the network namespaces of sockets are.
-#[derive(Debug, Default)]
-pub(super) struct Networks {
-    /// Those that are made, or that the caller gives in their place.
-    own: Vec<u32>,
-    /// Those that the caller gives.
-    given: Vec<u32>,
-    /// The first port for everybody in the others, if the configuration sets it.
-    first_port: Option<u32>,
-}
-
-impl Networks {
-    /// Those of a checkpoint.
-    ///
-    /// # Errors
-    /// Damaged images.
-    pub(super) fn of(checkpoint: &Checkpoint<'_>, passed: &Passed) -> Result<Self> {
-        let own = checkpoint.namespaces(NsKind::Net);
-        let mut given = vec![];
-        let joined = passed.joined.iter().any(|kind| kind == NsKind::Net.name());
-        for &id in &own {
-            let netns: Option<NetnsEntry> = checkpoint.images.read_opt(kind::NETNS, id.into())?;
-            if joined || netns.is_some_and(|netns| netns.ext_key.is_some()) {
-                given.push(id);
-            }
-        }
-        let set = passed.spec.as_ref().and_then(|spec| {
-            spec.linux.sysctl.get(&FIRST_PORT.replace('/', "."))?.trim().parse().ok()
-        });
-        Ok(Networks { own, given, first_port: set })
-    }
-
-    /// The first port for everybody in that of a socket.
-    fn first_port(&self, entry: &FileEntry, host: &Host) -> u32 {
-        match network_of(entry).or_else(|| self.own.first().copied()) {
-            // Who may have which port there, nobody has said.
-            Some(id) if self.given.contains(&id) => 0,
-            Some(id) if self.own.contains(&id) => self.first_port.unwrap_or(FIRST_OF_NEW),
-            _ => host.first_port,
-        }
+        Host { receive, send, receive_tcp, send_tcp, congestion }
     }
 }
 
@@ -153,7 +95,6 @@ pub(super) fn collect(
     entry: &FileEntry,
     options: &SkOptsEntry,
     host: &Host,
-    networks: &Networks,
     image: &str,
     all: &mut Requests,
 ) {
@@ -185,20 +126,7 @@ pub(super) fn collect(
             add(format!("{name} of {value}"), *capability);
         }
     }
-    if let Some(port) =
-        entry.isk.as_ref().and_then(|socket| low_port(socket, networks.first_port(entry, host)))
-    {
-        add(format!("port {port}"), NET_BIND_SERVICE);
-    }
     entry.nlsk.iter().flat_map(of_netlink).for_each(|(text, capability)| add(text, capability));
-}
-
-/// The port of a socket, if it is not for everybody. Raw sockets have none.
-fn low_port(socket: &InetSkEntry, first: u32) -> Option<u32> {
-    /// `SOCK_RAW` of socket(2).
-    const RAW: u32 = 3;
-    let port = socket.src_port;
-    (port != 0 && port < first && socket.r#type != RAW).then_some(port)
 }
 
 /// What of a netlink socket takes a capability: groups that not everybody may listen to
@@ -242,14 +170,14 @@ fn of_netlink(socket: &NetlinkSkEntry) -> Vec<(String, u32)> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use torpor_images::proto::SkOption;
+    use torpor_images::proto::{InetSkEntry, SkOption};
 
     use super::*;
 
     fn host() -> Host {
         Host::of(&|names| {
             assert_eq!(names, SETTINGS);
-            ["1000", "900", "2000", "9000", "1 2 50000000", "1 2 3", "reno", "cubic", "80"]
+            ["1000", "900", "2000", "9000", "1 2 50000000", "1 2 3", "reno", "cubic"]
                 .map(|value| Some(value.to_owned()))
                 .to_vec()
         })
@@ -257,8 +185,7 @@ mod tests {
 
     fn asks(entry: FileEntry, options: &SkOptsEntry) -> Vec<String> {
         let mut all = Requests::default();
-        let networks = Networks { own: vec![7], ..Networks::default() };
-        collect(&entry, options, &host(), &networks, "files.img", &mut all);
+        collect(&entry, options, &host(), "files.img", &mut all);
         all.0.iter().map(|request| request.ask.to_string()).collect()
     }
 
@@ -309,31 +236,6 @@ mod tests {
         }
         assert!(set(TCP, 13, b"reno").is_empty() && set(TCP, 13, b"cubic").is_empty());
         assert!(set(TCP, 13, b"dctcp")[0].contains("TCP_CONGESTION of \"dctcp\""));
-    }
-
-    #[test]
-    fn ports_that_are_not_for_everybody() {
-        let port = |r#type, src_port| {
-            let socket = InetSkEntry { r#type, src_port, ..InetSkEntry::default() };
-            let entry = FileEntry { isk: Some(socket), ..FileEntry::default() };
-            asks(entry, &SkOptsEntry::default())
-        };
-        let wanted = ["a socket with port 1023 (file 0), which takes CAP_NET_BIND_SERVICE"];
-        assert_eq!([port(1, 1023), port(2, 1023)].concat(), [wanted, wanted].concat());
-        // None, and the protocol of a raw socket.
-        assert!([port(1, 0), port(1, 1024), port(3, 1)].concat().is_empty());
-        let first = |ns_id, first_port| {
-            let networks = Networks { own: vec![7, 8], given: vec![8], first_port };
-            let socket = InetSkEntry { ns_id, ..InetSkEntry::default() };
-            let entry = FileEntry { isk: Some(socket), ..FileEntry::default() };
-            networks.first_port(&entry, &host())
-        };
-        assert_eq!(
-            [first(None, None), first(Some(7), None), first(Some(7), Some(0))],
-            [1024, 1024, 0]
-        );
-        // Of the caller's, and of this host.
-        assert_eq!([first(Some(8), None), first(Some(9), Some(0))], [0, 80]);
     }
 
     #[test]

@@ -10,10 +10,9 @@ use torpor_images::proto::{
 
 use super::network::kind_of_link;
 use super::references::network_of;
-use super::socket_options::{self, Host, Networks};
+use super::socket_options::{self, Host};
 use super::{Checkpoint, Maps, Requests, Result, Values};
 use crate::namespace::NsKind;
-use crate::passed::Passed;
 use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
@@ -29,12 +28,11 @@ const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
     here: Values<'_>,
-    passed: &Passed,
     maps: &Maps,
     all: &mut Requests,
 ) -> Result<()> {
     senders(checkpoint, maps, all)?;
-    special(checkpoint, here, passed, all)?;
+    special(checkpoint, here, all);
     let image = kind::FILES.file_name(0);
     let own = checkpoint.namespaces(NsKind::Net);
     for entry in &checkpoint.files {
@@ -76,23 +74,16 @@ pub(super) fn collect(
 }
 
 /// What sockets can only have by a capability.
-fn special(
-    checkpoint: &Checkpoint<'_>,
-    here: Values<'_>,
-    passed: &Passed,
-    all: &mut Requests,
-) -> Result<()> {
-    let networks = Networks::of(checkpoint, passed)?;
+fn special(checkpoint: &Checkpoint<'_>, here: Values<'_>, all: &mut Requests) {
     let mut host = None;
     for entry in &checkpoint.files {
         for options in socket_options(entry) {
             // Most trees have no sockets.
             let host = host.get_or_insert_with(|| Host::of(here));
             let image = kind::FILES.file_name(0);
-            socket_options::collect(entry, options, host, &networks, &image, all);
+            socket_options::collect(entry, options, host, &image, all);
         }
     }
-    Ok(())
 }
 
 /// The ids in whose name files send signals, and those that sockets count for: both are set by the

@@ -1,0 +1,241 @@
+//! Ports, and sockets for pings: who may have them says the network namespace that they are in.
+//!
+//! | socket | what the kernel asks for |
+//! |---|---|
+//! | of any protocol with ports, in any state | `CAP_NET_BIND_SERVICE` below `net.ipv4.ip_unprivileged_port_start` |
+//! | for pings (`SOCK_DGRAM` of ICMP and ICMPv6) | a group within `net.ipv4.ping_group_range` |
+//! | raw, packet | nothing here: they are judged as such ([`super::sockets`]) |
+//!
+//! | network namespace | whose settings count |
+//! |---|---|
+//! | this host's, or one that the caller gives (joined, handed over) | its own |
+//! | one that the images make | the port of the configuration, else that of a new one; pings reach what the caller connects it to |
+//! | one that belongs to a user namespace of the tasks | none: they have all capabilities in there |
+//!
+//! Where the configuration sets the first port, the caller wants it so, whatever it is at the moment.
+
+use std::collections::{BTreeSet, HashMap};
+
+use torpor_images::kind;
+use torpor_images::proto::{InetSkEntry, NetnsEntry};
+
+use super::references::network_of;
+use super::{Checkpoint, Maps, Requests, Result, Values};
+use crate::namespace::NsKind;
+use crate::passed::Passed;
+use crate::request::Ask;
+
+/// The first port for everybody, and the groups that may send pings.
+const SETTINGS: [&str; 2] = ["net/ipv4/ip_unprivileged_port_start", "net/ipv4/ping_group_range"];
+/// The port that a new network namespace has there.
+const FIRST_OF_NEW: u32 = 1024;
+
+/// Types of sockets (socket(2)) and the protocols of pings.
+const DATAGRAM: u32 = 2;
+const RAW: u32 = 3;
+const ICMP: [u32; 2] = [1, 58];
+
+/// What anybody may have in a network namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// The first port for everybody.
+    pub first_port: u32,
+    /// The first and the last group whose members may send pings, as this host has them.
+    pub ping_groups: (u32, u32),
+}
+
+impl Network {
+    /// The one whose settings `values` tells. What it does not know is as in a new one.
+    #[must_use]
+    pub fn of(values: Values<'_>) -> Self {
+        let values = values(&SETTINGS.map(str::to_owned));
+        let numbers = |index: usize| -> Vec<u32> {
+            let text = values.get(index).and_then(Option::as_deref).unwrap_or_default();
+            text.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
+        };
+        let groups = numbers(1);
+        Network {
+            first_port: numbers(0).first().copied().unwrap_or(FIRST_OF_NEW),
+            ping_groups: if let [first, last] = *groups { (first, last) } else { (1, 0) },
+        }
+    }
+
+    /// One in which anybody may send pings.
+    fn made(first_port: u32) -> Self {
+        Network { first_port, ping_groups: (0, u32::MAX) }
+    }
+
+    fn lets_ping(&self, groups: &BTreeSet<u32>) -> bool {
+        let (first, last) = self.ping_groups;
+        first <= last && groups.range(first..=last).next().is_some()
+    }
+}
+
+/// The network namespaces of sockets: what anybody may have there, and whether they are given.
+#[derive(Debug)]
+struct Networks {
+    /// Those of the tasks' own, by their numbers.
+    own: HashMap<u32, (Network, bool)>,
+    /// That of sockets that name none.
+    usual: Option<u32>,
+    /// This host's.
+    host: Network,
+}
+
+impl Networks {
+    fn of(checkpoint: &Checkpoint<'_>, here: Values<'_>, passed: &Passed) -> Result<Self> {
+        let set = passed.spec.as_ref().and_then(|spec| {
+            spec.linux.sysctl.get(&SETTINGS[0].replace('/', "."))?.trim().parse().ok()
+        });
+        let nested = checkpoint.nested_users()?;
+        let root = checkpoint.tasks.first().map(|root| root.homes);
+        // The tree joins it in the place of the root task's.
+        let joined = root.and_then(|homes| homes.own(NsKind::Net));
+        let mut own = HashMap::new();
+        for id in checkpoint.namespaces(NsKind::Net) {
+            let netns: Option<NetnsEntry> = checkpoint.images.read_opt(kind::NETNS, id.into())?;
+            let key = netns.and_then(|netns| netns.ext_key);
+            let of_key = |key: Option<&String>| {
+                passed.networks.iter().find(|(known, _)| known.as_ref() == key)
+            };
+            let given = of_key(None).filter(|_| joined == Some(id));
+            let given = given.or_else(|| of_key(Some(key.as_ref()?)));
+            let network = match given {
+                Some((_, network)) => {
+                    (Network { first_port: set.unwrap_or(network.first_port), ..*network }, true)
+                }
+                None if nested.iter().any(|user| user.owned.contains(&id)) => {
+                    (Network::made(0), false)
+                }
+                None => (Network::made(set.unwrap_or(FIRST_OF_NEW)), false),
+            };
+            own.insert(id, network);
+        }
+        let usual = root.and_then(|homes| homes.number(NsKind::Net));
+        Ok(Networks { own, usual, host: Network::of(here) })
+    }
+
+    fn get(&self, number: Option<u32>) -> (Network, bool) {
+        let own = number.or(self.usual).and_then(|number| self.own.get(&number));
+        own.copied().unwrap_or((self.host, true))
+    }
+}
+
+pub(super) fn collect(
+    checkpoint: &Checkpoint<'_>,
+    here: Values<'_>,
+    passed: &Passed,
+    maps: &Maps,
+    all: &mut Requests,
+) -> Result<()> {
+    let sockets = checkpoint.files.iter().filter_map(|entry| Some((entry, entry.isk.as_ref()?)));
+    let sockets = sockets.filter(|(_, socket)| port(socket).is_some() || is_ping(socket));
+    let mut sockets = sockets.peekable();
+    // Most trees have none.
+    if sockets.peek().is_none() {
+        return Ok(());
+    }
+    let networks = Networks::of(checkpoint, here, passed)?;
+    let groups = groups(checkpoint, maps);
+    let image = kind::FILES.file_name(0);
+    for (entry, socket) in sockets {
+        let (network, given) = networks.get(network_of(entry));
+        if let Some(port) = port(socket).filter(|&port| port < network.first_port) {
+            all.add(&*image, None, Ask::Port { file: entry.id, port, given });
+        }
+        if is_ping(socket) && !network.lets_ping(&groups) {
+            all.add(&*image, None, Ask::RawSocket { kind: "ping", file: entry.id });
+        }
+    }
+    Ok(())
+}
+
+/// The port that a socket is bound to. Raw sockets have their protocol there, those for pings a
+/// number that anybody may choose.
+fn port(socket: &InetSkEntry) -> Option<u32> {
+    Some(socket.src_port).filter(|&port| port != 0 && socket.r#type != RAW && !is_ping(socket))
+}
+
+fn is_ping(socket: &InetSkEntry) -> bool {
+    socket.r#type == DATAGRAM && ICMP.contains(&socket.proto)
+}
+
+/// The groups of all threads, as this host has them.
+fn groups(checkpoint: &Checkpoint<'_>, maps: &Maps) -> BTreeSet<u32> {
+    let living = checkpoint.tasks.iter().filter(|task| !task.zombie);
+    let threads = living.flat_map(|task| task.credentials).flatten();
+    let groups = threads.flat_map(|thread| thread.groups.iter().chain(&thread.further));
+    groups.map(|&id| maps.group(id)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use torpor_images::proto::FileEntry;
+
+    use super::*;
+
+    fn socket(r#type: u32, proto: u32, src_port: u32) -> InetSkEntry {
+        InetSkEntry { r#type, proto, src_port, ..InetSkEntry::default() }
+    }
+
+    #[test]
+    fn settings_of_a_network() {
+        let of = |values: [Option<&str>; 2]| {
+            Network::of(&|names| {
+                assert_eq!(names, SETTINGS);
+                values.map(|value| value.map(str::to_owned)).to_vec()
+            })
+        };
+        let network = |first_port, ping_groups| Network { first_port, ping_groups };
+        assert_eq!(of([Some("80"), Some("5\t500")]), network(80, (5, 500)));
+        for unknown in [[None, None], [Some(""), Some("x y z")], [Some("-1"), Some("0")]] {
+            assert_eq!(of(unknown), network(1024, (1, 0)));
+        }
+    }
+
+    #[test]
+    fn ports_and_pings() {
+        let tcp = socket(1, 6, 1023);
+        assert_eq!(port(&tcp), Some(1023));
+        // UDP-Lite, MPTCP, SCTP.
+        for (ty, proto) in [(2, 136), (1, 262), (1, 132), (5, 132)] {
+            assert_eq!(port(&socket(ty, proto, 7)), Some(7));
+        }
+        for (ty, proto) in [(3, 1), (2, 1), (2, 58)] {
+            assert_eq!(port(&socket(ty, proto, 7)), None);
+            assert_eq!(is_ping(&socket(ty, proto, 7)), ty == 2);
+        }
+        assert_eq!(port(&socket(1, 6, 0)), None);
+    }
+
+    #[test]
+    fn groups_that_may_send_pings() {
+        let groups = BTreeSet::from([5, 4711]);
+        let lets =
+            |first, last| Network { first_port: 0, ping_groups: (first, last) }.lets_ping(&groups);
+        assert!(
+            lets(0, 5) && lets(5, 5) && lets(6, u32::MAX) && Network::made(0).lets_ping(&groups)
+        );
+        assert!(!lets(6, 4710) && !lets(1, 0) && !lets(4712, 4700));
+    }
+
+    #[test]
+    fn networks_by_their_numbers() {
+        let (host, own, given) = (
+            Network { first_port: 80, ping_groups: (1, 0) },
+            Network::made(1024),
+            Network { first_port: 0, ping_groups: (0, 9) },
+        );
+        let own = HashMap::from([(7, (own, false)), (8, (given, true))]);
+        let networks = Networks { own, usual: Some(8), host };
+        let of = |ns_id| {
+            let isk = Some(InetSkEntry { ns_id, ..socket(1, 6, 80) });
+            let (network, given) =
+                networks.get(network_of(&FileEntry { isk, ..FileEntry::default() }));
+            (network.first_port, given)
+        };
+        assert_eq!([of(Some(7)), of(Some(8)), of(None)], [(1024, false), (0, true), (0, true)]);
+        // This host's, by a number that the tasks' own do not have.
+        assert_eq!(of(Some(9)), (80, true));
+    }
+}
