@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Stat};
 use torpor_images::ImageDir;
+use torpor_images::proto::FileLockEntry;
 use torpor_policy::collect::Network;
 use torpor_policy::groups::Roots;
 use torpor_policy::{
@@ -281,19 +282,8 @@ impl Verdict {
         };
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let device = Device { block, major: Some(major), minor: Some(minor) };
-        let denied = |rules: &Rules| !rules.allows_device(device, &self.passed);
-        let Some(judged) = self.origin else { return Ok(()) };
-        let besides =
-            |origin| policy.besides(origin, &self.passed).filter(|(rules, _)| denied(rules));
-        let rule = match (besides(judged), &self.claim) {
-            _ if denied(&policy.all) => "files.devices".to_owned(),
-            (None, _) => return Ok(()),
-            (Some((_, prefix)), None) => format!("{prefix}files.devices"),
-            (Some(_), Some(claim)) => match besides(origin(claim, 1)?) {
-                None => return Ok(()),
-                Some((_, prefix)) => format!("{prefix}files.devices"),
-            },
-        };
+        let allows = |rules: &Rules| rules.allows_device(device, &self.passed);
+        let Some(rule) = self.denies(policy, "files.devices", allows)? else { return Ok(()) };
         let path = String::from_utf8_lossy(path);
         Err(Error::Forbidden(vec![Violation {
             image: "files.img".to_owned(),
@@ -301,6 +291,50 @@ impl Verdict {
             rule,
             text: format!("open device {device} at {path:?}: it is not among those allowed"),
         }]))
+    }
+
+    /// Ends a restore that is to take a lease on a file for a task, but the file's owner is none of
+    /// the tasks' users, and the policy does not allow it: it takes `CAP_LEASE`.
+    ///
+    /// # Errors
+    /// If it is not allowed.
+    pub(crate) fn check_lease(
+        &self,
+        policy: &Policy,
+        lock: &FileLockEntry,
+        owner: u32,
+    ) -> Result<()> {
+        let allows = |rules: &Rules| rules.allows_leases(&self.passed);
+        let Some(rule) = self.denies(policy, "capabilities.use", allows)? else { return Ok(()) };
+        let text = format!("a lease on descriptor {}, a file of user {owner}", lock.fd);
+        Err(Error::Forbidden(vec![Violation {
+            image: "filelocks.img".to_owned(),
+            task: Some(lock.pid.cast_unsigned()),
+            rule,
+            text: format!("{text}, which takes CAP_LEASE: it is not given"),
+        }]))
+    }
+
+    /// The rule that does not allow what only shows when things are made, by its whole name.
+    fn denies(
+        &self,
+        policy: &Policy,
+        rule: &str,
+        allows: impl Fn(&Rules) -> bool,
+    ) -> Result<Option<String>> {
+        let Some(judged) = self.origin else { return Ok(None) };
+        if !allows(&policy.all) {
+            return Ok(Some(rule.to_owned()));
+        }
+        let prefix = |origin| {
+            let besides = policy.besides(origin, &self.passed);
+            besides.filter(|(rules, _)| !allows(rules)).map(|(_, prefix)| prefix)
+        };
+        let denied = match (prefix(judged), &self.claim) {
+            (Some(_), Some(claim)) => prefix(origin(claim, 1)?),
+            (denied, _) => denied,
+        };
+        Ok(denied.map(|prefix| format!("{prefix}{rule}")))
     }
 
     /// The path that allows `path`, which images name as the source of a mount, and what of

@@ -199,8 +199,7 @@ impl Rules {
         match ask {
             Ask::Capabilities(_) | Ask::NoCredentials => self.deny_capabilities(ask, passed),
             Ask::Use { capability, .. } => {
-                denied(self.uses, passed.grants_here(*capability), "it is not given")
-                    .map(|why| ("capabilities.use", why))
+                self.deny_use(*capability, passed).map(|why| ("capabilities.use", why))
             }
             Ask::Seccomp(false) => {
                 let asked = passed.spec.as_ref().is_some_and(|spec| spec.linux.seccomp.is_some());
@@ -447,6 +446,17 @@ impl Rules {
     #[must_use]
     pub fn allows_device(&self, device: Device, passed: &Passed) -> bool {
         self.deny_device(device, passed).is_none()
+    }
+
+    fn deny_use(&self, capability: u32, passed: &Passed) -> Option<String> {
+        denied(self.uses, passed.grants_here(capability), "it is not given")
+    }
+
+    /// Whether the restore may take leases on files of others: whose files are, only shows once
+    /// they are open.
+    #[must_use]
+    pub fn allows_leases(&self, passed: &Passed) -> bool {
+        self.deny_use(number::LEASE, passed).is_none()
     }
 
     fn deny_mount(&self, mount: &Mount, passed: &Passed) -> Option<Denial> {

@@ -77,6 +77,7 @@ fn rows() -> Vec<(&'static str, Ask)> {
             "a timer that wakes this host",
             Ask::Use { text: text("a timer that wakes this host"), capability: 35 },
         ),
+        ("a lease on a file of somebody else", Ask::Use { text: text("a lease"), capability: 28 }),
         ("no seccomp filter", Ask::Seccomp(false)),
         ("new privileges", Ask::NoNewPrivileges(false)),
         ("this host's pid namespace", Ask::HostNamespace("pid")),

@@ -3,10 +3,10 @@
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FdTypes, FileEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry, IpcVarEntry,
-    MqueueEntry, NetlinkSkEntry, PacketSockEntry, PipeDataEntry, PosixTimerEntry, RegFileEntry,
-    SkOption, SkOptsEntry, SkUcred, TimerfdEntry, TorporIoUringBuffer, TorporIoUringEntry,
-    TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
+    FdTypes, FileEntry, FileLockEntry, InetSkEntry, IpcDescEntry, IpcMsgEntry, IpcShmEntry,
+    IpcVarEntry, MqueueEntry, NetlinkSkEntry, PacketSockEntry, PipeDataEntry, PosixTimerEntry,
+    RegFileEntry, SkOption, SkOptsEntry, SkUcred, TimerfdEntry, TorporIoUringBuffer,
+    TorporIoUringEntry, TorporUserfaultfdEntry, TunfileEntry, UnixSkEntry,
 };
 
 use torpor_runtimes_tests::command::{Run, command};
@@ -571,5 +571,69 @@ fn ports_and_pings_in_a_network_of_the_callers() {
             set("net.ipv4.ping_group_range=0 0");
             socket(images, 2, (2, 1), 52, 7);
         },
+    );
+}
+
+/// Whose a file is only shows once it is open.
+#[test]
+fn leases() {
+    const OTHERS: i32 = 8;
+    const OWN: i32 = 9;
+    fn lease(images: &Images, pid: u32, r#type: u32, fd: i32) {
+        let pid = pid.cast_signed();
+        let lock = FileLockEntry { flag: 8, r#type, pid, fd, start: 0, len: 0 };
+        images.dir.write_all(kind::FILE_LOCKS, 0, [&lock]).unwrap();
+    }
+    const WANTED: &[&str] = &[
+        "filelocks.img: task 1: a lease on descriptor 8, a file of user 4711, which takes CAP_LEASE",
+        "it is not given (foreign.capabilities.use)",
+    ];
+    let scratch = Scratch::new("images-leases");
+    let program = format!("exec 8</others 9</own; {PROGRAM}");
+    let bundle = bundle_of(&scratch, &program);
+    bundle.write("others", "");
+    bundle.write("own", "");
+    std::os::unix::fs::chown(bundle.file("others"), Some(4711), Some(0)).unwrap();
+    refuses_of(
+        &scratch,
+        &bundle,
+        "",
+        &[
+            ("to read", |images| lease(images, 1, 0, OTHERS), WANTED),
+            ("to write", |images| lease(images, 1, 1, OTHERS), WANTED),
+            ("one that is being broken", |images| lease(images, 1, 2 | 4, OTHERS), WANTED),
+            (
+                "by the number that older images have",
+                |images| {
+                    lease(images, 1, 0, OTHERS);
+                    let mut locks: Vec<FileLockEntry> =
+                        images.dir.read_all(kind::FILE_LOCKS, 0).unwrap();
+                    locks[0].flag = 32;
+                    images.dir.write_all(kind::FILE_LOCKS, 0, &locks).unwrap();
+                },
+                WANTED,
+            ),
+            (
+                "of a child",
+                |images| lease(images, *images.tasks().last().unwrap(), 0, OTHERS),
+                &["a lease on descriptor 8, a file of user 4711", "(foreign.capabilities.use)"],
+            ),
+            (
+                "by a task that was the owner",
+                |images| {
+                    lease(images, 1, 0, OWN);
+                    for task in images.tasks() {
+                        images.core(task, |core| {
+                            let creds = &mut core.thread_core.as_mut().unwrap().creds;
+                            let creds = creds.as_mut().unwrap();
+                            (creds.uid, creds.euid) = (4711, 4711);
+                            (creds.suid, creds.fsuid) = (4711, 4711);
+                        });
+                    }
+                },
+                &["a lease on descriptor 9, a file of user 0", "(foreign.capabilities.use)"],
+            ),
+        ],
+        |images| lease(images, 1, 0, OWN),
     );
 }

@@ -275,25 +275,43 @@ fn invalid(lock: &FileLockEntry, reason: &str) -> Error {
 }
 
 /// Takes all locks. No file of a task is opened or closed any more, and none has its
-/// owner yet: a lease that is being broken must not signal anybody again.
+/// owner yet: a lease that is being broken must not signal anybody again. `judge` is asked about
+/// leases on files that belong to none of the tasks, with the owner.
 ///
 /// # Errors
-/// If somebody else has locked a file meanwhile; if a task has ended.
+/// If somebody else has locked a file meanwhile; what `judge` returns; if a task has ended.
 pub fn restore(
     locks: &[FileLockEntry],
     files: &OpenFiles,
     tasks: &mut tasks::Tasks,
     id_maps: &IdMaps,
+    judge: impl Fn(&FileLockEntry, u32) -> Result<()>,
 ) -> Result<()> {
     for lock in locks {
         let (task, id) = holder(tasks, lock)?;
         tracing::debug!("task {}: fd {}: taking its lock again: {lock:?}", lock.pid, lock.fd);
         match lock.flag {
-            LEASE => lease(tasks.remote(task)?, id_maps, files.need(id)?, lock)?,
+            LEASE => {
+                let file = files.need(id)?;
+                let owner = rustix::fs::fstat(file).context(|| "fstat".to_owned())?.st_uid;
+                // A task of the owner could have taken it, and handed the file on. The kernel does
+                // not judge it: a program may take leases by CAP_LEASE and then give that up.
+                if !is_user(tasks, id_maps, owner) {
+                    judge(lock, owner)?;
+                }
+                lease(tasks.remote(task)?, id_maps, file, lock)?;
+            }
             _ => take(tasks.remote(task)?, lock)?,
         }
     }
     Ok(())
+}
+
+/// Whether a thread of the tasks is the user who is `id` here.
+fn is_user(tasks: &[tasks::Task], id_maps: &IdMaps, id: u32) -> bool {
+    let threads = tasks.iter().flat_map(|task| &task.image.credentials).flatten();
+    let mut users = threads.flat_map(|thread| thread.users);
+    users.any(|user| id_maps.uid_outside(user) == Some(id))
 }
 
 /// The task itself takes the lock: POSIX locks are its own.

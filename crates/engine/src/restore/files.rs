@@ -262,7 +262,10 @@ impl Restore<'_> {
     /// Takes the locks that files had.
     pub(super) fn take_locks(&mut self) -> Result<()> {
         let locks = std::mem::take(&mut self.locks);
-        lock::restore(&locks, &self.files, &mut self.tasks, &self.id_maps)
+        let (verdict, policy) = (&self.verdict, &self.opts.trust.policy);
+        lock::restore(&locks, &self.files, &mut self.tasks, &self.id_maps, |lock, owner| {
+            verdict.check_lease(policy, lock, owner)
+        })
     }
 }
 

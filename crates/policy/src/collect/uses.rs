@@ -13,12 +13,11 @@
 //! | fanotify | `files.fanotify` (`sockets.rs`) |
 //! | tun | `files.devices`, and `network.links` with a device (`sockets.rs`) |
 //! | terminals | `files.devices`, once they are open |
+//! | leases | `capabilities.use`, on files of others, once they are open |
 //! | POSIX message queues | `limits.raise` and `ipc.sysctls` (`ipc.rs`) |
 //! | signalfd, eventfd, epoll, inotify, memfd, pidfd of a task of the tree | nothing: anybody makes them |
 //! | perf events, eBPF maps, `memfd_secret` | no restore makes them |
 //! | nice values of sessions (autogroup) | no image has them |
-//!
-//! Not judged: leases, which the restore takes as the owner of the file, whoever that is.
 
 use torpor_images::proto::{
     FileEntry, PipeDataEntry, PosixTimerEntry, TorporUserfaultfdEntry, VmaEntry,
