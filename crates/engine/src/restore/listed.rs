@@ -385,11 +385,12 @@ fn archives(view: &View<'_>, things: &mut Things<'_>) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::io::{Read, Write};
     use std::path::Path;
     use std::sync::Arc;
 
-    use torpor_images::proto::SkOptsEntry;
-    use torpor_store::Archive;
+    use torpor_images::proto::{PstreeEntry, SkOptsEntry};
+    use torpor_store::{Archive, Shelf, Store};
 
     use super::*;
     use crate::options::CgroupMode;
@@ -398,8 +399,14 @@ mod tests {
     /// Picks what a plan is to lack.
     type Pick = fn(&Ask) -> bool;
 
-    /// What a restore of one of the checkpoints of `fuzz/images` would make that a plan without the
-    /// requests that `lacks` picks does not list.
+    /// One of the checkpoints of `fuzz/images`.
+    fn archive(tree: &str) -> Archive {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
+        Archive::open(top.join(format!("{tree}.tar.gz"))).unwrap()
+    }
+
+    /// What a restore of one of these checkpoints would make that a plan without the requests
+    /// that `lacks` picks does not list.
     fn missing_without(tree: &str, lacks: impl Fn(&Request) -> bool) -> Vec<Missing> {
         missing_of(tree, lacks, |_| {})
     }
@@ -410,9 +417,7 @@ mod tests {
         lacks: impl Fn(&Request) -> bool,
         change: impl FnOnce(&mut Checkpoint),
     ) -> Vec<Missing> {
-        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/images");
-        let archive = Archive::open(top.join(format!("{tree}.tar.gz"))).unwrap();
-        let images = ImageDir::of(Arc::new(archive));
+        let images = ImageDir::of(Arc::new(archive(tree)));
         let opts = Options {
             cgroups: Cgroups { manage: CgroupMode::Soft, ..Cgroups::default() },
             ..Options::default()
@@ -434,6 +439,35 @@ mod tests {
             told: &told,
         };
         missing(&view, &plan).unwrap()
+    }
+
+    /// The images of one of these checkpoints, with another `pstree.img`.
+    fn with_tree(tree: &str, change: impl Fn(&mut PstreeEntry)) -> ImageDir {
+        let archive = archive(tree);
+        let images = ImageDir::of(Arc::new(Shelf::new().place("edited").unwrap()));
+        for name in archive.names().unwrap() {
+            let mut bytes = vec![];
+            archive.open(&name).unwrap().read_to_end(&mut bytes).unwrap();
+            let mut file = images.store().create(&name).unwrap();
+            file.write_all(&bytes).unwrap();
+        }
+        let mut all: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0).unwrap();
+        all.iter_mut().for_each(change);
+        images.write_all(kind::PSTREE, 0, &all).unwrap();
+        images
+    }
+
+    /// A leader that its task does not list as a thread is judged like any other.
+    #[test]
+    fn leaders_are_threads_also_where_images_do_not_say_it() {
+        let plan = |change: fn(&mut PstreeEntry)| {
+            let images = with_tree("container", change);
+            let look = look(&images, &judge::passed(&Options::default()).unwrap()).unwrap();
+            look.requests.into_iter().collect::<HashSet<_>>()
+        };
+        let whole = plan(|entry| entry.threads = vec![entry.pid]);
+        assert!(whole.iter().any(|request| matches!(request.ask, Ask::Capabilities(_))));
+        assert!(plan(|entry| entry.threads.clear()) == whole);
     }
 
     #[test]

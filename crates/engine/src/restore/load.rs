@@ -124,8 +124,10 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let mut known = Known::default();
     for mut entry in tree {
         let leader: CoreEntry = images.read_one(kind::CORE, u64::from(entry.pid))?;
-        if leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD) {
-            // CRIU writes one, but not which.
+        let ended = leader.tc.as_ref().is_some_and(|tc| tc.task_state == state::DEAD);
+        // CRIU writes one thread of a zombie, but not which. An entry without threads has its leader:
+        // who is judged by its list of threads must not be missed.
+        if ended || entry.threads.is_empty() {
             entry.threads = vec![entry.pid];
         }
         known.add(&entry)?;
@@ -189,7 +191,7 @@ impl Known {
             return bad(format!("task {} comes before its parent {}", t.pid, t.ppid));
         }
         self.pids.insert(t.pid);
-        for &tid in t.threads.iter().chain(t.threads.is_empty().then_some(&t.pid)) {
+        for &tid in &t.threads {
             if tid == 0 || tid > PID_MAX || !self.tids.insert(tid) {
                 return bad(format!("pid {tid} is impossible or appears twice"));
             }
@@ -268,8 +270,8 @@ fn take_credentials(
     cores: &mut [CoreEntry],
 ) -> Result<Vec<Option<Credentials>>> {
     let take = |(index, core): (usize, &mut CoreEntry)| {
-        let thread = tree.threads.get(index).unwrap_or(&tree.pid);
-        let invalid = |why| Error::invalid(kind::CORE.file_name((*thread).into()), why);
+        let thread = tree.threads.get(index).copied().unwrap_or_default();
+        let invalid = |why| Error::invalid(kind::CORE.file_name(thread.into()), why);
         Credentials::take(core).map_err(invalid)
     };
     cores.iter_mut().enumerate().map(take).collect()
