@@ -135,6 +135,7 @@ fn view<'a>(images: &'a ImageDir, checkpoint: &'a Checkpoint) -> collect::Checkp
         threads: &task.tree.threads,
         cores: &task.cores,
         credentials: &task.credentials,
+        seccomp: &task.seccomp,
         vmas: task.mm.as_ref().map_or(&[], |mm| &mm.vmas),
         zombie: task.is_zombie(),
     });

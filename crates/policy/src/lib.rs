@@ -24,6 +24,7 @@ mod raw;
 mod request;
 mod rules;
 mod runtime;
+pub mod seccomp;
 mod toml;
 
 pub use archive::scan as scan_archive;
@@ -40,4 +41,5 @@ pub use ranges::Ranges;
 pub use request::{Ask, Device, Request};
 pub use rules::{Grant, Limit, Need, Policy, Rules};
 pub use runtime::OVERLAY_LAYERS;
+pub use seccomp::Seccomp;
 pub use toml::{Leaf, Mistake, leaves, nearest};

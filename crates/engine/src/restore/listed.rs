@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use torpor_images::proto::{
-    GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, SeccompMode, UidGidExtent,
+    GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, UidGidExtent,
 };
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
@@ -30,7 +30,6 @@ use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
 use crate::options::Options;
 use crate::reader::{self, Look, Told};
-use crate::task::Filters;
 use crate::{judge, task};
 
 /// `SOCK_RAW` of socket(2).
@@ -52,8 +51,6 @@ pub(super) struct View<'a> {
     pub planned: &'a Planned,
     /// What was read of them.
     pub checkpoint: &'a Checkpoint,
-    /// The seccomp filters of the tree.
-    pub filters: &'a Filters,
     /// What the caller has passed.
     pub passed: &'a Passed,
     /// Settings of networks that a plan leaves out, by the names that they are known by.
@@ -82,14 +79,12 @@ pub fn unlisted(opts: &Options, images: &ImageDir) -> Result<Vec<String>> {
     let passed = judge::passed(opts)?;
     let Look { requests: plan, told, .. } = look(images, &passed)?;
     let checkpoint = load::load(images, load::Pages::Later)?;
-    let filters = Filters::load(images)?;
     let planned = Planned::new(images, &checkpoint, &passed, &plan)?;
     let view = View {
         opts,
         images,
         planned: &planned,
         checkpoint: &checkpoint,
-        filters: &filters,
         passed: &passed,
         told: &told,
     };
@@ -114,7 +109,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     namespaces(view, spaces, &mut things);
     nested_users(maps, spaces, &mut things);
     for task in view.checkpoint.tasks.iter().filter(|task| !task.is_zombie()) {
-        rights(view.filters, task, (maps, spaces), &mut things)?;
+        rights(task, (maps, spaces), &mut things);
         powers(view.passed, task, &mut things);
     }
     files(view, spaces, plan, &mut things);
@@ -178,16 +173,11 @@ fn nested_users(maps: &IdMaps, spaces: &Namespaces, things: &mut Things<'_>) {
 }
 
 /// What each thread of a task may do.
-fn rights(
-    filters: &Filters,
-    image: &TaskImage,
-    (maps, spaces): (&IdMaps, &Namespaces),
-    things: &mut Things<'_>,
-) -> Result<()> {
+fn rights(image: &TaskImage, (maps, spaces): (&IdMaps, &Namespaces), things: &mut Things<'_>) {
     let nested = spaces.nested_user_of(&image.homes).is_some();
-    let Some(leader) = image.cores.first() else { return Ok(()) };
-    let threads = image.tree.threads.iter().zip(&image.cores).zip(&image.credentials);
-    for ((&thread, core), given) in threads {
+    let threads = image.tree.threads.iter().zip(&image.cores);
+    let threads = threads.zip(&image.credentials).zip(&image.seccomp);
+    for (((&thread, core), given), seccomp) in threads {
         let name = kind::CORE.file_name(thread.into());
         let mut expect = |ask| things.expect(&*name, Some(thread), &ask);
         match given {
@@ -200,11 +190,9 @@ fn rights(
             None => expect(Ask::NoCredentials),
         }
         if !task::has_ended(core) {
-            let (mode, _) = filters.of(core, leader)?;
-            expect(Ask::Seccomp(mode != SeccompMode::Disabled));
+            expect(seccomp.ask());
         }
     }
-    Ok(())
 }
 
 /// Who a task says has logged in, and the memory that its threads may take.
@@ -425,7 +413,6 @@ mod tests {
         let passed = judge::passed(&opts).unwrap();
         let Look { requests: mut plan, told, .. } = look(&images, &passed).unwrap();
         plan.retain(|request| !lacks(request));
-        let filters = Filters::load(&images).unwrap();
         let mut checkpoint = load::load(&images, load::Pages::Later).unwrap();
         change(&mut checkpoint);
         let planned = Planned::new(&images, &checkpoint, &passed, &plan).unwrap();
@@ -434,7 +421,6 @@ mod tests {
             images: &images,
             planned: &planned,
             checkpoint: &checkpoint,
-            filters: &filters,
             passed: &passed,
             told: &told,
         };

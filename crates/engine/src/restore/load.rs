@@ -8,7 +8,8 @@ use torpor_images::proto::{
     TaskKobjIdsEntry, TorporNestedEntry, VmaEntry,
 };
 use torpor_images::{ImageDir, Kind, kind};
-use torpor_policy::{Credentials, NsSet};
+use torpor_policy::seccomp::Filters;
+use torpor_policy::{Credentials, NsSet, Seccomp};
 
 use super::pages;
 use crate::error::{Error, Result};
@@ -30,10 +31,12 @@ pub struct TaskImage {
     pub ids: TaskKobjIdsEntry,
     /// The namespaces that it lives in.
     pub homes: NsSet,
-    /// Its threads, the leader first, without their credentials.
+    /// Its threads, the leader first, without what of them is below.
     pub cores: Vec<CoreEntry>,
     /// What each of its threads may do, in the same order.
     pub credentials: Vec<Option<Credentials>>,
+    /// What limits their system calls, likewise.
+    pub seccomp: Vec<Seccomp>,
     /// Its address space; `None` for a zombie.
     pub mm: Option<MmEntry>,
     /// Its pages.
@@ -119,6 +122,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
     let inventory = images.inventory()?;
     let tree: Vec<PstreeEntry> = images.read_all(kind::PSTREE, 0)?;
     let host = inventory.root_ids.unwrap_or_default();
+    let filters = Filters::read(images)?;
     let mut tables = HashSet::new();
     let mut tasks: Vec<TaskImage> = Vec::new();
     let mut known = Known::default();
@@ -131,7 +135,7 @@ pub fn load(images: &ImageDir, pages: Pages) -> Result<Checkpoint> {
             entry.threads = vec![entry.pid];
         }
         known.add(&entry)?;
-        let mut task = load_task(images, entry, leader, (&mut tables, &host))?;
+        let mut task = load_task(images, entry, leader, (&mut tables, &host, &filters))?;
         if pages == Pages::Now {
             find_pages(images, &mut task)?;
         }
@@ -172,8 +176,16 @@ pub fn find_pages(images: &ImageDir, task: &mut TaskImage) -> Result<()> {
 
 /// Whether [`load`] has read all of the image file `name`, so that nobody reads it again.
 pub fn is_loaded(name: &str) -> bool {
-    let kinds =
-        [kind::PSTREE, kind::CORE, kind::IDS, kind::MM, kind::FDINFO, kind::FS, kind::FILES];
+    let kinds = [
+        kind::PSTREE,
+        kind::CORE,
+        kind::SECCOMP,
+        kind::IDS,
+        kind::MM,
+        kind::FDINFO,
+        kind::FS,
+        kind::FILES,
+    ];
     Kind::of_file(name).is_some_and(|(kind, _)| kinds.contains(&kind))
 }
 
@@ -207,7 +219,7 @@ fn load_task(
     images: &ImageDir,
     mut tree: PstreeEntry,
     leader: CoreEntry,
-    (tables, host): (&mut HashSet<u32>, &TaskKobjIdsEntry),
+    (tables, host, filters): (&mut HashSet<u32>, &TaskKobjIdsEntry, &Filters),
 ) -> Result<TaskImage> {
     let pid = u64::from(tree.pid);
     // The leader first, whatever the order in the file.
@@ -222,6 +234,7 @@ fn load_task(
             ids: TaskKobjIdsEntry::default(),
             homes: NsSet::default(),
             credentials: vec![None],
+            seccomp: vec![Seccomp::Free],
             cores: vec![leader],
             mm: None,
             pages: Arc::default(),
@@ -235,6 +248,7 @@ fn load_task(
     }
     check_ended(&kind::CORE.file_name(pid), &cores)?;
     let credentials = take_credentials(&tree, &mut cores)?;
+    let seccomp = filters.take(&tree.threads, &mut cores)?;
     let mut ids: TaskKobjIdsEntry = match cores[0].ids.take() {
         Some(ids) => ids,
         None => images.read_one(kind::IDS, pid)?,
@@ -259,6 +273,7 @@ fn load_task(
         homes,
         cores,
         credentials,
+        seccomp,
         mm: Some(mm),
         fds,
     })

@@ -50,7 +50,6 @@ use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
 use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user};
 use crate::options::Options;
-use crate::task::Filters;
 use crate::{cgroup, cpuinfo, judge, network};
 
 pub use self::listed::unlisted;
@@ -103,8 +102,6 @@ pub struct Restore<'a> {
     template: template::Role,
     /// What a template holds for the tasks that are not the first.
     parking: parking::Parking,
-    /// Seccomp filters of the tree.
-    filters: Filters,
     /// Objects of shared anonymous memory, by number.
     pub shared: HashMap<u64, OwnedFd>,
     substitutes: Vec<tree::Substitute>,
@@ -132,14 +129,12 @@ impl<'a> Restore<'a> {
         let (verdict, plan) = judge::enforce(opts, &images, checked)?;
         let mut checkpoint = load::load(&images, held)?;
         verdict.complete(&mut checkpoint);
-        let filters = Filters::load(&images)?;
         let planned = Planned::new(&images, &checkpoint, &verdict.passed, &plan)?;
         let view = listed::View {
             opts,
             images: &images,
             planned: &planned,
             checkpoint: &checkpoint,
-            filters: &filters,
             passed: &verdict.passed,
             told: &verdict.told,
         };
@@ -162,7 +157,7 @@ impl<'a> Restore<'a> {
             })
             .collect();
         memory::plan(&mut tasks);
-        let mut cx = Restore::of(opts, images, tasks.into(), files, filters);
+        let mut cx = Restore::of(opts, images, tasks.into(), files);
         cx.verdict = verdict;
         cx.ns = planned.spaces;
         cx.id_maps = planned.maps;
@@ -176,7 +171,6 @@ impl<'a> Restore<'a> {
         images: ImageDir,
         tasks: Tasks,
         entries: HashMap<u32, FileEntry>,
-        filters: Filters,
     ) -> Self {
         let first = tasks.first().and_then(|task: &Task| task.image.homes.number(NsKind::Mnt));
         let roots = Roots { first, ..Roots::default() };
@@ -203,7 +197,6 @@ impl<'a> Restore<'a> {
             staged: false,
             template: template::Role::None,
             parking: parking::Parking::default(),
-            filters,
             shared: HashMap::new(),
             substitutes: Vec::new(),
             stats: RestoreStatsEntry::default(),
@@ -374,7 +367,6 @@ impl<'a> Restore<'a> {
         std::mem::swap(&mut self.kinds, &mut last.kinds);
         std::mem::swap(&mut self.temporary, &mut last.temporary);
         std::mem::swap(&mut self.locks, &mut last.locks);
-        std::mem::swap(&mut self.filters, &mut last.filters);
         std::mem::swap(&mut self.network.guardian, &mut last.network.guardian);
         self.verdict = std::mem::take(&mut last.verdict);
         self.lazy = std::mem::take(&mut last.lazy);
@@ -416,8 +408,7 @@ fn taken(e: torpor_tracee::Error, vpid: i32) -> Error {
 impl<'a> Restore<'a> {
     /// A restore of no tasks, for the tests of single kinds of resources.
     pub fn bare(opts: &'a Options, images: ImageDir, ns: Namespaces) -> Self {
-        let mut cx =
-            Restore::of(opts, images, Tasks::default(), HashMap::new(), Filters::default());
+        let mut cx = Restore::of(opts, images, Tasks::default(), HashMap::new());
         cx.ns = ns;
         cx
     }
@@ -430,6 +421,7 @@ impl<'a> Restore<'a> {
             homes: torpor_policy::NsSet::default(),
             cores: Vec::new(),
             credentials: Vec::new(),
+            seccomp: Vec::new(),
             mm: None,
             pages: std::sync::Arc::default(),
             fds: Vec::new(),
@@ -445,7 +437,7 @@ impl<'a> Restore<'a> {
         let images = opts.images()?;
         let entries = images.read_all::<FileEntry>(torpor_images::kind::FILES, 0)?;
         let entries = entries.into_iter().map(|entry| (entry.id, entry)).collect();
-        let mut cx = Restore::of(opts, images, Tasks::default(), entries, Filters::default());
+        let mut cx = Restore::of(opts, images, Tasks::default(), entries);
         let root = std::fs::File::open("/").map_err(|source| {
             let what = "open /".to_owned();
             Error::Os { what, source }

@@ -324,6 +324,7 @@ mod tests {
                 homes: torpor_policy::NsSet::default(),
                 cores: Vec::new(),
                 credentials: Vec::new(),
+                seccomp: Vec::new(),
                 mm: Some(MmEntry { vmas: vec![vma], ..MmEntry::default() }),
                 pages: Arc::default(),
                 fds: Vec::new(),

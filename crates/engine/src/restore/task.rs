@@ -116,8 +116,8 @@ impl Restore<'_> {
             mm,
             maps: &self.id_maps,
             own: &self.ns.ids_of(&image.homes),
-            filters: &self.filters,
             credentials: &image.credentials,
+            seccomp: &image.seccomp,
             profile: self.opts.lsm_profile.as_deref(),
         };
         task::restore(threads, &image.cores, &images)

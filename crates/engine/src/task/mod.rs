@@ -23,7 +23,7 @@ use torpor_images::proto::core_entry::March;
 use torpor_images::proto::{
     CoreEntry, MmEntry, SeccompMode, TaskCoreEntry, ThreadCoreEntry, ThreadInfoX86,
 };
-use torpor_policy::{Credentials, NO_LOGIN};
+use torpor_policy::{Credentials, NO_LOGIN, Seccomp};
 use torpor_tracee::{Batch, Outcome, RemoteAddr, SIDE_BY_SIDE, Tracee};
 
 pub use creds::lsm;
@@ -360,10 +360,10 @@ pub struct Images<'a> {
     pub maps: &'a IdMaps,
     /// Ids of the user namespace that the process lives in, as that of the tree has them.
     pub own: &'a IdMaps,
-    /// The filters of the tree.
-    pub filters: &'a Filters,
     /// What each of its threads may do.
     pub credentials: &'a [Option<Credentials>],
+    /// What limits their system calls.
+    pub seccomp: &'a [Seccomp],
     /// The security profile to use instead of those in the image.
     pub profile: Option<&'a str>,
 }
@@ -416,7 +416,7 @@ pub fn restore(threads: &mut [Tracee], cores: &[CoreEntry], images: &Images<'_>)
         script.run()?;
     }
     // From here on rights are given up.
-    seccomp::restore(threads, cores, images.filters)?;
+    seccomp::restore(threads, images.seccomp)?;
     let all = threads.iter_mut().zip(cores).zip(images.credentials);
     for ((thread, core), wanted) in all {
         let entry = thread_core(core)?;

@@ -1,11 +1,14 @@
 //! Seccomp: modes of threads, and the filters that tasks share.
 //!
-//! A filter is kept once, with the number of the one that was installed before it;
-//! a thread knows its newest. Filters are installed while tracing suspends them, so
+//! A dump keeps a filter once, with the number of the one that was installed before it;
+//! a thread knows its newest. `torpor_policy::seccomp` reads that. Filters are installed while tracing suspends them, so
 //! that they forbid nothing to the rest of the restore.
 
-use torpor_images::proto::{CoreEntry, SeccompEntry, SeccompFilter, SeccompMode};
+use std::sync::Arc;
+
+use torpor_images::proto::{SeccompEntry, SeccompFilter, SeccompMode};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::seccomp::{Filter, INSTRUCTION, Seccomp};
 use torpor_sys::ptrace::{seccomp_filter, seccomp_filter_flags};
 use torpor_tracee::Tracee;
 
@@ -20,44 +23,14 @@ const FLAG_TSYNC: u64 = 1;
 const RET_ACTION: u32 = 0x7fff_0000;
 const RET_USER_NOTIF: u32 = 0x7fc0_0000;
 const BPF_RET_K: u16 = 0x06;
-/// Bytes of one instruction, and how many a filter can have (`BPF_MAXINSNS`).
-const INSTRUCTION: usize = 8;
-const MAX_INSTRUCTIONS: usize = 4096;
 
-/// All filters of a tree.
+/// All filters of a tree that is dumped.
 #[derive(Debug, Default)]
 pub struct Filters {
     all: Vec<SeccompFilter>,
 }
 
 impl Filters {
-    /// As many, one on top of the other, that allow everything.
-    #[cfg(test)]
-    pub(crate) fn allowing(count: u32) -> Self {
-        let filter = [BPF_RET_K.to_le_bytes(), [0; 2], [0; 2], [0xff, 0x7f]].concat();
-        let filter = |id: u32| SeccompFilter {
-            filter: filter.clone(),
-            prev: id.checked_sub(1),
-            flags: None,
-        };
-        Filters { all: (0..count).map(filter).collect() }
-    }
-
-    /// Reads the filters of an image directory.
-    ///
-    /// # Errors
-    /// Damaged images.
-    pub fn load(images: &ImageDir) -> Result<Self> {
-        let entry: SeccompEntry = images.read_opt(kind::SECCOMP, 0)?.unwrap_or_default();
-        for filter in &entry.seccomp_filters {
-            let len = filter.filter.len();
-            if len == 0 || len % INSTRUCTION != 0 || len > MAX_INSTRUCTIONS * INSTRUCTION {
-                return Err(Error::invalid("seccomp.img", format!("a filter of {len} bytes")));
-            }
-        }
-        Ok(Filters { all: entry.seccomp_filters })
-    }
-
     /// Writes them.
     ///
     /// # Errors
@@ -75,42 +48,6 @@ impl Filters {
             self.all.len() - 1
         });
         u32::try_from(at).map_err(|_| Error::invalid("seccomp.img", "too many filters"))
-    }
-
-    /// The mode that a thread is given, and the numbers of its filters, the oldest first.
-    ///
-    /// # Errors
-    /// A mode or a filter that does not exist; filters in a circle.
-    pub fn of(&self, core: &CoreEntry, leader: &CoreEntry) -> Result<(SeccompMode, Vec<u32>)> {
-        match wanted(core, leader)? {
-            (SeccompMode::Filter, Some(newest)) => Ok((SeccompMode::Filter, self.chain(newest)?)),
-            (SeccompMode::Filter, None) => {
-                Err(Error::invalid("core", "seccomp filters without a number"))
-            }
-            (mode, _) => Ok((mode, vec![])),
-        }
-    }
-
-    /// The numbers of a thread's filters, the oldest first.
-    fn chain(&self, newest: u32) -> Result<Vec<u32>> {
-        let mut chain = vec![];
-        let mut next = Some(newest);
-        while let Some(id) = next {
-            next = self.get(id)?.prev;
-            chain.push(id);
-            if chain.len() > self.all.len() {
-                return Err(Error::invalid("seccomp.img", "filters in a circle"));
-            }
-        }
-        chain.reverse();
-        Ok(chain)
-    }
-
-    fn get(&self, id: u32) -> Result<&SeccompFilter> {
-        usize::try_from(id)
-            .ok()
-            .and_then(|at| self.all.get(at))
-            .ok_or_else(|| Error::invalid("seccomp.img", format!("there is no filter {id}")))
     }
 }
 
@@ -156,23 +93,6 @@ fn asks_listener(filter: &[u8]) -> bool {
     })
 }
 
-/// Mode and newest filter as an image gives them; older images have them for the
-/// process only.
-fn wanted(core: &CoreEntry, leader: &CoreEntry) -> Result<(SeccompMode, Option<u32>)> {
-    let thread = core.thread_core.as_ref();
-    let tc = leader.tc.as_ref();
-    let (mode, filter) = match thread.and_then(|t| t.seccomp_mode) {
-        Some(mode) => (mode, thread.and_then(|t| t.seccomp_filter)),
-        None => (
-            tc.and_then(|t| t.old_seccomp_mode).unwrap_or_default(),
-            tc.and_then(|t| t.old_seccomp_filter),
-        ),
-    };
-    let mode = SeccompMode::try_from(mode)
-        .map_err(|_| Error::invalid("core", format!("seccomp mode {mode}")))?;
-    Ok((mode, filter))
-}
-
 /// Restores the modes and filters of the threads of a process, the leader first,
 /// before they lose the right to install any. Filters that all of them have are
 /// installed for all at once: a program that wants to bring its threads in step later
@@ -180,48 +100,38 @@ fn wanted(core: &CoreEntry, leader: &CoreEntry) -> Result<(SeccompMode, Option<u
 ///
 /// # Errors
 /// `EACCES` without `CAP_SYS_ADMIN`.
-pub(crate) fn restore(
-    threads: &mut [Tracee],
-    cores: &[CoreEntry],
-    filters: &Filters,
-) -> Result<()> {
-    let Some(leader) = cores.first() else { return Ok(()) };
-    let mut modes = vec![];
-    let mut chains = vec![];
-    for core in cores {
-        let (mode, chain) = filters.of(core, leader)?;
-        modes.push(mode);
-        chains.push(chain);
-    }
-    if modes.iter().all(|&mode| mode == SeccompMode::Disabled) {
+pub(crate) fn restore(threads: &mut [Tracee], all: &[Seccomp]) -> Result<()> {
+    let Some(leader) = all.first().filter(|_| all.iter().any(|one| *one != Seccomp::Free)) else {
         return Ok(());
-    }
+    };
     for thread in threads.iter_mut() {
         thread.suspend_seccomp()?;
     }
-    let common = (0..chains[0].len())
-        .take_while(|&i| chains.iter().all(|c| c.get(i) == chains[0].get(i)))
-        .count();
-    for (i, ((thread, chain), mode)) in threads.iter_mut().zip(&chains).zip(modes).enumerate() {
-        for (position, &id) in chain.iter().enumerate() {
+    let is_common = |(position, filter): &(usize, &Arc<Filter>)| {
+        all.iter()
+            .all(|one| one.filters().get(*position).is_some_and(|own| Arc::ptr_eq(own, filter)))
+    };
+    let common = leader.filters().iter().enumerate().take_while(is_common).count();
+    for (index, (thread, wanted)) in threads.iter_mut().zip(all).enumerate() {
+        for (position, filter) in wanted.filters().iter().enumerate() {
             let shared = position < common;
-            if !shared || i == 0 {
-                install(thread, filters.get(id)?, if shared { FLAG_TSYNC } else { 0 })?;
+            if !shared || index == 0 {
+                install(thread, filter, if shared { FLAG_TSYNC } else { 0 })?;
             }
         }
-        if mode == SeccompMode::Strict {
+        if *wanted == Seccomp::Strict {
             thread.call("seccomp strict mode", (libc::SYS_seccomp, [SET_MODE_STRICT, 0, 0]))?;
         }
     }
     Ok(())
 }
 
-fn install(thread: &mut Tracee, filter: &SeccompFilter, flags: u64) -> Result<()> {
+fn install(thread: &mut Tracee, filter: &Filter, flags: u64) -> Result<()> {
     let mut script = Script::new(thread);
-    let program = script.bytes(&filter.filter).0;
+    let program = script.bytes(&filter.program).0;
     // struct sock_fprog: number of instructions, their address.
-    let fprog = script.words(&[(filter.filter.len() / INSTRUCTION) as u64, program]).0;
-    let flags = flags | u64::from(filter.flags.unwrap_or_default());
+    let fprog = script.words(&[(filter.program.len() / INSTRUCTION) as u64, program]).0;
+    let flags = flags | u64::from(filter.flags);
     script
         .step("installing a seccomp filter", (libc::SYS_seccomp, [SET_MODE_FILTER, flags, fprog]));
     script.run()?;
@@ -242,16 +152,7 @@ mod tests {
         assert_eq!(filters.add(Some(a), vec![2; 8], 0).unwrap(), b);
         assert_ne!(filters.add(None, vec![2; 8], 0).unwrap(), b);
         assert_ne!(filters.add(Some(a), vec![2; 8], 2).unwrap(), b);
-        assert_eq!(filters.chain(b).unwrap(), [a, b]);
-    }
-
-    #[test]
-    fn bad_chains_are_refused() {
-        let filter = |prev| SeccompFilter { filter: vec![0; 8], prev, flags: None };
-        let filters = Filters { all: vec![filter(Some(1)), filter(Some(0)), filter(Some(9))] };
-        assert!(filters.chain(0).is_err());
-        assert!(filters.chain(2).is_err());
-        assert!(filters.chain(7).is_err());
+        assert_eq!(filters.all[b as usize].prev, Some(a));
     }
 
     #[test]

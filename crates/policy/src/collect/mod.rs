@@ -40,6 +40,7 @@ use crate::namespace::{NsKind, NsSet};
 use crate::nested::{NestedUser, nested_users};
 use crate::passed::Passed;
 use crate::request::{Ask, Request};
+use crate::seccomp::Seccomp;
 
 /// A task, as the restore has loaded it.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +55,8 @@ pub struct Task<'a> {
     pub cores: &'a [CoreEntry],
     /// What each of them may do, in that order.
     pub credentials: &'a [Option<Credentials>],
+    /// What limits their system calls, in that order.
+    pub seccomp: &'a [Seccomp],
     /// Its mappings.
     pub vmas: &'a [VmaEntry],
     /// It has ended and only waits to be noticed.

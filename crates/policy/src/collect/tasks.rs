@@ -1,9 +1,8 @@
 //! What threads may do.
 
 use torpor_images::kind;
-use torpor_images::proto::{CoreEntry, SeccompMode};
 
-use super::{Checkpoint, KINDS, Maps, Requests, Task};
+use super::{Checkpoint, KINDS, Maps, Requests};
 use crate::credentials::Credentials;
 use crate::request::Ask;
 
@@ -15,8 +14,8 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
                 all.add(image, Some(task.pid), Ask::HostNamespace(kind.name()));
             }
         }
-        let threads = task.threads.iter().zip(task.cores).zip(task.credentials);
-        for ((&thread, core), credentials) in threads {
+        let threads = task.threads.iter().zip(task.cores).zip(task.credentials).zip(task.seccomp);
+        for (((&thread, core), credentials), seccomp) in threads {
             let image = kind::CORE.file_name(thread.into());
             let mut add = |ask| all.add(&*image, Some(thread), ask);
             match credentials {
@@ -30,7 +29,7 @@ pub(super) fn collect(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Reques
             }
             // A leader that has ended runs nothing.
             if core.tc.as_ref().is_none_or(|tc| tc.torpor_leader_ended != Some(true)) {
-                add(Ask::Seccomp(is_filtered(core, task)));
+                add(seccomp.ask());
             }
         }
     }
@@ -48,13 +47,4 @@ fn rights(wanted: &Credentials, maps: &Maps, add: &mut impl FnMut(Ask)) {
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().for_each(|id| add(Ask::Group(id)));
-}
-
-/// Older images have the mode for the process only.
-fn is_filtered(core: &CoreEntry, task: &Task<'_>) -> bool {
-    let thread = core.thread_core.as_ref().and_then(|core| core.seccomp_mode);
-    let process = task.cores.first().and_then(|leader| leader.tc.as_ref()?.old_seccomp_mode);
-    let mode = thread.or(process).unwrap_or_default();
-    [SeccompMode::Strict, SeccompMode::Filter]
-        .contains(&SeccompMode::try_from(mode).unwrap_or_default())
 }

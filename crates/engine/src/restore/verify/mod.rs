@@ -12,8 +12,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::os::fd::AsFd;
 
-use torpor_images::proto::{CoreEntry, SeccompMode};
-use torpor_policy::{Capabilities, Credentials};
+use torpor_policy::{Capabilities, Credentials, Seccomp};
 
 use self::files::Opened;
 use super::Restore;
@@ -171,9 +170,9 @@ fn id_maps(cx: &Restore<'_>) -> Result<()> {
 /// What the threads of a task may do.
 fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
     let task = &cx.tasks[index];
-    let Some(leader) = task.image.cores.first() else { return Ok(()) };
-    let all = task.threads.iter().zip(&task.image.cores).zip(&task.image.credentials);
-    for ((thread, core), given) in all {
+    let image = &task.image;
+    let all = task.threads.iter().zip(&image.cores).zip(&image.credentials).zip(&image.seccomp);
+    for (((thread, core), given), wanted) in all {
         if task::has_ended(core) {
             continue;
         }
@@ -181,26 +180,21 @@ fn rights(cx: &Restore<'_>, index: usize) -> Result<()> {
         if let Some(given) = given {
             credentials(cx, task.vpid, given, &status)?;
         }
-        seccomp(cx, task.vpid, (core, leader), &status)?;
+        seccomp(task.vpid, wanted, &status)?;
     }
     Ok(())
 }
 
 /// A thread has the seccomp mode of its image, and no fewer filters. One that had none may have those
 /// that all have whom this program starts.
-fn seccomp(
-    cx: &Restore<'_>,
-    pid: i32,
-    (core, leader): (&CoreEntry, &CoreEntry),
-    status: &Status,
-) -> Result<()> {
-    let (wanted, filters) = cx.filters.of(core, leader)?;
+fn seccomp(pid: i32, wanted: &Seccomp, status: &Status) -> Result<()> {
+    let mode = wanted.mode();
     let now = status.number("Seccomp", 10).unwrap_or_default();
-    if wanted != SeccompMode::Disabled && i64::from(wanted as i32) != now.cast_signed() {
-        return Err(differs(pid, "the seccomp mode", wanted as i32, now));
+    if *wanted != Seccomp::Free && i64::from(mode as i32) != now.cast_signed() {
+        return Err(differs(pid, "the seccomp mode", mode as i32, now));
     }
     // Linux 5.9 counts them.
-    let (wanted, now) = (filters.len() as u64, status.number("Seccomp_filters", 10));
+    let (wanted, now) = (wanted.filters().len() as u64, status.number("Seccomp_filters", 10));
     if let Some(now) = now.filter(|&now| now < wanted) {
         return Err(differs(pid, "the number of seccomp filters", wanted, now));
     }

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use rustix::io::DupFlags;
-use torpor_images::proto::{FileEntry, SeccompMode, ThreadCoreEntry, UidGidExtent, UsernsEntry};
+use torpor_images::proto::{FileEntry, UidGidExtent, UsernsEntry};
+use torpor_policy::seccomp::Filter;
 use torpor_policy::{Capabilities, Policy, Rules};
 use torpor_tracee::syscall::{self, RemoteFd};
 
@@ -18,7 +19,7 @@ use crate::hooks::NoHooks;
 use crate::namespace::Namespace;
 use crate::options::{CgroupMode, Cgroups, Options, Trust};
 use crate::restore::stages::{Complete, Plan};
-use crate::task::{Filters, restore_filters};
+use crate::task::restore_filters;
 
 /// What the error says, and a way to make a tree otherwise.
 type Way = (&'static str, fn(&mut Restore<'_>));
@@ -153,9 +154,14 @@ fn enter(group: &Path, pid: i32) {
     std::fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
 }
 
-/// What the plan has of the first thread.
-fn thread<'c>(cx: &'c mut Restore<'_>) -> &'c mut ThreadCoreEntry {
-    cx.tasks[0].image.cores[0].thread_core.as_mut().unwrap()
+fn seccomp_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Seccomp {
+    &mut cx.tasks[0].image.seccomp[0]
+}
+
+/// Seccomp filters that allow everything: one instruction, which returns `SECCOMP_RET_ALLOW`.
+fn allowing(count: usize) -> Vec<Arc<Filter>> {
+    let program = vec![0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
+    vec![Arc::new(Filter { program, flags: 0 }); count]
 }
 
 fn credentials_of<'c>(cx: &'c mut Restore<'_>) -> &'c mut Credentials {
@@ -207,15 +213,10 @@ fn what_is_made_otherwise_is_named() {
         ("CapEff is", |cx| credentials_of(cx).capabilities.effective = Capabilities(1)),
         ("CapBnd is", |cx| credentials_of(cx).capabilities.bounding = Capabilities(1)),
         ("the seccomp mode is 0 and was to be 1", |cx| {
-            thread(cx).seccomp_mode = Some(SeccompMode::Strict.into());
+            *seccomp_of(cx) = Seccomp::Strict;
         }),
         ("the seccomp mode is 0 and was to be 2", |cx| {
-            *thread(cx) = ThreadCoreEntry {
-                seccomp_mode: Some(SeccompMode::Filter.into()),
-                seccomp_filter: Some(0),
-                ..thread(cx).clone()
-            };
-            cx.filters = Filters::allowing(1);
+            *seccomp_of(cx) = Seccomp::Filtered(allowing(1));
         }),
         ("the access mode of descriptor 3 is 0 and was to be 2", |cx| {
             entry(cx, FILE).reg.as_mut().unwrap().flags = libc::O_RDWR.cast_unsigned();
@@ -243,13 +244,10 @@ fn what_is_made_otherwise_is_named() {
 #[test]
 fn a_filter_that_is_missing_is_named() {
     Asleep::new(&["-p"]).refused(&[("the number of seccomp filters is 1 and was to be 2", |cx| {
-        thread(cx).seccomp_mode = Some(SeccompMode::Filter.into());
-        thread(cx).seccomp_filter = Some(1);
-        cx.filters = Filters::allowing(2);
-        // Only the older one is there.
-        let mut one = cx.tasks[0].image.cores[0].clone();
-        one.thread_core.as_mut().unwrap().seccomp_filter = Some(0);
-        restore_filters(&mut cx.tasks[0].threads, &[one], &cx.filters).unwrap();
+        *seccomp_of(cx) = Seccomp::Filtered(allowing(2));
+        // Only one is there.
+        let one = Seccomp::Filtered(allowing(1));
+        restore_filters(&mut cx.tasks[0].threads, &[one]).unwrap();
     })]);
 }
 
