@@ -18,6 +18,7 @@ mod judge;
 mod mount;
 mod namespace;
 mod nested;
+pub mod network;
 mod passed;
 mod ranges;
 mod raw;

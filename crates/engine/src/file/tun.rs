@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, OFlags, Stat};
-use torpor_images::proto::{
-    FdTypes, FileEntry, NdType, NetDeviceEntry, RegFileEntry, TunLinkEntry, TunfileEntry,
-};
-use torpor_images::{ImageDir, kind};
+use torpor_images::ImageDir;
+use torpor_images::proto::{FdTypes, FileEntry, RegFileEntry, TunfileEntry};
+use torpor_policy::network::{NetKind, Network, Tun};
 use torpor_sys::tun;
 
 use super::description::{open_flags, part, reopen};
@@ -18,7 +17,7 @@ use super::remap::Paths;
 use super::{Found, regular};
 use crate::error::{Context, Error, Result};
 use crate::namespace::Namespaces;
-use crate::namespace::net::configure_tun;
+use crate::namespace::net::{conf, configure_tun};
 use crate::options::Options;
 
 /// Number of `/dev/net/tun` (linux/miscdevice.h).
@@ -90,7 +89,7 @@ fn home_of(spaces: &Namespaces, found: &Found, name: &str) -> Result<u32> {
 #[derive(Debug, Default)]
 pub struct TunRestorer {
     /// The devices, by namespace and name.
-    devices: Vec<(u32, String, TunLinkEntry)>,
+    devices: Vec<(u32, String, Tun)>,
 }
 
 impl TunRestorer {
@@ -103,9 +102,13 @@ impl TunRestorer {
             let tunf = part(entry.id, entry.tunf.as_ref(), "tun")?;
             part(entry.id, tunf.torpor_reg.as_ref(), "path of tun")?;
             let (Some(name), ns_id) = (&tunf.netdev, tunf.ns_id.unwrap_or(0)) else { continue };
-            let all: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, ns_id.into())?;
-            let device = all.iter().find(|d| d.name == *name && d.r#type() == NdType::Tun);
-            let settings = device.and_then(|d| d.tun).ok_or_else(|| {
+            let network = Network::read(images, ns_id, &conf::NAMES)?;
+            let mut named = network.devices.iter().filter(|device| device.name == *name);
+            let settings = named.find_map(|device| match device.kind {
+                NetKind::Tun(settings) => Some(settings),
+                _ => None,
+            });
+            let settings = settings.ok_or_else(|| {
                 let reason =
                     format!("file {} is of {name:?}, no tun device of the images", entry.id);
                 Error::invalid("files.img", reason)
@@ -148,12 +151,7 @@ impl TunRestorer {
 }
 
 /// Makes a descriptor the queue that it was.
-fn attach(
-    file: &OwnedFd,
-    name: &str,
-    settings: &TunLinkEntry,
-    detached: bool,
-) -> std::io::Result<()> {
+fn attach(file: &OwnedFd, name: &str, settings: &Tun, detached: bool) -> std::io::Result<()> {
     let fd = file.as_fd();
     tun::attach(fd, name, settings.flags & !tun::IFF_PERSIST)?;
     configure_tun(file, settings)?;

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use torpor_images::ImageDir;
+use torpor_policy::network::external_key;
 
 use super::enter::send_into;
 use super::external::inherited;
@@ -98,7 +99,7 @@ impl Made {
                 // Its root is where the task is at that moment, see `cgroup::place`.
                 NsKind::Cgroup => true,
                 NsKind::Pid => pids.is_some(),
-                NsKind::Net if net::external_key(cx.images, ns.id)?.is_some() => true,
+                NsKind::Net if external_key(cx.images, ns.id)?.is_some() => true,
                 kind => joined(cx, kind).is_some(),
             };
             flags |= if elsewhere { 0 } else { ns.kind.clone_flag() };
@@ -279,7 +280,7 @@ fn enter_joined(cx: &mut Homes<'_>) -> Result<()> {
 pub fn take_external(cx: &mut Homes<'_>) -> Result<()> {
     let mut found = Vec::new();
     for ns in cx.spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host) {
-        if let Some(key) = net::external_key(cx.images, ns.id)? {
+        if let Some(key) = external_key(cx.images, ns.id)? {
             found.push((ns.id, inherited(cx.opts, &key)?));
         }
     }

@@ -11,13 +11,12 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use torpor_images::proto::{
-    GhostFileEntry, NetDeviceEntry, RemapFilePathEntry, RemapType, UidGidExtent,
-};
+use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType, UidGidExtent};
 use torpor_images::remap::found_by;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{is_marked, network_of, socket_options};
 use torpor_policy::groups::set_of;
+use torpor_policy::network::{Network, external_key};
 use torpor_policy::{Ask, Credentials, Device, Passed, Request};
 
 use super::load::{self, Checkpoint, TaskImage};
@@ -335,14 +334,12 @@ fn networks(
     things: &mut Things<'_>,
 ) -> Result<()> {
     for ns in spaces.of_kind(NsKind::Net).filter(|ns| !ns.is_host && !view.opts.network.empty) {
-        if net::external_key(view.images, ns.id)?.is_some() {
+        if external_key(view.images, ns.id)?.is_some() {
             continue;
         }
+        let network = Network::read(view.images, ns.id, &net::conf::NAMES)?;
         let image = kind::NETDEV.file_name(ns.id.into());
-        for device in view.images.read_all_or_empty::<NetDeviceEntry>(kind::NETDEV, ns.id.into())? {
-            let kind = torpor_policy::collect::kind_of_link(device.r#type());
-            things.expect(&*image, None, &Ask::Link { name: device.name, kind });
-        }
+        network.devices.iter().for_each(|device| things.expect(&*image, None, &device.ask()));
         for (image, text) in net::planned_routes(view.images, ns.id)? {
             things.expect(image, None, &Ask::Route { text });
         }
@@ -351,7 +348,7 @@ fn networks(
             let is = |ask: &Ask| matches!(ask, Ask::Firewall { .. });
             things.expect_any(&image, "firewall rules", plan, is);
         }
-        for setting in net::planned_settings(view.images, ns.id)?.all() {
+        for setting in network.settings.all() {
             let value = setting.value.clone();
             let known = (setting.base_path(), value);
             if !view.told.contains(&known) {

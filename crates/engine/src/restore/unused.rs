@@ -3,13 +3,15 @@
 
 use std::collections::HashSet;
 
-use torpor_images::proto::{FdTypes, NdType, NetDeviceEntry, NetnsEntry, PidnsEntry, TtyInfoEntry};
+use torpor_images::proto::{FdTypes, PidnsEntry, TtyInfoEntry};
 use torpor_images::{ImageDir, kind};
+use torpor_policy::network::{NetDevice, NetKind, Network, external_key};
 
 use super::load::Checkpoint;
 use crate::error::{Error, Result};
 use crate::external::External;
 use crate::namespace::NsKind;
+use crate::namespace::net::conf;
 use crate::options::Options;
 
 /// Refuses descriptors of `--inherit-fd` and devices of `--external` that nothing in the images
@@ -37,15 +39,17 @@ pub fn check(opts: &Options, images: &ImageDir, checkpoint: &Checkpoint) -> Resu
         }
     }
     for external in &opts.external {
-        let (inner, is_kind): (_, fn(NdType) -> bool) = match external {
+        let (inner, is_kind): (_, fn(&NetKind) -> bool) = match external {
             External::NetDev { inner, .. } => {
-                (inner, |kind| matches!(kind, NdType::Extlink | NdType::Veth))
+                (inner, |kind| matches!(kind, NetKind::External | NetKind::Veth(_)))
             }
-            External::Veth { inner, .. } => (inner, |kind| kind == NdType::Veth),
-            External::Macvlan { inner, .. } => (inner, |kind| kind == NdType::Macvlan),
+            External::Veth { inner, .. } => (inner, |kind| matches!(kind, NetKind::Veth(_))),
+            External::Macvlan { inner, .. } => {
+                (inner, |kind| matches!(kind, NetKind::Macvlan { .. }))
+            }
             _ => continue,
         };
-        let fits = |d: &&NetDeviceEntry| is_kind(d.r#type());
+        let fits = |device: &&NetDevice| is_kind(&device.kind);
         let there: HashSet<String> =
             spaces.devices.iter().filter(fits).map(|device| device.name.clone()).collect();
         if !opts.network.empty && !there.contains(inner) {
@@ -75,7 +79,7 @@ fn bare(key: &str) -> &str {
 struct Spaces {
     /// Names of those that are handed over.
     external: HashSet<String>,
-    devices: Vec<NetDeviceEntry>,
+    devices: Vec<NetDevice>,
 }
 
 impl Spaces {
@@ -85,10 +89,8 @@ impl Spaces {
         };
         let mut spaces = Spaces { external: HashSet::new(), devices: Vec::new() };
         for id in ids(NsKind::Net) {
-            let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, id.into())?;
-            spaces.external.extend(entry.and_then(|entry| entry.ext_key));
-            let devices: Vec<_> = images.read_all_or_empty(kind::NETDEV, id.into())?;
-            spaces.devices.extend(devices);
+            spaces.external.extend(external_key(images, id)?);
+            spaces.devices.extend(Network::read(images, id, &conf::NAMES)?.devices);
         }
         for id in ids(NsKind::Pid) {
             let entry: Option<PidnsEntry> = images.read_opt(kind::PIDNS, id.into())?;

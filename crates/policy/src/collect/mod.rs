@@ -30,7 +30,6 @@ use torpor_images::{ImageDir, kind};
 pub use self::limits::LIMITS;
 pub(crate) use self::limits::LOCKED_MEMORY;
 pub use self::mounts::mounts;
-pub use self::network::kind_of_link;
 pub use self::ports::Network;
 pub use self::references::network_of;
 pub use self::routing::{Addresses, route, rule};

@@ -2,15 +2,15 @@
 
 use std::io;
 
-use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
 use torpor_images::{ImageDir, Kind, kind};
 
 use super::lists::{List, ROUTES4, ROUTES6, RULES4, RULES6};
-use super::routing::{Addresses, hardware, route, rule};
+use super::routing::{Addresses, route, rule};
 use super::settings::Written;
 use super::{Checkpoint, Error, Requests, Result, Settings, Values};
 use crate::firewall::PacketFilter;
 use crate::namespace::NsKind;
+use crate::network::{Network, external_key};
 use crate::passed::Passed;
 use crate::request::Ask;
 
@@ -21,26 +21,22 @@ pub(super) fn collect(
     all: &mut Requests,
 ) -> Result<()> {
     let images = checkpoint.images;
-    for id in checkpoint.namespaces(NsKind::Net) {
-        let id = u64::from(id);
-        let netns: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
-        // One that the caller hands over.
-        if netns.ext_key.is_some() {
+    for number in checkpoint.namespaces(NsKind::Net) {
+        if external_key(images, number)?.is_some() {
             continue;
         }
-        let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
-        for device in &devices {
+        let id = u64::from(number);
+        let network = Network::read(images, number, &settings.names)?;
+        for device in &network.devices {
             let image = kind::NETDEV.file_name(id);
-            let kind = kind_of_link(device.r#type());
-            all.add(&*image, None, Ask::Link { name: device.name.clone(), kind });
+            all.add(&*image, None, device.ask());
             if passed.devices_of_network.contains(&device.name) {
-                let reaches = reach_of(device).into_iter();
-                reaches.for_each(|ask| all.add(&*image, None, ask));
+                device.reach().into_iter().for_each(|ask| all.add(&*image, None, ask));
             }
         }
-        sysctls(id, &netns, &devices, settings, all)?;
+        sysctls(&network.settings, settings, all);
         let addresses = Addresses::read(images, id)?;
-        for ask in addresses.asks(&devices) {
+        for ask in addresses.asks(&network.devices) {
             all.add(kind::IFADDR.file_name(id), None, ask);
         }
         for list in [ROUTES4, ROUTES6] {
@@ -56,33 +52,6 @@ pub(super) fn collect(
         }
     }
     Ok(())
-}
-
-/// The name of a kind of network device in requests.
-#[must_use]
-pub fn kind_of_link(ty: NdType) -> String {
-    match ty {
-        NdType::Extlink => "external".to_owned(),
-        ty => ty.as_str_name().to_ascii_lowercase(),
-    }
-}
-
-/// What a device of the caller's is told that decides which packets it takes.
-fn reach_of(device: &NetDeviceEntry) -> Vec<Ask> {
-    /// `IFF_PROMISC`, `IFF_ALLMULTI` (linux/if.h).
-    const TAKES_ALL: u32 = 0x100 | 0x200;
-    /// `MACVLAN_MODE_PASSTHRU` (linux/if_link.h): the device below takes all packets, too.
-    const PASSTHRU: u32 = 8;
-    let address = device.address.as_deref().map(hardware);
-    let all = device.flags & TAKES_ALL != 0;
-    let below = device.macvlan.is_some_and(|macvlan| macvlan.mode == PASSTHRU);
-    let texts = [
-        address.map(|address| format!("hardware address {address}")),
-        all.then(|| "takes packets for others".to_owned()),
-        below.then(|| "the device below it takes packets for others".to_owned()),
-    ];
-    let texts = texts.into_iter().flatten();
-    texts.map(|text| Ask::Address { device: device.name.clone(), text }).collect()
 }
 
 fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Result<()> {
@@ -105,14 +74,7 @@ fn firewall(images: &ImageDir, image: Kind, id: u64, all: &mut Requests) -> Resu
     Ok(())
 }
 
-fn sysctls(
-    id: u64,
-    netns: &NetnsEntry,
-    devices: &[NetDeviceEntry],
-    settings: &Settings<'_>,
-    all: &mut Requests,
-) -> Result<()> {
-    let written = Written::of(&settings.names, id, netns, devices)?;
+fn sysctls(written: &Written, settings: &Settings<'_>, all: &mut Requests) {
     let asked = written.all().map(|setting| {
         let ask = Ask::Sysctl { name: setting.key(), value: setting.value.clone() };
         (setting.base_path(), setting.image.clone(), ask)
@@ -122,7 +84,6 @@ fn sysctls(
     for (_, image, ask) in without(differing, settings.fresh) {
         all.add(image, None, ask);
     }
-    Ok(())
 }
 
 /// Leaves out the settings that have these values anyway.

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use torpor_images::ImageDir;
-use torpor_images::proto::{NdType, NetDeviceEntry};
 
 use super::Result;
 use super::lists::{ADDRESSES, List};
+use crate::network::{NetDevice, NetKind};
 use crate::request::Ask;
 
 /// The length of `struct rtmsg` and `struct fib_rule_hdr` (linux/rtnetlink.h, linux/fib_rules.h),
@@ -72,9 +72,9 @@ impl Addresses {
 
     /// What is asked for by them.
     #[must_use]
-    pub fn asks(&self, devices: &[NetDeviceEntry]) -> Vec<Ask> {
+    pub fn asks(&self, devices: &[NetDevice]) -> Vec<Ask> {
         let ask = |address: &Address| {
-            let device = devices.iter().find(|device| device.ifindex == address.device);
+            let device = devices.iter().find(|device| device.index == address.device);
             if device.is_some_and(|device| address.is_of_kernel(device)) {
                 return None;
             }
@@ -112,8 +112,8 @@ impl Address {
 
     /// Whether the kernel gives it to a device by itself: those of the loopback device, and the
     /// one that is made of the hardware address (RFC 4291, appendix A).
-    fn is_of_kernel(&self, device: &NetDeviceEntry) -> bool {
-        if device.r#type() == NdType::Loopback {
+    fn is_of_kernel(&self, device: &NetDevice) -> bool {
+        if device.kind == NetKind::Loopback {
             let own = [(IpAddr::from(Ipv4Addr::LOCALHOST), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
             return ip(&self.local).is_some_and(|ip| own.contains(&(ip, self.prefix)));
         }
@@ -137,11 +137,6 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
 
 fn shown(bytes: &[u8]) -> String {
     ip(bytes).map_or_else(|| format!("{bytes:02x?}"), |ip| ip.to_string())
-}
-
-/// A hardware address as ip(8) shows it.
-pub(super) fn hardware(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
 /// What a message of a route stands for in requests: nothing for those to the networks of a
@@ -232,15 +227,13 @@ mod tests {
     #[test]
     fn addresses_of_the_kernel_are_not_asked_for() {
         let mac = [2, 0, 0, 0, 0, 7];
+        let device = |index, name: &str, kind, address| {
+            let name = name.to_owned();
+            NetDevice { name, index, kind, mtu: 0, flags: 0, address, master: None }
+        };
         let devices = [
-            NetDeviceEntry { ifindex: 1, name: "lo".into(), ..NetDeviceEntry::default() },
-            NetDeviceEntry {
-                r#type: NdType::Veth.into(),
-                ifindex: 2,
-                name: "eth0".into(),
-                address: Some(mac.to_vec()),
-                ..NetDeviceEntry::default()
-            },
+            device(1, "lo", NetKind::Loopback, None),
+            device(2, "eth0", NetKind::Veth(None), Some(mac.to_vec())),
         ];
         let one = Ipv6Addr::LOCALHOST.octets();
         let own = "fe80::ff:fe00:7".parse::<Ipv6Addr>().unwrap().octets();

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 
 use torpor_images::kind;
 use torpor_images::proto::{
-    FanotifyFileEntry, FileEntry, FownEntry, MarkType, NdType, SkOptsEntry, SkPacketEntry,
+    FanotifyFileEntry, FileEntry, FownEntry, MarkType, SkOptsEntry, SkPacketEntry,
 };
 
-use super::network::kind_of_link;
 use super::references::network_of;
 use super::socket_options::{self, Host};
 use super::{Checkpoint, Maps, Requests, Result, Values};
 use crate::namespace::NsKind;
+use crate::network::TUN;
 use crate::request::Ask;
 
 /// `SOCK_RAW` of socket(2).
@@ -51,7 +51,7 @@ pub(super) fn collect(
         }
         // Its device is made if there is none, in whatever namespace.
         if let Some(name) = entry.tunf.as_ref().and_then(|tun| tun.netdev.clone()) {
-            add(Ask::Link { name, kind: kind_of_link(NdType::Tun) });
+            add(Ask::Link { name, kind: TUN.to_owned() });
         }
         if let Some(socket) = entry.usk.as_ref().filter(|s| s.uflags & EXTERNAL != 0) {
             let name = String::from_utf8_lossy(&socket.name);

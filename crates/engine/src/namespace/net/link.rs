@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use torpor_images::proto::{MacvlanLinkEntry, NdType, NetDeviceEntry, SitEntry};
 use torpor_kernel::netlink::{Body, CREATE, EXCL, Message, Socket, half, word};
+use torpor_policy::network::{NetDevice, NetKind};
 
 use super::conf::Sysctls;
 use super::tun;
@@ -212,8 +213,8 @@ fn ifinfo(index: u32, flags: u32, change: u32) -> [u8; IFINFOMSG] {
     out
 }
 
-fn request(device: &NetDeviceEntry, kind: &str, data: impl FnOnce(&mut Body)) -> Body {
-    let mut body = Body::new(&ifinfo(device.ifindex, 0, 0));
+fn request(device: &NetDevice, kind: &str, data: impl FnOnce(&mut Body)) -> Body {
+    let mut body = Body::new(&ifinfo(device.index, 0, 0));
     body.put_text(IFLA_IFNAME, &device.name);
     // The loopback and some others have no address of their own.
     if let Some(address) = device.address.as_ref().filter(|a| a.iter().any(|&b| b != 0)) {
@@ -227,9 +228,9 @@ fn request(device: &NetDeviceEntry, kind: &str, data: impl FnOnce(&mut Body)) ->
     body
 }
 
-fn send(socket: &mut Socket, device: &NetDeviceEntry, body: &Body) -> Result<()> {
+fn send(socket: &mut Socket, device: &NetDevice, body: &Body) -> Result<()> {
     let done = socket.change(RTM_NEWLINK, CREATE | EXCL, &body.0)?;
-    done.context(|| format!("making network device {} ({})", device.name, device.ifindex))
+    done.context(|| format!("making network device {} ({})", device.name, device.index))
 }
 
 fn raw(space: BorrowedFd<'_>) -> u32 {
@@ -240,7 +241,7 @@ fn raw(space: BorrowedFd<'_>) -> u32 {
 #[derive(Debug, Clone, Copy)]
 pub enum Peer<'a> {
     /// A device of the tree, in this namespace.
-    Inside(&'a NetDeviceEntry, BorrowedFd<'a>),
+    Inside(&'a NetDevice, BorrowedFd<'a>),
     /// One with this name, in this namespace.
     Outside(&'a str, BorrowedFd<'a>),
     /// One that the kernel names, in this namespace.
@@ -251,9 +252,9 @@ pub enum Peer<'a> {
 ///
 /// # Errors
 /// If the kernel refuses the devices: a name is taken, or it has no veth.
-pub fn make_veth(socket: &mut Socket, device: &NetDeviceEntry, peer: Peer<'_>) -> Result<()> {
+pub fn make_veth(socket: &mut Socket, device: &NetDevice, peer: Peer<'_>) -> Result<()> {
     let index = match peer {
-        Peer::Inside(other, _) => other.ifindex,
+        Peer::Inside(other, _) => other.index,
         _ => 0,
     };
     let body = request(device, "veth", |data| {
@@ -283,7 +284,7 @@ pub fn make_veth(socket: &mut Socket, device: &NetDeviceEntry, peer: Peer<'_>) -
 ///
 /// # Errors
 /// If the kernel refuses the device: its name is taken, or it has no bridges.
-pub fn make_bridge(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
+pub fn make_bridge(socket: &mut Socket, device: &NetDevice) -> Result<()> {
     send(socket, device, &request(device, "bridge", |_| {}))
 }
 
@@ -294,15 +295,14 @@ pub fn make_bridge(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 /// If the kernel refuses the device: its name is taken, or `lower` can carry none.
 pub fn make_macvlan(
     socket: &mut Socket,
-    device: &NetDeviceEntry,
+    device: &NetDevice,
     lower: u32,
     space: BorrowedFd<'_>,
 ) -> Result<()> {
-    let entry = device.macvlan.unwrap_or_default();
     let mut body = request(device, "macvlan", |data| {
-        data.put_word(MACVLAN_MODE, entry.mode);
-        if let Some(flags) = entry.flags.and_then(|f| u16::try_from(f).ok()) {
-            data.put(MACVLAN_FLAGS, &flags.to_ne_bytes());
+        if let NetKind::Macvlan { mode, flags, .. } = device.kind {
+            data.put_word(MACVLAN_MODE, mode);
+            flags.into_iter().for_each(|flags| data.put(MACVLAN_FLAGS, &flags.to_ne_bytes()));
         }
     });
     body.put_word(IFLA_LINK, lower);
@@ -314,8 +314,7 @@ pub fn make_macvlan(
 ///
 /// # Errors
 /// If the kernel refuses the device: its name is taken, or it has no such tunnels.
-pub fn make_sit(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
-    let sit = device.sit.clone().unwrap_or_default();
+pub fn make_sit(socket: &mut Socket, device: &NetDevice, sit: &SitEntry) -> Result<()> {
     let byte = |value: u32| [u8::try_from(value).unwrap_or(u8::MAX)];
     let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX).to_ne_bytes();
     let bytes = |words: &[u32]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
@@ -366,7 +365,7 @@ pub fn make_sit(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 pub fn move_in(
     socket: &mut Socket,
     outer: &str,
-    device: &NetDeviceEntry,
+    device: &NetDevice,
     space: BorrowedFd<'_>,
 ) -> Result<()> {
     let what = || format!("moving network device {outer} into the tree as {}", device.name);
@@ -374,7 +373,7 @@ pub fn move_in(
     let mut body = Body::new(&ifinfo(index, 0, 0));
     body.put_text(IFLA_IFNAME, &device.name);
     body.put_word(IFLA_NET_NS_FD, raw(space));
-    body.put_word(IFLA_NEW_IFINDEX, device.ifindex);
+    body.put_word(IFLA_NEW_IFINDEX, device.index);
     socket.change(RTM_NEWLINK, 0, &body.0)?.context(what)
 }
 
@@ -411,13 +410,13 @@ pub fn attach_to_bridge(socket: &mut Socket, name: &str, bridge: &str) -> Result
 ///
 /// # Errors
 /// If the device does not take its settings.
-pub fn complete(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
-    let mut body = Body::new(&ifinfo(device.ifindex, 0, 0));
+pub fn complete(socket: &mut Socket, device: &NetDevice) -> Result<()> {
+    let mut body = Body::new(&ifinfo(device.index, 0, 0));
     body.put_word(IFLA_MTU, device.mtu);
     if let Some(master) = device.master {
         body.put_word(IFLA_MASTER, master);
     }
-    if matches!(device.r#type(), NdType::Extlink | NdType::Tun)
+    if matches!(device.kind, NetKind::External | NetKind::Tun(_))
         && let Some(address) = &device.address
     {
         body.put(IFLA_ADDRESS, address);
@@ -430,8 +429,8 @@ pub fn complete(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
 ///
 /// # Errors
 /// If the device does not take its flags.
-pub fn set_flags(socket: &mut Socket, device: &NetDeviceEntry) -> Result<()> {
-    let body = ifinfo(device.ifindex, device.flags & SETTABLE, SETTABLE);
-    let what = || format!("setting flags {:#x} of network device {}", device.flags, device.name);
+pub fn set_flags(socket: &mut Socket, name: &str, index: u32, flags: u32) -> Result<()> {
+    let body = ifinfo(index, flags & SETTABLE, SETTABLE);
+    let what = || format!("setting flags {flags:#x} of network device {name}");
     socket.change(RTM_NEWLINK, 0, &body)?.context(what)
 }

@@ -29,7 +29,7 @@ use crate::network::accept::tree;
 use crate::options::Options;
 
 pub use firewall::{forget_packets, planned as planned_rules};
-pub use restore::{external_key, planned_settings, restore, restore_connections};
+pub use restore::{restore, restore_connections};
 pub use tables::{forget_requests, planned as planned_routes, tracked};
 pub use tun::configure as configure_tun;
 

@@ -9,10 +9,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use torpor_images::proto::{NdType, NetDeviceEntry, NetnsEntry};
-use torpor_images::{ImageDir, kind};
+use torpor_images::ImageDir;
 use torpor_kernel::netlink::{Body, ROUTE, Socket};
-use torpor_policy::collect::settings::Written;
+use torpor_policy::network::{NetDevice, NetKind, Network, external_key};
 
 use super::link::{self, Peer};
 use super::{NETNSA_FD, NETNSA_NSID, RTGENMSG, RTM_NEWNSID, conf, firewall, tables, tun};
@@ -26,22 +25,11 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// How often it is looked.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The key of a namespace that is external.
-///
-/// # Errors
-/// Damaged images.
-pub fn external_key(images: &ImageDir, ns_id: u32) -> Result<Option<String>> {
-    let entry: Option<NetnsEntry> = images.read_opt(kind::NETNS, ns_id.into())?;
-    Ok(entry.and_then(|e| e.ext_key))
-}
-
 /// A namespace to be filled.
 struct Space<'a> {
     id: u32,
     file: BorrowedFd<'a>,
-    entry: NetnsEntry,
-    devices: Vec<NetDeviceEntry>,
-    settings: Written,
+    network: Network,
     socket: Socket,
 }
 
@@ -63,17 +51,17 @@ pub fn restore(
     let weak = opts.network.weak_sysctls;
     let mut spaces = ids.iter().map(|&id| load(images, known, id)).collect::<Result<Vec<_>>>()?;
     for space in &spaces {
-        run_in(&[space.file], || conf::write(&space.settings.namespace, weak))?;
+        run_in(&[space.file], || conf::write(&space.network.settings.namespace, weak))?;
     }
     make_devices(opts, &mut spaces)?;
     for space in &mut spaces {
         number_others(known, space)?;
-        for device in &space.devices {
+        for device in &space.network.devices {
             link::complete(&mut space.socket, device)?;
         }
-        let (devices, settings) = (&space.devices, &space.settings.devices);
+        let Network { devices, settings, .. } = &space.network;
         run_in(&[space.file], || {
-            for (device, settings) in devices.iter().zip(settings) {
+            for (device, settings) in devices.iter().zip(&settings.devices) {
                 conf::write(&settings.v4, weak)?;
                 conf::write(&settings.v6, weak)?;
                 conf::trust_addresses(&device.name)?;
@@ -82,11 +70,11 @@ pub fn restore(
         })?;
     }
     for space in &mut spaces {
-        for device in &space.devices {
-            link::set_flags(&mut space.socket, device)?;
+        for device in &space.network.devices {
+            link::set_flags(&mut space.socket, &device.name, device.index, device.flags)?;
         }
     }
-    for Space { id, file, settings, .. } in &spaces {
+    for Space { id, file, network, .. } in &spaces {
         run_in(&[*file], || {
             tables::restore_addresses(images, *id)?;
             tables::restore_routes(images, *id)?;
@@ -95,7 +83,7 @@ pub fn restore(
                 tables::restore_connections(images, *id)?;
             }
             // Coming up has changed some of them.
-            settings.devices.iter().try_for_each(|device| conf::write(&device.v6, weak))
+            network.settings.devices.iter().try_for_each(|device| conf::write(&device.v6, weak))
         })?;
     }
     Ok(())
@@ -121,48 +109,26 @@ pub fn restore_connections(
 /// Brings the loopback device up: all that an otherwise empty namespace has.
 fn loopback_up(file: BorrowedFd<'_>) -> Result<()> {
     let flags = (libc::IFF_UP | libc::IFF_LOOPBACK).cast_unsigned();
-    let lo =
-        NetDeviceEntry { ifindex: 1, name: "lo".to_owned(), flags, ..NetDeviceEntry::default() };
-    link::set_flags(&mut Socket::open_in(file, ROUTE)?, &lo)
+    link::set_flags(&mut Socket::open_in(file, ROUTE)?, "lo", 1, flags)
 }
 
 fn load<'a>(images: &ImageDir, known: &'a Namespaces, id: u32) -> Result<Space<'a>> {
     let file = known.open_file(id)?;
-    let entry = images.read_opt(kind::NETNS, id.into())?.unwrap_or_default();
-    let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id.into())?;
-    for device in &devices {
-        // The name becomes part of a path.
-        if device.name.is_empty() || device.name.contains(['/', '\0']) || device.name == ".." {
-            let reason = format!("a device named {:?}", device.name);
-            return Err(Error::invalid(kind::NETDEV.file_name(id.into()), reason));
-        }
-    }
-    let settings = Written::of(&conf::NAMES, id.into(), &entry, &devices)?;
-    Ok(Space { id, file, entry, devices, settings, socket: Socket::open_in(file, ROUTE)? })
-}
-
-/// All settings that a restore writes in a namespace.
-///
-/// # Errors
-/// Damaged images.
-pub fn planned_settings(images: &ImageDir, ns_id: u32) -> Result<Written> {
-    let id = u64::from(ns_id);
-    let entry: NetnsEntry = images.read_opt(kind::NETNS, id)?.unwrap_or_default();
-    let devices: Vec<NetDeviceEntry> = images.read_all_or_empty(kind::NETDEV, id)?;
-    Ok(Written::of(&conf::NAMES, id, &entry, &devices)?)
+    let network = Network::read(images, id, &conf::NAMES)?;
+    Ok(Space { id, file, network, socket: Socket::open_in(file, ROUTE)? })
 }
 
 /// Gives other namespaces of the tree the numbers that this one knew them by.
 fn number_others(known: &Namespaces, space: &mut Space<'_>) -> Result<()> {
-    for nsid in &space.entry.nsids {
-        let Ok(file) = known.open_file(nsid.target_ns_id) else { continue };
+    for &(other, number) in &space.network.others {
+        let Ok(file) = known.open_file(other) else { continue };
         let mut body = Body::new(&RTGENMSG);
         body.put_word(NETNSA_FD, file.as_raw_fd().cast_unsigned());
-        body.put(NETNSA_NSID, &nsid.netnsid_value.to_ne_bytes());
+        body.put(NETNSA_NSID, &number.to_ne_bytes());
         match space.socket.change(RTM_NEWNSID, 0, &body.0)? {
             // It got one when a device was connected to it.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
-            other => other.context(|| format!("numbering network namespace {nsid:?}"))?,
+            done => done.context(|| format!("numbering network namespace {other} {number}"))?,
         }
     }
     Ok(())
@@ -181,7 +147,7 @@ fn make_devices(opts: &Options, spaces: &mut [Space<'_>]) -> Result<()> {
     // Ends of pairs that were made together with the other end.
     let mut made = HashSet::new();
     for here in 0..spaces.len() {
-        for index in 0..spaces[here].devices.len() {
+        for index in 0..spaces[here].network.devices.len() {
             if !made.contains(&(here, index)) {
                 make_device(opts, spaces, &mut host, (here, index), &mut made)?;
             }
@@ -200,32 +166,32 @@ fn make_device(
     (here, index): Place,
     made: &mut HashSet<Place>,
 ) -> Result<()> {
-    let device = spaces[here].devices[index].clone();
+    let device = spaces[here].network.devices[index].clone();
     let name = device.name.clone();
     let given = opts.external.iter().find_map(|external| match external {
         External::NetDev { inner, outer } if *inner == name => Some(outer),
         _ => None,
     });
-    let is_movable = matches!(device.r#type(), NdType::Veth | NdType::Extlink);
+    let is_movable = matches!(device.kind, NetKind::Veth(_) | NetKind::External);
     if let Some(outer) = given.filter(|_| is_movable) {
         // The images need not say that it comes from outside.
         return link::move_in(&mut host.socket, outer, &device, spaces[here].file);
     }
-    match device.r#type() {
-        NdType::Loopback => Ok(()),
-        NdType::Veth => {
+    match &device.kind {
+        NetKind::Loopback => Ok(()),
+        NetKind::Veth(_) => {
             let peer = peer_of(spaces, (here, index));
             made.extend(peer);
             make_veth(opts, spaces, host, here, &device, peer)
         }
-        NdType::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
-        NdType::Macvlan => make_macvlan(opts, &mut spaces[here], host, &device),
+        NetKind::Bridge => link::make_bridge(&mut spaces[here].socket, &device),
+        NetKind::Macvlan { .. } => make_macvlan(opts, &mut spaces[here], host, &device),
         // The kernel has made the first one itself.
-        NdType::Sit if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
-        NdType::Sit => link::make_sit(&mut spaces[here].socket, &device),
-        NdType::Extlink => Err(not_given("netdev", &name)),
-        NdType::Tun => run_in(&[spaces[here].file], || tun::make(&device)),
-        NdType::Venet => Err(Error::Unsupported(format!("network device {name} (VENET)"))),
+        NetKind::Sit(_) if link::index_of(&mut spaces[here].socket, &name).is_ok() => Ok(()),
+        NetKind::Sit(sit) => link::make_sit(&mut spaces[here].socket, &device, sit),
+        NetKind::External => Err(not_given("netdev", &name)),
+        NetKind::Tun(tun) => run_in(&[spaces[here].file], || tun::make(&device, tun)),
+        NetKind::Venet => Err(Error::Unsupported(format!("network device {name} (VENET)"))),
     }
 }
 
@@ -240,19 +206,20 @@ fn not_given(kind: &str, name: &str) -> Error {
 
 /// The other end of a pair, if it is in the tree.
 fn peer_of(spaces: &[Space<'_>], (here, index): Place) -> Option<Place> {
-    let device = &spaces[here].devices[index];
-    let wanted = device.peer_ifindex?;
+    let device = &spaces[here].network.devices[index];
+    let NetKind::Veth(Some(peer)) = device.kind else { return None };
     // Old images do not say where it is: it must then refer back to this one.
-    let there = match device.peer_nsid {
+    let there = match peer.network {
         Some(id) => spaces.iter().position(|s| s.id == id)?,
         None => here,
     };
-    let fits = |d: &NetDeviceEntry| {
-        d.r#type() == NdType::Veth
-            && d.ifindex == wanted
-            && (device.peer_nsid.is_some() || d.peer_ifindex == Some(device.ifindex))
+    let fits = |other: &NetDevice| match other.kind {
+        NetKind::Veth(back) if other.index == peer.index => {
+            peer.network.is_some() || back.is_some_and(|back| back.index == device.index)
+        }
+        _ => false,
     };
-    let found = spaces[there].devices.iter().position(fits)?;
+    let found = spaces[there].network.devices.iter().position(fits)?;
     ((there, found) != (here, index)).then_some((there, found))
 }
 
@@ -261,11 +228,11 @@ fn make_veth(
     spaces: &mut [Space<'_>],
     host: &mut Host,
     here: usize,
-    device: &NetDeviceEntry,
+    device: &NetDevice,
     peer: Option<Place>,
 ) -> Result<()> {
     if let Some((there, index)) = peer {
-        let other = spaces[there].devices[index].clone();
+        let other = spaces[there].network.devices[index].clone();
         let file = spaces[there].file;
         return link::make_veth(&mut spaces[here].socket, device, Peer::Inside(&other, file));
     }
@@ -301,7 +268,7 @@ fn make_macvlan(
     opts: &Options,
     space: &mut Space<'_>,
     host: &mut Host,
-    device: &NetDeviceEntry,
+    device: &NetDevice,
 ) -> Result<()> {
     let outer = opts.external.iter().find_map(|external| match external {
         External::Macvlan { inner, outer } if *inner == device.name => Some(outer),
@@ -311,8 +278,10 @@ fn make_macvlan(
         let lower = link::index_of(&mut host.socket, outer)?;
         return link::make_macvlan(&mut host.socket, device, lower, space.file);
     }
-    match device.peer_ifindex.filter(|_| device.peer_nsid == Some(space.id)) {
-        Some(lower) => link::make_macvlan(&mut space.socket, device, lower, space.file),
-        None => Err(not_given("macvlan", &device.name)),
+    match device.kind {
+        NetKind::Macvlan { below: Some(lower), .. } => {
+            link::make_macvlan(&mut space.socket, device, lower, space.file)
+        }
+        _ => Err(not_given("macvlan", &device.name)),
     }
 }

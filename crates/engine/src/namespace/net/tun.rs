@@ -7,8 +7,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::PidfdGetfdFlags;
-use torpor_images::proto::{NetDeviceEntry, TunLinkEntry};
+use torpor_images::proto::TunLinkEntry;
 use torpor_kernel::netlink::Attributes;
+use torpor_policy::network::{NetDevice, Tun};
 use torpor_sys::tun;
 
 use super::link::Surroundings;
@@ -113,31 +114,29 @@ fn open() -> std::io::Result<OwnedFd> {
 /// Makes a device in the namespace of the calling thread.
 ///
 /// # Errors
-/// If the entry has no settings, `/dev/net/tun` cannot be opened, or the name is taken.
-pub fn make(device: &NetDeviceEntry) -> Result<()> {
-    let what = || format!("making network device {} ({}, tun)", device.name, device.ifindex);
-    let invalid = || Error::invalid("netdev.img", format!("{} has no settings", device.name));
-    let entry = device.tun.ok_or_else(invalid)?;
+/// If `/dev/net/tun` cannot be opened, or the name is taken.
+pub fn make(device: &NetDevice, settings: &Tun) -> Result<()> {
+    let what = || format!("making network device {} ({}, tun)", device.name, device.index);
     let file = open().context(|| format!("open {DEVICE}"))?;
     let fd = file.as_fd();
-    tun::set_index(fd, device.ifindex).context(what)?;
-    let flags = entry.flags & !tun::IFF_PERSIST | tun::IFF_NO_CARRIER;
+    tun::set_index(fd, device.index).context(what)?;
+    let flags = settings.flags & !tun::IFF_PERSIST | tun::IFF_NO_CARRIER;
     tun::attach(fd, &device.name, flags).context(what)?;
     tun::set_persistent(fd, true).context(what)?;
-    if let Ok(uid) = u32::try_from(entry.owner) {
+    if let Some(uid) = settings.owner {
         tun::set_owner(fd, uid).context(what)?;
     }
-    if let Ok(gid) = u32::try_from(entry.group) {
+    if let Some(gid) = settings.group {
         tun::set_group(fd, gid).context(what)?;
     }
-    configure(&file, &entry).context(what)
+    configure(&file, settings).context(what)
 }
 
 /// Settings that a device has by its queues.
 ///
 /// # Errors
 /// If the queue does not take a setting.
-pub fn configure(queue: &OwnedFd, entry: &TunLinkEntry) -> std::io::Result<()> {
-    tun::set_header_size(queue.as_fd(), entry.vnethdr.cast_signed())?;
-    tun::set_send_buffer(queue.as_fd(), entry.sndbuf.cast_signed())
+pub fn configure(queue: &OwnedFd, settings: &Tun) -> std::io::Result<()> {
+    tun::set_header_size(queue.as_fd(), settings.header)?;
+    tun::set_send_buffer(queue.as_fd(), settings.send_buffer)
 }
