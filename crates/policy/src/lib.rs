@@ -13,6 +13,7 @@ pub mod collect;
 mod credentials;
 mod file;
 mod firewall;
+pub mod ghost;
 pub mod groups;
 mod judge;
 mod mount;

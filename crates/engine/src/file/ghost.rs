@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use torpor_images::payload::next_chunk;
 use torpor_images::proto::{GhostChunkEntry, GhostFileEntry, Timeval};
 use torpor_images::{ImageDir, Reader, Writer, kind};
+use torpor_policy::ghost::{Ghost, GhostKind};
 
 use super::Found;
 use super::description::{inside, kernel_number, outside, reopen};
@@ -131,7 +132,7 @@ fn copy(file: &File, offset: u64, len: u64, to: &mut impl Write) -> Result<()> {
 #[derive(Debug)]
 pub struct Image {
     /// What it is.
-    pub entry: GhostFileEntry,
+    pub ghost: Ghost,
     name: String,
     reader: Reader,
 }
@@ -142,16 +143,23 @@ pub struct Image {
 /// If the image is missing or damaged.
 pub fn load(images: &ImageDir, ghost: u32) -> Result<Image> {
     let file = kind::GHOST_FILE.file_name(u64::from(ghost));
-    let mut reader = images
-        .reader(kind::GHOST_FILE, u64::from(ghost))?
+    let (ghost, reader) = Ghost::open(images, ghost)?
         .ok_or_else(|| Error::invalid(&file, "is missing, but remap-fpath.img refers to it"))?;
-    Ok(Image { entry: reader.expect()?, name: file, reader })
+    Ok(Image { ghost, name: file, reader })
 }
 
 impl Image {
     /// The type of the file.
     pub fn file_type(&self) -> FileType {
-        FileType::from_raw_mode(self.entry.mode)
+        match self.ghost.kind {
+            GhostKind::Regular { .. } => FileType::RegularFile,
+            GhostKind::Directory => FileType::Directory,
+            GhostKind::Link(_) => FileType::Symlink,
+            GhostKind::Fifo => FileType::Fifo,
+            GhostKind::Socket => FileType::Socket,
+            GhostKind::Device { block: true, .. } => FileType::BlockDevice,
+            GhostKind::Device { block: false, .. } => FileType::CharacterDevice,
+        }
     }
 
     /// Makes the file as `name` in `dir`, where there must be nothing of that name. Returns it
@@ -164,8 +172,8 @@ impl Image {
     pub fn create(&mut self, maps: &IdMaps, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
         let what = || format!("make {} again", String::from_utf8_lossy(name));
         let private = Mode::RUSR | Mode::WUSR;
-        let file = match self.file_type() {
-            FileType::RegularFile => {
+        let file = match &self.ghost.kind {
+            GhostKind::Regular { .. } => {
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(dir, name, flags, private).context(what)?;
                 let kept = file.try_clone().context(what)?;
@@ -174,15 +182,14 @@ impl Image {
             }
             kind => {
                 match kind {
-                    FileType::Directory => {
+                    GhostKind::Directory => {
                         rustix::fs::mkdirat(dir, name, Mode::RWXU).context(what)?;
                     }
-                    FileType::Symlink => {
-                        let target = self.entry.symlnk_target.as_deref().unwrap_or_default();
-                        rustix::fs::symlinkat(target, dir, name).context(what)?;
+                    GhostKind::Link(target) => {
+                        rustix::fs::symlinkat(target.as_slice(), dir, name).context(what)?;
                     }
-                    kind => {
-                        let device = u64::from(self.entry.rdev.unwrap_or(0));
+                    _ => {
+                        let (kind, device) = (self.file_type(), self.device().unwrap_or(0));
                         rustix::fs::mknodat(dir, name, kind, private, device).context(what)?;
                     }
                 }
@@ -214,7 +221,7 @@ impl Image {
         };
         let own = maps.uid_outside(0).unwrap_or(0);
         let is_it = FileType::from_raw_mode(stat.st_mode) == self.file_type()
-            && self.entry.rdev.is_none_or(|device| stat.st_rdev == u64::from(device))
+            && self.device().is_none_or(|device| stat.st_rdev == device)
             && fresh
             && stat.st_uid == own;
         match is_it {
@@ -226,22 +233,31 @@ impl Image {
         }
     }
 
+    /// The number of a device.
+    fn device(&self) -> Option<u64> {
+        match self.ghost.kind {
+            GhostKind::Device { number, .. } => Some(number.into()),
+            _ => None,
+        }
+    }
+
     fn fill(&mut self, mut file: File) -> Result<()> {
-        if !self.entry.chunks() {
+        let GhostKind::Regular { size: known, in_chunks } = self.ghost.kind else { return Ok(()) };
+        if !in_chunks {
             let len = self.reader.remaining();
-            if let Some(size) = self.entry.size.filter(|&size| size != len) {
+            if let Some(size) = known.filter(|&size| size != len) {
                 let what = format!("holds {len} of the {size} bytes of an unlinked file");
                 return Err(Error::invalid(&self.name, what));
             }
             return Ok(self.reader.copy_to(len, &mut file, "an unlinked file")?);
         }
         let mut end = 0;
-        while let Some(chunk) = next_chunk(&mut self.reader, end, self.entry.size)? {
+        while let Some(chunk) = next_chunk(&mut self.reader, end, known)? {
             rustix::fs::seek(&file, SeekFrom::Start(chunk.off)).context(|| "lseek".to_owned())?;
             self.reader.copy_to(chunk.len, &mut file, "a chunk of an unlinked file")?;
             end = chunk.off + chunk.len;
         }
-        let size = self.entry.size.unwrap_or(end).max(end);
+        let size = known.unwrap_or(end).max(end);
         rustix::fs::ftruncate(&file, size)
             .context(|| format!("ftruncate an unlinked file to {size} bytes"))
     }
@@ -253,14 +269,17 @@ impl Image {
     /// If the file's owner, mode or times cannot be set.
     pub fn set_attributes(&self, maps: &IdMaps, file: BorrowedFd<'_>) -> Result<()> {
         let what = || format!("set attributes of the file of {}", self.name);
-        let (uid, gid) = outside(maps, self.entry.uid, self.entry.gid);
+        let (uid, gid) = self.ghost.owner;
+        let (uid, gid) = outside(maps, uid, gid);
         rustix::fs::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH).context(what)?;
         if self.file_type() != FileType::Symlink {
-            let mode = Mode::from_raw_mode(self.entry.mode & 0o1777);
+            let mode = Mode::from_raw_mode(self.ghost.permissions & 0o1777);
             rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty()).context(what)?;
         }
-        let (Some(atim), Some(mtim)) = (&self.entry.atim, &self.entry.mtim) else { return Ok(()) };
-        let times = Timestamps { last_access: timespec(atim), last_modification: timespec(mtim) };
+        let Some(times) = self.ghost.times else { return Ok(()) };
+        let [last_access, last_modification] =
+            times.map(|(tv_sec, tv_nsec)| Timespec { tv_sec, tv_nsec });
+        let times = Timestamps { last_access, last_modification };
         rustix::fs::utimensat(file, "", &times, AtFlags::EMPTY_PATH).context(what)
     }
 
@@ -268,7 +287,7 @@ impl Image {
     /// else. As long as the file has a name, others on this host could start it by that: it
     /// gets this mode when it has lost its name.
     pub fn late_mode(&self) -> Option<Mode> {
-        let mode = self.entry.mode & 0o7777;
+        let mode = self.ghost.permissions;
         let set = self.file_type() != FileType::Symlink && mode & 0o6000 != 0;
         set.then(|| Mode::from_raw_mode(mode))
     }
@@ -286,13 +305,6 @@ fn through(file: BorrowedFd<'_>) -> String {
 pub fn set_mode(file: BorrowedFd<'_>, mode: Mode) -> Result<()> {
     rustix::fs::chmodat(CWD, through(file), mode, AtFlags::empty())
         .context(|| "set the mode of an unlinked file".to_owned())
-}
-
-fn timespec(time: &Timeval) -> Timespec {
-    Timespec {
-        tv_sec: time.tv_sec.cast_signed(),
-        tv_nsec: i64::try_from(time.tv_usec % 1_000_000).unwrap_or(0) * 1000,
-    }
 }
 
 #[cfg(test)]

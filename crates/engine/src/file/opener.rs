@@ -146,7 +146,7 @@ impl Temporary {
         for (&file, &(kind, ghost)) in &self.remaps {
             if kind == RemapType::Ghost {
                 let image = ghost::load(images, ghost)?;
-                if (image.entry.dev, image.entry.ino) == (Some(dev), Some(ino)) {
+                if image.ghost.was == Some((dev, ino)) {
                     return Ok(Some(file));
                 }
             }

@@ -9,15 +9,15 @@
 //! entries of archives that fill file systems, because the plan's reader unpacks them; and what rules
 //! of packet filters say, because the same check has read them.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
-use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType, UidGidExtent};
-use torpor_images::remap::found_by;
+use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{is_marked, network_of, socket_options};
+use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{Network, external_key};
-use torpor_policy::{Ask, Credentials, Device, Passed, Request};
+use torpor_policy::{Ask, Credentials, Passed, Request};
 
 use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
@@ -33,12 +33,6 @@ use crate::{judge, task};
 
 /// `SOCK_RAW` of socket(2).
 const RAW: u32 = 3;
-/// Bits of a mode: the type of a file, two types, and what makes a program run as its owner.
-const TYPE: u32 = 0o170_000;
-const CHARACTER: u32 = 0o020_000;
-const BLOCK: u32 = 0o060_000;
-const REGULAR: u32 = 0o100_000;
-const SET_ID: u32 = 0o6000;
 
 /// What a restore knows before it makes anything.
 pub(super) struct View<'a> {
@@ -113,7 +107,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
     }
     files(view, spaces, plan, &mut things);
     owners(view, maps, &mut things);
-    ghosts(view, plan, &mut things)?;
+    ghosts(view, &mut things)?;
     groups(view, &mut things);
     networks(view, spaces, plan, &mut things)?;
     archives(view, &mut things);
@@ -280,31 +274,13 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
 }
 
 /// Unlinked files that are made: programs with rights of their own, and devices.
-fn ghosts(view: &View<'_>, plan: &[Request], things: &mut Things<'_>) -> Result<()> {
-    let remaps = view.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)?;
-    let ghosts = remaps.iter().map(found_by).filter(|(by, _)| *by == RemapType::Ghost);
-    let mut asked: HashMap<&str, Vec<&Ask>> = HashMap::new();
-    for request in plan {
-        asked.entry(&request.image).or_default().push(&request.ask);
-    }
-    for id in ghosts.map(|(_, id)| id).collect::<BTreeSet<_>>() {
-        let Some(mut reader) = view.images.reader(kind::GHOST_FILE, id.into())? else { continue };
-        let ghost: GhostFileEntry = reader.expect()?;
-        let image = kind::GHOST_FILE.file_name(id.into());
-        let mut asks = asked.get(&*image).into_iter().flatten();
-        let known = match ghost.mode & TYPE {
-            ty @ (CHARACTER | BLOCK) => {
-                let wanted = Device::from_number(ty == BLOCK, ghost.rdev());
-                asks.any(|ask| matches!(ask, Ask::Device { device, .. } if *device == wanted))
-            }
-            REGULAR if ghost.mode & SET_ID != 0 => {
-                asks.any(|ask| matches!(ask, Ask::SetUid { mode, .. } if *mode == ghost.mode))
-            }
-            _ => true,
-        };
-        if !known {
-            things.missing.push((image, format!("a file of mode {:o}", ghost.mode)));
-        }
+fn ghosts(view: &View<'_>, things: &mut Things<'_>) -> Result<()> {
+    let name = |file: u32| {
+        let reg = view.checkpoint.files.get(&file).and_then(|entry| entry.reg.as_ref());
+        reg.map_or_else(String::new, |reg| String::from_utf8_lossy(&reg.name).into_owned())
+    };
+    for (image, name, ghost) in Ghost::all(view.images, name)? {
+        ghost.ask(name).iter().for_each(|ask| things.expect(&*image, None, ask));
     }
     Ok(())
 }

@@ -4,21 +4,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use torpor_images::kind;
-use torpor_images::proto::{
-    GhostFileEntry, MemfdInodeEntry, RegFileEntry, RemapFilePathEntry, RemapType,
-};
+use torpor_images::proto::{MemfdInodeEntry, RegFileEntry, RemapFilePathEntry, RemapType};
 use torpor_images::remap::found_by;
 
 use super::{Checkpoint, Error, Requests, Result};
 use crate::archive::{self, SET_ID};
+use crate::ghost::Ghost;
 use crate::mount::Mount;
-use crate::request::{Ask, Device};
+use crate::request::Ask;
 
-/// The type of a file in its mode (`S_IFMT`), and some of its values.
-const TYPE: u32 = 0o170_000;
-const CHARACTER: u32 = 0o020_000;
-const BLOCK: u32 = 0o060_000;
-const REGULAR: u32 = 0o100_000;
 /// `MS_RDONLY` of mount(2).
 const READ_ONLY: u32 = 1;
 
@@ -72,29 +66,8 @@ fn opened(checkpoint: &Checkpoint<'_>, mounts: &[Mount], all: &mut Requests) -> 
 }
 
 fn ghosts(checkpoint: &Checkpoint<'_>, all: &mut Requests) -> Result<()> {
-    let mut seen = BTreeSet::new();
-    for entry in checkpoint.images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
-        let (found_by, id) = found_by(&entry);
-        if found_by != RemapType::Ghost || !seen.insert(id) {
-            continue;
-        }
-        // One that is missing ends the restore by itself.
-        let Some(mut reader) = checkpoint.images.reader(kind::GHOST_FILE, id.into())? else {
-            continue;
-        };
-        let ghost: GhostFileEntry = reader.expect()?;
-        let image = kind::GHOST_FILE.file_name(id.into());
-        let path = name_of(checkpoint, entry.orig_id);
-        match ghost.mode & TYPE {
-            kind @ (CHARACTER | BLOCK) => {
-                let device = Device::from_number(kind == BLOCK, ghost.rdev());
-                all.add(image, None, Ask::Device { path, device });
-            }
-            REGULAR if ghost.mode & SET_ID != 0 => {
-                all.add(image, None, Ask::SetUid { path, mode: ghost.mode, capabilities: false });
-            }
-            _ => {}
-        }
+    for (image, name, ghost) in Ghost::all(checkpoint.images, |file| name_of(checkpoint, file))? {
+        ghost.ask(name).into_iter().for_each(|ask| all.add(&*image, None, ask));
     }
     Ok(())
 }

@@ -1,0 +1,174 @@
+//! Unlinked files that tasks have open: read of their images once, judged, and made.
+
+use std::collections::BTreeSet;
+
+use torpor_images::proto::{GhostFileEntry, RemapFilePathEntry, RemapType, Timeval};
+use torpor_images::remap::found_by;
+use torpor_images::{ImageDir, Reader, kind};
+
+use crate::archive::SET_ID;
+use crate::collect::{Error, Result};
+use crate::request::{Ask, Device};
+
+/// The type of a file in its mode, and its values (`S_IF*`).
+const TYPE: u32 = 0o170_000;
+const SOCKET: u32 = 0o140_000;
+const LINK: u32 = 0o120_000;
+const REGULAR: u32 = 0o100_000;
+const BLOCK: u32 = 0o060_000;
+const DIRECTORY: u32 = 0o040_000;
+const CHARACTER: u32 = 0o020_000;
+const FIFO: u32 = 0o010_000;
+
+/// An unlinked file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ghost {
+    /// What it is.
+    pub kind: GhostKind,
+    /// Its permissions, with those that make a program run with other rights.
+    pub permissions: u32,
+    /// The user and the group that own it, as the tree's user namespace has them.
+    pub owner: (u32, u32),
+    /// When it was read and changed: seconds and nanoseconds.
+    pub times: Option<[(i64, i64); 2]>,
+    /// The device, as the kernel encodes it, and the inode that it was.
+    pub was: Option<(u32, u64)>,
+}
+
+/// What an unlinked file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GhostKind {
+    /// A regular file.
+    Regular {
+        /// Its length; older images do not say it.
+        size: Option<u64>,
+        /// Its content is in pieces, with holes between.
+        in_chunks: bool,
+    },
+    /// A directory.
+    Directory,
+    /// A symbolic link to a path.
+    Link(Vec<u8>),
+    /// A pipe with a name.
+    Fifo,
+    /// The file of a Unix socket.
+    Socket,
+    /// A device.
+    Device {
+        /// A block device, else a character device.
+        block: bool,
+        /// Its number, as the kernel packs it for programs.
+        number: u32,
+    },
+}
+
+impl Ghost {
+    /// The ghost with a number, and the image, which has its content from here on; `None` if there is
+    /// no image.
+    ///
+    /// # Errors
+    /// Damaged images; a file of no type.
+    pub fn open(images: &ImageDir, number: u32) -> Result<Option<(Self, Reader)>> {
+        let Some(mut reader) = images.reader(kind::GHOST_FILE, number.into())? else {
+            return Ok(None);
+        };
+        let ghost = Self::of(reader.expect()?).map_err(|reason| Error::Invalid {
+            image: kind::GHOST_FILE.file_name(number.into()),
+            reason,
+        })?;
+        Ok(Some((ghost, reader)))
+    }
+
+    /// Those that are made, with the images that ask for them and the first names that files had;
+    /// `name` knows these by the numbers of the files.
+    ///
+    /// # Errors
+    /// As [`Ghost::open`].
+    pub fn all(
+        images: &ImageDir,
+        name: impl Fn(u32) -> String,
+    ) -> Result<Vec<(String, String, Self)>> {
+        let (mut seen, mut all) = (BTreeSet::new(), vec![]);
+        for entry in images.read_all_or_empty::<RemapFilePathEntry>(kind::REMAP_FPATH, 0)? {
+            let (found_by, number) = found_by(&entry);
+            if found_by != RemapType::Ghost || !seen.insert(number) {
+                continue;
+            }
+            // One that is missing ends the restore by itself.
+            let Some((ghost, _)) = Self::open(images, number)? else { continue };
+            all.push((kind::GHOST_FILE.file_name(number.into()), name(entry.orig_id), ghost));
+        }
+        Ok(all)
+    }
+
+    fn of(entry: GhostFileEntry) -> std::result::Result<Self, String> {
+        let kind = match entry.mode & TYPE {
+            REGULAR => GhostKind::Regular { size: entry.size, in_chunks: entry.chunks() },
+            DIRECTORY => GhostKind::Directory,
+            LINK => GhostKind::Link(entry.symlnk_target.clone().unwrap_or_default()),
+            FIFO => GhostKind::Fifo,
+            SOCKET => GhostKind::Socket,
+            ty @ (CHARACTER | BLOCK) => {
+                GhostKind::Device { block: ty == BLOCK, number: entry.rdev() }
+            }
+            _ => return Err(format!("a file of mode {:o} has no type", entry.mode)),
+        };
+        let time = |time: Timeval| {
+            let nanos = i64::try_from(time.tv_usec % 1_000_000).unwrap_or_default() * 1000;
+            (time.tv_sec.cast_signed(), nanos)
+        };
+        Ok(Ghost {
+            kind,
+            permissions: entry.mode & !TYPE & 0o7777,
+            owner: (entry.uid, entry.gid),
+            times: entry.atim.zip(entry.mtim).map(|(read, changed)| [time(read), time(changed)]),
+            was: entry.dev.zip(entry.ino),
+        })
+    }
+
+    /// What is judged of it: a device, and a program that runs with the rights of its owner or group.
+    #[must_use]
+    pub fn ask(&self, path: String) -> Option<Ask> {
+        match self.kind {
+            GhostKind::Device { block, number } => {
+                Some(Ask::Device { path, device: Device::from_number(block, number) })
+            }
+            GhostKind::Regular { .. } if self.permissions & SET_ID != 0 => {
+                let mode = REGULAR | self.permissions;
+                Some(Ask::SetUid { path, mode, capabilities: false })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn ghost(mode: u32) -> std::result::Result<Ghost, String> {
+        let (rdev, size) = (Some(0x103), Some(7));
+        Ghost::of(GhostFileEntry { mode, rdev, size, ..GhostFileEntry::default() })
+    }
+
+    #[test]
+    fn devices_and_programs_are_asked_for() {
+        let text = |mode| ghost(mode).unwrap().ask("/x".into()).map(|ask| ask.to_string());
+        assert_eq!(text(CHARACTER | 0o600).as_deref(), Some("device c 1:3 at \"/x\""));
+        assert_eq!(text(BLOCK | 0o600).as_deref(), Some("device b 1:3 at \"/x\""));
+        let program = Some("a set-uid or set-gid file at \"/x\" (mode 104755)".to_owned());
+        assert_eq!(text(REGULAR | 0o4755), program);
+        for harmless in [REGULAR | 0o755, DIRECTORY | 0o2755, LINK | 0o777, FIFO, SOCKET] {
+            assert_eq!(text(harmless), None, "{harmless:o}");
+        }
+    }
+
+    #[test]
+    fn files_of_no_type_are_refused() {
+        for mode in [0o4755, 0o050_000, 0o170_000] {
+            assert_eq!(ghost(mode).unwrap_err(), format!("a file of mode {mode:o} has no type"));
+        }
+        assert_eq!(ghost(0o1_100_644).unwrap().permissions, 0o644);
+    }
+}
