@@ -1,52 +1,57 @@
 // area: refusals
-// shows: a task whose parent has entered another pid namespace of the tree (setns(2)) is refused
-// modes: plain
-// expect: refused "its pid namespace: is one that its parent has entered"
+// shows: a task in a pid namespace that its parent has entered (setns(2)), and whose first task is
+//   outside of the tree, is refused
+// modes: plain leave-running
+// expect: refused "whose first task is outside of the tree"
 #include "zoo.h"
 
 int main(void)
 {
+	pid_t between = TRY(fork()), enters, child;
 	char path[64];
-	pid_t maker = TRY(fork()), enters, first;
+	int fd;
 
-	if (maker == 0) {
+	if (!between) {
+		/* Whoever adopts it is no task of this tree. */
+		if (TRY(fork()))
+			_exit(0);
+		TRY(setsid());
 		TRY(unshare(CLONE_NEWPID));
-		first = TRY(fork());
-		if (first == 0) {
-			zoo_wait();
+		child = TRY(fork());
+		if (!child) {
+			zoo_await("others-gone");
 			_exit(0);
 		}
-		snprintf(path, sizeof path, "%d", first);
-		zoo_write("first", path);
-		zoo_wait();
-		CHECK_EXIT(first, 0);
+		snprintf(path, sizeof path, "/proc/%d/ns/pid", child);
+		zoo_write("outside", path);
+		zoo_reap(child);
 		_exit(0);
 	}
-	zoo_await("first");
+	CHECK_EXIT(between, 0);
+	zoo_await("outside");
 	enters = TRY(fork());
-	if (enters == 0) {
-		char text[16] = "";
-		int fd = TRY(open(zoo_path("first"), O_RDONLY));
+	if (!enters) {
+		char text[64] = "";
 
+		fd = TRY(open(zoo_path("outside"), O_RDONLY));
 		TRY(read(fd, text, sizeof text - 1));
-		snprintf(path, sizeof path, "/proc/%s/ns/pid", text);
-		fd = TRY(open(path, O_RDONLY));
+		TRY(close(fd));
+		fd = TRY(open(text, O_RDONLY));
 		TRY(setns(fd, CLONE_NEWPID));
-		first = TRY(fork());
-		if (first == 0) {
-			CHECK_EQ(getpid(), 2);
+		TRY(close(fd));
+		child = TRY(fork());
+		if (!child) {
 			zoo_tell("entered");
 			zoo_wait();
-			_exit(0);
+			_exit(3);
 		}
-		/* It may have ended with the namespace. */
-		zoo_reap(first);
-		_exit(0);
+		CHECK_EXIT(child, 3);
+		_exit(4);
 	}
 	zoo_await("entered");
 	zoo_ready();
 	zoo_wait();
-	CHECK_EXIT(enters, 0);
-	CHECK_EXIT(maker, 0);
+	CHECK_EXIT(enters, 4);
+	zoo_tell("others-gone");
 	zoo_pass();
 }

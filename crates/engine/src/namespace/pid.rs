@@ -22,7 +22,7 @@ use crate::external::External;
 use crate::options::Options;
 use crate::proc::Status;
 use crate::restore::load::{PID_MAX, TaskImage};
-use crate::restore::tasks::Tasks;
+use crate::restore::tasks::{Task, Tasks};
 
 /// Writes `pidns-ID.img` if the namespace is external.
 ///
@@ -71,6 +71,10 @@ struct Place {
     space: Option<u32>,
     /// The index of its parent.
     parent: Option<usize>,
+    /// The session that it is in, by its number in the namespace of the root task.
+    session: u32,
+    /// Whether it leads that session.
+    leads: bool,
 }
 
 impl Place {
@@ -82,6 +86,10 @@ impl Place {
 
 /// Whether tasks can be born where they live; which cannot, and why.
 fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
+    let firsts = |space: u32| {
+        let all = places.iter().enumerate();
+        all.filter(move |(_, place)| place.space == Some(space) && place.is_first())
+    };
     for (task, place) in places.iter().enumerate() {
         let depth = place.numbers.len();
         let Some(parent) = place.parent.and_then(|parent| places[..task].get(parent)) else {
@@ -91,10 +99,9 @@ fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
             }
         };
         let above = parent.numbers.len();
-        let known = || places[..task].iter().find(|other| other.space == place.space);
         match place.space {
             _ if place.is_first() && depth == above + 1 => {
-                if place.space.is_some() && known().is_some() {
+                if place.space.is_some_and(|space| firsts(space).count() > 1) {
                     return Err((task, "has two first tasks"));
                 }
             }
@@ -104,14 +111,24 @@ fn check(places: &[Place]) -> std::result::Result<(), (usize, &'static str)> {
             None if depth == above => {}
             None => return Err((task, "is another one than its parent's, and it has ended")),
             Some(space) if depth == above && parent.space == Some(space) => {}
-            Some(_) => {
-                // Whose parent has made the namespace: unshare(1). Any other has entered it.
-                let first = known().filter(|first| first.numbers.len() == depth);
-                if depth == above || first.is_none_or(|first| first.parent != place.parent) {
+            // Its parent has made the namespace (unshare(2)), or entered it (setns(2)).
+            Some(space) => {
+                let first = firsts(space).find(|(_, first)| first.numbers.len() == depth);
+                let Some((number, first)) = first.filter(|_| depth > above) else {
                     return Err((
                         task,
-                        "is one that its parent has entered (setns(2)), which is not supported; \
-                         end that task first",
+                        "is one that its parent has entered (setns(2)), and whose first task is \
+                         outside of the tree; dump a tree that has both, or end that task first",
+                    ));
+                };
+                // It is born when the first task is there, which may be after its parent has begun
+                // a session.
+                let beside = number < task && first.parent == place.parent;
+                if !beside && place.session != parent.session && !place.leads {
+                    return Err((
+                        task,
+                        "is one that its parent has entered (setns(2)), and its session is not \
+                         that of its parent, which is not supported; end that task first",
                     ));
                 }
             }
@@ -130,6 +147,8 @@ pub fn note(tasks: &mut Dumped, spaces: &Namespaces) -> Result<()> {
         numbers: below(task, &task.status, "NStgid"),
         space: task.ids.pid_ns_id.filter(|_| !task.is_zombie()),
         parent: known.get(&task.stat.ppid).copied(),
+        session: task.stat.sid.cast_unsigned(),
+        leads: task.stat.sid == task.tgid,
     };
     let places: Vec<Place> = tasks.iter().map(place).collect();
     let refuse =
@@ -197,6 +216,8 @@ pub fn check_images(tasks: &[TaskImage]) -> Result<()> {
         numbers: task.nested(0).map(|nested| nested.tids.clone()).unwrap_or_default(),
         space: task.homes.number(NsKind::Pid).filter(|_| !task.is_zombie()),
         parent: known.get(&task.tree.ppid).copied(),
+        session: task.tree.sid,
+        leads: task.tree.sid == task.tree.pid,
     };
     let places: Vec<Place> = tasks.iter().map(place).collect();
     for task in tasks {
@@ -233,6 +254,31 @@ pub fn levels(tasks: &Tasks, spaces: &Namespaces, task: usize) -> Vec<u32> {
     let above = |number: &u32| parent(&spaces.by_id(*number)?.task).map(space);
     let depth = tasks[task].image.depth();
     std::iter::successors(Some(space(task)), above).take(depth + 1).collect()
+}
+
+/// The first task of a pid namespace below that of the root task.
+fn first_of(tasks: &[Task], space: u32) -> Option<usize> {
+    tasks.iter().map(|task| &task.image).position(|task| {
+        task.homes.number(NsKind::Pid) == Some(space) && task.pid_at(task.depth()) == 1
+    })
+}
+
+/// Notes who is the first task of each pid namespace below that of the root task, wherever the
+/// images list it: the namespace is there as soon as that one is.
+pub fn find_firsts(tasks: &[Task], spaces: &mut Namespaces) {
+    let below = |ns: &&mut Namespace| ns.kind == NsKind::Pid && ns.task != 0;
+    for ns in spaces.all.iter_mut().filter(below) {
+        ns.task = first_of(tasks, ns.id).unwrap_or(ns.task);
+    }
+}
+
+/// Who has to be born before `task` since that is born into its namespace from outside: the first
+/// task there.
+#[must_use]
+pub fn awaited(tasks: &[Task], task: usize, parent: usize) -> Option<usize> {
+    let home = |task: usize| tasks[task].image.homes.number(NsKind::Pid);
+    let space = home(task).filter(|_| home(task) != home(parent))?;
+    first_of(tasks, space).filter(|first| *first != task)
 }
 
 /// How a task is born into its pid namespace.
@@ -320,11 +366,12 @@ mod tests {
     use super::*;
 
     fn place(numbers: &[u32], space: u32, parent: usize) -> Place {
-        Place { numbers: numbers.to_vec(), space: Some(space), parent: Some(parent) }
+        let parent = Some(parent);
+        Place { numbers: numbers.to_vec(), space: Some(space), parent, session: 1, leads: false }
     }
 
     fn checked(more: Vec<Place>) -> Option<usize> {
-        let root = Place { numbers: Vec::new(), space: Some(1), parent: None };
+        let root = Place { parent: None, leads: true, ..place(&[], 1, 0) };
         let all: Vec<Place> = std::iter::once(root).chain(more).collect();
         check(&all).err().map(|(task, _)| task)
     }
@@ -344,14 +391,35 @@ mod tests {
     }
 
     #[test]
+    fn who_was_born_into_a_namespace_that_its_parent_has_entered_waits_for_the_first() {
+        // Before and behind the first task, at once two levels below, and as the leader of a session.
+        let behind = vec![place(&[], 1, 0), place(&[1], 2, 1), place(&[2], 2, 0)];
+        assert_eq!(checked(behind), None);
+        let leads = Place { session: 9, leads: true, ..place(&[2], 2, 1) };
+        let all = vec![
+            place(&[], 1, 0),
+            place(&[], 1, 0),
+            leads,
+            place(&[5, 2], 3, 1),
+            place(&[1], 2, 2),
+            place(&[2, 1], 3, 5),
+        ];
+        assert_eq!(checked(all), None);
+        // Its parent has begun a session since.
+        let begun = Place { session: 9, ..place(&[], 1, 0) };
+        let all = vec![place(&[], 1, 0), begun, place(&[1], 2, 1), place(&[2], 2, 2)];
+        assert_eq!(checked(all), Some(4));
+    }
+
+    #[test]
     fn who_cannot_be_born_there_is_named() {
-        // Two levels at once; no first task; one that was entered; above its parent; twice first.
+        // Two levels at once; no first task; above its parent; twice first; beside that of its parent.
         assert_eq!(checked(vec![place(&[2, 1], 2, 0)]), Some(1));
         assert_eq!(checked(vec![place(&[2], 2, 0)]), Some(1));
-        let entered = vec![place(&[], 1, 0), place(&[1], 2, 0), place(&[2], 2, 1)];
-        assert_eq!(checked(entered), Some(3));
         assert_eq!(checked(vec![place(&[1], 2, 0), place(&[], 1, 1)]), Some(2));
-        assert_eq!(checked(vec![place(&[1], 2, 0), place(&[1], 2, 0)]), Some(2));
+        assert_eq!(checked(vec![place(&[1], 2, 0), place(&[1], 2, 0)]), Some(1));
+        let beside = vec![place(&[1], 2, 0), place(&[1], 3, 0), place(&[2], 3, 1)];
+        assert_eq!(checked(beside), Some(3));
         let zombie = Place { space: None, ..place(&[7], 2, 0) };
         assert_eq!(checked(vec![place(&[1], 2, 0), zombie]), Some(2));
     }

@@ -15,6 +15,7 @@ pub mod load;
 pub mod memory;
 pub mod numbers;
 pub mod object;
+mod order;
 pub mod pages;
 mod parking;
 mod planned;
@@ -48,7 +49,7 @@ use crate::file::opener::Temporary;
 use crate::file::{OpenFiles, notify};
 use crate::namespace::mount::{self, Assembly, Forest, Restored, Roots};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user};
+use crate::namespace::{self, Homes, Namespaces, NsKind, nested_user, pid};
 use crate::options::Options;
 use crate::{cgroup, cpuinfo, judge, network};
 
@@ -160,6 +161,7 @@ impl<'a> Restore<'a> {
         let mut cx = Restore::of(opts, images, tasks.into(), files);
         cx.verdict = verdict;
         cx.ns = planned.spaces;
+        pid::find_firsts(&cx.tasks, &mut cx.ns);
         cx.id_maps = planned.maps;
         cx.forest = planned.forest;
         cx.cgroups = cgroup::Groups::new(planned.groups);

@@ -1,141 +1,16 @@
-//! The process tree: who is born when, and from whom.
-//!
-//! A task's session is that of its parent at its birth, unless it becomes a leader
-//! itself. So the children that are in the session which their parent was born into
-//! come first, then the parent calls setsid(2), then the others. A task whose
-//! session is neither that of its parent's birth nor the one its parent leads has lost the
-//! parent it was born from; it is born from the leader of its session again, and
-//! adopted by its present parent because the one in between ends.
+//! The process tree: births and sessions in the order of [`super::order`], groups, threads.
 
 use torpor_images::proto::TorporNestedEntry;
 use torpor_tracee::Tracee;
 use torpor_tracee::syscall;
 
 use super::numbers::{self, Place};
+pub(super) use super::order::Step;
+use super::order::{self, Node};
 use super::transport::place_words;
 use super::{Restore, Task, memory, process};
 use crate::error::{About, Context, Error, Result};
 use crate::namespace::{Namespaces, NsKind, nested_user, pid, send_into};
-
-/// A step of building the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// `task` is born from its parent (`None`: from the supervisor).
-    Birth { task: usize, from: Option<usize> },
-    /// `task` becomes a session leader.
-    Setsid { task: usize },
-    /// `task` is born from the leader of its session, which shares its parent.
-    SiblingBirth { task: usize, leader: usize },
-    /// `task` is born from a child of the leader of its session that ends at once.
-    OrphanBirth { task: usize, leader: usize },
-}
-
-/// What the plan needs to know of a task.
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    pid: u32,
-    sid: u32,
-    parent: Option<usize>,
-}
-
-/// Orders births and setsid calls.
-///
-/// # Errors
-/// A session that no task of the tree can have founded.
-fn plan(nodes: &[Node], root_session: u32) -> Result<Vec<Step>> {
-    let mut steps = Vec::new();
-    let mut orphans = Vec::new();
-    grow(nodes, 0, None, root_session, &mut steps, &mut orphans);
-    // Those that come from another session's leader can bring children of their own.
-    while !orphans.is_empty() {
-        let mut later = Vec::new();
-        let before = orphans.len();
-        for task in orphans {
-            let node = nodes[task];
-            let born = |t: usize| steps.iter().any(|s| born_by(*s) == Some(t));
-            let leader = nodes.iter().position(|n| n.pid == node.sid);
-            match leader.filter(|&l| born(l)) {
-                None => later.push(task),
-                Some(leader) => {
-                    let step = if nodes[leader].parent == node.parent {
-                        Step::SiblingBirth { task, leader }
-                    } else {
-                        Step::OrphanBirth { task, leader }
-                    };
-                    steps.push(step);
-                    let mut more = Vec::new();
-                    below(nodes, task, node.sid, &mut steps, &mut more);
-                    later.extend(more);
-                }
-            }
-        }
-        if later.len() == before {
-            let node = nodes[later[0]];
-            return Err(Error::invalid(
-                "pstree.img",
-                format!(
-                    "task {} is in session {}, whose leader is not in the tree; see --shell-job",
-                    node.pid, node.sid
-                ),
-            ));
-        }
-        orphans = later;
-    }
-    Ok(steps)
-}
-
-fn born_by(step: Step) -> Option<usize> {
-    match step {
-        Step::Birth { task, .. }
-        | Step::SiblingBirth { task, .. }
-        | Step::OrphanBirth { task, .. } => Some(task),
-        Step::Setsid { .. } => None,
-    }
-}
-
-/// Adds the birth of `task` and of what is below it.
-fn grow(
-    nodes: &[Node],
-    task: usize,
-    from: Option<usize>,
-    session: u32,
-    steps: &mut Vec<Step>,
-    orphans: &mut Vec<usize>,
-) {
-    steps.push(Step::Birth { task, from });
-    below(nodes, task, session, steps, orphans);
-}
-
-/// Adds what is below `task`, which is in `session` now.
-fn below(
-    nodes: &[Node],
-    task: usize,
-    session: u32,
-    steps: &mut Vec<Step>,
-    orphans: &mut Vec<usize>,
-) {
-    let children: Vec<usize> =
-        (0..nodes.len()).filter(|&c| nodes[c].parent == Some(task)).collect();
-    let leads = nodes[task].sid == nodes[task].pid && session != nodes[task].sid;
-    let fits = |c: usize, sid: u32| nodes[c].sid == sid;
-    if leads {
-        for &child in children.iter().filter(|&&c| fits(c, session)) {
-            grow(nodes, child, Some(task), session, steps, orphans);
-        }
-        steps.push(Step::Setsid { task });
-    }
-    let now = if leads { nodes[task].sid } else { session };
-    for &child in &children {
-        if leads && fits(child, session) {
-            continue;
-        }
-        if fits(child, now) || nodes[child].sid == nodes[child].pid {
-            grow(nodes, child, Some(task), now, steps, orphans);
-        } else {
-            orphans.push(child);
-        }
-    }
-}
 
 /// Stands in for a leader that has ended while others still are in its session or
 /// group. Numbered behind the tasks, and gone before they run.
@@ -160,7 +35,7 @@ pub fn build(cx: &mut Restore<'_>) -> Result<()> {
     let (nodes, substitutes) = nodes(&cx.tasks);
     cx.substitutes = substitutes;
     let tasks = cx.tasks.len();
-    for step in plan(&nodes, root_session(&nodes))? {
+    for step in order::plan(&nodes, root_session(&nodes))? {
         match step {
             // The root husk was made with the namespaces.
             Step::Birth { task, from: None } => memory_of(cx, task, None)?,
@@ -205,10 +80,10 @@ fn root_session(nodes: &[Node]) -> u32 {
 /// All steps of building the tree of `tasks`; behind these are numbered substitutes.
 ///
 /// # Errors
-/// See [`plan`].
+/// See [`order::plan`].
 pub(super) fn steps(tasks: &[Task]) -> Result<Vec<Step>> {
     let (nodes, _) = nodes(tasks);
-    plan(&nodes, root_session(&nodes))
+    order::plan(&nodes, root_session(&nodes))
 }
 
 /// Takes one step of a tree without substitutes: a birth.
@@ -248,8 +123,12 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
             pid: t.image.tree.pid,
             sid: t.image.tree.sid,
             parent: if i == 0 { None } else { index_of(t.image.tree.ppid) },
+            after: None,
         })
         .collect();
+    for (task, node) in nodes.iter_mut().enumerate() {
+        node.after = node.parent.and_then(|parent| pid::awaited(tasks, task, parent));
+    }
     let root = &tasks[0].image.tree;
     let outside = [0, root.sid, root.pgid];
     let missing = |leader: u32, nodes: &[Node]| {
@@ -268,12 +147,12 @@ fn nodes(tasks: &[Task]) -> (Vec<Node>, Vec<Substitute>) {
             all.into_iter().rev().collect()
         };
         if missing(sid, &nodes) {
-            nodes.push(Node { pid: sid, sid, parent: Some(parent) });
+            nodes.push(Node { pid: sid, sid, parent: Some(parent), after: None });
             let pids = pids(sid, |nested| &nested.sids);
             substitutes.push(Substitute { vpid: sid, pids, parent, of_group: false, husk: None });
         }
         if missing(pgid, &nodes) {
-            nodes.push(Node { pid: pgid, sid, parent: Some(parent) });
+            nodes.push(Node { pid: pgid, sid, parent: Some(parent), after: None });
             let pids = pids(pgid, |nested| &nested.pgids);
             substitutes.push(Substitute { vpid: pgid, pids, parent, of_group: true, husk: None });
         }
@@ -596,35 +475,5 @@ impl<T> ContextOf<T> for torpor_tracee::Result<T> {
     fn context_of(self, pid: i32) -> Result<T> {
         self.map_err(|e| std::io::Error::other(e.to_string()))
             .context(|| format!("ending task {pid}, a zombie"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn node(pid: u32, sid: u32, parent: Option<usize>) -> Node {
-        Node { pid, sid, parent }
-    }
-
-    #[test]
-    fn children_of_the_old_session_come_before_setsid() {
-        let nodes =
-            [node(1, 0, None), node(2, 2, Some(0)), node(3, 0, Some(1)), node(4, 2, Some(1))];
-        let steps = plan(&nodes, 0).unwrap();
-        let at = |s: Step| steps.iter().position(|x| *x == s).unwrap();
-        let setsid = at(Step::Setsid { task: 1 });
-        assert!(at(Step::Birth { task: 2, from: Some(1) }) < setsid);
-        assert!(at(Step::Birth { task: 3, from: Some(1) }) > setsid);
-    }
-
-    #[test]
-    fn an_orphan_is_born_from_the_leader_of_its_session() {
-        let nodes =
-            [node(1, 0, None), node(2, 2, Some(0)), node(3, 2, Some(0)), node(4, 3, Some(2))];
-        let steps = plan(&nodes[..3], 0).unwrap();
-        assert!(steps.contains(&Step::SiblingBirth { task: 2, leader: 1 }));
-        assert!(plan(&[node(1, 0, None), node(2, 77, Some(0))], 0).is_err());
     }
 }
