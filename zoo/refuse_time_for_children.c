@@ -1,7 +1,7 @@
 // area: refusals
 // shows: a time namespace that is only for children is refused
 // modes: plain leave-running
-// expect: refused "time"
+// expect: refused "its time namespace for children: has no task"
 #include "zoo.h"
 
 #ifndef CLONE_NEWTIME

@@ -54,7 +54,7 @@ use crate::memory::track::Tracking;
 use crate::memory::vma::Vma;
 use crate::namespace::mount::{self, Mounts};
 use crate::namespace::user::IdMaps;
-use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid};
+use crate::namespace::{self, Namespace, Namespaces, NsKind, nested_user, pid, time};
 use crate::options::Options;
 use crate::task::{Filters, Settings};
 use crate::{cgroup, cpuinfo, network, proc};
@@ -136,7 +136,7 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.number_objects()?;
     cx.log_tasks();
     tracing::info!("Dumping namespaces");
-    let pages = namespace::dump(cx.opts, &cx.images, &cx.id_maps, &cx.ns)?;
+    let pages = namespace::dump(cx.opts, &cx.images, &cx.id_maps, &cx.tasks, &cx.ns)?;
     for (id, pages, source) in pages {
         memory::plan_shared(cx, id, pages, &source)?;
     }
@@ -195,33 +195,6 @@ fn run(cx: &mut Dump<'_>, hooks: &mut dyn Hooks) -> Result<()> {
     cx.later.finish()?;
     tracing::info!("Copying pages");
     memory::copy_pages(cx, hooks)
-}
-
-/// Refuses namespaces that would have to be made inside others that are dumped too.
-fn check_nesting(
-    pid: i32,
-    (ids, inodes): (&TaskKobjIdsEntry, &Inodes),
-    root: &TaskKobjIdsEntry,
-    is_root: bool,
-    all: &Namespaces,
-) -> Result<()> {
-    if !is_root && NsKind::Time.id_in(ids) != NsKind::Time.id_in(root) {
-        return Err(Error::refused(
-            pid,
-            "its time namespace",
-            "is another one than that of the root task, which is not supported; \
-             dump that task as the root of a tree of its own",
-        ));
-    }
-    let now = NsKind::Time.id_in(ids).and_then(|id| all.by_id(id)).map(|ns| ns.inode);
-    if now != Some(inodes.time_for_children) {
-        return Err(Error::refused(
-            pid,
-            "its time namespace for children",
-            "is another one than its own, which is not supported",
-        ));
-    }
-    Ok(())
 }
 
 /// Refuses what a lazy restore would have to restore at once, with pages that are here.
@@ -353,8 +326,6 @@ impl<'a> Dump<'a> {
         for (index, (shared, inodes)) in live.into_iter().zip(known) {
             let pid = self.tasks[index].pid;
             let ids = self.ids_of(pid, index, &inodes, shared)?;
-            let root = self.tasks.first().map_or(&ids, |t| &t.ids);
-            check_nesting(pid, (&ids, &inodes), root, index == 0, &self.ns)?;
             if index > 0 && self.tasks[..index].iter().any(|t| t.ids.vm_id == ids.vm_id) {
                 return Err(Error::refused(
                     pid,
@@ -364,7 +335,9 @@ impl<'a> Dump<'a> {
             }
             self.tasks[index].ids = ids;
             self.tasks[index].pids_for_children = inodes.pids_for_children;
+            self.tasks[index].time_for_children = inodes.time_for_children;
         }
+        time::note(&self.tasks, &mut self.ns)?;
         nested_user::note(&self.tasks, &mut self.ns, &self.id_maps)?;
         pid::note(&mut self.tasks, &self.ns)
     }
@@ -498,7 +471,9 @@ impl<'a> Dump<'a> {
     /// must not restore these, nor what builds on them.
     fn image_version(&self) -> Result<u32> {
         let relatives = self.stats.torpor_relative_pages.is_some_and(|pages| pages > 0);
+        let clocks = |ns: &Namespace| ns.kind == NsKind::Time && ns.task != 0 && !ns.is_host;
         let nested = self.tasks.has_nested() || !self.ns.users.is_empty();
+        let nested = nested || self.ns.all.iter().any(clocks);
         if self.opts.memory.compress.is_some() || relatives || nested {
             return Ok(EXTENDED_VERSION);
         }
@@ -594,6 +569,7 @@ impl Task {
             pidfd: pidfd(pid, tgid)?,
             ids: TaskKobjIdsEntry::default(),
             pids_for_children: None,
+            time_for_children: 0,
             stat,
             status,
             threads,

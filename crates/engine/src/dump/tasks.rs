@@ -34,6 +34,8 @@ pub struct Task {
     pub ids: TaskKobjIdsEntry,
     /// The inode number of the pid namespace that its children are born into, if that has a task.
     pub pids_for_children: Option<u64>,
+    /// The inode number of the time namespace that its children are born into.
+    pub time_for_children: u64,
     /// `/proc/PID/stat`.
     pub stat: proc::Stat,
     /// `/proc/PID/status`.

@@ -14,6 +14,7 @@ use torpor_policy::network::external_key;
 use super::enter::send_into;
 use super::external::inherited;
 use super::{Namespace, Namespaces, NsKind, ipc, nested_user, net, pid, time, user, uts};
+use crate::dump::tasks::Tasks as Dumped;
 use crate::error::{Context, Error, Result};
 use crate::namespace::user::IdMaps;
 use crate::options::{JoinNs, Options};
@@ -32,22 +33,20 @@ pub fn dump(
     opts: &Options,
     images: &ImageDir,
     id_maps: &IdMaps,
+    tasks: &Dumped,
     spaces: &Namespaces,
 ) -> Result<Vec<ipc::SegmentPages>> {
     let mut pages = Vec::new();
-    if !spaces.of_kind(NsKind::Time).any(|ns| !ns.is_host) {
-        time::dump(images, None)?;
-    }
+    time::dump(images, tasks, spaces)?;
     for ns in spaces.all.iter().filter(|ns| !ns.is_host) {
         match ns.kind {
             NsKind::Uts => uts::dump(images, spaces, ns.id)?,
             NsKind::Ipc => pages.extend(ipc::dump(images, id_maps, spaces, ns.id)?),
             NsKind::User if ns.task == 0 => user::dump(images, id_maps, ns.id)?,
             NsKind::Pid => pid::dump(opts, images, ns)?,
-            NsKind::Time => time::dump(images, Some(ns))?,
             NsKind::Net => net::dump(opts, images, spaces, ns.id)?,
-            // Of those below: see `nested_user`.
-            NsKind::Mnt | NsKind::Cgroup | NsKind::User => {}
+            // Of users below: see `nested_user`.
+            NsKind::Mnt | NsKind::Cgroup | NsKind::User | NsKind::Time => {}
         }
     }
     nested_user::dump(images, spaces)?;

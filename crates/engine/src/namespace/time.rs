@@ -3,6 +3,9 @@
 //!
 //! A tree that lives in the host's time namespace gets one of its own when it is
 //! restored; its clocks are in `timens-0.img`.
+//!
+//! Some of its tasks may live in others. Who makes a time namespace does not live in it, only
+//! children that are born later do: it makes it again when its children are there.
 
 use std::io;
 
@@ -10,9 +13,11 @@ use rustix::time::{ClockId, clock_gettime};
 use torpor_images::proto::{TimensEntry, Timespec};
 use torpor_images::{ImageDir, kind};
 
-use super::{Namespace, Namespaces, NsKind};
+use super::{Namespace, Namespaces, NsKind, send_into};
+use crate::dump::tasks::{Task, Tasks as Dumped};
 use crate::error::{Context, Error, Result};
 use crate::proc;
+use crate::restore::tasks::Tasks;
 
 const NANOS: i128 = 1_000_000_000;
 
@@ -63,7 +68,11 @@ impl Clocks {
             tv_sec: u64::try_from(time.div_euclid(NANOS)).unwrap_or_default(),
             tv_nsec: u64::try_from(time.rem_euclid(NANOS)).unwrap_or_default(),
         };
-        TimensEntry { monotonic: spec(self.monotonic), boottime: spec(self.boottime) }
+        TimensEntry {
+            monotonic: spec(self.monotonic),
+            boottime: spec(self.boottime),
+            torpor_maker: None,
+        }
     }
 
     fn from_entry(entry: &TimensEntry) -> Self {
@@ -96,22 +105,81 @@ fn parse(text: &str) -> Option<Clocks> {
     Some(clocks)
 }
 
-/// Writes `timens-ID.img`: what the clocks of the tree show now. `None` is the host's
+/// Checks where tasks live as far as clocks go, and finds out who can be asked for those of each
 /// namespace.
 ///
 /// # Errors
-/// If the offsets cannot be read, or the image cannot be written.
-pub fn dump(images: &ImageDir, ns: Option<&Namespace>) -> Result<()> {
-    let now = Clocks::now();
-    let clocks = match ns {
-        None => now,
-        Some(ns) => {
-            let here = Clocks::offsets(own_pid())?;
-            now.minus(here).plus(Clocks::offsets(ns.pid)?)
+/// Refused, where a task could not live again.
+pub fn note(tasks: &Dumped, spaces: &mut Namespaces) -> Result<()> {
+    let live = || tasks.iter().filter(|task| !task.is_zombie());
+    let Some(root) = live().next() else { return Ok(()) };
+    for task in live() {
+        check(task, root, spaces)?;
+    }
+    for ns in spaces.all.iter_mut().filter(|ns| ns.kind == NsKind::Time && !ns.is_host) {
+        let refuse = |why| Err(Error::refused(ns.pid, "its time namespace", why));
+        if live().filter(|task| makes(task, ns)).count() > 1 {
+            return refuse("is that of the children of two tasks outside of it; end one of them");
         }
-    };
-    let entry = clocks.to_entry();
-    Ok(images.write_one(kind::TIMENS, ns.map_or(0, |ns| ns.id).into(), &entry)?)
+        // A task shows the offsets of its children.
+        let Some(task) = live().find(|task| task.time_for_children == ns.inode) else {
+            return refuse(
+                "cannot be looked at, since all its tasks have made others for their children; \
+                 end one of them first",
+            );
+        };
+        ns.pid = task.pid;
+    }
+    Ok(())
+}
+
+/// Whether the children of a task are born into a namespace that it does not live in itself.
+fn makes(task: &Task, ns: &Namespace) -> bool {
+    task.time_for_children == ns.inode && task.ids.time_ns_id != Some(ns.id)
+}
+
+fn check(task: &Task, root: &Task, spaces: &Namespaces) -> Result<()> {
+    let refuse = |what: &str, why: &str| Err(Error::refused(task.pid, what, why));
+    let (own, roots) = (task.ids.time_ns_id, root.ids.time_ns_id);
+    let own_inode = own.and_then(|id| spaces.by_id(id)).map(|ns| (ns.inode, ns.is_host));
+    let is_apart = own != roots;
+    if is_apart && own_inode.is_none_or(|(_, is_host)| is_host) {
+        let why = "is this host's, and that of the root task is not, which is not supported; end \
+                   that task first";
+        return refuse("its time namespace", why);
+    }
+    let is_maker = own_inode.is_some_and(|(inode, _)| inode != task.time_for_children);
+    let for_children = spaces.by_inode(task.time_for_children);
+    if is_maker && for_children.is_none_or(|ns| ns.is_host || ns.task == 0) {
+        let why = "has no task, which is not supported; let it have a child";
+        return refuse("its time namespace for children", why);
+    }
+    if (is_apart || is_maker) && task.ids.user_ns_id != root.ids.user_ns_id {
+        let why = "or that of its children is another one than the root task's, and so is its user \
+                   namespace, which is not supported; end that task first";
+        return refuse("its time namespace", why);
+    }
+    Ok(())
+}
+
+/// Writes `timens-ID.img` of each: what the clocks of the tasks show now.
+///
+/// # Errors
+/// If the offsets cannot be read, or an image cannot be written.
+pub fn dump(images: &ImageDir, tasks: &Dumped, spaces: &Namespaces) -> Result<()> {
+    let now = Clocks::now();
+    let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
+    if spaces.of_kind(NsKind::Time).find(roots).is_none() {
+        images.write_one(kind::TIMENS, 0, &now.to_entry())?;
+    }
+    let here = Clocks::offsets(own_pid())?;
+    for ns in spaces.of_kind(NsKind::Time).filter(|ns| !ns.is_host) {
+        let mut entry = now.minus(here).plus(Clocks::offsets(ns.pid)?).to_entry();
+        let maker = tasks.iter().find(|task| !task.is_zombie() && makes(task, ns));
+        entry.torpor_maker = maker.map(|task| task.vpid.cast_unsigned());
+        images.write_one(kind::TIMENS, ns.id.into(), &entry)?;
+    }
+    Ok(())
 }
 
 fn own_pid() -> i32 {
@@ -123,12 +191,13 @@ fn own_pid() -> i32 {
 pub struct Wanted(Clocks);
 
 impl Wanted {
-    /// Reads the clocks of the tree; `None` if it is to share the caller's.
+    /// Reads the clocks of the root task; `None` if it is to share the caller's.
     ///
     /// # Errors
     /// Damaged images.
     pub fn load(images: &ImageDir, spaces: &Namespaces) -> Result<Option<Self>> {
-        let own = spaces.of_kind(NsKind::Time).find(|ns| !ns.is_host).map_or(0, |ns| ns.id);
+        let roots = |ns: &&Namespace| ns.task == 0 && !ns.is_host;
+        let own = spaces.of_kind(NsKind::Time).find(roots).map_or(0, |ns| ns.id);
         if own == 0 && std::fs::metadata("/proc/self/ns/time").is_err() {
             // A kernel without time namespaces: the clocks are the host's.
             return Ok(None);
@@ -162,6 +231,76 @@ impl Wanted {
         let offsets = self.0.minus(Clocks::now()).plus(here);
         let path = format!("/proc/{pid}/timens_offsets");
         std::fs::write(&path, offsets.to_text()).context(|| format!("write {path}"))
+    }
+}
+
+/// A namespace that the root task does not live in, as it is to be made.
+struct Other {
+    id: u32,
+    clocks: Wanted,
+    /// The task whose children it is for, and which does not live in it.
+    maker: Option<usize>,
+}
+
+impl Other {
+    fn load(images: &ImageDir, tasks: &Tasks, id: u32) -> Result<Self> {
+        let entry: TimensEntry = images.read_one(kind::TIMENS, id.into())?;
+        let maker = entry.torpor_maker.map(|pid| {
+            let is_maker =
+                |task: usize| tasks[task].image.tree.pid == pid && !tasks[task].threads.is_empty();
+            (0..tasks.len()).find(|&task| is_maker(task)).ok_or_else(|| {
+                let reason = format!("task {pid}, whose children it is for, does not live");
+                Error::invalid(kind::TIMENS.file_name(id.into()), reason)
+            })
+        });
+        Ok(Other { id, clocks: Wanted(Clocks::from_entry(&entry)), maker: maker.transpose()? })
+    }
+}
+
+/// Makes the time namespaces that the root task does not live in, and has the husks enter them. To be
+/// called when all children of tasks are there, before they have descriptors (which the way in takes
+/// for itself) and threads (who has any cannot enter).
+///
+/// # Errors
+/// Damaged images; if a husk has ended; if the kernel refuses a namespace or an offset.
+pub fn restore_others(images: &ImageDir, spaces: &Namespaces, tasks: &mut Tasks) -> Result<()> {
+    let others = spaces.of_kind(NsKind::Time).filter(|ns| ns.task != 0 && !ns.is_host);
+    let others: Result<Vec<Other>> = others.map(|ns| Other::load(images, tasks, ns.id)).collect();
+    let mut others = others?;
+    // The root husk makes those whose makers have ended, then its own.
+    others.sort_by_key(|other| other.maker.is_some());
+    while !others.is_empty() {
+        // Who enters a namespace has its children be born there: makers live where they are to first.
+        let home = |task: usize| tasks[task].image.homes.number(NsKind::Time);
+        let waits = |maker: usize| others.iter().any(|other| Some(other.id) == home(maker));
+        let next = others.iter().position(|other| !other.maker.is_some_and(waits));
+        let next = next.ok_or_else(|| {
+            let reason = "its maker lives in what is made in it";
+            Error::invalid(kind::TIMENS.file_name(others[0].id.into()), reason)
+        })?;
+        others.remove(next).make(tasks)?;
+    }
+    Ok(())
+}
+
+impl Other {
+    fn make(&self, tasks: &mut Tasks) -> Result<()> {
+        let husk = tasks.remote(self.maker.unwrap_or(0))?;
+        let pid = husk.pid();
+        let own = proc::open(pid, "ns/time")?.into();
+        husk.call("unshare time namespace", (libc::SYS_unshare, [NsKind::Time.clone_flag()]))?;
+        self.clocks.set(pid)?;
+        let made = proc::open(pid, "ns/time_for_children")?.into();
+        for task in 0..tasks.len() {
+            let lives_there = tasks[task].image.homes.number(NsKind::Time) == Some(self.id);
+            if lives_there && !tasks[task].threads.is_empty() {
+                send_into(tasks.remote(task)?, NsKind::Time, &made)?;
+            }
+        }
+        match self.maker {
+            Some(_) => Ok(()),
+            None => send_into(tasks.remote(0)?, NsKind::Time, &own),
+        }
     }
 }
 
