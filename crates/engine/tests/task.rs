@@ -11,6 +11,7 @@ use torpor_engine::proc;
 use torpor_engine::task::{
     self, Filters, Images, MmFlags, Process, ProcessState, Seen, Settings, Tree,
 };
+use torpor_images::ImageDir;
 use torpor_images::proto::{CoreEntry, MmEntry};
 use torpor_policy::Credentials;
 use torpor_tracee::{StopState, Tracee, parse_maps, stub_place};
@@ -154,7 +155,7 @@ fn compare(before: &State, after: &mut State, tids: [i32; 2]) {
 
 #[test]
 fn all_state_comes_back() {
-    let (child, pid, _dir) = spawn("subject.c");
+    let (child, pid, dir) = spawn("subject.c");
     let mut threads = stop(pid);
     let mut filters = Filters::default();
     let before = dump(&mut threads, &mut filters, 0);
@@ -173,8 +174,13 @@ fn all_state_comes_back() {
     };
     let credentials: Vec<_> =
         cores.iter_mut().map(|core| Credentials::take(core).unwrap()).collect();
+    let images = ImageDir::open(dir.path()).unwrap();
+    filters.save(&images).unwrap();
+    let seccomp = torpor_policy::seccomp::Filters::read(&images).unwrap();
+    let tids: Vec<u32> = (1..).take(cores.len()).collect();
+    let seccomp = &*seccomp.take(&tids, &mut cores).unwrap();
     let (maps, credentials) = (&IdMaps::identity(), &*credentials);
-    let images = Images { mm: &mm, maps, own: maps, filters: &filters, credentials, profile: None };
+    let images = Images { mm: &mm, maps, own: maps, seccomp, credentials, profile: None };
     task::restore(&mut husks, &cores, &images).unwrap();
     for (husk, core) in husks.iter_mut().zip(&cores) {
         task::dress(husk, core).unwrap();
