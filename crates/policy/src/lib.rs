@@ -11,6 +11,7 @@ pub mod archive;
 mod capabilities;
 pub mod collect;
 mod credentials;
+pub mod fanotify;
 mod file;
 mod firewall;
 pub mod ghost;

@@ -14,6 +14,7 @@ use std::collections::{BTreeSet, HashSet};
 use torpor_images::proto::UidGidExtent;
 use torpor_images::{ImageDir, kind};
 use torpor_policy::collect::{is_marked, network_of, socket_options};
+use torpor_policy::fanotify::Fanotify;
 use torpor_policy::ghost::Ghost;
 use torpor_policy::groups::set_of;
 use torpor_policy::network::{Network, external_key};
@@ -23,7 +24,6 @@ use super::load::{self, Checkpoint, TaskImage};
 use super::planned::Planned;
 use crate::error::{Error, Result};
 use crate::file::fown;
-use crate::file::notify::fanotify;
 use crate::namespace::nested_user::NestedUser;
 use crate::namespace::user::IdMaps;
 use crate::namespace::{Namespaces, NsKind, net};
@@ -105,7 +105,7 @@ fn missing(view: &View<'_>, plan: &[Request]) -> Result<Vec<Missing>> {
         rights(task, (maps, spaces), &mut things);
         powers(view.passed, task, &mut things);
     }
-    files(view, spaces, plan, &mut things);
+    files(view, spaces, &mut things)?;
     owners(view, maps, &mut things);
     ghosts(view, &mut things)?;
     groups(view, &mut things);
@@ -241,7 +241,7 @@ fn credentials(given: &Credentials, maps: &IdMaps, expect: &mut impl FnMut(Ask))
 }
 
 /// Paths that are opened, sockets that see more than their own, and sockets of this host's network.
-fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Things<'_>) {
+fn files(view: &View<'_>, spaces: &Namespaces, things: &mut Things<'_>) -> Result<()> {
     let image = kind::FILES.file_name(0);
     let own_network = spaces.of_kind(NsKind::Net).any(|ns| !ns.is_host);
     for entry in view.checkpoint.files.values() {
@@ -260,17 +260,15 @@ fn files(view: &View<'_>, spaces: &Namespaces, plan: &[Request], things: &mut Th
             expect(Ask::RawSocket { kind: "marked", file: entry.id });
         }
         if let Some(group) = &entry.ffy {
-            let (begin, wanted) = (format!("file {} ", group.id), fanotify::is_plain(group));
-            things.expect_any(&image, &format!("fanotify: {begin}"), plan, |ask| {
-                matches!(ask, Ask::Fanotify { text, plain } if text.starts_with(&begin) && *plain == wanted)
-            });
+            let group = Fanotify::read(group).map_err(|why| Error::invalid(&*image, why))?;
+            expect(group.ask());
         }
-        let mut expect = |ask| things.expect(&*image, None, &ask);
         let network = network_of(entry).and_then(|number| spaces.by_id(number));
         if own_network && network.is_some_and(|ns| ns.is_host) {
             expect(Ask::HostNamespace("net"));
         }
     }
+    Ok(())
 }
 
 /// Unlinked files that are made: programs with rights of their own, and devices.
@@ -454,7 +452,7 @@ mod tests {
 
     #[test]
     fn whatever_a_plan_leaves_out_is_found() {
-        let kinds: [(&str, &str, Pick); 17] = [
+        let kinds: [(&str, &str, Pick); 18] = [
             ("container", "capabilities", |ask| matches!(ask, Ask::Capabilities(_))),
             ("container", "seccomp", |ask| matches!(ask, Ask::Seccomp(_))),
             ("container", "new privileges", |ask| matches!(ask, Ask::NoNewPrivileges(_))),
@@ -470,6 +468,7 @@ mod tests {
             ),
             ("container", "cgroup", |ask| matches!(ask, Ask::Cgroup { .. })),
             ("container", "socket", |ask| matches!(ask, Ask::RawSocket { kind: "packet", .. })),
+            ("container", "fanotify", |ask| matches!(ask, Ask::Fanotify { .. })),
             ("container", "set-uid", |ask| matches!(ask, Ask::SetUid { .. })),
             ("container", "link", |ask| matches!(ask, Ask::Link { name, .. } if name == "pair")),
             ("container", "route", |ask| matches!(ask, Ask::Route { .. })),

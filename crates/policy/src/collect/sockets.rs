@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 
 use torpor_images::kind;
-use torpor_images::proto::{
-    FanotifyFileEntry, FileEntry, FownEntry, MarkType, SkOptsEntry, SkPacketEntry,
-};
+use torpor_images::proto::{FileEntry, FownEntry, SkOptsEntry, SkPacketEntry};
 
 use super::references::network_of;
 use super::socket_options::{self, Host};
-use super::{Checkpoint, Maps, Requests, Result, Values};
+use super::{Checkpoint, Error, Maps, Requests, Result, Values};
+use crate::fanotify::Fanotify;
 use crate::namespace::NsKind;
 use crate::network::TUN;
 use crate::request::Ask;
@@ -21,9 +20,6 @@ const RAW: u32 = 3;
 const FREE_PRIORITIES: u32 = 6;
 /// The flag of a Unix socket that is not the tasks' (`uflags`).
 const EXTERNAL: u32 = 1;
-/// `FAN_REPORT_FID` and `FAN_REPORT_DIR_FID`: events carry no open files
-/// (linux/fanotify.h).
-const REPORTS_HANDLES: u32 = 0x200 | 0x400;
 
 pub(super) fn collect(
     checkpoint: &Checkpoint<'_>,
@@ -64,7 +60,8 @@ pub(super) fn collect(
             add(Ask::Group(maps.group(peer.gid)));
         }
         if let Some(group) = &entry.ffy {
-            add(fanotify(group));
+            let invalid = |reason| Error::Invalid { image: image.clone(), reason };
+            add(Fanotify::read(group).map_err(invalid)?.ask());
         }
     }
     let (users, groups) = owners(checkpoint, maps);
@@ -144,13 +141,4 @@ fn senders(checkpoint: &Checkpoint<'_>, maps: &Maps, all: &mut Requests) -> Resu
     users.into_iter().for_each(|id| all.add(&*image, None, Ask::User(id)));
     groups.into_iter().for_each(|id| all.add(&*image, None, Ask::Group(id)));
     Ok(())
-}
-
-fn fanotify(group: &FanotifyFileEntry) -> Ask {
-    let inodes = group.mark.iter().all(|mark| mark.r#type() == MarkType::Inode);
-    let plain = inodes && group.faflags & REPORTS_HANDLES != 0;
-    let (marks, flags) = (group.mark.len(), group.faflags);
-    let what = if inodes { "files" } else { "files and mounts" };
-    let text = format!("file {} watches {marks} {what} (flags {flags:#x})", group.id);
-    Ask::Fanotify { text, plain }
 }

@@ -14,6 +14,7 @@ use torpor_images::proto::{
     FanotifyFileEntry, FanotifyInodeMarkEntry, FanotifyMarkEntry, FanotifyMountMarkEntry, FdTypes,
     FileEntry, MarkType,
 };
+use torpor_policy::fanotify::{Fanotify, Mark, Marked};
 use torpor_sys::notify::{fanotify_add, fanotify_init};
 
 use super::overflow;
@@ -148,7 +149,7 @@ fn mark(
 /// The restore half.
 #[derive(Debug, Default)]
 pub struct FanotifyRestorer {
-    made: Vec<FanotifyFileEntry>,
+    made: Vec<Fanotify>,
 }
 
 impl FanotifyRestorer {
@@ -158,14 +159,17 @@ impl FanotifyRestorer {
     /// Damaged images.
     pub fn load(&self, all: &HashMap<u32, FileEntry>, entries: &[FileEntry]) -> Result<()> {
         for entry in entries {
-            let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
-            let mut files = ffy.mark.iter().filter_map(|mark| mark.torpor_file_id);
-            let impossible = match ffy.torpor_overflow() {
+            let group = read(entry)?;
+            let is_missing = |mark: &Mark| match &mark.on {
+                Marked::File { file, .. } => file.is_some_and(|id| !all.contains_key(&id)),
+                Marked::Mount { .. } => false,
+            };
+            let impossible = match group.overflow {
                 true => CLASSES | overflow::IMPOSSIBLE,
                 false => CLASSES,
             };
-            if ffy.faflags & impossible != 0 || files.any(|id| !all.contains_key(&id)) {
-                let reason = format!("file {} is an impossible fanotify descriptor", ffy.id);
+            if group.flags & impossible != 0 || group.marks.iter().any(is_missing) {
+                let reason = format!("file {} is an impossible fanotify descriptor", entry.id);
                 return Err(Error::invalid("files.img", reason));
             }
         }
@@ -178,13 +182,13 @@ impl FanotifyRestorer {
     /// If the entry is no fanotify group; if `fanotify_init` is refused (it may need
     /// `CAP_SYS_ADMIN`), or a status flag.
     pub fn open(&mut self, entry: &FileEntry) -> Result<OwnedFd> {
-        let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
-        let what = || format!("fanotify_init({:#x}, {:#x})", ffy.faflags, ffy.evflags);
+        let group = read(entry)?;
+        let what = || format!("fanotify_init({:#x}, {:#x})", group.flags, group.event_flags);
         // FAN_CLOEXEC would be shown as one of its flags.
-        let file = fanotify_init(ffy.faflags, ffy.evflags).context(what)?;
+        let file = fanotify_init(group.flags, group.event_flags).context(what)?;
         rustix::io::fcntl_setfd(&file, FdFlags::CLOEXEC).context(what)?;
-        set_status_flags(&file, ffy.flags)?;
-        self.made.push(ffy.clone());
+        set_status_flags(&file, group.status)?;
+        self.made.push(group);
         Ok(file)
     }
 
@@ -194,10 +198,10 @@ impl FanotifyRestorer {
     /// Damaged images.
     pub fn watched(&self, temporary: &Temporary, images: &ImageDir) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        let marks = self.made.iter().flat_map(|ffy| &ffy.mark);
-        for mark in marks.filter(|mark| mark.me.is_none() || mark.r#type() != MarkType::Mount) {
-            let inode = (mark.s_dev, mark.ie.as_ref().map_or(0, |ie| ie.i_ino));
-            ids.extend(file_of(temporary, images, mark.torpor_file_id, inode)?);
+        for mark in self.made.iter().flat_map(|group| &group.marks) {
+            if let Marked::File { file, inode, .. } = mark.on {
+                ids.extend(file_of(temporary, images, file, inode)?);
+            }
         }
         Ok(ids)
     }
@@ -208,43 +212,33 @@ impl FanotifyRestorer {
     /// If a file that is to be watched is not in the images, or not there; damaged images.
     pub fn connect(&mut self, cx: &Opener<'_>, files: &OpenFiles) -> Result<Vec<Sleeper>> {
         let mut sleepers = Vec::new();
-        for ffy in self.made.drain(..) {
-            let file = duplicate(files.need(ffy.id)?)?;
-            let open = |mark: &FanotifyMarkEntry| Ok((mark.clone(), target(cx, files, mark)?));
-            let marks = ffy.mark.iter().map(open).collect::<Result<Vec<_>>>()?;
-            let overflow = ffy.torpor_overflow();
-            sleepers.push(Sleeper::Fanotify(Sleeping { id: ffy.id, file, marks, overflow }));
+        for Fanotify { file: id, marks, overflow, .. } in self.made.drain(..) {
+            let file = duplicate(files.need(id)?)?;
+            let open = |mark: Mark| {
+                let target = target(cx, files, &mark.on)?;
+                Ok((mark, target))
+            };
+            let marks = marks.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+            sleepers.push(Sleeper::Fanotify(Sleeping { id, file, marks, overflow }));
         }
         Ok(sleepers)
     }
 }
 
-fn target(cx: &Opener<'_>, files: &OpenFiles, mark: &FanotifyMarkEntry) -> Result<OwnedFd> {
-    let Some(mount) = mark.me.as_ref().filter(|_| mark.r#type() == MarkType::Mount) else {
-        let inode = (mark.s_dev, mark.ie.as_ref().map_or(0, |ie| ie.i_ino));
-        let handle = mark.ie.as_ref().map(|ie| &ie.f_handle);
-        return open_target(cx, files, mark.torpor_file_id, inode, handle);
-    };
-    let path = mount.path.as_deref().ok_or_else(|| {
-        Error::invalid("files.img", format!("mount {} is marked, but has no path", mount.mnt_id))
-    })?;
-    let mnt_id = i32::try_from(mount.mnt_id).unwrap_or(-1);
-    cx.roots.open_path(mnt_id, path, OFlags::PATH, Mode::empty())
+fn read(entry: &FileEntry) -> Result<Fanotify> {
+    let ffy = part(entry.id, entry.ffy.as_ref(), "fanotify descriptor")?;
+    Fanotify::read(ffy).map_err(|reason| Error::invalid("files.img", reason))
 }
 
-/// Whether any program may have such a descriptor: it watches files, not mounts, and its events
-/// carry no open files.
-#[must_use]
-pub fn is_plain(ffy: &FanotifyFileEntry) -> bool {
-    let of_file = |mark: &FanotifyMarkEntry| kind_of(mark) == libc::FAN_MARK_INODE;
-    let handles = libc::FAN_REPORT_FID | libc::FAN_REPORT_DIR_FID;
-    ffy.mark.iter().all(of_file) && ffy.faflags & handles != 0
-}
-
-fn kind_of(mark: &FanotifyMarkEntry) -> u32 {
-    match mark.r#type() {
-        MarkType::Inode => libc::FAN_MARK_INODE,
-        MarkType::Mount => libc::FAN_MARK_MOUNT,
+fn target(cx: &Opener<'_>, files: &OpenFiles, on: &Marked) -> Result<OwnedFd> {
+    match on {
+        Marked::File { file, inode, handle } => {
+            open_target(cx, files, *file, *inode, handle.as_ref())
+        }
+        Marked::Mount { number, path } => {
+            let number = i32::try_from(*number).unwrap_or(-1);
+            cx.roots.open_path(number, path, OFlags::PATH, Mode::empty())
+        }
     }
 }
 
@@ -253,7 +247,7 @@ fn kind_of(mark: &FanotifyMarkEntry) -> u32 {
 pub struct Sleeping {
     id: u32,
     file: OwnedFd,
-    marks: Vec<(FanotifyMarkEntry, OwnedFd)>,
+    marks: Vec<(Mark, OwnedFd)>,
     overflow: bool,
 }
 
@@ -271,12 +265,16 @@ impl Sleeping {
                 .context(|| format!("fill the queue of fanotify descriptor {}", self.id))?;
         }
         for (mark, target) in &self.marks {
-            let kind = kind_of(mark) | mark.mflags & OF_MARK;
-            let how = match mark.mflags & OF_IGNORED {
+            let kind = match mark.on {
+                Marked::File { .. } => libc::FAN_MARK_INODE,
+                Marked::Mount { .. } => libc::FAN_MARK_MOUNT,
+            };
+            let kind = kind | mark.flags & OF_MARK;
+            let how = match mark.flags & OF_IGNORED {
                 how if how & libc::FAN_MARK_IGNORE != 0 => how,
                 how => how | libc::FAN_MARK_IGNORED_MASK,
             };
-            for (flags, mask) in [(kind, mark.mask), (kind | how, mark.ignored_mask)] {
+            for (flags, mask) in [(kind, mark.mask), (kind | how, mark.ignored)] {
                 if mask != 0 {
                     fanotify_add(&self.file, flags, u64::from(mask), &own_path(target))
                         .context(|| format!("add a mark to fanotify descriptor {}", self.id))?;

@@ -1,0 +1,152 @@
+//! Descriptors that are told of what others do to files: read of their entries once, judged, and made.
+
+use torpor_images::proto::{FanotifyFileEntry, FanotifyMarkEntry, FhEntry, MarkType};
+
+use crate::request::Ask;
+
+/// `FAN_REPORT_FID` and `FAN_REPORT_DIR_FID`: events carry no open files (linux/fanotify.h).
+const REPORTS_HANDLES: u32 = 0x200 | 0x400;
+
+/// A descriptor of fanotify(7).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fanotify {
+    /// The number of the file.
+    pub file: u32,
+    /// Its flags as an open file.
+    pub status: u32,
+    /// The flags of fanotify_init(2).
+    pub flags: u32,
+    /// The flags of the files that events carry.
+    pub event_flags: u32,
+    /// What it watches.
+    pub marks: Vec<Mark>,
+    /// Events were lost.
+    pub overflow: bool,
+}
+
+/// Something that is watched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mark {
+    /// What.
+    pub on: Marked,
+    /// `FAN_MARK_*`, but for what it is on.
+    pub flags: u32,
+    /// The events that count.
+    pub mask: u32,
+    /// The events that do not.
+    pub ignored: u32,
+}
+
+/// What can be watched.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Marked {
+    /// A file.
+    File {
+        /// The number of the file of the images; CRIU's do not have it.
+        file: Option<u32>,
+        /// Its device and inode.
+        inode: (u32, u64),
+        /// How CRIU's images describe it.
+        handle: Option<FhEntry>,
+    },
+    /// All files of a mount.
+    Mount {
+        /// The number of the mount.
+        number: u32,
+        /// Its path.
+        path: Vec<u8>,
+    },
+}
+
+impl Fanotify {
+    /// Reads an entry.
+    ///
+    /// # Errors
+    /// A mark on nothing.
+    pub fn read(entry: &FanotifyFileEntry) -> Result<Self, String> {
+        let wrong = |reason: String| format!("file {}: {reason}", entry.id);
+        Ok(Fanotify {
+            file: entry.id,
+            status: entry.flags,
+            flags: entry.faflags,
+            event_flags: entry.evflags,
+            marks: entry.mark.iter().map(Mark::read).collect::<Result<_, _>>().map_err(wrong)?,
+            overflow: entry.torpor_overflow(),
+        })
+    }
+
+    /// What is judged of it. Any program may have one that watches files, not mounts, and whose events
+    /// carry no open files.
+    #[must_use]
+    pub fn ask(&self) -> Ask {
+        let files = self.marks.iter().all(|mark| matches!(mark.on, Marked::File { .. }));
+        let plain = files && self.flags & REPORTS_HANDLES != 0;
+        let (marks, flags) = (self.marks.len(), self.flags);
+        let what = if files { "files" } else { "files and mounts" };
+        let text = format!("file {} watches {marks} {what} (flags {flags:#x})", self.file);
+        Ask::Fanotify { text, plain }
+    }
+}
+
+impl Mark {
+    fn read(entry: &FanotifyMarkEntry) -> Result<Self, String> {
+        let ty = MarkType::try_from(entry.r#type)
+            .map_err(|_| format!("a mark of type {}", entry.r#type))?;
+        let on = match ty {
+            MarkType::Inode => Marked::File {
+                file: entry.torpor_file_id,
+                inode: (entry.s_dev, entry.ie.as_ref().map_or(0, |inode| inode.i_ino)),
+                handle: entry.ie.as_ref().map(|inode| inode.f_handle.clone()),
+            },
+            MarkType::Mount => {
+                let mount = entry.me.as_ref().ok_or("a mount is marked, but none is named")?;
+                let missing = || format!("mount {} is marked, but has no path", mount.mnt_id);
+                let path = mount.path.clone().ok_or_else(missing)?;
+                Marked::Mount { number: mount.mnt_id, path }
+            }
+        };
+        let FanotifyMarkEntry { mflags: flags, mask, ignored_mask: ignored, .. } = *entry;
+        Ok(Mark { on, flags, mask, ignored })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use torpor_images::proto::FanotifyMountMarkEntry;
+
+    use super::*;
+
+    fn group(faflags: u32, marks: &[i32]) -> FanotifyFileEntry {
+        let me = Some(FanotifyMountMarkEntry { mnt_id: 3, path: Some(b"/".to_vec()) });
+        let mark =
+            |ty: &i32| FanotifyMarkEntry { r#type: *ty, me: me.clone(), ..Default::default() };
+        let mark = marks.iter().map(mark).collect();
+        FanotifyFileEntry { id: 7, faflags, mark, ..FanotifyFileEntry::default() }
+    }
+
+    #[test]
+    fn only_files_and_handles_are_for_everybody() {
+        let [inode, mount] = [MarkType::Inode, MarkType::Mount].map(|ty| ty as i32);
+        for (flags, marks, plain) in [
+            (0x200, &[inode, inode][..], true),
+            (0x400, &[], true),
+            (0, &[inode], false),
+            (0x200, &[inode, mount], false),
+        ] {
+            let ask = Fanotify::read(&group(flags, marks)).unwrap().ask();
+            assert!(matches!(ask, Ask::Fanotify { plain: is, .. } if is == plain), "{ask}");
+        }
+    }
+
+    #[test]
+    fn marks_on_nothing_are_refused() {
+        let read = |entry: &FanotifyFileEntry| Fanotify::read(entry).unwrap_err();
+        assert_eq!(read(&group(0, &[77])), "file 7: a mark of type 77");
+        let mut entry = group(0, &[MarkType::Mount as i32]);
+        entry.mark[0].me.as_mut().unwrap().path = None;
+        assert_eq!(read(&entry), "file 7: mount 3 is marked, but has no path");
+        entry.mark[0].me = None;
+        assert_eq!(read(&entry), "file 7: a mount is marked, but none is named");
+    }
+}
