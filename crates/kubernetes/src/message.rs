@@ -17,6 +17,8 @@ use crate::error::{Context, Error, Result};
 pub const SOCKET: &str = "/run/torpor/agent.sock";
 /// The directory in a checkpoint for the logs of the engine: it stays on its node.
 pub const LOGS: &str = "work";
+/// The file there that says that the order to save the pod was heard.
+pub const TAKEN: &str = "taken";
 /// How long an agent is waited for that was killed, or is exchanged for a newer one.
 const RETURNS: Duration = Duration::from_secs(5);
 /// How often it is looked whether it is back.

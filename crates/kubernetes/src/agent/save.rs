@@ -1,5 +1,6 @@
 //! Pods that are saved: because they have to go, or because somebody has ordered a checkpoint.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -15,12 +16,14 @@ use crate::checkpoint::{
     self, begun, ends_its_pod, is_in_progress, is_ordered, is_ready, name_of, path, ready,
 };
 use crate::error::{Context, Error, Result};
-use crate::message::{Answer, Container, LOGS};
+use crate::message::{Answer, Container, LOGS, TAKEN};
 use crate::pod::{Replica, is_ours, text};
 use crate::time;
 
 /// What is left of the grace period for a pod that could not be saved, in seconds.
 const RESERVE: i64 = 2;
+/// How often it is looked whether a pod that another call saves is saved.
+const AGAIN: Duration = Duration::from_millis(500);
 /// The file with an order, beside the logs of the engine.
 const ORDER: &str = "order.json";
 /// How long a pod that moves stays frozen until its target runs.
@@ -44,7 +47,7 @@ pub struct Saving {
 /// What an agent has left of the saving of a pod.
 enum Left {
     Nothing,
-    /// Whoever was to save it asks once more, since the agent was killed before it had answered.
+    /// Whoever was to save it asks once more.
     Unheard(Order),
     /// Another container's call saves it.
     Going,
@@ -93,16 +96,17 @@ impl Node {
             let mut saves = self.saves.lock().unwrap_or_else(PoisonError::into_inner);
             match saves.get(&container.uid) {
                 Some(saving) if saving.done => return Ok(Answer::Plain),
-                Some(_) => {
-                    let busy = |saves: &mut std::collections::HashMap<String, Saving>| {
+                Some(saving) => {
+                    if !saving.ordered
+                        && let Some(order) = self.unheard(container, &saving.name)?
+                    {
+                        return Ok(order.answer(seconds));
+                    }
+                    let busy = |saves: &mut HashMap<String, Saving>| {
                         saves.get(&container.uid).is_some_and(|saving| !saving.done)
                     };
                     // Whoever saves it has no more time than this one.
-                    let limit = Duration::from_secs(seconds);
-                    let waited = self.saved.wait_timeout_while(saves, limit, busy);
-                    if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
-                        return Ok(Answer::Plain);
-                    }
+                    drop(self.saved.wait_timeout_while(saves, AGAIN, busy));
                 }
                 None => {
                     let name = name_of(&container.pod, &container.uid);
@@ -138,15 +142,25 @@ impl Node {
         match object {
             None => Ok(Left::Nothing),
             Some(object) if !is_in_progress(&object) => Ok(Left::Over),
-            Some(object) => match Order::read(&self.store.part(namespace, &name)?) {
-                Some(order) if order.container == container.name => Ok(Left::Unheard(order)),
-                Some(_) => Ok(Left::Going),
+            Some(_) => match self.unheard(container, &name)? {
+                Some(order) => Ok(Left::Unheard(order)),
+                None if Order::read(&self.store.part(namespace, &name)?).is_some() => {
+                    Ok(Left::Going)
+                }
                 None => {
                     self.failed(namespace, &name, pod, "the agent was killed meanwhile")?;
                     Ok(Left::Over)
                 }
             },
         }
+    }
+
+    /// The order that a call for this container was given and has not heard: a container has one call at a time, and
+    /// the one before was killed, or the agent was.
+    fn unheard(&self, container: &Container, name: &str) -> Result<Option<Order>> {
+        let dir = self.store.part(&container.namespace, name)?;
+        let order = Order::read(&dir).filter(|order| order.container == container.name);
+        Ok(order.filter(|_| !dir.join(LOGS).join(TAKEN).exists()))
     }
 
     fn begin(&self, container: &Container, pod: &Value, seconds: u64) -> Result<Answer> {

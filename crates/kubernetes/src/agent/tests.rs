@@ -17,7 +17,7 @@ use super::{AgentArgs, bearer, peer};
 use crate::api::ApiArgs;
 use crate::checkpoint::{self, NODE_LABEL, is_ready, path};
 use crate::controller::keys::{Keys, Want};
-use crate::message::{Answer, Ask, Container};
+use crate::message::{Answer, Ask, Container, TAKEN};
 use crate::pod::{RESTORE_FROM, RESTORE_POLICY, text};
 use crate::testing::Server;
 
@@ -168,20 +168,24 @@ fn an_agent_that_comes_back_does_not_save_twice() {
     let Answer::Save { dir, .. } = &answer else { panic!("{answer:?}") };
     fs::write(dir.join("begun"), "sealed").unwrap();
     let back = agent(&server, "node1", &place);
-    // It may be that nobody has heard the answer.
-    let unheard = agent(&server, "node1", &place);
-    let heard = unheard.answer(&Ask::Stop { container: container("old") }).unwrap();
-    assert!(matches!(heard, Answer::Save { .. }), "{heard:?}");
-    // Another container of the pod is to be killed, while the pod is saved and afterwards.
-    let other = {
+    // The call is killed, or the agent is, before the answer is heard: the next call is to save it.
+    for asked in [&killed, &back] {
+        let heard = asked.answer(&Ask::Stop { container: container("old") }).unwrap();
+        assert!(matches!(heard, Answer::Save { .. }), "{heard:?}");
+    }
+    fs::write(dir.join("work").join(TAKEN), "").unwrap();
+    // This and another container of the pod are to be killed, while the pod is saved.
+    let others = ["main", "second"].map(|name| {
         let back = Arc::clone(&back);
         thread::spawn(move || {
-            let second = Container { name: "second".into(), ..container("old") };
-            back.answer(&Ask::Stop { container: second })
+            let container = Container { name: name.into(), ..container("old") };
+            back.answer(&Ask::Stop { container })
         })
-    };
+    });
     assert_eq!(save(&back, "old", &answer), Answer::Noted);
-    assert_eq!(other.join().unwrap().unwrap(), Answer::Plain);
+    for other in others {
+        assert_eq!(other.join().unwrap().unwrap(), Answer::Plain);
+    }
     let again = agent(&server, "node1", &place).answer(&Ask::Stop { container: container("old") });
     assert_eq!(again.unwrap(), Answer::Plain);
     let name = checkpoint::name_of("web-0", "old");

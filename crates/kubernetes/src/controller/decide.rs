@@ -217,7 +217,8 @@ fn of_pod(
     }
     let start = policy::start(policies, pod);
     let late = age(pod, now) >= limits.gate;
-    let is_coming = |one: &Value| is_in_progress(one) || is_abandoned(one, pods);
+    let is_coming =
+        |one: &Value| is_in_progress(one) && !is_orphan(one, pods, now) || is_abandoned(one, pods);
     let comes = checkpoints.iter().filter(of_ours).any(is_coming)
         || pods.iter().any(|other| {
             is_leaving(other)
@@ -250,6 +251,9 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
     if is_ordered(one) && one["metadata"]["labels"][NODE_LABEL].is_null() {
         return Some(Action::Assign { checkpoint: one.clone() });
     }
+    if is_orphan(one, pods, now) {
+        return remove();
+    }
     // One that was ordered, and not one that its pod made because it had to go.
     let was_ordered = !one["metadata"]["labels"][NODE_LABEL].is_null();
     if was_ordered && ends_its_pod(one) && is_ready(one) {
@@ -278,6 +282,14 @@ fn of_checkpoint(one: &Value, pods: &[Value], limits: Limits, now: i64) -> Optio
         // What it was good for is done, or was begun by a pod that is gone.
         (false, false) => remove(),
     }
+}
+
+/// Whether nobody completes a checkpoint any more: its pod is gone, and its time is over.
+fn is_orphan(one: &Value, pods: &[Value], now: i64) -> bool {
+    let source = text(one, "/status/sourcePodUID");
+    let limit = one["spec"]["timeoutSeconds"].as_i64().unwrap_or(0);
+    let is_over = !source.is_empty() && !is_there(source, pods) && age(one, now) > limit;
+    is_in_progress(one) && is_over
 }
 
 fn is_there(uid: &str, pods: &[Value]) -> bool {

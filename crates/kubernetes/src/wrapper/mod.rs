@@ -27,7 +27,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::message::{Answer, Ask, Container, Hidden, SOCKET, ask};
+use crate::message::{Answer, Ask, Container, Hidden, LOGS, SOCKET, TAKEN, ask};
 use bundle::Bundle;
 use words::Words;
 
@@ -235,6 +235,9 @@ impl Wrapper {
         seconds: u64,
         patience: Duration,
     ) {
+        // From here on the pod is saved, whoever is killed. What cannot be written here fails later.
+        let logs = dir.join(LOGS);
+        let _ = fs::create_dir_all(&logs).and_then(|()| fs::write(logs.join(TAKEN), ""));
         let pod = match save::Pod::running(&self.words, &container.uid) {
             Ok(pod) => pod,
             Err(error) => return not_saved(container, &error.to_string()),

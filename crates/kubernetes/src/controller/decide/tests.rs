@@ -82,6 +82,8 @@ fn a_replacement_waits_while_its_predecessor_is_saved() {
     assert_eq!(decided(&[old.clone(), new.clone()], &[]), []);
     let mut saving = checkpoint(&old);
     saving["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+    // Somebody has removed its pod by force meanwhile.
+    saving["spec"]["timeoutSeconds"] = json!(90);
     assert_eq!(decided(std::slice::from_ref(&new), std::slice::from_ref(&saving)), []);
     saving["status"]["conditions"] = json!([ready(false, "CheckpointFailed", "x")]);
     let actions = decided(&[old, new.clone()], &[saving]);
@@ -205,4 +207,17 @@ fn a_job_that_is_resumed_finds_what_it_left() {
         assert!(seen.insert(text(&checkpoint, "/metadata/uid").to_owned()));
     }
     assert_eq!(seen.len(), 8);
+}
+
+#[test]
+fn what_nobody_completes_is_not_waited_for() {
+    let old = leaving(pod("old", "0", false));
+    let new = pod("new", "0", true);
+    let mut one = checkpoint(&old);
+    one["status"]["conditions"] = json!([ready(false, "CheckpointInProgress", "")]);
+    assert_eq!(decided(&[old, new.clone()], &[one.clone()]), []);
+    // Its pod is gone, and in all the time that there was nobody has said how it went.
+    let actions = decided(&[new], &[one.clone()]);
+    assert!(matches!(actions[0], Action::Ungate { .. }), "{actions:?}");
+    assert_eq!(actions[1], Action::Remove { checkpoint: one });
 }
