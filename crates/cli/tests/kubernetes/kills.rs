@@ -60,9 +60,10 @@ fn all_run(cluster: &Cluster, before: &HashSet<String>) -> HashSet<String> {
         let mut uids = HashSet::new();
         for (app, replicas) in APPS {
             let pods = cluster.running(app);
+            let all = cluster.get(&["pods", "-l", &format!("app={app}")]);
             let new = pods.iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned());
             let new: HashSet<String> = new.filter(|uid| !before.contains(uid)).collect();
-            if new.len() != replicas || pods.len() != replicas {
+            if new.len() != replicas || all["items"].as_array()?.len() != replicas {
                 return None;
             }
             uids.extend(new);

@@ -1,6 +1,7 @@
 //! Keys of images, from the controller.
 
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -13,6 +14,10 @@ use crate::pod::text;
 
 /// How long the controller may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it is tried again to reach one.
+const RETURNS: Duration = Duration::from_secs(5);
+/// How often.
+const STEP: Duration = Duration::from_millis(200);
 /// No answer of the controller is longer, in bytes.
 const MAX_ANSWER: u64 = 1 << 16;
 
@@ -54,7 +59,15 @@ impl Keys {
             .header("Authorization", format!("Bearer {}", api.token()?))
             .body("{}")
             .context(|| &url)?;
-        let mut answer = client(&bundle, PATIENCE)?.run(request).context(|| &url)?;
+        let client = client(&bundle, PATIENCE)?;
+        let began = Instant::now();
+        let mut answer = loop {
+            match client.run(request.clone()) {
+                // A controller that was killed comes back, or another one takes its place.
+                Err(_) if began.elapsed() < RETURNS => sleep(STEP),
+                answer => break answer.context(|| &url)?,
+            }
+        };
         let said = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
         let said = said.context(|| &url)?;
         match answer.status().is_success() {

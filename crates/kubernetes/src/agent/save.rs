@@ -113,7 +113,7 @@ impl Node {
                     let saving = Saving { name, order: None, ordered: false, done: false };
                     saves.insert(container.uid.clone(), saving);
                     drop(saves);
-                    let answer = match self.left(container, &pod) {
+                    let answer = match self.left(container) {
                         Ok(Left::Nothing) => self.begin(container, &pod, seconds),
                         Ok(Left::Unheard(order)) => Ok(order.answer(seconds)),
                         // The wrapper that saves it will say how that ends.
@@ -131,28 +131,19 @@ impl Node {
     }
 
     /// What the agent before this one, which was killed, has left of the saving of a pod.
-    fn left(&self, container: &Container, pod: &Value) -> Result<Left> {
+    fn left(&self, container: &Container) -> Result<Left> {
         let (namespace, name) = (&container.namespace, name_of(&container.pod, &container.uid));
         let object = self.api.get(&path(namespace, &name))?;
-        // One without a key had not begun.
-        let object = object.filter(|object| {
-            text(object, "/status/sourcePodUID") == container.uid
-                && !text(object, "/status/wrappedKey").is_empty()
-        });
-        match object {
-            None => Ok(Left::Nothing),
-            Some(object) if !is_in_progress(&object) => Ok(Left::Over),
-            Some(_) => match self.unheard(container, &name)? {
-                Some(order) => Ok(Left::Unheard(order)),
-                None if Order::read(&self.store.part(namespace, &name)?).is_some() => {
-                    Ok(Left::Going)
-                }
-                None => {
-                    self.failed(namespace, &name, pod, "the agent was killed meanwhile")?;
-                    Ok(Left::Over)
-                }
-            },
+        let object = object.filter(|one| text(one, "/status/sourcePodUID") == container.uid);
+        let Some(object) = object else { return Ok(Left::Nothing) };
+        if !is_in_progress(&object) {
+            return Ok(Left::Over);
         }
+        if let Some(order) = self.unheard(container, &name)? {
+            return Ok(Left::Unheard(order));
+        }
+        let is_going = Order::read(&self.store.part(namespace, &name)?).is_some();
+        Ok(if is_going { Left::Going } else { Left::Nothing })
     }
 
     /// The order that a call for this container was given and has not heard: a container has one call at a time, and
@@ -183,11 +174,13 @@ impl Node {
     fn prepare(&self, namespace: &str, name: &str, pod: &Value) -> Result<(PathBuf, String)> {
         let status = begun(pod, &self.name);
         self.change(namespace, name, |object| {
-            let claimed = object["status"]["claimedBy"].take();
+            // What the controller writes alone stays as it is.
+            let kept =
+                ["claimedBy", "wrappedKey"].map(|name| (name, object["status"][name].take()));
             let target = crate::pod::condition(object, checkpoint::TARGET_READY).cloned();
             object["status"] = status.clone();
-            if !claimed.is_null() {
-                object["status"]["claimedBy"] = claimed;
+            for (name, value) in kept.into_iter().filter(|(_, value)| !value.is_null()) {
+                object["status"][name] = value;
             }
             if let Some(target) = target {
                 checkpoint::set(object, target);

@@ -4,7 +4,8 @@ mod stored;
 
 use std::collections::HashSet;
 use std::fs;
-use std::net::TcpListener;
+use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -246,6 +247,28 @@ fn another_node_and_a_stolen_token_get_nothing() {
     foreign["metadata"]["annotations"][RESTORE_POLICY] = json!("Always");
     server.put("/api/v1/namespaces/b/pods/web-0", foreign);
     assert!(matches!(node2.answer(&ask).unwrap(), Answer::Refused { .. }));
+}
+
+#[test]
+fn a_controller_that_comes_back_is_asked_again() {
+    let (server, place) = cluster();
+    let there = TcpListener::bind("127.0.0.1:0").unwrap();
+    let controller = format!("https://{}", there.local_addr().unwrap());
+    let at = server.address().trim_start_matches("https://").to_owned();
+    thread::spawn(move || {
+        // The first who ask find one that is killed.
+        for (count, mut ours) in there.incoming().flatten().enumerate() {
+            if count >= 2 {
+                let mut theirs = TcpStream::connect(&at).unwrap();
+                let ends = (ours.try_clone().unwrap(), theirs.try_clone().unwrap());
+                thread::spawn(move || io::copy(&mut ours, &mut theirs));
+                let (mut ours, mut theirs) = ends;
+                thread::spawn(move || io::copy(&mut theirs, &mut ours));
+            }
+        }
+    });
+    let node1 = agent_with(&server, "node1", &place, "", |node| node.keys.controller = controller);
+    given_way(&server, &node1);
 }
 
 #[test]
