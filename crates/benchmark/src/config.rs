@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::filter::Filters;
 use crate::image::find;
+use crate::kubernetes::HOST;
+use crate::machine;
 
 /// What a run measures, where, and how often. See docs/benchmark.md.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -306,14 +308,15 @@ fn check_hosts(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The runtimes of this machine: CRI sockets that answer; if none does, the containerd that is
-/// installed, with each OCI runtime on the PATH.
+/// The runtimes of this machine: CRI sockets that answer; if none does, or a kubelet would not leave alone
+/// what is made there, the containerd that is installed, with each OCI runtime on the PATH.
 ///
 /// # Errors
 /// If there is none.
 pub async fn found() -> Result<Vec<Endpoint>, ConfigError> {
     let mut endpoints = Vec::new();
-    for socket in SOCKETS {
+    let sockets = if machine::has_kubelet() { &[][..] } else { &SOCKETS };
+    for socket in sockets {
         if let Some(endpoint) = answering(socket).await {
             endpoints.push(endpoint);
         }
@@ -350,10 +353,10 @@ async fn answering(socket: &str) -> Option<Endpoint> {
 
 /// The containerd of this machine with each runtime that is installed.
 fn installed() -> Option<Endpoint> {
-    let containerd = find("containerd")?;
+    let containerd = find_here("containerd")?;
     let handlers: Vec<Handler> = ["runc", "crun", "youki"]
         .into_iter()
-        .filter_map(|name| Some((name, find(name)?)))
+        .filter_map(|name| Some((name, find_here(name)?)))
         .map(|(name, binary)| Handler {
             name: name.into(),
             handler: None,
@@ -372,6 +375,14 @@ fn installed() -> Option<Endpoint> {
         handlers,
     };
     (!endpoint.handlers.is_empty()).then_some(endpoint)
+}
+
+/// A program of this machine, also from within a pod.
+fn find_here(name: &str) -> Option<PathBuf> {
+    let node = Path::new(HOST);
+    let dirs = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin"];
+    let of_node = || dirs.iter().map(|dir| node.join(dir).join(name)).find(|file| file.is_file());
+    find(name).or_else(of_node)
 }
 
 /// A version without what a distribution adds to it.

@@ -29,6 +29,8 @@ pub struct Cluster {
 const LABEL: &str = "torpor.benchmark/run";
 /// A directory that tool and runtime see under the same path: logs and images go through it.
 const SHARED: &str = "/var/tmp/torpor-benchmark";
+/// Where the node's root directory is in the pod.
+pub const HOST: &str = "/host";
 /// The name of a configuration in its volume.
 const CONFIG: &str = "config.json";
 /// How often the log of a Job whose pod is not there yet is asked for.
@@ -101,6 +103,8 @@ pub fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
             mounted("run", "/run"),
             mounted("shared", SHARED),
             mounted("cgroup", "/sys/fs/cgroup"),
+            // Programs of the node: a containerd of theirs can be started.
+            json!({ "name": "host", "mountPath": HOST, "readOnly": true }),
         ],
     });
     let pod = json!({
@@ -117,6 +121,7 @@ pub fn manifest(cluster: &Cluster, node: &str, request: &Request) -> Value {
             from_host("run", "/run", "Directory"),
             from_host("shared", SHARED, "DirectoryOrCreate"),
             from_host("cgroup", "/sys/fs/cgroup", "Directory"),
+            from_host("host", "/", "Directory"),
         ],
     });
     let job = json!({

@@ -34,6 +34,15 @@ pub struct Machine {
     pub facts: BTreeMap<String, String>,
 }
 
+/// Whether this machine is a node of a Kubernetes. Its kubelet removes, within seconds, what is not its
+/// own in the runtime that it has.
+#[must_use]
+pub fn has_kubelet() -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut names = processes.map(|process| fs::read_to_string(process.path().join("comm")));
+    names.any(|name| name.is_ok_and(|name| name.trim() == "kubelet"))
+}
+
 impl Machine {
     /// This machine.
     #[must_use]

@@ -14,7 +14,7 @@ use crate::image::{self, BASE, Contents, PULLED, TAG, TOOLS, find};
 use crate::keeper::{DIRECTORY, Job, World};
 use crate::results::Target;
 use crate::world::{no_network, world};
-use crate::{cgroups, digest, own};
+use crate::{cgroups, digest, machine, own};
 
 /// The label of all that the benchmark makes.
 pub const LABEL: (&str, &str) = ("torpor.benchmark", "1");
@@ -93,6 +93,13 @@ impl Place {
             None => None,
         };
         let ours = world.is_some();
+        if !ours && machine::has_kubelet() {
+            eprintln!(
+                "{}: a kubelet runs here, and removes what is not its own from the runtime that it \
+                 has: stop it, or give `containerd:` instead of `socket:`",
+                endpoint.name
+            );
+        }
         let contents = image::build(&dir.join("store"))?;
         if let Some(torpor) = config.engine() {
             let failed = |e| PlaceError::Io("bin/criu".into(), e);

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod attacks;
+mod benchmark;
 mod cluster;
 mod costs;
 mod kills;
