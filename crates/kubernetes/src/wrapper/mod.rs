@@ -235,9 +235,6 @@ impl Wrapper {
         seconds: u64,
         patience: Duration,
     ) {
-        // From here on the pod is saved, whoever is killed. What cannot be written here fails later.
-        let logs = dir.join(LOGS);
-        let _ = fs::create_dir_all(&logs).and_then(|()| fs::write(logs.join(TAKEN), ""));
         let pod = match save::Pod::running(&self.words, &container.uid) {
             Ok(pod) => pod,
             Err(error) => return not_saved(container, &error.to_string()),
@@ -263,6 +260,9 @@ impl Wrapper {
             Ok(told) => settle(&pod, &told, patience),
             Err(_) => give_up("whoever saved the pod was killed"),
         };
+        // From here on the pod is saved, even if this call is killed. What cannot be written here fails later.
+        let logs = dir.join(LOGS);
+        let _ = fs::create_dir_all(&logs).and_then(|()| fs::write(logs.join(TAKEN), ""));
         guard::guarded(work, undo);
     }
 
