@@ -67,7 +67,7 @@ pub fn begin(images: &mut ImageDir, opts: &Options) -> Result<()> {
     }
     images.seal(header, &master)?;
     images.open_parents_with(unwrap_with(opts));
-    if opts.memory.page_server.is_some() {
+    if opts.memory.lazy || opts.memory.page_server.is_some() {
         images.miss_pages();
     }
     Ok(())

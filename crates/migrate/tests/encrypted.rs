@@ -5,6 +5,7 @@
 mod support;
 
 use std::path::Path;
+use std::process::Command;
 
 use support::{Counter, Host, judge, wait_until};
 use torpor_runtimes_tests::certificates::{self, OF_AGENTS};
@@ -63,4 +64,52 @@ fn strangers_and_other_names_are_refused() {
     assert!(there.phases("destination").is_empty());
     let output = here.migrate(&["--pid", &pid, "--ca", "x", "127.0.0.1:1"]).output().unwrap();
     assert!(judge(&output).unwrap_err().contains("together"));
+}
+
+/// Images are sealed here for a key that the agent names: no page and no image is on the destination's disk in clear.
+#[test]
+fn every_mode_is_sealed_for_the_agent() {
+    let keys = tempfile::tempdir().unwrap();
+    let key = keys.path().join("key").display().to_string();
+    let made = Command::new(support::torpor()).args(["key", "generate", &key]).output().unwrap();
+    let recipient = String::from_utf8(made.stdout).unwrap();
+    let seal = ["--identity", &key, "--encrypt", "--recipient", recipient.trim()];
+    let seal = seal.map(|word| format!("--dump-option={word}"));
+    for mode in ["stop-and-copy", "pre-copy", "pipelined", "post-copy", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        // A script that looks at the images when all of them are there.
+        let taken = there.path("taken").display().to_string();
+        let seen = there.path("seen").display().to_string();
+        let look =
+            format!("test $CRTOOLS_SCRIPT_ACTION != post-restore || cp -r {taken} {seen}; true");
+        for word in ["--identity", &key, "--action-script", &look] {
+            there.options.push(format!("--restore-option={word}"));
+        }
+        there.start_agent();
+        let counter = Counter::start(2000, 10);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--json", &there.address];
+        let report = judge(&here.migrate(&args).args(&seal).output().unwrap());
+        report.unwrap_or_else(|error| panic!("{mode}: {error}\n{}", there.log()));
+        counter.goes_on();
+        let find = "find \"$1\" -name '*.img' -exec grep -l counter {} + | wc -l; find \"$1\" -name seal.img | wc -l";
+        let found = Command::new("sh").args(["-c", find, "sh", &seen]).output().unwrap();
+        let found = String::from_utf8(found.stdout).unwrap();
+        let [clear, seals] =
+            found.split_whitespace().map(|it| it.parse::<u32>().unwrap()).collect::<Vec<_>>()[..]
+        else {
+            panic!("{found}")
+        };
+        assert!(clear == 0 && seals > 0, "{mode}: {found}");
+    }
+
+    // An agent without the key says what it needs.
+    let (here, mut there) = (Host::new(), Host::new());
+    there.start_agent();
+    let counter = Counter::start(100, 1);
+    let pid = counter.pid.to_string();
+    let args = ["--pid", &pid, "--mode", "pre-copy", &there.address];
+    let error = judge(&here.migrate(&args).args(&seal).output().unwrap()).unwrap_err();
+    assert!(error.contains("sealed") && error.contains("--restore-option=--identity"), "{error}");
+    counter.goes_on();
 }

@@ -261,13 +261,13 @@ fn keep_run(source: &Source, run: &Found, file: &File, buffer: &mut [u8]) -> Res
 }
 
 /// What the checkpoint before has of an object, in its own images or, by its notes, at a page
-/// server.
+/// server. One that is sealed has its pagemaps with it wherever its pages are.
 ///
 /// # Errors
 /// Damaged images.
 pub(super) fn noted(parent: &ImageDir, kind: Kind, id: u64) -> Result<Vec<Run>> {
     if parent.has(kind, id)? {
-        return Ok(Pagemap::read(parent, kind, id)?.runs);
+        return Ok(Pagemap::read_unbacked(parent, kind, id)?.runs);
     }
     let notes = match parent.relative(NOTES.as_ref()) {
         Err(error) if error.is_missing() => return Ok(Vec::new()),

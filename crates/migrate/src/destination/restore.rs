@@ -2,15 +2,17 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use torpor_images::proto::PstreeEntry;
 use torpor_images::{ImageDir, kind};
 use torpor_worker::{Event, Outcome, Worker};
 
 use super::director::Director;
-use crate::engine::{self, PAGES, POST_RESTORE, judge, over_pages, repeat, wait_readable};
-use crate::error::{Error, Result};
+use crate::engine::{self, PAGES, POST_RESTORE, SELF, judge, over_pages, repeat, wait_readable};
+use crate::error::{Context, Error, Result};
 use crate::host::pid_namespace;
 use crate::runtime::{self, Container, Terms};
 use crate::task::{self, Task};
@@ -75,7 +77,7 @@ impl Restore {
         }
         args.extend(from.options.iter().cloned());
         let images = from.dir.join(&round);
-        let needed = if own_pids { Vec::new() } else { process_ids(&images)? };
+        let needed = if own_pids { Vec::new() } else { process_ids(&images, from.options)? };
         let is_nested = needed.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists());
         let worker = if is_nested {
             let above = needed.into_iter().max().unwrap_or(0);
@@ -166,16 +168,17 @@ pub(super) struct Pager {
 }
 
 impl Pager {
-    /// Starts it; when this returns, the restore finds it.
+    /// Starts it; when this returns, the restore finds it, and opens images with what `options` of restores name.
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn start(dir: &Path, round: u32, pages: &OwnedFd) -> Result<Self> {
+    pub fn start(dir: &Path, round: u32, pages: &OwnedFd, options: &[String]) -> Result<Self> {
         const SOON: Duration = Duration::from_secs(20);
         let round = round.to_string();
         let words = ["lazy-pages", "--page-server", "--work-dir", ".", "--images-dir", &round];
         let mut args: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         args.extend(over_pages());
+        args.extend(named(options, &["--identity", "--trust", "--crl"]));
         let mut worker = engine::start(args, dir, &[], &[(PAGES, pages.as_fd())])?;
         let (start, socket) = (Instant::now(), dir.join("lazy-pages.socket"));
         while !socket.exists() {
@@ -213,14 +216,63 @@ impl Pager {
     }
 }
 
-/// The process and thread ids that tasks of these images have.
-fn process_ids(images: &Path) -> Result<Vec<i32>> {
-    let read = || -> torpor_images::Result<Vec<PstreeEntry>> {
-        ImageDir::open(images)?.read_all(kind::PSTREE, 0)
-    };
-    let tree = read().map_err(|error| Error::refused(error.to_string()))?;
-    let ids = tree.into_iter().flat_map(|entry| {
-        [entry.pid].into_iter().chain(entry.threads).filter_map(|id| i32::try_from(id).ok())
+/// The process and thread ids that tasks of these images have. What opens sealed images is among the options.
+fn process_ids(images: &Path, options: &[String]) -> Result<Vec<i32>> {
+    let refused = |error: torpor_images::Error| Error::refused(error.to_string());
+    let dir = ImageDir::open(images).map_err(refused)?;
+    if dir.is_sealed().map_err(refused)? {
+        return sealed_process_ids(&images.join(kind::PSTREE.file_name(0)), options);
+    }
+    let tree: Vec<PstreeEntry> = dir.read_all(kind::PSTREE, 0).map_err(refused)?;
+    let ids = tree.into_iter().flat_map(|entry| [entry.pid].into_iter().chain(entry.threads));
+    Ok(ids.filter_map(|id| i32::try_from(id).ok()).collect())
+}
+
+/// The same of an image that has to be opened: an agent holds no keys, and has another process do that.
+fn sealed_process_ids(image: &Path, options: &[String]) -> Result<Vec<i32>> {
+    let mut decode = Command::new(SELF);
+    decode.args(["image", "decode", "--in"]).arg(image).args(named(options, &["--identity"]));
+    let output = decode.stdin(Stdio::null()).output().context(|| "open an image".to_owned())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::refused_with(
+            said.trim().trim_start_matches("Error: ").to_owned(),
+            "torpor agent --restore-option=--identity --restore-option=KEY",
+        ));
+    }
+    let said: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| Error::refused(format!("{}: {error}", image.display())))?;
+    let entries = said["entries"].as_array().into_iter().flatten();
+    let ids = entries.flat_map(|entry| {
+        let threads = entry["threads"].as_array().into_iter().flatten();
+        std::iter::once(&entry["pid"]).chain(threads)
     });
-    Ok(ids.collect())
+    Ok(ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect())
+}
+
+/// Those of these options that have one of these names, with their values.
+fn named(options: &[String], names: &[&str]) -> Vec<String> {
+    let (mut found, mut words) = (Vec::new(), options.iter());
+    while let Some(word) = words.next() {
+        let has_value = |name: &&str| word.split_once('=').is_some_and(|(it, _)| it == *name);
+        if names.contains(&word.as_str()) {
+            found.extend([word].into_iter().chain(words.next()).cloned());
+        } else if names.iter().any(has_value) {
+            found.push(word.clone());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_found_by_name() {
+        let words = ["--x", "--identity", "a", "--identity=b", "--identity-card", "c", "--crl"];
+        let words = words.map(str::to_owned);
+        assert_eq!(named(&words, &["--identity"]), ["--identity", "a", "--identity=b"]);
+        assert_eq!(named(&words, &["--crl", "--trust"]), ["--crl"]);
+    }
 }

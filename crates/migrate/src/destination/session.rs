@@ -207,7 +207,8 @@ impl Session<'_> {
         self.script(Stage::Arriving)?;
         self.is_arriving = true;
         if let Some(pages) = pages {
-            self.pager = Some(Pager::start(self.place.work.path(), number, &pages)?);
+            let options = &self.place.agent.settings.restore_options;
+            self.pager = Some(Pager::start(self.place.work.path(), number, &pages, options)?);
         }
         match &mut self.restore {
             Some(Restore { director: Some(director), .. }) => director.last(&dir)?,
