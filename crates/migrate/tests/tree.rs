@@ -136,6 +136,52 @@ fn memory_that_is_written_all_the_time_arrives_as_it_is() {
     wait_until("it has seen its pages", || counter.count() > before + 200);
 }
 
+/// A page that nobody writes goes once, whichever round it is in.
+#[test]
+fn what_is_not_written_goes_once() {
+    const PAGES: u64 = 10_000;
+    for mode in ["pre-copy", "pipelined", "hybrid"] {
+        let (here, mut there) = (Host::new(), Host::new());
+        there.start_agent();
+        // It writes one page, and looks at that one only, before it counts on.
+        let mut counter = Counter::start(PAGES, 1);
+        let pid = counter.pid.to_string();
+        let args = ["--pid", &pid, "--mode", mode, "--max-downtime", "0", "--json"];
+        let output = here.migrate(&args).arg(&there.address).output().unwrap();
+        let report = judge(&output).unwrap();
+        let rounds = report["rounds"].as_array().unwrap();
+        assert!(rounds.len() > 1, "{report}");
+        let later: u64 = rounds[1..].iter().map(|it| it["bytes"].as_u64().unwrap()).sum();
+        assert!(later < PAGES * 4096 / 4, "{report}");
+        moved(&mut counter, [&here, &there], &report);
+    }
+}
+
+/// The tree is built there by a later round, by all of its structure in each, or both.
+#[test]
+fn when_it_is_built_and_by_what_can_be_chosen() {
+    for more in [
+        &["--start-restore-after", "2"][..],
+        &["--state", "full"],
+        &["--state", "full", "--start-restore-after", "3"],
+        // There are not so many rounds: it is built in the pause.
+        &["--start-restore-after", "100"],
+    ] {
+        for mode in ["pipelined", "hybrid"] {
+            let (here, mut there) = (Host::new(), Host::new());
+            there.start_agent();
+            let mut counter = Counter::start(2000, 100);
+            let pid = counter.pid.to_string();
+            let args = ["--pid", &pid, "--mode", mode, "--max-downtime", "0", "--json"];
+            let mut migrate = here.migrate(&args);
+            let output = migrate.args(more).arg(&there.address).output().unwrap();
+            let report = judge(&output).unwrap_or_else(|e| panic!("{more:?}: {e} {}", there.log()));
+            assert!(!there.log().contains("built anew"), "{more:?}: {}", there.log());
+            moved(&mut counter, [&here, &there], &report);
+        }
+    }
+}
+
 /// Rounds leave less to be fetched when the tasks run there.
 #[test]
 fn hybrid_takes_rounds() {
